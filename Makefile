@@ -1,0 +1,44 @@
+# Everything a developer types. Needs Python 3.11+ and make; makes its own environment in .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test check lint types bench test-system lock clean help
+
+help:            ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+demo: $(READY)   ## three simulated regions, a proxy, a trace, several policies in turn: about three minutes
+	@$(BIN)/gorgo demo $(ARGS)
+
+test: check      ## style, types, layers, then every test that needs pip alone
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered $(ARGS)
+
+check: $(READY)  ## ruff, mypy strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-system: $(READY) ## tests that need apt, root or many minutes; says what it skipped
+	$(BIN)/python -m pytest -m system -rs $(ARGS)
+
+bench: $(READY)  ## speed: printed, never asserted
+	$(BIN)/python -m tests.bench $(ARGS)
+
+lock:            ## renew requirements.lock from pyproject.toml
+	$(PYTHON) -m venv $(VENV)/lock
+	$(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
+	$(VENV)/lock/bin/pip-compile --extra dev --generate-hashes --no-emit-index-url --no-emit-trusted-host \
+	  --strip-extras --allow-unsafe --quiet --no-header --output-file requirements.lock pyproject.toml
+
+clean:           ## remove what this file made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage*
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "GORGO needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

@@ -1,0 +1,1 @@
+"""Programs made of the layers below: engine server, replay, demo, data sets."""

@@ -1,0 +1,1 @@
+"""regions.yaml text to frozen dataclasses."""

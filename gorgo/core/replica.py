@@ -1,0 +1,28 @@
+"""What the core knows of a replica: identity, what it serves, priors of its size. No URL, no key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """One engine process, by name.
+
+    Parameters
+    ----------
+    name:
+        Unique in the fleet; identity is the name, never the URL.
+    region:
+        Where it is.
+    models:
+        Models that it serves; empty means any.
+    kv_capacity_tokens, max_running_requests:
+        Priors from regions.yaml; an engine's own report replaces them.
+    """
+
+    name: str
+    region: str
+    models: tuple[str, ...] = ()
+    kv_capacity_tokens: int | None = None
+    max_running_requests: int | None = None

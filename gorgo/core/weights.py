@@ -1,0 +1,67 @@
+"""Weights of a cost: what a policy declares, and one versioned set of values.
+
+Owns the box and its checks. The tuner works in the same box through `tuner.space`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+
+from gorgo.errors import WeightsError
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpec:
+    """One weight that a policy has: start value, box, and what it multiplies."""
+
+    name: str
+    default: float
+    low: float
+    high: float
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Weights(Mapping[str, float]):
+    """Values by name, with the version under which requests are routed. Immutable.
+
+    Example
+    -------
+    >>> spec = (WeightSpec("w_rtt", 0.5, 0.05, 2.0, "per ms of RTT"),)
+    >>> Weights.of(spec, {"w_rtt": 0.7}, version=3)["w_rtt"]
+    0.7
+    """
+
+    values_by_name: Mapping[str, float] = field(default_factory=dict)
+    version: int = 0
+
+    @classmethod
+    def of(
+        cls, specs: tuple[WeightSpec, ...], values: Mapping[str, float] | None = None, *, version: int = 0
+    ) -> Weights:
+        """Defaults of `specs` overridden by `values`.
+
+        Raises `WeightsError` for a name the policy does not have, a value that is not finite, or one outside the box.
+        """
+        values = values or {}
+        known = {spec.name: spec for spec in specs}
+        for name, value in values.items():
+            if name not in known:
+                have = ", ".join(known) or "none"
+                raise WeightsError(f"weight {name!r} is unknown to this policy; it has: {have}")
+            spec = known[name]
+            if not isfinite(value) or not spec.low <= value <= spec.high:
+                raise WeightsError(f"weight {name!r} is {value!r}; expected a number in [{spec.low:g}, {spec.high:g}]")
+        merged = {spec.name: float(values.get(spec.name, spec.default)) for spec in specs}
+        return cls(merged, version)
+
+    def __getitem__(self, name: str) -> float:
+        return self.values_by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_name)
+
+    def __len__(self) -> int:
+        return len(self.values_by_name)

@@ -1,0 +1,1 @@
+"""Engine dialects, one file each: how a kind of replica is probed, scraped and read."""

@@ -1,0 +1,34 @@
+"""Every error that GORGO raises on purpose, with the fact its reader needs.
+
+Owns the exception types; leaves their rendering (HTTP status, exit code, text) to the shells.
+"""
+
+from __future__ import annotations
+
+
+class GorgoError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(GorgoError):
+    """A file that configures GORGO is not as expected. The message lists each place, line, value and expectation."""
+
+
+class TraceError(GorgoError):
+    """A trace file has a line that cannot be replayed. The message names the file and the line."""
+
+
+class BadRequest(GorgoError):  # noqa: N818 - the field's own word for a 400
+    """A client's body cannot be read. The message says what was expected and is safe to send back."""
+
+
+class UnknownReplica(GorgoError, LookupError):  # noqa: N818 - reads as the fact
+    """No replica of that name is in the fleet."""
+
+
+class UnknownPolicy(GorgoError, LookupError):  # noqa: N818
+    """No policy of that name is registered."""
+
+
+class WeightsError(GorgoError, ValueError):
+    """Weights that the policy does not have, or outside their box."""

@@ -1,0 +1,1 @@
+"""Routing policies, one file each; the registry names them."""

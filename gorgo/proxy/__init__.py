@@ -1,0 +1,1 @@
+"""The regional proxy: the shell that moves bytes between clients and replicas."""

@@ -1,0 +1,1 @@
+"""The engine model and its network, in virtual time."""
