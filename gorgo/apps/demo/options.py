@@ -1,0 +1,40 @@
+"""What the demo is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gorgo.apps.traces import TraceFilters
+
+#: The published policy, the paper's four baselines, and chance.
+DEFAULT_POLICIES = ("gorgo", "least-load", "least-request", "prefix-cache", "simple-session-affinity", "random")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """Which policies run on which trace.
+
+    Parameters
+    ----------
+    policies:
+        One fresh fleet each, in this order.
+    trace:
+        None: the small trace that comes with the project.
+    filters, time_scale:
+        As for a replay.
+    out:
+        Keeps requests, results and process logs there; None: nothing is left behind.
+    seed:
+        Of the network's jitter, the proxy's ties and the scatter.
+    show_progress:
+        Progress on stderr.
+    """
+
+    policies: tuple[str, ...] = DEFAULT_POLICIES
+    trace: Path | None = None
+    filters: TraceFilters = field(default_factory=TraceFilters)
+    time_scale: float = 1.0
+    out: Path | None = None
+    seed: int = 0
+    show_progress: bool = True

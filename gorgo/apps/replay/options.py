@@ -1,0 +1,72 @@
+"""What a replay is asked to do, and what it hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gorgo.apps.results import ResultRow
+from gorgo.apps.traces import TraceFilters
+
+#: Requests in flight at once; more wait, which shows as slip. Beyond this one client process measures itself.
+MAX_IN_FLIGHT = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """One replay of one trace against one base URL.
+
+    Parameters
+    ----------
+    trace:
+        Path of the trace.
+    url:
+        Base URL of any OpenAI-compatible router or engine; `/v1/chat/completions` is added.
+    filters:
+        What to keep of the trace.
+    time_scale:
+        Multiplies the time between requests; 2.0 = half the load.
+    out:
+        Folder for `requests.jsonl` and `results.json`; made if needed. None: nothing is written.
+    model:
+        Model to ask for; None: the first that `GET /v1/models` names.
+    api_key:
+        Sent as a bearer token.
+    request_timeout_s:
+        A request that is not complete so long after it was sent is an error.
+    policy, weights:
+        For the result row, where the caller knows them; otherwise the policy is read from the responses.
+    show_progress:
+        Progress on stderr: a bar on a terminal, else a line now and then.
+    label:
+        Words before the progress.
+    """
+
+    trace: Path
+    url: str = "http://127.0.0.1:8080"
+    filters: TraceFilters = field(default_factory=TraceFilters)
+    time_scale: float = 1.0
+    out: Path | None = None
+    model: str | None = None
+    api_key: str | None = None
+    request_timeout_s: float = 600.0
+    max_in_flight: int = MAX_IN_FLIGHT
+    policy: str | None = None
+    weights: Mapping[str, float] | None = None
+    show_progress: bool = True
+    label: str = "replay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """What came out: the row of DESIGN 7.4, errors by kind, and how long it took."""
+
+    row: ResultRow
+    errors_by_kind: Mapping[str, int]
+    wall_s: float
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every request succeeded, else 1."""
+        return 1 if self.row.errors else 0

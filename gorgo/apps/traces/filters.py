@@ -1,0 +1,128 @@
+"""Which requests of a trace are replayed, and when.
+
+Owns the filters and the order in which they act; reading a line is `rows`. The order, always the same:
+
+1. `start` and `end` keep a window, counted from the file's first request,
+2. `max_input` drops requests that are too long,
+3. `limit` keeps the first N of those, in the file's order,
+4. `max_output` caps the output of each,
+5. `spread` scatters requests that share a time stamp,
+6. the rest is sorted by time (stable) and rebased: the first kept request is at 0.
+
+`time_scale` is no filter: it acts once, in `scheduled_s`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from gorgo.apps.traces.rows import TraceRequest
+from gorgo.errors import TraceError
+
+#: A file may be a little out of order. Reading stops only this long after `end`, so that a day's file of many GB is
+#: not read to its last line for a window in its morning.
+REORDER_SLACK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFilters:
+    """What to keep of a trace; the defaults keep everything as it is.
+
+    Parameters
+    ----------
+    limit:
+        At most so many requests.
+    max_input:
+        Requests with more input tokens are dropped.
+    max_output:
+        Output tokens of a request are capped at this.
+    spread_s:
+        Requests with equal time stamps are scattered uniformly over so many seconds. For traces whose clock is coarse.
+    start_s, end_s:
+        Window [start, end) in seconds from the file's first request.
+    seed:
+        Of the scatter.
+    """
+
+    limit: int | None = None
+    max_input: int | None = None
+    max_output: int | None = None
+    spread_s: float = 0.0
+    start_s: float = 0.0
+    end_s: float | None = None
+    seed: int = 0
+
+    def apply(self, requests: Iterable[TraceRequest]) -> list[TraceRequest]:
+        """The kept requests in the order of their times, the first at 0."""
+        kept = list(_first(self.limit, self._short_enough(self._window(requests))))
+        kept = [replace(request, output_tokens=self._capped(request)) for request in kept]
+        return _rebased(sorted(self._scattered(kept), key=lambda request: request.timestamp_s))
+
+    def _window(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
+        origin_s: float | None = None
+        for request in requests:
+            origin_s = request.timestamp_s if origin_s is None else origin_s
+            offset_s = request.timestamp_s - origin_s
+            if self.end_s is not None and offset_s >= self.end_s + REORDER_SLACK_S:
+                return
+            if offset_s >= self.start_s and (self.end_s is None or offset_s < self.end_s):
+                yield request
+
+    def _short_enough(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
+        return (r for r in requests if self.max_input is None or r.input_tokens <= self.max_input)
+
+    def _capped(self, request: TraceRequest) -> int:
+        return request.output_tokens if self.max_output is None else min(request.output_tokens, self.max_output)
+
+    def _scattered(self, requests: list[TraceRequest]) -> list[TraceRequest]:
+        if not self.spread_s:
+            return requests
+        chance = random.Random(self.seed)
+        on_stamp = Counter(request.timestamp_s for request in requests)
+        return [
+            _later(request, chance.random() * self.spread_s) if on_stamp[request.timestamp_s] > 1 else request
+            for request in requests
+        ]
+
+
+def scheduled_s(request: TraceRequest, time_scale: float) -> float:
+    """When to send it, in seconds from the start. The one place where `time_scale` acts: 2.0 = half the load."""
+    return request.timestamp_s * time_scale
+
+
+def parse_offset(text: str) -> float:
+    """Seconds from `90`, `1.5`, `MM:SS` or `HH:MM:SS`; raises `TraceError` for anything else."""
+    parts = text.strip().split(":")
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        numbers = []
+    in_range = all(0 <= number < 60 for number in numbers[1:]) and all(0 <= number < 1e9 for number in numbers)
+    if not 1 <= len(numbers) <= 3 or not in_range:
+        raise TraceError(f"{text!r} is no offset within a trace; expected seconds, MM:SS or HH:MM:SS")
+    seconds = 0.0
+    for number in numbers:
+        seconds = seconds * 60 + number
+    return seconds
+
+
+def _first(limit: int | None, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
+    """Stops reading with the last one it gives."""
+    if limit is not None and limit <= 0:
+        return
+    for count, request in enumerate(requests, start=1):
+        yield request
+        if count == limit:
+            return
+
+
+def _rebased(requests: list[TraceRequest]) -> list[TraceRequest]:
+    origin_s = requests[0].timestamp_s if requests else 0.0
+    return [_later(request, -origin_s) for request in requests]
+
+
+def _later(request: TraceRequest, by_s: float) -> TraceRequest:
+    return replace(request, timestamp_s=request.timestamp_s + by_s)

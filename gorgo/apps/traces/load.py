@@ -1,0 +1,64 @@
+"""Reading a trace from disk: JSON lines, plain or gzip (told by its first bytes, not by its name)."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+from gorgo.apps.traces.filters import TraceFilters
+from gorgo.apps.traces.rows import TraceRequest, read_row
+from gorgo.errors import TraceError
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def load_trace(path: Path | str, filters: TraceFilters | None = None) -> list[TraceRequest]:
+    """The requests that `filters` keep, in order of time, the first at 0.
+
+    Raises `TraceError` for a file that cannot be read, a line that cannot be replayed, or when nothing is left.
+
+    Example
+    -------
+    >>> load_trace("trace.jsonl.gz", TraceFilters(limit=60, max_input=24_000))  # doctest: +SKIP
+    """
+    path = Path(path)
+    requests = (filters or TraceFilters()).apply(read_requests(path))
+    if not requests:
+        raise TraceError(f"{path}: no request is left after the filters")
+    return requests
+
+
+def read_requests(path: Path) -> Iterator[TraceRequest]:
+    """Every request of the file as it stands there, lazily; empty lines are skipped."""
+    index = 0
+    for line_number, text in enumerate(_lines(path), start=1):
+        if text.strip():
+            yield read_row(text, file=str(path), line_number=line_number, index=index)
+            index += 1
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with _opened(path) as file:
+            for number, line in enumerate(file, start=1):
+                yield _decoded(line, path, number)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path}: damaged gzip file ({error})") from None
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+
+
+def _decoded(line: bytes, path: Path, number: int) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        magic = file.read(len(GZIP_MAGIC))
+    return cast(IO[bytes], gzip.open(path) if magic == GZIP_MAGIC else path.open("rb"))

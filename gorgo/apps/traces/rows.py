@@ -1,0 +1,135 @@
+"""One line of a trace: Mooncake's form, and ART-Chat's, which adds the `request` body.
+
+Owns the reading of a line and its errors. Strict about what a replay needs, lenient about the rest: unknown keys are
+left alone, `hash_ids` may be strings, time stamps may be integers or fractions of a millisecond.
+
+An id stands for the whole prefix up to and with its 512-token block. The ids of a row without a body must number
+ceil(input_length / 512), as in Mooncake's release. A row that hashes only its full blocks (floor) is taken too: nothing
+is known of its rest, so that rest is shared with nobody. A row with a body needs no ids: its text is its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from gorgo.errors import TraceError
+
+BLOCK_TOKENS = 512
+#: Longest decimal string that is read as the number it says; longer ones, and other strings, are hashed to 64 bits.
+MAX_DECIMAL_DIGITS = 20
+#: Larger numbers are no lengths or times; floats hold whole numbers exactly up to here.
+MAX_NUMBER = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace.
+
+    Parameters
+    ----------
+    index:
+        Position in the file, from 0; filters do not change it, so it names the request.
+    timestamp_s:
+        As the file says until the filters rebase it to the first kept request.
+    input_tokens, output_tokens:
+        Lengths; one token is four bytes of text in a replay.
+    hash_ids:
+        One per 512-token block, each standing for the whole prefix that its block ends.
+    body:
+        The chat completion body, where the trace has it.
+    """
+
+    index: int
+    timestamp_s: float
+    input_tokens: int
+    output_tokens: int
+    hash_ids: tuple[int, ...] = ()
+    body: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Where a value stands, for the errors."""
+
+    file: str
+    number: int
+    row: Mapping[str, Any]
+
+    def fail(self, field: str, expected: str) -> NoReturn:
+        value = _short(self.row[field]) if field in self.row else "missing"
+        raise TraceError(f"{self.file}, line {self.number}: {field} is {value}; expected {expected}")
+
+    def number_of(self, field: str, *, expected: str) -> float:
+        value = self.row.get(field)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
+            self.fail(field, expected)
+        return float(value)
+
+    def tokens(self, field: str) -> int:
+        expected = "a whole number of tokens, at least 1"
+        value = self.number_of(field, expected=expected)
+        if value != int(value) or value < 1:
+            self.fail(field, expected)
+        return int(value)
+
+
+def read_row(text: str, *, file: str, line_number: int, index: int) -> TraceRequest:
+    """The request on one line; raises `TraceError` naming file, line, field, value and expectation."""
+    line = _Line(file, line_number, _object(text, file, line_number))
+    body = line.row.get("request")
+    if body is not None and not (isinstance(body, dict) and isinstance(body.get("messages"), list)):
+        line.fail("request", "a chat completion body with a list of messages")
+    input_tokens = line.tokens("input_length")
+    return TraceRequest(
+        index=index,
+        timestamp_s=line.number_of("timestamp", expected="milliseconds, at least 0") / 1000,
+        input_tokens=input_tokens,
+        output_tokens=line.tokens("output_length"),
+        hash_ids=_hash_ids(line, input_tokens, needed=body is None),
+        body=body,
+    )
+
+
+def _object(text: str, file: str, line_number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:  # the second for absurd nesting
+        shown = _short(text.strip())
+        raise TraceError(f"{file}, line {line_number}: {shown} is not JSON ({error}); expected an object") from None
+    if not isinstance(row, dict):
+        raise TraceError(f"{file}, line {line_number}: {_short(text)}; expected a JSON object")
+    return row
+
+
+def _hash_ids(line: _Line, input_tokens: int, *, needed: bool) -> tuple[int, ...]:
+    ids = line.row.get("hash_ids")
+    if ids is None and not needed:
+        return ()
+    if not isinstance(ids, list):
+        line.fail("hash_ids", "a list of ids, one per 512-token block")
+    full, blocks = input_tokens // BLOCK_TOKENS, math.ceil(input_tokens / BLOCK_TOKENS)
+    if needed and len(ids) not in (full, blocks):
+        expected = f"{blocks} ids for input_length {input_tokens} (one per {BLOCK_TOKENS} tokens)"
+        line.fail("hash_ids", f"{expected}, not {len(ids)}")
+    return tuple(_hash_id(line, value) for value in ids)
+
+
+def _hash_id(line: _Line, value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        line.fail("hash_ids", f"integers or strings, not {_short(value)}")
+    if value.isascii() and value.isdecimal() and len(value) <= MAX_DECIMAL_DIGITS:
+        return int(value)
+    return int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little")
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = repr(text) if isinstance(value, str) else text
+    return text if len(text) <= 60 else text[:57] + "..."

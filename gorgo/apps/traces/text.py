@@ -1,0 +1,48 @@
+"""Text for prompts of which a trace knows only the hashes.
+
+One token is four bytes: a syllable and a space. Block text follows from its id alone (SHAKE-256), so that prompts share
+exactly the prefix that their `hash_ids` share, on every machine and in every run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.apps.traces.rows import BLOCK_TOKENS, TraceRequest
+
+BYTES_PER_TOKEN = 4
+BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
+
+
+def _syllables() -> NDArray[np.uint32]:
+    """256 different four-byte words; a digest byte picks one."""
+    firsts, vowels, lasts = "bdfgklmnprstvwyz", "aeio", "nrst"
+    words = "".join(first + vowel + last + " " for first in firsts for vowel in vowels for last in lasts)
+    return np.frombuffer(words.encode("ascii"), dtype=np.uint32)
+
+
+_SYLLABLES = _syllables()
+
+
+def block_text(key: int | str) -> bytes:
+    """The 2,048 bytes of a block."""
+    picks = hashlib.shake_256(str(key).encode()).digest(BLOCK_TOKENS)
+    return _SYLLABLES[np.frombuffer(picks, dtype=np.uint8)].tobytes()
+
+
+def prompt_text(hash_ids: Sequence[int], input_tokens: int, *, rest: str = "rest") -> bytes:
+    """Exactly `4 * input_tokens` ASCII bytes; what the ids do not cover comes from `rest`, a key that nobody shares."""
+    size = input_tokens * BYTES_PER_TOKEN
+    blocks = [block_text(hash_id) for hash_id in hash_ids]
+    missing = max(0, -(-(size - len(blocks) * BLOCK_BYTES) // BLOCK_BYTES))
+    blocks += [block_text(f"{rest}/{number}") for number in range(missing)]
+    return b"".join(blocks)[:size]
+
+
+def request_text(request: TraceRequest) -> bytes:
+    """The prompt of a request that has no body of its own."""
+    return prompt_text(request.hash_ids, request.input_tokens, rest=f"request {request.index}")
