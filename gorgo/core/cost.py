@@ -1,0 +1,44 @@
+"""Arithmetic that costs share: what an unknown signal is worth, and the sum of the terms.
+
+A policy states its cost as named columns, one entry per candidate, all in one unit; this module adds them up in one
+place, so that what `/admin/decisions` shows is what was compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.candidates import Candidates
+from gorgo.core.decision import Choice, pick_least
+
+Floats = NDArray[np.float64]
+
+
+def known_or_worst(column: Floats) -> Floats:
+    """`column` with each unknown cell (NaN) taken as the worst known one, 0 where none is known.
+
+    What is not known must never look free: a replica that has not answered a probe yet would attract everything.
+    """
+    worst = np.maximum.reduce(column)
+    if worst == worst:  # NaN would have come through the maximum: nothing is unknown
+        return column
+    worst = np.fmax.reduce(column)
+    return np.where(np.isnan(column), worst if worst == worst else 0.0, column)
+
+
+def least_cost(
+    terms: Mapping[str, Floats], candidates: Candidates, rng: np.random.Generator, *, fallback: str | None = None
+) -> Choice:
+    """The candidate with the least sum of `terms`; ties go to the fewest in flight, then to chance.
+
+    The terms are kept with the decision, so they must be the caller's own arrays, never the fleet's columns.
+    """
+    columns = iter(terms.values())
+    cost = next(columns)
+    for column in columns:
+        cost = cost + column
+    row = pick_least(cost, candidates.in_flight_requests, rng)
+    return Choice(row, terms, cost, fallback=fallback)

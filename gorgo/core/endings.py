@@ -1,0 +1,84 @@
+"""How a request ends, in words: refusals before any dispatch, the error after the last failure, and the sample.
+
+Owns status codes and their short stable words (`code`); the Router decides when each applies.
+"""
+
+from __future__ import annotations
+
+from gorgo.core.actions import Reject
+from gorgo.core.ledger import Attempt, RequestState
+from gorgo.core.request import Ending, Outcome, RouteRequest
+from gorgo.core.samples import Sample
+
+#: When to come back while the proxy is full or the replicas are busy, s: a few prefills later.
+RETRY_AFTER_S = 1.0
+
+
+def model_not_found(request: RouteRequest) -> Reject:
+    return Reject(request.request_id, 404, "model_not_found", f"no replica serves the model {request.model!r}")
+
+
+def too_many_in_flight(request: RouteRequest, limit: int) -> Reject:
+    message = f"{limit} requests are in flight, the most this proxy takes"
+    return Reject(request.request_id, 429, "too_many_in_flight", message, RETRY_AFTER_S)
+
+
+def replica_not_found(request: RouteRequest) -> Reject:
+    message = f"the replica {request.pinned_replica!r} that holds what this request refers to is gone"
+    return Reject(request.request_id, 404, "replica_not_found", message)
+
+
+def no_replica(request: RouteRequest, retry_after_s: float) -> Reject:
+    return Reject(request.request_id, 503, "no_replica", "no replica can take the request now", retry_after_s)
+
+
+def failed(state: RequestState, outcome: Outcome) -> Reject:
+    """The last failure, as the client sees it."""
+    request_id = state.request.request_id
+    tried = f"tried {len(state.tried)} replica{'s' if len(state.tried) > 1 else ''}"
+    if outcome.ending is Ending.BUSY:
+        status = 429 if outcome.status == 429 else 503
+        return Reject(request_id, status, "replicas_busy", f"every replica is busy ({tried})", RETRY_AFTER_S)
+    if outcome.status == 504 or "timeout" in (outcome.error or ""):
+        return Reject(request_id, 504, "upstream_timeout", f"no replica answered in time ({tried})")
+    return Reject(request_id, 502, "upstream_failed", f"no replica could answer ({tried})")
+
+
+def status_of(outcome: Outcome) -> int:
+    """HTTP status of an end that is not retried, as the client would judge it."""
+    if outcome.ending is Ending.CLIENT_GONE:
+        return 499
+    if outcome.ending is Ending.FAILED_AFTER_CONTENT:
+        return 502
+    return outcome.status or 200
+
+
+def sample_of(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now: float) -> Sample:
+    """The one sample of a request whose last attempt was `attempt`."""
+    request, spec = attempt.state.request, attempt.member.spec
+    first_s = attempt.first_token_s
+    return Sample(
+        seq=seq,
+        request_id=request.request_id,
+        finished_s=now,
+        replica=spec.name,
+        region=spec.region,
+        policy=attempt.policy,
+        weights_version=attempt.weights_version,
+        input_tokens=request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,
+        cached_tokens=outcome.cached_tokens,
+        believed_cached_tokens=attempt.believed_cached_tokens,
+        output_tokens=outcome.output_tokens,
+        rtt_ms=_ms(None if attempt.rtt_s != attempt.rtt_s else attempt.rtt_s),
+        predicted_ttft_ms=_ms(attempt.predicted_ttft_s),
+        ttft_ms=_ms(None if first_s is None else first_s - request.received_s),
+        e2e_s=now - request.received_s,
+        itl_ms_p95=_ms(outcome.itl_s_p95),
+        status=status,
+        retries=attempt.state.attempts - 1,
+        hedged=False,
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

@@ -1,0 +1,301 @@
+"""The replicas and what is known of each: kept columns, marks, health, and who is eligible.
+
+Owns the cells that policies read and the cached answer to "who may serve this model now". Leaves the prefix index and
+the ledger of open attempts to the Router.
+
+Theory of operation: every replica has a slot, an index into all columns, from the day it joins until it leaves; a free
+slot is used again. Events write single cells; nothing is rebuilt for a request. Who is eligible is worked out once per
+model and forgotten at the next event that could change it. A `Member` that has left keeps slot -1, so an attempt that
+ends late finds nothing to release, even when another replica has its slot by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from hashlib import blake2b
+from math import nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.candidates import Columns
+from gorgo.core.estimators import ewma, is_stale
+from gorgo.core.health import EjectionLimits, Health, HealthState
+from gorgo.core.replica import ReplicaSpec
+from gorgo.core.request import EngineSample
+from gorgo.errors import ConfigError, UnknownReplica
+
+#: Counted by this proxy, so 0 and never unknown for a new replica.
+_COUNTS = ("in_flight_requests", "in_flight_tokens", "queued_prefill_tokens")
+#: Told by the engine's metrics; unknown again when stale.
+_SCRAPED = ("running_requests", "queued_requests", "used_tokens")
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One replica while it is in the fleet."""
+
+    spec: ReplicaSpec
+    slot: int
+    health: Health
+    draining: bool = False
+    probed_s: float | None = None
+    scraped_s: float | None = None
+    #: Attempts dispatched there, and those that failed (before or after content), since it joined.
+    attempts: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Eligible:
+    """Who may serve a model now, one row each in slot order, and why the others may not."""
+
+    members: Sequence[Member]
+    slots: NDArray[np.intp]
+    names: Sequence[str]
+    #: The rows are all slots of the columns, in order.
+    whole: bool
+    excluded: Mapping[str, str]
+    #: Too few are healthy, so ejection is ignored.
+    panic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What `Fleet.replace` did; slots of those who left may belong to those who joined."""
+
+    joined: Sequence[Member] = ()
+    left_slots: Sequence[int] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Fleet:
+    """All replicas.
+
+    Parameters
+    ----------
+    stale_after_s:
+        Age at which a probe or a scrape counts as unknown, s.
+    rtt_ewma_alpha:
+        Weight of a new probe in the smoothed round trip.
+    panic_threshold:
+        Share of healthy replicas under which ejection is ignored; 0 never ignores it.
+    ejection:
+        When a replica is ejected and for how long.
+    """
+
+    stale_after_s: float
+    rtt_ewma_alpha: float
+    panic_threshold: float
+    ejection: EjectionLimits
+    columns: Columns = field(default_factory=lambda: _columns(0))
+    members: dict[str, Member] = field(default_factory=dict)
+    _free: list[int] = field(default_factory=list)
+    _eligible: dict[str | None, Eligible] = field(default_factory=dict)
+    _listed: frozenset[str] = frozenset()
+    _due: float | None = None
+    _due_known: bool = False
+
+    # -- membership
+
+    def replace(self, specs: Sequence[ReplicaSpec]) -> Change:
+        """Make the fleet what `specs` says. Who stays keeps slot, columns, marks and health."""
+        wanted = {spec.name: spec for spec in specs}
+        if len(wanted) != len(specs):
+            raise ConfigError("two replicas have the same name; a name stands for one replica")
+        left = [self._leave(name) for name in list(self.members) if name not in wanted]
+        for name, member in self.members.items():
+            self._update(member, wanted[name])
+        joined = [self._join(spec) for name, spec in wanted.items() if name not in self.members]
+        self._listed = frozenset(model for spec in specs for model in spec.models)
+        self._eligible.clear()
+        self._due_known = False
+        return Change(joined, left)
+
+    def member(self, name: str) -> Member:
+        try:
+            return self.members[name]
+        except KeyError:
+            raise UnknownReplica(f"no replica named {name!r}; the fleet has: {', '.join(self.members)}") from None
+
+    def drain(self, name: str, draining: bool) -> None:
+        self.member(name).draining = draining
+        self._eligible.clear()
+
+    # -- who may serve
+
+    def serves(self, model: str | None) -> bool:
+        """Whether any replica would serve `model`, well or not. An empty fleet refuses none: it may fill."""
+        return not self.members or any(_serves(member.spec, model) for member in self.members.values())
+
+    def eligible(self, model: str | None) -> Eligible:
+        """Who may serve `model`. Kept until the next change: the common case costs one dict look-up."""
+        # A name that no replica lists is one group whatever it is, so clients cannot fill the cache with names.
+        key = model if model is None or model in self._listed else ""
+        found = self._eligible.get(key)
+        if found is None:
+            found = self._eligible[key] = self._filter(key)
+        return found
+
+    def only(self, name: str) -> Eligible:
+        """The one replica that can serve a pinned request, draining or ejected or not: nobody else could."""
+        member = self.member(name)
+        excluded = {other: "pinned" for other in self.members if other != name}
+        return self._rows([member], excluded, panic=False)
+
+    def without(self, eligible: Eligible, tried: set[str]) -> Eligible:
+        """The rows of `eligible` that a request has not been to."""
+        left = [member for member in eligible.members if member.spec.name not in tried]
+        return self._rows(left, {**eligible.excluded, **dict.fromkeys(tried, "tried")}, panic=eligible.panic)
+
+    def health_changed(self, changed: bool) -> None:
+        """Pass on what a `Health` event answered."""
+        if changed:
+            self._eligible.clear()
+            self._due_known = False
+
+    # -- load, written by the Router's ledger
+
+    def reserve(self, member: Member, prompt_tokens: int) -> None:
+        slot, columns = member.slot, self.columns
+        columns.in_flight_requests[slot] += 1
+        columns.in_flight_tokens[slot] += prompt_tokens
+        columns.queued_prefill_tokens[slot] += prompt_tokens
+
+    def release_prefill(self, member: Member, prompt_tokens: int) -> None:
+        if member.slot >= 0:
+            self.columns.queued_prefill_tokens[member.slot] -= prompt_tokens
+
+    def release(self, member: Member, prompt_tokens: int) -> None:
+        if member.slot >= 0:
+            self.columns.in_flight_requests[member.slot] -= 1
+            self.columns.in_flight_tokens[member.slot] -= prompt_tokens
+
+    # -- what probes and scrapes tell
+
+    def probed(self, member: Member, rtt_s: float | None, *, now: float) -> None:
+        if rtt_s is None:
+            self.health_changed(member.health.probe_failed(now=now))
+            return
+        column = self.columns.rtt_s
+        column[member.slot] = ewma(float(column[member.slot]), rtt_s, self.rtt_ewma_alpha)
+        member.probed_s, self._due_known = now, False
+        self.health_changed(member.health.probe_succeeded(now=now))
+
+    def scraped(self, member: Member, sample: EngineSample, *, now: float) -> None:
+        for name in _SCRAPED:
+            value = getattr(sample, name)
+            getattr(self.columns, name)[member.slot] = nan if value is None else value
+        for name in ("kv_capacity_tokens", "max_running_requests"):
+            value = getattr(sample, name)
+            if value is not None:
+                getattr(self.columns, name)[member.slot] = value
+        member.scraped_s, self._due_known = now, False
+
+    # -- time
+
+    def next_timer(self) -> float | None:
+        """When something goes stale or an ejection ends. Kept between events: a shell may ask after each."""
+        if not self._due_known:
+            due = [due for member in self.members.values() for due in self._deadlines(member)]
+            self._due, self._due_known = min(due, default=None), True
+        return self._due
+
+    def handle_timer(self, *, now: float) -> None:
+        self._due_known = False
+        for member in self.members.values():
+            if is_stale(member.probed_s, now=now, after_s=self.stale_after_s):
+                self.columns.rtt_s[member.slot], member.probed_s = nan, None
+            if is_stale(member.scraped_s, now=now, after_s=self.stale_after_s):
+                for name in _SCRAPED:
+                    getattr(self.columns, name)[member.slot] = nan
+                member.scraped_s = None
+            self.health_changed(member.health.wake(now=now))
+
+    def _deadlines(self, member: Member) -> list[float]:
+        seen = (member.probed_s, member.scraped_s)
+        due = [at + self.stale_after_s for at in seen if at is not None]
+        return due if member.health.wakes_s is None else [*due, member.health.wakes_s]
+
+    # -- helpers
+
+    def _filter(self, model: str | None) -> Eligible:
+        excluded: dict[str, str] = {}
+        available: list[Member] = []
+        for name, member in self.members.items():
+            reason = "model" if not _serves(member.spec, model) else "draining" if member.draining else None
+            if reason is None:
+                available.append(member)
+            else:
+                excluded[name] = reason
+        healthy = sum(member.health.state is HealthState.HEALTHY for member in available)
+        panic = healthy < self.panic_threshold * len(available)
+        if not panic:
+            excluded |= {member.spec.name: "ejected" for member in available if not member.health.accepts}
+            available = [member for member in available if member.health.accepts]
+        return self._rows(available, excluded, panic=panic)
+
+    def _rows(self, members: Sequence[Member], excluded: Mapping[str, str], *, panic: bool) -> Eligible:
+        rows = sorted(members, key=lambda member: member.slot)
+        slots = np.array([member.slot for member in rows], dtype=np.intp)
+        whole = len(rows) == len(self.columns.salt)
+        return Eligible(rows, slots, tuple(member.spec.name for member in rows), whole, excluded, panic)
+
+    def _join(self, spec: ReplicaSpec) -> Member:
+        if not self._free:
+            _grow(self.columns)
+            self._free.append(len(self.columns.salt) - 1)
+        member = Member(spec, self._free.pop(), Health(self.ejection))
+        self.members[spec.name] = member
+        self.columns.salt[member.slot] = _salt(spec.name)
+        self.columns.kv_capacity_tokens[member.slot] = _prior(spec.kv_capacity_tokens)
+        self.columns.max_running_requests[member.slot] = _prior(spec.max_running_requests)
+        return member
+
+    def _leave(self, name: str) -> int:
+        member = self.members.pop(name)
+        slot, member.slot = member.slot, -1
+        _clear(self.columns, slot)
+        self._free.append(slot)
+        return slot
+
+    def _update(self, member: Member, spec: ReplicaSpec) -> None:
+        """A changed prior counts; an unchanged one must not undo what the engine has told."""
+        for name in ("kv_capacity_tokens", "max_running_requests"):
+            if getattr(spec, name) != getattr(member.spec, name):
+                getattr(self.columns, name)[member.slot] = _prior(getattr(spec, name))
+        member.spec = spec
+
+
+def _serves(spec: ReplicaSpec, model: str | None) -> bool:
+    return model is None or not spec.models or model in spec.models
+
+
+def _salt(name: str) -> int:
+    """64 bits of the name, the same in every process and on every machine."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def _prior(value: int | None) -> float:
+    return nan if value is None else float(value)
+
+
+def _columns(slots: int) -> Columns:
+    columns = {item.name: np.full(slots, nan) for item in fields(Columns) if item.name != "salt"}
+    return Columns(**columns, salt=np.zeros(slots, dtype=np.uint64))
+
+
+def _grow(columns: Columns) -> None:
+    """One more slot, empty. Rare: only when the fleet grows beyond what it ever was."""
+    for item in fields(Columns):
+        setattr(
+            columns, item.name, np.append(getattr(columns, item.name), np.zeros(1, getattr(columns, item.name).dtype))
+        )
+    _clear(columns, len(columns.salt) - 1)
+
+
+def _clear(columns: Columns, slot: int) -> None:
+    for item in fields(Columns):
+        empty = 0 if item.name in _COUNTS or item.name == "salt" else nan
+        getattr(columns, item.name)[slot] = empty

@@ -1,0 +1,86 @@
+"""The fleet as an operator reads it: one frozen row per replica, for `/admin/fleet` and `gorgo status`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gorgo.core.candidates import Columns
+from gorgo.core.fleet import Fleet, Member
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """What the Router knows of one replica; `None` is unknown or stale. Ages count back from the moment of the view."""
+
+    name: str
+    region: str
+    models: tuple[str, ...]
+    #: healthy, ejected, half_open, or draining (which goes before the others).
+    state: str
+    #: A candidate for the next request of a model that it serves (panic included).
+    eligible: bool
+    #: Ejection is ignored because too few replicas are healthy.
+    panic: bool
+    ejected_for_s: float | None
+    failures_in_a_row: int
+    rtt_ms: float | None
+    probe_age_s: float | None
+    in_flight_requests: int
+    in_flight_tokens: int
+    queued_prefill_tokens: int
+    running_requests: float | None
+    queued_requests: float | None
+    used_tokens: float | None
+    scrape_age_s: float | None
+    kv_capacity_tokens: float | None
+    max_running_requests: float | None
+    #: What the prefix index believes cached there.
+    index_blocks: int
+    index_tokens: int
+    #: Attempts dispatched there and those that failed, since it joined the fleet.
+    attempts: int
+    failures: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def view_replica(fleet: Fleet, member: Member, *, index_blocks: int, block_tokens: float, now: float) -> ReplicaView:
+    """The row of `member`."""
+    columns, health, spec = fleet.columns, member.health, member.spec
+    eligible = fleet.eligible(spec.models[0] if spec.models else "")
+    return ReplicaView(
+        name=spec.name,
+        region=spec.region,
+        models=spec.models,
+        state="draining" if member.draining else health.state.value,
+        eligible=spec.name in eligible.names,
+        panic=eligible.panic,
+        ejected_for_s=None if health.wakes_s is None else max(0.0, health.wakes_s - now),
+        failures_in_a_row=max(health.attempt_failures, health.probe_failures),
+        rtt_ms=_scaled(_cell(columns, "rtt_s", member), 1e3),
+        probe_age_s=None if member.probed_s is None else now - member.probed_s,
+        in_flight_requests=int(columns.in_flight_requests[member.slot]),
+        in_flight_tokens=int(columns.in_flight_tokens[member.slot]),
+        queued_prefill_tokens=int(columns.queued_prefill_tokens[member.slot]),
+        running_requests=_cell(columns, "running_requests", member),
+        queued_requests=_cell(columns, "queued_requests", member),
+        used_tokens=_cell(columns, "used_tokens", member),
+        scrape_age_s=None if member.scraped_s is None else now - member.scraped_s,
+        kv_capacity_tokens=_cell(columns, "kv_capacity_tokens", member),
+        max_running_requests=_cell(columns, "max_running_requests", member),
+        index_blocks=index_blocks,
+        index_tokens=round(index_blocks * block_tokens),
+        attempts=member.attempts,
+        failures=member.failures,
+    )
+
+
+def _cell(columns: Columns, name: str, member: Member) -> float | None:
+    value = float(getattr(columns, name)[member.slot])
+    return None if value != value else value
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

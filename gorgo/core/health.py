@@ -1,0 +1,138 @@
+"""Outlier detection for one replica: when it is ejected, for how long, and what lets it back in.
+
+Owns the state machine; the fleet asks it who may be a candidate and applies the panic threshold over all of them.
+
+Theory of operation::
+
+    HEALTHY --3 failures in a row--> EJECTED --back-off over--> HALF_OPEN --probe or attempt succeeds--> HEALTHY
+                                        ^                           |
+                                        '---- any failure, back-off doubled
+
+Failures of attempts and of probes are counted apart: a server whose engine is broken still answers a ping, and that
+answer must not wipe out the failed attempts. For the same reason a good probe lets a replica back in, but only a good
+attempt forgets how often it was ejected; until then one failure ejects again, for twice as long.
+
+Evidence has an age: an attempt dispatched before the last ejection or readmission says nothing about the replica as it
+is now. Without that rule, a hundred streams cut together would raise the back-off to its maximum at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class HealthState(Enum):
+    HEALTHY = "healthy"
+    EJECTED = "ejected"
+    HALF_OPEN = "half_open"
+
+
+@dataclass(frozen=True, slots=True)
+class EjectionLimits:
+    """When and for how long a failing replica is left out.
+
+    Parameters
+    ----------
+    failures:
+        In a row, that eject a replica in good standing. One or two happen to a healthy engine (a reset idle
+        connection, a restart of a sidecar); three rarely.
+    base_s, max_s:
+        First back-off, doubled each time up to `max_s`, s.
+    """
+
+    failures: int = 3
+    base_s: float = 5.0
+    max_s: float = 60.0
+
+
+class Health:
+    """The state of one replica. Each event returns whether the replica's standing as a candidate may have changed.
+
+    Example
+    -------
+    >>> health = Health(EjectionLimits(failures=1))
+    >>> health.attempt_failed(dispatched_s=0.0, now=1.0), health.state.value, health.wakes_s
+    (True, 'ejected', 6.0)
+    """
+
+    __slots__ = ("_limits", "attempt_failures", "changed_s", "ejections", "probe_failures", "state", "trial", "wakes_s")
+
+    def __init__(self, limits: EjectionLimits) -> None:
+        self._limits = limits
+        self.state = HealthState.HEALTHY
+        self.attempt_failures = 0
+        self.probe_failures = 0
+        #: Ejections since the last good attempt: the exponent of the back-off.
+        self.ejections = 0
+        #: When the replica was last ejected or let in.
+        self.changed_s = float("-inf")
+        #: End of the back-off, `None` unless ejected.
+        self.wakes_s: float | None = None
+        #: The attempt that tries a half-open replica; one at a time.
+        self.trial: str | None = None
+
+    @property
+    def accepts(self) -> bool:
+        """Whether a new attempt may go there, panic aside."""
+        return self.state is HealthState.HEALTHY or (self.state is HealthState.HALF_OPEN and self.trial is None)
+
+    def attempt_started(self, attempt_id: str) -> bool:
+        if self.state is not HealthState.HALF_OPEN or self.trial is not None:
+            return False
+        self.trial = attempt_id
+        return True
+
+    def attempt_ended(self, attempt_id: str) -> bool:
+        """Whatever the outcome was: the place of the trial is free again."""
+        if self.trial != attempt_id:
+            return False
+        self.trial = None
+        return True
+
+    def attempt_succeeded(self, *, dispatched_s: float, now: float) -> bool:
+        if dispatched_s < self.changed_s:
+            return False
+        self.attempt_failures = self.probe_failures = self.ejections = 0
+        return self.state is not HealthState.HEALTHY and self._readmit(now)
+
+    def attempt_failed(self, *, dispatched_s: float, now: float) -> bool:
+        if dispatched_s < self.changed_s or self.state is HealthState.EJECTED:
+            return False
+        self.attempt_failures += 1
+        return self.attempt_failures >= self._tolerated and self._eject(now)
+
+    def probe_succeeded(self, *, now: float) -> bool:
+        self.probe_failures = 0
+        return self.state is HealthState.HALF_OPEN and self._readmit(now)
+
+    def probe_failed(self, *, now: float) -> bool:
+        if self.state is HealthState.EJECTED:
+            return False
+        self.probe_failures += 1
+        return self.probe_failures >= self._tolerated and self._eject(now)
+
+    def wake(self, *, now: float) -> bool:
+        """The back-off may be over."""
+        if self.wakes_s is None or now < self.wakes_s:
+            return False
+        self.state, self.wakes_s = HealthState.HALF_OPEN, None
+        return True
+
+    @property
+    def _tolerated(self) -> int:
+        return 1 if self.ejections else self._limits.failures
+
+    def _eject(self, now: float) -> bool:
+        # 2 ** 32 base periods are past any maximum; the bound keeps the float finite.
+        back_off = self._limits.base_s * 2.0 ** min(self.ejections, 32)
+        self.ejections += 1
+        self.attempt_failures = self.probe_failures = 0
+        self.state, self.changed_s = HealthState.EJECTED, now
+        self.wakes_s = now + min(back_off, self._limits.max_s)
+        return True
+
+    def _readmit(self, now: float) -> bool:
+        self.state, self.changed_s, self.wakes_s = HealthState.HEALTHY, now, None
+        self.attempt_failures = self.probe_failures = 0
+        return True

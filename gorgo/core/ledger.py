@@ -1,0 +1,80 @@
+"""Open attempts and the requests behind them: what is reserved, by whom, until when.
+
+Owns the guarantee that load is counted at dispatch and released exactly once, whatever ends the attempt and however
+often or late its end is told. An attempt holds the `Member` that it went to, not a slot: the slot may belong to another
+replica by the time the attempt ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gorgo.core.fleet import Fleet, Member
+from gorgo.core.request import RouteRequest
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request from its first dispatch to the end of its last attempt."""
+
+    request: RouteRequest
+    attempts: int = 0
+    tried: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One dispatch. What the decision believed is kept for the sample."""
+
+    attempt_id: str
+    state: RequestState
+    member: Member
+    dispatched_s: float
+    policy: str
+    weights_version: int
+    believed_cached_tokens: int
+    predicted_ttft_s: float | None
+    rtt_s: float
+    first_token_s: float | None = None
+
+
+class Ledger:
+    """Attempts that have not ended, by id."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._open: dict[str, Attempt] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def new_id(self, state: RequestState) -> str:
+        """`REQUEST/ATTEMPT`; a client that reuses an id while it is in flight gets one with a mark appended."""
+        attempt_id = f"{state.request.request_id}/{state.attempts}"
+        while attempt_id in self._open:
+            attempt_id += "+"
+        return attempt_id
+
+    def open(self, attempt: Attempt) -> None:
+        self._open[attempt.attempt_id] = attempt
+        self._fleet.reserve(attempt.member, attempt.state.request.prompt_tokens)
+
+    def first_token(self, attempt_id: str, *, now: float) -> Attempt | None:
+        """The attempt if this is its first first-token, else `None`."""
+        attempt = self._open.get(attempt_id)
+        if attempt is None or attempt.first_token_s is not None:
+            return None
+        attempt.first_token_s = now
+        self._fleet.release_prefill(attempt.member, attempt.state.request.prompt_tokens)
+        return attempt
+
+    def close(self, attempt_id: str) -> Attempt | None:
+        """The attempt if it was open, with its load released; `None` at any later time."""
+        attempt = self._open.pop(attempt_id, None)
+        if attempt is None:
+            return None
+        tokens = attempt.state.request.prompt_tokens
+        if attempt.first_token_s is None:
+            self._fleet.release_prefill(attempt.member, tokens)
+        self._fleet.release(attempt.member, tokens)
+        return attempt

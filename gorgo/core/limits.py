@@ -1,0 +1,45 @@
+"""Every bound of the Router, with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gorgo.core.health import EjectionLimits
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLimits:
+    """Every bound of the Router.
+
+    Parameters
+    ----------
+    max_attempts:
+        Replicas that one request may be sent to, the first included.
+    max_in_flight:
+        Open attempts; a request beyond is told to come back.
+    stale_after_s:
+        Age at which a probe or a scrape counts as unknown.
+    rtt_ewma_alpha:
+        Weight of a new probe in the smoothed round trip.
+    max_index_blocks:
+        Blocks in the prefix index over all replicas; bounds memory.
+    block_tokens:
+        Tokens of one block, to turn a replica's KV capacity into blocks.
+    decisions_kept, samples_kept:
+        Newest decisions (with every candidate's terms) and samples held for a reader.
+    panic_threshold:
+        Share of healthy replicas under which ejection is ignored.
+    ejection:
+        When a replica is ejected and for how long.
+    """
+
+    max_attempts: int = 3
+    max_in_flight: int = 4096
+    stale_after_s: float = 90.0
+    rtt_ewma_alpha: float = 0.3
+    max_index_blocks: int = 4_000_000
+    block_tokens: float = 64.0
+    decisions_kept: int = 1000
+    samples_kept: int = 10_000
+    panic_threshold: float = 0.5
+    ejection: EjectionLimits = field(default_factory=EjectionLimits)

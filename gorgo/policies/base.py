@@ -1,0 +1,58 @@
+"""What policies share beyond `core.policy`: picking by load, and by a longest prefix that is not too loaded.
+
+A policy file then reads as its rule. Load here is the count of requests in flight from this proxy, which is never
+unknown and never stale.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.candidates import Candidates
+from gorgo.core.decision import Choice, pick_least
+
+Floats = NDArray[np.float64]
+
+
+def least_loaded(candidates: Candidates, rng: np.random.Generator) -> int:
+    """Row with the fewest requests in flight, ties at random."""
+    load = candidates.in_flight_requests
+    return pick_least(load, load, rng)
+
+
+def longest_match(rows: NDArray[np.intp], candidates: Candidates, rng: np.random.Generator) -> int:
+    """Of `rows`, the one with the longest cached prefix; ties go to the fewest in flight, then to chance."""
+    return int(rows[pick_least(-candidates.cached_tokens[rows], candidates.in_flight_requests[rows], rng)])
+
+
+def evidence(candidates: Candidates) -> dict[str, Floats]:
+    """What a rule without a cost looked at, copied so that the decision can be explained later."""
+    return {"cached_tokens": candidates.cached_tokens.copy(), "in_flight": candidates.in_flight_requests.copy()}
+
+
+def prefix_walk(candidates: Candidates, rng: np.random.Generator, *, imbalance: float, deviations: float) -> Choice:
+    """Longest prefix among replicas that are not overloaded, else the least loaded.
+
+    The walk over matched replicas, longest match first and least loaded first among equals, taking the first whose
+    load is at most mean + `deviations` * standard deviation, is the same as the longest match among those that pass.
+
+    Parameters
+    ----------
+    imbalance:
+        Difference in requests between the most and the least loaded above which prefixes are ignored.
+    deviations:
+        Standard deviations above the mean load at which a replica counts as overloaded.
+    """
+    load = candidates.in_flight_requests
+    if load.max() - load.min() > imbalance:
+        return Choice(least_loaded(candidates, rng), evidence(candidates), fallback="imbalance")
+    matched = candidates.cached_tokens > 0
+    if not matched.any():
+        return Choice(least_loaded(candidates, rng), evidence(candidates), fallback="no_match")
+    # Rounding in the mean must not shut out replicas that are all equally loaded.
+    limit = load.mean() + deviations * load.std() + 1e-9
+    rows = np.flatnonzero(matched & (load <= limit))
+    if not len(rows):
+        return Choice(least_loaded(candidates, rng), evidence(candidates), fallback="overloaded")
+    return Choice(longest_match(rows, candidates, rng), evidence(candidates))

@@ -1,0 +1,49 @@
+"""`gorgo`: the policy of the GORGO paper, equation 3, exactly as published."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from gorgo.core.candidates import Candidates
+from gorgo.core.cost import known_or_worst, least_cost
+from gorgo.core.decision import Choice
+from gorgo.core.policy import IndexKind
+from gorgo.core.request import RouteRequest
+from gorgo.core.weights import Weights, WeightSpec
+
+
+class Gorgo:
+    """Network, queue and prefill in one sum, in tokens: the weight of a token to prefill is 1, only ratios matter.
+
+    An unknown round trip counts as the worst known one. The prefix index is the published one: bounded by memory
+    only, never corrected.
+
+    References
+    ----------
+    GORGO paper, equation 3; the start values and the box of its section on tuning.
+    """
+
+    name: ClassVar[str] = "gorgo"
+    summary: ClassVar[str] = "GORGO paper: least w_rtt * RTT + w_queue * queued prompt tokens + uncached prompt tokens"
+    unit: ClassVar[str] = "tokens"
+    index: ClassVar[IndexKind] = "published"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
+        WeightSpec("w_rtt", 0.5, 0.05, 2.0, "tokens per ms of round trip to the replica"),
+        WeightSpec("w_queue", 0.1, 0.05, 0.5, "tokens per prompt token in flight on the replica"),
+    )
+
+    def choose(
+        self,
+        request: RouteRequest,  # noqa: ARG002 - its sizes are in the candidates
+        candidates: Candidates,
+        weights: Weights,
+        rng: np.random.Generator,
+    ) -> Choice:
+        terms = {  # equation 3
+            "rtt": weights["w_rtt"] * (known_or_worst(candidates.rtt_s) * 1e3),
+            "queue": weights["w_queue"] * candidates.in_flight_tokens,
+            "prefill": candidates.uncached_tokens,
+        }
+        return least_cost(terms, candidates, rng)

@@ -1,0 +1,51 @@
+"""Policies by name: the ones in this package, and those that other packages offer.
+
+A new policy here is one file and one line below. Another package adds its own by an entry point in the group
+`gorgo.policies` whose name is the policy's and whose object is the class; it cannot replace a name from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+
+from gorgo.core.policy import Policy
+from gorgo.errors import UnknownPolicy
+from gorgo.policies.gorgo import Gorgo
+
+ENTRY_POINTS = "gorgo.policies"
+
+_BUILT_IN: tuple[type[Policy], ...] = (Gorgo,)
+
+#: The policies of this package, in the order of the README's table.
+POLICIES: Mapping[str, type[Policy]] = MappingProxyType({policy.name: policy for policy in _BUILT_IN})
+
+
+def policy_names() -> list[str]:
+    """Every name that `make_policy` knows, this package's first."""
+    return [*POLICIES, *sorted(_third_party())]
+
+
+def make_policy(name: str) -> Policy:
+    """A new instance, with fresh state. Raises `UnknownPolicy` with the names that there are.
+
+    Example
+    -------
+    >>> make_policy("gorgo").unit
+    'tokens'
+    """
+    if name in POLICIES:
+        return POLICIES[name]()
+    offered = _third_party().get(name)
+    if offered is None:
+        raise UnknownPolicy(f"no policy named {name!r}; there are: {', '.join(policy_names())}")
+    policy = offered.load()()
+    if not isinstance(policy, Policy):
+        raise UnknownPolicy(f"{offered.value} of the entry point {name!r} is not a policy (gorgo.core.policy.Policy)")
+    return policy
+
+
+def _third_party() -> dict[str, EntryPoint]:
+    """Looked up on each call, never at import: finding them reads files."""
+    return {found.name: found for found in entry_points(group=ENTRY_POINTS) if found.name not in POLICIES}
