@@ -13,10 +13,32 @@ from types import MappingProxyType
 from gorgo.core.policy import Policy
 from gorgo.errors import UnknownPolicy
 from gorgo.policies.gorgo import Gorgo
+from gorgo.policies.least_load import LeastLoad
+from gorgo.policies.least_request import LeastRequest
+from gorgo.policies.nearest import Nearest
+from gorgo.policies.power_of_two import PowerOfTwo
+from gorgo.policies.prefix_cache import PrefixCache
+from gorgo.policies.prefix_cache_and_load import PrefixCacheAndLoad
+from gorgo.policies.prefix_threshold import PrefixThreshold
+from gorgo.policies.random import Random
+from gorgo.policies.round_robin import RoundRobin
+from gorgo.policies.session_affinity import SimpleSessionAffinity
 
 ENTRY_POINTS = "gorgo.policies"
 
-_BUILT_IN: tuple[type[Policy], ...] = (Gorgo,)
+_BUILT_IN: tuple[type[Policy], ...] = (
+    Gorgo,
+    LeastLoad,
+    LeastRequest,
+    PrefixCache,
+    SimpleSessionAffinity,
+    Random,
+    RoundRobin,
+    PowerOfTwo,
+    Nearest,
+    PrefixCacheAndLoad,
+    PrefixThreshold,
+)
 
 #: The policies of this package, in the order of the README's table.
 POLICIES: Mapping[str, type[Policy]] = MappingProxyType({policy.name: policy for policy in _BUILT_IN})

@@ -1,0 +1,41 @@
+"""`prefix-cache`: the longest cached prefix that is not on an overloaded replica, as AIBrix has it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from gorgo.core.candidates import Candidates
+from gorgo.core.decision import Choice
+from gorgo.core.policy import IndexKind
+from gorgo.core.request import RouteRequest
+from gorgo.core.weights import Weights, WeightSpec
+from gorgo.policies.base import prefix_walk
+
+
+class PrefixCache:
+    """Longest match among replicas whose load is at most mean + 2 standard deviations; the least loaded when nothing
+    matches, and when the most and the least loaded differ by more than 8 requests.
+
+    References
+    ----------
+    GORGO paper, baselines; AIBrix, policy prefix-cache.
+    """
+
+    name: ClassVar[str] = "prefix-cache"
+    summary: ClassVar[str] = (
+        "AIBrix: longest prefix unless overloaded (mean + 2 sd) or unbalanced (by more than 8), else least-request"
+    )
+    unit: ClassVar[str] = ""
+    index: ClassVar[IndexKind] = "published"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
+
+    def choose(
+        self,
+        request: RouteRequest,  # noqa: ARG002 - what is cached where is in the candidates
+        candidates: Candidates,
+        weights: Weights,  # noqa: ARG002 - it has none
+        rng: np.random.Generator,
+    ) -> Choice:
+        return prefix_walk(candidates, rng, imbalance=8, deviations=2)

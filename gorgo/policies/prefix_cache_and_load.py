@@ -1,0 +1,40 @@
+"""`prefix-cache-and-load`: the heuristic that Lodestar falls back to and is compared with, its algorithm 1."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from gorgo.core.candidates import Candidates
+from gorgo.core.decision import Choice
+from gorgo.core.policy import IndexKind
+from gorgo.core.request import RouteRequest
+from gorgo.core.weights import Weights, WeightSpec
+from gorgo.policies.base import prefix_walk
+
+
+class PrefixCacheAndLoad:
+    """As `prefix-cache`, but a replica counts as overloaded from mean + 1 standard deviation on.
+
+    References
+    ----------
+    Lodestar paper, algorithm 1.
+    """
+
+    name: ClassVar[str] = "prefix-cache-and-load"
+    summary: ClassVar[str] = (
+        "Lodestar Alg. 1: longest prefix unless overloaded (mean + 1 sd) or unbalanced (by more than 8)"
+    )
+    unit: ClassVar[str] = ""
+    index: ClassVar[IndexKind] = "published"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
+
+    def choose(
+        self,
+        request: RouteRequest,  # noqa: ARG002 - what is cached where is in the candidates
+        candidates: Candidates,
+        weights: Weights,  # noqa: ARG002 - it has none
+        rng: np.random.Generator,
+    ) -> Choice:
+        return prefix_walk(candidates, rng, imbalance=8, deviations=1)

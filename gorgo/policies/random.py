@@ -1,0 +1,32 @@
+"""`random`: any candidate, each as likely as the others."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from gorgo.core.candidates import Candidates
+from gorgo.core.decision import Choice
+from gorgo.core.policy import IndexKind
+from gorgo.core.request import RouteRequest
+from gorgo.core.weights import Weights, WeightSpec
+
+
+class Random:
+    """The control of every comparison: what is not better than this is not worth its signals."""
+
+    name: ClassVar[str] = "random"
+    summary: ClassVar[str] = "any replica, each as likely"
+    unit: ClassVar[str] = ""
+    index: ClassVar[IndexKind] = "published"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
+
+    def choose(
+        self,
+        request: RouteRequest,  # noqa: ARG002 - looks at nothing
+        candidates: Candidates,
+        weights: Weights,  # noqa: ARG002 - it has none
+        rng: np.random.Generator,
+    ) -> Choice:
+        return Choice(int(rng.integers(len(candidates))))

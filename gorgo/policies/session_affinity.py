@@ -1,0 +1,59 @@
+"""`simple-session-affinity`: the same session to the same replica, by rendezvous hashing."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.candidates import Candidates
+from gorgo.core.decision import Choice
+from gorgo.core.policy import IndexKind
+from gorgo.core.request import RouteRequest
+from gorgo.core.weights import Weights, WeightSpec
+
+
+class SimpleSessionAffinity:
+    """Highest random weight: each replica's fixed salt is mixed with the session's key, and the greatest wins.
+
+    The key is the client's own session id where it sends one, else the hash of the first 256 tokens. When a replica
+    leaves, its sessions alone move; when it comes back, they return.
+
+    References
+    ----------
+    GORGO paper, baselines. Thaler and Ravishankar, Using name-based mappings to increase hit rates, 1998. The mixer is
+    the finaliser of splitmix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014).
+    """
+
+    name: ClassVar[str] = "simple-session-affinity"
+    summary: ClassVar[str] = "GORGO paper: rendezvous hash of the session id, else of the first 256 tokens"
+    unit: ClassVar[str] = ""
+    index: ClassVar[IndexKind] = "published"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
+
+    def choose(
+        self,
+        request: RouteRequest,
+        candidates: Candidates,
+        weights: Weights,  # noqa: ARG002 - it has none
+        rng: np.random.Generator,  # noqa: ARG002 - leaves nothing to chance
+    ) -> Choice:
+        score = _mix(candidates.salt ^ _mix(_key(request)))
+        return Choice(int(score.argmax()))
+
+
+def _key(request: RouteRequest) -> NDArray[np.uint64]:
+    """64 bits that name the session, in every process the same."""
+    key = request.head
+    if request.session_id is not None:
+        key = int.from_bytes(blake2b(request.session_id.encode(), digest_size=8).digest(), "little")
+    return np.array([key & 0xFFFF_FFFF_FFFF_FFFF], dtype=np.uint64)
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finaliser: every bit in changes half of the bits out. Arrays wrap around silently, as wanted."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,113 @@
+"""What every registered policy keeps, whatever its rule. A new policy joins by being registered."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gorgo.core.candidates import Candidates, Columns
+from gorgo.core.decision import Choice
+from gorgo.core.policy import Policy
+from gorgo.core.weights import Weights
+from gorgo.policies.registry import POLICIES, make_policy
+from tests.policies.table import COUNTS, choose, request, table
+
+pytestmark = pytest.mark.parametrize("name", POLICIES)
+
+#: Engine figures that may be unknown.
+SIGNALS = tuple(item.name for item in fields(Columns) if item.name not in (*COUNTS, "salt"))
+
+
+def assert_valid(policy: Policy, candidates: Candidates, choice: Choice) -> None:
+    assert 0 <= choice.row < len(candidates)
+    assert isinstance(choice.row, int)
+    for column in choice.terms.values():
+        assert column.shape == (len(candidates),)
+        assert not np.isnan(column).any(), "a term that is unknown must have a value by the policy's own rule"
+    if choice.cost is not None:
+        assert policy.unit, "a policy with a cost states its unit"
+        np.testing.assert_allclose(sum(choice.terms.values()), choice.cost)
+        assert choice.cost[choice.row] <= choice.cost.min() + 1e-9
+
+
+def test_declares_what_the_table_of_policies_shows(name: str) -> None:
+    policy = make_policy(name)
+    assert isinstance(policy, Policy)
+    assert policy.name == name
+    assert policy.summary
+    assert "\n" not in policy.summary
+    assert policy.index in ("published", "bounded")
+    Weights.of(policy.weight_specs)  # the defaults lie in their own boxes
+    assert all(spec.description and 0 < spec.low < spec.high for spec in policy.weight_specs)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 64])
+def test_answers_a_valid_row_when_all_is_equal(name: str, rows: int) -> None:
+    candidates, policy = table(rows), make_policy(name)
+    assert_valid(policy, candidates, choose(policy, candidates))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_answers_a_valid_row_when_every_signal_is_unknown(name: str, rows: int) -> None:
+    unknown: dict[str, Any] = {signal: np.full(rows, np.nan) for signal in SIGNALS}
+    candidates, policy = table(rows, **unknown), make_policy(name)
+    assert_valid(policy, candidates, choose(policy, candidates))
+
+
+def test_answers_a_valid_row_for_huge_values(name: str) -> None:
+    huge: dict[str, Any] = {item.name: [1e15, 2e15, 3e15] for item in fields(Columns) if item.name != "salt"}
+    candidates, policy = table(3, cached=[1e12, 0, 1], prompt_tokens=10**12, **huge), make_policy(name)
+    assert_valid(policy, candidates, choose(policy, candidates))
+
+
+def test_answers_a_valid_row_for_an_empty_prompt(name: str) -> None:
+    candidates, policy = table(3, prompt_tokens=0), make_policy(name)
+    assert_valid(policy, candidates, choose(policy, candidates, asked=request(prompt_tokens=0)))
+
+
+def test_sees_only_the_rows_that_are_eligible(name: str) -> None:
+    """Slots 0 and 2 are left out: they look best in every column, and nothing of them may come through."""
+    best = [0, 50, 0, 60]
+    columns: dict[str, Any] = {item.name: best for item in fields(Columns) if item.name != "salt"}
+    gathered = table(2, slots=[1, 3], names=["b", "d"], cached=[1000, 10, 1000, 0], **columns)
+    picked: dict[str, Any] = {item.name: [50, 60] for item in fields(Columns) if item.name != "salt"}
+    salt = gathered.columns.salt[[1, 3]]
+    whole = table(2, names=["b", "d"], cached=[10, 0], salt=salt, **picked)
+    one, other = choose(make_policy(name), gathered), choose(make_policy(name), whole)
+    assert one.row == other.row
+    assert {term: list(values) for term, values in one.terms.items()} == {
+        term: list(values) for term, values in other.terms.items()
+    }
+
+
+def test_keeps_its_terms_apart_from_the_fleet_columns(name: str) -> None:
+    """A decision is kept and read later; a term that is a kept column would change under it."""
+    known: dict[str, Any] = {item.name: [1.0, 2.0] for item in fields(Columns) if item.name != "salt"}
+    candidates = table(2, cached=[5, 6], **known)
+    choice = choose(make_policy(name), candidates)
+    kept = [getattr(candidates.columns, item.name) for item in fields(Columns)] + [candidates.matched_tokens]
+    for column in [*choice.terms.values(), *([] if choice.cost is None else [choice.cost])]:
+        assert not any(np.shares_memory(column, one) for one in kept)
+
+
+cells = st.floats(0, 1e9) | st.just(0.0) | st.just(1.0)
+
+
+@given(data=st.data(), rows=st.integers(1, 9), seed=st.integers(0, 2**32))
+def test_answers_the_same_for_the_same_seed_and_a_valid_row_for_any_table(
+    name: str, data: st.DataObject, rows: int, seed: int
+) -> None:
+    column = st.lists(cells, min_size=rows, max_size=rows)
+    holed = st.lists(cells | st.just(float("nan")), min_size=rows, max_size=rows)
+    counts: dict[str, Any] = {count: data.draw(column) for count in COUNTS}
+    signals: dict[str, Any] = {signal: data.draw(holed) for signal in SIGNALS}
+    cached = [min(cell, 1000) for cell in data.draw(column)]
+    candidates = table(rows, cached=cached, **counts, **signals)
+    choices = [choose(make_policy(name), candidates, seed=seed) for _ in range(2)]
+    assert choices[0].row == choices[1].row
+    assert_valid(make_policy(name), candidates, choices[0])
