@@ -8,17 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field, with_config
+
+from gorgo.config.addresses import checked_bind, checked_url
+
+_Entry = TypeVar("_Entry")
+
+
+def _some(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
+    """A list that needs an entry. Not `min_length`, which also fires when every entry is wrong in itself."""
+    if not entries:
+        raise ValueError("at least one entry")
+    return entries
+
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1, max_length=256)]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Url = Annotated[str, AfterValidator(checked_url)]
+Bind = Annotated[str, AfterValidator(checked_bind)]
 EngineName = Literal["sglang"]
 
+#: A key that is not a field is an error, never ignored: a misspelt limit would otherwise silently keep its default.
+strict = with_config(ConfigDict(extra="forbid"))
 
+
+@strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """Priors of a replica's size; the engine's own report replaces them."""
@@ -27,30 +47,35 @@ class Capacity:
     max_running_requests: Count | None = None
 
 
+@strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
     """One engine process at a URL."""
 
     name: Name
     region: Name
-    url: str
+    url: Url
     engine: EngineName = "sglang"
-    models: tuple[str, ...] = ()
-    accelerator: str | None = None
-    api_key_env: str | None = None
+    #: Models that it serves; empty means any.
+    models: tuple[Text, ...] = ()
+    accelerator: Text | None = None
+    #: Name of the environment variable that holds the replica's API key; the key itself is never in the file.
+    api_key_env: EnvironmentName | None = None
+    #: Ask for `usage` in streams whose client did not, and take the extra chunk out again.
     request_usage: bool = False
     capacity: Capacity = field(default_factory=Capacity)
 
 
+@strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
     """The regional proxy itself."""
 
     region: Name
-    policy: str = "gorgo"
-    weights: Mapping[str, float] = field(default_factory=dict)
-    bind: str = "127.0.0.1:8080"
-    admin_bind: str = "127.0.0.1:9090"
+    policy: Text = "gorgo"
+    weights: Mapping[Text, Annotated[float, Field(allow_inf_nan=False)]] = field(default_factory=dict)
+    bind: Bind = "127.0.0.1:8080"
+    admin_bind: Bind = "127.0.0.1:9090"
     probe_interval_s: Positive = 30.0
     scrape_interval_s: Positive = 30.0
     #: A scrape or a ping older than this is stale; default three intervals.
@@ -58,6 +83,7 @@ class Proxy:
     rtt_ewma_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
 
 
+@strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Every bound that an operator can move, with the reason for its default in regions.yaml."""
@@ -73,6 +99,7 @@ class Limits:
     shutdown_grace_s: NotNegative = 30.0
 
 
+@strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
     """What `gorgo engine` and `gorgo demo` imitate."""
@@ -81,10 +108,11 @@ class Simulation:
     rtt_ms: Mapping[Name, NotNegative] = field(default_factory=dict)
     #: Mean of the exponential jitter added to each one-way trip, as a share of the RTT.
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.02
-    profile: str = "2xL40S-Qwen3.5-35B-A3B-FP8"
+    profile: Text = "2xL40S-Qwen3.5-35B-A3B-FP8"
     seed: int = 0
 
 
+@strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
     """A place where replicas or clients are."""
@@ -92,12 +120,13 @@ class Region:
     name: Name
 
 
+@strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The whole of regions.yaml."""
 
     proxy: Proxy
-    regions: tuple[Region, ...]
-    replicas: tuple[Replica, ...]
+    regions: Annotated[tuple[Region, ...], AfterValidator(_some)]
+    replicas: Annotated[tuple[Replica, ...], AfterValidator(_some)]
     limits: Limits = field(default_factory=Limits)
     simulation: Simulation = field(default_factory=Simulation)

@@ -1,0 +1,58 @@
+"""Addresses in regions.yaml: a replica's base URL and a `host:port` to listen on.
+
+Owns their syntax. Each check returns its argument or raises `ValueError` with what was expected, which is how pydantic
+wants a validator to speak.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+URL_EXPECTED = "an http:// or https:// URL with a host and no user, query or fragment, such as http://10.0.0.5:30000"
+BIND_EXPECTED = "host:port with a port of 0 to 65535, such as 127.0.0.1:8080 or [::1]:8080"
+
+_BIND = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+", re.ASCII)
+
+
+def checked_url(text: str) -> str:
+    """`text` if it is a replica's base URL.
+
+    >>> checked_url("http://10.0.0.5:30000")
+    'http://10.0.0.5:30000'
+    """
+    if not _is_url(text):
+        raise ValueError(URL_EXPECTED)
+    return text
+
+
+def checked_bind(text: str) -> str:
+    """`text` if it is `host:port`; `split_bind` then takes it apart."""
+    split_bind(text)
+    return text
+
+
+def split_bind(text: str) -> tuple[str, int]:
+    """Host and port of a `host:port`; IPv6 in brackets.
+
+    >>> split_bind("[::1]:8080")
+    ('::1', 8080)
+    """
+    match = _BIND.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise ValueError(BIND_EXPECTED)
+    return match["six"] or match["host"], int(match["port"])
+
+
+def _is_url(text: str) -> bool:
+    # urlsplit silently drops tabs and newlines, and takes control characters: nothing of the kind is in a good URL.
+    if not text.isascii() or not text.isprintable() or any(sign in text for sign in " ?#@\\"):
+        return False
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    host_ok = parts.hostname is not None and _HOST.fullmatch(parts.hostname) is not None
+    return parts.scheme in ("http", "https") and host_ok and port != 0

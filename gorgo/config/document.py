@@ -1,0 +1,245 @@
+"""YAML text -> plain data with the line of every place in it, and every fault of the notation.
+
+Owns the notation and its bounds; what the keys mean is `config.load`'s. Nothing is ever constructed from a tag: PyYAML
+composes the node tree, and the five plain kinds of scalar are converted here. The rules are those of YAML 1.2, so that
+`no`, `on`, `1:30` and `2026-01-01` stay text. Aliases are refused: no regions file needs them, and nested ones grow
+without bound.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite, nan
+from typing import Any
+
+import yaml
+from yaml.events import AliasEvent, Event
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+#: Thousands of replicas fit in a tenth of it; PyYAML needs about eight seconds for a full one.
+MAX_BYTES = 1024 * 1024
+#: regions.yaml itself is four deep.
+MAX_DEPTH = 16
+#: Digits that still fit a 64-bit integer; longer ones become floats, which no whole-number key accepts.
+_MAX_DIGITS = 18
+
+Path = tuple[str | int, ...]
+
+_MAP = "tag:yaml.org,2002:map"
+_SEQ = "tag:yaml.org,2002:seq"
+_PLAIN = "plain"
+_QUOTED = "quoted"
+_BOOL = re.compile(r"true|false")
+_NULL = re.compile(r"~|null|")
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)", re.ASCII)
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]{1,4})?", re.ASCII)
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault: where, on which line (from 1), what was found, what was expected."""
+
+    path: Path
+    line: int
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"{show_path(self.path)} (line {self.line}): {self.found}; expected {self.expected}"
+
+
+@dataclass(slots=True)
+class Document:
+    """Plain data (dict, list, str, int, float, bool, None), the line of each path, and what is wrong so far."""
+
+    data: object = None
+    lines: dict[Path, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def line(self, path: Path) -> int:
+        """Line of `path`, or of the nearest place above it that is in the text."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+    def report(self, path: Path, found: str, expected: str) -> None:
+        """Note one more fault at `path`."""
+        self.problems.append(Problem(path, self.line(path), found, expected))
+
+
+def read_document(text: bytes) -> Document:
+    """Parse `text`; faults of notation are in `problems`, and `data` holds what could be read in spite of them."""
+    document = Document()
+    if len(text) > MAX_BYTES:
+        document.report((), f"{len(text):,} bytes", f"at most {MAX_BYTES:,}")
+        return document
+    try:
+        node = _compose(text.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
+        document.problems.append(Problem((), line, "bytes that are not UTF-8", "YAML in UTF-8"))
+    except yaml.YAMLError as error:
+        document.problems.append(_yaml_problem(error))
+    except (ValueError, OverflowError):
+        # PyYAML lets these escape for an escape sequence beyond Unicode and for an absurd %YAML version.
+        document.report((), "text that is not YAML", "YAML")
+    else:
+        document.data = None if node is None else _Reader(document).read(node, ())
+    return document
+
+
+def show_path(path: Path) -> str:
+    """A path as people write it.
+
+    >>> show_path(("replicas", 1, "url"))
+    'replicas[1].url'
+    """
+    shown = ""
+    for part in path:
+        shown += f"[{part}]" if isinstance(part, int) else ("." if shown else "") + _printable(part)
+    return shown or "the file"
+
+
+def show_value(value: object) -> str:
+    """A value in a message: one line, printable ASCII, at most 60 characters; containers by their kind only."""
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if isinstance(value, str):
+        return _short(ascii(value))
+    return _short(json.dumps(value))
+
+
+def _printable(key: str) -> str:
+    return key if key.isascii() and key.isprintable() and 0 < len(key) <= 60 else _short(ascii(key))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class _Refused(yaml.MarkedYAMLError):
+    """Good YAML that a regions file may not use: `problem` says what, `note` what was expected."""
+
+
+class _Composer(yaml.SafeLoader):
+    """PyYAML's scanner, parser and composer with a bound on depth and without aliases; its constructor is not used."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.depth = 0
+
+    def resolve(self, kind: type[Node], _value: object, implicit: tuple[bool, bool] | bool | None) -> str:
+        """Tag of a node that has none of its own: scalars only say whether they were quoted."""
+        if kind is ScalarNode:
+            return _PLAIN if isinstance(implicit, tuple) and implicit[0] else _QUOTED
+        return _MAP if kind is MappingNode else _SEQ
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        event: Event = self.peek_event()  # type: ignore[no-untyped-call] # types-PyYAML leaves the parser untyped
+        mark: Any = event.start_mark  # the stubs give the same mark two types
+        if isinstance(event, AliasEvent):
+            raise _Refused(problem="an alias", problem_mark=mark, note="plain YAML without aliases")
+        if self.depth == MAX_DEPTH:
+            raise _Refused(problem="deep nesting", problem_mark=mark, note=f"at most {MAX_DEPTH} levels")
+        self.depth += 1
+        node: Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+def _compose(text: str) -> Node | None:
+    loader = _Composer(text)
+    try:
+        node: Node | None = loader.get_single_node()
+        return node
+    finally:
+        loader.dispose()
+
+
+def _yaml_problem(error: yaml.YAMLError) -> Problem:
+    # The mark's snippet is left out: the lines of the file may hold a key that somebody pasted.
+    mark = getattr(error, "problem_mark", None)
+    line = 1 if mark is None else mark.line + 1
+    if isinstance(error, _Refused):
+        return Problem((), line, str(error.problem), str(error.note))
+    said = getattr(error, "problem", None) or getattr(error, "reason", None) or "a syntax error"
+    return Problem((), line, f"not YAML: {_short(said)}", "YAML")
+
+
+class _Reader:
+    """Walks the node tree once and fills the document."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+
+    def read(self, node: Node, path: Path) -> object:
+        self._document.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, MappingNode) and node.tag == _MAP:
+            return dict(self._pairs(node, path))
+        if isinstance(node, SequenceNode) and node.tag == _SEQ:
+            return [self.read(item, (*path, number)) for number, item in enumerate(node.value)]
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, path)
+        self._document.report(path, "a YAML tag", "plain YAML without tags")
+        return None
+
+    def _pairs(self, node: MappingNode, path: Path) -> Iterator[tuple[str, object]]:
+        seen: set[str] = set()
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, ScalarNode):
+                line = key_node.start_mark.line + 1
+                self._document.problems.append(Problem(path, line, "a key that is not text", "keys of plain text"))
+                continue
+            key, line = key_node.value, key_node.start_mark.line + 1
+            where = (*path, key)
+            if not _encodes(key):
+                self._document.problems.append(Problem(where, line, "half a surrogate pair", "Unicode text"))
+                continue
+            if key in seen:
+                first = self._document.line(where)
+                found = f"the key a second time (first on line {first})"
+                self._document.problems.append(Problem(where, line, found, "each key once"))
+                continue
+            seen.add(key)
+            self._document.lines[where] = line
+            yield key, self.read(value_node, where)
+
+    def _scalar(self, node: ScalarNode, path: Path) -> object:
+        """A scalar by YAML 1.2's core rules: quoted is text, plain is what it looks like."""
+        if node.tag not in (_PLAIN, _QUOTED):
+            self._document.report(path, "a YAML tag", "plain YAML without tags")
+            return None
+        value = _plain(node.value) if node.tag == _PLAIN else node.value
+        if isinstance(value, float) and not isfinite(value):
+            self._document.report(path, show_value(node.value), "a finite number")
+            return None
+        if isinstance(value, str) and not _encodes(value):
+            self._document.report(path, "half a surrogate pair", "Unicode text")
+            return None
+        return value
+
+
+def _plain(text: str) -> object:
+    if _NULL.fullmatch(text):
+        return None
+    if _BOOL.fullmatch(text):
+        return text == "true"
+    if _INT.fullmatch(text) and len(text) <= _MAX_DIGITS:
+        return int(text)
+    if _NOT_FINITE.fullmatch(text):
+        return nan
+    return float(text) if _FLOAT.fullmatch(text) else text
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

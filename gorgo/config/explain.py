@@ -1,0 +1,131 @@
+"""One fault that pydantic found, in the words of the file: what was there, what was expected, which key was meant.
+
+Owns the wording. pydantic speaks of JSON and Python types; a person who edits regions.yaml thinks in keys, text,
+numbers and lists.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic_core import ErrorDetails
+
+from gorgo.config.document import Document, Path, Problem, show_value
+from gorgo.config.model import Config
+
+#: Its value should be the name of a variable, but this is where somebody will paste the key itself.
+_SECRET_KEYS = frozenset({"api_key_env"})
+
+_PATTERNS = {
+    "api_key_env": "the name of an environment variable: letters, digits and '_'",
+    "default": "letters, digits, '.', '_' and '-', the first a letter or digit, at most 63",
+}
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dataclass_type": "a mapping",
+    "dict_type": "a mapping",
+    "float_type": "a number",
+    "greater_than": "a number greater than {gt:g}",
+    "greater_than_equal": "a number of at least {ge:g}",
+    "int_type": "a whole number",
+    "less_than_equal": "a number of at most {le:g}",
+    "literal_error": "{expected}",
+    "mapping_type": "a mapping",
+    "string_too_long": "at most {max_length} characters",
+    "string_too_short": "text that is not empty",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "value_error": "{error}",
+}
+
+
+def explain(error: ErrorDetails, document: Document) -> Problem:
+    """`error` as a line about the file."""
+    path, kind = _path(error["loc"]), error["type"]
+    if kind == "unexpected_keyword_argument":
+        return _unknown_key(path, document)
+    if kind == "missing":
+        return Problem(path, document.line(path), "missing", _required(path))
+    return Problem(path, document.line(path), _found(path, error["input"]), _expected(error, path))
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """A hint at the word that was probably meant, or nothing."""
+    near = difflib.get_close_matches(word[:100], list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def keys_at(path: Path) -> list[str]:
+    """Keys that the file may have in the mapping at `path`.
+
+    >>> keys_at(("replicas", 3, "capacity"))
+    ['kv_tokens', 'max_running_requests']
+    """
+    kind = _type_at(path)
+    return [item.name for item in fields(kind)] if is_dataclass(kind) else []
+
+
+def _unknown_key(path: Path, document: Document) -> Problem:
+    # Its value is not shown: an unknown key is often an API key put where it must not be.
+    known = keys_at(path[:-1])
+    found = f"unknown key{closest(str(path[-1]), known)}"
+    return Problem(path, document.line(path), found, f"one of {', '.join(known)}")
+
+
+def _found(path: Path, value: object) -> str:
+    if path and path[-1] in _SECRET_KEYS:
+        return "a value that is not shown"
+    if isinstance(value, str) and "@" in value:
+        return "text with '@', not shown because it may hold a password"
+    return show_value(value)
+
+
+def _expected(error: ErrorDetails, path: Path) -> str:
+    if error["type"] == "string_pattern_mismatch":
+        return _PATTERNS.get(str(path[-1]) if path else "", _PATTERNS["default"])
+    template = _EXPECTED.get(error["type"])
+    text = error["msg"] if template is None else template.format(**error.get("ctx", {}))
+    quoted = error["type"] == "string_type" and isinstance(error["input"], int | float)
+    return f"{text} (put it in quotes)" if quoted else text
+
+
+def _required(path: Path) -> str:
+    kind = _type_at(path)
+    words = {tuple: "a list", str: "text", Config: "a mapping"}
+    shape = "a mapping" if is_dataclass(kind) else words.get(kind, "a value")
+    return f"this key with {shape}"
+
+
+def _path(location: tuple[int | str, ...]) -> Path:
+    # pydantic marks a fault in a mapping's key, not its value, with one more part.
+    return location[:-1] if location and location[-1] == "[key]" else location
+
+
+def _type_at(path: Path) -> Any:
+    """The class that the model has at `path`, without `Annotated` and `None`; `object` where it has none."""
+    kind: Any = Config
+    for part in path:
+        kind = _bare(_step(kind, part))
+    return get_origin(kind) or kind
+
+
+def _step(kind: Any, part: str | int) -> Any:
+    if is_dataclass(kind) and isinstance(part, str):
+        return get_type_hints(kind, include_extras=True).get(part, object)
+    arguments = get_args(kind)
+    if not arguments:
+        return object
+    return arguments[1] if issubclass(get_origin(kind), Mapping) else arguments[0]
+
+
+def _bare(kind: Any) -> Any:
+    while get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (Union, UnionType):
+        return _bare(next(part for part in get_args(kind) if part is not type(None)))
+    return kind

@@ -1,0 +1,135 @@
+"""regions.yaml -> `Config`, or one `ConfigError` that lists everything wrong with it.
+
+Owns the meaning of the file: types and ranges (pydantic over the frozen dataclasses of `config.model`, strict, so that
+"30" is no number and true is no 1) and what must agree between places (names once, regions known). The notation and its
+bounds are `config.document`'s. Each line of the error names the path in the file, the line, the value and what was
+expected; values of keys that may be secret are not shown. Whether a policy or an engine profile exists is checked by
+the shell that has the registry.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping
+
+from pydantic import TypeAdapter, ValidationError
+
+from gorgo.config.document import MAX_BYTES, Document, Path, Problem, read_document, show_path
+from gorgo.config.explain import closest, explain
+from gorgo.config.model import Config
+from gorgo.errors import ConfigError
+
+#: More than a person reads at once; the rest is counted.
+MAX_PROBLEMS_SHOWN = 200
+
+_ADAPTER = TypeAdapter(Config)
+
+
+def load_config(path: pathlib.Path) -> Config:
+    """Read and check the file at `path`; raises `ConfigError`."""
+    try:
+        with path.open("rb") as file:
+            # One byte more than allowed is enough to know that it is too large, whatever `path` is.
+            text = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{path}: cannot be read: {reason}; expected a regions.yaml file") from error
+    return parse_config(text, source=str(path))
+
+
+def parse_config(text: bytes, *, source: str = "regions.yaml") -> Config:
+    """Check the text of a regions file; `source` names it in the `ConfigError`."""
+    document = read_document(text)
+    if not document.lines and not document.problems:
+        document.report((), "empty", "a mapping with proxy, regions and replicas")
+    config = None
+    if document.lines:
+        config = _typed(document)
+        document.problems.extend(_disagreements(document))
+    if document.problems or config is None:
+        raise ConfigError(_message(source, document.problems))
+    return config
+
+
+def _typed(document: Document) -> Config | None:
+    try:
+        return _ADAPTER.validate_json(json.dumps(document.data), strict=True)
+    except ValidationError as invalid:
+        known = {problem.path for problem in document.problems}
+        found = (explain(error, document) for error in invalid.errors(include_url=False))
+        # A value that its notation already ruined stands as null in the data: one line about it is enough.
+        document.problems.extend(problem for problem in found if problem.path not in known)
+        return None
+
+
+def _message(source: str, problems: Iterable[Problem]) -> str:
+    ordered = sorted(problems, key=lambda problem: (problem.line, show_path(problem.path)))
+    lines = [f"  {problem}" for problem in ordered[:MAX_PROBLEMS_SHOWN]]
+    if len(ordered) > MAX_PROBLEMS_SHOWN:
+        lines.append(f"  and {len(ordered) - MAX_PROBLEMS_SHOWN} more")
+    count = "1 error" if len(ordered) == 1 else f"{len(ordered)} errors"
+    return "\n".join([f"{source}: {count}", *lines])
+
+
+def _disagreements(document: Document) -> Iterator[Problem]:
+    """What is well-formed in itself but does not fit the rest; in plain data, so that no other fault hides it."""
+    regions = _names(document.data, "regions")
+    yield from _repeated(regions, document)
+    yield from _repeated(_names(document.data, "replicas"), document)
+    known = sorted(set(regions.values()))
+    if not known:
+        return  # Already reported; every region below would be unknown.
+    for path, region in _regions_used(document.data):
+        if region not in known:
+            what = f"{json.dumps(region)} is not a region of this file{closest(region, known)}"
+            yield Problem(path, document.line(path), what, f"one of {', '.join(known)}")
+    yield from _same_address(document)
+
+
+def _names(data: object, section: str) -> dict[Path, str]:
+    return {
+        (section, number, "name"): item["name"]
+        for number, item in enumerate(_items(data, section))
+        if isinstance(item, Mapping) and isinstance(item.get("name"), str)
+    }
+
+
+def _repeated(names: Mapping[Path, str], document: Document) -> Iterator[Problem]:
+    first: dict[str, Path] = {}
+    for path, name in names.items():
+        if name in first:
+            where = f"{show_path(first[name])} on line {document.line(first[name])}"
+            yield Problem(path, document.line(path), f"{json.dumps(name)} is the name of {where}", "each name once")
+        first.setdefault(name, path)
+
+
+def _regions_used(data: object) -> Iterator[tuple[Path, str]]:
+    """Every place that names a region, with the name."""
+    region = _inside(data, "proxy").get("region")
+    if isinstance(region, str):
+        yield ("proxy", "region"), region
+    for number, item in enumerate(_items(data, "replicas")):
+        if isinstance(item, Mapping) and isinstance(item.get("region"), str):
+            yield ("replicas", number, "region"), item["region"]
+    rtt_ms = _inside(_inside(data, "simulation"), "rtt_ms")
+    for name in rtt_ms:
+        yield ("simulation", "rtt_ms", name), name
+
+
+def _same_address(document: Document) -> Iterator[Problem]:
+    proxy = _inside(document.data, "proxy")
+    bind, admin = proxy.get("bind"), proxy.get("admin_bind")
+    if isinstance(bind, str) and bind == admin and not bind.endswith(":0"):
+        path: Path = ("proxy", "admin_bind")
+        yield Problem(path, document.line(path), f"{json.dumps(bind)} is also proxy.bind", "an address of its own")
+
+
+def _inside(data: object, key: str) -> Mapping[str, object]:
+    inner = data.get(key) if isinstance(data, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _items(data: object, key: str) -> list[object]:
+    items = data.get(key) if isinstance(data, Mapping) else None
+    return items if isinstance(items, list) else []

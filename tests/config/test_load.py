@@ -1,0 +1,239 @@
+"""regions.yaml: what is good loads, what is not is named with place, line, value and expectation, all at once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gorgo.config.load import MAX_PROBLEMS_SHOWN, load_config, parse_config
+from gorgo.config.model import Capacity, Config, Limits, Proxy, Replica, Simulation
+from gorgo.errors import ConfigError
+
+GOOD = """\
+proxy:
+  region: us
+  weights: {w_rtt: 0.5}
+regions:
+  - name: us
+  - name: eu
+replicas:
+  - name: us-0
+    region: us
+    url: http://127.0.0.1:30000
+  - name: eu-0
+    region: eu
+    url: https://eu.example:30000/base
+    models: [a, b]
+    capacity: {kv_tokens: 100000}
+limits:
+  max_attempts: 2
+simulation:
+  rtt_ms: {us: 2, eu: 95.5}
+"""
+
+ROOT = Path(__file__).parents[2]
+
+
+def errors(text: str | bytes) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        parse_config(text if isinstance(text, bytes) else text.encode())
+    first, *rest = str(raised.value).splitlines()
+    assert first.startswith("regions.yaml: "), first
+    return [line.strip() for line in rest]
+
+
+def changed(old: str, new: str) -> str:
+    assert GOOD.count(old) == 1, old
+    return GOOD.replace(old, new)
+
+
+def test_good_file_loads() -> None:
+    config = parse_config(GOOD.encode())
+    assert config.proxy == Proxy(region="us", weights={"w_rtt": 0.5})
+    assert config.limits == Limits(max_attempts=2)
+    assert config.simulation == Simulation(rtt_ms={"us": 2.0, "eu": 95.5})
+    assert config.replicas[1] == Replica(
+        name="eu-0",
+        region="eu",
+        url="https://eu.example:30000/base",
+        models=("a", "b"),
+        capacity=Capacity(kv_tokens=100_000),
+    )
+
+
+def test_shipped_regions_file_loads_and_has_the_three_regions() -> None:
+    config = load_config(ROOT / "regions.yaml")
+    assert config.simulation.rtt_ms == {"us-ashburn": 2, "eu-frankfurt": 95, "ap-seoul": 180}
+    assert {replica.region for replica in config.replicas} == set(config.simulation.rtt_ms)
+
+
+def test_shipped_regions_file_states_every_default_truly() -> None:
+    config = load_config(ROOT / "regions.yaml")
+    assert config.limits == Limits()
+    for default in fields(Proxy):
+        if default.name not in ("region", "weights"):
+            assert getattr(config.proxy, default.name) == default.default, default.name
+
+
+CASES = [
+    (
+        "  weights",
+        "  wieghts",
+        "proxy.wieghts (line 3): unknown key (did you mean 'weights'?); expected one of region,",
+    ),
+    ("  max_attempts", "  max_attemps", "limits.max_attemps (line 17): unknown key (did you mean 'max_attempts'?)"),
+    ("url: http://127.0.0.1:30000", "url: ftp://x", "replicas[0].url (line 10): 'ftp://x'; expected an http:// or"),
+    ("url: http://127.0.0.1:30000", "url: 30000", "replicas[0].url (line 10): 30000; expected text (put it in quotes)"),
+    ("name: eu-0", "name: us-0", 'replicas[1].name (line 11): "us-0" is the name of replicas[0].name on line 8'),
+    (
+        "- name: eu\n",
+        "- name: eu\n  - name: us\n",
+        'regions[2].name (line 7): "us" is the name of regions[0].name on line 5',
+    ),
+    ("    region: eu", "    region: eux", 'replicas[1].region (line 12): "eux" is not a region of this file (did you'),
+    ("region: us\n  w", "region: uss\n  w", 'proxy.region (line 2): "uss" is not a region of this file'),
+    ("eu: 95.5", "eu: -1", "simulation.rtt_ms.eu (line 19): -1; expected a number of at least 0"),
+    ("eu: 95.5", "mars: 1", 'simulation.rtt_ms.mars (line 19): "mars" is not a region of this file'),
+    ("eu: 95.5", "eu: .inf", "simulation.rtt_ms.eu (line 19): '.inf'; expected a finite number"),
+    ("eu: 95.5", "eu: 1e999", "simulation.rtt_ms.eu (line 19): '1e999'; expected a finite number"),
+    ("eu: 95.5", 'eu: "95.5"', "simulation.rtt_ms.eu (line 19): '95.5'; expected a number"),
+    ("eu: 95.5", "us: 95.5", "simulation.rtt_ms.us (line 19): the key a second time (first on line 19)"),
+    ("max_attempts: 2", "max_attempts: true", "limits.max_attempts (line 17): true; expected a whole number"),
+    ("max_attempts: 2", "max_attempts: 2.0", "limits.max_attempts (line 17): 2.0; expected a whole number"),
+    ("max_attempts: 2", "max_attempts: 0", "limits.max_attempts (line 17): 0; expected a number of at least 1"),
+    ("max_attempts: 2", "max_attempts: 010", "limits.max_attempts (line 17): '010'; expected a whole number"),
+    ("max_attempts: 2", "max_attempts: !!int 2", "limits.max_attempts (line 17): a YAML tag; expected plain YAML"),
+    ("{w_rtt: 0.5}", "{w_rtt: yes}", "proxy.weights.w_rtt (line 3): 'yes'; expected a number"),
+    ("{w_rtt: 0.5}", "[0.5]", "proxy.weights (line 3): a list; expected a mapping"),
+    ("[a, b]", "a", "replicas[1].models (line 14): 'a'; expected a list"),
+    ("{kv_tokens: 100000}", "{kv_tokens: *x}", "the file (line 15): an alias; expected plain YAML without aliases"),
+    ("{kv_tokens: 100000}", "{kv_tokens: [}", "the file (line 15): not YAML"),
+    ("  weights: {", "  bind: localhost\n  weights: {", "proxy.bind (line 3): 'localhost'; expected host:port"),
+    ("  weights: {", "  bind: 127.0.0.1:9090\n  admin_bind: 127.0.0.1:9090\n  weights: {", "is also proxy.bind"),
+    ("    region: eu\n", "", "replicas[1].region (line 11): missing; expected this key with text"),
+    ("    models", "    engine: vllm\n    models", "replicas[1].engine (line 14): 'vllm'; expected 'sglang'"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), CASES)
+def test_fault_is_named_with_place_line_value_and_expectation(old: str, new: str, expected: str) -> None:
+    found = errors(changed(old, new))
+    assert len(found) == 1, found
+    assert expected in found[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"", "the file (line 1): empty; expected a mapping with proxy, regions and replicas"),
+        (b"# nothing\n", "the file (line 1): empty"),
+        (b"\xef\xbb\xbf", "the file (line 1): empty"),
+        (b"just words", "the file (line 1): 'just words'; expected a mapping"),
+        (b"- a\n- b", "the file (line 1): a list; expected a mapping"),
+        (b"a: 1\n\xff\xfe", "the file (line 2): bytes that are not UTF-8"),
+        (b"\x7fELF\x00\x01", "the file (line 1): not YAML"),
+        (b"{" * 50_000, "the file (line 1): deep nesting; expected at most 16 levels"),
+        (b'a: "\\UFFFFFFFF"', "the file (line 1): text that is not YAML"),
+        (b"--- {}\n--- {}\n", "the file (line 2): not YAML: but found another document"),
+        (b"!!python/object/apply:os.system [id]", "the file (line 1): a YAML tag"),
+        (b"#" * (1024 * 1024 + 1), "the file (line 1): 1,048,577 bytes; expected at most 1,048,576"),
+    ],
+)
+def test_file_that_is_no_regions_file_at_all_is_named_as_such(text: bytes, expected: str) -> None:
+    found = errors(text)
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+def test_all_faults_are_listed_in_the_order_of_the_file() -> None:
+    text = changed("region: us\n  w", "regoin: us\n  w").replace("ftp", "http").replace("eu: 95.5", "eu: -1")
+    found = errors(text.replace("127.0.0.1:30000", "127.0.0.1:x"))
+    places = [line.split(" (")[0] for line in found]
+    assert places == ["proxy.region", "proxy.regoin", "replicas[0].url", "simulation.rtt_ms.eu"]
+
+
+def test_list_with_a_bad_entry_is_not_called_empty() -> None:
+    assert not any("at least one entry" in line for line in errors(changed("  - name: eu\n", "  - 3\n")))
+    assert any("an empty list; expected at least one entry" in line for line in errors("replicas: []"))
+
+
+def test_endless_list_of_faults_is_cut_and_counted() -> None:
+    found = errors("\n".join(f"key{number}: 1" for number in range(MAX_PROBLEMS_SHOWN + 7)))
+    assert len(found) == MAX_PROBLEMS_SHOWN + 1
+    assert found[-1] == "and 10 more"  # three missing sections and seven keys
+
+
+@pytest.mark.parametrize(
+    "line", ["api_key: sk-secret", "api_key_env: sk-secret", "url2: http://u:sk-secret@x", "url: http://u:sk-secret@x"]
+)
+def test_keys_and_passwords_are_never_echoed(line: str) -> None:
+    text = GOOD.replace("    url: http://127.0.0.1:30000", "    " + line)
+    assert "secret" not in "\n".join(errors(text))
+
+
+def test_words_that_yaml_1_1_would_turn_into_something_else_stay_text() -> None:
+    text = GOOD.replace("- name: eu\n", "- name: no\n").replace("region: eu", "region: no").replace("eu: 95.5", "no: 9")
+    assert parse_config(text.encode()).replicas[1].region == "no"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("missing.yaml", "No such file"), (".", "Is a directory"), ("nul\0.yaml", "null byte")],
+)
+def test_path_that_cannot_be_read_says_why(tmp_path: Path, path: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_config(tmp_path / path)
+
+
+def test_file_is_named_by_its_path_in_the_error(tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text("proxy: 1\n")
+    with pytest.raises(ConfigError, match=r"fleet\.yaml: 3 errors"):
+        load_config(tmp_path / "fleet.yaml")
+
+
+def loads_or_explains(text: bytes) -> None:
+    try:
+        config = parse_config(text)
+    except ConfigError as error:
+        explanation = str(error)
+        explanation.encode()  # printable wherever it goes
+    else:
+        assert isinstance(config, Config)
+        return
+    assert len(explanation.splitlines()) > 1
+
+
+@given(st.text())
+def test_any_text_loads_or_explains_itself(text: str) -> None:
+    loads_or_explains(text.encode(errors="surrogatepass"))
+
+
+@given(st.binary())
+def test_any_bytes_load_or_explain_themselves(text: bytes) -> None:
+    loads_or_explains(text)
+
+
+MARKS = [*"{}[]:,-?&*!|>'\"%@`#~\n\t ", "<<: ", "- ", "a: ", "!!int ", "---\n", "\\U", "9" * 30]
+
+
+@given(st.lists(st.sampled_from(MARKS)).map("".join), st.integers(0, len(GOOD)))
+def test_good_file_with_yaml_syntax_thrown_in_loads_or_explains_itself(noise: str, at: int) -> None:
+    loads_or_explains((GOOD[:at] + noise + GOOD[at:]).encode())
+
+
+KEYS = sorted({key.name for kind in (Config, Proxy, Replica, Limits, Simulation, Capacity) for key in fields(kind)})
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("http://x")
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
+)
+
+
+@given(VALUES)
+def test_any_tree_of_known_keys_loads_or_explains_itself(tree: Any) -> None:
+    loads_or_explains(json.dumps(tree).encode())

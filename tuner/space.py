@@ -1,0 +1,91 @@
+"""The box in which weights are searched, in log space: equal steps are equal factors.
+
+Owns the map between a policy's weights and the vector that an optimizer moves. What a weight means, and its box, are
+declared by the policy (`gorgo.core.weights`); which vector to try next is the optimizer's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+from gorgo.core.weights import WeightSpec
+from gorgo.errors import WeightsError
+
+
+@dataclass(frozen=True, slots=True)
+class LogBox:
+    """The logarithms of a policy's weights, one coordinate per weight in the order of `specs`.
+
+    Parameters
+    ----------
+    specs:
+        The weights to move. Each box must be positive: the logarithm of 0 is nowhere.
+
+    Example
+    -------
+    >>> box = LogBox((WeightSpec("w_rtt", 0.5, 0.05, 2.0, "per ms of RTT"),))
+    >>> (coordinate,) = box.to_log({"w_rtt": 0.5})
+    >>> box.from_log([coordinate + 9])
+    {'w_rtt': 2.0}
+
+    References
+    ----------
+    GORGO, equation 4: x' = clip(exp(ln x + sigma * z), [low, high]).
+    """
+
+    specs: tuple[WeightSpec, ...]
+
+    def __post_init__(self) -> None:
+        for spec in self.specs:
+            if not 0 < spec.low <= spec.default <= spec.high:
+                box = f"[{spec.low:g}, {spec.high:g}] around {spec.default:g}"
+                raise WeightsError(
+                    f"weight {spec.name!r} has the box {box}; a log space needs 0 < low <= default <= high"
+                )
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    @property
+    def low(self) -> tuple[float, ...]:
+        """Lower corner in log space, for optimizers that know bounds."""
+        return tuple(log(spec.low) for spec in self.specs)
+
+    @property
+    def high(self) -> tuple[float, ...]:
+        """Upper corner in log space."""
+        return tuple(log(spec.high) for spec in self.specs)
+
+    def start(self) -> tuple[float, ...]:
+        """The defaults in log space."""
+        return self.to_log({})
+
+    def to_log(self, weights: Mapping[str, float]) -> tuple[float, ...]:
+        """Weights as a point; one that is not given is at its default.
+
+        Raises `WeightsError` for a value outside its box: a start there would be moved in silence. Names that are not
+        in the box are left alone, because a box may hold only some of a policy's weights.
+        """
+        return tuple(log(_inside(spec, weights.get(spec.name, spec.default))) for spec in self.specs)
+
+    def from_log(self, point: Sequence[float]) -> dict[str, float]:
+        """The weights at `point`, each clipped to its box."""
+        assert len(point) == len(self.specs), "one coordinate per weight"
+        return {spec.name: _clipped(spec, coordinate) for spec, coordinate in zip(self.specs, point, strict=True)}
+
+
+def _inside(spec: WeightSpec, value: float) -> float:
+    if not spec.low <= value <= spec.high:  # False for NaN too
+        raise WeightsError(f"weight {spec.name!r} is {value!r}; expected a number in [{spec.low:g}, {spec.high:g}]")
+    return value
+
+
+def _clipped(spec: WeightSpec, coordinate: float) -> float:
+    # Compared in log space: far outside the box exp() would overflow.
+    if coordinate >= log(spec.high):
+        return spec.high
+    if coordinate <= log(spec.low):
+        return spec.low
+    return min(max(exp(coordinate), spec.low), spec.high)  # exp(log(x)) can be one ulp outside
