@@ -18,6 +18,14 @@ class TraceError(GorgoError):
     """A trace file has a line that cannot be replayed. The message names the file and the line."""
 
 
+class ReplayError(GorgoError):
+    """A replay cannot begin: the router does not answer or names no model."""
+
+
+class FleetError(GorgoError):
+    """A process of the demo's fleet did not start or did not stay up. The message ends with what it last said."""
+
+
 class BadRequest(GorgoError):  # noqa: N818 - the field's own word for a 400
     """A client's body cannot be read. The message says what was expected and is safe to send back."""
 
@@ -28,6 +36,10 @@ class UnknownReplica(GorgoError, LookupError):  # noqa: N818 - reads as the fact
 
 class UnknownPolicy(GorgoError, LookupError):  # noqa: N818
     """No policy of that name is registered."""
+
+
+class UnknownProfile(GorgoError, LookupError):  # noqa: N818
+    """No engine profile of that name is in the table."""
 
 
 class WeightsError(GorgoError, ValueError):

@@ -5,11 +5,15 @@ Owns the row of DESIGN 7.4 and how it is shown. Who measures fills it in. Unknow
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from rich import box
+from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +65,78 @@ class ResultRow:
         row = asdict(self)
         del row["prediction_error_ms"]["p99"]  # DESIGN 7.4 names mean, p50 and p95 alone
         return row
+
+
+def write_results(folder: Path, rows: Sequence[ResultRow]) -> None:
+    """Writes results.json, a list of rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(rows_as_json(rows) + "\n", encoding="utf-8")
+
+
+def rows_as_json(rows: Sequence[ResultRow]) -> str:
+    """What `--json` prints."""
+    return json.dumps([row.as_json() for row in rows], indent=2, allow_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One column of the table: what it reads, how it shows it, and whether the best (lowest or highest) is bold."""
+
+    title: str
+    value: Callable[[ResultRow], float | None]
+    form: str
+    best: Callable[[Sequence[float]], float] | None = None
+
+    def cells(self, rows: Sequence[ResultRow]) -> list[str]:
+        values = [self.value(row) for row in rows]
+        known = [value for value in values if value is not None]
+        best = self.best(known) if self.best is not None and len(known) > 1 else None
+        return [self._cell(value, bold=value is not None and value == best) for value in values]
+
+    def _cell(self, value: float | None, *, bold: bool) -> str:
+        if value is None:
+            return "-"
+        text = format(value, self.form)
+        return f"[bold]{text}[/bold]" if bold else text
+
+
+#: Narrow enough for 80 characters with the longest policy's name.
+_COLUMNS = (
+    _Column("err", lambda row: row.errors, "d"),
+    _Column("TTFT\np50\nms", lambda row: row.ttft_ms.p50, ".0f", min),
+    _Column("\np95\nms", lambda row: row.ttft_ms.p95, ".0f", min),
+    _Column("\np99\nms", lambda row: row.ttft_ms.p99, ".0f", min),
+    _Column("E2E\np50\ns", lambda row: row.e2e_s.p50, ".2f", min),
+    _Column("\np95\ns", lambda row: row.e2e_s.p95, ".2f", min),
+    _Column("ITL\np95\nms", lambda row: row.itl_ms.p95, ".0f", min),
+    _Column("hit\nreal\n%", lambda row: _percent(row.cache_hit), ".1f", max),
+    _Column("\nbelief\n%", lambda row: _percent(row.cache_hit_believed), ".1f"),
+)
+
+
+CAPTION = (
+    "hit: share of prompt tokens found in cache, as engines report it and as the router believed; share: {replicas}"
+)
+
+
+def results_table(rows: Sequence[ResultRow]) -> Table:
+    """The rows side by side, the best of each measure in bold; shares in the order of the replicas' names."""
+    replicas = sorted({name for row in rows for name in row.share})
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0), pad_edge=False, caption_justify="left")
+    table.add_column("policy", no_wrap=True, vertical="bottom")
+    for column in _COLUMNS:
+        table.add_column(column.title, justify="right", no_wrap=True)
+    table.add_column("share\n%", no_wrap=True, vertical="bottom")
+    table.caption = CAPTION.format(replicas=" / ".join(replicas) or "unknown")
+    columns = [column.cells(rows) for column in _COLUMNS]
+    for row, *cells in zip(rows, *columns, strict=True):
+        table.add_row(row.policy or "-", *cells, _shares(row, replicas))
+    return table
+
+
+def _shares(row: ResultRow, replicas: Sequence[str]) -> str:
+    return "/".join(f"{row.share.get(name, 0.0):.0%}".removesuffix("%") for name in replicas) or "-"
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share

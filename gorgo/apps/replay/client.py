@@ -1,0 +1,148 @@
+"""One request over HTTP, from its scheduled time to its record. Never raises for what the other side does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from math import isfinite
+
+import aiohttp
+import httpx
+from httpx_aiohttp import AiohttpTransport
+
+from gorgo.apps.replay.options import ReplayOptions
+from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.stream import StreamReader
+from gorgo.apps.traces import TraceRequest
+from gorgo.errors import ReplayError
+
+#: Below the keep-alive of common servers (5 s), so that a request does not meet a connection that is being closed.
+KEEP_ALIVE_S = 2.0
+CONNECT_TIMEOUT_S = 10.0
+#: Of an error's text that is kept.
+ERROR_CHARACTERS = 200
+
+
+def open_http(options: ReplayOptions) -> httpx.AsyncClient:
+    """A client with one pooled connection per request in flight. Only the request's own bound times out a read."""
+    limits = httpx.Limits(max_connections=options.max_in_flight, keepalive_expiry=KEEP_ALIVE_S)
+    headers = {"content-type": "application/json", "accept-encoding": "identity"}
+    if options.api_key is not None:
+        headers["authorization"] = f"Bearer {options.api_key}"
+    return httpx.AsyncClient(
+        transport=AiohttpTransport(limits=limits),
+        headers=headers,
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+        trust_env=False,
+    )
+
+
+async def first_model(http: httpx.AsyncClient, url: str) -> str:
+    """The first model that the router names; raises `ReplayError` when it cannot be asked."""
+    address = f"{url.rstrip('/')}/v1/models"
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            response = await http.get(address)
+        return str(response.raise_for_status().json()["data"][0]["id"])
+    except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise ReplayError(f"GET {address}: {_reason(error)}; is the router up? (or name a model)") from None
+    except (ValueError, LookupError, TypeError):
+        raise ReplayError(f"GET {address}: the answer names no model; name one") from None
+
+
+class Client:
+    """Sends requests to one base URL.
+
+    Parameters
+    ----------
+    clock:
+        Monotonic seconds; the replay starts at `start_s` of it.
+    run:
+        Prefix of request ids, different for each replay.
+    """
+
+    def __init__(
+        self, http: httpx.AsyncClient, options: ReplayOptions, *, clock: Callable[[], float], start_s: float, run: str
+    ) -> None:
+        self._http = http
+        self._url = f"{options.url.rstrip('/')}/v1/chat/completions"
+        self._timeout_s = options.request_timeout_s
+        self._clock = clock
+        self._start_s = start_s
+        self._run = run
+
+    async def send(self, request: TraceRequest, body: bytes, scheduled_s: float) -> Record:
+        """Sends it now and reads the answer to its end."""
+        record = Record(
+            id=f"{self._run}-{request.index}",
+            scheduled_s=scheduled_s,
+            sent_s=self._now_s(),
+            input_tokens=request.input_tokens,
+        )
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._exchange(record, body)
+        except TimeoutError:
+            record.error = f"timeout: not complete after {self._timeout_s:g} s"
+        except (httpx.HTTPError, httpx.StreamError, aiohttp.ClientError, OSError) as error:
+            record.error = _reason(error)
+        return record
+
+    async def _exchange(self, record: Record, body: bytes) -> None:
+        headers = {"x-request-id": record.id}
+        async with self._http.stream("POST", self._url, content=body, headers=headers) as response:
+            record.status = response.status_code
+            _read_headers(record, response.headers)
+            if response.status_code != 200:
+                text = (await response.aread())[: 4 * ERROR_CHARACTERS].decode(errors="replace")
+                record.error = f"http {response.status_code}: {text[:ERROR_CHARACTERS]}"
+                return
+            await self._read_stream(record, response)
+
+    async def _read_stream(self, record: Record, response: httpx.Response) -> None:
+        reader = StreamReader()
+        try:
+            async for chunk in response.aiter_raw():
+                reader.feed(chunk, now=self._now_s())
+        finally:  # what came before a break is known all the same
+            if reader.first_content_s is not None:
+                record.ttft_ms = (reader.first_content_s - record.scheduled_s) * 1000
+            record.gaps_s = tuple(reader.gaps_s)
+            _read_usage(record, reader)
+        record.e2e_s = self._now_s() - record.scheduled_s
+        record.error = reader.error()
+
+    def _now_s(self) -> float:
+        return self._clock() - self._start_s
+
+
+def _read_headers(record: Record, headers: Mapping[str, str]) -> None:
+    record.replica = headers.get("x-gorgo-replica")
+    record.region = headers.get("x-gorgo-region")
+    record.policy = headers.get("x-gorgo-policy")
+    version = _number(headers.get("x-gorgo-weights-version"))
+    record.weights_version = None if version is None else int(version)
+    record.predicted_ttft_ms = _number(headers.get("x-gorgo-predicted-ttft-ms"))
+    record.believed_cached_tokens = _number(headers.get("x-gorgo-believed-cached-tokens"))
+
+
+def _read_usage(record: Record, reader: StreamReader) -> None:
+    usage = reader.usage
+    if usage is not None:
+        record.input_tokens = record.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+        record.cached_tokens = usage.cached_tokens
+        record.output_tokens = usage.output_tokens
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return value if value is not None and isfinite(value) else None
+
+
+def _reason(error: Exception) -> str:
+    """Names the transport's own error: httpx over aiohttp calls a dropped connection a connect timeout."""
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    return f"{type(cause).__name__}: {str(cause)[:ERROR_CHARACTERS]}"

@@ -1,0 +1,129 @@
+"""The replay itself: an open loop that sends each request when the trace says, whatever became of those before.
+
+Bodies are built while nothing is due. Latency counts from the scheduled time; lateness is measured as slip, not hidden.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+from gorgo.apps.replay.bodies import BodiesAhead
+from gorgo.apps.replay.client import Client, first_model, open_http
+from gorgo.apps.replay.options import ReplayOptions, ReplayReport
+from gorgo.apps.replay.progress import ReplayProgress
+from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.summary import Tally
+from gorgo.apps.results import write_results
+from gorgo.apps.traces import TraceRequest, load_trace, scheduled_s
+
+#: Between building the first bodies and the first request.
+LEAD_S = 0.1
+#: No body is begun this shortly before a request is due; the largest takes about a millisecond.
+QUIET_S = 0.003
+
+
+def replay_command(options: ReplayOptions) -> ReplayReport:
+    """`gorgo replay`: loads the trace, replays it, writes the files asked for.
+
+    Raises `TraceError` for the trace and `ReplayError` when the router cannot be asked for its model. Failed requests
+    are counted, never raised.
+    """
+    requests = load_trace(options.trace, options.filters)
+    return asyncio.run(replay(requests, options))
+
+
+async def replay(
+    requests: Sequence[TraceRequest], options: ReplayOptions, *, clock: Callable[[], float] = time.monotonic
+) -> ReplayReport:
+    """Replays requests that are loaded already."""
+    tally = Tally()
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(open_http(options))
+        model = options.model or await first_model(http, options.url)
+        write = stack.enter_context(_requests_file(options.out))
+        progress = ReplayProgress(tally, len(requests), options.label)
+        if options.show_progress:
+            await stack.enter_async_context(progress.shown())
+        stack.enter_context(_quiet_gc())
+        start_s = clock() + LEAD_S
+        client = Client(http, options, clock=clock, start_s=start_s, run=secrets.token_hex(4))
+        loop = _OpenLoop(client, options, progress, clock=clock, start_s=start_s)
+        await loop.run(BodiesAhead(requests, model), done=lambda record: (tally.add(record), write(record)))
+    row = tally.row(options)
+    if options.out is not None:
+        write_results(options.out, [row])
+    return ReplayReport(row=row, errors_by_kind=dict(tally.errors), wall_s=clock() - start_s)
+
+
+class _OpenLoop:
+    """Sends on time, at most `max_in_flight` at once; beyond that a request waits and its slip shows it."""
+
+    def __init__(
+        self,
+        client: Client,
+        options: ReplayOptions,
+        progress: ReplayProgress,
+        *,
+        clock: Callable[[], float],
+        start_s: float,
+    ) -> None:
+        self._client = client
+        self._time_scale = options.time_scale
+        self._slots = asyncio.Semaphore(options.max_in_flight)
+        self._progress = progress
+        self._clock = clock
+        self._start_s = start_s
+
+    async def run(self, bodies: BodiesAhead, *, done: Callable[[Record], object]) -> None:
+        async with asyncio.TaskGroup() as group:
+            while (item := bodies.next()) is not None:
+                request, body = item
+                due_s = scheduled_s(request, self._time_scale)
+                await self._wait_until(due_s, bodies)
+                await self._slots.acquire()
+                group.create_task(self._one(request, body, due_s, done))
+
+    async def _wait_until(self, due_s: float, bodies: BodiesAhead) -> None:
+        while self._left_s(due_s) > QUIET_S and bodies.build_one():  # noqa: ASYNC110 - lets answers in between bodies
+            await asyncio.sleep(0)
+        await asyncio.sleep(max(0.0, self._left_s(due_s)))
+
+    async def _one(self, request: TraceRequest, body: bytes, due_s: float, done: Callable[[Record], object]) -> None:
+        self._progress.in_flight += 1
+        try:
+            done(await self._client.send(request, body, due_s))
+        finally:
+            self._progress.in_flight -= 1
+            self._slots.release()
+
+    def _left_s(self, due_s: float) -> float:
+        return self._start_s + due_s - self._clock()
+
+
+@contextmanager
+def _requests_file(out: Path | None) -> Iterator[Callable[[Record], None]]:
+    """Writes each record as it ends, so that an interrupted replay leaves what it has."""
+    if out is None:
+        yield lambda _: None
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "requests.jsonl").open("w", encoding="utf-8") as file:
+        yield lambda record: print(json.dumps(record.as_json()), file=file)
+
+
+@contextmanager
+def _quiet_gc() -> Iterator[None]:
+    """Takes what the trace made out of the collector's sight: walking it would show as latency."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
