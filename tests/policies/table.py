@@ -30,7 +30,7 @@ def table(
     """`rows` candidates. `given` and `cached` are per slot; columns not given are zero (counts) or NaN."""
     slot_of_row = list(range(rows)) if slots is None else list(slots)
     width = max(slot_of_row) + 1
-    columns = {}
+    columns: dict[str, Any] = {}
     for item in fields(Columns):
         default = np.arange(width) * 7919 + 17 if item.name == "salt" else np.zeros(width)
         if item.name not in (*COUNTS, "salt"):

@@ -1,0 +1,75 @@
+"""Routers and requests as tests write them, and the moves of a request's life in short."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gorgo.core.actions import Dispatch, Reject
+from gorgo.core.replica import ReplicaSpec
+from gorgo.core.request import Ending, Outcome, RouteRequest
+from gorgo.core.router import Router, RouterLimits
+from gorgo.policies.registry import make_policy
+
+
+def specs(*names: str) -> list[ReplicaSpec]:
+    return [ReplicaSpec(name, region=f"region-of-{name}") for name in names]
+
+
+def make_router(
+    *names: str,
+    policy: str = "nearest",
+    replicas: Sequence[ReplicaSpec] | None = None,
+    limits: RouterLimits | None = None,
+) -> Router:
+    """A router whose replicas are the nearer the earlier they are named: `nearest` takes the first that may serve."""
+    router = Router(
+        replicas or specs(*names),
+        make_policy(policy),
+        rng=np.random.default_rng(0),
+        boot_id="boot",
+        limits=limits or RouterLimits(),
+    )
+    for rank, spec in enumerate(replicas or specs(*names)):
+        router.on_probe(spec.name, 0.01 * (rank + 1), now=0.0)
+    return router
+
+
+def blocks_of(*words: int) -> bytes:
+    """A fingerprint: block k of two prompts is equal when all words up to k are."""
+    return b"".join(hash(words[: end + 1]).to_bytes(8, "little", signed=True) for end in range(len(words)))
+
+
+def a_request(
+    request_id: str = "r",
+    *,
+    prompt_tokens: int = 256,
+    blocks: bytes = b"",
+    received_s: float = 0.0,
+    model: str | None = None,
+    pinned_replica: str | None = None,
+) -> RouteRequest:
+    return RouteRequest(
+        request_id, received_s, prompt_tokens, blocks, 64.0, 1, model=model, pinned_replica=pinned_replica
+    )
+
+
+def dispatched(actions: Sequence[Dispatch | Reject]) -> Dispatch:
+    (action,) = actions
+    assert isinstance(action, Dispatch), action
+    return action
+
+
+def rejected(actions: Sequence[Dispatch | Reject]) -> Reject:
+    (action,) = actions
+    assert isinstance(action, Reject), action
+    return action
+
+
+COMPLETED = Outcome(Ending.COMPLETED, status=200)
+FAILED = Outcome(Ending.FAILED_BEFORE_CONTENT, status=500)
+BUSY = Outcome(Ending.BUSY, status=503)
+GONE = Outcome(Ending.CLIENT_GONE)
+BROKEN = Outcome(Ending.FAILED_AFTER_CONTENT, status=200)
+REFUSED = Outcome(Ending.REFUSED, status=400)

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gorgo.core.fleet import Fleet
+from gorgo.core.health import EjectionLimits
+from gorgo.core.replica import ReplicaSpec
+from gorgo.core.request import EngineSample
+from gorgo.errors import ConfigError, UnknownReplica
+from tests.core.routers import specs
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    made = Fleet(
+        stale_after_s=90.0, rtt_ewma_alpha=0.3, panic_threshold=0.5, ejection=EjectionLimits(failures=1, base_s=5.0)
+    )
+    made.replace(specs("a", "b", "c"))
+    return made
+
+
+def eject(fleet: Fleet, *names: str, now: float = 0.0) -> None:
+    for name in names:
+        fleet.health_changed(fleet.member(name).health.attempt_failed(dispatched_s=now, now=now))
+
+
+def test_all_replicas_are_candidates_and_their_columns_need_no_gathering(fleet: Fleet) -> None:
+    eligible = fleet.eligible(None)
+    assert eligible.names == ("a", "b", "c")
+    assert eligible.whole
+    assert eligible.excluded == {}
+
+
+def test_who_is_eligible_is_worked_out_once_per_change(fleet: Fleet) -> None:
+    assert fleet.eligible(None) is fleet.eligible(None)
+    fleet.probed(fleet.member("a"), 0.1, now=0.0)
+    before = fleet.eligible(None)
+    fleet.drain("b", True)
+    assert fleet.eligible(None) is not before
+
+
+def test_names_that_clients_make_up_do_not_fill_the_cache(fleet: Fleet) -> None:
+    answers = {id(fleet.eligible(f"made-up-{index}")) for index in range(50)}
+    assert len(answers) == 1
+
+
+def test_draining_and_ejected_replicas_are_left_out_with_the_reason(fleet: Fleet) -> None:
+    fleet.drain("a", True)
+    eject(fleet, "b")
+    eligible = fleet.eligible(None)
+    assert eligible.names == ("c",)
+    assert eligible.excluded == {"a": "draining", "b": "ejected"}
+    assert not eligible.whole
+    fleet.drain("a", False)
+    assert fleet.eligible(None).names == ("a", "c")
+
+
+def test_a_replica_serves_the_models_that_it_lists_and_any_when_it_lists_none(fleet: Fleet) -> None:
+    fleet.replace([ReplicaSpec("a", "x", ("m1",)), ReplicaSpec("b", "x", ("m1", "m2")), ReplicaSpec("c", "x")])
+    assert fleet.eligible("m1").names == ("a", "b", "c")
+    assert fleet.eligible("m2").names == ("b", "c")
+    assert fleet.eligible("other").names == ("c",)
+    assert fleet.eligible(None).names == ("a", "b", "c")
+    assert fleet.eligible("m2").excluded == {"a": "model"}
+    fleet.replace([ReplicaSpec("a", "x", ("m1",))])
+    assert fleet.serves("m1")
+    assert fleet.serves(None)
+    assert not fleet.serves("m2")
+
+
+def test_ejection_is_ignored_when_fewer_than_half_are_healthy(fleet: Fleet) -> None:
+    eject(fleet, "a")
+    assert fleet.eligible(None).names == ("b", "c")
+    eject(fleet, "b")
+    eligible = fleet.eligible(None)
+    assert eligible.names == ("a", "b", "c")
+    assert eligible.panic
+
+
+def test_half_healthy_is_no_panic(fleet: Fleet) -> None:
+    fleet.replace(specs("a", "b"))
+    eject(fleet, "a")
+    assert fleet.eligible(None).names == ("b",)
+
+
+def test_draining_replicas_do_not_count_for_the_panic_threshold(fleet: Fleet) -> None:
+    fleet.drain("a", True)
+    fleet.drain("b", True)
+    eject(fleet, "c")
+    assert fleet.eligible(None).names == ("c",)
+
+
+def test_the_timer_ends_ejections(fleet: Fleet) -> None:
+    eject(fleet, "a", now=1.0)
+    assert fleet.next_timer() == 6.0
+    fleet.handle_timer(now=5.9)
+    assert fleet.eligible(None).names == ("b", "c")
+    fleet.handle_timer(now=6.0)
+    assert fleet.eligible(None).names == ("a", "b", "c")
+    assert fleet.next_timer() is None
+
+
+def test_round_trips_are_smoothed_and_go_stale(fleet: Fleet) -> None:
+    member = fleet.member("b")
+    fleet.probed(member, 0.1, now=0.0)
+    fleet.probed(member, 0.2, now=10.0)
+    assert fleet.columns.rtt_s[1] == pytest.approx(0.13)
+    assert fleet.next_timer() == 100.0
+    fleet.handle_timer(now=99.0)
+    assert not np.isnan(fleet.columns.rtt_s[1])
+    fleet.handle_timer(now=100.0)
+    assert np.isnan(fleet.columns.rtt_s[1])
+    fleet.probed(member, 0.3, now=101.0)
+    assert fleet.columns.rtt_s[1] == 0.3
+
+
+def test_scraped_figures_go_stale_and_sizes_do_not(fleet: Fleet) -> None:
+    fleet.scraped(fleet.member("a"), EngineSample(3, 2, 1000, 50_000, 64), now=0.0)
+    fleet.handle_timer(now=90.0)
+    columns = fleet.columns
+    assert np.isnan([columns.running_requests[0], columns.queued_requests[0], columns.used_tokens[0]]).all()
+    assert (columns.kv_capacity_tokens[0], columns.max_running_requests[0]) == (50_000, 64)
+
+
+def test_what_an_engine_does_not_tell_is_unknown_and_its_prior_stays(fleet: Fleet) -> None:
+    fleet.replace([ReplicaSpec("a", "x", kv_capacity_tokens=9000)])
+    fleet.scraped(fleet.member("a"), EngineSample(running_requests=3, used_tokens=5), now=0.0)
+    fleet.scraped(fleet.member("a"), EngineSample(running_requests=4), now=1.0)
+    assert fleet.columns.running_requests[0] == 4
+    assert np.isnan(fleet.columns.used_tokens[0])
+    assert fleet.columns.kv_capacity_tokens[0] == 9000
+
+
+def test_reloading_an_unchanged_prior_does_not_undo_what_the_engine_told(fleet: Fleet) -> None:
+    spec = ReplicaSpec("a", "x", kv_capacity_tokens=9000)
+    fleet.replace([spec])
+    fleet.scraped(fleet.member("a"), EngineSample(kv_capacity_tokens=50_000), now=0.0)
+    fleet.replace([spec])
+    assert fleet.columns.kv_capacity_tokens[0] == 50_000
+    fleet.replace([ReplicaSpec("a", "x", kv_capacity_tokens=8000)])
+    assert fleet.columns.kv_capacity_tokens[0] == 8000
+
+
+def test_who_stays_keeps_slot_load_marks_and_health(fleet: Fleet) -> None:
+    fleet.reserve(fleet.member("c"), 100)
+    fleet.drain("c", True)
+    member = fleet.member("c")
+    change = fleet.replace(specs("c", "d"))
+    assert fleet.member("c") is member
+    assert member.slot == 2
+    assert member.draining
+    assert fleet.columns.in_flight_tokens[2] == 100
+    assert sorted(change.left_slots) == [0, 1]
+    assert [joined.spec.name for joined in change.joined] == ["d"]
+
+
+def test_a_free_slot_is_used_again_and_starts_empty(fleet: Fleet) -> None:
+    old = fleet.member("b")
+    fleet.reserve(old, 100)
+    fleet.probed(old, 0.1, now=0.0)
+    fleet.replace(specs("a", "d", "c"))
+    assert fleet.member("d").slot == 1
+    assert len(fleet.columns.rtt_s) == 3
+    assert np.isnan(fleet.columns.rtt_s[1])
+    assert fleet.columns.in_flight_tokens[1] == 0
+    fleet.release_prefill(old, 100)
+    fleet.release(old, 100)
+    assert fleet.columns.in_flight_tokens[1] == 0
+    assert fleet.columns.queued_prefill_tokens[1] == 0
+
+
+def test_salt_depends_on_the_name_alone(fleet: Fleet) -> None:
+    before = int(fleet.columns.salt[fleet.member("c").slot])
+    fleet.replace([])
+    fleet.replace(specs("z", "c"))
+    assert int(fleet.columns.salt[fleet.member("c").slot]) == before
+
+
+def test_two_replicas_of_one_name_are_refused_and_nothing_changes(fleet: Fleet) -> None:
+    with pytest.raises(ConfigError, match="same name"):
+        fleet.replace(specs("a", "d", "d"))
+    assert list(fleet.members) == ["a", "b", "c"]
+
+
+def test_an_unknown_name_is_answered_with_the_names_that_there_are(fleet: Fleet) -> None:
+    with pytest.raises(UnknownReplica, match="'z'; the fleet has: a, b, c"):
+        fleet.drain("z", True)
