@@ -10,6 +10,7 @@ once per walk at most, to find where the last edge diverges. Children are keyed 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Generic, Self, TypeVar
 
 import numpy as np
@@ -60,6 +61,14 @@ class RadixTree(Generic[NodeT]):
                 return path, position // size + _common_items(child.edge, key, position, size)
             position += len(child.edge)
             node = child
+
+    def descendants(self) -> Iterator[NodeT]:
+        """Every node but the root, parents before their children."""
+        pending = list(self.root.children.values())
+        while pending:
+            node = pending.pop()
+            yield node
+            pending.extend(node.children.values())
 
     def split(self, node: NodeT, at: int) -> NodeT:
         """Cut `node`'s edge at depth `at` (items, strictly inside the edge); return the new upper node."""
