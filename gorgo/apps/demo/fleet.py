@@ -1,0 +1,105 @@
+"""A fresh fleet for one policy: three simulated engines and the proxy in front of them, each its own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from gorgo.apps.demo.processes import POLL_S, Processes
+from gorgo.errors import FleetError
+
+#: Region of each replica and its mean round trip from the proxy, which is in the first.
+ROUND_TRIP_MS = {"us-ashburn": 2, "eu-frankfurt": 95, "ap-seoul": 180}
+REPLICAS = {"ashburn-0": "us-ashburn", "frankfurt-0": "eu-frankfurt", "seoul-0": "ap-seoul"}
+MODEL = "gorgo-sim"
+#: The paper probes and scrapes every 30 s; a run here is shorter than that.
+PROBE_INTERVAL_S = 2.0
+#: For the first probe of each replica to come back.
+PROBED_TIMEOUT_S = 20.0
+#: Replaced as soon as the engines say where they listen.
+UNKNOWN_URL = "http://127.0.0.1:1"
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Where the proxy of a running fleet is."""
+
+    url: str
+    admin_url: str
+    token: str
+    processes: Processes
+
+    def weights(self) -> dict[str, float]:
+        """The weights that the proxy routes with now."""
+        weights = self._admin("/admin/weights")["weights"]
+        return {name: float(value) for name, value in weights.items()}
+
+    def wait_until_probed(self) -> None:
+        """Until the proxy knows the round trip to every replica; raises `FleetError` if it does not come to."""
+        deadline_s = time.monotonic() + PROBED_TIMEOUT_S
+        while any(replica["rtt_ms"] is None for replica in self._admin("/admin/fleet")["replicas"]):
+            self.processes.check_alive()
+            if time.monotonic() > deadline_s:
+                raise FleetError(f"the proxy did not reach every replica within {PROBED_TIMEOUT_S:g} s")
+            time.sleep(POLL_S)
+
+    def _admin(self, path: str) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {self.token}"}
+        try:
+            response = httpx.get(self.admin_url + path, headers=headers, timeout=5.0, trust_env=False)
+            answer: dict[str, Any] = response.raise_for_status().json()
+        except (httpx.HTTPError, json.JSONDecodeError) as error:
+            raise FleetError(f"GET {path} of the proxy: {error}") from None
+        return answer
+
+
+@contextmanager
+def running_fleet(policy: str, *, folder: Path, seed: int) -> Iterator[Fleet]:
+    """Starts everything, waits until it is ready, stops it whatever happens."""
+    token = secrets.token_urlsafe(24)
+    environ = {**os.environ, "GORGO_ADMIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
+    config = folder / "regions.yaml"
+    _write_config(config, policy, seed, dict.fromkeys(REPLICAS, UNKNOWN_URL))
+    with Processes(folder, environ) as processes:
+        for name in REPLICAS:
+            processes.start(name, ["engine", "--replica", name, "--config", str(config), "--port", "0"])
+        urls = {name: _url_of(processes, name) for name in REPLICAS}
+        _write_config(config, policy, seed, urls)
+        processes.start("serve", ["serve", "--config", str(config)])
+        ready = processes.wait_for_line("serve", r"listening on (http://\S+) \(admin (http://[^\s)]+)\)")
+        fleet = Fleet(ready[1], ready[2], token, processes)
+        fleet.wait_until_probed()
+        yield fleet
+
+
+def _url_of(processes: Processes, name: str) -> str:
+    return processes.wait_for_line(name, r"listening on (http://\S+)")[1]
+
+
+def _write_config(path: Path, policy: str, seed: int, urls: Mapping[str, str]) -> None:
+    config = {
+        "proxy": {
+            "region": "us-ashburn",
+            "policy": policy,
+            "bind": "127.0.0.1:0",
+            "admin_bind": "127.0.0.1:0",
+            "probe_interval_s": PROBE_INTERVAL_S,
+            "scrape_interval_s": PROBE_INTERVAL_S,
+        },
+        "regions": [{"name": region} for region in ROUND_TRIP_MS],
+        "replicas": [
+            {"name": name, "region": region, "url": urls[name], "models": [MODEL]} for name, region in REPLICAS.items()
+        ],
+        "simulation": {"rtt_ms": ROUND_TRIP_MS, "seed": seed},
+    }
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")

@@ -1,0 +1,112 @@
+"""Child processes that are started, watched until they say they are ready, and always stopped.
+
+Their output goes to files, never to pipes that could fill. They are stopped by their own process objects: SIGTERM, a
+bounded wait, SIGKILL; whatever ends the `with` block, Ctrl-C in the middle of the stopping included.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gorgo.errors import FleetError
+
+#: Four interpreters that start at once on two slow cores.
+READY_TIMEOUT_S = 30.0
+#: Nothing is in flight when a fleet is stopped, so a process that needs longer hangs.
+STOP_TIMEOUT_S = 5.0
+POLL_S = 0.02
+#: Of a process's output in an error.
+LAST_LINES = 8
+
+
+class Processes:
+    """`python -m gorgo ...` processes of one fleet.
+
+    Parameters
+    ----------
+    logs:
+        Folder for one log file per process.
+    environ:
+        Their environment.
+    """
+
+    def __init__(self, logs: Path, environ: Mapping[str, str]) -> None:
+        self._logs = logs
+        self._environ = dict(environ)
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self, name: str, arguments: Sequence[str]) -> None:
+        """Starts `python -m gorgo` with `arguments`; does not wait."""
+        self.start_command(name, [sys.executable, "-m", "gorgo", *arguments])
+
+    def start_command(self, name: str, command: Sequence[str]) -> None:
+        """Starts any command under `name`."""
+        with self._log(name).open("wb") as log:
+            self._running[name] = subprocess.Popen(
+                list(command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self._environ
+            )
+
+    def wait_for_line(self, name: str, pattern: str, *, timeout_s: float = READY_TIMEOUT_S) -> re.Match[str]:
+        """The first match in what the process says; raises `FleetError` if it ends or says nothing of the kind."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            ended = self._running[name].poll() is not None
+            if found := re.search(pattern, self._said(name), re.MULTILINE):
+                return found
+            if ended or time.monotonic() > deadline_s:
+                raise FleetError(f"{name} {self._state(name)} before it was ready{self._last_words(name)}")
+            time.sleep(POLL_S)
+
+    def check_alive(self) -> None:
+        """Raises `FleetError` if a process has ended by itself."""
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                raise FleetError(f"{name} {self._state(name)}{self._last_words(name)}")
+
+    def stop(self) -> None:
+        """Ends all that still run and waits for them."""
+        try:
+            for process in self._running.values():
+                process.terminate()
+            deadline_s = time.monotonic() + STOP_TIMEOUT_S
+            for process in self._running.values():
+                _wait(process, deadline_s)
+        finally:
+            for process in self._running.values():
+                process.kill()  # does nothing to one that has ended
+                process.wait()
+            self._running.clear()
+
+    def _state(self, name: str) -> str:
+        code = self._running[name].poll()
+        return "said nothing of the kind" if code is None else f"ended with exit code {code}"
+
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    def _said(self, name: str) -> str:
+        return self._log(name).read_text(encoding="utf-8", errors="replace")
+
+    def _last_words(self, name: str) -> str:
+        lines = self._said(name).splitlines()[-LAST_LINES:]
+        return ":\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
+
+
+def _wait(process: subprocess.Popen[bytes], deadline_s: float) -> None:
+    try:
+        process.wait(timeout=max(0.0, deadline_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return

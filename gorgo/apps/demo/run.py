@@ -1,0 +1,84 @@
+"""The demo: each policy in turn on a fresh fleet, the same requests through a real proxy, one table."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from gorgo.apps.datasets import DEMO_TRACE, shipped_path
+from gorgo.apps.demo.fleet import MODEL, running_fleet
+from gorgo.apps.demo.options import DemoOptions
+from gorgo.apps.replay import ReplayOptions, replay
+from gorgo.apps.results import ResultRow, write_results
+from gorgo.apps.traces import TraceRequest, load_trace
+
+
+def run_demo(options: DemoOptions) -> list[ResultRow]:
+    """One row per policy. Stops everything that it started, whatever happens, and leaves nothing but `out`.
+
+    Raises `TraceError` for the trace and `FleetError` if a process does not start or ends by itself.
+    """
+    trace = options.trace or shipped_path(DEMO_TRACE)
+    requests = load_trace(trace, options.filters)
+    rows: list[ResultRow] = []
+    with _termination_as_interrupt(), _folder(options.out) as folder:
+        for place, policy in enumerate(options.policies, start=1):
+            label = f"{policy} ({place}/{len(options.policies)})"
+            rows.append(_one_policy(policy, requests, replace(options, trace=trace), folder / policy, label))
+            if options.out is not None:
+                write_results(options.out, rows)
+    return rows
+
+
+def _one_policy(
+    policy: str, requests: Sequence[TraceRequest], options: DemoOptions, folder: Path, label: str
+) -> ResultRow:
+    folder.mkdir(parents=True, exist_ok=True)
+    assert options.trace is not None
+    with running_fleet(policy, folder=folder, seed=options.seed) as fleet:
+        wanted = ReplayOptions(
+            trace=options.trace,
+            url=fleet.url,
+            filters=options.filters,
+            time_scale=options.time_scale,
+            out=folder,
+            model=MODEL,
+            policy=policy,
+            weights=fleet.weights(),
+            show_progress=options.show_progress,
+            label=label,
+        )
+        report = asyncio.run(replay(requests, wanted))
+        fleet.processes.check_alive()
+    return report.row
+
+
+@contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    """`out`, or one that is gone afterwards."""
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="gorgo-demo-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C, so that the fleet is stopped then too."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,49 @@
+"""What the demo says at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from gorgo.apps.demo.fleet import PROBE_INTERVAL_S, REPLICAS, ROUND_TRIP_MS
+from gorgo.apps.results import ResultRow, results_table
+
+#: Where the table would be cut otherwise: no terminal, no width.
+MIN_WIDTH = 80
+
+
+def show_demo(rows: Sequence[ResultRow], console: Console, *, out: Path | None = None) -> None:
+    """The table, what it is worth, and where to look next."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=max(MIN_WIDTH, console.width))
+    console.print(results_table(rows))
+    console.print()
+    for line in _notes(rows):
+        console.print(line, highlight=False)
+    console.print("\nWhere to look next", style="bold")
+    for line in _next_steps(out):
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _notes(rows: Sequence[ResultRow]) -> list[str]:
+    trips = ", ".join(f"{name} {ROUND_TRIP_MS[region]} ms" for name, region in REPLICAS.items())
+    requests = (
+        f"{rows[0].n} requests of {rows[0].trace} at time_scale {rows[0].time_scale:g}" if rows else "no requests"
+    )
+    return [
+        f"A real proxy, [bold]simulated[/bold] engines and round trips ({trips}): {requests} per policy, each on a",
+        f"fresh fleet; probes and scrapes every {PROBE_INTERVAL_S:g} s. One short run: small differences are noise.",
+    ]
+
+
+def _next_steps(out: Path | None) -> list[str]:
+    kept = [f"{out}: results.json, and per policy requests.jsonl, regions.yaml and logs"] if out is not None else []
+    return [
+        *kept,
+        "gorgo demo --policy gorgo --policy power-of-two    other policies; gorgo policies lists them",
+        "gorgo demo --trace TRACE.jsonl.gz --time-scale 2   your own trace, at half its load",
+        "gorgo demo --out DIR                               keeps every request's record",
+        "gorgo serve --config regions.yaml                  the proxy in front of your replicas (README.md)",
+    ]
