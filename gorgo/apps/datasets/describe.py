@@ -12,9 +12,7 @@ from gorgo.apps.traces import TraceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFigures:
-    """Lengths in tokens. `block_reuse` is the share of blocks that an earlier request of the trace had too; `follow_up`
-    the share of requests whose first unshared block comes after one that only one conversation has: more than a shared
-    system prompt is known of them."""
+    """Lengths in tokens. `block_reuse` is the share of blocks that an earlier request of the trace had too."""
 
     requests: int
     duration_s: float

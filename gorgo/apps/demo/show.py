@@ -20,7 +20,7 @@ def show_demo(rows: Sequence[ResultRow], console: Console, *, out: Path | None =
         console = Console(file=console.file, width=max(MIN_WIDTH, console.width))
     console.print(results_table(rows))
     console.print()
-    for line in _notes(rows):
+    for line in _notes(rows) if rows else []:
         console.print(line, highlight=False)
     console.print("\nWhere to look next", style="bold")
     for line in _next_steps(out):
@@ -29,9 +29,7 @@ def show_demo(rows: Sequence[ResultRow], console: Console, *, out: Path | None =
 
 def _notes(rows: Sequence[ResultRow]) -> list[str]:
     trips = ", ".join(f"{name} {ROUND_TRIP_MS[region]} ms" for name, region in REPLICAS.items())
-    requests = (
-        f"{rows[0].n} requests of {rows[0].trace} at time_scale {rows[0].time_scale:g}" if rows else "no requests"
-    )
+    requests = f"{rows[0].n} requests of {rows[0].trace} at time_scale {rows[0].time_scale:g}"
     return [
         f"A real proxy, [bold]simulated[/bold] engines and round trips ({trips}): {requests} per policy, each on a",
         f"fresh fleet; probes and scrapes every {PROBE_INTERVAL_S:g} s. One short run: small differences are noise.",

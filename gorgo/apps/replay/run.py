@@ -55,7 +55,7 @@ async def replay(
         start_s = clock() + LEAD_S
         client = Client(http, options, clock=clock, start_s=start_s, run=secrets.token_hex(4))
         loop = _OpenLoop(client, options, progress, clock=clock, start_s=start_s)
-        await loop.run(BodiesAhead(requests, model), done=lambda record: (tally.add(record), write(record)))
+        await loop.run(BodiesAhead(requests, model), done=(tally.add, write))
     row = tally.row(options)
     if options.out is not None:
         write_results(options.out, [row])
@@ -81,7 +81,7 @@ class _OpenLoop:
         self._clock = clock
         self._start_s = start_s
 
-    async def run(self, bodies: BodiesAhead, *, done: Callable[[Record], object]) -> None:
+    async def run(self, bodies: BodiesAhead, *, done: Sequence[Callable[[Record], None]]) -> None:
         async with asyncio.TaskGroup() as group:
             while (item := bodies.next()) is not None:
                 request, body = item
@@ -95,10 +95,14 @@ class _OpenLoop:
             await asyncio.sleep(0)
         await asyncio.sleep(max(0.0, self._left_s(due_s)))
 
-    async def _one(self, request: TraceRequest, body: bytes, due_s: float, done: Callable[[Record], object]) -> None:
+    async def _one(
+        self, request: TraceRequest, body: bytes, due_s: float, done: Sequence[Callable[[Record], None]]
+    ) -> None:
         self._progress.in_flight += 1
         try:
-            done(await self._client.send(request, body, due_s))
+            record = await self._client.send(request, body, due_s)
+            for take in done:
+                take(record)
         finally:
             self._progress.in_flight -= 1
             self._slots.release()
