@@ -67,6 +67,23 @@ class Router:
         Names this run, for readers of samples.
     weights:
         Values to start with; the policy's defaults if `None`.
+    limits:
+        Every bound, with its reason.
+
+    Example
+    -------
+    >>> from gorgo.policies.registry import make_policy
+    >>> from gorgo.core.request import RouteRequest
+    >>> replicas = [ReplicaSpec("near", "us-ashburn"), ReplicaSpec("far", "ap-seoul")]
+    >>> router = Router(replicas, make_policy("gorgo"), rng=np.random.default_rng(0), boot_id="example")
+    >>> router.on_probe("near", 0.002, now=0.0), router.on_probe("far", 0.180, now=0.0)
+    ([], [])
+    >>> request = RouteRequest("r", 1.0, prompt_tokens=1000, blocks=b"", block_tokens=64.0, head=0)
+    >>> (dispatch,) = router.submit(request, now=1.0)
+    >>> dispatch.replica, dispatch.attempt_id, router.in_flight
+    ('near', 'r/1', 1)
+    >>> router.on_finish("r/1", Outcome(Ending.COMPLETED, status=200), now=2.0), router.in_flight
+    ([], 0)
     """
 
     def __init__(
@@ -106,6 +123,7 @@ class Router:
 
     def submit(self, request: RouteRequest, *, now: float) -> list[Action]:
         """Choose a replica and reserve it: one Dispatch, or one Reject and nothing reserved."""
+        self._catch_up(now)
         refusal = self._refuse(request)
         if refusal is not None:
             return [refusal]
@@ -204,6 +222,12 @@ class Router:
         return [decision for decision in self._decisions if decision.request_id == request_id]
 
     # -- helpers
+
+    def _catch_up(self, now: float) -> None:
+        """A decision never depends on how late the shell's timer is, so live and simulated runs agree."""
+        due = self._fleet.next_timer()
+        if due is not None and due <= now:
+            self._fleet.handle_timer(now=now)
 
     def _refuse(self, request: RouteRequest) -> Reject | None:
         """What no replica needs to be asked for."""

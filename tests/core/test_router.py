@@ -236,6 +236,14 @@ def test_a_replica_that_keeps_failing_is_left_out_and_tried_again_later() -> Non
     assert dispatched(router.submit(a_request("r4"), now=7.0)).replica == "a"
 
 
+def test_a_late_timer_changes_no_decision() -> None:
+    """The back-off is over at 6 s whether or not the shell has called the timer by then."""
+    router = make_router("a", "b")
+    fail_on(router, FAILED, 3)
+    assert dispatched(router.submit(a_request("r1"), now=5.9)).replica == "b"
+    assert dispatched(router.submit(a_request("r2"), now=6.0)).replica == "a"
+
+
 def test_a_trial_whose_client_leaves_makes_room_for_another() -> None:
     router = make_router("a", "b")
     fail_on(router, FAILED, 3)

@@ -1,0 +1,121 @@
+"""Time of one routing decision: `Router.submit` for a 24k-token prompt, with and without reading and hashing it.
+
+Budgets (DESIGN, "Performance"): at 64 replicas p99 under 100 us without the fingerprint and under 1 ms with it, flat in
+the size of the index. Every request is new behind a prefix that one replica in four has cached; its own time alone is
+measured, its finish is not. Garbage collection stays on, as in the proxy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from gorgo.core.actions import Dispatch
+from gorgo.core.fingerprint import Fingerprinter
+from gorgo.core.prompt import read_prompt
+from gorgo.core.replica import ReplicaSpec
+from gorgo.core.request import Ending, Outcome, RouteRequest
+from gorgo.core.router import Router, RouterLimits
+from gorgo.policies.registry import make_policy
+
+REPLICAS = (3, 64, 512)
+INDEXED_BLOCKS = (0, 1_000_000)
+REQUESTS = 2000
+BLOCK_TOKENS = 64
+PROMPT_TOKENS = 24_000
+PROMPT_BLOCKS = PROMPT_TOKENS // BLOCK_TOKENS
+#: Blocks of a prompt that others have asked before, and the turns at whose ends they went on in another way: a
+#: decision walks one tree node per turn (30 is the mean of a conversation in the GORGO paper's trace).
+SHARED_BLOCKS = 300
+TURNS = 30
+KEY = 1
+COMPLETED = Outcome(Ending.COMPLETED, 200)
+
+
+def run() -> None:
+    """Print p50 and p99 in microseconds for each size of fleet and index."""
+    print(f"Router.submit, gorgo, {PROMPT_TOKENS:,} tokens ({PROMPT_BLOCKS} blocks), us; {REQUESTS:,} requests a row")
+    print(f"{'replicas':>8}  {'indexed blocks':>14}  {'fingerprint':>11}  {'p50':>8}  {'p99':>8}")
+    for replicas in REPLICAS:
+        for blocks in INDEXED_BLOCKS:
+            router = _filled_router(replicas, blocks)
+            for label, ask in (("without", _hashed_requests()), ("with", _read_requests())):
+                p50, p99 = _measure(router, ask)
+                stored = f"{router.index.stored_blocks:,}" if blocks else "0 at start"
+                print(f"{replicas:>8}  {stored:>14}  {label:>11}  {p50:>8.1f}  {p99:>8.1f}")
+
+
+Ask = Callable[[], RouteRequest]
+
+
+def _filled_router(replicas: int, blocks: int) -> Router:
+    specs = [ReplicaSpec(f"replica-{number}", f"region-{number % 8}") for number in range(replicas)]
+    # Twice the blocks wanted, so that nothing is evicted while it is measured what a full index costs.
+    limits = RouterLimits(max_index_blocks=max(4_000_000, 2 * blocks))
+    router = Router(specs, make_policy("gorgo"), rng=np.random.default_rng(0), boot_id="bench", limits=limits)
+    for number, spec in enumerate(specs):
+        router.on_probe(spec.name, 0.002 * (1 + number % 90), now=0.0)
+    rng = np.random.default_rng(1)
+    shared = _shared_blocks()
+    while router.index.stored_blocks < blocks:
+        depth = int(rng.integers(TURNS)) * (SHARED_BLOCKS // TURNS)
+        prompt = shared[: depth * 8] + rng.bytes((PROMPT_BLOCKS - depth) * 8)
+        router.index.confirm(prompt, int(rng.integers(replicas)))
+    for slot in range(0, replicas, 4):
+        router.index.confirm(shared, slot)
+    return router
+
+
+def _chat(number: int) -> dict[str, object]:
+    """A chat of `PROMPT_TOKENS` whose first `SHARED_BLOCKS` are the same in all."""
+    history = "shared history, turn by turn. ".ljust(256, ".") * SHARED_BLOCKS
+    question = f"question {number} ".ljust(PROMPT_TOKENS * 4 - len(history), "x")
+    return {"messages": [{"role": "user", "content": history}, {"role": "user", "content": question}]}
+
+
+def _shared_blocks() -> bytes:
+    prompt = read_prompt("/v1/chat/completions", _chat(0))
+    return Fingerprinter(key=KEY)(prompt).blocks[: SHARED_BLOCKS * 8]
+
+
+def _hashed_requests() -> Iterator[Ask]:
+    """Requests whose fingerprint is known."""
+    rng = np.random.default_rng(3)
+    shared = _shared_blocks()
+    for number in range(REQUESTS):
+        blocks = shared + rng.bytes((PROMPT_BLOCKS - SHARED_BLOCKS) * 8)
+        yield partial(RouteRequest, f"hashed-{number}", 0.0, PROMPT_TOKENS, blocks, BLOCK_TOKENS, number)
+
+
+def _read_requests() -> Iterator[Ask]:
+    """Requests as parsed chat bodies: reading the prompt and its fingerprint are part of what is measured."""
+    fingerprinter = Fingerprinter(key=KEY)
+    for number in range(REQUESTS):
+        yield partial(_read, _chat(number), number, fingerprinter)
+
+
+def _read(body: object, number: int, fingerprinter: Fingerprinter) -> RouteRequest:
+    prompt = read_prompt("/v1/chat/completions", body)
+    found = fingerprinter(prompt)
+    return RouteRequest(f"read-{number}", 0.0, PROMPT_TOKENS, found.blocks, BLOCK_TOKENS, found.head)
+
+
+def _measure(router: Router, asks: Iterator[Ask]) -> tuple[float, float]:
+    """p50 and p99 of `submit`, us, after a tenth of the requests as warm-up; 32 requests stay in flight."""
+    spent: list[int] = []
+    open_attempts: list[str] = []
+    for ask in asks:
+        start = time.perf_counter_ns()
+        (action,) = router.submit(ask(), now=0.0)
+        spent.append(time.perf_counter_ns() - start)
+        assert isinstance(action, Dispatch)
+        open_attempts.append(action.attempt_id)
+        if len(open_attempts) > 32:
+            router.on_finish(open_attempts.pop(0), COMPLETED, now=0.0)
+    for attempt_id in open_attempts:
+        router.on_finish(attempt_id, COMPLETED, now=0.0)
+    p50, p99 = np.percentile(spent[REQUESTS // 10 :], [50, 99]) / 1e3
+    return float(p50), float(p99)
