@@ -1,0 +1,7 @@
+"""`gorgo engine`: the engine model of `gorgo.sim` over HTTP, as an SGLang replica at a distance."""
+
+from __future__ import annotations
+
+from gorgo.apps.engine_server.server import run_engine
+
+__all__ = ["run_engine"]

@@ -1,0 +1,118 @@
+"""The state behind the routes of one simulated replica: engine, distance, faults, and who is being served.
+
+Owns how a request gets into the engine and its response on the way back. The routes read bodies and write answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic, time
+from uuid import uuid4
+from weakref import WeakSet
+from zlib import crc32
+
+import numpy as np
+from aiohttp import web
+
+from gorgo.apps.engine_server.clock import Deliveries, StepLoop
+from gorgo.apps.engine_server.faults import Fault, Faults
+from gorgo.apps.engine_server.figures import Figures
+from gorgo.apps.engine_server.streams import Served
+from gorgo.apps.engine_server.text import Tape
+from gorgo.sim.engine_model import EngineModel, EngineRequest, Stage
+from gorgo.sim.network import Link, Path
+from gorgo.sim.profiles import EngineProfile
+
+
+class SimulatedReplica:
+    """One engine at the end of one network path."""
+
+    def __init__(
+        self, *, name: str, model_name: str, profile: EngineProfile, rtt_s: float, jitter: float, seed: int
+    ) -> None:
+        self.name = name
+        self.model_name = model_name
+        self.engine = EngineModel(profile)
+        self.path = Path(Link(rtt_s=rtt_s, jitter=jitter), np.random.default_rng([seed, crc32(name.encode())]))
+        self.deliveries = Deliveries(self.path)
+        self.steps = StepLoop(self.engine, self._emit)
+        self.figures = Figures(self.engine, model_name=model_name, now=time())
+        self.faults = Faults()
+        self.tape = Tape(longest=profile.context_tokens)
+        self.serving: dict[str, Served] = {}
+        self._met: WeakSet[asyncio.Transport] = WeakSet()
+        self._slow_timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Stop the engine; what is on its way is lost."""
+        self.steps.close()
+        self.deliveries.close()
+        if self._slow_timer is not None:
+            self._slow_timer.cancel()
+
+    def inbound_s(self, request: web.Request) -> float:
+        """How long a request takes to get here; the first one of a connection pays for setting it up."""
+        transport = request.transport
+        if transport is None or transport in self._met:
+            return self.path.request_s(new_connection=False)
+        self._met.add(transport)
+        return self.path.request_s(new_connection=True)
+
+    async def travel(self, seconds: float) -> None:
+        """Wait for a trip."""
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+
+    def new_id(self, wanted: str | None) -> tuple[str, int]:
+        """The id of a request and its time of creation."""
+        return wanted or uuid4().hex, int(time())
+
+    def admit(self, served: Served, arrives_s: float) -> None:
+        """Put a request into the engine when it arrives."""
+        self.serving[served.rid] = served
+        delay_s = arrives_s - monotonic()
+        if delay_s <= 0:
+            self._submit(served, arrives_s)
+        else:
+            asyncio.get_running_loop().call_later(delay_s, self._submit, served, arrives_s)
+
+    def leave(self, served: Served) -> None:
+        """The response is over, or its client is gone: nothing of it stays in the engine."""
+        if self.serving.get(served.rid) is served:
+            del self.serving[served.rid]
+        self.engine.abort(served)
+        served.close()
+
+    def abort(self, rid: str, *, everything: bool) -> int:
+        """`/abort_request`: end those whose id starts with `rid`, or all; says how many there were."""
+        now = monotonic()
+        named = [served for served in self.serving.values() if everything or (rid and served.rid.startswith(rid))]
+        for served in named:
+            if self.engine.abort(served):
+                served.cut_short(now)
+        return len(named)
+
+    def inject(self, fault: Fault) -> None:
+        """Let a fault begin; being slow ends by a timer, as the engine asks nobody."""
+        now = monotonic()
+        self.faults.inject(fault, now=now)
+        self.engine.slowdown = self.faults.slowdown(now=now)
+        if self._slow_timer is not None:
+            self._slow_timer.cancel()
+            self._slow_timer = None
+        if fault.seconds is not None:
+            self._slow_timer = asyncio.get_running_loop().call_later(fault.seconds, self._speed_up)
+
+    def _speed_up(self) -> None:
+        self.engine.slowdown = 1.0
+
+    def _submit(self, served: Served, arrives_s: float) -> None:
+        """A client that went away while its request was on the way has left already."""
+        if self.serving.get(served.rid) is served and served.stage is Stage.NEW:
+            self.steps.submit(served, arrives_s)
+
+    def _emit(self, request: EngineRequest, now: float) -> None:
+        assert isinstance(request, Served), "this engine steps only what it serves"
+        if request.emitted == 1:
+            self.figures.first_token(request, now)
+        request.emit(now)

@@ -1,0 +1,71 @@
+"""`run_engine`: one simulated SGLang replica on a port.
+
+Owns wiring and lifetime; `replica` has the state, `generation` and `information` the routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+
+from gorgo.apps.engine_server import generation, information
+from gorgo.apps.engine_server.replica import SimulatedReplica
+from gorgo.sim.profiles import EngineProfile
+
+#: SGLang runs under uvicorn, which closes a connection idle for so long.
+KEEP_ALIVE_S = 5.0
+
+#: Longest request body: far above 32,768 tokens of text, and a bound all the same.
+_MAX_BODY_BYTES = 64 * 1024 * 1024
+
+
+async def run_engine(
+    *,
+    name: str,
+    profile: EngineProfile,
+    rtt_ms: float,
+    jitter: float,
+    seed: int,
+    host: str,
+    port: int,
+    ready: Callable[[str, int], None] | None = None,
+    stop: asyncio.Event | None = None,
+    model: str = "gorgo-sim",
+    keep_alive_s: float = KEEP_ALIVE_S,
+) -> None:
+    """Serve a simulated replica until `stop` is set, or for ever.
+
+    Parameters
+    ----------
+    name:
+        Of the replica; enters the seed, so that replicas of one fleet do not jitter alike.
+    profile:
+        What is imitated.
+    rtt_ms, jitter:
+        Distance to the client: mean round trip, and the mean of the exponential added to each one-way trip, as a share
+        of it.
+    ready:
+        Called with the bound address once connections are accepted.
+    """
+    replica = SimulatedReplica(
+        name=name, model_name=model, profile=profile, rtt_s=rtt_ms / 1e3, jitter=jitter, seed=seed
+    )
+    app = web.Application(client_max_size=_MAX_BODY_BYTES)
+    generation.add_routes(app, replica)
+    information.add_routes(app, replica)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, keepalive_timeout=keep_alive_s, shutdown_timeout=1.0
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, backlog=1024)
+        await site.start()
+        if ready is not None:
+            bound = runner.addresses[0]
+            ready(bound[0], bound[1])
+        await (stop or asyncio.Event()).wait()
+    finally:
+        replica.close()
+        await runner.cleanup()

@@ -1,0 +1,93 @@
+"""The JSON of answers: OpenAI's and SGLang's shapes, and server-sent events made of them.
+
+Owns the response side of the wire. A chat or completion event is made ready once per stream as a head and a tail, with
+the token between them; `/generate` repeats the whole text so far in each event, as SGLang does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+DONE = b"data: [DONE]\n\n"
+
+#: Stands where a token goes when an event is cut into head and tail; nothing else in an event can look like it.
+_GAP = "\x00token\x00"
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def frame(piece: bytes) -> bytes:
+    """A chunk of HTTP's chunked encoding."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+def usage(*, prompt_tokens: int, output_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """OpenAI's `usage` with the cache report that SGLang gives with `--enable-cache-report`."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+        "completion_tokens": output_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "reasoning_tokens": 0,
+    }
+
+
+def error(message: str, status: int) -> dict[str, Any]:
+    """SGLang's error on the OpenAI routes."""
+    kind = "BadRequestError" if status < 500 else "InternalServerError"
+    return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+
+
+def generate_error(message: str) -> dict[str, Any]:
+    """SGLang's error on `/generate`."""
+    return {"error": {"message": message}}
+
+
+def chat_chunk(
+    head: Mapping[str, Any], delta: Mapping[str, Any] | None, finish: str | None, used: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A `chat.completion.chunk`; without a delta it has no choices (the usage chunk)."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, "matched_stop": None}
+    return {**head, "object": "chat.completion.chunk", "choices": [] if delta is None else [choice], "usage": used}
+
+
+def completion_chunk(
+    head: Mapping[str, Any], text: str | None, finish: str | None, used: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A chunk, or a whole answer, of `/v1/completions`."""
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish, "matched_stop": None}
+    return {**head, "object": "text_completion", "choices": [] if text is None else [choice], "usage": used}
+
+
+def chat_answer(head: Mapping[str, Any], text: str, finish: str, used: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole `chat.completion`."""
+    message = {"role": "assistant", "content": text, "reasoning_content": None, "tool_calls": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish, "matched_stop": None}
+    return {**head, "object": "chat.completion", "choices": [choice], "usage": used}
+
+
+def embedding_answer(head: Mapping[str, Any], vector: list[float], prompt_tokens: int) -> dict[str, Any]:
+    """The answer of `/v1/embeddings`."""
+    data = [{"object": "embedding", "index": 0, "embedding": vector}]
+    used = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    return {"object": "list", "model": head["model"], "data": data, "usage": used}
+
+
+def chat_token_event(head: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """A content event of a chat, cut where the token goes."""
+    return _cut(event(chat_chunk(head, {"content": _GAP}, None)))
+
+
+def completion_token_event(head: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """A content event of a completion, cut where the token goes."""
+    return _cut(event(completion_chunk(head, _GAP, None)))
+
+
+def _cut(whole: bytes) -> tuple[bytes, bytes]:
+    before, after = whole.split(json.dumps(_GAP)[1:-1].encode())
+    return before, after

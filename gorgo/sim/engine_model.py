@@ -1,0 +1,404 @@
+"""One SGLang-like replica as a sans-IO step model: requests in with `now`, one token per request and step out.
+
+Owns the scheduler: who waits, who is prefilled, who decodes, and what each may hold of the KV pool. What a step costs
+is `profiles`, the pool is `kv_cache`. Time is an argument and there is no chance, so that the same requests at the same
+times always give the same steps: in wall time behind HTTP, and in virtual time on an event heap.
+
+Theory of operation. The caller owns the clock and drives one loop:
+
+    model.submit(request, now=now)          whenever a request arrives
+    step = model.start_step(now=now)        when idle: at an arrival; when busy: at the end of the step before
+    ... time passes until step.ends_s ...
+    for request in model.finish_step(step): request has one token more; `request.finished` says whether it was the last
+
+A step is a prefill batch alone whenever one can be formed (what decodes stalls meanwhile), else one decode iteration:
+
+    waiting --admission, FCFS--> prefilling --last chunk: first token--> decoding --last token--> finished
+        \\__________________________________\\____ abort ____________________\\--> gone, everything freed
+
+- Admission: fewer than `max_running_requests` run, and uncached prompt plus all its output fits beside what is promised
+  to those that run. The first in line that does not fit holds back those behind it.
+- A prefill step computes at most `chunk_tokens`, shared by several requests in order; only its last one is cut.
+- At least one prompt token is always computed. Prompt KV can be hit by others only after the whole prefill, generated
+  tokens only when the request has ended (the last one, which no step has read, never).
+- A request that arrives while a step runs is considered at its end. One whose time of arrival is later than the start
+  of a step is not in that step, even if the caller is late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+
+from gorgo.errors import BadRequest
+from gorgo.sim.kv_cache import CacheNode, KvCache
+from gorgo.sim.profiles import EngineProfile
+
+
+class Stage(Enum):
+    """Where a request is in its life."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+class EngineRequest:
+    """A request and its progress in one engine. Callers may subclass it; the model needs no more than this.
+
+    Parameters
+    ----------
+    key:
+        The prompt as cache items (four bytes a token in a served engine). A prompt that does not end on an item has
+        tokens behind the last one, which are never cached.
+    prompt_tokens, output_tokens:
+        Lengths; exactly `output_tokens` (at least one) are generated.
+    output_key:
+        What is generated, as items; may be empty, then the output is never cached.
+    """
+
+    __slots__ = (
+        "admitted_s",
+        "cached_tokens",
+        "emitted",
+        "first_token_s",
+        "handle",
+        "key",
+        "output_key",
+        "output_tokens",
+        "prefilled_tokens",
+        "private_tokens",
+        "promised_tokens",
+        "prompt_tokens",
+        "stage",
+        "submitted_s",
+    )
+
+    def __init__(self, key: bytes, *, prompt_tokens: int, output_tokens: int, output_key: bytes = b"") -> None:
+        assert min(prompt_tokens, output_tokens) >= 1, "an engine computes and emits at least one token"
+        self.key = key
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.output_key = output_key
+        self.stage = Stage.NEW
+        self.submitted_s = 0.0
+        self.admitted_s: float | None = None
+        self.first_token_s: float | None = None
+        self.cached_tokens = 0
+        #: Prompt tokens whose KV exists, cached ones included.
+        self.prefilled_tokens = 0
+        self.emitted = 0
+        self.private_tokens = 0
+        self.promised_tokens = 0
+        self.handle: CacheNode | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.emitted == self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One scheduler iteration: which requests it serves and when it is over.
+
+    `chunks` are the prompt tokens computed per request in a prefill step, empty in a decode iteration.
+    """
+
+    started_s: float
+    ends_s: float
+    requests: tuple[EngineRequest, ...]
+    chunks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Cumulative figures since the start, as an engine's counters tell them."""
+
+    requests: int = 0
+    aborted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    prefill_busy_s: float = 0.0
+    busy_s: float = 0.0
+    steps: int = 0
+
+
+class EngineModel:
+    """The scheduler of one replica.
+
+    Parameters
+    ----------
+    profile:
+        Costs and limits.
+    item_bytes, item_tokens:
+        What one item of a request's key is: one token of four bytes, or a block of a trace.
+
+    Example
+    -------
+    >>> from gorgo.sim.profiles import find_profile
+    >>> model = EngineModel(find_profile("1xH100-Llama-3.1-8B"))
+    >>> request = EngineRequest(b"word" * 1000, prompt_tokens=1000, output_tokens=2)
+    >>> model.submit(request, now=0.0)
+    >>> step = model.start_step(now=0.0)
+    >>> round(step.ends_s, 4), [r.emitted for r in model.finish_step(step)]
+    (0.023, [1])
+    >>> step = model.start_step(now=step.ends_s)
+    >>> [r.finished for r in model.finish_step(step)]
+    [True]
+    """
+
+    def __init__(self, profile: EngineProfile, *, item_bytes: int = 4, item_tokens: int = 1) -> None:
+        self.profile = profile
+        self.cache = KvCache(capacity_tokens=profile.kv_tokens, item_bytes=item_bytes, item_tokens=item_tokens)
+        self.totals = Totals()
+        #: Every step takes this many times as long: a fault to inject.
+        self.slowdown = 1.0
+        self._waiting: deque[EngineRequest] = deque()
+        self._prefilling: list[EngineRequest] = []
+        #: Insertion order is admission order, so that steps do not depend on hashes.
+        self._decoding: dict[EngineRequest, None] = {}
+        self._context_tokens = 0
+        self._stepping: Step | None = None
+
+    @property
+    def running(self) -> int:
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of requests not yet admitted; what the cache holds of them is not looked up."""
+        return sum(request.prompt_tokens for request in self._waiting)
+
+    @property
+    def used_tokens(self) -> int:
+        """Pool tokens that running requests hold: locked prefixes and their own."""
+        return self.cache.locked_tokens + self.cache.private_tokens
+
+    @property
+    def idle(self) -> bool:
+        return not (self._waiting or self._prefilling or self._decoding or self._stepping)
+
+    def check_size(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Raise `BadRequest` for a request that could never run here."""
+        total = prompt_tokens + output_tokens
+        if prompt_tokens >= self.profile.context_tokens:
+            raise BadRequest(
+                f"The input ({prompt_tokens} tokens) is longer than the model's context length "
+                f"({self.profile.context_tokens} tokens)."
+            )
+        if total > self.profile.context_tokens:
+            raise BadRequest(
+                f"{prompt_tokens} input tokens and {output_tokens} output tokens are {total} together, more than the "
+                f"model's context length of {self.profile.context_tokens} tokens."
+            )
+        if total > self.profile.kv_tokens:
+            raise BadRequest(f"{total} tokens do not fit the KV pool of {self.profile.kv_tokens} tokens.")
+
+    def submit(self, request: EngineRequest, *, now: float) -> None:
+        """Queue a request; raises `BadRequest` if it can never run."""
+        assert request.stage is Stage.NEW, "a request is submitted once"
+        self.check_size(request.prompt_tokens, request.output_tokens)
+        request.stage = Stage.WAITING
+        request.submitted_s = now
+        self._waiting.append(request)
+        self.totals.requests += 1
+
+    def abort(self, request: EngineRequest) -> bool:
+        """Drop a request at whatever stage it is and free what it holds. False if it had ended already."""
+        if request.stage in (Stage.NEW, Stage.FINISHED, Stage.ABORTED):
+            return False
+        if request.stage is Stage.WAITING:
+            self._waiting.remove(request)
+        else:
+            self._leave(request)
+        request.stage = Stage.ABORTED
+        self.totals.aborted += 1
+        return True
+
+    def flush(self) -> bool:
+        """Forget every cached prefix. Refused (False) while requests wait or run, as the real engine does."""
+        if not self.idle:
+            return False
+        self.cache.flush()
+        return True
+
+    def start_step(self, *, now: float) -> Step | None:
+        """Begin the next step, or None if there is nothing to do at `now`."""
+        assert self._stepping is None, "one step at a time"
+        chunks = self._form_prefill(now)
+        if chunks:
+            step = self._prefill_step(chunks, now)
+        elif self._decoding:
+            step = self._decode_step(now)
+        else:
+            return None
+        self._stepping = step
+        self.totals.steps += 1
+        self.totals.busy_s += step.ends_s - step.started_s
+        return step
+
+    def finish_step(self, step: Step) -> list[EngineRequest]:
+        """End the step at `step.ends_s`: the requests that got one token from it, those aborted meanwhile left out."""
+        assert step is self._stepping, "the step that was started"
+        self._stepping = None
+        emitting = self._finish_prefill(step) if step.chunks else self._finish_decode(step)
+        self.totals.generated_tokens += len(emitting)
+        return emitting
+
+    def check(self) -> None:
+        """Assert every invariant; for tests."""
+        self.cache.check()
+        running = [*self._prefilling, *self._decoding]
+        assert len(running) <= self.profile.max_running_requests
+        assert self.cache.private_tokens == sum(request.private_tokens for request in running)
+        assert self.cache.promised_tokens == sum(request.promised_tokens for request in running)
+        assert self._context_tokens == sum(_context(request) for request in self._decoding)
+        for request in running:
+            node = request.handle
+            assert node is not None
+            while node.parent is not None:
+                assert node.locks > 0, "what a running request holds is locked"
+                assert node.parent.children[node.edge[: self.cache.item_bytes]] is node, "and is in the tree"
+                node = node.parent
+
+    def _form_prefill(self, now: float) -> list[tuple[EngineRequest, int]]:
+        """Share one chunk among those in prefill and then those in line, in order."""
+        budget = self.profile.chunk_tokens
+        chunks = []
+        for request in self._prefilling:
+            tokens = min(budget, request.prompt_tokens - request.prefilled_tokens)
+            chunks.append((request, tokens))
+            budget -= tokens
+        while budget > 0 and self._waiting and self._waiting[0].submitted_s <= now and self._admit(now):
+            request = self._prefilling[-1]
+            tokens = min(budget, request.prompt_tokens - request.prefilled_tokens)
+            chunks.append((request, tokens))
+            budget -= tokens
+        return chunks
+
+    def _admit(self, now: float) -> bool:
+        """Let the first in line run if there is room for all that it can need."""
+        if self.running >= self.profile.max_running_requests:
+            return False
+        request = self._waiting[0]
+        match = self.cache.match(request.key, at_most=(request.prompt_tokens - 1) // self.cache.item_tokens)
+        cached = match.items * self.cache.item_tokens
+        needed = request.prompt_tokens - cached + request.output_tokens
+        if needed > self.cache.available_tokens - match.evictable_tokens:
+            return False
+        self._waiting.popleft()
+        request.handle = self.cache.lock(match)
+        self.cache.promise(needed)
+        request.promised_tokens = needed
+        request.cached_tokens = request.prefilled_tokens = cached
+        request.admitted_s = now
+        request.stage = Stage.PREFILLING
+        self._prefilling.append(request)
+        self.totals.prompt_tokens += request.prompt_tokens
+        self.totals.cached_tokens += cached
+        return True
+
+    def _prefill_step(self, chunks: list[tuple[EngineRequest, int]], now: float) -> Step:
+        new_tokens = 0
+        attended = 0.0
+        for request, tokens in chunks:
+            self._allocate(request, tokens)
+            new_tokens += tokens
+            attended += tokens * (request.prefilled_tokens + tokens / 2)
+        duration_s = self.profile.prefill_s(new_tokens, attended) * self.slowdown
+        self.totals.prefill_tokens += new_tokens
+        self.totals.prefill_busy_s += duration_s
+        requests, sizes = zip(*chunks, strict=True)
+        return Step(now, now + duration_s, requests, sizes)
+
+    def _decode_step(self, now: float) -> Step:
+        batch = tuple(self._decoding)
+        self.cache.allocate(len(batch))
+        for request in batch:
+            request.private_tokens += 1
+            request.promised_tokens -= 1
+        self._context_tokens += len(batch)
+        duration_s = self.profile.decode_s(len(batch), self._context_tokens) * self.slowdown
+        return Step(now, now + duration_s, batch, ())
+
+    def _finish_prefill(self, step: Step) -> list[EngineRequest]:
+        emitting = []
+        for request, tokens in zip(step.requests, step.chunks, strict=True):
+            if request.stage is not Stage.PREFILLING:
+                continue
+            request.prefilled_tokens += tokens
+            if request.prefilled_tokens == request.prompt_tokens:
+                self._prefilling.remove(request)
+                self._begin_decoding(request, step.ends_s)
+                emitting.append(request)
+        return emitting
+
+    def _begin_decoding(self, request: EngineRequest, now: float) -> None:
+        """The prompt is in the pool: cache it, emit the first token, go on decoding if there is more to come."""
+        self._cache_prefix(request, request.key, request.prompt_tokens)
+        request.stage = Stage.DECODING
+        request.first_token_s = now
+        request.emitted = 1
+        self._decoding[request] = None
+        self._context_tokens += request.prompt_tokens
+        if request.finished:
+            self._finish(request)
+
+    def _finish_decode(self, step: Step) -> list[EngineRequest]:
+        emitting = []
+        for request in step.requests:
+            if request.stage is Stage.DECODING:
+                request.emitted += 1
+                emitting.append(request)
+                if request.emitted == request.output_tokens:
+                    self._finish(request)
+        return emitting
+
+    def _finish(self, request: EngineRequest) -> None:
+        if request.output_key:
+            self._cache_prefix(request, request.key + request.output_key, _context(request))
+        self._leave(request)
+        request.stage = Stage.FINISHED
+
+    def _cache_prefix(self, request: EngineRequest, key: bytes, tokens: int) -> None:
+        """Put the whole items of the first `tokens` of `key` into the tree."""
+        cache = self.cache
+        assert request.handle is not None, "a running request holds a path"
+        items = min(len(key) // cache.item_bytes, tokens // cache.item_tokens)
+        held = request.handle.end
+        if items > held:
+            request.handle, _ = cache.insert(key[: items * cache.item_bytes], request.handle)
+            request.private_tokens -= (items - held) * cache.item_tokens
+
+    def _allocate(self, request: EngineRequest, tokens: int) -> None:
+        self.cache.allocate(tokens)
+        request.private_tokens += tokens
+        request.promised_tokens -= tokens
+
+    def _leave(self, request: EngineRequest) -> None:
+        """Free everything that a running request holds."""
+        if request.stage is Stage.PREFILLING:
+            self._prefilling.remove(request)
+        else:
+            del self._decoding[request]
+            self._context_tokens -= _context(request)
+        assert request.handle is not None, "a running request holds a path"
+        self.cache.unlock(request.handle)
+        self.cache.release(private=request.private_tokens, promised=request.promised_tokens)
+        request.handle = None
+        request.private_tokens = request.promised_tokens = 0
+
+
+def _context(request: EngineRequest) -> int:
+    """Tokens of a decoding request that have KV, or get it in this step: each takes one off what is promised."""
+    return request.prompt_tokens + request.output_tokens - request.promised_tokens

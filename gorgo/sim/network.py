@@ -1,0 +1,110 @@
+"""Round trips between regions: mean, exponential jitter, rare spikes, all from one seed.
+
+Owns one-way delays and the order of what travels on one stream. What a delay is added to is up to the caller: the
+simulated engine adds it in wall time, the simulator in virtual time.
+
+A one-way trip takes half of the mean RTT, plus an exponential with mean `jitter` x RTT, plus, once in
+`1 / spike_probability` trips, a whole RTT more: a lost segment that the ones behind it make the sender repeat. Setting
+up a connection costs one round trip (`connect_s`) before the first request on it can leave. A TCP window that a large
+body does not fit into at once is not modelled: `request_s` is where it belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+#: Delays are drawn so many at a time: one draw by itself costs 20 times as much.
+_DRAWS = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What the way between two places is like on average.
+
+    Parameters
+    ----------
+    rtt_s:
+        Mean round trip without jitter.
+    jitter:
+        Mean of the exponential added to each one-way trip, as a share of the RTT.
+    spike_probability:
+        Share of one-way trips that take an RTT more.
+    """
+
+    rtt_s: float
+    jitter: float = 0.02
+    spike_probability: float = 1e-4
+
+    def __post_init__(self) -> None:
+        assert min(self.rtt_s, self.jitter) >= 0, "no trip takes less than nothing"
+        assert 0 <= self.spike_probability <= 1, "a probability"
+
+
+class Path:
+    """The trips over one link, in the order of the draws.
+
+    Example
+    -------
+    >>> path = Path(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0), np.random.default_rng(0))
+    >>> path.one_way_s(), path.request_s(new_connection=True)
+    (0.05, 0.15000000000000002)
+    """
+
+    def __init__(self, link: Link, rng: np.random.Generator) -> None:
+        self.link = link
+        self._rng = rng
+        self._drawn: list[float] = []
+
+    def one_way_s(self) -> float:
+        """How long one trip in either direction takes."""
+        if not self.link.rtt_s:
+            return 0.0
+        if not self._drawn:
+            self._drawn = self._draw()
+        return self._drawn.pop()
+
+    def connect_s(self) -> float:
+        """The round trip that sets up a connection."""
+        return self.one_way_s() + self.one_way_s()
+
+    def request_s(self, *, new_connection: bool) -> float:
+        """From the client's send to the engine's receipt."""
+        return self.one_way_s() + (self.connect_s() if new_connection else 0.0)
+
+    def arrival_s(self, sent_s: float, last_arrival_s: float) -> float:
+        """When what is sent now arrives, never before what was sent earlier on the same stream."""
+        return max(last_arrival_s, sent_s + self.one_way_s())
+
+    def _draw(self) -> list[float]:
+        link = self.link
+        trips = link.rtt_s / 2 + self._rng.exponential(link.jitter * link.rtt_s, _DRAWS)
+        trips += link.rtt_s * (self._rng.random(_DRAWS) < link.spike_probability)
+        drawn: list[float] = trips.tolist()
+        return drawn
+
+
+class Network:
+    """Links between regions, symmetric; a region to itself unless stated costs `local_rtt_s`.
+
+    Example
+    -------
+    >>> network = Network({("us", "eu"): Link(rtt_s=0.095)})
+    >>> network.link("eu", "us").rtt_s, network.link("us", "us").rtt_s
+    (0.095, 0.002)
+    """
+
+    def __init__(self, links: Mapping[tuple[str, str], Link], *, local_rtt_s: float = 0.002) -> None:
+        self._links = dict(links)
+        self._local = Link(rtt_s=local_rtt_s)
+
+    def link(self, one: str, other: str) -> Link:
+        """The link between two regions; KeyError names a pair that is not in the matrix."""
+        found = self._links.get((one, other)) or self._links.get((other, one))
+        if found is not None:
+            return found
+        if one == other:
+            return self._local
+        raise KeyError(f"no link between {one!r} and {other!r}")

@@ -1,0 +1,207 @@
+"""What one engine step costs on a given GPU and model: a small table of constants, each with its source.
+
+Owns the two formulas and the table. The step model in `engine_model` decides what is in a step; this module says how
+long it takes. All constants are in seconds and tokens.
+
+    prefill step      base + n / rate + kappa * sum(new * (context + new / 2))
+    decode iteration  base + moe * (1 - (1 - k/E)^B) + per_request * B + kv * context_tokens
+
+In a mixture of experts B tokens touch a share 1 - (1 - k/E)^B of the experts (k of E are chosen per token), and a
+decode step is bound by the weights that it reads, so its cost rises steeply for small batches and then flattens: a form
+linear in B is off by 39-59 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gorgo.errors import UnknownProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """Costs and limits of one engine: a GPU (or several, tensor parallel) with a model on it.
+
+    Parameters
+    ----------
+    prefill_base_s, prefill_tokens_per_s, prefill_kappa_s:
+        Constant, linear and quadratic (attention) part of a prefill step.
+    chunk_tokens:
+        Most prompt tokens computed in one prefill step (SGLang's `chunked_prefill_size`).
+    decode_base_s, decode_moe_s, decode_per_request_s, decode_kv_s:
+        Constant part, all routed experts read once, per running request, and per token of context read.
+    experts_per_token, experts:
+        k and E of the formula above. A dense model has `decode_moe_s=0`.
+    kv_tokens:
+        Size of the KV pool, shared by running requests and the prefix cache.
+    max_running_requests:
+        Requests that are prefilled or decoded at the same time; the others wait.
+    context_tokens:
+        Longest prompt and output together; more is refused.
+    source:
+        Where the constants come from.
+
+    Example
+    -------
+    >>> h100 = find_profile("1xH100-Llama-3.1-8B")
+    >>> round(h100.prefill_s(8192, 8192 * 8192 / 2) * 1e3, 1)  # the operator tables say 205.7 ms
+    203.9
+    """
+
+    name: str
+    prefill_base_s: float
+    prefill_tokens_per_s: float
+    prefill_kappa_s: float
+    chunk_tokens: int
+    decode_base_s: float
+    decode_moe_s: float = 0.0
+    experts_per_token: int = 1
+    experts: int = 1
+    decode_per_request_s: float
+    decode_kv_s: float
+    kv_tokens: int
+    max_running_requests: int = 64
+    context_tokens: int = 32_768
+    source: str = ""
+
+    def prefill_s(self, new_tokens: int, attended: float) -> float:
+        """A prefill step over `new_tokens`; `attended` is the sum of new * (context + new / 2) over its requests."""
+        return self.prefill_base_s + new_tokens / self.prefill_tokens_per_s + self.prefill_kappa_s * attended
+
+    def decode_s(self, batch: int, context_tokens: int) -> float:
+        """One token for each of `batch` requests that hold `context_tokens` together."""
+        touched = 1.0 - (1.0 - self.experts_per_token / self.experts) ** batch
+        return (
+            self.decode_base_s
+            + self.decode_moe_s * touched
+            + self.decode_per_request_s * batch
+            + self.decode_kv_s * context_tokens
+        )
+
+
+#: Qwen3.5-35B-A3B: 40 layers (10 with attention, 2 KV heads of 256; 30 Gated DeltaNet), 256 experts of 3 x 2048 x 512
+#: per layer, 8 routed. Routed experts in FP8 are 32.2 GB, KV is 20,480 bytes a token, the recurrent state about 63 MB a
+#: request. Bandwidths are 0.8 of the data sheet: 2 x L40S 1.38 TB/s, H100 2.68 TB/s.
+_QWEN_2XL40S = EngineProfile(
+    name="2xL40S-Qwen3.5-35B-A3B-FP8",
+    prefill_base_s=0.012,
+    prefill_tokens_per_s=11_500.0,
+    prefill_kappa_s=1.6e-9,
+    chunk_tokens=4096,
+    decode_base_s=0.0075,
+    decode_moe_s=0.0233,
+    experts_per_token=8,
+    experts=256,
+    decode_per_request_s=5e-5,
+    decode_kv_s=1.5e-8,
+    kv_tokens=983_549,
+    max_running_requests=64,
+    source=(
+        "Prefill, chunk and KV pool: measured on the GORGO paper's fleet. Decode: experts 32.2 GB / 1.38 TB/s = 23.3 "
+        "ms, KV 20,480 B / 1.38 TB/s = 15 ns a token, state 63 MB / 1.38 TB/s = 0.05 ms a request; the base (dense "
+        "weights, all-reduce over PCIe, launch, sampling) is set so that one to two running requests give the 9.0-9.3 "
+        "ms per token that the paper measured at moderate load. Five give 10.9 ms before prefill stalls."
+    ),
+)
+
+_QWEN_H100 = EngineProfile(
+    name="1xH100-Qwen3.5-35B-A3B-FP8",
+    prefill_base_s=0.012,
+    prefill_tokens_per_s=14_300.0,
+    prefill_kappa_s=1.2e-9,
+    chunk_tokens=8192,
+    decode_base_s=0.004,
+    decode_moe_s=0.012,
+    experts_per_token=8,
+    experts=256,
+    decode_per_request_s=2.5e-5,
+    decode_kv_s=7.6e-9,
+    kv_tokens=788_766,
+    max_running_requests=64,
+    source=(
+        "Rate (0.07 ms per uncached token) and KV pool: measured on the GORGO paper's fleet. Prefill base as on 2xL40S "
+        "(assumed), kappa scaled from it by BF16 FLOPS (724 / 989). Decode: experts 32.2 GB / 2.68 TB/s = 12 ms, KV "
+        "7.6 ns a token, state 0.025 ms a request; base 4 ms is assumed (no all-reduce). Not measured."
+    ),
+)
+
+_FIT = "Least squares over AIConfigurator 0.12.0 operator tables (SGLang, TP1, BF16), max relative error {error}. {kv}"
+
+_LLAMA_H100 = EngineProfile(
+    name="1xH100-Llama-3.1-8B",
+    prefill_base_s=0.00193,
+    prefill_tokens_per_s=1e6 / 20.58,
+    prefill_kappa_s=2 * 0.497e-9,
+    chunk_tokens=8192,
+    decode_base_s=0.00653,
+    decode_per_request_s=8.0e-6,
+    decode_kv_s=4.14e-8,
+    kv_tokens=450_000,
+    max_running_requests=256,
+    source=_FIT.format(error="2.1 %", kv="KV: 55 GiB at 128 KiB a token."),
+)
+
+_LLAMA_L40S = EngineProfile(
+    name="1xL40S-Llama-3.1-8B",
+    prefill_base_s=0.00495,
+    prefill_tokens_per_s=1e6 / 74.24,
+    prefill_kappa_s=2 * 1.882e-9,
+    chunk_tokens=4096,
+    decode_base_s=0.02231,
+    decode_per_request_s=4.39e-5,
+    decode_kv_s=1.811e-7,
+    kv_tokens=201_000,
+    max_running_requests=64,
+    source=_FIT.format(error="2.5 %", kv="KV: 24.6 GiB at 128 KiB a token."),
+)
+
+_QWEN3_H100 = EngineProfile(
+    name="1xH100-Qwen3-30B-A3B",
+    prefill_base_s=0.02413,
+    prefill_tokens_per_s=1e6 / 9.13,
+    prefill_kappa_s=2 * 0.682e-9,
+    chunk_tokens=8192,
+    decode_base_s=0.00328,
+    decode_moe_s=0.01748,
+    experts_per_token=8,
+    experts=128,
+    decode_per_request_s=0.0,
+    decode_kv_s=3.68e-8,
+    kv_tokens=147_000,
+    max_running_requests=256,
+    source=_FIT.format(error="7.0 %", kv="KV: 13.5 GiB at 96 KiB a token."),
+)
+
+_QWEN3_L40S = EngineProfile(
+    name="1xL40S-Qwen3-30B-A3B",
+    prefill_base_s=0.1247,
+    prefill_tokens_per_s=1e6 / 26.69,
+    prefill_kappa_s=2 * 2.568e-9,
+    chunk_tokens=4096,
+    decode_base_s=0.0005,
+    decode_moe_s=0.083,
+    experts_per_token=8,
+    experts=128,
+    decode_per_request_s=0.0,
+    decode_kv_s=1.447e-7,
+    kv_tokens=100_000,
+    max_running_requests=64,
+    source=_FIT.format(
+        error="4.9 %",
+        kv="Hypothetical: the BF16 weights do not fit one card; the KV pool is what FP8 weights would leave (9 GiB).",
+    ),
+)
+
+#: Every ready-made profile by name. SGLang's defaults give chunk sizes by GPU memory.
+PROFILES: Mapping[str, EngineProfile] = {
+    profile.name: profile for profile in (_QWEN_2XL40S, _QWEN_H100, _LLAMA_H100, _LLAMA_L40S, _QWEN3_H100, _QWEN3_L40S)
+}
+
+
+def find_profile(name: str) -> EngineProfile:
+    """The profile of that name; raises `UnknownProfile`, which lists the names there are."""
+    try:
+        return PROFILES[name]
+    except KeyError:
+        raise UnknownProfile(f"no engine profile {name!r}; there are {', '.join(PROFILES)}") from None
