@@ -93,7 +93,9 @@ class Fleet:
     members: dict[str, Member] = field(default_factory=dict)
     _free: list[int] = field(default_factory=list)
     _eligible: dict[str | None, Eligible] = field(default_factory=dict)
+    #: Models that some replica lists, and whether some replica lists none and so serves any.
     _listed: frozenset[str] = frozenset()
+    _any_model: bool = False
     _due: float | None = None
     _due_known: bool = False
 
@@ -109,6 +111,7 @@ class Fleet:
             self._update(member, wanted[name])
         joined = [self._join(spec) for name, spec in wanted.items() if name not in self.members]
         self._listed = frozenset(model for spec in specs for model in spec.models)
+        self._any_model = not all(spec.models for spec in specs)
         self._eligible.clear()
         self._due_known = False
         return Change(joined, left)
@@ -127,7 +130,7 @@ class Fleet:
 
     def serves(self, model: str | None) -> bool:
         """Whether any replica would serve `model`, well or not. An empty fleet refuses none: it may fill."""
-        return not self.members or any(_serves(member.spec, model) for member in self.members.values())
+        return not self.members or self._any_model or model is None or model in self._listed
 
     def eligible(self, model: str | None) -> Eligible:
         """Who may serve `model`. Kept until the next change: the common case costs one dict look-up."""

@@ -63,6 +63,7 @@ def test_a_replica_serves_the_models_that_it_lists_and_any_when_it_lists_none(fl
     assert fleet.eligible("other").names == ("c",)
     assert fleet.eligible(None).names == ("a", "b", "c")
     assert fleet.eligible("m2").excluded == {"a": "model"}
+    assert fleet.serves("other")
     fleet.replace([ReplicaSpec("a", "x", ("m1",))])
     assert fleet.serves("m1")
     assert fleet.serves(None)
