@@ -36,7 +36,7 @@ class Gorgo:
 
     def choose(
         self,
-        request: RouteRequest,  # noqa: ARG002 - its sizes are in the candidates
+        request: RouteRequest,
         candidates: Candidates,
         weights: Weights,
         rng: np.random.Generator,

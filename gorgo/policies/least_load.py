@@ -33,9 +33,9 @@ class LeastLoad:
 
     def choose(
         self,
-        request: RouteRequest,  # noqa: ARG002 - decides by load alone
+        request: RouteRequest,
         candidates: Candidates,
-        weights: Weights,  # noqa: ARG002 - it has none
+        weights: Weights,
         rng: np.random.Generator,
     ) -> Choice:
         terms = {

@@ -25,9 +25,9 @@ class LeastRequest:
 
     def choose(
         self,
-        request: RouteRequest,  # noqa: ARG002 - decides by load alone
+        request: RouteRequest,
         candidates: Candidates,
-        weights: Weights,  # noqa: ARG002 - it has none
+        weights: Weights,
         rng: np.random.Generator,
     ) -> Choice:
         return least_cost({"in_flight": candidates.in_flight_requests.copy()}, candidates, rng)

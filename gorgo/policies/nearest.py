@@ -25,9 +25,9 @@ class Nearest:
 
     def choose(
         self,
-        request: RouteRequest,  # noqa: ARG002 - decides by distance alone
+        request: RouteRequest,
         candidates: Candidates,
-        weights: Weights,  # noqa: ARG002 - it has none
+        weights: Weights,
         rng: np.random.Generator,
     ) -> Choice:
         return least_cost({"rtt": known_or_worst(candidates.rtt_s) * 1e3}, candidates, rng)

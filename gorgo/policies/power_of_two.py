@@ -29,9 +29,9 @@ class PowerOfTwo:
 
     def choose(
         self,
-        request: RouteRequest,  # noqa: ARG002 - decides by load alone
+        request: RouteRequest,
         candidates: Candidates,
-        weights: Weights,  # noqa: ARG002 - it has none
+        weights: Weights,
         rng: np.random.Generator,
     ) -> Choice:
         load = candidates.in_flight_requests

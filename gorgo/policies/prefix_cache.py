@@ -33,9 +33,9 @@ class PrefixCache:
 
     def choose(
         self,
-        request: RouteRequest,  # noqa: ARG002 - what is cached where is in the candidates
+        request: RouteRequest,
         candidates: Candidates,
-        weights: Weights,  # noqa: ARG002 - it has none
+        weights: Weights,
         rng: np.random.Generator,
     ) -> Choice:
         return prefix_walk(candidates, rng, imbalance=8, deviations=2)

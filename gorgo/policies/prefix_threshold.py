@@ -36,7 +36,7 @@ class PrefixThreshold:
 
     def choose(
         self,
-        request: RouteRequest,  # noqa: ARG002 - what is cached where is in the candidates
+        request: RouteRequest,
         candidates: Candidates,
         weights: Weights,
         rng: np.random.Generator,

@@ -24,9 +24,9 @@ class Random:
 
     def choose(
         self,
-        request: RouteRequest,  # noqa: ARG002 - looks at nothing
+        request: RouteRequest,
         candidates: Candidates,
-        weights: Weights,  # noqa: ARG002 - it has none
+        weights: Weights,
         rng: np.random.Generator,
     ) -> Choice:
         return Choice(int(rng.integers(len(candidates))))

@@ -31,10 +31,10 @@ class RoundRobin:
 
     def choose(
         self,
-        request: RouteRequest,  # noqa: ARG002 - looks at nothing
+        request: RouteRequest,
         candidates: Candidates,
-        weights: Weights,  # noqa: ARG002 - it has none
-        rng: np.random.Generator,  # noqa: ARG002 - leaves nothing to chance
+        weights: Weights,
+        rng: np.random.Generator,
     ) -> Choice:
         names = candidates.names
         following = [name for name in names if name > self._last]

@@ -37,8 +37,8 @@ class SimpleSessionAffinity:
         self,
         request: RouteRequest,
         candidates: Candidates,
-        weights: Weights,  # noqa: ARG002 - it has none
-        rng: np.random.Generator,  # noqa: ARG002 - leaves nothing to chance
+        weights: Weights,
+        rng: np.random.Generator,
     ) -> Choice:
         score = _mix(candidates.salt ^ _mix(_key(request)))
         return Choice(int(score.argmax()))
