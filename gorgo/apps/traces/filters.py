@@ -68,7 +68,8 @@ class TraceFilters:
             offset_s = request.timestamp_s - origin_s
             if self.end_s is not None and offset_s >= self.end_s + REORDER_SLACK_S:
                 return
-            if offset_s >= self.start_s and (self.end_s is None or offset_s < self.end_s):
+            begun = not self.start_s or offset_s >= self.start_s  # a start of 0 drops nothing that is out of order
+            if begun and (self.end_s is None or offset_s < self.end_s):
                 yield request
 
     def _short_enough(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gorgo.apps.replay import ReplayOptions, ReplayReport, replay
+from gorgo.apps.traces import TraceFilters, TraceRequest, prompt_text
+from gorgo.errors import ReplayError
+from tests.apps.replay.fake_router import DONE, ROLE, FakeRouter, event, never, token
+
+
+def trace(count: int, *, every_s: float = 0.0, tokens: int = 1000, output: int = 3) -> list[TraceRequest]:
+    return [TraceRequest(n, n * every_s, tokens, output, (7, 100 + n)) for n in range(count)]
+
+
+def options(router: FakeRouter, **changes: Any) -> ReplayOptions:
+    return ReplayOptions(**{"trace": Path("t.jsonl"), "url": router.url, "show_progress": False, **changes})
+
+
+async def replayed(router: FakeRouter, requests: list[TraceRequest], **changes: Any) -> ReplayReport:
+    async with router.running():
+        return await replay(requests, options(router, **changes))
+
+
+async def test_each_request_asks_for_its_tokens_its_text_and_its_usage() -> None:
+    router = FakeRouter()
+    await replayed(router, trace(2, every_s=0.05), api_key="k")
+    first, second = router.bodies
+    assert first["model"] == "fake-model"
+    assert first["messages"] == [{"role": "user", "content": prompt_text([7, 100], 1000).decode()}]
+    assert first["messages"][0]["content"][:2048] == second["messages"][0]["content"][:2048]
+    assert (first["max_tokens"], first["ignore_eos"], first["stream"]) == (3, True, True)
+    assert first["stream_options"] == {"include_usage": True}
+    assert router.request_headers[0]["authorization"] == "Bearer k"
+    assert router.request_headers[0]["x-request-id"] != router.request_headers[1]["x-request-id"]
+
+
+async def test_a_body_of_the_trace_is_sent_with_the_length_of_the_trace() -> None:
+    body = {"messages": [{"role": "user", "content": "hello you"}], "temperature": 0.3, "max_completion_tokens": 9000}
+    router = FakeRouter()
+    await replayed(router, [TraceRequest(0, 0.0, 2, 4, (), body)], model="m")
+    sent = router.bodies[0]
+    assert (sent["messages"], sent["temperature"], sent["max_tokens"]) == (body["messages"], 0.3, 4)
+    assert sent["model"] == "m"
+    assert "max_completion_tokens" not in sent
+
+
+async def test_the_row_sums_up_what_engines_and_router_said(tmp_path: Path) -> None:
+    report = await replayed(FakeRouter(), trace(4), out=tmp_path, time_scale=0.5, weights={"w": 1.0})
+    row = report.row.as_json()
+    assert (row["trace"], row["time_scale"], row["policy"], row["weights"]) == ("t.jsonl", 0.5, "gorgo", {"w": 1.0})
+    assert (row["n"], row["errors"], row["source"], row["share"]) == (4, 0, "live", {"seoul-0": 1.0})
+    assert row["cache_hit"] == 0.5
+    assert row["cache_hit_believed"] == 0.512
+    assert row["ttft_ms"]["p50"] > 0
+    assert set(row["prediction_error_ms"]) == {"mean", "p50", "p95"}
+    assert report.exit_code == 0
+    assert json.loads((tmp_path / "results.json").read_text()) == [row]
+
+
+async def test_requests_jsonl_has_exactly_the_keys_of_the_contract(tmp_path: Path) -> None:
+    await replayed(FakeRouter(), trace(3), out=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert len(rows) == 3
+    keys = (
+        "id scheduled_s sent_s replica region input_tokens cached_tokens output_tokens ttft_ms e2e_s status error "
+        "weights_version predicted_ttft_ms"
+    )
+    assert all(list(row) == keys.split() for row in rows)
+    row = rows[0]
+    assert (row["replica"], row["region"], row["weights_version"]) == ("seoul-0", "ap-seoul", 3)
+    assert (row["input_tokens"], row["cached_tokens"], row["output_tokens"]) == (1000, 500, 3)
+    assert (row["status"], row["error"], row["predicted_ttft_ms"]) == (200, None, 12.5)
+
+
+async def test_what_another_router_does_not_say_is_null(tmp_path: Path) -> None:
+    async def plain(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await router.stream(request, token(), DONE, headers={})
+
+    router = FakeRouter(plain)
+    report = await replayed(router, trace(1), out=tmp_path)
+    row = json.loads((tmp_path / "requests.jsonl").read_text())
+    assert [row[key] for key in ("replica", "region", "cached_tokens", "output_tokens", "predicted_ttft_ms")] == [
+        None
+    ] * 5
+    assert row["input_tokens"] == 1000
+    assert report.row.errors == 0
+    assert (report.row.policy, report.row.cache_hit, report.row.cache_hit_believed) == (None, None, None)
+    assert report.row.share == {}
+
+
+async def test_a_slow_answer_holds_no_later_request_back() -> None:
+    arrived = asyncio.Event()
+
+    async def waits_for_all(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(router.bodies) == 5:
+            arrived.set()
+        await arrived.wait()
+        return await router.whole(request, body)
+
+    router = FakeRouter(waits_for_all)
+    report = await replayed(router, trace(5, every_s=0.01))
+    assert report.row.errors == 0
+
+
+async def test_latency_counts_from_the_scheduled_time_when_the_client_falls_behind(tmp_path: Path) -> None:
+    """One at a time, two seconds each: the second waits for the first, and its latency and the slip say so."""
+    now_s = 50.0
+
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal now_s
+        now_s += 2.0
+        return await router.whole(request, body)
+
+    router = FakeRouter(slow)
+    async with router.running():
+        wanted = options(router, max_in_flight=1, out=tmp_path)
+        await replay(trace(2), wanted, clock=lambda: now_s)
+    first, second = (json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines())
+    assert second["scheduled_s"] == first["scheduled_s"] == 0.0
+    assert second["sent_s"] - first["sent_s"] == 2.0
+    assert second["ttft_ms"] - first["ttft_ms"] == 2000.0
+
+
+async def test_the_time_scale_stretches_the_time_between_requests(tmp_path: Path) -> None:
+    await replayed(FakeRouter(), trace(3, every_s=0.02), out=tmp_path, time_scale=2.0)
+    rows = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert sorted(row["scheduled_s"] for row in rows) == [0.0, 0.04, 0.08]
+    assert all(row["sent_s"] >= row["scheduled_s"] - 0.002 for row in rows)
+
+
+async def refuses(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "full", "type": "busy", "code": 503}}, status=503)
+
+
+async def no_content(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return await FakeRouter().stream(request, ROLE, DONE)
+
+
+async def truncated(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return await FakeRouter().stream(request, token(), token())
+
+
+async def error_after_content(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return await FakeRouter().stream(request, token(), event({"error": {"message": "gone", "code": 502}}))
+
+
+async def error_before_content(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return await FakeRouter().stream(request, event({"error": {"message": "gone", "code": 502}}))
+
+
+async def drops(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(token())
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (refuses, "http 503"),
+        (no_content, "no content"),
+        (truncated, "truncated"),
+        (error_after_content, "stream error"),
+        (error_before_content, "stream error 502"),
+        (never, "timeout"),
+    ],
+)
+async def test_a_failure_is_recorded_by_kind_and_never_raised(answer: Any, kind: str) -> None:
+    report = await replayed(FakeRouter(answer), trace(2), request_timeout_s=0.3)
+    assert dict(report.errors_by_kind) == {kind: 2}
+    assert report.row.errors == report.row.n == 2
+    assert report.row.ttft_ms.p50 is None
+    assert report.exit_code == 1
+
+
+async def test_a_connection_that_breaks_in_the_middle_is_an_error_with_what_came_before(tmp_path: Path) -> None:
+    report = await replayed(FakeRouter(drops), trace(1), out=tmp_path)
+    row = json.loads((tmp_path / "requests.jsonl").read_text())
+    assert row["ttft_ms"] is not None
+    assert row["e2e_s"] is None
+    assert report.row.errors == 1
+
+
+async def test_a_router_that_is_not_there_is_an_error_for_each_request() -> None:
+    router = FakeRouter()
+    async with router.running():
+        pass
+    report = await replay(trace(2), options(router, model="m"))
+    assert report.row.errors == 2
+    with pytest.raises(ReplayError, match="is the router up"):
+        await replay(trace(2), options(router))
+
+
+async def test_a_router_that_names_no_model_is_told_so() -> None:
+    router = FakeRouter()
+    router.models = {"data": []}
+    with pytest.raises(ReplayError, match="names no model"):
+        await replayed(router, trace(1))
+
+
+async def test_an_interrupted_replay_leaves_the_records_it_has(tmp_path: Path) -> None:
+    second_came = asyncio.Event()
+
+    async def then_hangs(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(router.bodies) == 1:
+            return await router.whole(request, body)
+        second_came.set()
+        return await never(request, body)
+
+    router = FakeRouter(then_hangs)
+    async with router.running():
+        task = asyncio.create_task(replay(trace(2), options(router, out=tmp_path, max_in_flight=1)))
+        await second_came.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == 1
+
+
+def test_usage_of_the_filters_seed_is_in_the_row() -> None:
+    report = asyncio.run(replayed(FakeRouter(), trace(1), filters=TraceFilters(seed=5)))
+    assert report.row.seed == 5

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from gorgo.apps.traces import TraceFilters, load_trace
+from gorgo.errors import TraceError
+
+
+def lines(*stamps: int) -> bytes:
+    rows = ({"timestamp": t, "input_length": 10, "output_length": 1, "hash_ids": [t]} for t in stamps)
+    return b"\n".join(json.dumps(row).encode() for row in rows) + b"\n"
+
+
+def test_gzip_is_told_by_its_first_bytes_not_its_name(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "a.gz", tmp_path / "b.jsonl"
+    plain.write_bytes(lines(0, 10))
+    packed.write_bytes(gzip.compress(lines(0, 10)))
+    assert load_trace(plain) == load_trace(packed)
+
+
+def test_empty_lines_are_skipped_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"\n" + lines(0) + b"\n{}\n")
+    with pytest.raises(TraceError, match=r"t.jsonl, line 4: input_length is missing"):
+        load_trace(path)
+
+
+def test_a_bad_line_behind_the_limit_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(lines(0) + b"nonsense\n")
+    assert len(load_trace(path, TraceFilters(limit=1))) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no request is left"),
+        (b"\x1f\x8bnonsense", "damaged gzip file"),
+        (gzip.compress(lines(0, 1, 2))[:-12], "damaged gzip file"),
+        (b"\xff\xfe\n", "line 1: not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_one_clear_error(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=said):
+        load_trace(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"nowhere.jsonl: No such file"):
+        load_trace(tmp_path / "nowhere.jsonl")
+
+
+def test_filters_that_leave_nothing_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(lines(0))
+    with pytest.raises(TraceError, match="no request is left after the filters"):
+        load_trace(path, TraceFilters(max_input=5))

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gorgo.apps.traces.rows import TraceRequest, read_row
+from gorgo.errors import TraceError
+
+GOOD: dict[str, Any] = {"timestamp": 1500, "input_length": 600, "output_length": 7, "hash_ids": [3, 9]}
+
+
+def read(row: object) -> TraceRequest:
+    return read_row(json.dumps(row), file="t.jsonl", line_number=4, index=2)
+
+
+def test_a_mooncake_row_is_read() -> None:
+    assert read(GOOD) == TraceRequest(2, 1.5, 600, 7, (3, 9), None)
+
+
+def test_unknown_keys_and_fractions_of_a_millisecond_are_no_error() -> None:
+    request = read({"user": "x", **GOOD, "timestamp": 0.25, "turn": None})
+    assert request.timestamp_s == 0.00025
+
+
+def test_string_ids_are_numbers_or_hashes_of_their_text() -> None:
+    digits, other, same = (read({**GOOD, "hash_ids": ids}).hash_ids for ids in (["3", "9"], ["3", "ab"], ["3", "ab"]))
+    assert digits == (3, 9)
+    assert other == same != digits
+
+
+def test_a_row_with_a_body_needs_no_ids() -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    row = {"timestamp": 0, "input_length": 5000, "output_length": 1, "request": body}
+    assert read(row).body == body
+    assert read({**row, "hash_ids": ["a"]}).hash_ids == read({**row, "hash_ids": ["a"]}).hash_ids
+
+
+def test_ids_of_full_blocks_alone_are_taken() -> None:
+    assert read({**GOOD, "hash_ids": [3]}).hash_ids == (3,)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"timestamp": None}, "timestamp is null; expected milliseconds, at least 0"),
+        ({"timestamp": -1}, "timestamp is -1; expected"),
+        ({"timestamp": True}, "timestamp is true; expected"),
+        ({"timestamp": float("nan")}, "timestamp is NaN; expected"),
+        ({"timestamp": 10**400}, "timestamp is 1000"),
+        ({"input_length": 0}, "input_length is 0; expected a whole number of tokens, at least 1"),
+        ({"input_length": 600.5}, "input_length is 600.5; expected"),
+        ({"output_length": "7"}, "output_length is '7'; expected"),
+        ({"hash_ids": None}, "hash_ids is null; expected a list of ids"),
+        ({"hash_ids": [1, 2, 3]}, "expected 2 ids for input_length 600 (one per 512 tokens), not 3"),
+        ({"hash_ids": []}, "expected 2 ids for input_length 600 (one per 512 tokens), not 0"),
+        ({"hash_ids": [1, 2.5]}, "expected integers or strings, not 2.5"),
+        ({"request": "hi"}, "request is 'hi'; expected a chat completion body with a list of messages"),
+        ({"request": {"messages": "hi"}}, "expected a chat completion body with a list of messages"),
+    ],
+)
+def test_a_wrong_value_is_named_with_file_line_and_expectation(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(TraceError) as raised:
+        read({**GOOD, **change})
+    assert str(raised.value).startswith("t.jsonl, line 4: ")
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("field", ["timestamp", "input_length", "output_length", "hash_ids"])
+def test_a_missing_field_is_named(field: str) -> None:
+    with pytest.raises(TraceError, match=f"{field} is missing; expected"):
+        read({name: value for name, value in GOOD.items() if name != field})
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "7", "[" * 100_000, '"' + "x" * 500])
+def test_a_line_that_is_no_object_is_shown_in_short(text: str) -> None:
+    with pytest.raises(TraceError, match=r"^t.jsonl, line 4: .*expected a") as raised:
+        read_row(text, file="t.jsonl", line_number=4, index=0)
+    assert len(str(raised.value)) < 250
