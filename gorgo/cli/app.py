@@ -1,0 +1,49 @@
+"""`gorgo`: the commands under one name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gorgo import __version__
+from gorgo.cli import datasets, looking, measuring, running
+from gorgo.cli.failures import Commands
+
+app = typer.Typer(
+    name="gorgo",
+    cls=Commands,
+    help="A router for LLM replicas in several regions. Exit codes: 0 ok, 1 failed, 2 bad usage or input.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(running.serve)
+app.command()(running.engine)
+app.command()(measuring.replay)
+app.command()(measuring.demo)
+app.command()(looking.check)
+app.command()(looking.policies)
+app.command()(looking.status)
+app.add_typer(datasets.app, name="datasets")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gorgo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _gorgo(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Options before the command's name."""
+
+
+def main() -> None:
+    """Entry point of the `gorgo` command and of `python -m gorgo`."""
+    app()

@@ -1,0 +1,134 @@
+"""Commands that look and change nothing: is the configuration right, which policies are there, how is the fleet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gorgo.cli import options
+from gorgo.cli.failures import FAILED, fail
+from gorgo.cli.tables import Cell, table
+
+if TYPE_CHECKING:
+    from gorgo.cli.reach import Reached
+
+#: The admin listener answers from memory; this is for a network that does not.
+STATUS_TIMEOUT_S = 10.0
+
+
+def check(
+    config: options.Config = options.REGIONS_YAML,
+    live: Annotated[bool, typer.Option("--live", help="Also reach every replica.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Validate regions.yaml and name everything wrong with it; with --live, reach every replica."""
+    from gorgo.cli.reach import reach_all
+    from gorgo.cli.wiring import compose_policy
+    from gorgo.config.load import load_config
+    from gorgo.sim.profiles import find_profile
+
+    loaded = load_config(config)
+    policy, _ = compose_policy(loaded, source=config)
+    find_profile(loaded.simulation.profile)
+    reached = reach_all(loaded.replicas, environ=os.environ, timeout_s=loaded.limits.connect_timeout_s) if live else []
+    if as_json:
+        replicas = [asdict(row) for row in reached]
+        options.print_json({"config": str(config), "policy": policy.name, "replicas": replicas})
+    else:
+        size = f"{len(loaded.replicas)} replicas in {len(loaded.regions)} regions"
+        typer.echo(f"{config}: ok, {size}, policy {policy.name}")
+        _print_reached(reached)
+    bad = sum(row.error is not None for row in reached)
+    if bad:
+        raise fail(f"{bad} of {len(reached)} replicas cannot be reached", code=FAILED)
+
+
+def policies(as_json: options.Json = False) -> None:
+    """List the routing policies: the unit of their cost, their weights, the index they want."""
+    from gorgo.policies.registry import make_policy, policy_names
+
+    made = [make_policy(name) for name in policy_names()]
+    if as_json:
+        options.print_json([_policy_row(policy) for policy in made])
+        return
+    rows = [[policy.name, policy.unit or None, policy.index, _weights(policy), policy.summary] for policy in made]
+    typer.echo(table(["policy", "unit", "index", "weights", "rule"], rows))
+
+
+def status(
+    url: options.AdminUrl = options.ADMIN_URL, token: options.AdminToken = None, as_json: options.Json = False
+) -> None:
+    """Show the fleet as the proxy sees it, by its admin listener."""
+    import httpx
+
+    address = f"{url.rstrip('/')}/admin/fleet"
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    try:
+        response = httpx.get(address, headers=headers, timeout=STATUS_TIMEOUT_S)
+        response.raise_for_status()
+        fleet = response.json()
+    except httpx.HTTPStatusError as error:
+        hint = "; is GORGO_ADMIN_TOKEN right?" if error.response.status_code in (401, 403) else ""
+        raise fail(f"{address} answered {error.response.status_code}{hint}", code=FAILED) from error
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise fail(f"{address}: {error}; is `gorgo serve` running there?", code=FAILED) from error
+    if as_json:
+        options.print_json(fleet)
+    else:
+        typer.echo(fleet_table(fleet["replicas"]))
+
+
+#: Column of `gorgo status`, and the key of `/admin/fleet` that it shows.
+FLEET_COLUMNS = {
+    "replica": "name",
+    "region": "region",
+    "state": "state",
+    "rtt ms": "rtt_ms",
+    "in flight": "in_flight_requests",
+    "tokens": "in_flight_tokens",
+    "to prefill": "queued_prefill_tokens",
+    "running": "running_requests",
+    "queued": "queued_requests",
+    "kv used": "used_tokens",
+    "kv size": "kv_capacity_tokens",
+    "indexed": "index_tokens",
+    "attempts": "attempts",
+    "failures": "failures",
+}
+
+
+def fleet_table(replicas: Sequence[dict[str, Any]]) -> str:
+    """The rows of `/admin/fleet` as a table; counts that came as floats are shown whole."""
+    rows: list[list[Cell]] = [[_cell(replica.get(key), key) for key in FLEET_COLUMNS.values()] for replica in replicas]
+    return table(list(FLEET_COLUMNS), rows)
+
+
+def _cell(value: Cell, key: str) -> Cell:
+    return round(value) if isinstance(value, float) and key != "rtt_ms" else value
+
+
+def _print_reached(reached: Sequence[Reached]) -> None:
+    if reached:
+        rows = [[row.name, row.region, row.url, row.rtt_ms, row.error or "reached"] for row in reached]
+        typer.echo(table(["replica", "region", "url", "ms", "result"], rows))
+
+
+def _policy_row(policy: Any) -> dict[str, Any]:
+    specs = policy.weight_specs
+    weights = [{"name": s.name, "default": s.default, "low": s.low, "high": s.high} for s in specs]
+    return {
+        "name": policy.name,
+        "summary": policy.summary,
+        "unit": policy.unit,
+        "index": policy.index,
+        "weights": weights,
+    }
+
+
+def _weights(policy: Any) -> str | None:
+    words = [f"{s.name}={s.default:g} [{s.low:g}, {s.high:g}]" for s in policy.weight_specs]
+    return ", ".join(words) or None

@@ -1,0 +1,100 @@
+"""Options that several commands share, so that they read and behave the same everywhere."""
+
+from __future__ import annotations
+
+import json
+from math import inf, isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from gorgo.apps.traces import TraceFilters
+
+REGIONS_YAML = Path("regions.yaml")
+ADMIN_URL = "http://127.0.0.1:9090"
+
+Config = Annotated[
+    Path, typer.Option(envvar="GORGO_CONFIG", metavar="FILE", help="Regions, replicas, policy and limits.")
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything drawn by chance.")]
+MaybeSeed = Annotated[
+    int | None, typer.Option(min=0, help="Of everything drawn by chance. Default: chance itself.", show_default=False)
+]
+AdminUrl = Annotated[str, typer.Option("--url", envvar="GORGO_ADMIN_URL", help="Admin address of the proxy.")]
+AdminToken = Annotated[
+    str | None,
+    typer.Option(
+        "--token", envvar="GORGO_ADMIN_TOKEN", show_default=False, help="Admin token; better in the environment."
+    ),
+]
+
+Trace = Annotated[
+    str, typer.Argument(help="Mooncake or ART-Chat JSONL, `.gz` or not; or the name of a trace that comes along.")
+]
+TimeScale = Annotated[
+    float,
+    typer.Option(help="Multiplies the time between requests: 2.0 is the same trace in twice the time, half the load."),
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many requests.", show_default=False)]
+MaxInput = Annotated[
+    int | None, typer.Option(min=1, help="Leave out requests with more input tokens.", show_default=False)
+]
+MaxOutput = Annotated[int | None, typer.Option(min=1, help="Cap the output tokens of each.", show_default=False)]
+Spread = Annotated[float, typer.Option(min=0, help="Scatter requests with equal time stamps over so many seconds.")]
+Start = Annotated[
+    str | None, typer.Option(help="Window start in the trace: seconds, MM:SS or HH:MM:SS.", show_default=False)
+]
+End = Annotated[str | None, typer.Option(help="Window end, not included.", show_default=False)]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Write results.json and requests.jsonl there.", show_default=False)
+]
+
+
+def trace_filters(
+    *,
+    limit: int | None,
+    max_input: int | None,
+    max_output: int | None,
+    spread: float,
+    start: str | None,
+    end: str | None,
+    seed: int,
+) -> TraceFilters:
+    """The replay filters from the command line's words."""
+    from gorgo.apps.traces import TraceFilters, parse_offset
+
+    if not isfinite(spread):
+        raise typer.BadParameter(f"--spread {spread}: expected a number of seconds")
+    return TraceFilters(
+        limit=limit,
+        max_input=max_input,
+        max_output=max_output,
+        spread_s=spread,
+        start_s=0.0 if start is None else parse_offset(start),
+        end_s=None if end is None else parse_offset(end),
+        seed=seed,
+    )
+
+
+def positive(time_scale: float) -> float:
+    """A time scale that can be replayed, or a usage error."""
+    if not 0 < time_scale < inf:
+        raise typer.BadParameter(f"--time-scale {time_scale}: expected a number greater than 0")
+    return time_scale
+
+
+def trace_path(trace: str) -> Path:
+    """A file's path as given, or where the shipped trace of that name is."""
+    from gorgo.apps.datasets import datasets
+
+    path = Path(trace)
+    shipped = {one.name: one.path for one in datasets()}
+    return path if path.exists() else shipped.get(trace, path)
+
+
+def print_json(value: object) -> None:
+    """JSON on stdout, as `--json` promises."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))

@@ -1,0 +1,166 @@
+"""Commands that run until they are stopped: the proxy, and one simulated engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gorgo.cli import options
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from gorgo.config.model import Config, Replica
+
+
+def serve(
+    config: options.Config = options.REGIONS_YAML,
+    bind: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where clients connect; port 0 takes a free one.")
+    ] = None,
+    admin_bind: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where operators connect.")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help="Routing policy; see `gorgo policies`.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help='JSON: {"policy": NAME, "weights": {NAME: NUMBER}}.')
+    ] = None,
+    seed: options.MaybeSeed = None,
+) -> None:
+    """Run the regional proxy: clients speak OpenAI or SGLang to it, it picks the replica."""
+    import secrets
+
+    from gorgo.cli.wiring import compose_policy
+    from gorgo.config.load import load_config
+    from gorgo.proxy.server import ServerAddresses
+    from gorgo.proxy.server import serve as run_proxy
+
+    loaded = _bound(load_config(config), bind=bind, admin_bind=admin_bind)
+    chosen, values = compose_policy(loaded, source=config, policy=policy, weights_file=weights)
+    token = os.environ.get("GORGO_ADMIN_TOKEN") or None
+    if token is None:
+        typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will refuse every request", err=True)
+
+    def ready(addresses: ServerAddresses) -> None:
+        typer.echo(f"gorgo serve listening on {addresses.data} (admin {addresses.admin})")
+
+    run_until_stopped(
+        lambda stop: run_proxy(
+            loaded,
+            policy=chosen,
+            weights=values,
+            admin_token=token,
+            environ=os.environ,
+            key=secrets.randbits(63),
+            seed=secrets.randbits(63) if seed is None else seed,
+            ready=ready,
+            shutdown=stop,
+        )
+    )
+
+
+def engine(
+    replica: Annotated[str, typer.Option(metavar="NAME", help="Which replica of regions.yaml to imitate.")],
+    config: options.Config = options.REGIONS_YAML,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, show_default=False, help="Default: the port of the replica's URL; 0 takes a free one."
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default=False, help="GPU and model to imitate. Default: simulation.profile."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, show_default=False, help="Of the jitter. Default: simulation.seed.")
+    ] = None,
+) -> None:
+    """Run one simulated SGLang replica over HTTP, its region's round trip included."""
+    from gorgo.apps.engine_server import run_engine
+    from gorgo.config.load import load_config
+    from gorgo.sim.profiles import find_profile
+
+    loaded = load_config(config)
+    spec = _replica(loaded, replica, source=config)
+    simulation = loaded.simulation
+
+    def ready(at_host: str, at_port: int) -> None:
+        typer.echo(f"gorgo engine {replica} listening on http://{at_host}:{at_port}")
+
+    run_until_stopped(
+        lambda stop: run_engine(
+            name=spec.name,
+            profile=find_profile(profile or simulation.profile),
+            rtt_ms=_rtt_ms(loaded, spec, source=config),
+            jitter=simulation.jitter,
+            seed=simulation.seed if seed is None else seed,
+            host=host,
+            port=_port_of(spec) if port is None else port,
+            model=spec.models[0] if spec.models else "gorgo-sim",
+            ready=ready,
+            stop=stop,
+        )
+    )
+
+
+def run_until_stopped(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run `program` on uvloop; SIGTERM and SIGINT set the event that it is given, and it ends when it is done."""
+    import asyncio
+    import signal
+
+    import uvloop
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
+        await program(stop)
+
+    uvloop.run(run())
+
+
+def _bound(config: Config, *, bind: str | None, admin_bind: str | None) -> Config:
+    from gorgo.config.addresses import checked_bind
+
+    proxy = config.proxy
+    try:
+        proxy = replace(
+            proxy,
+            bind=proxy.bind if bind is None else checked_bind(bind),
+            admin_bind=proxy.admin_bind if admin_bind is None else checked_bind(admin_bind),
+        )
+    except ValueError as error:
+        raise typer.BadParameter(f"--bind and --admin-bind: expected {error}") from error
+    return replace(config, proxy=proxy)
+
+
+def _replica(config: Config, name: str, *, source: Path) -> Replica:
+    from gorgo.errors import UnknownReplica
+
+    for replica in config.replicas:
+        if replica.name == name:
+            return replica
+    have = ", ".join(replica.name for replica in config.replicas)
+    raise UnknownReplica(f"{source}: no replica named {name!r}; there are: {have}")
+
+
+def _rtt_ms(config: Config, replica: Replica, *, source: Path) -> float:
+    from gorgo.errors import ConfigError
+
+    rtt_ms = config.simulation.rtt_ms.get(replica.region)
+    if rtt_ms is None:
+        place = f"simulation.rtt_ms.{replica.region}"
+        raise ConfigError(f"{source}: {place}: missing; expected the mean round trip to that region in ms")
+    return rtt_ms
+
+
+def _port_of(replica: Replica) -> int:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(replica.url)
+    return parts.port or (443 if parts.scheme == "https" else 80)

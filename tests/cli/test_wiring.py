@@ -1,0 +1,75 @@
+"""Which policy and which weights win."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gorgo.cli.wiring import compose_policy, read_weights_file
+from gorgo.config.load import load_config
+from gorgo.errors import ConfigError
+
+SOURCE = Path(__file__).parents[2] / "regions.yaml"
+CONFIG = load_config(SOURCE)
+
+
+def weights_file(folder: Path, text: str) -> Path:
+    (folder / "weights.json").write_text(text)
+    return folder / "weights.json"
+
+
+def test_configuration_alone_gives_its_policy_and_weights() -> None:
+    config = replace(CONFIG, proxy=replace(CONFIG.proxy, weights={"w_rtt": 0.7}))
+    policy, weights = compose_policy(config, source=SOURCE)
+    assert (policy.name, weights["w_rtt"], weights["w_queue"], weights.version) == ("gorgo", 0.7, 0.1, 1)
+
+
+def test_other_policy_does_not_inherit_the_weights_of_the_configured_one() -> None:
+    policy, weights = compose_policy(CONFIG, source=SOURCE, policy="random")
+    assert (policy.name, dict(weights)) == ("random", {})
+
+
+def test_weights_file_brings_its_policy(tmp_path: Path) -> None:
+    file = weights_file(tmp_path, '{"policy": "gorgo", "weights": {"w_queue": 0.2}}')
+    policy, weights = compose_policy(CONFIG, source=SOURCE, weights_file=file)
+    assert (policy.name, dict(weights)) == ("gorgo", {"w_rtt": 0.5, "w_queue": 0.2})
+
+
+def test_weights_file_for_another_policy_is_an_error_not_ignored(tmp_path: Path) -> None:
+    file = weights_file(tmp_path, '{"policy": "gorgo", "weights": {}}')
+    with pytest.raises(ConfigError, match="for the policy 'gorgo', not for 'random'"):
+        compose_policy(CONFIG, source=SOURCE, policy="random", weights_file=file)
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [({"w_rtt": 9.0}, r"'w_rtt' is 9.0; expected a number in \[0.05, 2\]"), ({"rtt": 1.0}, "'rtt' is unknown")],
+)
+def test_weights_outside_their_box_name_the_file(weights: dict[str, float], expected: str) -> None:
+    config = replace(CONFIG, proxy=replace(CONFIG.proxy, weights=weights))
+    with pytest.raises(ConfigError, match=r"regions\.yaml: proxy.policy and proxy.weights: .*" + expected):
+        compose_policy(config, source=SOURCE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "nonsense", '{"policy": 1, "weights": {}}', '{"policy": "gorgo", "weights": []}',
+     '{"policy": "gorgo", "weights": {"w_rtt": "1"}}', '{"policy": "gorgo", "weights": {"w_rtt": true}}',
+     '{"policy": "gorgo", "weights": {}, "more": 1}', "[" * 50_000],
+)  # fmt: skip
+def test_other_json_is_no_weights_file(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r'weights\.json: .*expected \{"policy"'):
+        read_weights_file(weights_file(tmp_path, text))
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    file = weights_file(tmp_path, '{"policy": "gorgo", "weights": {"w_rtt": NaN}}')
+    with pytest.raises(ConfigError, match="'w_rtt' is nan"):
+        compose_policy(CONFIG, source=SOURCE, weights_file=file)
+
+
+def test_missing_weights_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_weights_file(tmp_path / "none.json")

@@ -1,0 +1,211 @@
+"""The README against the code, both ways: what is there has a row, and what has a row is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import typer.main
+
+from gorgo.apps.replay.records import Record
+from gorgo.apps.results import ResultRow
+from gorgo.cli import app
+from gorgo.cli.wiring import read_weights_file
+from gorgo.config.model import Config
+from gorgo.core.weights import Weights
+from gorgo.policies.registry import POLICIES
+from gorgo.proxy.metrics import METRICS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def rows(*header: str) -> list[list[str]]:
+    """Cells of the table with this header, without their backticks where a cell is nothing but one code word."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in _lines(header)]
+
+
+def _lines(header: tuple[str, ...]) -> Iterator[str]:
+    wanted = "| " + " | ".join(header) + " |"
+    found = [part for part in README.split("\n\n") if wanted in part.splitlines()]
+    assert len(found) == 1, f"{len(found)} tables with the header {wanted}"
+    lines = found[0].splitlines()
+    yield from lines[lines.index(wanted) + 2 :]
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]*)`", cell)
+
+
+def table_after(heading: str) -> list[list[str]]:
+    """Cells of the first table after a line of text, for headers that occur more than once."""
+    assert README.count(heading) == 1, heading
+    table = README.split(heading)[1].split("\n|---")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[1:]]
+
+
+# -- configuration
+
+
+def config_keys(kind: Any = Config, prefix: str = "") -> dict[str, Any]:
+    """Path of every key that has no keys of its own, with its default."""
+    keys: dict[str, Any] = {}
+    for field in fields(kind):
+        hint, path = get_type_hints(kind)[field.name], prefix + field.name
+        entry = next(iter(get_args(hint)), None) if get_args(hint)[1:] == (...,) else None
+        if is_dataclass(hint):
+            keys |= config_keys(hint, path + ".")
+        elif is_dataclass(entry):
+            keys |= config_keys(entry, path + "[].")
+        else:
+            keys[path] = field.default if field.default_factory is MISSING else field.default_factory()
+    return keys
+
+
+def test_every_key_of_the_configuration_has_a_row_and_every_row_a_key() -> None:
+    assert [code(row[0])[0] for row in rows("key", "default", "meaning")] == list(config_keys())
+
+
+def test_defaults_in_the_readme_are_the_defaults() -> None:
+    for (key, default), row in zip(config_keys().items(), rows("key", "default", "meaning"), strict=True):
+        if default is MISSING:
+            assert row[1] == "required", key
+        elif isinstance(default, bool):
+            assert code(row[1]) == [str(default).lower()], key
+        elif isinstance(default, str | int | float):
+            assert code(row[1]) == [str(default)], key
+        else:  # nothing, or an empty collection: a word says what that means
+            assert row[1], key
+            assert not code(row[1]), key
+
+
+def test_every_key_of_the_configuration_is_in_the_shipped_file() -> None:
+    text = (ROOT / "regions.yaml").read_text()
+    assert [key for key in config_keys() if not re.search(rf"\b{key.split('.')[-1]}:", text)] == []
+
+
+# -- what registries hold
+
+
+def test_every_policy_has_a_row_with_its_own_summary() -> None:
+    documented = {code(name)[0]: rule for name, rule in rows("name", "rule")}
+    assert documented == {name: policy.summary for name, policy in POLICIES.items()}
+
+
+def test_every_metric_has_a_row_with_its_type_and_labels() -> None:
+    documented = {
+        code(row[0])[0]: (row[1], code(row[2]), row[3]) for row in rows("metric", "type", "labels", "meaning")
+    }
+    assert documented == {spec.name: (spec.kind, list(spec.labels), spec.description) for spec in METRICS}
+
+
+def test_every_key_of_a_result_row_has_a_row() -> None:
+    assert [code(row[0])[0] for row in table_after("## Result rows")] == [field.name for field in fields(ResultRow)]
+
+
+def test_every_key_of_requests_jsonl_has_a_row() -> None:
+    record = Record(id="0", scheduled_s=0.0, sent_s=0.0, input_tokens=1)
+    documented = [code(row[0])[0] for row in table_after("has a line per request:")]
+    assert sorted(documented) == sorted(record.as_json())
+
+
+# -- commands and options
+
+
+def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by its words after `gorgo`, and the group itself."""
+    command = command or typer.main.get_command(app)
+    inner = getattr(command, "commands", None)
+    if not inner or not path:
+        yield " ".join(path), command
+    for name, found in (inner or {}).items():
+        yield from commands(found, (*path, name))
+
+
+def test_every_command_has_a_row_with_its_arguments() -> None:
+    documented = {code(row[0])[0] for row in rows("command", "does")}
+    found = set()
+    for name, command in commands():
+        arguments = [parameter.name.upper() for parameter in command.params if parameter.param_type_name == "argument"]
+        found.add(" ".join(["gorgo", name, *arguments]))
+    assert documented == found - {"gorgo "}
+
+
+def test_every_option_of_every_command_has_a_row() -> None:
+    documented = {
+        (option.split()[0], one)
+        for row in rows("option", "of", "meaning")
+        for option in code(row[0])
+        for one in code(row[1])
+    }
+    found = {
+        (option, name or "gorgo")
+        for name, command in commands()
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+        for option in parameter.opts
+    }
+    assert documented == found
+
+
+def test_every_environment_variable_of_the_command_line_is_named() -> None:
+    found = {p.envvar for _, command in commands() for p in command.params if p.envvar}
+    assert {name for name in code(README) if name.startswith("GORGO_")} >= found
+
+
+def test_every_command_and_option_explains_itself() -> None:
+    for name, command in commands():
+        assert command.help, name
+        assert all(parameter.help for parameter in command.params), name
+
+
+def test_weights_file_in_the_readme_is_one(tmp_path: Path) -> None:
+    (example,) = [text for text in code(README) if text.startswith('{"policy"')]
+    (tmp_path / "weights.json").write_text(example)
+    policy, values = read_weights_file(tmp_path / "weights.json")
+    assert Weights.of(POLICIES[policy].weight_specs, values)["w_rtt"] == json.loads(example)["weights"]["w_rtt"]
+
+
+# -- map and files
+
+
+def test_map_names_every_folder_of_the_code_and_every_module_in_it() -> None:
+    mapped = {code(row[0])[0]: {word for word in code(row[1]) if word.endswith(".py")} for row in rows("where", "what")}
+    packages = {path.parent for top in ("gorgo", "tuner") for path in (ROOT / top).rglob("*.py")}
+    found = {
+        f"{package.relative_to(ROOT)}/": {path.name for path in package.glob("*.py")} - {"__init__.py", "__main__.py"}
+        for package in packages
+    }
+    assert {where: modules for where, modules in mapped.items() if where in found} == found
+
+
+def test_map_names_only_what_is_there() -> None:
+    assert [code(row[0])[0] for row in rows("where", "what") if not (ROOT / code(row[0])[0]).exists()] == []
+
+
+@pytest.mark.parametrize("document", ["README.md", "DESIGN.md", "CHANGELOG.md", "terraform/README.md"])
+def test_links_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text()
+    targets = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
+    assert [link for link in targets if not ((ROOT / document).parent / link).exists()] == []
+
+
+def test_every_dependency_has_its_reason() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    names = {re.split(r"[<>=;\[ ]", requirement)[0].lower() for requirement in wanted}
+    table = (ROOT / "DESIGN.md").read_text().split("| package | for | rather than |")[1]
+    assert {line.split("|")[1].strip().lower() for line in table.strip().splitlines()[1:]} == names
+
+
+def test_make_targets_that_the_readme_names_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)", README)) <= targets
+    assert {"demo", "test"} <= targets

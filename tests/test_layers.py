@@ -1,0 +1,79 @@
+"""The layers of DESIGN.md hold, and a package that nobody placed in them is noticed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def lint(root: Path) -> subprocess.CompletedProcess[str]:
+    """Runs import-linter on the tree at `root`, whose packages go before the installed ones."""
+    command = [Path(sys.executable).with_name("lint-imports"), "--config", root / "pyproject.toml", "--no-cache"]
+    environ = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=50, check=False)
+
+
+def twin(root: Path, *, extra: str, text: str = '"""New."""\n') -> Path:
+    """A copy of the tree's shape with one module more. Only imports matter, and those of `gorgo.errors` are none."""
+    (root / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    (root / "tuner").mkdir()
+    for path in ("gorgo/__init__.py", "tuner/__init__.py", "tuner/space.py", "gorgo/__main__.py", "gorgo/errors.py"):
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_text("")
+    for layer in ("cli", "apps", "proxy", "sim", "policies", "engines", "config", "core"):
+        (root / "gorgo" / layer).mkdir()
+        (root / "gorgo" / layer / "__init__.py").write_text("")
+    (root / extra).parent.mkdir(exist_ok=True)
+    (root / extra).write_text(text)
+    return root
+
+
+def test_imports_point_down_only() -> None:
+    result = lint(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_shape_alone_passes(tmp_path: Path) -> None:
+    result = lint(twin(tmp_path, extra="gorgo/core/new.py"))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_new_package_without_a_place_in_the_layers_fails(tmp_path: Path) -> None:
+    result = lint(twin(tmp_path, extra="gorgo/helpers/__init__.py"))
+    assert result.returncode != 0
+    assert "helpers" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("gorgo/core/new.py", "import gorgo.config"),
+        ("gorgo/core/new.py", "import asyncio"),
+        ("gorgo/policies/new.py", "import gorgo.engines"),
+        ("gorgo/sim/new.py", "import gorgo.proxy"),
+        ("gorgo/engines/new.py", "import time"),
+        ("gorgo/proxy/new.py", "import tuner"),
+    ],
+)
+def test_import_that_points_up_or_outside_fails(tmp_path: Path, module: str, text: str) -> None:
+    result = lint(twin(tmp_path, extra=module, text=text + "\n"))
+    assert result.returncode != 0
+    assert "1 broken" in result.stdout
+
+
+def test_tuner_knows_of_gorgo_only_weights_and_errors() -> None:
+    imported = set()
+    for path in (ROOT / "tuner").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("gorgo"):
+                imported.add(node.module)
+            elif isinstance(node, ast.Import):
+                imported |= {name.name for name in node.names if name.name.startswith("gorgo")}
+    assert imported <= {"gorgo.core.weights", "gorgo.errors"}
