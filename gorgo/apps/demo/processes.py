@@ -35,11 +35,14 @@ class Processes:
         Folder for one log file per process.
     environ:
         Their environment.
+    stop_timeout_s:
+        Between SIGTERM and SIGKILL.
     """
 
-    def __init__(self, logs: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, logs: Path, environ: Mapping[str, str], *, stop_timeout_s: float = STOP_TIMEOUT_S) -> None:
         self._logs = logs
         self._environ = dict(environ)
+        self._stop_timeout_s = stop_timeout_s
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -81,7 +84,7 @@ class Processes:
         try:
             for process in self._running.values():
                 process.terminate()
-            deadline_s = time.monotonic() + STOP_TIMEOUT_S
+            deadline_s = time.monotonic() + self._stop_timeout_s
             for process in self._running.values():
                 _wait(process, deadline_s)
         finally:

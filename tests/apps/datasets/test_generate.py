@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gorgo.apps.datasets import (
+    DEMO_TRACE,
+    WorkloadShape,
+    datasets,
+    describe_trace,
+    generate_trace,
+    read_shape,
+    shipped_path,
+    write_trace,
+)
+from gorgo.apps.traces import load_trace
+from gorgo.errors import TraceError
+
+
+@pytest.fixture
+def shape() -> WorkloadShape:
+    return read_shape(next(dataset.shape for dataset in datasets() if dataset.name == DEMO_TRACE))
+
+
+@pytest.mark.parametrize("name", [dataset.name for dataset in datasets()])
+def test_each_shipped_trace_is_what_its_parameters_give(name: str) -> None:
+    dataset = next(dataset for dataset in datasets() if dataset.name == name)
+    assert gzip.decompress(dataset.path.read_bytes()) == generate_trace(read_shape(dataset.shape))
+
+
+def test_the_demo_trace_has_long_prompts_many_turns_and_high_reuse() -> None:
+    path = shipped_path(DEMO_TRACE)
+    figures = describe_trace(load_trace(path))
+    assert 200 <= figures.requests <= 320
+    assert 20 <= figures.duration_s <= 30
+    assert 5_000 <= figures.input_p50 <= 7_000
+    assert 85 <= figures.output_mean <= 110
+    assert 0.72 <= figures.block_reuse <= 0.85
+    assert path.stat().st_size < 300_000
+
+
+def test_another_seed_is_another_trace_of_the_same_shape(shape: WorkloadShape, tmp_path: Path) -> None:
+    write_trace(replace(shape, seed=shape.seed + 1), tmp_path / "other.jsonl")
+    assert (tmp_path / "other.jsonl").read_bytes() != generate_trace(shape)
+    assert 0.65 <= describe_trace(load_trace(tmp_path / "other.jsonl")).block_reuse <= 0.9
+
+
+def test_no_prompt_is_longer_than_allowed_and_no_output_either(shape: WorkloadShape, tmp_path: Path) -> None:
+    write_trace(replace(shape, input_max=4_000, output_max=90), tmp_path / "t.jsonl")
+    requests = load_trace(tmp_path / "t.jsonl")
+    assert max(request.input_tokens for request in requests) == 4_000
+    assert max(request.output_tokens for request in requests) == 90
+
+
+def test_an_id_stands_for_its_whole_prefix(shape: WorkloadShape, tmp_path: Path) -> None:
+    write_trace(shape, tmp_path / "t.jsonl.gz")
+    before: dict[int, int | None] = {}
+    for request in load_trace(tmp_path / "t.jsonl.gz"):
+        for previous, hash_id in zip((None, *request.hash_ids), request.hash_ids, strict=False):
+            assert before.setdefault(hash_id, previous) == previous
+
+
+def test_an_unknown_data_set_lists_those_there_are() -> None:
+    with pytest.raises(TraceError, match=f"there are: .*{DEMO_TRACE}"):
+        shipped_path("nothing")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("seed = ", "sed = "), "sed is unknown; the keys are seed"),
+        (("seed = 2", "seed = 2.5 # "), "seed is 2.5; expected a whole number"),
+        (("turns_mean = ", "turns_mean = -"), "expected a number, at least 0"),
+        (("seed = ", "seed = = "), "Invalid"),
+    ],
+)
+def test_wrong_parameters_are_named(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    good = next(dataset.shape for dataset in datasets() if dataset.name == DEMO_TRACE)
+    path = tmp_path / "shape.toml"
+    path.write_text(good.read_text().replace(*change))
+    with pytest.raises(TraceError, match=said):
+        read_shape(path)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gorgo.apps.demo.processes import Processes
+from gorgo.errors import FleetError
+
+SAYS_READY_AND_STAYS = "import time; print('ready on 7', flush=True); time.sleep(60)"
+IGNORES_SIGTERM = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SAYS_READY_AND_STAYS}"
+
+
+def start(processes: Processes, name: str, code: str) -> None:
+    processes.start_command(name, [sys.executable, "-c", code])
+
+
+def running(processes: Processes, name: str) -> subprocess.Popen[bytes]:
+    return processes._running[name]
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Processes:
+    return Processes(tmp_path, os.environ)
+
+
+def test_a_process_is_ready_when_it_says_so_and_ended_when_the_block_is_left(processes: Processes) -> None:
+    with processes:
+        start(processes, "a", SAYS_READY_AND_STAYS)
+        assert processes.wait_for_line("a", r"ready on (\d+)")[1] == "7"
+        processes.check_alive()
+        process = running(processes, "a")
+    assert process.returncode == -15
+
+
+def test_processes_are_ended_when_the_block_is_left_by_ctrl_c(processes: Processes) -> None:
+    start(processes, "a", SAYS_READY_AND_STAYS)
+    process = running(processes, "a")
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(processes)
+    assert process.returncode is not None
+
+
+def _interrupted(processes: Processes) -> None:
+    with processes:
+        raise KeyboardInterrupt
+
+
+def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    with Processes(tmp_path, os.environ, stop_timeout_s=0.05) as processes:
+        start(processes, "a", IGNORES_SIGTERM)
+        processes.wait_for_line("a", "ready")
+        process = running(processes, "a")
+    assert process.returncode == -9
+
+
+def test_one_that_ends_before_it_is_ready_is_quoted(processes: Processes) -> None:
+    with processes:
+        start(processes, "a", "raise SystemExit('no such port')")
+        with pytest.raises(FleetError, match="a ended with exit code 1 before it was ready:\n  no such port"):
+            processes.wait_for_line("a", "ready")
+        with pytest.raises(FleetError, match="a ended with exit code 1:"):
+            processes.check_alive()
+
+
+def test_one_that_says_something_else_is_not_waited_for_for_ever(processes: Processes) -> None:
+    with processes:
+        start(processes, "a", SAYS_READY_AND_STAYS)
+        processes.wait_for_line("a", "ready")
+        with pytest.raises(FleetError, match="a said nothing of the kind before it was ready:\n  ready on 7"):
+            processes.wait_for_line("a", "something else", timeout_s=0.05)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gorgo.apps.results import ResultRow, Spread, results_table, rows_as_json, write_results
+
+
+def row(policy: str | None = "gorgo", **changes: Any) -> ResultRow:
+    values: dict[str, Any] = {
+        "trace": "t.jsonl",
+        "time_scale": 1.0,
+        "policy": policy,
+        "weights": {"w_rtt": 0.5},
+        "seed": 0,
+        "source": "live",
+        "n": 300,
+        "errors": 0,
+        "ttft_ms": Spread(500.0, 400.0, 12_345.0, 23_456.0),
+        "e2e_s": Spread(2.0, 1.5, 12.25, 20.0),
+        "itl_ms": Spread(10.0, 9.0, 110.0, 200.0),
+        "cache_hit": 0.789,
+        "cache_hit_believed": 0.8,
+        "share": {"ashburn-0": 0.5, "frankfurt-0": 0.3, "seoul-0": 0.2},
+        "prediction_error_ms": Spread(),
+        "slip_ms_p95": 0.5,
+    }
+    return ResultRow(**{**values, **changes})
+
+
+def shown(*rows: ResultRow, styled: bool = False) -> str:
+    out = io.StringIO()
+    Console(file=out, width=80, force_terminal=styled, color_system="standard" if styled else None).print(
+        results_table(rows)
+    )
+    return out.getvalue()
+
+
+def test_a_row_has_exactly_the_keys_of_the_contract() -> None:
+    keys = (
+        "trace time_scale policy weights seed source n errors ttft_ms e2e_s itl_ms cache_hit cache_hit_believed share "
+        "prediction_error_ms slip_ms_p95"
+    )
+    made = row().as_json()
+    assert list(made) == keys.split()
+    assert list(made["ttft_ms"]) == list(made["e2e_s"]) == list(made["itl_ms"]) == ["mean", "p50", "p95", "p99"]
+    assert list(made["prediction_error_ms"]) == ["mean", "p50", "p95"]
+
+
+def test_what_is_unknown_is_null_in_json_and_a_dash_in_the_table() -> None:
+    unknown = row(None, cache_hit=None, cache_hit_believed=None, ttft_ms=Spread.of([]), share={}, weights=None)
+    assert json.loads(rows_as_json([unknown]))[0]["ttft_ms"] == {"mean": None, "p50": None, "p95": None, "p99": None}
+    assert "-" in shown(unknown)
+
+
+def test_the_table_fits_eighty_characters_uncut() -> None:
+    text = shown(row(), row("simple-session-affinity"))
+    assert "…" not in text
+    assert "simple-session-affinity" in text
+    assert "50/30/20" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_best_of_a_measure_is_bold_if_there_is_another() -> None:
+    best, other = row("a", ttft_ms=Spread(1.0, 111.0, 2.0, 3.0)), row("b", ttft_ms=Spread(1.0, 222.0, 2.0, 3.0))
+    text = shown(best, other, styled=True)
+    assert "\x1b[1m111" in text
+    assert "\x1b[1m222" not in text
+    assert "\x1b[1m111" not in shown(best, styled=True)
+
+
+def test_results_json_is_a_list_of_rows(tmp_path: Path) -> None:
+    write_results(tmp_path / "made", [row(), row("random")])
+    read = json.loads((tmp_path / "made" / "results.json").read_text())
+    assert [each["policy"] for each in read] == ["gorgo", "random"]
+
+
+def test_a_spread_is_of_its_values() -> None:
+    assert Spread.of([1.0, 2.0, 3.0]) == Spread(2.0, 2.0, 2.9, 2.98)
