@@ -1,0 +1,157 @@
+"""Runs the benchmark: starts engine and relays, lets the load visit them in turn, prints the table.
+
+Engine and load share core 0, relays have core 1. Every scenario of a round visits every relay before the next begins,
+so that what else the machine does meets all alike.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench.relay import measure, report, scenarios, targets
+
+REPLICAS = 3
+_START_S_MAX = 60.0
+_JOB_S_MAX = 90.0
+_OPEN_FILES = 16384
+_ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A running target: its port and first process (None: the engine itself, not measured)."""
+
+    name: str
+    port: int
+    process: int | None
+    version: str = ""
+
+
+def run(plan: scenarios.Plan) -> None:
+    """Measure and print everything."""
+    started_s = time.monotonic()
+    print(f"Relay overhead\n{measure.describe_machine()}\ncommit {_commit()}", flush=True)
+    with running(targets.RELAYS) as relays:
+        runs = _measured(plan, relays)
+    for relay in relays:
+        print(f"{relay.name}: {relay.version}" if relay.version else f"{relay.name}: the engine itself, no relay")
+    print(
+        f"{plan.rounds} rounds, medians; {time.monotonic() - started_s:.0f} s; a p99 is about the second worst of a round\n"
+    )
+    print(report.table(runs), report.budgets(runs), *report.faults(runs), sep="\n\n")
+
+
+@contextmanager
+def running(relays: Mapping[str, Any]) -> Iterator[list[Relay]]:
+    """Engine and relays, started, answering, and stopped at the end; what cannot run is said and left out."""
+    _raise_open_files()
+    with ExitStack() as stack:
+        ports = _start_engine(stack)
+        found = [Relay(report.DIRECT, ports[0], None)]
+        for name, launch in relays.items():
+            try:
+                found.append(_start_relay(stack, name, launch, ports))
+            except targets.UnavailableError as why:
+                print(f"SKIPPED {name}: {why}", flush=True)
+        yield found
+
+
+def load(relay: Relay, scenario: scenarios.Scenario) -> Mapping[str, Any]:
+    """One job against one relay."""
+    job = {**scenario.job, "port": relay.port, "process": relay.process}
+    with measure.on_load_core():
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.bench.relay.load"],
+            input=json.dumps(job) + "\n",
+            cwd=_ROOT,
+            capture_output=True,
+            text=True,
+            timeout=_JOB_S_MAX,
+            check=False,
+        )
+    if done.returncode:
+        problem = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {"requests": 0, "tokens": 0, "bad": 1, "ttft_s": [], "cpu_s": 0.0, "problem": f"load failed: {problem}"}
+    figures: Mapping[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def _measured(plan: scenarios.Plan, relays: list[Relay]) -> dict[tuple[str, str, int], Mapping[str, Any]]:
+    runs: dict[tuple[str, str, int], Mapping[str, Any]] = {}
+    for relay in relays:
+        if relay.process is not None:
+            runs[relay.name, "memory", 0] = load(relay, scenarios.memory(plan))
+    for number in range(plan.rounds):
+        for scenario in scenarios.each_round(plan):
+            for relay in relays:
+                if scenario.direct or relay.process is not None:
+                    runs[relay.name, scenario.name, number] = load(relay, scenario)
+        print(f"round {number + 1} of {plan.rounds} done", file=sys.stderr, flush=True)
+    return runs
+
+
+def _start_engine(stack: ExitStack) -> list[int]:
+    with measure.on_load_core():
+        engine = subprocess.Popen(
+            [sys.executable, "-m", "tests.bench.relay.engine", str(REPLICAS)],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    stack.enter_context(engine)
+    stack.callback(engine.terminate)
+    assert engine.stdout is not None
+    return [int(port) for port in engine.stdout.readline().split()]
+
+
+def _start_relay(stack: ExitStack, name: str, launch: Any, replicas: list[int]) -> Relay:
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"gorgo-bench-{name}-")))
+    place = targets.Place(port=targets.free_port(), replicas=replicas, folder=folder)
+    told: targets.Launch = launch(place)
+    with measure.on_relay_core():
+        process = targets.start(told, folder)
+    stack.callback(targets.stop, process)
+    relay = Relay(name, place.port, process.pid, told.version)
+    _wait_until_answering(relay, process, folder)
+    return relay
+
+
+def _wait_until_answering(relay: Relay, process: subprocess.Popen[bytes], folder: Path) -> None:
+    until_s = time.monotonic() + _START_S_MAX
+    job = {"kind": "closed", "seconds": 0.2, "size": scenarios.SMALL, "tokens": 1, "connections": 2}
+    figures: Mapping[str, Any] = {"problem": "it never listened"}
+    while time.monotonic() < until_s and process.poll() is None:
+        figures = load(relay, scenarios.Scenario(name="warm-up", job=job))
+        if figures["requests"] and not figures["bad"]:
+            return
+        time.sleep(0.2)
+    log = (folder / "log").read_text(errors="replace").strip().splitlines()[-3:]
+    raise targets.UnavailableError(f"{figures['problem']}; its log ends: {' | '.join(log) or 'empty'}")
+
+
+def _raise_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _commit() -> str:
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=_ROOT, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown (no git here)"
+    return told.stdout.strip()

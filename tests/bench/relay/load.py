@@ -1,0 +1,245 @@
+"""The load generator, a process of its own: one job from standard input, one line of figures to standard output.
+
+Reads the relay's CPU time and memory itself, at the instants at which it starts and stops to count, so that the figures
+of a window belong to the requests and events of that window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Literal, cast
+
+import uvloop
+
+from tests.bench.relay.measure import cpu_s, process_tree, resident_bytes
+from tests.bench.relay.wire import NUMBER_BYTES, ResponseReader, request
+
+_VARIANTS = 16
+_SETTLE_S = 0.3
+_OPEN_S_MAX = 30.0
+#: Streams that start together, and the pause until the next: a relay meets a brisk ramp, not a storm of connects.
+_RAMP, _RAMP_S = 25, 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to send, and how.
+
+    Parameters
+    ----------
+    kind
+        `closed`: each of `connections` sends its next request when the last one is answered. `paced`: seeded
+        exponential arrivals, `rate` requests a second, whatever the answers do. `hold`: `connections` streams stay
+        open; counting starts when all run.
+    seconds
+        How long to send (closed, paced) or to count (hold).
+    """
+
+    kind: Literal["closed", "paced", "hold"]
+    port: int
+    #: First process of the relay; None measures no process.
+    process: int | None
+    seconds: float
+    size: int
+    tokens: int
+    gap_ms: int = 0
+    stream: bool = True
+    connections: int = 8
+    rate: float = 50.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """What came of a job. `requests` counts those answered well; `bad` those with a wrong status or token count."""
+
+    requests: int = 0
+    tokens: int = 0
+    bad: int = 0
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    resident_before: int = 0
+    resident_after: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+    problem: str = ""
+
+
+class _Client(asyncio.Protocol):
+    """One connection and the request on it."""
+
+    def __init__(self, done: Callable[[_Client], None], lost: Callable[[str], None]) -> None:
+        self.reader = ResponseReader()
+        self.first_token_s: float | None = None
+        self.busy = False
+        self.transport: asyncio.Transport | None = None
+        self._sent_s = 0.0
+        self._done, self._lost = done, lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's own class
+
+    def send(self, data: bytes, sent_s: float) -> None:
+        assert self.transport is not None
+        self.reader.start()
+        self.busy, self.first_token_s, self._sent_s = True, None, sent_s
+        self.transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            complete = self.reader.feed(data)
+        except (ValueError, KeyError) as error:
+            self._fail(f"unreadable response: {error!r}")
+            return
+        if self.first_token_s is None and self.reader.tokens:
+            self.first_token_s = time.perf_counter() - self._sent_s
+        if complete:
+            self.busy = False
+            self._done(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        if self.busy:
+            self._fail("the connection closed in the middle of a response")
+
+    def close(self) -> None:
+        self.busy = False
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _fail(self, why: str) -> None:
+        self.close()
+        self._lost(why)
+
+
+class _Load:
+    """Runs one job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._figures = Figures()
+        self._address = "127.0.0.1", job.port
+        self._sent = 0
+        self._idle: list[_Client] = []
+        self._clients: list[_Client] = []
+        self._processes = [] if job.process is None else process_tree(job.process)
+        self._requests = [
+            request(job.size, variant=variant, tokens=job.tokens, gap_ms=job.gap_ms, stream=job.stream)
+            for variant in range(_VARIANTS)
+        ]
+        # Numbers go on from job to job, so that no prompt comes twice.
+        self._first_number = time.time_ns() // 1_000_000 % 10**NUMBER_BYTES
+
+    async def run(self) -> Figures:
+        try:
+            await {"closed": self._closed, "paced": self._paced, "hold": self._hold}[self._job.kind]()
+        finally:
+            for client in self._clients:
+                client.close()
+        return self._figures
+
+    async def _closed(self) -> None:
+        await self._connect(self._job.connections)
+        started_cpu_s, started_s = cpu_s(self._processes), time.perf_counter()
+        for client in list(self._idle):
+            self._send(client)
+        self._idle.clear()
+        await asyncio.sleep(self._job.seconds)
+        await self._drained()
+        self._close_window(started_cpu_s, started_s)
+
+    async def _paced(self) -> None:
+        await self._connect(self._job.connections)
+        rng = random.Random(0)
+        loop = asyncio.get_running_loop()
+        started_cpu_s, started_s = cpu_s(self._processes), time.perf_counter()
+        due = loop.time()
+        for _ in range(int(self._job.rate * self._job.seconds)):
+            due += rng.expovariate(self._job.rate)
+            await asyncio.sleep(due - loop.time())
+            if not self._idle:
+                await self._connect(1)
+            self._send(self._idle.pop())
+        await self._drained()
+        self._close_window(started_cpu_s, started_s)
+
+    async def _hold(self) -> None:
+        self._figures.resident_before = resident_bytes(self._processes)
+        for begun in range(0, self._job.connections, _RAMP):
+            await self._connect(min(_RAMP, self._job.connections - begun))
+            while self._idle:
+                self._send(self._idle.pop())
+            await asyncio.sleep(_RAMP_S)
+        await self._until(lambda: all(client.first_token_s or not client.busy for client in self._clients))
+        await asyncio.sleep(_SETTLE_S)
+        tokens, started_cpu_s, started_s = self._running_tokens(), cpu_s(self._processes), time.perf_counter()
+        await asyncio.sleep(self._job.seconds)
+        self._figures.tokens = self._running_tokens() - tokens
+        self._close_window(started_cpu_s, started_s)
+        self._figures.requests = sum(client.busy for client in self._clients)
+        self._figures.resident_after = resident_bytes(self._processes)
+
+    def _send(self, client: _Client) -> None:
+        before, after = self._requests[self._sent % _VARIANTS]
+        number = (self._first_number + self._sent) % 10**NUMBER_BYTES
+        self._sent += 1
+        client.send(b"%s%0*d%s" % (before, NUMBER_BYTES, number, after), time.perf_counter())
+
+    def _done(self, client: _Client) -> None:
+        reader, figures, job = client.reader, self._figures, self._job
+        if reader.status == 200 and reader.tokens == job.tokens * job.stream:
+            figures.requests += 1
+            figures.tokens += reader.tokens
+            if client.first_token_s is not None:
+                figures.ttft_s.append(client.first_token_s)
+        else:
+            figures.bad += 1
+            figures.problem = f"status {reader.status} with {reader.tokens} tokens"
+        if job.kind == "closed" and time.perf_counter() < self._end_s:
+            self._send(client)
+        else:
+            self._idle.append(client)
+
+    def _lost(self, why: str) -> None:
+        self._figures.bad += 1
+        self._figures.problem = why
+
+    async def _connect(self, count: int) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(count):
+            _, client = await loop.create_connection(
+                lambda: _Client(self._done, self._lost), "127.0.0.1", self._job.port
+            )
+            self._clients.append(client)
+            self._idle.append(client)
+        self._end_s = time.perf_counter() + self._job.seconds
+
+    async def _drained(self) -> None:
+        await self._until(lambda: not any(client.busy for client in self._clients))
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(_OPEN_S_MAX):
+            while not reached():
+                await asyncio.sleep(0.01)
+
+    def _running_tokens(self) -> int:
+        return sum(client.reader.tokens for client in self._clients)
+
+    def _close_window(self, started_cpu_s: float, started_s: float) -> None:
+        self._figures.cpu_s = cpu_s(self._processes) - started_cpu_s
+        self._figures.wall_s = time.perf_counter() - started_s
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.stdin.readline()))
+    gc.disable()  # a short life with few cycles; a collection would look like a slow relay
+    print(json.dumps(asdict(uvloop.run(_Load(job).run()))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Where the relay's time goes: py-spy samples `gorgo serve` under three of the benchmark's loads.
+
+py-spy comes from the user's cache like sglang-router, and needs leave to trace (root, or a permissive ptrace_scope).
+While it samples, the relay is slower; shares are what to read. A sample with the interpreter inside a C function counts
+for the Python function that called it, so the self share of `_write` holds the system call.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.bench.relay import bench, measure, scenarios, targets
+
+_SHOWN = 25
+_SAMPLES_PER_S = 250
+_PROFILED = ("requests_small", "requests_large", "events")
+_STOP_S_MAX = 20
+
+
+def run() -> None:
+    """Print the top functions of the relay for requests and for events."""
+    print(f"Relay profile\n{measure.describe_machine()}", flush=True)
+    try:
+        program = targets.installed(targets.PY_SPY) / "py-spy"
+    except targets.UnavailableError as why:
+        print(f"SKIPPED: {why}")
+        return
+    with bench.running({"gorgo": targets.RELAYS["gorgo"]}) as relays:
+        for scenario in scenarios.each_round(scenarios.Plan(rounds=1, scale=5.0)):
+            if scenario.name in _PROFILED and len(relays) > 1:
+                print(f"\n{scenario.name}: {_shares(_sampled(program, relays[-1], scenario))}")
+
+
+def _sampled(program: Path, relay: bench.Relay, scenario: scenarios.Scenario) -> Counter[tuple[str, ...]]:
+    """Collapsed stacks, outermost function first, with their number of samples."""
+    with tempfile.NamedTemporaryFile(suffix=".txt") as file:
+        options = ["--format", "raw", "--output", file.name, "--rate", str(_SAMPLES_PER_S), "--function"]
+        with subprocess.Popen(
+            [str(program), "record", *options, "--pid", str(relay.process)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as sampler:
+            time.sleep(1.0)  # it attaches
+            bench.load(relay, scenario)
+            sampler.send_signal(signal.SIGINT)
+            _, told = sampler.communicate(timeout=_STOP_S_MAX)
+        return parse_stacks(Path(file.name).read_text().splitlines()) or _complain(told)
+
+
+def parse_stacks(lines: Iterable[str]) -> Counter[tuple[str, ...]]:
+    """py-spy's raw lines, `function (file);function (file) samples`.
+
+    >>> parse_stacks(["main (a.py);run (b.py) 3"])
+    Counter({('main (a.py)', 'run (b.py)'): 3})
+    """
+    stacks: Counter[tuple[str, ...]] = Counter()
+    for line in lines:
+        frames, _, samples = line.rpartition(" ")
+        stacks[tuple(frames.split(";"))] += int(samples)
+    return stacks
+
+
+def _complain(told: str) -> Counter[tuple[str, ...]]:
+    print("no samples:", " ".join(told.split()[-40:]))
+    return Counter()
+
+
+def _shares(stacks: Counter[tuple[str, ...]]) -> str:
+    """The table: per function, the share of samples in it and in all that it called."""
+    total = stacks.total() or 1
+    own: Counter[str] = Counter()
+    below: Counter[str] = Counter()
+    for frames, samples in stacks.items():
+        own[frames[-1]] += samples
+        for frame in set(frames):
+            below[frame] += samples
+    lines = [
+        f"{100 * own[name] / total:6.1f} %  {100 * below[name] / total:6.1f} %  {name}" for name in _top(own, below)
+    ]
+    return "\n".join([f"{stacks.total()} samples", "    self     total", *lines])
+
+
+def _top(own: Counter[str], below: Counter[str]) -> list[str]:
+    by_self = [name for name, _ in own.most_common(_SHOWN)]
+    by_total = [name for name, _ in below.most_common(_SHOWN) if name not in by_self]
+    return by_self + by_total

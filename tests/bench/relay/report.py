@@ -1,0 +1,169 @@
+"""From runs to the table: one figure per measure and relay, ratios against the others, and the budgets.
+
+A figure is the median over rounds. Added TTFT is a relay's quantile minus the engine's own in the same round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+DIRECT = "direct"
+_SUBJECT = "gorgo"
+
+#: (relay, scenario, round) to the figures that the load printed.
+Runs = Mapping[tuple[str, str, int], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A row of the table: `value(runs, relay, round)` is None where it was not measured."""
+
+    name: str
+    unit: str
+    value: Callable[[Runs, str, int], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A bound on a measure of gorgo: absolute, or as a multiple of another relay's figure in the same run."""
+
+    measure: str
+    limit: float
+    times: str | None = None
+
+
+def _ttft_ms(scenario: str, quantile: float) -> Callable[[Runs, str, int], float | None]:
+    def value(runs: Runs, relay: str, number: int) -> float | None:
+        run = runs.get((relay, scenario, number))
+        return float(np.quantile(run["ttft_s"], quantile)) * 1e3 if run and run["ttft_s"] else None
+
+    return value
+
+
+def _added_ttft_ms(scenario: str, quantile: float) -> Callable[[Runs, str, int], float | None]:
+    ttft_ms = _ttft_ms(scenario, quantile)
+
+    def value(runs: Runs, relay: str, number: int) -> float | None:
+        own, engine = ttft_ms(runs, relay, number), ttft_ms(runs, DIRECT, number)
+        return None if relay == DIRECT or own is None or engine is None else own - engine
+
+    return value
+
+
+def _cpu_us(scenario: str, per: str) -> Callable[[Runs, str, int], float | None]:
+    def value(runs: Runs, relay: str, number: int) -> float | None:
+        run = runs.get((relay, scenario, number))
+        return run["cpu_s"] / run[per] * 1e6 if run and run[per] and relay != DIRECT else None
+
+    return value
+
+
+def _memory(figure: Callable[[Mapping[str, Any]], float]) -> Callable[[Runs, str, int], float | None]:
+    def value(runs: Runs, relay: str, number: int) -> float | None:
+        run = runs.get((relay, "memory", number))
+        return figure(run) / 1e6 if run and run["requests"] else None
+
+    return value
+
+
+def _grown_per_thousand(run: Mapping[str, Any]) -> float:
+    grown: float = (run["resident_after"] - run["resident_before"]) * 1000 / run["requests"]
+    return grown
+
+
+MEASURES = (
+    Measure("TTFT p50, 500 B", "ms", _ttft_ms("ttft_small", 0.5)),
+    Measure("TTFT p50, 90 kB", "ms", _ttft_ms("ttft_large", 0.5)),
+    Measure("added TTFT p50, 500 B", "ms", _added_ttft_ms("ttft_small", 0.5)),
+    Measure("added TTFT p99, 500 B", "ms", _added_ttft_ms("ttft_small", 0.99)),
+    Measure("added TTFT p50, 90 kB", "ms", _added_ttft_ms("ttft_large", 0.5)),
+    Measure("added TTFT p99, 90 kB", "ms", _added_ttft_ms("ttft_large", 0.99)),
+    Measure("CPU per request, 500 B", "us", _cpu_us("requests_small", "requests")),
+    Measure("CPU per request, 90 kB", "us", _cpu_us("requests_large", "requests")),
+    Measure("CPU per stream of 8 at 50/s, 500 B", "us", _cpu_us("ttft_small", "requests")),
+    Measure("CPU per stream of 8 at 50/s, 90 kB", "us", _cpu_us("ttft_large", "requests")),
+    Measure("CPU per 1 M events, streams of 128", "s", _cpu_us("streams", "tokens")),
+    Measure("CPU per 1 M events, endless streams", "s", _cpu_us("events", "tokens")),
+    Measure("RSS before load", "MB", _memory(lambda run: run["resident_before"])),
+    Measure("memory per 1,000 open streams", "MB", _memory(_grown_per_thousand)),
+)
+
+BUDGETS = (
+    Budget("CPU per 1 M events, streams of 128", 2.5, times="sglang-router"),
+    Budget("CPU per 1 M events, endless streams", 2.5, times="sglang-router"),
+    Budget("added TTFT p50, 500 B", 1.5),
+    Budget("added TTFT p50, 90 kB", 3.0),
+)
+
+
+def table(runs: Runs) -> str:
+    """Measures down, relays across, and gorgo as a multiple of each of the others."""
+    relays = sorted(dict.fromkeys(relay for relay, _, _ in runs), key=lambda relay: relay != DIRECT)
+    others = [relay for relay in relays if relay not in (DIRECT, _SUBJECT)] if _SUBJECT in relays else []
+    header = ["", "", *relays, *(f"{_SUBJECT}/{other}" for other in others)]
+    return _aligned([header, *(_row(measure, runs, relays, others) for measure in MEASURES)])
+
+
+def budgets(runs: Runs) -> str:
+    """One line per budget: pass, over, or why it could not be judged."""
+    return _aligned([_judged(budget, runs) for budget in BUDGETS])
+
+
+def faults(runs: Runs) -> list[str]:
+    """Runs with wrong or lost responses; a relay's figures mean little then."""
+    return [
+        f"{relay}, {scenario}, round {number}: {run['bad']} bad of {run['bad'] + run['requests']} ({run['problem']})"
+        for (relay, scenario, number), run in runs.items()
+        if run["bad"]
+    ]
+
+
+def figure(runs: Runs, measure: str, relay: str) -> float | None:
+    """Median over rounds of one measure; None when no round has it."""
+    value = next(known.value for known in MEASURES if known.name == measure)
+    rounds = sorted({number for _, _, number in runs})
+    found = [one for number in rounds if (one := value(runs, relay, number)) is not None]
+    return median(found) if found else None
+
+
+def _row(measure: Measure, runs: Runs, relays: Sequence[str], others: Sequence[str]) -> list[str]:
+    figures = {relay: figure(runs, measure.name, relay) for relay in relays}
+    ratios = (_ratio(figures[_SUBJECT], figures[other]) for other in others)
+    return [measure.name, measure.unit, *(_number(figures[relay]) for relay in relays), *ratios]
+
+
+def _judged(budget: Budget, runs: Runs) -> list[str]:
+    own = figure(runs, budget.measure, _SUBJECT)
+    base = 1.0 if budget.times is None else figure(runs, budget.measure, budget.times)
+    what = f"{budget.limit:g}" if budget.times is None else f"{budget.limit:g}x {budget.times}"
+    if own is None or base is None:
+        return ["not judged", budget.measure, f"at most {what}", "not measured"]
+    found = f"{own / base:.2f}" + ("" if budget.times is None else "x")
+    return ["pass" if own <= budget.limit * base else "OVER", budget.measure, f"at most {what}", found]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:,.1f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def _ratio(own: float | None, other: float | None) -> str:
+    return "-" if own is None or other is None or other <= 0 or own < 0 else f"{own / other:.2f}x"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if place < 2 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,172 @@
+"""The relays under test: how each is started, as its operator would start it, or why it cannot be.
+
+`direct` is the engine itself. nginx comes from PATH. `sglang-router` and py-spy are installed once, each into an
+environment of its own in the user's cache, so that neither is a dependency of the project.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.bench.relay.wire import MODEL
+
+#: Pinned, so that ratios of two runs compare like with like.
+SGLANG_ROUTER, PY_SPY = "sglang-router==0.3.2", "py-spy==0.4.3"
+
+_INSTALL_S_MAX = 300
+_STOP_S_MAX = 10
+
+
+class UnavailableError(Exception):
+    """This relay cannot run here; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How to start a relay."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a relay listens, which replicas it has, and a folder of its own."""
+
+    port: int
+    replicas: Sequence[int]
+    folder: Path
+
+
+def gorgo(place: Place) -> Launch:
+    """`gorgo serve` with the gorgo policy; routing, accounting, metrics and logs are on, as they always are."""
+    replicas = "".join(
+        f"  - {{name: replica-{number}, region: here, url: 'http://127.0.0.1:{port}', models: [{MODEL}]}}\n"
+        for number, port in enumerate(place.replicas)
+    )
+    config = place.folder / "regions.yaml"
+    config.write_text(
+        "proxy:\n  {region: here, policy: gorgo, "
+        f"bind: '127.0.0.1:{place.port}', admin_bind: '127.0.0.1:{free_port()}'}}\n"
+        f"regions: [{{name: here}}]\nreplicas:\n{replicas}"
+    )
+    return Launch(
+        arguments=[sys.executable, "-m", "gorgo", "serve", "--config", str(config)],
+        environment={"GORGO_ADMIN_TOKEN": secrets.token_hex(16)},
+        version=f"gorgo (hypercorn {version('hypercorn')}, httpx {version('httpx')}, aiohttp {version('aiohttp')})",
+    )
+
+
+def nginx(place: Place) -> Launch:
+    """nginx as a plain streaming reverse proxy with keep-alive on both sides and no access log."""
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        raise UnavailableError("no nginx on PATH (Debian: apt install nginx-light)")
+    folder = place.folder
+    servers = " ".join(f"server 127.0.0.1:{port};" for port in place.replicas)
+    paths = " ".join(f"{name}_temp_path {folder}/{name};" for name in ("proxy", "fastcgi", "uwsgi", "scgi"))
+    config = folder / "nginx.conf"
+    config.write_text(
+        f"daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log warn;\n"
+        "events { worker_connections 8192; }\n"
+        f"http {{ access_log off; client_body_temp_path {folder}/body; {paths}\n"
+        "  client_body_buffer_size 1m; client_max_body_size 32m; keepalive_requests 10000000;\n"
+        f"  upstream replicas {{ {servers} keepalive 1024; keepalive_requests 10000000; }}\n"
+        f"  server {{ listen 127.0.0.1:{place.port} backlog=2048;\n"
+        '    location / { proxy_pass http://replicas; proxy_http_version 1.1; proxy_set_header Connection "";\n'
+        "      proxy_buffering off; proxy_read_timeout 600s; } } }\n"
+    )
+    told = subprocess.run([program, "-v"], capture_output=True, text=True, check=True).stderr
+    return Launch(
+        arguments=[program, "-e", f"{folder}/error.log", "-c", str(config)], environment={}, version=told.strip()
+    )
+
+
+def sglang_router(place: Place) -> Launch:
+    """sglang-router with its cache-aware policy, which is the one that does comparable work."""
+    python = installed(SGLANG_ROUTER) / "python"
+    urls = [f"http://127.0.0.1:{port}" for port in place.replicas]
+    options = ["--policy", "cache_aware", "--prometheus-port", str(free_port()), "--log-level", "error"]
+    return Launch(
+        arguments=[
+            *(str(python), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(place.port)),
+            *("--worker-urls", *urls),
+            *options,
+        ],
+        environment={},
+        version=f"{SGLANG_ROUTER} cache_aware",
+    )
+
+
+#: In the order of the table's columns, direct before them.
+RELAYS: Mapping[str, Callable[[Place], Launch]] = {"nginx": nginx, "sglang-router": sglang_router, "gorgo": gorgo}
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def installed(requirement: str) -> Path:
+    """The `bin` folder of an environment that holds `requirement`; made on first use."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "gorgo-bench" / requirement.replace("==", "-")
+    ready = folder / ".ready"
+    if not ready.exists():
+        print(f"installing {requirement} into {folder}", flush=True)
+        try:
+            venv.create(folder, with_pip=True, clear=True)
+            command = [
+                str(folder / "bin" / "python"),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--only-binary=:all:",
+                requirement,
+            ]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_INSTALL_S_MAX)
+        except (subprocess.SubprocessError, OSError) as error:
+            why = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+            raise UnavailableError(f"{requirement} could not be installed: {' '.join(map(str, why))}") from error
+        ready.touch()
+    return folder / "bin"
+
+
+def start(launch: Launch, folder: Path) -> subprocess.Popen[bytes]:
+    """Start a relay in a process group of its own; what it says goes to `folder`/log."""
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            list(launch.arguments),
+            env={**os.environ, **launch.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a relay and everything below it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.wait(_STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            continue
