@@ -60,9 +60,9 @@ class EventReader:
                 return events
             start = end.end()
         self._pending = self._pending[start:]
-        # The last byte may be a CR that only the next one can judge.
+        # The last byte may be a CR that only the next one can judge; it is not counted as the line's either.
         self._searched = max(0, len(self._pending) - 1)
-        self.overflowed = len(self._pending) > MAX_EVENT_BYTES
+        self.overflowed = len(self._pending) > MAX_EVENT_BYTES + 1
         return events
 
     def _skip_bom(self) -> bool:

@@ -1,0 +1,115 @@
+"""The prefix index written the slow and obvious way: every prefix of every prompt is an entry of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Key = tuple[int, ...]
+
+
+def as_blocks(key: Key) -> bytes:
+    """A key of small numbers as 8-byte hashes."""
+    return b"".join(number.to_bytes(8, "little") for number in key)
+
+
+@dataclass
+class TwinReplica:
+    capacity: int | None
+    #: Tick of the last use of each prefix held.
+    ticks: dict[Key, int] = field(default_factory=dict)
+    confirmed: set[Key] = field(default_factory=set)
+
+
+class PrefixTwin:
+    """Same contract as `PrefixIndex`; each answer is found by looking at everything.
+
+    `cuts` are the stored prefixes at which a prompt ended or two prompts parted: between two cuts lies what the index
+    keeps as one node and evicts as a whole.
+    """
+
+    def __init__(self, *, max_blocks: int, bounded: bool) -> None:
+        self.max_blocks = max_blocks
+        self.bounded = bounded
+        self.replicas: dict[int, TwinReplica] = {}
+        self.cuts: set[Key] = set()
+        self.tick = 0
+
+    @property
+    def stored(self) -> set[Key]:
+        return {prefix for replica in self.replicas.values() for prefix in replica.ticks}
+
+    @property
+    def pairs(self) -> int:
+        return sum(len(self.cuts & replica.ticks.keys()) for replica in self.replicas.values())
+
+    def room(self, replica: TwinReplica) -> int:
+        bounded = self.bounded and replica.capacity is not None
+        return min(replica.capacity or 0, self.max_blocks) if bounded else self.max_blocks
+
+    def match(self, key: Key, slot: int) -> int:
+        return max((k for k in range(1, len(key) + 1) if key[:k] in self.replicas[slot].ticks), default=0)
+
+    def insert(self, key: Key, slot: int) -> Key:
+        replica = self.replicas[slot]
+        key = key[: self.room(replica)]
+        if not key:
+            return key
+        stored = self.stored
+        self.cuts |= {key[: max((k for k in range(1, len(key) + 1) if key[:k] in stored), default=0)], key} - {()}
+        self.touch(key, replica)
+        self.fit()
+        return key
+
+    def touch(self, key: Key, replica: TwinReplica) -> None:
+        self.tick += 1
+        for k in range(1, len(key) + 1):
+            replica.ticks[key[:k]] = self.tick
+
+    def confirm(self, key: Key, slot: int) -> None:
+        key = self.insert(key, slot)
+        self.replicas[slot].confirmed |= {key[:k] for k in range(1, len(key) + 1)}
+
+    def withdraw(self, key: Key, slot: int) -> None:
+        replica = self.replicas[slot]
+        for k in range(1, len(key) + 1):
+            if key[:k] not in replica.ticks:
+                return
+            if key[:k] not in replica.confirmed:
+                self.forget([held for held in replica.ticks if held[:k] == key[:k]], replica)
+                if k > 1:
+                    self.touch(key[: k - 1], replica)
+                return
+
+    def flush(self, slot: int) -> None:
+        self.forget(list(self.replicas[slot].ticks), self.replicas[slot])
+
+    def remove(self, slot: int) -> None:
+        self.flush(slot)
+        del self.replicas[slot]
+
+    def forget(self, prefixes: list[Key], replica: TwinReplica) -> None:
+        for prefix in prefixes:
+            del replica.ticks[prefix]
+            replica.confirmed.discard(prefix)
+        self.cuts &= self.stored
+
+    def fit(self) -> None:
+        for replica in self.replicas.values():
+            while len(replica.ticks) > self.room(replica):
+                self.evict(min(self.leaves(replica)))
+        while len(self.stored) > self.max_blocks or self.pairs > self.max_blocks:
+            self.evict(min(leaf for replica in self.replicas.values() for leaf in self.leaves(replica)))
+
+    def leaves(self, replica: TwinReplica) -> list[tuple[int, Key, int]]:
+        """(tick, prefix, slot) of each cut below which the replica holds nothing."""
+        slot = next(slot for slot, other in self.replicas.items() if other is replica)
+        held = replica.ticks
+        inner = {prefix[:k] for prefix in held for k in range(len(prefix))}
+        return [(held[prefix], prefix, slot) for prefix in held if prefix not in inner]
+
+    def evict(self, leaf: tuple[int, Key, int]) -> None:
+        _, prefix, slot = leaf
+        run = [prefix]
+        while run[-1][:-1] and run[-1][:-1] not in self.cuts:
+            run.append(run[-1][:-1])
+        self.forget(run, self.replicas[slot])
