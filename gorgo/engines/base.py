@@ -1,0 +1,44 @@
+"""What the proxy must know of an engine to watch it: where to ask, and how to read the answers.
+
+Owns the protocol of a dialect. Plain functions over text; who asks, how often and over what is the proxy's.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol, runtime_checkable
+
+from gorgo.core.request import EngineSample
+
+
+@runtime_checkable
+class EngineDialect(Protocol):
+    """One kind of engine.
+
+    `probe_path` is answered at once, without touching the scheduler: its round trip is the network's. `loads_path` is
+    `None` where the engine has no such route. Both readers answer what they find and `None` for the rest; they never
+    raise for a text that is not what they expect, because an engine's next version will differ.
+    """
+
+    name: ClassVar[str]
+    probe_path: ClassVar[str]
+    metrics_path: ClassVar[str]
+    loads_path: ClassVar[str | None]
+
+    def read_metrics(self, text: str) -> EngineSample: ...
+
+    def read_capacity(self, loads: object) -> EngineSample: ...
+
+
+def merged(first: EngineSample, second: EngineSample) -> EngineSample:
+    """`first`, with its gaps filled from `second`."""
+    return EngineSample(
+        running_requests=_either(first.running_requests, second.running_requests),
+        queued_requests=_either(first.queued_requests, second.queued_requests),
+        used_tokens=_either(first.used_tokens, second.used_tokens),
+        kv_capacity_tokens=_either(first.kv_capacity_tokens, second.kv_capacity_tokens),
+        max_running_requests=_either(first.max_running_requests, second.max_running_requests),
+    )
+
+
+def _either(first: float | None, second: float | None) -> float | None:
+    return second if first is None else first

@@ -1,0 +1,70 @@
+"""SGLang: `/ping` for round trips, `/metrics` and `/v1/loads` for its load and its size.
+
+Never `/health`, which by default starts a generation and sleeps a second before it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from typing import Any, ClassVar, TypeGuard
+
+from gorgo.core.request import EngineSample
+from gorgo.engines.exposition import read_gauges
+
+
+class SGLang:
+    """SGLang 0.5; `/metrics` needs `--enable-metrics`, `/v1/loads` needs nothing.
+
+    Example
+    -------
+    >>> SGLang().read_metrics("sglang:num_running_reqs 3.0").running_requests
+    3.0
+    """
+
+    name: ClassVar[str] = "sglang"
+    probe_path: ClassVar[str] = "/ping"
+    metrics_path: ClassVar[str] = "/metrics"
+    loads_path: ClassVar[str | None] = "/v1/loads"
+
+    def read_metrics(self, text: str) -> EngineSample:
+        gauges = read_gauges(text, _GAUGES)
+        return EngineSample(**{field: gauges.get(name) for name, field in _GAUGES.items()})
+
+    def read_capacity(self, loads: object) -> EngineSample:
+        ranks = list(_ranks(loads))
+        return EngineSample(**{field: _total(ranks, name) for name, field in _LOADS.items()})
+
+
+#: Name in `/metrics` to field.
+_GAUGES = {
+    "sglang:num_running_reqs": "running_requests",
+    "sglang:num_queue_reqs": "queued_requests",
+    "sglang:num_used_tokens": "used_tokens",
+    "sglang:max_total_num_tokens": "kv_capacity_tokens",
+}
+
+#: Key of one data-parallel rank in `/v1/loads` to field.
+_LOADS = {
+    "num_running_reqs": "running_requests",
+    "num_waiting_reqs": "queued_requests",
+    "num_used_tokens": "used_tokens",
+    "max_total_num_tokens": "kv_capacity_tokens",
+    "max_running_requests": "max_running_requests",
+}
+
+
+def _ranks(loads: object) -> Iterable[Mapping[str, Any]]:
+    rows = loads.get("loads") if isinstance(loads, dict) else None
+    return (row for row in rows if isinstance(row, dict)) if isinstance(rows, list) else ()
+
+
+def _total(ranks: Iterable[Mapping[str, Any]], name: str) -> float | None:
+    """The sum over ranks, unknown unless every rank tells."""
+    values = [row.get(name) for row in ranks]
+    numbers = [value for value in values if _is_amount(value)]
+    return float(sum(numbers)) if values and len(numbers) == len(values) else None
+
+
+def _is_amount(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0

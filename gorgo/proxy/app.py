@@ -1,0 +1,113 @@
+"""The data plane's routes: Starlette's router and nothing around it, as each middleware would cost every event.
+
+Owns the table of routes and the small GET answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.routing import Route, Router
+
+from gorgo.proxy.body import draining
+from gorgo.proxy.errors import HttpError, Message, Receive, Send, send_error, send_json
+from gorgo.proxy.exchange import HotRoute
+from gorgo.proxy.headers import upstream_headers
+from gorgo.proxy.state import ProxyState
+from gorgo.proxy.upstream import UpstreamError
+
+#: Routes that carry a prompt.
+HOT_ROUTES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/generate",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+)
+#: A replica that does not list its models by then is not asked any longer.
+_MODELS_TIMEOUT_S = 5.0
+
+Answer = Callable[[ProxyState, Message, Send], Awaitable[None]]
+
+
+class SmallRoute:
+    """An ASGI app for one GET answer of the proxy's own. HEAD is GET without a body, which the server sees to."""
+
+    def __init__(self, state: ProxyState, answer: Answer) -> None:
+        self._state = state
+        self._answer = answer
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["method"] not in ("GET", "HEAD"):
+            allow = ((b"allow", b"GET, HEAD"),)
+            async with draining(receive):
+                await send_error(send, HttpError(405, "method_not_allowed", "expected GET", headers=allow))
+            return
+        try:
+            await self._answer(self._state, scope, send)
+        except HttpError as error:
+            await send_error(send, error)
+
+
+async def health(state: ProxyState, scope: Message, send: Send) -> None:  # noqa: ARG001
+    """Alive; says nothing of replicas."""
+    await send_json(send, 200, b'{"status": "ok"}')
+
+
+async def ready(state: ProxyState, scope: Message, send: Send) -> None:  # noqa: ARG001
+    """Whether a load balancer should send requests here."""
+    if state.stopping:
+        raise HttpError(503, "stopping", "this proxy is stopping")
+    if not any(view.eligible for view in state.router.fleet_view(now=state.clock())):
+        raise HttpError(503, "no_replica", "no replica can take a request now")
+    await send_json(send, 200, b'{"status": "ready"}')
+
+
+async def metrics(state: ProxyState, scope: Message, send: Send) -> None:  # noqa: ARG001
+    body = state.metrics.exposition()
+    headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def models(state: ProxyState, scope: Message, send: Send) -> None:
+    """The models that regions.yaml names; a replica's own list where it names none."""
+    names = dict.fromkeys(name for replica in state.config.replicas for name in replica.models)
+    if names:
+        rows = [{"id": name, "object": "model", "created": 0, "owned_by": "gorgo"} for name in names]
+        await send_json(send, 200, json.dumps({"object": "list", "data": rows}).encode())
+        return
+    await send_json(send, 200, await _asked_models(state, scope))
+
+
+async def _asked_models(state: ProxyState, scope: Message) -> bytes:
+    for view in sorted(state.router.fleet_view(now=state.clock()), key=lambda view: not view.eligible):
+        target = state.targets[view.name]
+        headers = upstream_headers(scope["headers"], request_id="models", api_key=target.api_key)
+        try:
+            status, body = await target.upstream.fetch("/v1/models", headers, timeout_s=_MODELS_TIMEOUT_S)
+        except UpstreamError:
+            continue
+        if status == 200:
+            return body
+    raise HttpError(503, "no_replica", "no replica could list its models")
+
+
+async def not_found(scope: Message, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close"})
+        return
+    async with draining(receive):
+        await send_error(send, HttpError(404, "not_found", "there is no such route"))
+
+
+def data_app(state: ProxyState) -> Any:
+    """The ASGI app of the data listener."""
+    routes = [Route(path, HotRoute(state, path)) for path in HOT_ROUTES]
+    small = {"/health": health, "/ready": ready, "/metrics": metrics, "/v1/models": models}
+    routes += [Route(path, SmallRoute(state, answer)) for path, answer in small.items()]
+    return Router(routes, redirect_slashes=False, default=not_found)

@@ -1,0 +1,381 @@
+"""One request from its first byte to its last: read, route, attempt until an answer is committed to, account.
+
+Owns the order of things and the guarantee that every attempt the Router dispatched is told finished exactly once, in
+whatever way it ends. Leaves the choice to the Router, the answer's bytes to `relay`, connections to `upstream`.
+
+Theory of operation: one task per exchange, the server's own. A second, tiny one waits for the client to leave and
+cancels the first. Each attempt has one `finally`; until it learns better, its outcome is that the client left, which is
+what a cancellation at any point means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from math import ceil
+from time import perf_counter
+from typing import Any
+
+from gorgo.core.actions import Action, Dispatch
+from gorgo.core.prompt import Prompt, read_prompt
+from gorgo.core.request import Ending, Outcome, RouteRequest
+from gorgo.errors import BadRequest
+from gorgo.proxy.body import ClientGone, ask_for_usage, draining, parse_body, read_body
+from gorgo.proxy.errors import HttpError, Message, Receive, Send, error_event, error_of, send_error
+from gorgo.proxy.headers import Header, request_id, session_id, upstream_headers
+from gorgo.proxy.logs import log, log_failure
+from gorgo.proxy.relay import Relay, RelayPlan, failure_of
+from gorgo.proxy.sink import Sink
+from gorgo.proxy.state import BLOCK_BYTES, ProxyState, Target
+from gorgo.proxy.upstream import UpstreamError
+from gorgo.proxy.watchdog import Watchdog
+
+#: Routes on which the engines know `stream_options`.
+_USAGE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
+#: For the last words to a client that may have stopped reading.
+_LAST_WORDS_S = 5.0
+#: The replica had no connection left for one more: busy, not broken.
+_BUSY_REASONS = frozenset({"connections_exhausted"})
+
+
+class HotRoute:
+    """An ASGI app for one route: every POST is an exchange."""
+
+    def __init__(self, state: ProxyState, route: str) -> None:
+        self._state = state
+        self._route = route
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        exchange = Exchange(self._state, self._route, scope, receive, send)
+        task = asyncio.current_task()
+        assert task is not None
+        self._state.exchanges.add(task)
+        try:
+            await exchange.run(task)
+        finally:
+            self._state.exchanges.discard(task)
+
+
+@dataclass(slots=True)
+class Ask:
+    """What the client asked for, as far as routing goes."""
+
+    body: bytes
+    prompt: Prompt
+    route: RouteRequest
+    #: The body as an attempt with `request_usage` sends it; `None` if there is nothing to ask for.
+    with_usage: bytes | None
+
+
+@dataclass(slots=True)
+class Account:
+    """What the log line and the metrics say at the end."""
+
+    replica: str | None = None
+    status: int = 0
+    attempts: int = 0
+    ttft_s: float | None = None
+    outcome: Outcome | None = None
+    code: str | None = None
+    decision_s: float = 0.0
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = (
+        "_account",
+        "_gone",
+        "_headers",
+        "_id",
+        "_method",
+        "_receive",
+        "_received_s",
+        "_route",
+        "_send",
+        "_sink",
+        "_state",
+    )
+
+    def __init__(self, state: ProxyState, route: str, scope: Message, receive: Receive, send: Send) -> None:
+        self._state = state
+        self._route = route
+        self._method: str = scope["method"]
+        self._headers: list[Header] = scope["headers"]
+        self._receive = receive
+        self._send = send
+        self._sink = Sink(send)
+        self._received_s = state.clock()
+        self._id = request_id(self._headers)
+        self._account = Account()
+        self._gone = False
+
+    async def run(self, task: asyncio.Task[Any]) -> None:
+        """Serve it, and whatever happens leave one log line and one count."""
+        watch: asyncio.Task[None] | None = None
+        try:
+            try:
+                ask = await self._ask()
+            except HttpError as refusal:
+                async with draining(self._receive):
+                    await self._refuse(refusal)
+                return
+            watch = asyncio.create_task(self._watch(task))
+            await self._serve(ask)
+        except ClientGone:
+            self._gone = True
+        except asyncio.CancelledError:
+            if not self._gone and not self._state.stopping:
+                raise
+            task.uncancel()
+            await self._cut_short()
+        except HttpError as refusal:
+            await self._refuse(refusal)
+        except Exception as failure:  # noqa: BLE001 - the border of one request: a fault in it must not end the others
+            log_failure("internal_error", failure, request_id=self._id)
+            if not self._sink.started:
+                await self._refuse(HttpError(500, "internal_error", "the proxy failed; the log has its request id"))
+        finally:
+            if watch is not None:
+                watch.cancel()
+            self._close_account()
+
+    # -- what is asked
+
+    async def _ask(self) -> Ask:
+        if self._method != "POST":
+            raise HttpError(405, "method_not_allowed", "expected POST", headers=((b"allow", b"POST"),))
+        if self._state.stopping:
+            raise HttpError(503, "stopping", "this proxy is stopping", headers=((b"retry-after", b"1"),))
+        body = await read_body(self._receive, self._headers, limit=self._state.limits.max_body_bytes)
+        started = perf_counter()
+        parsed = parse_body(body, self._headers)
+        try:
+            prompt = read_prompt(self._route, parsed)
+        except BadRequest as refusal:
+            raise HttpError(400, "invalid_request", str(refusal)) from None
+        ask = Ask(body, prompt, self._route_request(parsed, prompt), self._with_usage(body, parsed))
+        self._account.decision_s = perf_counter() - started
+        return ask
+
+    def _route_request(self, parsed: dict[str, Any], prompt: Prompt) -> RouteRequest:
+        model = _model(parsed)
+        ratio = 4.0 if prompt.tokens is not None else self._state.ratios.ratio(model)
+        fingerprint = self._state.fingerprinter(prompt)
+        tokens = ceil(fingerprint.text_bytes / ratio) if prompt.tokens is None else prompt.tokens
+        return RouteRequest(
+            request_id=self._id,
+            received_s=self._received_s,
+            prompt_tokens=tokens,
+            blocks=fingerprint.blocks,
+            block_tokens=BLOCK_BYTES / ratio,
+            head=fingerprint.head,
+            model=model,
+            session_id=session_id(self._headers),
+            pinned_replica=self._home(parsed),
+        )
+
+    def _home(self, parsed: dict[str, Any]) -> str | None:
+        """The replica that holds the response which this request goes on from."""
+        previous = parsed.get("previous_response_id") if self._route == "/v1/responses" else None
+        if previous is None:
+            return None
+        home = self._state.homes.find(previous) if isinstance(previous, str) else None
+        if home is None:
+            raise HttpError(
+                404, "previous_response_not_found", "previous_response_id: no replica here is known to hold it"
+            )
+        return home
+
+    def _with_usage(self, body: bytes, parsed: dict[str, Any]) -> bytes | None:
+        wanted = parsed.get("stream") is True and "stream_options" not in parsed and self._route in _USAGE_ROUTES
+        # A zero byte can only come from UTF-16 or UTF-32, where a brace is not one byte.
+        return ask_for_usage(body) if wanted and b"\0" not in body else None
+
+    # -- attempts
+
+    async def _serve(self, ask: Ask) -> None:
+        started = perf_counter()
+        action: Action | None = self._state.router.submit(ask.route, now=self._state.clock())[0]
+        self._state.metrics.decided(self._account.decision_s + perf_counter() - started)
+        while isinstance(action, Dispatch):
+            action = await self._attempt(ask, action)
+        if action is not None:
+            raise error_of(action)
+
+    async def _attempt(self, ask: Ask, dispatch: Dispatch) -> Action | None:
+        """One dispatch to its end. Answers what the Router wants next, `None` when the client has its answer."""
+        target = self._state.targets[dispatch.replica]
+        self._begin(target, dispatch)
+        outcome = Outcome(Ending.CLIENT_GONE)
+        try:
+            outcome = await self._try(ask, dispatch, target)
+        finally:
+            actions = self._state.router.on_finish(dispatch.attempt_id, outcome, now=self._state.clock())
+            self._end(ask, dispatch, outcome)
+        if not actions:
+            return None
+        if isinstance(actions[0], Dispatch):
+            self._state.metrics.retried(outcome.ending.value)
+        return actions[0]
+
+    async def _try(self, ask: Ask, dispatch: Dispatch, target: Target) -> Outcome:
+        try:
+            with Watchdog(self._state.limits.first_content_timeout_s) as dog:
+                return await self._relay(ask, dispatch, target, dog)
+        except UpstreamError as failure:
+            return await self._broken(failure.reason)
+        except TimeoutError:
+            if self._sink.sending:
+                # The client stopped reading for as long as a replica may stay silent: it is cut, not waited for.
+                self._gone = True
+                return Outcome(Ending.CLIENT_GONE, status=self._sink.status, error="client_stalled")
+            return await self._broken("timeout")
+
+    async def _relay(self, ask: Ask, dispatch: Dispatch, target: Target, dog: Watchdog) -> Outcome:
+        asked = target.request_usage and ask.with_usage is not None
+        body = ask.with_usage if asked and ask.with_usage is not None else ask.body
+        headers = upstream_headers(self._headers, request_id=self._id, api_key=target.api_key)
+        source = await target.upstream.open(self._route, headers, body)
+        try:
+            failure = failure_of(source.status)
+            if failure is not None:
+                return failure
+            return await Relay(source, self._sink, dog, self._plan(dispatch, asked)).run()
+        finally:
+            await source.aclose()
+
+    def _plan(self, dispatch: Dispatch, asked: bool) -> RelayPlan:
+        def on_content() -> None:
+            now = self._state.clock()
+            self._state.router.on_first_token(dispatch.attempt_id, now=now)
+            self._account.ttft_s = now - self._received_s
+            self._state.metrics.first_content(dispatch.replica, dispatch.region, self._account.ttft_s)
+
+        def on_head(head: bytes) -> None:
+            self._state.homes.learn(head, dispatch.replica)
+
+        return RelayPlan(
+            route=self._route,
+            own_headers=self._own_headers(dispatch),
+            chunk_limit_s=self._state.limits.between_chunks_timeout_s,
+            strip_usage=asked,
+            on_content=on_content,
+            on_head=on_head if self._route == "/v1/responses" else None,
+        )
+
+    async def _broken(self, reason: str) -> Outcome:
+        """The replica failed. Once anything was sent, only the client can be told."""
+        if not self._sink.started:
+            ending = Ending.BUSY if reason in _BUSY_REASONS else Ending.FAILED_BEFORE_CONTENT
+            return Outcome(ending, error=reason)
+        await self._end_stream(502, "upstream_failed", "the replica broke off in the middle of its answer")
+        return Outcome(Ending.FAILED_AFTER_CONTENT, status=self._sink.status, error=reason)
+
+    def _own_headers(self, dispatch: Dispatch) -> list[Header]:
+        decision = dispatch.decision
+        headers = [
+            (b"x-request-id", self._id.encode()),
+            (b"x-gorgo-replica", dispatch.replica.encode()),
+            (b"x-gorgo-region", dispatch.region.encode()),
+            (b"x-gorgo-policy", decision.policy.encode()),
+            (b"x-gorgo-weights-version", b"%d" % decision.weights_version),
+            (b"x-gorgo-believed-cached-tokens", b"%d" % decision.believed_cached_tokens),
+        ]
+        if decision.predicted_ttft_s is not None:
+            headers.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
+        return headers
+
+    # -- endings
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
+        """When the client leaves, end `task` at once."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._sink.finished:
+            self._gone = True
+            task.cancel()
+
+    async def _refuse(self, refusal: HttpError) -> None:
+        """An error of the proxy's own, instead of any answer."""
+        assert not self._sink.started, "an answer has begun"
+        self._account.status, self._account.code = refusal.status, refusal.code
+        self._state.metrics.rejected(refusal.code)
+        policy = self._state.router.policy.name.encode()
+        own = ((b"x-request-id", self._id.encode()), (b"x-gorgo-policy", policy))
+        await send_error(self._send, refusal, own)
+
+    async def _cut_short(self) -> None:
+        """The client left, or the grace of a stopping proxy is over."""
+        if self._gone or self._sink.finished:
+            return
+        if self._sink.started:
+            await self._end_stream(503, "stopping", "the proxy is stopping")
+        else:
+            await self._refuse(HttpError(503, "stopping", "the proxy is stopping", headers=((b"retry-after", b"1"),)))
+
+    async def _end_stream(self, status: int, code: str, message: str) -> None:
+        """Tell the error in the stream, where it can be told; any other answer is cut, and the client sees that."""
+        self._account.status, self._account.code = status, code
+        if not self._sink.carries_events:
+            return
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._sink.finish(error_event(status, code, message))
+        except TimeoutError:
+            self._gone = True
+
+    # -- accounts
+
+    def _begin(self, target: Target, dispatch: Dispatch) -> None:
+        self._account.attempts = dispatch.attempt
+        self._account.replica = dispatch.replica
+        self._state.metrics.dispatched(
+            target.name,
+            target.region,
+            prompt_tokens=dispatch.decision.prompt_tokens,
+            believed_cached_tokens=dispatch.decision.believed_cached_tokens,
+        )
+
+    def _end(self, ask: Ask, dispatch: Dispatch, outcome: Outcome) -> None:
+        self._account.outcome = outcome
+        metrics, replica, region = self._state.metrics, dispatch.replica, dispatch.region
+        metrics.ended(replica, region, outcome.ending.value)
+        if outcome.ending is Ending.COMPLETED:
+            e2e_s = self._state.clock() - self._received_s
+            metrics.completed(
+                replica, region, e2e_s, cached_tokens=outcome.cached_tokens, output_tokens=outcome.output_tokens
+            )
+        if outcome.prompt_tokens is not None and ask.prompt.tokens is None:
+            self._state.ratios.learn(
+                ask.route.model, text_bytes=len(ask.prompt.text), prompt_tokens=outcome.prompt_tokens
+            )
+
+    def _close_account(self) -> None:
+        account, state = self._account, self._state
+        if self._gone:
+            account.status = 499
+            state.metrics.client_gone()
+        status = account.status or self._sink.status or 500
+        state.metrics.request(self._route, state.router.policy.name, status)
+        outcome = account.outcome
+        log(
+            "request",
+            request_id=self._id,
+            route=self._route,
+            replica=account.replica,
+            status=status,
+            code=account.code,
+            ttft_ms=None if account.ttft_s is None else round(account.ttft_s * 1e3, 1),
+            e2e_s=round(state.clock() - self._received_s, 4),
+            prompt_tokens=None if outcome is None else outcome.prompt_tokens,
+            cached_tokens=None if outcome is None else outcome.cached_tokens,
+            output_tokens=None if outcome is None else outcome.output_tokens,
+            retries=max(0, account.attempts - 1),
+            error=None if outcome is None else outcome.error,
+        )
+
+
+def _model(parsed: dict[str, Any]) -> str | None:
+    model = parsed.get("model")
+    return model if isinstance(model, str) and model else None

@@ -1,0 +1,162 @@
+"""Asking replicas how far away and how busy they are, in the background, and keeping connections to them warm.
+
+Owns the loops. What an answer means is the dialect's and the Router's; a failure is told as `None`, never raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+
+from gorgo.core.request import EngineSample
+from gorgo.engines.base import merged
+from gorgo.proxy.headers import Header
+from gorgo.proxy.logs import log
+from gorgo.proxy.state import ProxyState, Target
+from gorgo.proxy.upstream import KEEP_ALIVE_S, UpstreamError
+
+#: A far replica on a new TLS connection takes 1 s; whoever needs longer is not worth its round trip.
+PROBE_TIMEOUT_S = 5.0
+SCRAPE_TIMEOUT_S = 10.0
+#: Loops are spread by up to this share of their interval, so that many proxies do not ask in step.
+JITTER = 0.1
+#: Kept open per replica without traffic: the first of a burst then saves a round trip (two with TLS).
+WARM_CONNECTIONS = 2
+#: Twice within the time that an idle connection is kept.
+WARM_INTERVAL_S = KEEP_ALIVE_S / 2
+
+
+class Watcher:
+    """The background loops for one replica.
+
+    Parameters
+    ----------
+    state:
+        Whose Router is told.
+    target:
+        Whom to ask.
+    spread:
+        Draws a number in [0, 1); the only source of chance.
+    """
+
+    def __init__(self, state: ProxyState, target: Target, spread: Callable[[], float] = random.random) -> None:
+        self._state = state
+        self._target = target
+        self._spread = spread
+        self._answers = True
+        self._tells = True
+
+    async def run(self) -> None:
+        """All loops, until cancelled."""
+        proxy = self._state.config.proxy
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._every(proxy.probe_interval_s, self.probe))
+            loops.create_task(self._every(proxy.scrape_interval_s, self.scrape))
+            loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
+
+    async def probe(self) -> None:
+        """One round trip: the second of two pings, because the first may have had to connect."""
+        try:
+            await self._ping()
+            rtt_s: float | None = await self._ping()
+        except UpstreamError as failure:
+            rtt_s = None
+            self._state.metrics.probe_failed(self._target.name, self._target.region)
+            self._changed(False, failure.reason)
+        else:
+            self._changed(True, None)
+        self._state.router.on_probe(self._target.name, rtt_s, now=self._state.clock())
+
+    async def scrape(self) -> None:
+        """The engine's own figures: its metrics, completed by its loads route, either of which may be missing."""
+        target = self._target
+        found = [await self._read_metrics(), await self._read_loads()]
+        samples = [sample for sample in found if sample is not None]
+        if not samples:
+            self._state.metrics.scrape_failed(target.name, target.region)
+        if self._tells and not samples:
+            log("scrape_failed", level=logging.WARNING, replica=target.name)
+        self._tells = bool(samples)
+        sample = merged(samples[0], samples[-1]) if samples else None
+        self._state.router.on_engine_sample(target.name, sample, now=self._state.clock())
+
+    async def warm(self) -> None:
+        """Ping on several kept connections at once. Only where the replica answers: a dead one is left to the probe."""
+        if not self._answers:
+            return
+        pings = (self._ping() for _ in range(WARM_CONNECTIONS))
+        await asyncio.gather(*(_quietly(ping) for ping in pings))
+
+    async def _ping(self) -> float:
+        started = perf_counter()
+        status, _ = await self._fetch(self._target.dialect.probe_path, PROBE_TIMEOUT_S)
+        if status >= 500:
+            raise UpstreamError(f"status_{status}")
+        return perf_counter() - started
+
+    async def _read_metrics(self) -> EngineSample | None:
+        try:
+            status, body = await self._fetch(self._target.dialect.metrics_path, SCRAPE_TIMEOUT_S)
+        except UpstreamError:
+            return None
+        return self._target.dialect.read_metrics(body.decode("utf-8", "replace")) if status == 200 else None
+
+    async def _read_loads(self) -> EngineSample | None:
+        path = self._target.dialect.loads_path
+        if path is None:
+            return None
+        try:
+            status, body = await self._fetch(path, SCRAPE_TIMEOUT_S)
+            return self._target.dialect.read_capacity(json.loads(body)) if status == 200 else None
+        except (UpstreamError, ValueError, RecursionError):
+            return None
+
+    async def _fetch(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+        headers: list[Header] = []
+        if self._target.api_key is not None:
+            headers.append((b"authorization", b"Bearer " + self._target.api_key.encode("ascii")))
+        return await self._target.upstream.fetch(path, headers, timeout_s=timeout_s)
+
+    def _changed(self, answers: bool, reason: str | None) -> None:
+        """Log transitions only: a replica that stays down says so once."""
+        if answers == self._answers:
+            return
+        self._answers = answers
+        event = "replica_answers" if answers else "replica_does_not_answer"
+        log(event, level=logging.WARNING, replica=self._target.name, reason=reason)
+
+    async def _every(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_s * (1 + JITTER * (self._spread() - 0.5)))
+            await action()
+
+
+async def first_look(watchers: list[Watcher]) -> None:
+    """Ask every replica once, all at the same time, before any request is routed."""
+    async with asyncio.TaskGroup() as first:
+        for watcher in watchers:
+            first.create_task(watcher.probe())
+            first.create_task(watcher.scrape())
+
+
+async def run_timers(state: ProxyState) -> None:
+    """Tell the Router the time whenever it has asked for it: figures go stale and ejections end.
+
+    The Router's next time can move nearer with any event, so it is asked again each second.
+    """
+    while True:
+        due = state.router.next_timer()
+        wait_s = 1.0 if due is None else min(1.0, max(0.0, due - state.clock()))
+        await asyncio.sleep(max(wait_s, 0.01))
+        state.router.handle_timer(now=state.clock())
+
+
+async def _quietly(ping: Awaitable[float]) -> None:
+    try:
+        await ping
+    except UpstreamError:
+        return  # The probe is what counts failures.

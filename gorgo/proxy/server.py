@@ -1,0 +1,220 @@
+"""The proxy as a process: two listeners, the loops behind them, and how it stops.
+
+Owns sockets, signals and the order of shutdown. The data listener answers requests, the admin listener operators and
+tuners; both are hypercorn's, in one event loop.
+
+Stopping: at the first signal `/ready` turns 503 and new requests are refused, while open ones may finish for the grace
+period. What is then still open is told so and cut. A second signal ends the grace at once. Only then do the listeners
+close, so that a load balancer is never left with a refused connection before it has seen the 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hypercorn.asyncio import serve as hypercorn_serve
+from hypercorn.config import Config as HypercornConfig
+
+from gorgo.config.addresses import split_bind
+from gorgo.config.model import Config
+from gorgo.core.policy import Policy
+from gorgo.core.weights import Weights
+from gorgo.proxy.admin import admin_app
+from gorgo.proxy.app import data_app
+from gorgo.proxy.logs import LOGGER, log
+from gorgo.proxy.probes import Watcher, first_look, run_timers
+from gorgo.proxy.state import ProxyState, make_state
+
+#: Connections that may wait to be accepted; a burst of clients that connect at once is larger than the usual 100.
+BACKLOG = 1024
+#: Above the 60 s of common load balancers, so that it is never we who close a connection under a new request.
+KEEP_ALIVE_S = 75.0
+#: Listeners close within this once nothing is open any more: idle connections only.
+CLOSE_S = 1.0
+#: A long system prompt in a cookie is nobody's use; large `traceparent` and auth tokens fit.
+MAX_HEADER_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddresses:
+    """Where the proxy listens, with the ports that port 0 became."""
+
+    data: tuple[str, int]
+    admin: tuple[str, int]
+
+    @property
+    def data_url(self) -> str:
+        return _url(self.data)
+
+    @property
+    def admin_url(self) -> str:
+        return _url(self.admin)
+
+
+async def serve(
+    config: Config,
+    *,
+    policy: Policy,
+    weights: Weights | None = None,
+    admin_token: str | None = None,
+    environ: Mapping[str, str],
+    key: int,
+    seed: int,
+    ready: Callable[[ServerAddresses], None] | None = None,
+    shutdown: asyncio.Event | None = None,
+) -> None:
+    """Run the proxy until it is told to stop.
+
+    Parameters
+    ----------
+    config:
+        The fleet and every limit.
+    policy, weights:
+        What to route by; the policy's defaults where `weights` is `None`.
+    admin_token:
+        What admin calls must bear; without one they are all refused.
+    environ:
+        Where replicas' API keys are.
+    key:
+        Of the fingerprint; secret, or clients could craft prompts that collide.
+    seed:
+        Of the Router's chance.
+    ready:
+        Called once, with the bound addresses, when requests can be routed.
+    shutdown:
+        Stops the proxy when set. Without it, SIGTERM and SIGINT do.
+    """
+    with _listen(config.proxy.bind) as data, _listen(config.proxy.admin_bind) as admin:
+        state = make_state(config, policy=policy, weights=weights, environ=environ, key=key, seed=seed)
+        try:
+            if shutdown is not None:
+                await _run(state, data, admin, admin_token, ready, shutdown, asyncio.Event())
+                return
+            with _signals() as (stop, hurry):
+                await _run(state, data, admin, admin_token, ready, stop, hurry)
+        finally:
+            await state.aclose()
+
+
+async def _run(
+    state: ProxyState,
+    data: socket.socket,
+    admin: socket.socket,
+    admin_token: str | None,
+    ready: Callable[[ServerAddresses], None] | None,
+    stop: asyncio.Event,
+    hurry: asyncio.Event,
+) -> None:
+    addresses = ServerAddresses(_address(data), _address(admin))
+    closing = asyncio.Event()
+    watchers = [Watcher(state, target) for target in state.targets.values()]
+    await first_look(watchers)
+    async with asyncio.TaskGroup() as tasks:
+        loops = [tasks.create_task(watcher.run()) for watcher in watchers]
+        loops.append(tasks.create_task(run_timers(state)))
+        tasks.create_task(_serve(data_app(state), data, closing))
+        tasks.create_task(_serve(admin_app(state, admin_token), admin, closing))
+        if ready is not None:
+            ready(addresses)
+        log("ready", data=addresses.data_url, admin=addresses.admin_url, replicas=len(watchers))
+        await stop.wait()
+        await _stop(state, hurry)
+        closing.set()
+        for loop in loops:
+            loop.cancel()
+
+
+async def _stop(state: ProxyState, hurry: asyncio.Event) -> None:
+    """Take nothing new, let what is open finish, then cut it."""
+    state.stopping = True
+    log("stopping", in_flight=len(state.exchanges))
+    await _settle(state, state.limits.shutdown_grace_s, hurry)
+    for task in state.exchanges:
+        task.cancel()
+    await _settle(state, CLOSE_S, asyncio.Event())
+
+
+async def _settle(state: ProxyState, limit_s: float, hurry: asyncio.Event) -> None:
+    """Until no exchange is open, `limit_s` have passed, or someone is in a hurry."""
+    waiting = asyncio.create_task(_until_idle(state))
+    hurried = asyncio.create_task(hurry.wait())
+    await asyncio.wait((waiting, hurried), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    hurried.cancel()
+
+
+async def _until_idle(state: ProxyState) -> None:
+    while state.exchanges:
+        await asyncio.wait(tuple(state.exchanges))
+
+
+async def _serve(app: Any, listener: socket.socket, closing: asyncio.Event) -> None:
+    config = HypercornConfig()
+    # The server owns its descriptor and closes it; ours is closed by whoever opened it.
+    config.bind = [f"fd://{listener.dup().detach()}"]
+    config.errorlog = _hypercorn_log()
+    config.accesslog = None
+    config.backlog = BACKLOG
+    config.graceful_timeout = CLOSE_S
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.keep_alive_max_requests = 1_000_000
+    config.h11_max_incomplete_size = MAX_HEADER_BYTES
+    # The replica's own `server` and `date` pass; the proxy's own answers bring a date.
+    config.include_server_header = False
+    config.include_date_header = False
+    await hypercorn_serve(app, config, shutdown_trigger=closing.wait, mode="asgi")
+
+
+def _hypercorn_log() -> logging.Logger:
+    logger = LOGGER.getChild("hypercorn")
+    logger.setLevel(logging.WARNING)
+    return logger
+
+
+@contextmanager
+def _listen(bind: str) -> Iterator[socket.socket]:
+    """A socket that already queues connections, so that `ready` is true when it is said."""
+    host, port = split_bind(bind)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Inherited by accepted connections: without it a first token waits for the ack of the headers.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        yield listener
+
+
+@contextmanager
+def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    """(stop, hurry): set by the first and the second SIGTERM or SIGINT."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def arrived() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, arrived)
+    try:
+        yield stop, hurry
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _address(listener: socket.socket) -> tuple[str, int]:
+    host, port = listener.getsockname()[:2]
+    return str(host), int(port)
+
+
+def _url(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

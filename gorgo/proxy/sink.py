@@ -1,0 +1,49 @@
+"""The client's side of one exchange: a status, headers, chunks, an end. Over ASGI, and knows nothing of any server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gorgo.proxy.errors import Send
+from gorgo.proxy.headers import Header, find, is_encoded, is_event_stream
+
+
+class Sink:
+    """What has been sent to the client so far, and what may still be sent.
+
+    `sending` is true while a chunk waits for the client to read: a timeout then is the client's fault.
+    `carries_events` says that an error can still be told in the stream itself.
+    """
+
+    __slots__ = ("_send", "carries_events", "finished", "sending", "started", "status")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+        self.finished = False
+        self.sending = False
+        self.carries_events = False
+        self.status = 0
+
+    async def start(self, status: int, headers: Sequence[Header]) -> None:
+        """From here on neither failover nor another status is possible."""
+        self.started = True
+        self.status = status
+        self.carries_events = (
+            is_event_stream(headers) and not is_encoded(headers) and not find(headers, b"content-length")
+        )
+        self.sending = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        self.sending = False
+
+    async def write(self, chunk: bytes) -> None:
+        self.sending = True
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self.sending = False
+
+    async def finish(self, chunk: bytes = b"") -> None:
+        """The last chunk. An exchange that ends without it is cut, and the client sees that it is."""
+        self.finished = True
+        self.sending = True
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": False})
+        self.sending = False

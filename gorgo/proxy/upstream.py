@@ -1,0 +1,237 @@
+"""One replica as a source of byte chunks: the only module that knows httpx and aiohttp.
+
+Owns connections: how many, how long they are kept, what happens when the server closed a kept one. Leaves what the
+bytes mean to the relay, which sees `Source` and the errors below.
+
+Theory of operation: a kept connection that the server has closed in the meantime fails at once, with no byte of an
+answer. That is nobody's fault, so the request is sent once more, on a connection made for it. Whether the connection
+had been kept is noted by the connector in a context variable, because the request that asks is in the same task.
+`httpx.Client` is left out on purpose: building a request through it and sending it costs 60 us that buy nothing here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from contextvars import ContextVar
+from typing import Any, Protocol, cast
+from weakref import WeakSet
+
+import aiohttp
+import httpx
+from httpx_aiohttp import AiohttpTransport
+
+from gorgo.proxy.headers import Header
+
+#: Below the shortest keep-alive in use (uvicorn, hence SGLang and vLLM: 5 s), with room for a far replica's round trip.
+KEEP_ALIVE_S = 4.0
+#: What one answer may hold in memory before its replica is told to wait (twice this, by aiohttp's rule).
+READ_BUFFER_BYTES = 64 * 1024
+#: Bodies of the proxy's own small requests (pings, metrics) are cut here: SGLang's /metrics is about 100 kB.
+FETCH_LIMIT_BYTES = 8 * 1024 * 1024
+
+#: aiohttp would add these; the client's own absence of them has to reach the replica.
+_ADDED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+
+_reused: ContextVar[bool] = ContextVar("gorgo_connection_reused", default=False)
+
+
+class UpstreamError(Exception):
+    """The replica gave no answer, or broke off in the middle of one. `reason` is a short stable word."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Source(Protocol):
+    """An answer that has begun: status, headers, then chunks as they come."""
+
+    status: int
+    headers: Sequence[Header]
+
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Bytes as they were sent, never decoded. Raises `UpstreamError` when they break off."""
+        ...
+
+    async def aclose(self) -> None:
+        """Keep the connection if the answer was read to its end, else close it at once."""
+        ...
+
+
+class Upstream(Protocol):
+    """Where one replica's answers come from."""
+
+    async def open(self, path: str, headers: Sequence[Header], body: bytes) -> Source:
+        """POST `body`; returns at the answer's headers. Raises `UpstreamError`."""
+        ...
+
+
+class HttpSource:
+    """A `Source` over httpx's response."""
+
+    __slots__ = ("_closed", "_on_close", "_response", "headers", "status")
+
+    def __init__(self, response: httpx.Response, on_close: Callable[[], None]) -> None:
+        self._response = response
+        self._on_close = on_close
+        self._closed = False
+        self.status = response.status_code
+        self.headers: Sequence[Header] = response.headers.raw
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        stream = cast(httpx.AsyncByteStream, self._response.stream)
+        try:
+            async with aclosing(cast(AsyncGenerator[bytes, None], stream.__aiter__())) as parts:
+                async for part in parts:
+                    yield part
+        except _FAILURES as failure:
+            raise UpstreamError(_reason(failure, begun=True)) from failure
+
+    async def aclose(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._on_close()
+        # A broken connection is closed by the attempt to close it: there is nothing left to act on.
+        with suppress(*_FAILURES):
+            await cast(httpx.AsyncByteStream, self._response.stream).aclose()
+
+
+class HttpUpstream:
+    """One replica over HTTP.
+
+    Parameters
+    ----------
+    base_url:
+        As in regions.yaml; a path in it is kept in front of every route.
+    connections:
+        Most at once. A request beyond is refused here, as busy, and not queued.
+    connect_timeout_s:
+        For name resolution, TCP and TLS together.
+    tls:
+        Shared by all replicas: loading the certificates takes 20 ms.
+    """
+
+    def __init__(self, base_url: str, *, connections: int, connect_timeout_s: float, tls: ssl.SSLContext) -> None:
+        self._base = base_url.rstrip("/")
+        self._connections = connections
+        self._extensions = {"timeout": {"connect": connect_timeout_s}}
+        self._urls: dict[str, httpx.URL] = {}
+        self._kept = _transport(_Connector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls), tls)
+        self._fresh = _transport(aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls), tls)
+        self.open_sources = 0
+
+    async def open(self, path: str, headers: Sequence[Header], body: bytes) -> Source:
+        if self.open_sources >= self._connections:
+            raise UpstreamError("connections_exhausted")
+        return await self._open("POST", path, headers, body)
+
+    async def fetch(self, path: str, headers: Sequence[Header] = (), *, timeout_s: float) -> tuple[int, bytes]:
+        """GET a small answer whole, on a kept connection. Raises `UpstreamError`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                source = await self._open("GET", path, headers, b"")
+                try:
+                    return source.status, await _whole(source)
+                finally:
+                    await source.aclose()
+        except TimeoutError:
+            raise UpstreamError("timeout") from None
+
+    async def aclose(self) -> None:
+        await self._kept.aclose()
+        await self._fresh.aclose()
+
+    async def _open(self, method: str, path: str, headers: Sequence[Header], body: bytes) -> HttpSource:
+        self.open_sources += 1
+        try:
+            response = await self._send(method, path, headers, body)
+        except BaseException:
+            self._release()
+            raise
+        return HttpSource(response, self._release)
+
+    def _release(self) -> None:
+        self.open_sources -= 1
+
+    async def _send(self, method: str, path: str, headers: Sequence[Header], body: bytes) -> httpx.Response:
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = httpx.URL(self._base + path)
+        request = httpx.Request(method, url, headers=list(headers), content=body, extensions=self._extensions)
+        _reused.set(False)
+        try:
+            return await self._kept.handle_async_request(request)
+        except _FAILURES as failure:
+            if not (_reused.get() and _is_stale(failure)):
+                raise UpstreamError(_reason(failure, begun=False)) from failure
+        try:
+            return await self._fresh.handle_async_request(request)
+        except _FAILURES as failure:
+            raise UpstreamError(_reason(failure, begun=False)) from failure
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Notes for the asking task whether its connection had served another request before."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._seen: WeakSet[Any] = WeakSet()
+
+    async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109 - aiohttp's own signature
+        connection = await super().connect(req, traces, timeout)
+        protocol = connection.protocol
+        _reused.set(protocol in self._seen)
+        self._seen.add(protocol)
+        return connection
+
+
+def _transport(connector: aiohttp.TCPConnector, tls: ssl.SSLContext) -> AiohttpTransport:
+    session = aiohttp.ClientSession(
+        connector=connector,
+        # No jar: a replica's cookie must not go to another client.
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=_ADDED,
+        auto_decompress=False,
+        timeout=aiohttp.ClientTimeout(total=None),
+        read_bufsize=READ_BUFFER_BYTES,
+        trust_env=False,
+    )
+    return AiohttpTransport(verify=tls, trust_env=False, client=session)
+
+
+async def _whole(source: HttpSource) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async with aclosing(source.chunks()) as chunks:
+        async for chunk in chunks:
+            size += len(chunk)
+            if size > FETCH_LIMIT_BYTES:
+                raise UpstreamError("answer_too_large")
+            parts.append(chunk)
+    return b"".join(parts)
+
+
+#: Everything by which the two libraries say that a peer or the network failed; `OSError` includes timeouts.
+_FAILURES = (httpx.HTTPError, aiohttp.ClientError, OSError)
+
+
+def _is_stale(failure: BaseException) -> bool:
+    """The server had closed the connection: nothing came back."""
+    cause = failure.__cause__ or failure
+    return isinstance(cause, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError))
+
+
+def _reason(failure: BaseException, *, begun: bool) -> str:
+    """A stable word. The transport maps a server that hung up to a timeout, so the cause is asked first."""
+    cause = failure.__cause__ or failure
+    if isinstance(cause, TimeoutError):
+        return "connect_timeout"
+    if isinstance(cause, aiohttp.ClientConnectorError):
+        return "connect_failed"
+    if begun or isinstance(cause, (aiohttp.ServerDisconnectedError, OSError, aiohttp.ClientPayloadError)):
+        return "disconnected"
+    return "protocol_error"

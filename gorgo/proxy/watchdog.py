@@ -1,0 +1,61 @@
+"""One timer per request that costs a float assignment to push back, instead of a timer per chunk.
+
+Owns the conversion of an expiry into `TimeoutError`; leaves to its user what a late chunk means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from types import TracebackType
+
+
+class Watchdog:
+    """Cancels the current task's wait once `deadline` (monotonic s) has passed, and turns that into `TimeoutError`.
+
+    Used as a context manager. `push(limit_s)` moves the deadline; the timer looks at it only when it fires, and
+    re-arms itself for what is left.
+    """
+
+    __slots__ = ("_cancelling", "_handle", "_task", "deadline", "expired")
+
+    def __init__(self, limit_s: float) -> None:
+        self.deadline = monotonic() + limit_s
+        self.expired = False
+        self._task: asyncio.Task[object] | None = None
+        self._handle: asyncio.TimerHandle | None = None
+        self._cancelling = 0
+
+    def push(self, limit_s: float) -> None:
+        """From now on, `limit_s` more. A deadline nearer than the last one is noticed at the last one at the latest."""
+        self.deadline = monotonic() + limit_s
+
+    def __enter__(self) -> Watchdog:
+        self._task = asyncio.current_task()
+        assert self._task is not None, "a watchdog guards a task"
+        self._cancelling = self._task.cancelling()
+        self._arm()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        if not self.expired or self._task is None:
+            return
+        # Someone else may have cancelled too (the client left): then theirs is the one that counts.
+        if self._task.uncancel() <= self._cancelling and exc_type is asyncio.CancelledError:
+            raise TimeoutError from exc
+
+    def _arm(self) -> None:
+        wait_s = max(0.0, self.deadline - monotonic())
+        self._handle = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        if monotonic() < self.deadline:
+            self._arm()
+            return
+        self.expired = True
+        assert self._task is not None
+        self._task.cancel()

@@ -1,0 +1,145 @@
+"""A proxy in this process, in front of fake replicas, and an HTTP client for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import pytest
+
+from gorgo.config.model import Config, Limits, Proxy, Region, Replica
+from gorgo.policies.registry import make_policy
+from gorgo.proxy import server
+from gorgo.proxy.server import ServerAddresses
+from gorgo.proxy.state import ProxyState
+from tests.proxy.fakes import FakeReplica, Script, running
+
+TOKEN = "let-me-in"
+#: No loop ticks within a test, except the first look at start.
+QUIET = Proxy(
+    region="here",
+    policy="round-robin",
+    bind="127.0.0.1:0",
+    admin_bind="127.0.0.1:0",
+    probe_interval_s=1e6,
+    scrape_interval_s=1e6,
+)
+
+
+@dataclass
+class Running:
+    """A proxy and what is around it."""
+
+    client: httpx.AsyncClient
+    admin: httpx.AsyncClient
+    replicas: list[FakeReplica]
+    state: ProxyState
+    addresses: ServerAddresses
+    shutdown: asyncio.Event
+    task: asyncio.Task[None]
+
+    async def idle(self) -> None:
+        """Wait until no exchange is open, and check that nothing is reserved any more."""
+        for _ in range(500):
+            if not self.state.exchanges:
+                break
+            await asyncio.sleep(0.01)
+        assert not self.state.exchanges
+        self.check()
+
+    def check(self) -> None:
+        assert self.state.router.in_flight == 0
+        for view in self.state.router.fleet_view(now=self.state.clock()):
+            assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
+        assert all(target.upstream.open_sources == 0 for target in self.state.targets.values())
+
+
+def config_for(replicas: list[FakeReplica], proxy: Proxy = QUIET, **limits: Any) -> Config:
+    rows = tuple(Replica(name=f"r{n}", region="here", url=fake.url) for n, fake in enumerate(replicas))
+    defaults: dict[str, Any] = {"shutdown_grace_s": 5.0, **limits}
+    return Config(proxy=proxy, regions=(Region(name="here"),), replicas=rows, limits=Limits(**defaults))
+
+
+@asynccontextmanager
+async def proxy_for(
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    replicas: list[FakeReplica],
+    *,
+    token: str | None = TOKEN,
+    environ: dict[str, str] | None = None,
+) -> AsyncIterator[Running]:
+    """`serve` as a task; its state is caught on the way so that a test can look at the ledger."""
+    loop = asyncio.get_running_loop()
+    bound: asyncio.Future[ServerAddresses] = loop.create_future()
+    caught: list[ProxyState] = []
+    make_state = server.make_state
+
+    def catch(*args: Any, **kwargs: Any) -> ProxyState:
+        caught.append(make_state(*args, **kwargs))
+        return caught[-1]
+
+    monkeypatch.setattr(server, "make_state", catch)
+    shutdown = asyncio.Event()
+    task = asyncio.create_task(
+        server.serve(
+            config,
+            policy=make_policy(config.proxy.policy),
+            admin_token=token,
+            environ=environ or {},
+            key=7,
+            seed=7,
+            ready=bound.set_result,
+            shutdown=shutdown,
+        )
+    )
+    await asyncio.wait((task, bound), return_when=asyncio.FIRST_COMPLETED, timeout=20)
+    if task.done():
+        task.result()
+    addresses = bound.result()
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    try:
+        async with (
+            httpx.AsyncClient(base_url=addresses.data_url, timeout=20) as client,
+            httpx.AsyncClient(base_url=addresses.admin_url, timeout=20, headers=headers) as admin,
+        ):
+            yield Running(client, admin, replicas, caught[0], addresses, shutdown, task)
+    finally:
+        shutdown.set()
+        await asyncio.wait_for(task, 20)
+
+
+class Start:
+    """Starts proxies for one test and stops them after it."""
+
+    def __init__(self, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._stack = stack
+        self._monkeypatch = monkeypatch
+
+    async def replica(self, *scripts: Script) -> FakeReplica:
+        return await self._stack.enter_async_context(running(*scripts))
+
+    async def proxy(self, config: Config, replicas: list[FakeReplica], **options: Any) -> Running:
+        return await self._stack.enter_async_context(proxy_for(config, self._monkeypatch, replicas, **options))
+
+    async def fleet(self, *scripts: list[Script], proxy: Proxy = QUIET, **limits: Any) -> Running:
+        """One replica per list of scripts, and a proxy that asks them in order."""
+        replicas = [await self.replica(*script) for script in scripts]
+        return await self.proxy(config_for(replicas, proxy, **limits), replicas)
+
+
+@pytest.fixture
+async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+    async with AsyncExitStack() as stack:
+        yield Start(stack, monkeypatch)
+
+
+def with_replica(config: Config, index: int, **changes: Any) -> Config:
+    """`config` with one replica changed."""
+    rows = list(config.replicas)
+    rows[index] = replace(rows[index], **changes)
+    return replace(config, replicas=tuple(rows))

@@ -1,0 +1,172 @@
+"""A replica whose behaviour a test scripts request by request, and a client that sees every byte and its time.
+
+The replica is a real server on a real socket, so that refusals, resets and half-sent answers are the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+Script = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
+
+
+def event(payload: object) -> bytes:
+    return b"data: " + json.dumps(payload).encode() + b"\n\n"
+
+
+def delta(text: str) -> bytes:
+    return event({"choices": [{"index": 0, "delta": {"content": text}}]})
+
+
+ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+DONE = b"data: [DONE]\n\n"
+USAGE = event(
+    {
+        "choices": [],
+        "usage": {"prompt_tokens": 12, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}},
+    }
+)
+
+
+@dataclass
+class Seen:
+    """One request as it reached the replica."""
+
+    path: str
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+
+    def header(self, name: str) -> list[str]:
+        return [value.decode() for key, value in self.headers if key.decode().lower() == name]
+
+
+@dataclass
+class FakeReplica:
+    """Scripted; the last script repeats."""
+
+    scripts: list[Script] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    #: Set when a request has arrived, and when one was ended by its client.
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    dropped: asyncio.Event = field(default_factory=asyncio.Event)
+    #: A script that hangs waits for this.
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    pings: int = 0
+    metrics: str | None = None
+    loads: object = None
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.seen.append(Seen(request.path, request.raw_headers, body))
+        self.arrived.set()
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        try:
+            return await script(request, body)
+        except (asyncio.CancelledError, ConnectionError):
+            self.dropped.set()
+            raise
+
+    async def ping(self, request: web.Request) -> web.Response:
+        self.pings += 1
+        return web.Response()
+
+    async def get_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(status=404) if self.metrics is None else web.Response(text=self.metrics)
+
+    async def get_loads(self, request: web.Request) -> web.Response:
+        return web.Response(status=404) if self.loads is None else web.json_response(self.loads)
+
+
+@asynccontextmanager
+async def running(*scripts: Script) -> AsyncIterator[FakeReplica]:
+    """A replica that listens until the end of the block."""
+    replica = FakeReplica(list(scripts))
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_get("/ping", replica.ping)
+    app.router.add_get("/metrics", replica.get_metrics)
+    app.router.add_get("/v1/loads", replica.get_loads)
+    app.router.add_route("*", "/{path:.*}", replica.handle)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    replica.port = runner.addresses[0][1]
+    try:
+        yield replica
+    finally:
+        replica.release.set()
+        await runner.cleanup()
+
+
+def stream(*chunks: bytes, headers: dict[str, str] | None = None, hold: FakeReplica | None = None) -> Script:
+    """An event stream of these chunks, each written by itself."""
+
+    async def script(request: web.Request, body: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", **(headers or {})})
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(chunk)
+        await response.write_eof()
+        return response
+
+    return script
+
+
+def answer(status: int, body: bytes = b"{}", headers: dict[str, str] | None = None) -> Script:
+    """A whole answer with its length."""
+
+    async def script(request: web.Request, _: bytes) -> web.StreamResponse:
+        return web.Response(status=status, body=body, headers={"content-type": "application/json", **(headers or {})})
+
+    return script
+
+
+def hang_before(replica_of: Callable[[], FakeReplica], *chunks: bytes, rest: Sequence[bytes] = ()) -> Script:
+    """Sends `chunks` (headers only if there are any), then nothing until released."""
+
+    async def script(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        if chunks:
+            await response.prepare(request)
+            for chunk in chunks:
+                await response.write(chunk)
+        await replica_of().release.wait()
+        if not chunks:
+            await response.prepare(request)
+        for chunk in rest:
+            await response.write(chunk)
+        return response
+
+    return script
+
+
+def reset_after(*chunks: bytes, headers: dict[str, str] | None = None) -> Script:
+    """Sends `chunks`, then resets the connection."""
+
+    async def script(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", **(headers or {})})
+        if chunks or headers:
+            await response.prepare(request)
+        for chunk in chunks:
+            await response.write(chunk)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    return script
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}], **fields}).encode()
