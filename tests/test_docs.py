@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import pytest
 import typer.main
@@ -19,6 +20,8 @@ from gorgo.cli.wiring import read_weights_file
 from gorgo.config.model import Config
 from gorgo.core.weights import Weights
 from gorgo.policies.registry import POLICIES
+from gorgo.proxy.admin import Admin
+from gorgo.proxy.app import HOT_ROUTES, data_app
 from gorgo.proxy.metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
@@ -169,6 +172,38 @@ def test_weights_file_in_the_readme_is_one(tmp_path: Path) -> None:
     (tmp_path / "weights.json").write_text(example)
     policy, values = read_weights_file(tmp_path / "weights.json")
     assert Weights.of(POLICIES[policy].weight_specs, values)["w_rtt"] == json.loads(example)["weights"]["w_rtt"]
+
+
+def test_commands_in_the_readme_s_blocks_are_spelt_right() -> None:
+    known = {name: {option for p in command.params for option in p.opts} for name, command in commands()}
+    shell = "".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL))
+    lines = [shlex.split(line, comments=True) for line in re.findall(r"^(?:\$ )?gorgo (.*)", shell, re.MULTILINE)]
+    assert len(lines) >= 6
+    for words in lines:
+        assert words[0] in known, words
+        assert {word for word in words if word.startswith("--")} <= known[words[0]], words
+
+
+# -- HTTP
+
+
+def test_every_route_of_the_data_listener_has_a_row() -> None:
+    routes = data_app(cast(Any, None)).routes  # the table is made without looking at the state
+    found = {f"{'POST' if route.path in HOT_ROUTES else 'GET'} {route.path}" for route in routes}
+    assert {code(row[0])[0] for row in table_after("Clients speak to the data listener.")} == found
+
+
+def test_every_route_of_the_admin_listener_has_a_row() -> None:
+    routes = Admin(cast(Any, None), None).routes()
+    found = {f"{method} {route.path}" for route in routes for method in (route.methods or set()) - {"HEAD"}}
+    documented = {code(row[0])[0] for row in table_after("Operators speak to the admin listener")}
+    assert documented == {path.replace(":path", "") for path in found}
+
+
+def test_every_response_header_has_a_row() -> None:
+    source = (ROOT / "gorgo/proxy/exchange.py").read_text()
+    documented = [code(row[0])[0] for row in rows("header", "meaning")]
+    assert set(documented) == set(re.findall(r'b"(x-[a-z-]+)"', source))
 
 
 # -- map and files

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 def lint(root: Path) -> subprocess.CompletedProcess[str]:
     """Runs import-linter on the tree at `root`, whose packages go before the installed ones."""
-    command = [Path(sys.executable).with_name("lint-imports"), "--config", root / "pyproject.toml", "--no-cache"]
+    program = str(Path(sys.executable).with_name("lint-imports"))
+    command = [program, "--config", str(root / "pyproject.toml"), "--no-cache"]
     environ = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=50, check=False)
 

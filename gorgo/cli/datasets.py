@@ -12,7 +12,7 @@ import typer
 from gorgo.cli import options
 from gorgo.cli.tables import table
 
-app = typer.Typer(help="Traces: list those that come along, describe any, generate new ones.", no_args_is_help=True)
+app = typer.Typer(help="List, describe and generate traces.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -29,7 +29,10 @@ def list_datasets(as_json: options.Json = False) -> None:
 
 @app.command()
 def describe(trace: options.Trace, as_json: options.Json = False) -> None:
-    """Show how many requests a trace has, how long they are, and how much of them an ideal cache could reuse."""
+    """Show what is in a trace.
+
+    Requests, their lengths, and the share of blocks that an ideal cache could reuse.
+    """
     from gorgo.apps.datasets import describe_trace
     from gorgo.apps.traces import TraceFilters, load_trace
     from gorgo.errors import TraceError
@@ -52,7 +55,10 @@ def generate(
         int | None, typer.Option(min=0, show_default=False, help="Instead of the one in the shape.")
     ] = None,
 ) -> None:
-    """Make a trace of a given shape; the same shape and seed give the same bytes everywhere."""
+    """Make a trace of a given shape.
+
+    The same shape and seed give the same bytes everywhere.
+    """
     from gorgo.apps.datasets import datasets, read_shape, write_trace
 
     shipped = {one.name: one.shape for one in datasets()}

@@ -25,7 +25,11 @@ def check(
     live: Annotated[bool, typer.Option("--live", help="Also reach every replica.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Validate regions.yaml and name everything wrong with it; with --live, reach every replica."""
+    """Validate regions.yaml.
+
+    Everything wrong with it is listed with its place, line and value. With --live every replica is reached as well,
+    and the exit code is 1 if one is not.
+    """
     from gorgo.cli.reach import reach_all
     from gorgo.cli.wiring import compose_policy
     from gorgo.config.load import load_config
@@ -48,7 +52,10 @@ def check(
 
 
 def policies(as_json: options.Json = False) -> None:
-    """List the routing policies: the unit of their cost, their weights, the index they want."""
+    """List the routing policies.
+
+    With the unit of their cost, the prefix index they want, and their weights with their boxes.
+    """
     from gorgo.policies.registry import make_policy, policy_names
 
     made = [make_policy(name) for name in policy_names()]
@@ -62,7 +69,10 @@ def policies(as_json: options.Json = False) -> None:
 def status(
     url: options.AdminUrl = options.ADMIN_URL, token: options.AdminToken = None, as_json: options.Json = False
 ) -> None:
-    """Show the fleet as the proxy sees it, by its admin listener."""
+    """Show the fleet as the proxy sees it.
+
+    Asks its admin listener; `-` is unknown or stale.
+    """
     import httpx
 
     address = f"{url.rstrip('/')}/admin/fleet"

@@ -42,7 +42,11 @@ def replay(
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
-    """Replay a trace through a running router, on time whatever becomes of earlier requests, and sum it up."""
+    """Replay a trace through a running router.
+
+    Requests are sent when the trace says, whatever became of earlier ones; a table sums it up. The exit code is 1 if
+    any request failed.
+    """
     from gorgo.apps.replay.options import ReplayOptions
     from gorgo.apps.replay.run import replay_command
 
@@ -84,7 +88,11 @@ def demo(
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
-    """Three simulated regions, a proxy, a trace, several policies in turn, and a table: the whole thing at once."""
+    """Show the whole thing at once.
+
+    Three simulated regions, a proxy, a trace, several policies in turn on fresh fleets, and a table. It starts and
+    stops its own processes and leaves nothing behind but --out.
+    """
     from gorgo.apps.demo.options import DEFAULT_POLICIES, DemoOptions
     from gorgo.apps.demo.run import run_demo
     from gorgo.policies.registry import make_policy

@@ -30,11 +30,17 @@ def serve(
     ] = None,
     seed: options.MaybeSeed = None,
 ) -> None:
-    """Run the regional proxy: clients speak OpenAI or SGLang to it, it picks the replica."""
+    """Run the regional proxy.
+
+    Clients speak OpenAI or SGLang to it, and it picks the replica. SIGTERM lets running streams finish and ends it.
+    """
     import secrets
+
+    import uvloop
 
     from gorgo.cli.wiring import compose_policy
     from gorgo.config.load import load_config
+    from gorgo.proxy.logs import set_up_logs
     from gorgo.proxy.server import ServerAddresses
     from gorgo.proxy.server import serve as run_proxy
 
@@ -45,10 +51,12 @@ def serve(
         typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will refuse every request", err=True)
 
     def ready(addresses: ServerAddresses) -> None:
-        typer.echo(f"gorgo serve listening on {addresses.data} (admin {addresses.admin})")
+        typer.echo(f"gorgo serve listening on {addresses.data_url} (admin {addresses.admin_url})")
 
-    run_until_stopped(
-        lambda stop: run_proxy(
+    set_up_logs()
+    # No event to stop by: the proxy itself minds the signals, because a second one ends its grace period.
+    uvloop.run(
+        run_proxy(
             loaded,
             policy=chosen,
             weights=values,
@@ -57,7 +65,6 @@ def serve(
             key=secrets.randbits(63),
             seed=secrets.randbits(63) if seed is None else seed,
             ready=ready,
-            shutdown=stop,
         )
     )
 
@@ -80,7 +87,10 @@ def engine(
         int | None, typer.Option(min=0, show_default=False, help="Of the jitter. Default: simulation.seed.")
     ] = None,
 ) -> None:
-    """Run one simulated SGLang replica over HTTP, its region's round trip included."""
+    """Run one simulated SGLang replica.
+
+    It answers over HTTP, after the round trip to its region, and needs no GPU.
+    """
     from gorgo.apps.engine_server import run_engine
     from gorgo.config.load import load_config
     from gorgo.sim.profiles import find_profile

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from gorgo.cli.wiring import compose_policy, read_weights_file
 from gorgo.config.load import load_config
+from gorgo.config.model import EngineName
+from gorgo.engines.registry import DIALECTS
 from gorgo.errors import ConfigError
 
 SOURCE = Path(__file__).parents[2] / "regions.yaml"
@@ -73,3 +76,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 def test_missing_weights_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_weights_file(tmp_path / "none.json")
+
+
+def test_every_engine_that_the_configuration_allows_has_a_dialect_and_the_other_way_round() -> None:
+    assert set(get_args(EngineName)) == set(DIALECTS)

@@ -1,0 +1,242 @@
+"""The commands in this process: what they print, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner, Result
+
+import gorgo
+from gorgo.cli import app
+from gorgo.cli.looking import fleet_table
+from gorgo.policies.registry import POLICIES
+
+REGIONS = Path(__file__).parents[2] / "regions.yaml"
+SHAPE = """\
+seed = 1
+duration_s = 5.0
+applications = 2
+application_tokens = 1024
+conversations = 3
+ramp_s = 1.0
+turns_mean = 4.0
+think_s_min = 0.5
+think_s_mean = 0.5
+history_median = 2000
+history_sigma = 0.5
+turn_median = 200
+turn_sigma = 0.5
+output_median = 50
+output_sigma = 0.5
+output_max = 64
+single_per_s = 1.0
+single_median = 500
+single_sigma = 0.5
+input_max = 8000
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GORGO_CONFIG", "GORGO_ADMIN_URL", "GORGO_ADMIN_TOKEN", "GORGO_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def refused(*words: str | Path) -> str:
+    """What a command that cannot do its work says: exit 2, one message on stderr, nothing on stdout."""
+    result = run(*words)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def paths(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, inner in getattr(command or typer.main.get_command(app), "commands", {}).items():
+        yield from paths(inner, (*path, name))
+
+
+@pytest.mark.parametrize("path", list(paths()), ids=" ".join)
+def test_every_command_explains_itself(path: tuple[str, ...]) -> None:
+    result = run(*path, "--help")
+    assert result.exit_code == 0
+    assert " ".join(["gorgo", *path]) in result.output.replace("root", "gorgo")
+
+
+def test_help_of_replay_says_which_way_the_time_scale_goes() -> None:
+    words = " ".join(run("replay", "--help").output.split())
+    assert "2.0 is the same trace in twice the time, half the load" in words
+
+
+def test_version_is_the_package_s() -> None:
+    assert run("--version").stdout == f"gorgo {gorgo.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [("nonsense",), ("check", "--nonsense"), ("replay",), ("engine", "--port", "70000")])
+def test_bad_usage_is_exit_code_2(words: tuple[str, ...]) -> None:
+    assert refused(*words)
+
+
+INVALID = {
+    "unknown key": ("proxy:", "proxxy:", r"proxxy \(line 8\): unknown key \(did you mean 'proxy'\?\)"),
+    "bad url": ("http://127.0.0.1:30001", "30001", r"replicas\[1\]\.url \(line 38\): 30001; expected text"),
+    "duplicate name": (
+        "name: ap-seoul-0",
+        "name: us-ashburn-0",
+        r"replicas\[2\]\.name \(line \d+\): \"us-ashburn-0\" is",
+    ),
+    "negative rtt": (
+        "ap-seoul: 180",
+        "ap-seoul: -180",
+        r"simulation\.rtt_ms\.ap-seoul \(line \d+\): -180; expected a num",
+    ),
+    "wrong type": (
+        "max_attempts: 3",
+        "max_attempts: three",
+        r"limits\.max_attempts \(line \d+\): 'three'; expected a wh",
+    ),
+    "unknown policy": ("policy: gorgo", "policy: grogo", r"proxy\.policy and proxy\.weights: no policy named 'grogo'"),
+    "weight outside": ("w_rtt: 0.5", "w_rtt: 50", r"weight 'w_rtt' is 50\.0; expected a number in \[0\.05, 2\]"),
+    "unknown profile": ("profile: 2x", "profile: 3x", "no engine profile '3xL40S"),
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_check_refuses_a_bad_regions_file_and_says_where(tmp_path: Path, case: str) -> None:
+    old, new, expected = INVALID[case]
+    text = REGIONS.read_text()
+    assert old in text
+    (tmp_path / "regions.yaml").write_text(text.replace(old, new, 1))
+    assert re.search(expected, refused("check", "--config", tmp_path / "regions.yaml"))
+
+
+@pytest.mark.parametrize("text", ["", "{", "- a", "\x00"])
+@pytest.mark.parametrize("command", [("check",), ("serve",), ("engine", "--replica", "a")], ids=" ".join)
+def test_every_command_with_a_configuration_refuses_what_is_none(
+    tmp_path: Path, command: tuple[str, ...], text: str
+) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    assert "bad.yaml: 1 error\n  the file (line" in refused(*command, "--config", tmp_path / "bad.yaml")
+
+
+def test_check_of_the_shipped_file_says_what_is_in_it() -> None:
+    result = run("check", "--config", REGIONS)
+    assert result.exit_code == 0
+    assert result.stdout == f"{REGIONS}: ok, 3 replicas in 3 regions, policy gorgo\n"
+
+
+def test_configuration_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GORGO_CONFIG", str(tmp_path / "elsewhere.yaml"))
+    assert "elsewhere.yaml: cannot be read: No such file" in refused("check")
+
+
+def test_live_check_names_the_replica_that_is_not_there(tmp_path: Path) -> None:
+    text = re.sub(r"http://127\.0\.0\.1:\d+", "http://127.0.0.1:1", REGIONS.read_text())
+    (tmp_path / "regions.yaml").write_text(text.replace("# api_key_env: US_KEY ", "api_key_env: KEY_THAT_IS_NOT_SET "))
+    result = run("check", "--live", "--json", "--config", tmp_path / "regions.yaml")
+    assert result.exit_code == 1
+    replicas = json.loads(result.stdout)["replicas"]
+    assert replicas[0]["error"] == "the environment variable KEY_THAT_IS_NOT_SET is not set"
+    assert replicas[1]["error"].startswith("ConnectError")
+    assert "3 of 3 replicas cannot be reached" in result.stderr
+
+
+def test_policies_are_listed_with_their_weights() -> None:
+    listed = run("policies").stdout.splitlines()
+    assert [line.split()[0] for line in listed[1:]] == list(POLICIES)
+    assert "w_rtt=0.5 [0.05, 2], w_queue=0.1 [0.05, 0.5]" in listed[1]
+    as_json = json.loads(run("policies", "--json").stdout)
+    assert [policy["name"] for policy in as_json] == list(POLICIES)
+    assert as_json[0]["weights"][0] == {"name": "w_rtt", "default": 0.5, "low": 0.05, "high": 2.0}
+
+
+def test_status_without_a_proxy_fails_and_asks_the_right_question() -> None:
+    result = run("status", "--url", "http://127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "http://127.0.0.1:1/admin/fleet" in result.stderr
+    assert "is `gorgo serve` running there?" in result.stderr
+
+
+def test_fleet_table_shows_unknown_as_unknown() -> None:
+    shown = fleet_table([{"name": "a", "rtt_ms": None, "used_tokens": 12345.0}, {"name": "b", "rtt_ms": 2.04}])
+    first, second = shown.splitlines()[1:]
+    assert "12,345" in first
+    assert first.split()[:4] == ["a", "-", "-", "-"]
+    assert "2.0" in second
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("engine", "--replica", "nobody"), "no replica named 'nobody'; there are: us-ashburn-0,"),
+        (("engine", "--replica", "us-ashburn-0", "--profile", "abacus"), "no engine profile 'abacus'; there are"),
+        (("serve", "--policy", "abacus"), "no policy named 'abacus'; there are: gorgo,"),
+        (("serve", "--bind", "here"), "expected host:port"),
+        (("serve", "--weights", "none.json"), "none.json: cannot be read as weights"),
+    ],
+)
+def test_names_and_addresses_that_are_wrong_are_refused_before_anything_starts(
+    words: tuple[str, ...], expected: str
+) -> None:
+    message = " ".join(refused(*words, "--config", REGIONS).split())
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("replay", "no-such-trace"), "No such file"),
+        (("replay", str(REGIONS)), "is not JSON"),
+        (("replay", "t", "--start", "1:99"), "'1:99' is no offset"),
+        (("replay", "t", "--time-scale", "0"), "--time-scale 0.0: expected a number greater than 0"),
+        (("replay", "t", "--time-scale", "nan"), "--time-scale nan"),
+        (("replay", "t", "--spread", "inf"), "--spread inf"),
+        (("replay", "t", "--limit", "0"), "'--limit'"),
+        (("demo", "--policy", "abacus"), "no policy named 'abacus'"),
+        (("datasets", "describe", "no-such-trace"), "No such file"),
+        (("datasets", "generate", "no-such-shape", "--out", "x"), "No such file"),
+    ],
+)
+def test_traces_and_filters_that_are_wrong_are_refused(words: tuple[str, ...], expected: str) -> None:
+    assert expected in refused(*words)
+
+
+def test_generated_trace_is_the_same_every_time_and_can_be_described(tmp_path: Path) -> None:
+    (tmp_path / "shape.toml").write_text(SHAPE)
+    for name in ("one.jsonl.gz", "two.jsonl.gz"):
+        assert run("datasets", "generate", tmp_path / "shape.toml", "--out", tmp_path / name).exit_code == 0
+    assert (tmp_path / "one.jsonl.gz").read_bytes() == (tmp_path / "two.jsonl.gz").read_bytes()
+    figures = json.loads(run("datasets", "describe", tmp_path / "one.jsonl.gz", "--json").stdout)
+    assert figures["requests"] > 0
+    assert "input_p95" in run("datasets", "describe", tmp_path / "one.jsonl.gz").stdout
+
+
+def test_other_seed_makes_another_trace(tmp_path: Path) -> None:
+    (tmp_path / "shape.toml").write_text(SHAPE)
+    for seed in ("1", "2"):
+        run("datasets", "generate", tmp_path / "shape.toml", "--seed", seed, "--out", tmp_path / f"{seed}.jsonl")
+    assert (tmp_path / "1.jsonl").read_bytes() != (tmp_path / "2.jsonl").read_bytes()
+
+
+def test_datasets_are_listed_as_a_table_and_as_json() -> None:
+    names = [one["name"] for one in json.loads(run("datasets", "list", "--json").stdout)]
+    assert [line.split()[0] for line in run("datasets", "list").stdout.splitlines()[1:]] == names
+
+
+def test_help_does_not_pay_for_what_it_does_not_use() -> None:
+    heavy = ("numpy", "pydantic", "httpx", "aiohttp", "yaml", "starlette")
+    code = f"import sys, gorgo.cli; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

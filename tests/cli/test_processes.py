@@ -1,0 +1,130 @@
+"""Real processes: engines, proxy and the official client as the README has them, started and stopped by signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gorgo.config.load import load_config
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "token-of-a-test"
+#: A first start compiles nothing and loads little, but two cores are shared with other tests.
+STOP_TIMEOUT_S = 30.0
+
+
+def gorgo(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "gorgo", *map(str, words)]
+
+
+def environ() -> dict[str, str]:
+    return {**os.environ, "GORGO_ADMIN_TOKEN": TOKEN, "PYTHONUNBUFFERED": "1"}
+
+
+@contextlib.contextmanager
+def running(pattern: str, *words: str | Path) -> Iterator[tuple[re.Match[str], subprocess.Popen[str]]]:
+    """A process that has said the line it says when it is ready; killed if the test leaves it running."""
+    process = subprocess.Popen(gorgo(*words), stdout=subprocess.PIPE, text=True, env=environ())
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        said = re.fullmatch(pattern, line.rstrip("\n"))
+        assert said is not None, line
+        yield said, process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def stopped(process: subprocess.Popen[str], by: signal.Signals) -> int:
+    process.send_signal(by)
+    return process.wait(STOP_TIMEOUT_S)
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_engine_says_where_it_listens_and_stops_with_exit_code_0(by: signal.Signals) -> None:
+    words = ("engine", "--replica", "us-ashburn-0", "--config", ROOT / "regions.yaml", "--port", "0")
+    with running(r"gorgo engine us-ashburn-0 listening on http://127\.0\.0\.1:\d+", *words) as (_, process):
+        assert stopped(process, by) == 0
+
+
+def test_engine_without_a_round_trip_to_its_region_is_refused(tmp_path: Path) -> None:
+    text = (ROOT / "regions.yaml").read_text().replace("ap-seoul: 180", "").replace("95, }", "95}")
+    (tmp_path / "regions.yaml").write_text(text)
+    words = gorgo("engine", "--replica", "ap-seoul-0", "--config", tmp_path / "regions.yaml", "--port", "0")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=STOP_TIMEOUT_S, check=False)
+    assert done.returncode == 2
+    assert "simulation.rtt_ms.ap-seoul: missing; expected the mean round trip" in done.stderr
+
+
+def test_port_that_is_taken_is_told_without_a_traceback() -> None:
+    words = ("engine", "--replica", "us-ashburn-0", "--config", ROOT / "regions.yaml", "--port")
+    with running(r"gorgo engine us-ashburn-0 listening on http://127\.0\.0\.1:(\d+)", *words, "0") as (said, _):
+        done = subprocess.run(
+            gorgo(*words, said[1]), capture_output=True, text=True, timeout=STOP_TIMEOUT_S, check=False
+        )
+    assert done.returncode == 1
+    assert "address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@contextlib.contextmanager
+def fleet(folder: Path) -> Iterator[tuple[str, str, Path, subprocess.Popen[str]]]:
+    """The quick start: the shipped file's three engines and the proxy, on free ports. Addresses, file, proxy."""
+    text = (ROOT / "regions.yaml").read_text()
+    with contextlib.ExitStack() as stack:
+        for replica in load_config(ROOT / "regions.yaml").replicas:
+            words = ("engine", "--replica", replica.name, "--config", ROOT / "regions.yaml", "--port", "0")
+            said, _ = stack.enter_context(running(rf"gorgo engine {replica.name} listening on (http://\S+)", *words))
+            text = text.replace(replica.url, said[1])
+        (folder / "regions.yaml").write_text(text)
+        serve = ("serve", "--config", folder / "regions.yaml", "--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0")
+        ready = r"gorgo serve listening on (http://\S+) \(admin (http://\S+)\)"
+        said, proxy = stack.enter_context(running(ready, *serve))
+        yield said[1], said[2], folder / "regions.yaml", proxy
+
+
+def test_quick_start_of_the_readme_works(tmp_path: Path) -> None:
+    with fleet(tmp_path) as (url, admin_url, config, proxy):
+        (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        script = block.replace("http://127.0.0.1:8080", url)
+        assert script != block
+        answer = output([sys.executable, "-c", script])
+        assert len(answer) == 8 * 4  # eight tokens of four bytes
+
+        assert "us-ashburn-0" in output(gorgo("check", "--live", "--config", config))
+
+        shown = json.loads(output(gorgo("status", "--json", "--url", admin_url)))
+        assert sum(replica["attempts"] for replica in shown["replicas"]) == 1
+        table = output(gorgo("status", "--url", admin_url)).splitlines()
+        assert [line.split()[0] for line in table] == ["replica", *(replica["name"] for replica in shown["replicas"])]
+
+        refused = {**environ(), "GORGO_ADMIN_TOKEN": "another"}
+        done = subprocess.run(
+            gorgo("status", "--url", admin_url), env=refused, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "is GORGO_ADMIN_TOKEN right?" in done.stderr
+
+        words = ("--url", url, "--limit", "5", "--max-output", "4", "--time-scale", "0.1", "--out", tmp_path / "out")
+        (row,) = json.loads(output(gorgo("replay", "chat-small", "--json", *words)))
+        assert (row["n"], row["errors"], row["policy"]) == (5, 0, "gorgo")
+        assert len((tmp_path / "out" / "requests.jsonl").read_text().splitlines()) == 5
+
+        assert stopped(proxy, signal.SIGTERM) == 0
+
+
+def output(words: list[str]) -> str:
+    """stdout of a command that succeeds."""
+    done = subprocess.run(words, env=environ(), capture_output=True, text=True, timeout=STOP_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
