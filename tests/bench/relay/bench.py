@@ -45,9 +45,8 @@ def run(plan: scenarios.Plan) -> None:
         runs = _measured(plan, relays)
     for relay in relays:
         print(f"{relay.name}: {relay.version}" if relay.version else f"{relay.name}: the engine itself, no relay")
-    print(
-        f"{plan.rounds} rounds, medians; {time.monotonic() - started_s:.0f} s; a p99 is about the second worst of a round\n"
-    )
+    took_s = time.monotonic() - started_s
+    print(f"{plan.rounds} rounds, medians; a p99 is about a round's second worst; took {took_s:.0f} s\n")
     print(report.table(runs), report.budgets(runs), *report.faults(runs), sep="\n\n")
 
 
