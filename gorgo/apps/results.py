@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,24 +116,22 @@ _COLUMNS = (
 )
 
 
-CAPTION = (
-    "hit: share of prompt tokens found in cache, as engines report it and as the router believed; share: {replicas}"
-)
+HITS = "hit: share of prompt tokens found in cache, as engines report it and as the router believed"
 
 
-def results_table(rows: Sequence[ResultRow]) -> Table:
+def results_table(rows: Sequence[ResultRow]) -> Group:
     """The rows side by side, the best of each measure in bold; shares in the order of the replicas' names."""
     replicas = sorted({name for row in rows for name in row.share})
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0), pad_edge=False, caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0), pad_edge=False)
     table.add_column("policy", no_wrap=True, vertical="bottom")
     for column in _COLUMNS:
         table.add_column(column.title, justify="right", no_wrap=True)
     table.add_column("share\n%", no_wrap=True, vertical="bottom")
-    table.caption = CAPTION.format(replicas=" / ".join(replicas) or "unknown")
     columns = [column.cells(rows) for column in _COLUMNS]
     for row, *cells in zip(rows, *columns, strict=True):
         table.add_row(row.policy or "-", *cells, _shares(row, replicas))
-    return table
+    shares = f"; share: {' / '.join(replicas)}" if replicas else ""
+    return Group(table, Text(f"\n{HITS}{shares}", style="dim"))
 
 
 def _shares(row: ResultRow, replicas: Sequence[str]) -> str:

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gorgo.apps.demo import DemoOptions, run_demo
+from gorgo.apps.traces import TraceFilters
+from gorgo.errors import TraceError
+
+
+def test_the_demo_runs_each_policy_on_a_fleet_of_real_processes(tmp_path: Path) -> None:
+    options = DemoOptions(
+        policies=("gorgo", "random"),
+        filters=TraceFilters(limit=8, max_input=3000, max_output=4),
+        time_scale=0.1,
+        out=tmp_path,
+        show_progress=False,
+    )
+    rows = run_demo(options)
+    assert [(row.policy, row.n, row.errors) for row in rows] == [("gorgo", 8, 0), ("random", 8, 0)]
+    assert sum(rows[1].share.values()) == pytest.approx(1.0)
+    assert set(rows[1].share) <= {"ashburn-0", "frankfurt-0", "seoul-0"}
+    assert rows[0].weights == {"w_rtt": 0.5, "w_queue": 0.1}
+    assert rows[0].cache_hit_believed is not None
+    assert json.loads((tmp_path / "results.json").read_text())[1]["policy"] == "random"
+    assert (tmp_path / "gorgo" / "requests.jsonl").exists()
+
+
+def test_a_trace_that_cannot_be_read_is_told_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="nowhere"):
+        run_demo(DemoOptions(trace=tmp_path / "nowhere.jsonl"))
+
+
+def test_a_demo_that_is_ended_in_the_middle_ends_its_processes_and_leaves_nothing(tmp_path: Path) -> None:
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "gorgo", "demo", "--policy", "gorgo"]
+    demo = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        children = _children_once_serving(demo.pid, tmp_path)
+        demo.send_signal(signal.SIGTERM)
+        demo.wait(timeout=20)
+    finally:
+        demo.kill()
+        demo.wait()
+    assert len(children) == 4
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert list(tmp_path.iterdir()) == []
+
+
+def _children_once_serving(pid: int, folder: Path) -> list[int]:
+    """The four processes, as soon as the proxy has said that it listens."""
+    deadline_s = time.monotonic() + 40
+    while time.monotonic() < deadline_s:
+        logs = list(folder.glob("gorgo-demo-*/*/serve.log"))
+        if logs and "listening" in logs[0].read_text():
+            return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        time.sleep(0.05)
+    raise AssertionError("the demo's proxy did not start")
