@@ -1,0 +1,95 @@
+"""A proxy in this process before real engines, and what a test asks its admin listener."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from gorgo.config.model import Config, EngineName, Limits, Proxy, Region, Replica
+from gorgo.policies.registry import make_policy
+from gorgo.proxy.server import ServerAddresses, serve
+
+_TOKEN = "token-of-a-test"
+_START_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The running proxy."""
+
+    url: str
+    admin: httpx.AsyncClient
+
+    async def fleet(self) -> list[dict[str, Any]]:
+        answer = await self.admin.get("/admin/fleet")
+        answer.raise_for_status()
+        rows: list[dict[str, Any]] = answer.json()["replicas"]
+        return rows
+
+    async def ledger(self) -> dict[str, int]:
+        """Everything that the router still holds reserved, summed over replicas."""
+        rows = await self.fleet()
+        names = ("in_flight_requests", "in_flight_tokens", "queued_prefill_tokens")
+        return {name: sum(row[name] for row in rows) for name in names}
+
+    async def samples(self) -> list[dict[str, Any]]:
+        answer = await self.admin.get("/admin/samples")
+        answer.raise_for_status()
+        rows: list[dict[str, Any]] = answer.json()["samples"]
+        return rows
+
+
+@asynccontextmanager
+async def served(
+    replicas: Mapping[str, str], *, engine: EngineName = "llamacpp", policy: str = "gorgo", limits: Limits | None = None
+) -> AsyncIterator[Served]:
+    """A proxy before `replicas` (name to URL), all in one region, on free ports of loopback."""
+    stop = asyncio.Event()
+    started: asyncio.Future[ServerAddresses] = asyncio.get_running_loop().create_future()
+    config = _config(replicas, engine=engine, policy=policy, limits=limits or Limits(shutdown_grace_s=2.0))
+    running = asyncio.create_task(
+        serve(
+            config,
+            policy=make_policy(policy),
+            weights=None,
+            admin_token=_TOKEN,
+            environ={},
+            key=1,
+            seed=1,
+            ready=started.set_result,
+            shutdown=stop,
+        )
+    )
+    try:
+        await asyncio.wait({running, started}, timeout=_START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
+        addresses = await started
+        headers = {"authorization": f"Bearer {_TOKEN}"}
+        async with httpx.AsyncClient(base_url=addresses.admin_url, headers=headers) as admin:
+            yield Served(url=addresses.data_url, admin=admin)
+    finally:
+        stop.set()
+        await running
+
+
+def _config(replicas: Mapping[str, str], *, engine: EngineName, policy: str, limits: Limits) -> Config:
+    return Config(
+        proxy=Proxy(region="here", policy=policy, bind="127.0.0.1:0", admin_bind="127.0.0.1:0"),
+        regions=(Region(name="here"),),
+        replicas=tuple(Replica(name=name, region="here", url=url, engine=engine) for name, url in replicas.items()),
+        limits=limits,
+    )
+
+
+async def eventually(holds: Callable[[], Any], *, within_s: float = 5.0) -> None:
+    """Asks a process of its own, which has no event to wait for, until `holds` or the time is over."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not await asyncio.to_thread(holds):
+        assert asyncio.get_running_loop().time() < deadline, f"not within {within_s} s"
+        await asyncio.sleep(0.01)

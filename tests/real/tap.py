@@ -1,0 +1,120 @@
+"""A relay between the proxy and one engine that notes what passes: the witness of what the engine really sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import h11
+
+
+@dataclass(slots=True)
+class TappedConnection:
+    """One connection from the proxy to the engine."""
+
+    requests: bytearray = field(default_factory=bytearray)
+    answers: bytearray = field(default_factory=bytearray)
+    #: Who closed it first; empty while it is open.
+    closed_by: str = ""
+
+    def last_body(self) -> bytes:
+        """Body of the last answer on this connection, without its chunked framing."""
+        bodies = list(_bodies(bytes(self.answers)))
+        return bodies[-1]
+
+    def count(self, request_line: bytes) -> int:
+        return self.requests.count(request_line)
+
+
+@dataclass(slots=True)
+class Tap:
+    """Listens in an engine's place."""
+
+    url: str
+    connections: list[TappedConnection] = field(default_factory=list)
+
+    def count(self, request_line: bytes) -> int:
+        return sum(connection.count(request_line) for connection in self.connections)
+
+    def carrying(self, request_line: bytes) -> list[TappedConnection]:
+        """Connections that carried a request which starts like this."""
+        return [connection for connection in self.connections if connection.count(request_line)]
+
+
+@asynccontextmanager
+async def tapped(engine_url: str) -> AsyncIterator[Tap]:
+    """A tap before the engine at `engine_url`; every connection is closed at the end."""
+    target = urlsplit(engine_url)
+    tap = Tap(url="")
+    relays: set[asyncio.Task[None]] = set()
+
+    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = TappedConnection()
+        tap.connections.append(connection)
+        relays.add(asyncio.create_task(_relay(connection, reader, writer, str(target.hostname), target.port or 80)))
+
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+    tap.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield tap
+    finally:
+        server.close()
+        for task in relays:
+            task.cancel()
+        await asyncio.gather(*relays, return_exceptions=True)
+
+
+async def _relay(
+    connection: TappedConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int
+) -> None:
+    engine_reader, engine_writer = await asyncio.open_connection(host, port)
+    try:
+        await asyncio.gather(
+            _pass(reader, engine_writer, connection.requests, connection, "proxy"),
+            _pass(engine_reader, writer, connection.answers, connection, "engine"),
+        )
+    finally:
+        engine_writer.close()
+        writer.close()
+
+
+async def _pass(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    record: bytearray,
+    connection: TappedConnection,
+    sender: str,
+) -> None:
+    """Copies until the sender ends, then ends the other side too."""
+    try:
+        while chunk := await reader.read(65_536):
+            record += chunk
+            writer.write(chunk)
+            await writer.drain()
+    except ConnectionError:
+        pass  # A reset ends the copy as an end of file does.
+    connection.closed_by = connection.closed_by or sender
+    writer.close()
+
+
+def _bodies(answers: bytes) -> list[bytes]:
+    """Bodies of all complete answers in the bytes of one connection."""
+    bodies: list[bytes] = []
+    while answers:
+        parser = h11.Connection(our_role=h11.CLIENT)
+        parser.send(h11.Request(method="POST", target="/", headers=[("host", "engine"), ("content-length", "0")]))
+        parser.send(h11.EndOfMessage())
+        parser.receive_data(answers)
+        body, event = bytearray(), parser.next_event()
+        while not isinstance(event, h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                return bodies
+            if isinstance(event, h11.Data):
+                body += event.data
+            event = parser.next_event()
+        bodies.append(bytes(body))
+        answers = parser.trailing_data[0]
+    return bodies
