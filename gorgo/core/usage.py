@@ -93,8 +93,9 @@ class UsageEventFilter:
         for end in _EVENT_END.finditer(self._pending, self._searched):
             event = self._pending[start : end.end()]
             start = end.end()
-            if self._passing or not self._is_usage_only(event):
-                out.append(event)
+            usage_only = not self._passing and self._is_usage_only(event)
+            # Blank lines before it are not the event's.
+            out.append(event[: len(event) - len(event.lstrip(b"\r\n"))] if usage_only else event)
             self._passing = False
         self._pending = self._pending[start:]
         # An end is four bytes at most, and the last byte may be half of a CR LF.
