@@ -35,11 +35,8 @@ def describe(trace: options.Trace, as_json: options.Json = False) -> None:
     """
     from gorgo.apps.datasets import describe_trace
     from gorgo.apps.traces import TraceFilters, load_trace
-    from gorgo.errors import TraceError
 
     requests = load_trace(options.trace_path(trace), TraceFilters())
-    if not requests:
-        raise TraceError(f"{trace}: no requests; expected at least one")
     figures = {name: _finite(value) for name, value in asdict(describe_trace(requests)).items()}
     if as_json:
         options.print_json({"trace": trace, **figures})
