@@ -159,24 +159,28 @@ def _add_messages(text: _Text, body: Mapping[str, object]) -> None:
     if not isinstance(messages, list) or not messages:
         raise BadRequest(f"messages: expected a list of messages, got {_kind(messages)}")
     for number, message in enumerate(messages):
-        where = f"messages[{number}]"
         if not isinstance(message, dict):
-            raise BadRequest(f"{where}: expected an object, got {_kind(message)}")
+            raise BadRequest(f"messages[{number}]: expected an object, got {_kind(message)}")
         role = message.get("role")
         if not isinstance(role, str):
-            raise BadRequest(f"{where}.role: expected a string, got {_kind(role)}")
+            raise BadRequest(f"messages[{number}].role: expected a string, got {_kind(role)}")
         text.mark(role)
-        _add_reasoning(text, message)
-        text.add_content(message.get("content"), f"{where}.content")
-        for name in ("tool_calls", "function_call"):
-            if message.get(name):
-                text.add_json(message[name])
+        content = message.get("content")
+        if isinstance(content, str) and len(message) == 2:
+            text.add(content)
+        else:
+            _add_message(text, message, where=f"messages[{number}].content")
 
 
-def _add_reasoning(text: _Text, message: Mapping[str, object]) -> None:
+def _add_message(text: _Text, message: Mapping[str, object], where: str) -> None:
+    """One that is more than a role and a text."""
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str):
         text.add(reasoning)
+    text.add_content(message.get("content"), where)
+    for name in ("tool_calls", "function_call"):
+        if message.get(name):
+            text.add_json(message[name])
 
 
 def _read_responses(body: Mapping[str, object]) -> Prompt:
