@@ -32,7 +32,7 @@ Text = Annotated[str, Field(min_length=1, max_length=256)]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Url = Annotated[str, AfterValidator(checked_url)]
 Bind = Annotated[str, AfterValidator(checked_bind)]
-EngineName = Literal["sglang"]
+EngineName = Literal["sglang", "vllm", "llamacpp", "openai"]
 
 #: A key that is not a field is an error, never ignored: a misspelt limit would otherwise silently keep its default.
 strict = with_config(ConfigDict(extra="forbid"))

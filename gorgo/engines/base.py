@@ -5,6 +5,7 @@ Owns the protocol of a dialect. Plain functions over text; who asks, how often a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Protocol, runtime_checkable
 
 from gorgo.core.request import EngineSample
@@ -14,15 +15,19 @@ from gorgo.core.request import EngineSample
 class EngineDialect(Protocol):
     """One kind of engine.
 
-    `probe_path` is answered at once, without touching the scheduler: its round trip is the network's. `loads_path` is
-    `None` where the engine has no such route. Both readers answer what they find and `None` for the rest; they never
-    raise for a text that is not what they expect, because an engine's next version will differ.
+    `probe_path` is answered at once, without touching the scheduler: its round trip is the network's. `metrics_path`
+    and `loads_path` are `None` where the engine has no such route. Both readers answer what they find and `None` for
+    the rest; they never raise for a text that is not what they expect, because an engine's next version will differ.
+
+    `report_flags` has the engine's own flag for each report that it makes only when told to: `cached_tokens`,
+    `metrics`.
     """
 
     name: ClassVar[str]
     probe_path: ClassVar[str]
-    metrics_path: ClassVar[str]
+    metrics_path: ClassVar[str | None]
     loads_path: ClassVar[str | None]
+    report_flags: ClassVar[Mapping[str, str]]
 
     def read_metrics(self, text: str) -> EngineSample: ...
 

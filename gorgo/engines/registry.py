@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from gorgo.engines.base import EngineDialect
+from gorgo.engines.llamacpp import LlamaCpp
+from gorgo.engines.openai import OpenAI
 from gorgo.engines.sglang import SGLang
+from gorgo.engines.vllm import VLLM
 
-_BUILT_IN: tuple[type[EngineDialect], ...] = (SGLang,)
+_BUILT_IN: tuple[type[EngineDialect], ...] = (SGLang, VLLM, LlamaCpp, OpenAI)
 
 DIALECTS: Mapping[str, type[EngineDialect]] = MappingProxyType({kind.name: kind for kind in _BUILT_IN})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeGuard
 
 from gorgo.core.request import EngineSample
@@ -24,8 +25,11 @@ class SGLang:
 
     name: ClassVar[str] = "sglang"
     probe_path: ClassVar[str] = "/ping"
-    metrics_path: ClassVar[str] = "/metrics"
+    metrics_path: ClassVar[str | None] = "/metrics"
     loads_path: ClassVar[str | None] = "/v1/loads"
+    report_flags: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"cached_tokens": "--enable-cache-report", "metrics": "--enable-metrics"}
+    )
 
     def read_metrics(self, text: str) -> EngineSample:
         gauges = read_gauges(text, _GAUGES)

@@ -99,8 +99,11 @@ class Watcher:
         return perf_counter() - started
 
     async def _read_metrics(self) -> EngineSample | None:
+        path = self._target.dialect.metrics_path
+        if path is None:
+            return None
         try:
-            status, body = await self._fetch(self._target.dialect.metrics_path, SCRAPE_TIMEOUT_S)
+            status, body = await self._fetch(path, SCRAPE_TIMEOUT_S)
         except UpstreamError:
             return None
         return self._target.dialect.read_metrics(body.decode("utf-8", "replace")) if status == 200 else None

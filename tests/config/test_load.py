@@ -117,7 +117,11 @@ CASES = [
     ("  weights: {", "  bind: localhost\n  weights: {", "proxy.bind (line 3): 'localhost'; expected host:port"),
     ("  weights: {", "  bind: 127.0.0.1:9090\n  admin_bind: 127.0.0.1:9090\n  weights: {", "is also proxy.bind"),
     ("    region: eu\n", "", "replicas[1].region (line 11): missing; expected this key with text"),
-    ("    models", "    engine: vllm\n    models", "replicas[1].engine (line 14): 'vllm'; expected 'sglang'"),
+    (
+        "    models",
+        "    engine: triton\n    models",
+        "replicas[1].engine (line 14): 'triton'; expected 'sglang', 'vllm'",
+    ),
 ]
 
 

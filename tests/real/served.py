@@ -66,10 +66,9 @@ async def served(
         )
     )
     try:
-        await asyncio.wait({running, started}, timeout=_START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            await running
-        addresses = await started
+        # One that fails to start never gets ready.
+        running.add_done_callback(lambda _: started.cancel())
+        addresses = await asyncio.wait_for(started, _START_TIMEOUT_S)
         headers = {"authorization": f"Bearer {_TOKEN}"}
         async with httpx.AsyncClient(base_url=addresses.admin_url, headers=headers) as admin:
             yield Served(url=addresses.data_url, admin=admin)

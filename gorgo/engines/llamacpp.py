@@ -1,0 +1,61 @@
+"""llama.cpp's server: `/health` for round trips, `/metrics` and `/slots` for its load and its size.
+
+Its slots may share their KV cells or own a part each, and no route tells which; beside them it keeps whole prompts in
+host memory. So it never reports `kv_capacity_tokens`: that stays the operator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from gorgo.core.request import EngineSample
+from gorgo.engines.exposition import read_gauges
+
+
+class LlamaCpp:
+    """llama.cpp's server; `/metrics` needs `--metrics`, `/slots` is on by default, cached tokens are always reported.
+
+    Example
+    -------
+    >>> LlamaCpp().read_metrics("llamacpp:requests_processing 2").running_requests
+    2.0
+    """
+
+    name: ClassVar[str] = "llamacpp"
+    probe_path: ClassVar[str] = "/health"
+    metrics_path: ClassVar[str | None] = "/metrics"
+    loads_path: ClassVar[str | None] = "/slots"
+    report_flags: ClassVar[Mapping[str, str]] = MappingProxyType({"metrics": "--metrics"})
+
+    def read_metrics(self, text: str) -> EngineSample:
+        gauges = read_gauges(text, _GAUGES)
+        return EngineSample(**{field: gauges.get(name) for name, field in _GAUGES.items()})
+
+    def read_capacity(self, loads: object) -> EngineSample:
+        """Of `/slots`: a list with one row per place in the batch."""
+        slots = [slot for slot in loads if isinstance(slot, dict)] if isinstance(loads, list) else []
+        if not slots:
+            return EngineSample()
+        busy = [slot for slot in slots if slot.get("is_processing") is True]
+        return EngineSample(
+            running_requests=float(len(busy)),
+            used_tokens=_tokens(busy),
+            max_running_requests=float(len(slots)),
+        )
+
+
+#: Name in `/metrics` to field. `kv_cache_tokens` was taken out in 2025.
+_GAUGES = {
+    "llamacpp:requests_processing": "running_requests",
+    "llamacpp:requests_deferred": "queued_requests",
+    "llamacpp:kv_cache_tokens": "used_tokens",
+}
+
+
+def _tokens(busy: list[dict[str, Any]]) -> float | None:
+    """What the slots at work hold (`n_prompt_tokens` counts output too); unknown unless every one tells."""
+    counts = [slot.get("n_prompt_tokens") for slot in busy]
+    numbers = [count for count in counts if isinstance(count, int) and count >= 0]
+    return float(sum(numbers)) if len(numbers) == len(counts) else None

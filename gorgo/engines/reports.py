@@ -1,0 +1,112 @@
+"""What a replica does not report although the router reads it, and the flag that turns the report on.
+
+Owns the judgement and that it is said once; the proxy feeds it answers and scrapes, and logs what it returns. Without
+`cached_tokens` nobody can check what the router believes cached; without metrics the router knows only its own load.
+
+Theory of operation: absence is judged, not read. An engine that is away tells nothing about its reports, so only an
+HTTP answer counts for metrics. Some versions leave `cached_tokens` out of answers that had nothing cached, so only
+answers from which the router expected a cache hit count, and several in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gorgo.core.request import EngineSample
+from gorgo.engines.base import EngineDialect
+
+#: Answers in a row that should have reported cached tokens and did not: one may be a wrong belief, five are a setting.
+_SILENT_ANSWERS = 5
+
+
+class Report(Enum):
+    """What a replica can be asked to report."""
+
+    CACHED_TOKENS = "cached_tokens"
+    METRICS = "metrics"
+
+
+class State(Enum):
+    """`UNKNOWN` until something was seen; plain OpenAI's metrics stay so, because nothing is expected of them."""
+
+    UNKNOWN = "unknown"
+    REPORTED = "reported"
+    MISSING = "missing"
+
+
+_COST = {
+    Report.CACHED_TOKENS: "what the router believes cached there cannot be checked",
+    Report.METRICS: "the router knows only the load that it sends there itself",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MissingReport:
+    """Said once per replica and report."""
+
+    report: Report
+    engine: str
+    #: The engine's own flag; `None` where it has none.
+    flag: str | None
+
+    @property
+    def advice(self) -> str:
+        """One sentence for the operator."""
+        remedy = f"start the engine with {self.flag}" if self.flag else "this kind of engine has no flag for it"
+        return f"{self.engine} does not report {self.report.value}: {_COST[self.report]}; {remedy}"
+
+
+@dataclass(slots=True)
+class ReportWatch:
+    """Watches one replica.
+
+    Each method returns a `MissingReport` the first time that a report proves missing, else `None`. `states` follows
+    what the replica does now, in both directions, so a restart with the flag clears it.
+
+    Example
+    -------
+    >>> from gorgo.engines.registry import dialect
+    >>> watch = ReportWatch(dialect("sglang"))
+    >>> watch.on_scrape(404, None).flag
+    '--enable-metrics'
+    >>> watch.on_scrape(404, None) is None
+    True
+    """
+
+    dialect: EngineDialect
+    states: dict[Report, State] = field(default_factory=lambda: dict.fromkeys(Report, State.UNKNOWN))
+    _silent: int = 0
+    _said: set[Report] = field(default_factory=set)
+
+    def on_answer(self, *, cached_tokens: int | None, believed_tokens: float) -> MissingReport | None:
+        """A completed answer that carried usage; `believed_tokens` of its prompt were believed cached."""
+        if cached_tokens is not None:
+            self._silent = 0
+            return self._set(Report.CACHED_TOKENS, State.REPORTED)
+        self._silent += believed_tokens > 0
+        missing = self._silent >= _SILENT_ANSWERS
+        return self._set(Report.CACHED_TOKENS, State.MISSING) if missing else None
+
+    def on_scrape(self, status: int | None, sample: EngineSample | None) -> MissingReport | None:
+        """A scrape of `metrics_path`: the HTTP status (`None`: no answer) and what was read from it."""
+        if self.dialect.metrics_path is None or status is None or status in _PASSING:
+            return None
+        known = status == 200 and sample is not None and sample.running_requests is not None
+        return self._set(Report.METRICS, State.REPORTED if known else State.MISSING)
+
+    def _set(self, report: Report, state: State) -> MissingReport | None:
+        self.states[report] = state
+        if state is not State.MISSING or report in self._said:
+            return None
+        self._said.add(report)
+        return MissingReport(report, self.dialect.name, self.dialect.report_flags.get(report.value))
+
+    def as_dict(self) -> Mapping[str, str]:
+        """For `/admin/fleet`."""
+        return {report.value: state.value for report, state in self.states.items()}
+
+
+#: Says that the engine is busy, starting or broken, not that it has no metrics.
+_PASSING = frozenset({408, 429, 500, 502, 503, 504})

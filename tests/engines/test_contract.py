@@ -1,0 +1,83 @@
+"""What every dialect keeps, whatever its engine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, get_args
+
+import pytest
+
+from gorgo.config.model import EngineName
+from gorgo.core.request import EngineSample
+from gorgo.engines.base import EngineDialect, merged
+from gorgo.engines.registry import DIALECTS, dialect
+from gorgo.engines.reports import Report
+from tests.engines.scrapes import METRICS
+
+every_dialect = pytest.mark.parametrize("name", sorted(DIALECTS))
+
+
+def test_the_configuration_allows_exactly_the_dialects_that_exist() -> None:
+    assert set(get_args(EngineName)) == set(DIALECTS)
+
+
+@every_dialect
+def test_a_dialect_keeps_the_protocol_under_its_name(name: str) -> None:
+    kind = dialect(name)
+    assert isinstance(kind, EngineDialect)
+    assert kind.name == name
+    assert set(kind.report_flags) <= {report.value for report in Report}
+
+
+@every_dialect
+def test_routes_are_paths_and_the_probe_never_generates(name: str) -> None:
+    kind = dialect(name)
+    paths = [path for path in (kind.probe_path, kind.metrics_path, kind.loads_path) if path is not None]
+    assert all(path.startswith("/") for path in paths)
+    assert kind.probe_path != "/health_generate"
+    assert (name, kind.probe_path) != ("sglang", "/health")
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_a_full_scrape_tells_what_runs_and_what_waits(name: str) -> None:
+    sample = dialect(name).read_metrics(METRICS[name])
+    assert sample.running_requests is not None
+    assert sample.queued_requests is not None
+
+
+@every_dialect
+@pytest.mark.parametrize("other", sorted(METRICS))
+def test_another_engines_scrape_tells_nothing(name: str, other: str) -> None:
+    if name != other:
+        assert dialect(name).read_metrics(METRICS[other]) == EngineSample()
+
+
+@every_dialect
+@pytest.mark.parametrize(
+    "text",
+    ["", "\n\n", "# only a comment", "<html>not found</html>", "a{", 'vllm:num_requests_running{engine="0"}', "\x00"],
+)
+def test_text_that_is_no_scrape_tells_nothing(name: str, text: str) -> None:
+    assert dialect(name).read_metrics(text) == EngineSample()
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_a_scrape_cut_anywhere_is_read_as_far_as_it_goes(name: str) -> None:
+    text = METRICS[name]
+    for end in range(0, len(text), 997):
+        values = [value for value in asdict(dialect(name).read_metrics(text[:end])).values() if value is not None]
+        assert all(value >= 0 for value in values)
+
+
+@every_dialect
+@pytest.mark.parametrize("loads", [None, [], {}, "text", 7, [None], [{}], {"loads": None}, {"loads": [None, {}]}])
+def test_json_that_is_no_load_report_tells_no_amount(name: str, loads: Any) -> None:
+    found = asdict(dialect(name).read_capacity(loads))
+    assert all(found[field] is None for field in ("queued_requests", "kv_capacity_tokens"))
+    assert not found["running_requests"]
+
+
+def test_of_two_reports_the_first_goes_before_and_the_second_fills_gaps() -> None:
+    first = EngineSample(running_requests=1.0, used_tokens=0.0)
+    second = EngineSample(running_requests=2.0, used_tokens=3.0, kv_capacity_tokens=4.0)
+    assert merged(first, second) == EngineSample(running_requests=1.0, used_tokens=0.0, kv_capacity_tokens=4.0)
