@@ -121,7 +121,7 @@ class Relay:
         """The hot loop: one clock reading, one append, one send per chunk."""
         dog, gaps, limit_s = self._dog, self._gaps, self._plan.chunk_limit_s
         last = monotonic()
-        dog.deadline = last + limit_s
+        dog.push(limit_s)
         async for chunk in chunks:
             now = monotonic()
             dog.deadline = now + limit_s

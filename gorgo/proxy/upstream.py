@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from typing import Any, Protocol, cast
@@ -29,6 +29,8 @@ from gorgo.proxy.headers import Header
 KEEP_ALIVE_S = 4.0
 #: What one answer may hold in memory before its replica is told to wait (twice this, by aiohttp's rule).
 READ_BUFFER_BYTES = 64 * 1024
+#: Larger bodies are written in pieces of this; nearly all prompts fit into one.
+PIECE_BYTES = 512 * 1024
 #: Bodies of the proxy's own small requests (pings, metrics) are cut here: SGLang's /metrics is about 100 kB.
 FETCH_LIMIT_BYTES = 8 * 1024 * 1024
 
@@ -154,6 +156,12 @@ class HttpUpstream:
             raise
         return HttpSource(response, self._release)
 
+    def _request(self, method: str, url: httpx.URL, headers: list[Header], body: bytes) -> httpx.Request:
+        if len(body) <= PIECE_BYTES:
+            return httpx.Request(method, url, headers=headers, content=body, extensions=self._extensions)
+        headers.append((b"content-length", b"%d" % len(body)))
+        return httpx.Request(method, url, headers=headers, stream=_Pieces(body), extensions=self._extensions)
+
     def _release(self) -> None:
         self.open_sources -= 1
 
@@ -161,7 +169,7 @@ class HttpUpstream:
         url = self._urls.get(path)
         if url is None:
             url = self._urls[path] = httpx.URL(self._base + path)
-        request = httpx.Request(method, url, headers=list(headers), content=body, extensions=self._extensions)
+        request = self._request(method, url, list(headers), body)
         _reused.set(False)
         try:
             return await self._kept.handle_async_request(request)
@@ -172,6 +180,17 @@ class HttpUpstream:
             return await self._fresh.handle_async_request(request)
         except _FAILURES as failure:
             raise UpstreamError(_reason(failure, begun=False)) from failure
+
+
+class _Pieces(httpx.AsyncByteStream):
+    """A large body in pieces, so that the loop breathes while it is written; can be sent again."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = memoryview(body)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for start in range(0, len(self._body), PIECE_BYTES):
+            yield bytes(self._body[start : start + PIECE_BYTES])
 
 
 class _Connector(aiohttp.TCPConnector):

@@ -13,22 +13,26 @@ from types import TracebackType
 class Watchdog:
     """Cancels the current task's wait once `deadline` (monotonic s) has passed, and turns that into `TimeoutError`.
 
-    Used as a context manager. `push(limit_s)` moves the deadline; the timer looks at it only when it fires, and
-    re-arms itself for what is left.
+    Used as a context manager. Who moves `deadline` later may just assign it: the timer looks at it when it fires, and
+    re-arms itself for what is left. `push(limit_s)` may also move it nearer.
     """
 
-    __slots__ = ("_cancelling", "_handle", "_task", "deadline", "expired")
+    __slots__ = ("_armed_for", "_cancelling", "_handle", "_task", "deadline", "expired")
 
     def __init__(self, limit_s: float) -> None:
         self.deadline = monotonic() + limit_s
         self.expired = False
         self._task: asyncio.Task[object] | None = None
         self._handle: asyncio.TimerHandle | None = None
+        self._armed_for = self.deadline
         self._cancelling = 0
 
     def push(self, limit_s: float) -> None:
-        """From now on, `limit_s` more. A deadline nearer than the last one is noticed at the last one at the latest."""
+        """From now on, `limit_s` more."""
         self.deadline = monotonic() + limit_s
+        if self._handle is not None and self.deadline < self._armed_for:
+            self._handle.cancel()
+            self._arm()
 
     def __enter__(self) -> Watchdog:
         self._task = asyncio.current_task()
@@ -49,6 +53,7 @@ class Watchdog:
             raise TimeoutError from exc
 
     def _arm(self) -> None:
+        self._armed_for = self.deadline
         wait_s = max(0.0, self.deadline - monotonic())
         self._handle = asyncio.get_running_loop().call_later(wait_s, self._look)
 

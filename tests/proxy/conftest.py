@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,11 +44,7 @@ class Running:
 
     async def idle(self) -> None:
         """Wait until no exchange is open, and check that nothing is reserved any more."""
-        for _ in range(500):
-            if not self.state.exchanges:
-                break
-            await asyncio.sleep(0.01)
-        assert not self.state.exchanges
+        await until(lambda: not self.state.exchanges)
         self.check()
 
     def check(self) -> None:
@@ -56,6 +52,13 @@ class Running:
         for view in self.state.router.fleet_view(now=self.state.clock()):
             assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
         assert all(target.upstream.open_sources == 0 for target in self.state.targets.values())
+
+
+async def until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
+    """Wait for something that happens in another task or across a socket; never for a time to pass."""
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.002)
 
 
 def config_for(replicas: list[FakeReplica], proxy: Proxy = QUIET, **limits: Any) -> Config:

@@ -89,11 +89,15 @@ class FakeReplica:
         return web.Response(status=404) if self.loads is None else web.json_response(self.loads)
 
 
+REPLICA = web.AppKey("replica", FakeReplica)
+
+
 @asynccontextmanager
 async def running(*scripts: Script) -> AsyncIterator[FakeReplica]:
     """A replica that listens until the end of the block."""
     replica = FakeReplica(list(scripts))
     app = web.Application(client_max_size=1 << 30)
+    app[REPLICA] = replica
     app.router.add_get("/ping", replica.ping)
     app.router.add_get("/metrics", replica.get_metrics)
     app.router.add_get("/v1/loads", replica.get_loads)
@@ -110,7 +114,7 @@ async def running(*scripts: Script) -> AsyncIterator[FakeReplica]:
         await runner.cleanup()
 
 
-def stream(*chunks: bytes, headers: dict[str, str] | None = None, hold: FakeReplica | None = None) -> Script:
+def stream(*chunks: bytes, headers: dict[str, str] | None = None) -> Script:
     """An event stream of these chunks, each written by itself."""
 
     async def script(request: web.Request, body: bytes) -> web.StreamResponse:
@@ -133,16 +137,16 @@ def answer(status: int, body: bytes = b"{}", headers: dict[str, str] | None = No
     return script
 
 
-def hang_before(replica_of: Callable[[], FakeReplica], *chunks: bytes, rest: Sequence[bytes] = ()) -> Script:
-    """Sends `chunks` (headers only if there are any), then nothing until released."""
+def hang(*chunks: bytes, rest: Sequence[bytes] = (), headers: dict[str, str] | None = None) -> Script:
+    """Sends `chunks` (not even headers if there are none), waits until released, then sends `rest`."""
 
     async def script(request: web.Request, _: bytes) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", **(headers or {})})
         if chunks:
             await response.prepare(request)
             for chunk in chunks:
                 await response.write(chunk)
-        await replica_of().release.wait()
+        await request.app[REPLICA].release.wait()
         if not chunks:
             await response.prepare(request)
         for chunk in rest:

@@ -1,0 +1,55 @@
+"""A client of one connection, for what a polite HTTP client hides: cut answers, sudden departures, odd requests."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class RawClient:
+    """Writes bytes, reads bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def post(self, path: str, body: bytes, *headers: str, length: int | None = None) -> None:
+        size = len(body) if length is None else length
+        lines = [f"POST {path} HTTP/1.1", "host: gorgo", f"content-length: {size}", *headers]
+        self.writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        await self.writer.drain()
+
+    async def head(self) -> bytes:
+        return await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+
+    async def rest(self) -> bytes:
+        """To the end of the connection; a reset counts as an end."""
+        parts = b""
+        try:
+            while part := await asyncio.wait_for(self.reader.read(1 << 16), 10):
+                parts += part
+        except ConnectionError:
+            return parts
+        return parts
+
+    def reset(self) -> None:
+        """Leave as a crashed client does."""
+        raw = self.writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+@asynccontextmanager
+async def connected(address: tuple[str, int]) -> AsyncIterator[RawClient]:
+    reader, writer = await asyncio.open_connection(*address, limit=1 << 24)
+    try:
+        yield RawClient(reader, writer)
+    finally:
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except ConnectionError:
+            return

@@ -1,0 +1,256 @@
+"""What a failing replica means to the client: nothing, as long as there is another and no content was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import httpx
+import pytest
+
+from gorgo.config.model import Config
+from tests.proxy.conftest import Running, Start, config_for, until, with_replica
+from tests.proxy.fakes import DONE, ROLE, Script, answer, chat, delta, event, hang, reset_after, stream
+from tests.proxy.raw import connected
+
+GOOD = stream(ROLE, delta("good"), DONE)
+GOOD_BYTES = ROLE + delta("good") + DONE
+
+
+def closed_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+async def ask(fleet: Running, **fields: object) -> httpx.Response:
+    return await fleet.client.post("/v1/chat/completions", content=chat(stream=True, **fields))
+
+
+BROKEN_BEFORE_CONTENT = {
+    "500": answer(500),
+    "502 with a large body": answer(502, b"x" * 1_000_000),
+    "reset before the headers": reset_after(),
+    "reset after the headers": reset_after(headers={"x-header": "1"}),
+    "reset after the role": reset_after(ROLE),
+    "closed after the role": stream(ROLE),
+    "closed after nothing": stream(),
+    "error event": stream(ROLE, event({"error": {"message": "out of memory", "code": 500}})),
+    "error event without a code": stream(event({"error": {"message": "no"}})),
+    "broken chunking": answer(200, b"", {"transfer-encoding": "chunked", "content-encoding": "identity"}),
+}
+
+
+@pytest.mark.parametrize("script", [pytest.param(script, id=name) for name, script in BROKEN_BEFORE_CONTENT.items()])
+async def test_failure_before_content_is_invisible(start: Start, script: Script) -> None:
+    fleet = await start.fleet([script], [GOOD])
+    response = await ask(fleet)
+    assert (response.status_code, response.content) == (200, GOOD_BYTES)
+    assert response.headers["x-gorgo-replica"] == "r1"
+    await fleet.idle()
+    sample = next(iter(fleet.state.router.samples))
+    assert (sample.replica, sample.retries) == ("r1", 1)
+
+
+@pytest.mark.parametrize(
+    "script", [answer(429, headers={"retry-after": "7"}), answer(503), stream(event({"error": {"code": 429}}))]
+)
+async def test_busy_replica_is_passed_over_and_not_blamed(start: Start, script: Script) -> None:
+    fleet = await start.fleet([script], [GOOD])
+    assert (await ask(fleet)).content == GOOD_BYTES
+    await fleet.idle()
+    assert fleet.state.router.fleet_view(now=fleet.state.clock())[0].failures == 0
+
+
+async def refused_config(start: Start) -> tuple[Config, list]:  # type: ignore[type-arg]
+    good = await start.replica(GOOD)
+    config = config_for([good, good])
+    return with_replica(config, 0, url=f"http://127.0.0.1:{closed_port()}"), [good]
+
+
+async def test_replica_that_refuses_connections_is_passed_over(start: Start) -> None:
+    fleet = await start.proxy(*await refused_config(start))
+    for _ in range(4):
+        assert (await ask(fleet)).content == GOOD_BYTES
+    await fleet.idle()
+
+
+async def test_silent_replica_is_given_up_after_the_first_content_timeout(start: Start) -> None:
+    fleet = await start.fleet([hang()], [GOOD], first_content_timeout_s=0.2)
+    assert (await ask(fleet)).content == GOOD_BYTES
+    await until(fleet.replicas[0].dropped.is_set)
+    await fleet.idle()
+
+
+async def test_role_alone_does_not_stop_the_first_content_timeout(start: Start) -> None:
+    fleet = await start.fleet([hang(ROLE)], [GOOD], first_content_timeout_s=0.2)
+    assert (await ask(fleet)).content == GOOD_BYTES
+    await until(fleet.replicas[0].dropped.is_set)
+
+
+async def test_whole_answer_that_breaks_off_is_replaced(start: Start) -> None:
+    half = reset_after(b'{"choices"', headers={"content-type": "application/json", "content-length": "1000"})
+    fleet = await start.fleet([half], [answer(200, b'{"good":1}')])
+    response = await fleet.client.post("/v1/chat/completions", content=chat())
+    assert response.content == b'{"good":1}'
+    await fleet.idle()
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "code"),
+    [
+        (answer(500), 502, "upstream_failed"),
+        (answer(503), 503, "replicas_busy"),
+        (answer(429), 429, "replicas_busy"),
+        (reset_after(), 502, "upstream_failed"),
+    ],
+)
+async def test_last_failure_is_an_openai_shaped_error(start: Start, script: Script, status: int, code: str) -> None:
+    fleet = await start.fleet([script], [script])
+    response = await ask(fleet)
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert ("retry-after" in response.headers) == (code == "replicas_busy")
+    # A reset may be a kept connection that went stale, so it is tried once more on a new one.
+    assert all(len(replica.seen) <= 2 for replica in fleet.replicas)
+    await fleet.idle()
+
+
+async def test_timeout_everywhere_is_a_504(start: Start) -> None:
+    fleet = await start.fleet([hang()], first_content_timeout_s=0.1)
+    assert (await ask(fleet)).status_code == 504
+    await fleet.idle()
+
+
+async def test_no_more_replicas_are_asked_than_allowed(start: Start) -> None:
+    fleet = await start.fleet(*[[answer(500)] for _ in range(5)], max_attempts=3)
+    assert (await ask(fleet)).status_code == 502
+    assert sum(len(replica.seen) for replica in fleet.replicas) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+async def test_other_4xx_passes_and_is_not_retried(start: Start, status: int) -> None:
+    body = b'{"error":{"message":"your fault"}}'
+    fleet = await start.fleet([answer(status, body, {"x-engine": "1"})], [GOOD])
+    response = await ask(fleet)
+    assert (response.status_code, response.content) == (status, body)
+    assert response.headers["x-engine"] == "1"
+    await fleet.idle()
+    assert fleet.replicas[1].seen == []
+    assert fleet.state.router.fleet_view(now=fleet.state.clock())[0].failures_in_a_row == 0
+
+
+async def test_error_event_that_blames_the_request_passes(start: Start) -> None:
+    said = event({"error": {"message": "too long", "code": 400}})
+    fleet = await start.fleet([stream(said, DONE)], [GOOD])
+    assert (await ask(fleet)).content == said + DONE
+    await fleet.idle()
+    assert fleet.replicas[1].seen == []
+
+
+async def test_failure_after_content_ends_the_stream_with_an_error_event(start: Start) -> None:
+    fleet = await start.fleet([reset_after(ROLE, delta("a"))], [GOOD])
+    response = await ask(fleet)
+    assert response.content.startswith(ROLE + delta("a"))
+    last = response.content.rstrip().split(b"\n\n")[-1]
+    assert b'"code": "upstream_failed"' in last
+    assert last.startswith(b"data: ")
+    await fleet.idle()
+    assert fleet.replicas[1].seen == []
+    assert next(iter(fleet.state.router.samples)).status == 502
+
+
+async def test_silence_after_content_ends_the_stream_with_an_error_event(start: Start) -> None:
+    fleet = await start.fleet([hang(delta("a"))], between_chunks_timeout_s=0.2)
+    response = await ask(fleet)
+    assert response.content.startswith(delta("a"))
+    assert b"upstream_failed" in response.content
+    await until(fleet.replicas[0].dropped.is_set)
+    await fleet.idle()
+
+
+async def test_body_of_declared_length_is_cut_when_its_replica_breaks_off(start: Start) -> None:
+    headers = {"content-type": "application/json", "content-length": "1000000"}
+    fleet = await start.fleet([reset_after(b"x" * 100_000, headers=headers)])
+    with pytest.raises(httpx.RemoteProtocolError):
+        await fleet.client.post("/v1/chat/completions", content=chat())
+    await fleet.idle()
+
+
+async def test_body_without_a_length_is_cut_when_its_replica_breaks_off(start: Start) -> None:
+    fleet = await start.fleet([reset_after(b"x" * 100_000, headers={"content-type": "application/json"})])
+    with pytest.raises(httpx.RemoteProtocolError):
+        await fleet.client.post("/v1/chat/completions", content=chat())
+    await fleet.idle()
+
+
+async def test_connection_that_the_server_closed_between_requests_is_nobodys_failure(start: Start) -> None:
+    """A server that promises keep-alive and hangs up when the next request comes: as a keep-alive that just ran out."""
+    requests = 0
+    connections: set[asyncio.StreamWriter] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        connections.add(writer)
+        served = 0
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"POST"):
+                    await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+                if served == 1 and head.startswith(b"POST"):
+                    return
+                served += head.startswith(b"POST")
+                requests += head.startswith(b"POST")
+                status = b"200 OK" if head.startswith((b"POST", b"GET /ping")) else b"404 Not Found"
+                writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 2\r\n\r\n{}")
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        good = await start.replica(GOOD)
+        port = server.sockets[0].getsockname()[1]
+        config = with_replica(config_for([good]), 0, url=f"http://127.0.0.1:{port}")
+        fleet = await start.proxy(config, [good])
+        for _ in range(6):
+            response = await fleet.client.post("/v1/chat/completions", content=chat())
+            assert (response.status_code, response.content) == (200, b"{}")
+        await fleet.idle()
+        assert fleet.state.router.fleet_view(now=fleet.state.clock())[0].failures == 0
+        assert all(sample.retries == 0 for sample in fleet.state.router.samples)
+        assert requests == 6
+
+
+async def test_exhausted_connections_are_busy_not_broken(start: Start) -> None:
+    fleet = await start.fleet([hang(delta("a"), rest=[DONE])], connections_per_replica=1)
+    async with fleet.client.stream("POST", "/v1/chat/completions", content=chat(stream=True)):
+        response = await ask(fleet)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "replicas_busy")
+        fleet.replicas[0].release.set()
+    await fleet.idle()
+
+
+async def test_too_many_in_flight_is_a_429_with_retry_after(start: Start) -> None:
+    fleet = await start.fleet([hang(delta("a"), rest=[DONE])], max_in_flight=1)
+    async with fleet.client.stream("POST", "/v1/chat/completions", content=chat(stream=True)):
+        response = await ask(fleet)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        fleet.replicas[0].release.set()
+    await fleet.idle()
+
+
+async def test_connection_is_cut_after_a_stream_that_could_not_be_told(start: Start) -> None:
+    headers = {"content-length": "100000"}
+    fleet = await start.fleet([reset_after(delta("a"), headers=headers)])
+    async with connected(fleet.addresses.data) as client:
+        await client.post("/v1/chat/completions", chat(stream=True))
+        assert b"content-length: 100000" in await client.head()
+        assert await client.rest() == delta("a")
+    await fleet.idle()

@@ -1,0 +1,252 @@
+"""What the proxy refuses before any replica is asked, and what it strips and adds on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gorgo.proxy import body as body_module
+from tests.proxy.conftest import Running, Start, config_for, with_replica
+from tests.proxy.fakes import answer, chat
+from tests.proxy.raw import connected
+
+CHAT = "/v1/chat/completions"
+
+
+def checked(response: Any, status: int, code: str) -> dict[str, Any]:
+    """An OpenAI-shaped error with that status and code."""
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == code
+    return dict(error)
+
+
+@pytest.fixture
+async def fleet(start: Start) -> Running:
+    return await start.fleet([answer(200, b'{"ok":1}')], max_body_bytes=100_000)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"not json", "invalid_json"),
+        (b"[1]", "invalid_json"),
+        (b'"text"', "invalid_json"),
+        (b'{"a":', "invalid_json"),
+        (b"\xff\xfe\xfd", "invalid_json"),
+        (b'{"a":' + b"9" * 5000 + b"}", "invalid_json"),
+        (b'{"a":' + b"[" * 40_000 + b"]" * 40_000 + b"}", "invalid_json"),
+        (b'{"model": "m"}', "invalid_request"),
+        (b'{"model": "m", "messages": 7}', "invalid_request"),
+    ],
+)
+async def test_body_that_cannot_be_read_is_a_400(fleet: Running, content: bytes, code: str) -> None:
+    checked(await fleet.client.post(CHAT, content=content), 400, code)
+    assert fleet.replicas[0].seen == []
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded"])
+async def test_other_content_types_are_a_415(fleet: Running, kind: str) -> None:
+    response = await fleet.client.post(CHAT, content=chat(), headers={"content-type": kind})
+    checked(response, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8", "application/x+json"])
+async def test_json_by_any_name_is_taken(fleet: Running, kind: str) -> None:
+    assert (await fleet.client.post(CHAT, content=chat(), headers={"content-type": kind})).status_code == 200
+
+
+async def test_body_above_the_limit_is_a_413(fleet: Running) -> None:
+    checked(await fleet.client.post(CHAT, content=b"x" * 150_000), 413, "request_too_large")
+    assert (await fleet.client.post(CHAT, content=chat())).status_code == 200
+
+
+async def test_chunked_body_above_the_limit_is_a_413(fleet: Running) -> None:
+    async def pieces() -> Any:
+        for _ in range(15):
+            yield b"x" * 10_000
+
+    checked(await fleet.client.post(CHAT, content=pieces()), 413, "request_too_large")
+
+
+async def test_endless_body_is_a_413_and_does_not_hang(fleet: Running) -> None:
+    async with connected(fleet.addresses.data) as client:
+        await client.post(CHAT, b"", length=10_000_000_000)
+
+        async def pour() -> None:
+            try:
+                while True:
+                    client.writer.write(b"x" * 65_536)
+                    await client.writer.drain()
+            except ConnectionError:
+                return
+
+        pouring = asyncio.create_task(pour())
+        assert (await client.head()).startswith(b"HTTP/1.1 413")
+        pouring.cancel()
+    await fleet.idle()
+
+
+async def test_body_that_never_comes_is_a_408(fleet: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "BODY_TIMEOUT_S", 0.05)
+    async with connected(fleet.addresses.data) as client:
+        await client.post(CHAT, b"{", length=100)
+        assert (await client.head()).startswith(b"HTTP/1.1 408")
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat/completions/", "/admin/fleet", "/v1/models/x"])
+async def test_other_routes_are_a_404(fleet: Running, path: str) -> None:
+    checked(await fleet.client.get(path), 404, "not_found")
+
+
+async def test_large_body_to_nowhere_does_not_block_the_connection(fleet: Running) -> None:
+    for _ in range(2):
+        checked(await fleet.client.post("/nowhere", content=b"x" * 3_000_000), 404, "not_found")
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
+async def test_wrong_method_is_a_405_that_names_the_right_one(fleet: Running, method: str) -> None:
+    response = await fleet.client.request(method, CHAT)
+    checked(response, 405, "method_not_allowed")
+    assert response.headers["allow"] == "POST"
+    assert response.headers["x-request-id"]
+
+
+async def test_post_to_a_get_route_is_a_405(fleet: Running) -> None:
+    response = await fleet.client.post("/health", content=b"x" * 1_000_000)
+    checked(response, 405, "method_not_allowed")
+    assert response.headers["allow"] == "GET, HEAD"
+
+
+async def test_client_headers_that_pick_a_target_are_stripped(fleet: Running) -> None:
+    targets = {
+        "x-gateway-destination-endpoint": "10.0.0.1",
+        "x-gateway-destination-endpoint-subset": "a",
+        "x-smg-target-worker": "1",
+        "x-dynamo-worker-instance-id": "1",
+        "x-dynamo-dp-rank": "1",
+        "x-data-parallel-rank": "1",
+        "X-Override-Rid": "1",
+        "x-gorgo-replica": "r7",
+    }
+    hop = {"connection": "x-mine", "x-mine": "1", "te": "trailers", "proxy-authorization": "x", "keep-alive": "5"}
+    kept = {"x-tenant-id": "t", "traceparent": "00-1-2-01", "authorization": "Bearer client"}
+    await fleet.client.post(CHAT, content=chat(), headers={**targets, **hop, **kept})
+    seen = fleet.replicas[0].seen[0]
+    names = {name.decode().lower() for name, _ in seen.headers}
+    assert not names & {name.lower() for name in targets}
+    assert not names & {"x-mine", "te", "proxy-authorization", "keep-alive", "transfer-encoding"}
+    assert {name: seen.header(name) for name in kept} == {name: [value] for name, value in kept.items()}
+    assert seen.header("host") == [fleet.replicas[0].url.removeprefix("http://")]
+    assert seen.header("content-length") == [str(len(chat()))]
+
+
+async def test_headers_of_the_answer_keep_order_and_duplicates(start: Start) -> None:
+    async def twice(request: Any, body: bytes) -> Any:
+        from aiohttp import web
+
+        response = web.Response(body=b"{}", headers={"content-type": "application/json"})
+        response.headers.add("Set-Cookie", "a=1")
+        response.headers.add("Set-Cookie", "b=2")
+        response.headers.add("Connection", "x-private")
+        response.headers.add("X-Private", "1")
+        response.headers.add("X-Gorgo-Replica", "forged")
+        return response
+
+    fleet = await start.fleet([twice])
+    response = await fleet.client.post(CHAT, content=chat())
+    assert response.headers.get_list("set-cookie") == ["a=1", "b=2"]
+    assert "x-private" not in response.headers
+    assert response.headers.get_list("x-gorgo-replica") == ["r0"]
+    fleet.client.cookies.clear()
+    await fleet.client.post(CHAT, content=chat())
+    assert fleet.replicas[0].seen[1].header("cookie") == []
+
+
+async def test_replica_key_replaces_the_clients_and_is_never_shown(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", logger="gorgo")
+    replica = await start.replica(answer(200))
+    config = with_replica(config_for([replica]), 0, api_key_env="R0_KEY")
+    fleet = await start.proxy(config, [replica], environ={"R0_KEY": "sk-upstream"})
+    headers = {"authorization": "Bearer client", "x-api-key": "client", "api-key": "client"}
+    response = await fleet.client.post(CHAT, content=chat(), headers=headers)
+    seen = replica.seen[0]
+    assert seen.header("authorization") == ["Bearer sk-upstream"]
+    assert seen.header("x-api-key") == seen.header("api-key") == []
+    shown = f"{response.headers} {(await fleet.admin.get('/admin/fleet')).text} {fleet.state.targets['r0']!r}"
+    assert "sk-upstream" not in shown + caplog.text
+
+
+async def test_request_id_is_kept_if_it_is_harmless_else_made(fleet: Running) -> None:
+    given = await fleet.client.post(CHAT, content=chat(), headers={"x-request-id": "abc-123_4.5"})
+    assert given.headers["x-request-id"] == "abc-123_4.5"
+    assert fleet.replicas[0].seen[0].header("x-request-id") == ["abc-123_4.5"]
+    for bad in ("", "a b", "x" * 129, '"quoted"', "a/b"):
+        made = await fleet.client.post(CHAT, content=chat(), headers={"x-request-id": bad})
+        assert len(made.headers["x-request-id"]) == 32
+
+
+async def test_same_request_id_twice_at_once_is_served_twice(fleet: Running) -> None:
+    calls = [fleet.client.post(CHAT, content=chat(), headers={"x-request-id": "same"}) for _ in range(8)]
+    assert {response.status_code for response in await asyncio.gather(*calls)} == {200}
+    await fleet.idle()
+    assert len(fleet.state.router.samples) == 8
+
+
+async def test_health_and_ready(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    assert (await fleet.client.get("/health")).status_code == 200
+    assert (await fleet.client.get("/ready")).status_code == 200
+    assert (await fleet.client.head("/health")).status_code == 200
+    fleet.state.router.drain("r0", now=fleet.state.clock())
+    checked(await fleet.client.get("/ready"), 503, "no_replica")
+    assert (await fleet.client.get("/health")).status_code == 200
+
+
+async def test_models_are_those_of_the_configuration(start: Start) -> None:
+    replica = await start.replica(answer(200))
+    config = with_replica(config_for([replica, replica]), 0, models=("a", "b"))
+    fleet = await start.proxy(with_replica(config, 1, models=("b", "c")), [replica])
+    listed = (await fleet.client.get("/v1/models")).json()
+    assert [row["id"] for row in listed["data"]] == ["a", "b", "c"]
+    checked(await fleet.client.post(CHAT, content=chat(model="z")), 404, "model_not_found")
+
+
+async def test_models_are_a_replicas_own_where_none_are_configured(start: Start) -> None:
+    fleet = await start.fleet([answer(200, b'{"object":"list","data":[]}')])
+    response = await fleet.client.get("/v1/models")
+    assert response.content == b'{"object":"list","data":[]}'
+
+
+async def test_models_without_any_replica_is_a_503(start: Start) -> None:
+    fleet = await start.fleet([answer(500)])
+    checked(await fleet.client.get("/v1/models"), 503, "no_replica")
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("/v1/completions", {"model": "m", "prompt": "hello"}),
+        ("/v1/completions", {"model": "m", "prompt": [1, 2, 3]}),
+        ("/generate", {"text": "hello"}),
+        ("/generate", {"input_ids": [1, 2, 3]}),
+        ("/v1/embeddings", {"model": "m", "input": ["a", "b"]}),
+        ("/v1/responses", {"model": "m", "input": "hello"}),
+        ("/v1/messages", {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+async def test_every_route_is_relayed_to_the_same_route(fleet: Running, path: str, content: dict[str, Any]) -> None:
+    response = await fleet.client.post(path, json=content)
+    assert response.json() == {"ok": 1}
+    assert fleet.replicas[0].seen[0].path == path
+    assert json.loads(fleet.replicas[0].seen[0].body) == content
+    await fleet.idle()
