@@ -298,10 +298,10 @@ class PrefixIndex:
             self._evict_oldest(holding)
 
     def _evict_oldest(self, holding: _Holding) -> None:
-        """Take the least recently used leaf from the replica, if it holds any."""
-        if self._oldest_tick(holding) is None:
-            return
-        leaf, tick = holding.recent.popitem(last=False)
+        """Take the least recently used leaf from the replica, which holds one."""
+        tick = self._oldest_tick(holding)
+        assert tick is not None
+        leaf, _ = holding.recent.popitem(last=False)
         self._drop(leaf, holding)
         parent = leaf.parent
         assert parent is not None

@@ -10,12 +10,11 @@ and its contents. Images, audio and other parts that are not text enter by a dig
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 
+from gorgo.core.prompt_text import PromptText, kind_of
 from gorgo.errors import BadRequest
 
 #: Bytes that one token id takes in `Prompt.text`.
@@ -52,7 +51,7 @@ def read_prompt(route: str, body: object) -> Prompt:
     Prompt(text=b'hello', marks=((0, 'user'),), tokens=None)
     """
     if not isinstance(body, dict):
-        raise BadRequest(f"body: expected a JSON object, got {_kind(body)}")
+        raise BadRequest(f"body: expected a JSON object, got {kind_of(body)}")
     reader = _READERS.get(route)
     if reader is None:
         raise BadRequest(f"no prompt is known for route {route}")
@@ -62,108 +61,33 @@ def read_prompt(route: str, body: object) -> Prompt:
         raise BadRequest("body: nested too deeply") from None
 
 
-class _Text:
-    """Collects parts and marks."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._marks: list[tuple[int, str]] = []
-        self._size = 0
-
-    def mark(self, role: str) -> None:
-        self._marks.append((self._size, role))
-
-    def add(self, text: str) -> None:
-        self.add_bytes(_utf8(text))
-
-    def add_bytes(self, data: bytes) -> None:
-        self._parts.append(data)
-        self._size += len(data)
-
-    def add_json(self, value: object) -> None:
-        """Text that a template renders from JSON (tools, calls): its length is about right this way."""
-        self.add(_dump(value))
-
-    def add_digest(self, value: object) -> None:
-        self.add_bytes(blake2b(_utf8(_dump(value)), digest_size=16).digest())
-
-    def add_tools(self, body: Mapping[str, object]) -> None:
-        tools = body.get("tools") or body.get("functions")
-        if tools:
-            self.mark("tools")
-            self.add_json(tools)
-
-    def add_content(self, content: object, where: str) -> None:
-        """A message's content: nothing, text, or parts."""
-        if content is None:
-            return
-        if isinstance(content, str):
-            self.add(content)
-        elif isinstance(content, list):
-            for number, part in enumerate(content):
-                self._add_part(part, f"{where}[{number}]")
-        elif isinstance(content, dict):
-            self._add_part(content, where)
-        else:
-            raise BadRequest(f"{where}: expected text or a list of parts, got {_kind(content)}")
-
-    def _add_part(self, part: object, where: str) -> None:
-        if isinstance(part, str):
-            self.add(part)
-            return
-        if not isinstance(part, dict):
-            raise BadRequest(f"{where}: expected an object, got {_kind(part)}")
-        for name in _TEXT_FIELDS:
-            text = part.get(name)
-            if isinstance(text, str):
-                self.add(text)
-                return
-        if part.get("type") == "tool_result":
-            self.add_content(part.get("content"), f"{where}.content")
-        elif part.get("type") == "tool_use":
-            self.add_json([part.get("name"), part.get("input")])
-        else:
-            self.add_digest(part)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._parts
-
-    def prompt(self) -> Prompt:
-        return Prompt(b"".join(self._parts), tuple(self._marks))
-
-
-#: Where a part keeps its text, over all dialects.
-_TEXT_FIELDS = ("text", "thinking", "refusal")
-
-
 def _read_chat(body: Mapping[str, object]) -> Prompt:
-    text = _Text()
+    text = PromptText()
     text.add_tools(body)
     _add_messages(text, body)
-    return text.prompt()
+    return Prompt(text.text, text.marks)
 
 
 def _read_messages(body: Mapping[str, object]) -> Prompt:
-    text = _Text()
+    text = PromptText()
     text.add_tools(body)
     if body.get("system"):
         text.mark("system")
         text.add_content(body["system"], "system")
     _add_messages(text, body)
-    return text.prompt()
+    return Prompt(text.text, text.marks)
 
 
-def _add_messages(text: _Text, body: Mapping[str, object]) -> None:
+def _add_messages(text: PromptText, body: Mapping[str, object]) -> None:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise BadRequest(f"messages: expected a list of messages, got {_kind(messages)}")
+        raise BadRequest(f"messages: expected a list of messages, got {kind_of(messages)}")
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise BadRequest(f"messages[{number}]: expected an object, got {_kind(message)}")
+            raise BadRequest(f"messages[{number}]: expected an object, got {kind_of(message)}")
         role = message.get("role")
         if not isinstance(role, str):
-            raise BadRequest(f"messages[{number}].role: expected a string, got {_kind(role)}")
+            raise BadRequest(f"messages[{number}].role: expected a string, got {kind_of(role)}")
         text.mark(role)
         content = message.get("content")
         if isinstance(content, str) and len(message) == 2:
@@ -172,7 +96,7 @@ def _add_messages(text: _Text, body: Mapping[str, object]) -> None:
             _add_message(text, message, where=f"messages[{number}].content")
 
 
-def _add_message(text: _Text, message: Mapping[str, object], where: str) -> None:
+def _add_message(text: PromptText, message: Mapping[str, object], where: str) -> None:
     """One that is more than a role and a text."""
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str):
@@ -184,7 +108,7 @@ def _add_message(text: _Text, message: Mapping[str, object], where: str) -> None
 
 
 def _read_responses(body: Mapping[str, object]) -> Prompt:
-    text = _Text()
+    text = PromptText()
     text.add_tools(body)
     if body.get("instructions"):
         text.mark("system")
@@ -193,10 +117,10 @@ def _read_responses(body: Mapping[str, object]) -> Prompt:
         text.mark("prompt")
         text.add_json(body["prompt"])
     _add_items(text, body)
-    return text.prompt()
+    return Prompt(text.text, text.marks)
 
 
-def _add_items(text: _Text, body: Mapping[str, object]) -> None:
+def _add_items(text: PromptText, body: Mapping[str, object]) -> None:
     items = body.get("input")
     if isinstance(items, str):
         text.mark("user")
@@ -205,19 +129,19 @@ def _add_items(text: _Text, body: Mapping[str, object]) -> None:
         for number, item in enumerate(items):
             _add_item(text, item, f"input[{number}]")
     elif items is not None or not any(body.get(name) for name in _INPUT_ELSEWHERE):
-        raise BadRequest(f"input: expected text or a list of items, got {_kind(items)}")
+        raise BadRequest(f"input: expected text or a list of items, got {kind_of(items)}")
 
 
 #: A body of /v1/responses with one of these needs no input of its own.
 _INPUT_ELSEWHERE = ("prompt", "previous_response_id", "conversation")
 
 
-def _add_item(text: _Text, item: object, where: str) -> None:
+def _add_item(text: PromptText, item: object, where: str) -> None:
     if not isinstance(item, dict):
-        raise BadRequest(f"{where}: expected an object, got {_kind(item)}")
+        raise BadRequest(f"{where}: expected an object, got {kind_of(item)}")
     role = item.get("role") or item.get("type")
     if not isinstance(role, str):
-        raise BadRequest(f"{where}.role: expected a string, got {_kind(role)}")
+        raise BadRequest(f"{where}.role: expected a string, got {kind_of(role)}")
     text.mark(role)
     if "content" in item:
         text.add_content(item["content"], f"{where}.content")
@@ -239,20 +163,20 @@ def _read_embedding(body: Mapping[str, object]) -> Prompt:
 
 def _read_generate(body: Mapping[str, object]) -> Prompt:
     """SGLang's own route: text, ids or embeddings. Media come first, since what is cached depends on them."""
-    text = _Text()
+    text = PromptText()
     for media in ("image_data", "audio_data", "video_data"):
         if body.get(media):
             text.mark(media)
             text.add_digest(body[media])
     if body.get("input_embeds") is not None:
         text.add_digest(body["input_embeds"])
-        return text.prompt()
+        return Prompt(text.text, text.marks)
     return _read_sequences(body, "input_ids" if body.get("text") is None and "input_ids" in body else "text", text)
 
 
-def _read_sequences(body: Mapping[str, object], name: str, before: _Text | None = None) -> Prompt:
+def _read_sequences(body: Mapping[str, object], name: str, before: PromptText | None = None) -> Prompt:
     """One prompt or several, each as text or as token ids. A single one has no mark, so all routes agree on it."""
-    text = before or _Text()
+    text = before or PromptText()
     exact = text.is_empty
     sequences = _sequences(body.get(name))
     for number, sequence in enumerate(sequences):
@@ -264,7 +188,7 @@ def _read_sequences(body: Mapping[str, object], name: str, before: _Text | None 
         else:
             exact = False
             _add_text(text, sequence, where)
-    prompt = text.prompt()
+    prompt = Prompt(text.text, text.marks)
     return replace(prompt, tokens=len(prompt.text) // TOKEN_ID_BYTES) if exact else prompt
 
 
@@ -273,9 +197,9 @@ def _sequences(value: object) -> list[object]:
     return value if isinstance(value, list) and value and not isinstance(value[0], int | float) else [value]
 
 
-def _add_text(text: _Text, sequence: object, where: str) -> None:
+def _add_text(text: PromptText, sequence: object, where: str) -> None:
     if not isinstance(sequence, str | dict):
-        raise BadRequest(f"{where}: expected text or token ids, got {_kind(sequence)}")
+        raise BadRequest(f"{where}: expected text or token ids, got {kind_of(sequence)}")
     text.add_content(sequence, where)
 
 
@@ -294,20 +218,3 @@ _READERS: dict[str, Callable[[Mapping[str, object]], Prompt]] = {
     "/v1/responses": _read_responses,
     "/v1/messages": _read_messages,
 }
-
-
-def _utf8(text: str) -> bytes:
-    """JSON can carry half a surrogate pair; it must not stop a request that the engine may well accept."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _dump(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-_KINDS = {type(None): "nothing", bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
-
-
-def _kind(value: object) -> str:
-    """What a value is, in words safe to send back."""
-    return _KINDS.get(type(value), "an object")

@@ -31,7 +31,8 @@ def test_chat_is_its_contents_in_order_with_a_mark_per_message() -> None:
 
 
 def test_text_parts_read_as_plain_text() -> None:
-    assert chat(user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])) == chat(user("ab"))
+    assert chat(user([{"type": "text", "text": "a"}, "b", {"type": "text", "text": "c"}])) == chat(user("abc"))
+    assert chat(user({"type": "text", "text": "a"})) == chat(user("a"))
 
 
 def test_image_enters_by_a_digest_of_16_bytes() -> None:
@@ -39,6 +40,26 @@ def test_image_enters_by_a_digest_of_16_bytes() -> None:
     one, two = chat(user([IMAGE])), chat(user([other]))
     assert (len(one.text), len(two.text)) == (16, 16)
     assert one != two
+
+
+def test_parts_of_other_shape_have_other_digests() -> None:
+    values = [
+        "ab",
+        ["ab"],
+        ["a", "b"],
+        ["b", "a"],
+        {"a": "b"},
+        {"b": "a"},
+        [["ab"]],
+        {"a": ["b"]},
+        {"a": {"b": 1}},
+        1,
+        1.5,
+    ]
+    values += [None, True, [1], [1, "a"], [{}], {}, [], "\ud800"]
+    texts = {chat(user([{"type": "audio", "data": value}])).text for value in values}
+    assert len(texts) == len(values)
+    assert {len(text) for text in texts} == {16}
 
 
 def test_tools_come_first() -> None:

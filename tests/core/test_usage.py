@@ -129,6 +129,13 @@ def test_usage_only_event_is_taken_out_and_nothing_else(eol: str) -> None:
     assert usage_filter.usage == Usage(9, 5, 2)
 
 
+@pytest.mark.parametrize(
+    "data", ['{"usage": {', '[{"usage": {}}]', '{"choices": [], "usage": {}, "x": ' + "[" * 30_000]
+)
+def test_event_that_only_looks_like_usage_passes(data: str) -> None:
+    assert UsageEventFilter().feed(event(data)) == event(data)
+
+
 def test_whole_events_pass_at_once() -> None:
     usage_filter = UsageEventFilter()
     assert usage_filter.feed(CHUNK) == CHUNK
