@@ -21,6 +21,8 @@ _SHOWN = 25
 _SAMPLES_PER_S = 250
 _PROFILED = ("requests_small", "requests_large", "events")
 _STOP_S_MAX = 20
+#: What is below every stack: how the process and its event loop were started.
+_STARTERS = ("runpy", "gorgo/__main__", "gorgo/cli", "typer/", "click/", "asyncio/runners", "uvloop/__init__")
 
 
 def run() -> None:
@@ -73,21 +75,32 @@ def _complain(told: str) -> Counter[tuple[str, ...]]:
 
 
 def _shares(stacks: Counter[tuple[str, ...]]) -> str:
-    """The table: per function, the share of samples in it and in all that it called."""
+    """Two tables: functions by their own time, and gorgo's functions with what libraries do below each of them."""
     total = stacks.total() or 1
     own: Counter[str] = Counter()
-    below: Counter[str] = Counter()
+    owned: Counter[str] = Counter()
     for frames, samples in stacks.items():
         own[frames[-1]] += samples
-        for frame in set(frames):
-            below[frame] += samples
-    lines = [
-        f"{100 * own[name] / total:6.1f} %  {100 * below[name] / total:6.1f} %  {name}" for name in _top(own, below)
-    ]
-    return "\n".join([f"{stacks.total()} samples", "    self     total", *lines])
+        owned[_owner(frames)] += samples
+    lines = [f"{stacks.total()} samples", "functions by their own time"]
+    lines += _lines(own, total)
+    lines += ["gorgo's functions, each with the libraries below it; what the libraries do on their own behalf"]
+    return "\n".join(lines + _lines(owned, total))
 
 
-def _top(own: Counter[str], below: Counter[str]) -> list[str]:
-    by_self = [name for name, _ in own.most_common(_SHOWN)]
-    by_total = [name for name, _ in below.most_common(_SHOWN) if name not in by_self]
-    return by_self + by_total
+def _owner(frames: tuple[str, ...]) -> str:
+    """The innermost function of gorgo that serves a request, else the library that the event loop called."""
+    served = [frame for frame in frames if not any(starter in frame for starter in _STARTERS)]
+    if not served:
+        return "the event loop and its system calls"
+    return next(
+        (frame for frame in reversed(served) if "(gorgo/" in frame), f"{_library(served[0])}, called by the loop"
+    )
+
+
+def _library(frame: str) -> str:
+    return frame.rpartition("(")[2].partition("/")[0]
+
+
+def _lines(counts: Counter[str], total: int) -> list[str]:
+    return [f"{100 * samples / total:6.1f} %  {name}" for name, samples in counts.most_common(_SHOWN)]
