@@ -87,6 +87,9 @@ class UsageEventFilter:
 
     def feed(self, chunk: bytes) -> bytes:
         """What may go downstream now."""
+        if not self._pending and chunk.endswith(b"\n\n") and b'"usage"' not in chunk:
+            # Whole events, as nearly always: nothing to hold or to judge.
+            return chunk
         self._pending += chunk
         out: list[bytes] = []
         start = 0
@@ -125,9 +128,9 @@ class UsageEventFilter:
             body = json.loads(data)
         except (ValueError, RecursionError):
             return False
-        if not isinstance(body, dict) or body.get("choices") != []:
+        if not isinstance(body, dict) or body.get("choices") != [] or not isinstance(body.get("usage"), dict):
             return False
-        self.usage = _usage(body.get("usage")) or self.usage
+        self.usage = _usage(body["usage"]) or self.usage
         return True
 
 

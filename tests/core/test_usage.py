@@ -130,7 +130,13 @@ def test_usage_only_event_is_taken_out_and_nothing_else(eol: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", ['{"usage": {', '[{"usage": {}}]', '{"choices": [], "usage": {}, "x": ' + "[" * 30_000]
+    "data",
+    [
+        '{"usage": {',
+        '{"choices": [], "meta_info": {}}',
+        '[{"usage": {}}]',
+        '{"choices": [], "usage": {}, "x": ' + "[" * 30_000,
+    ],
 )
 def test_event_that_only_looks_like_usage_passes(data: str) -> None:
     assert UsageEventFilter().feed(event(data)) == event(data)
