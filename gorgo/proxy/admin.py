@@ -61,9 +61,12 @@ class Admin:
                 "region": self._state.config.proxy.region,
                 "in_flight": self._state.router.in_flight,
                 "stopping": self._state.stopping,
-                "replicas": [view.as_dict() for view in views],
+                "replicas": [view.as_dict() | {"reports": self._reports(view.name)} for view in views],
             }
         )
+
+    def _reports(self, replica: str) -> Mapping[str, str]:
+        return self._state.targets[replica].reports.as_dict()
 
     async def weights(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
         return self._weights(self._state.router.weights)

@@ -23,7 +23,7 @@ from gorgo.errors import BadRequest
 from gorgo.proxy.body import ClientGone, ask_for_usage, draining, parse_body, read_body
 from gorgo.proxy.errors import HttpError, Message, Receive, Send, error_event, error_of, send_error
 from gorgo.proxy.headers import Header, request_id, session_id, upstream_headers
-from gorgo.proxy.logs import log, log_failure
+from gorgo.proxy.logs import log, log_failure, log_missing
 from gorgo.proxy.relay import Relay, RelayPlan, failure_of
 from gorgo.proxy.sink import Sink
 from gorgo.proxy.state import BLOCK_BYTES, ProxyState, Target
@@ -346,10 +346,19 @@ class Exchange:
             metrics.completed(
                 replica, region, e2e_s, cached_tokens=outcome.cached_tokens, output_tokens=outcome.output_tokens
             )
+            self._check_reports(dispatch, outcome)
         if outcome.prompt_tokens is not None and ask.prompt.tokens is None:
             self._state.ratios.learn(
                 ask.route.model, text_bytes=len(ask.prompt.text), prompt_tokens=outcome.prompt_tokens
             )
+
+    def _check_reports(self, dispatch: Dispatch, outcome: Outcome) -> None:
+        """An answer with usage tells whether its engine reports what it had cached."""
+        if outcome.prompt_tokens is None:
+            return
+        believed = dispatch.decision.believed_cached_tokens
+        reports = self._state.targets[dispatch.replica].reports
+        log_missing(dispatch.replica, reports.on_answer(cached_tokens=outcome.cached_tokens, believed_tokens=believed))
 
     def _close_account(self) -> None:
         account, state = self._account, self._state

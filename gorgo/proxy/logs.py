@@ -12,6 +12,8 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any
 
+from gorgo.engines.reports import MissingReport
+
 LOGGER = logging.getLogger("gorgo")
 
 
@@ -50,6 +52,14 @@ def log(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
 def log_failure(event: str, failure: BaseException, **fields: Any) -> None:
     """A fault of the proxy itself."""
     LOGGER.error(event, extra={"fields": {**fields, **_place(failure)}})
+
+
+def log_missing(replica: str, missing: MissingReport | None) -> None:
+    """What a replica turned out not to report, if anything."""
+    if missing is not None:
+        log(
+            "report_missing", level=logging.WARNING, replica=replica, report=missing.report.value, advice=missing.advice
+        )
 
 
 def _place(failure: BaseException) -> dict[str, str]:

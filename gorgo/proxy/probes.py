@@ -10,12 +10,13 @@ import json
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from time import perf_counter
 
 from gorgo.core.request import EngineSample
 from gorgo.engines.base import merged
 from gorgo.proxy.headers import Header
-from gorgo.proxy.logs import log
+from gorgo.proxy.logs import log, log_missing
 from gorgo.proxy.state import ProxyState, Target
 from gorgo.proxy.upstream import KEEP_ALIVE_S, UpstreamError
 
@@ -74,6 +75,8 @@ class Watcher:
     async def scrape(self) -> None:
         """The engine's own figures: its metrics, completed by its loads route, either of which may be missing."""
         target = self._target
+        if target.dialect.metrics_path is None and target.dialect.loads_path is None:
+            return
         found = [await self._read_metrics(), await self._read_loads()]
         samples = [sample for sample in found if sample is not None]
         if not samples:
@@ -102,11 +105,15 @@ class Watcher:
         path = self._target.dialect.metrics_path
         if path is None:
             return None
-        try:
+        sample: EngineSample | None = None
+        status: int | None = None
+        # A failure leaves both unknown, which is what it tells.
+        with suppress(UpstreamError):
             status, body = await self._fetch(path, SCRAPE_TIMEOUT_S)
-        except UpstreamError:
-            return None
-        return self._target.dialect.read_metrics(body.decode("utf-8", "replace")) if status == 200 else None
+            if status == 200:
+                sample = self._target.dialect.read_metrics(body.decode("utf-8", "replace"))
+        log_missing(self._target.name, self._target.reports.on_scrape(status, sample))
+        return sample
 
     async def _read_loads(self) -> EngineSample | None:
         path = self._target.dialect.loads_path
@@ -159,7 +166,6 @@ async def run_timers(state: ProxyState) -> None:
 
 
 async def _quietly(ping: Awaitable[float]) -> None:
-    try:
+    """The probe is what counts failures."""
+    with suppress(UpstreamError):
         await ping
-    except UpstreamError:
-        return  # The probe is what counts failures.

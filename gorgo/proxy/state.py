@@ -22,6 +22,7 @@ from gorgo.core.tokens import BytesPerToken
 from gorgo.core.weights import Weights
 from gorgo.engines.base import EngineDialect
 from gorgo.engines.registry import dialect
+from gorgo.engines.reports import ReportWatch
 from gorgo.errors import ConfigError
 from gorgo.proxy.clock import Clock, epoch_clock
 from gorgo.proxy.homes import ResponseHomes
@@ -42,6 +43,8 @@ class Target:
     region: str
     upstream: HttpUpstream
     dialect: EngineDialect
+    #: What the engine should report and does not.
+    reports: ReportWatch
     request_usage: bool = False
     api_key: str | None = field(default=None, repr=False)
 
@@ -73,6 +76,8 @@ def make_state(
     config: Config, *, policy: Policy, weights: Weights | None, environ: Mapping[str, str], key: int, seed: int
 ) -> ProxyState:
     """Wire a proxy. Needs a running loop: connection pools belong to one."""
+    # Before anything is opened, because this can fail.
+    keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
     clock = epoch_clock()
     router = Router(
         [_spec(replica) for replica in config.replicas],
@@ -83,7 +88,7 @@ def make_state(
         limits=_limits(config),
     )
     tls = ssl.create_default_context()
-    targets = {replica.name: _target(replica, config.limits, environ, tls) for replica in config.replicas}
+    targets = {replica.name: _target(replica, config.limits, keys[replica.name], tls) for replica in config.replicas}
     return ProxyState(
         config=config,
         limits=config.limits,
@@ -118,7 +123,8 @@ def _spec(replica: Replica) -> ReplicaSpec:
     )
 
 
-def _target(replica: Replica, limits: Limits, environ: Mapping[str, str], tls: ssl.SSLContext) -> Target:
+def _target(replica: Replica, limits: Limits, key: str | None, tls: ssl.SSLContext) -> Target:
+    spoken = dialect(replica.engine)
     return Target(
         name=replica.name,
         region=replica.region,
@@ -128,9 +134,10 @@ def _target(replica: Replica, limits: Limits, environ: Mapping[str, str], tls: s
             connect_timeout_s=limits.connect_timeout_s,
             tls=tls,
         ),
-        dialect=dialect(replica.engine),
+        dialect=spoken,
+        reports=ReportWatch(spoken),
         request_usage=replica.request_usage,
-        api_key=api_key(replica, environ),
+        api_key=key,
     )
 
 

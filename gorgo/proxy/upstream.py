@@ -119,15 +119,21 @@ class HttpUpstream:
 
     def __init__(self, base_url: str, *, connections: int, connect_timeout_s: float, tls: ssl.SSLContext) -> None:
         self._base = base_url.rstrip("/")
-        self._connections = connections
+        self._limit = connections
         self._extensions = {"timeout": {"connect": connect_timeout_s}}
         self._urls: dict[str, httpx.URL] = {}
-        self._kept = _transport(_Connector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls), tls)
+        self._connector = _Connector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
+        self._kept = _transport(self._connector, tls)
         self._fresh = _transport(aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls), tls)
         self.open_sources = 0
 
+    @property
+    def connections(self) -> int:
+        """Kept connections that are open, in use or not."""
+        return self._connector.alive
+
     async def open(self, path: str, headers: Sequence[Header], body: bytes) -> Source:
-        if self.open_sources >= self._connections:
+        if self.open_sources >= self._limit:
             raise UpstreamError("connections_exhausted")
         return await self._open("POST", path, headers, body)
 
@@ -199,6 +205,10 @@ class _Connector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._seen: WeakSet[Any] = WeakSet()
+
+    @property
+    def alive(self) -> int:
+        return sum(protocol.is_connected() for protocol in self._seen)
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109 - aiohttp's own signature
         connection = await super().connect(req, traces, timeout)

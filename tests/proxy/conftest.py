@@ -15,7 +15,7 @@ from gorgo.config.model import Config, Limits, Proxy, Region, Replica
 from gorgo.policies.registry import make_policy
 from gorgo.proxy import server
 from gorgo.proxy.server import ServerAddresses
-from gorgo.proxy.state import ProxyState
+from gorgo.proxy.state import ProxyState, make_state
 from tests.proxy.fakes import FakeReplica, Script, running
 
 TOKEN = "let-me-in"
@@ -80,7 +80,6 @@ async def proxy_for(
     loop = asyncio.get_running_loop()
     bound: asyncio.Future[ServerAddresses] = loop.create_future()
     caught: list[ProxyState] = []
-    make_state = server.make_state
 
     def catch(*args: Any, **kwargs: Any) -> ProxyState:
         caught.append(make_state(*args, **kwargs))

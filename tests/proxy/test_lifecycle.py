@@ -1,0 +1,244 @@
+"""Start, background loops, and every way to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gorgo.engines.sglang import SGLang
+from gorgo.errors import ConfigError
+from gorgo.policies.registry import make_policy
+from gorgo.proxy.probes import WARM_CONNECTIONS, Watcher
+from gorgo.proxy.server import serve
+from tests.proxy.conftest import QUIET, Start, config_for, until, with_replica
+from tests.proxy.fakes import DONE, FakeReplica, answer, chat, delta, event, hang, stream
+from tests.proxy.raw import connected
+
+CHAT = "/v1/chat/completions"
+METRICS = """# HELP sglang:num_running_reqs x
+sglang:num_running_reqs{model_name="m",dp_rank="0"} 3.0
+sglang:num_queue_reqs{model_name="m"} 2.0
+sglang:num_used_tokens{model_name="m"} 100
+sglang:token_usage{model_name="m"} 0.1
+"""
+
+
+async def test_replicas_are_probed_and_scraped_before_it_is_ready(start: Start) -> None:
+    replica = await start.replica(answer(200))
+    replica.metrics = METRICS
+    replica.loads = {"loads": [{"max_total_num_tokens": 5000, "max_running_requests": 8, "num_running_reqs": 9}]}
+    fleet = await start.proxy(config_for([replica]), [replica])
+    (view,) = fleet.state.router.fleet_view(now=fleet.state.clock())
+    assert replica.pings == 2
+    assert view.rtt_ms is not None
+    assert (view.running_requests, view.queued_requests, view.used_tokens) == (3, 2, 100)
+    assert (view.kv_capacity_tokens, view.max_running_requests) == (5000, 8)
+
+
+async def test_dead_replica_does_not_keep_it_from_starting(start: Start) -> None:
+    good = await start.replica(answer(200))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        config = with_replica(config_for([good, good]), 0, url=f"http://127.0.0.1:{unused.getsockname()[1]}")
+        fleet = await start.proxy(config, [good])
+    views = fleet.state.router.fleet_view(now=fleet.state.clock())
+    assert views[0].rtt_ms is None
+    assert views[1].rtt_ms is not None
+    text = (await fleet.client.get("/metrics")).text
+    assert 'gorgo_probe_failures_total{region="here",replica="r0"} 1.0' in text
+
+
+async def test_loops_keep_asking_and_keep_connections_warm(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gorgo.proxy.probes.WARM_INTERVAL_S", 0.02)
+    fleet = await start.fleet([answer(200)], proxy=replace(QUIET, probe_interval_s=0.02, scrape_interval_s=0.02))
+    await until(lambda: fleet.replicas[0].pings > 20)
+    assert fleet.state.targets["r0"].upstream.connections >= WARM_CONNECTIONS
+
+
+async def test_what_a_replica_does_not_report_is_said_once_and_shown(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = await start.replica(stream(delta("a"), event({"choices": [], "usage": {"prompt_tokens": 2}}), DONE))
+    replica.loads = {"loads": []}
+    fleet = await start.proxy(config_for([replica]), [replica])
+    long = chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}])
+    for _ in range(12):
+        await fleet.client.post(CHAT, content=long)
+    shown = (await fleet.admin.get("/admin/fleet")).json()["replicas"][0]["reports"]
+    assert shown == {"cached_tokens": "missing", "metrics": "missing"}
+    told = [record.fields for record in caplog.records if record.getMessage() == "report_missing"]  # type: ignore[attr-defined]
+    assert [fields["report"] for fields in told] == ["metrics", "cached_tokens"]
+    assert "--enable-metrics" in told[0]["advice"]
+
+
+async def test_probe_failures_are_logged_once_and_the_return_too(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = await start.fleet([answer(500)])
+    target = fleet.state.targets["r0"]
+    watcher = Watcher(fleet.state, replace(target, dialect=_Broken()), spread=lambda: 0.5)
+    for _ in range(3):
+        await watcher.probe()
+    watcher._target = target
+    await watcher.probe()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told.count("replica_does_not_answer") == 1
+    assert told.count("replica_answers") == 1
+
+
+class _Broken(SGLang):
+    """A dialect whose ping is a route that fails."""
+
+    probe_path = "/fails"
+
+
+async def test_missing_key_is_a_configuration_error(start: Start) -> None:
+    replica = await start.replica(answer(200))
+    config = with_replica(config_for([replica]), 0, api_key_env="NOT_SET")
+    with pytest.raises(ConfigError, match="NOT_SET"):
+        await serve(config, policy=make_policy("random"), environ={}, key=1, seed=1)
+
+
+async def test_stopping_lets_streams_finish_and_takes_nothing_new(start: Start) -> None:
+    fleet = await start.fleet([hang(delta("a"), rest=[delta("b"), DONE])])
+    async with fleet.client.stream("POST", CHAT, content=chat(stream=True)) as response:
+        raw = response.aiter_raw()
+        got = await anext(raw)
+        fleet.shutdown.set()
+        await until(lambda: fleet.state.stopping)
+        assert (await fleet.client.get("/ready")).status_code == 503
+        assert (await fleet.client.get("/health")).status_code == 200
+        refused = await fleet.client.post(CHAT, content=chat(stream=True))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
+        fleet.replicas[0].release.set()
+        got += b"".join([chunk async for chunk in raw])
+    assert got == delta("a") + delta("b") + DONE
+    await asyncio.wait_for(fleet.task, 10)
+    fleet.check()
+
+
+async def test_stream_that_outlives_the_grace_is_told_and_cut(start: Start) -> None:
+    fleet = await start.fleet([hang(delta("a"))], shutdown_grace_s=0.1)
+    async with fleet.client.stream("POST", CHAT, content=chat(stream=True)) as response:
+        raw = response.aiter_raw()
+        got = await anext(raw)
+        fleet.shutdown.set()
+        got += b"".join([chunk async for chunk in raw])
+    assert got.startswith(delta("a"))
+    assert b'"code": "stopping"' in got
+    await asyncio.wait_for(fleet.task, 10)
+    fleet.check()
+    assert fleet.replicas[0].dropped.is_set()
+
+
+async def test_request_that_waits_when_the_grace_ends_gets_a_503(start: Start) -> None:
+    fleet = await start.fleet([hang()], shutdown_grace_s=0.1)
+    request = asyncio.create_task(fleet.client.post(CHAT, content=chat(stream=True)))
+    await fleet.replicas[0].arrived.wait()
+    fleet.shutdown.set()
+    response = await request
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "stopping")
+    await asyncio.wait_for(fleet.task, 10)
+    fleet.check()
+
+
+async def test_idle_connections_do_not_hold_up_the_stop(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    async with connected(fleet.addresses.data) as idle:
+        await fleet.client.get("/health")
+        fleet.shutdown.set()
+        await asyncio.wait_for(fleet.task, 10)
+        assert await idle.rest() == b""
+
+
+PROGRAM = """
+import asyncio, sys
+from gorgo.config.model import Config, Limits, Proxy, Region, Replica
+from gorgo.policies.registry import make_policy
+from gorgo.proxy.logs import set_up_logs
+from gorgo.proxy.server import serve
+config = Config(
+    proxy=Proxy(region="here", bind="127.0.0.1:0", admin_bind="127.0.0.1:0"),
+    regions=(Region(name="here"),),
+    replicas=(Replica(name="r0", region="here", url=sys.argv[1]),),
+    limits=Limits(shutdown_grace_s=float(sys.argv[2])),
+)
+def ready(addresses):
+    print(*addresses.data, flush=True)
+set_up_logs()
+asyncio.run(serve(config, policy=make_policy("gorgo"), environ={}, key=1, seed=1, ready=ready))
+"""
+
+
+async def spawned(replica: FakeReplica, grace_s: float) -> tuple[asyncio.subprocess.Process, tuple[str, int]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        PROGRAM,
+        replica.url,
+        str(grace_s),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert process.stdout is not None
+    host, port = (await asyncio.wait_for(process.stdout.readline(), 30)).split()
+    return process, (host.decode(), int(port))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_signal_ends_the_process_cleanly_after_its_streams(start: Start, number: signal.Signals) -> None:
+    replica = await start.replica(hang(delta("a"), rest=[DONE]))
+    process, address = await spawned(replica, 30)
+    async with connected(address) as client:
+        await client.post(CHAT, chat(stream=True), "connection: close")
+        await client.head()
+        process.send_signal(number)
+        async with connected(address) as other:
+            await until_ready_is_503(other)
+        replica.release.set()
+        assert DONE in await client.rest()
+    _, stderr = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 0
+    lines = [json.loads(line) for line in stderr.splitlines()]
+    events = [line["event"] for line in lines]
+    assert "ready" in events
+    assert "stopping" in events
+    (request,) = [line for line in lines if line["event"] == "request"]
+    assert request["replica"] == "r0"
+    assert request["status"] == 200
+    assert request["ttft_ms"] > 0
+
+
+async def until_ready_is_503(client) -> None:  # type: ignore[no-untyped-def]
+    for _ in range(1000):
+        client.writer.write(b"GET /ready HTTP/1.1\r\nhost: gorgo\r\n\r\n")
+        head = await client.head()
+        await client.reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+        if head.startswith(b"HTTP/1.1 503"):
+            return
+    raise AssertionError("still ready")
+
+
+async def test_second_signal_ends_the_grace(start: Start) -> None:
+    replica = await start.replica(hang(delta("a")))
+    process, address = await spawned(replica, 1000)
+    async with connected(address) as client:
+        await client.post(CHAT, chat(stream=True), "connection: close")
+        await client.head()
+        process.send_signal(signal.SIGTERM)
+        async with connected(address) as other:
+            await until_ready_is_503(other)
+        process.send_signal(signal.SIGTERM)
+        assert b'"code": "stopping"' in await client.rest()
+    await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 0

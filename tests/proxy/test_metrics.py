@@ -1,0 +1,69 @@
+"""The table of metrics is what is exposed, and the figures add up."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gorgo.proxy.metrics import METRICS
+from tests.proxy.conftest import Running, Start
+from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
+
+CHAT = "/v1/chat/completions"
+
+
+async def scraped(fleet: Running) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    text = (await fleet.client.get("/metrics")).text
+    samples: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            samples.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return samples
+
+
+async def test_table_names_every_metric_with_its_type_and_labels(start: Start) -> None:
+    fleet = await start.fleet([answer(500)], [stream(delta("a"), USAGE, DONE)], [answer(503)])
+    for _ in range(4):
+        await fleet.client.post(CHAT, content=chat(stream=True))
+    text = (await fleet.client.get("/metrics")).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    own = {name for name in families if name.startswith("gorgo_") and not name.startswith("gorgo_process_")}
+    assert own - {name for name in own if name.endswith("_created")} == {
+        spec.name.removesuffix("_total") for spec in METRICS
+    }
+    for spec in METRICS:
+        family = families[spec.name.removesuffix("_total")]
+        assert family.type == spec.kind
+        assert family.documentation == spec.description
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(spec.labels)
+
+
+async def test_figures_of_one_retried_request_add_up(start: Start) -> None:
+    fleet = await start.fleet([answer(500)], [stream(delta("a"), USAGE, DONE)])
+    assert (await fleet.client.post(CHAT, content=chat(stream=True))).status_code == 200
+    await fleet.idle()
+    samples = await scraped(fleet)
+    r0, r1 = (("region", "here"), ("replica", "r0")), (("region", "here"), ("replica", "r1"))
+    assert samples["gorgo_requests_total"] == {
+        (("policy", "round-robin"), ("route", CHAT), ("status", "2xx")): 1.0,
+    }
+    assert samples["gorgo_attempts_total"] == {
+        (("ending", "failed_before_content"), *r0): 1.0,
+        (("ending", "completed"), *r1): 1.0,
+    }
+    assert samples["gorgo_retries_total"] == {(("reason", "failed_before_content"),): 1.0}
+    assert samples["gorgo_ttft_seconds_count"] == {r1: 1.0}
+    assert samples["gorgo_e2e_seconds_count"] == {r1: 1.0}
+    assert samples["gorgo_reported_cached_tokens_total"] == {r1: 8.0}
+    assert samples["gorgo_output_tokens_total"] == {r1: 2.0}
+    assert samples["gorgo_prompt_tokens_total"] == {r0: 2.0, r1: 2.0}
+    assert samples["gorgo_in_flight_requests"] == {r0: 0.0, r1: 0.0}
+    assert samples["gorgo_decision_seconds_count"] == {(): 1.0}
+    assert samples["gorgo_process_cpu_seconds_total"]
+
+
+async def test_reject_is_counted_by_its_reason(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    await fleet.client.post(CHAT, content=b"[]")
+    samples = await scraped(fleet)
+    assert samples["gorgo_rejects_total"] == {(("reason", "invalid_json"),): 1.0}
