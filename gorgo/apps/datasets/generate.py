@@ -38,10 +38,18 @@ def write_trace(shape: WorkloadShape, path: Path) -> None:
 class _Row:
     timestamp_ms: int
     application: int
-    application_tokens: int
+    shared_tokens: int
     owner: int
     input_tokens: int
     output_tokens: int
+
+
+@dataclass(slots=True)
+class _User:
+    owner: int
+    application: int
+    #: Their system prompt is the application's own, the same for all who use it.
+    shares: bool
 
 
 class _Draws:
@@ -99,32 +107,32 @@ class _Workload:
     def _conversation(self, now_s: float) -> tuple[list[_Row], float]:
         """Its requests, and when its place is free again."""
         shape, draws = self._shape, self._draws
-        identity, rows = self._begin(), list[_Row]()
+        user, rows = self._begin(), list[_Row]()
         own = draws.log_normal(shape.history_median, shape.history_sigma)
         for _ in range(draws.geometric(shape.turns_mean)):
             own += draws.log_normal(shape.turn_median, shape.turn_sigma)
-            rows.append(self._row(now_s, identity, own))
+            rows.append(self._row(now_s, user, own))
             own += rows[-1].output_tokens
             now_s += shape.think_s_min + draws.exponential(shape.think_s_mean)
             if rows[-1].input_tokens >= shape.input_max or now_s >= shape.duration_s:
                 break
         return rows, now_s
 
-    def _begin(self) -> tuple[int, int]:
-        """A new owner and the application that it uses."""
+    def _begin(self) -> _User:
+        """Somebody new, with the system prompt of an application or with their own."""
         self._owners += 1
-        return self._owners, self._draws.rank(self._shape.applications)
+        application = self._draws.rank(self._shape.applications)
+        return _User(self._owners, application, self._draws.uniform() < self._shape.application_share)
 
-    def _row(self, now_s: float, identity: tuple[int, int], own_tokens: float) -> _Row:
+    def _row(self, now_s: float, user: _User, own_tokens: float) -> _Row:
         shape = self._shape
-        owner, application = identity
-        system_tokens = shape.application_tokens * (shape.applications + application) // shape.applications
+        system_tokens = shape.application_tokens * (shape.applications + user.application) // shape.applications
         output = self._draws.log_normal(shape.output_median, shape.output_sigma)
         return _Row(
             timestamp_ms=round(1000 * now_s),
-            application=application,
-            application_tokens=system_tokens,
-            owner=owner,
+            application=user.application,
+            shared_tokens=system_tokens if user.shares else 0,
+            owner=user.owner,
             input_tokens=min(shape.input_max, system_tokens + max(OWN_TOKENS_MIN, round(own_tokens))),
             output_tokens=max(1, min(shape.output_max, round(output))),
         )
@@ -145,7 +153,7 @@ class _Ids:
 
     def _one(self, row: _Row, start: int) -> int:
         end = min(start + BLOCK_TOKENS, row.input_tokens)
-        shared = end <= row.application_tokens
+        shared = end <= row.shared_tokens
         key = ("application", row.application, start, end) if shared else ("owner", row.owner, start, end)
         return self._by_block.setdefault(key, len(self._by_block))
 

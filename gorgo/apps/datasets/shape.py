@@ -22,9 +22,9 @@ class WorkloadShape:
     ----------
     seed, duration_s:
         Chance, and when the last request may come.
-    applications, application_tokens:
-        Each conversation begins with the system prompt of one of so many applications, shared by all who use it; the
-        n-th is used in proportion to 1/n. Prompts grow from 1x to 2x `application_tokens`.
+    applications, application_tokens, application_share:
+        Each prompt begins with a system prompt of 1x to 2x `application_tokens`. For so large a share of the users it
+        is that of one of so many applications, the n-th chosen in proportion to 1/n; for the others it is their own.
     conversations, ramp_s:
         So many conversations run side by side; they start evenly over the first `ramp_s`.
     turns_mean:
@@ -47,6 +47,7 @@ class WorkloadShape:
     duration_s: float
     applications: int
     application_tokens: int
+    application_share: float
     conversations: int
     ramp_s: float
     turns_mean: float

@@ -75,7 +75,7 @@ def running_fleet(policy: str, *, folder: Path, seed: int) -> Iterator[Fleet]:
             processes.start(name, ["engine", "--replica", name, "--config", str(config), "--port", "0"])
         urls = {name: _url_of(processes, name) for name in REPLICAS}
         _write_config(config, policy, seed, urls)
-        processes.start("serve", ["serve", "--config", str(config)])
+        processes.start("serve", ["serve", "--config", str(config), "--seed", str(seed)])
         ready = processes.wait_for_line("serve", r"listening on (http://\S+) \(admin (http://[^\s)]+)\)")
         fleet = Fleet(ready[1], ready[2], token, processes)
         fleet.wait_until_probed()
