@@ -9,7 +9,7 @@ Theory of operation. The caller owns the clock and drives one loop:
     model.submit(request, now=now)          whenever a request arrives
     step = model.start_step(now=now)        when idle: at an arrival; when busy: at the end of the step before
     ... time passes until step.ends_s ...
-    for request in model.finish_step(step): request has one token more; `request.finished` says whether it was the last
+    for request in model.finish_step(step): it has one token more; `request.finished` says whether that was the last
 
 A step is a prefill batch alone whenever one can be formed (what decodes stalls meanwhile), else one decode iteration:
 
@@ -29,80 +29,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from enum import Enum
+from typing import Generic, TypeVar
 
 from gorgo.errors import BadRequest
-from gorgo.sim.kv_cache import CacheNode, KvCache
+from gorgo.sim.engine_request import EngineRequest, Stage
+from gorgo.sim.kv_cache import KvCache
 from gorgo.sim.profiles import EngineProfile
 
-
-class Stage(Enum):
-    """Where a request is in its life."""
-
-    NEW = "new"
-    WAITING = "waiting"
-    PREFILLING = "prefilling"
-    DECODING = "decoding"
-    FINISHED = "finished"
-    ABORTED = "aborted"
-
-
-class EngineRequest:
-    """A request and its progress in one engine. Callers may subclass it; the model needs no more than this.
-
-    Parameters
-    ----------
-    key:
-        The prompt as cache items (four bytes a token in a served engine). A prompt that does not end on an item has
-        tokens behind the last one, which are never cached.
-    prompt_tokens, output_tokens:
-        Lengths; exactly `output_tokens` (at least one) are generated.
-    output_key:
-        What is generated, as items; may be empty, then the output is never cached.
-    """
-
-    __slots__ = (
-        "admitted_s",
-        "cached_tokens",
-        "emitted",
-        "first_token_s",
-        "handle",
-        "key",
-        "output_key",
-        "output_tokens",
-        "prefilled_tokens",
-        "private_tokens",
-        "promised_tokens",
-        "prompt_tokens",
-        "stage",
-        "submitted_s",
-    )
-
-    def __init__(self, key: bytes, *, prompt_tokens: int, output_tokens: int, output_key: bytes = b"") -> None:
-        assert min(prompt_tokens, output_tokens) >= 1, "an engine computes and emits at least one token"
-        self.key = key
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.output_key = output_key
-        self.stage = Stage.NEW
-        self.submitted_s = 0.0
-        self.admitted_s: float | None = None
-        self.first_token_s: float | None = None
-        self.cached_tokens = 0
-        #: Prompt tokens whose KV exists, cached ones included.
-        self.prefilled_tokens = 0
-        self.emitted = 0
-        self.private_tokens = 0
-        self.promised_tokens = 0
-        self.handle: CacheNode | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self.emitted == self.output_tokens
+RequestT = TypeVar("RequestT", bound=EngineRequest)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Step(Generic[RequestT]):
     """One scheduler iteration: which requests it serves and when it is over.
 
     `chunks` are the prompt tokens computed per request in a prefill step, empty in a decode iteration.
@@ -110,7 +48,7 @@ class Step:
 
     started_s: float
     ends_s: float
-    requests: tuple[EngineRequest, ...]
+    requests: tuple[RequestT, ...]
     chunks: tuple[int, ...]
 
 
@@ -129,8 +67,10 @@ class Totals:
     steps: int = 0
 
 
-class EngineModel:
+class EngineModel(Generic[RequestT]):
     """The scheduler of one replica.
+
+    Generic in the class of its requests: what `finish_step` returns is what was submitted.
 
     Parameters
     ----------
@@ -142,7 +82,7 @@ class EngineModel:
     Example
     -------
     >>> from gorgo.sim.profiles import find_profile
-    >>> model = EngineModel(find_profile("1xH100-Llama-3.1-8B"))
+    >>> model: EngineModel[EngineRequest] = EngineModel(find_profile("1xH100-Llama-3.1-8B"))
     >>> request = EngineRequest(b"word" * 1000, prompt_tokens=1000, output_tokens=2)
     >>> model.submit(request, now=0.0)
     >>> step = model.start_step(now=0.0)
@@ -159,12 +99,12 @@ class EngineModel:
         self.totals = Totals()
         #: Every step takes this many times as long: a fault to inject.
         self.slowdown = 1.0
-        self._waiting: deque[EngineRequest] = deque()
-        self._prefilling: list[EngineRequest] = []
+        self._waiting: deque[RequestT] = deque()
+        self._prefilling: list[RequestT] = []
         #: Insertion order is admission order, so that steps do not depend on hashes.
-        self._decoding: dict[EngineRequest, None] = {}
+        self._decoding: dict[RequestT, None] = {}
         self._context_tokens = 0
-        self._stepping: Step | None = None
+        self._stepping: Step[RequestT] | None = None
 
     @property
     def running(self) -> int:
@@ -178,6 +118,11 @@ class EngineModel:
     def waiting_tokens(self) -> int:
         """Prompt tokens of requests not yet admitted; what the cache holds of them is not looked up."""
         return sum(request.prompt_tokens for request in self._waiting)
+
+    @property
+    def next_arrival_s(self) -> float | None:
+        """When the first in line arrived: an idle engine starts then, even if its caller is late."""
+        return self._waiting[0].submitted_s if self._waiting else None
 
     @property
     def used_tokens(self) -> int:
@@ -204,7 +149,7 @@ class EngineModel:
         if total > self.profile.kv_tokens:
             raise BadRequest(f"{total} tokens do not fit the KV pool of {self.profile.kv_tokens} tokens.")
 
-    def submit(self, request: EngineRequest, *, now: float) -> None:
+    def submit(self, request: RequestT, *, now: float) -> None:
         """Queue a request; raises `BadRequest` if it can never run."""
         assert request.stage is Stage.NEW, "a request is submitted once"
         self.check_size(request.prompt_tokens, request.output_tokens)
@@ -213,7 +158,7 @@ class EngineModel:
         self._waiting.append(request)
         self.totals.requests += 1
 
-    def abort(self, request: EngineRequest) -> bool:
+    def abort(self, request: RequestT) -> bool:
         """Drop a request at whatever stage it is and free what it holds. False if it had ended already."""
         if request.stage in (Stage.NEW, Stage.FINISHED, Stage.ABORTED):
             return False
@@ -232,7 +177,7 @@ class EngineModel:
         self.cache.flush()
         return True
 
-    def start_step(self, *, now: float) -> Step | None:
+    def start_step(self, *, now: float) -> Step[RequestT] | None:
         """Begin the next step, or None if there is nothing to do at `now`."""
         assert self._stepping is None, "one step at a time"
         chunks = self._form_prefill(now)
@@ -247,7 +192,7 @@ class EngineModel:
         self.totals.busy_s += step.ends_s - step.started_s
         return step
 
-    def finish_step(self, step: Step) -> list[EngineRequest]:
+    def finish_step(self, step: Step[RequestT]) -> list[RequestT]:
         """End the step at `step.ends_s`: the requests that got one token from it, those aborted meanwhile left out."""
         assert step is self._stepping, "the step that was started"
         self._stepping = None
@@ -271,7 +216,7 @@ class EngineModel:
                 assert node.parent.children[node.edge[: self.cache.item_bytes]] is node, "and is in the tree"
                 node = node.parent
 
-    def _form_prefill(self, now: float) -> list[tuple[EngineRequest, int]]:
+    def _form_prefill(self, now: float) -> list[tuple[RequestT, int]]:
         """Share one chunk among those in prefill and then those in line, in order."""
         budget = self.profile.chunk_tokens
         chunks = []
@@ -308,7 +253,7 @@ class EngineModel:
         self.totals.cached_tokens += cached
         return True
 
-    def _prefill_step(self, chunks: list[tuple[EngineRequest, int]], now: float) -> Step:
+    def _prefill_step(self, chunks: list[tuple[RequestT, int]], now: float) -> Step[RequestT]:
         new_tokens = 0
         attended = 0.0
         for request, tokens in chunks:
@@ -321,7 +266,7 @@ class EngineModel:
         requests, sizes = zip(*chunks, strict=True)
         return Step(now, now + duration_s, requests, sizes)
 
-    def _decode_step(self, now: float) -> Step:
+    def _decode_step(self, now: float) -> Step[RequestT]:
         batch = tuple(self._decoding)
         self.cache.allocate(len(batch))
         for request in batch:
@@ -331,7 +276,7 @@ class EngineModel:
         duration_s = self.profile.decode_s(len(batch), self._context_tokens) * self.slowdown
         return Step(now, now + duration_s, batch, ())
 
-    def _finish_prefill(self, step: Step) -> list[EngineRequest]:
+    def _finish_prefill(self, step: Step[RequestT]) -> list[RequestT]:
         emitting = []
         for request, tokens in zip(step.requests, step.chunks, strict=True):
             if request.stage is not Stage.PREFILLING:
@@ -343,7 +288,7 @@ class EngineModel:
                 emitting.append(request)
         return emitting
 
-    def _begin_decoding(self, request: EngineRequest, now: float) -> None:
+    def _begin_decoding(self, request: RequestT, now: float) -> None:
         """The prompt is in the pool: cache it, emit the first token, go on decoding if there is more to come."""
         self._cache_prefix(request, request.key, request.prompt_tokens)
         request.stage = Stage.DECODING
@@ -354,7 +299,7 @@ class EngineModel:
         if request.finished:
             self._finish(request)
 
-    def _finish_decode(self, step: Step) -> list[EngineRequest]:
+    def _finish_decode(self, step: Step[RequestT]) -> list[RequestT]:
         emitting = []
         for request in step.requests:
             if request.stage is Stage.DECODING:
@@ -364,13 +309,13 @@ class EngineModel:
                     self._finish(request)
         return emitting
 
-    def _finish(self, request: EngineRequest) -> None:
+    def _finish(self, request: RequestT) -> None:
         if request.output_key:
             self._cache_prefix(request, request.key + request.output_key, _context(request))
         self._leave(request)
         request.stage = Stage.FINISHED
 
-    def _cache_prefix(self, request: EngineRequest, key: bytes, tokens: int) -> None:
+    def _cache_prefix(self, request: RequestT, key: bytes, tokens: int) -> None:
         """Put the whole items of the first `tokens` of `key` into the tree."""
         cache = self.cache
         assert request.handle is not None, "a running request holds a path"
@@ -380,12 +325,12 @@ class EngineModel:
             request.handle, _ = cache.insert(key[: items * cache.item_bytes], request.handle)
             request.private_tokens -= (items - held) * cache.item_tokens
 
-    def _allocate(self, request: EngineRequest, tokens: int) -> None:
+    def _allocate(self, request: RequestT, tokens: int) -> None:
         self.cache.allocate(tokens)
         request.private_tokens += tokens
         request.promised_tokens -= tokens
 
-    def _leave(self, request: EngineRequest) -> None:
+    def _leave(self, request: RequestT) -> None:
         """Free everything that a running request holds."""
         if request.stage is Stage.PREFILLING:
             self._prefilling.remove(request)

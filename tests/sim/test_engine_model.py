@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gorgo.errors import BadRequest
-from gorgo.sim.engine_model import EngineModel, EngineRequest, Stage, Step
+from gorgo.sim.engine_model import EngineModel, Step
+from gorgo.sim.engine_request import EngineRequest, Stage
 from tests.sim.profiles import round_profile
+
+Model = EngineModel[EngineRequest]
 
 
 def request(prompt: str, output_tokens: int, output: str = "") -> EngineRequest:
@@ -21,7 +24,7 @@ def request(prompt: str, output_tokens: int, output: str = "") -> EngineRequest:
 
 def engine(
     *, kv_tokens: int = 10_000, chunk_tokens: int = 100, max_running_requests: int = 8, context_tokens: int = 4_000
-) -> EngineModel:
+) -> Model:
     profile = round_profile(
         kv_tokens=kv_tokens,
         chunk_tokens=chunk_tokens,
@@ -31,7 +34,7 @@ def engine(
     return EngineModel(profile, item_bytes=1)
 
 
-def run(model: EngineModel, now: float = 0.0) -> Iterator[tuple[Step, list[EngineRequest]]]:
+def run(model: Model, now: float = 0.0) -> Iterator[tuple[Step[EngineRequest], list[EngineRequest]]]:
     """Step until there is nothing left to do."""
     while (step := model.start_step(now=now)) is not None:
         now = step.ends_s
@@ -39,7 +42,7 @@ def run(model: EngineModel, now: float = 0.0) -> Iterator[tuple[Step, list[Engin
         model.check()
 
 
-def end(model: EngineModel, now: float = 0.0) -> float:
+def end(model: Model, now: float = 0.0) -> float:
     """Run to the end, say when that is."""
     for step, _ in run(model, now):
         now = step.ends_s
@@ -266,7 +269,9 @@ ARRIVALS = st.lists(
 )
 
 
-def play(arrivals: list[Arrival]) -> tuple[EngineModel, list[tuple[EngineRequest, int]], list[tuple[float, int]]]:
+def play(
+    arrivals: list[Arrival],
+) -> tuple[Model, list[tuple[EngineRequest, int]], list[tuple[float, int]]]:
     """Let requests arrive, be aborted and end; check everything after every step."""
     model = engine(kv_tokens=64, chunk_tokens=16, max_running_requests=3)
     due = sorted(arrivals, key=lambda arrival: arrival.at_s)

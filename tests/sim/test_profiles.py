@@ -7,10 +7,9 @@ from gorgo.sim.profiles import PROFILES, find_profile
 
 
 def test_unknown_profile_is_answered_with_the_names_there_are() -> None:
-    with pytest.raises(
-        UnknownProfile, match="no engine profile 'abacus'; there are 2xL40S-Qwen3.5-35B-A3B-FP8, 1xH100"
-    ):
+    with pytest.raises(UnknownProfile, match="no engine profile 'abacus'") as caught:
         find_profile("abacus")
+    assert all(name in str(caught.value) for name in PROFILES)
 
 
 def test_every_profile_says_where_its_constants_come_from() -> None:

@@ -15,16 +15,10 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 from time import monotonic
-from typing import Protocol
+from typing import Generic, Protocol
 
-from gorgo.sim.engine_model import EngineModel, EngineRequest, Step
+from gorgo.sim.engine_model import EngineModel, RequestT, Step
 from gorgo.sim.network import Path
-
-
-class Emitter(Protocol):
-    """A request that sends off each of its tokens."""
-
-    def emit(self, now: float) -> None: ...
 
 
 class Stream(Protocol):
@@ -35,18 +29,18 @@ class Stream(Protocol):
     def deliver(self, piece: bytes) -> None: ...
 
 
-class StepLoop:
+class StepLoop(Generic[RequestT]):
     """Drives one engine model by the wall clock.
 
     Parameters
     ----------
     model:
-        The engine; every request submitted to it is one that `emit` understands.
+        The engine.
     emit:
         Called for each request that got a token, with the scheduled end of its step.
     """
 
-    def __init__(self, model: EngineModel, emit: Callable[[EngineRequest, float], None]) -> None:
+    def __init__(self, model: EngineModel[RequestT], emit: Callable[[RequestT, float], None]) -> None:
         self.model = model
         self._emit = emit
         self._loop = asyncio.get_running_loop()
@@ -54,7 +48,7 @@ class StepLoop:
         #: How late the latest step ended: says whether this machine keeps up with the engine that it imitates.
         self.lag_s = 0.0
 
-    def submit(self, request: EngineRequest, now: float) -> None:
+    def submit(self, request: RequestT, now: float) -> None:
         """Hand over a request that arrived at `now`; an idle engine starts at once."""
         self.model.submit(request, now=now)
         if self._timer is None:
@@ -67,18 +61,22 @@ class StepLoop:
             self._timer = None
 
     def _start(self, now: float) -> None:
-        step = self.model.start_step(now=now) or self.model.start_step(now=monotonic())
+        step = self.model.start_step(now=now)
+        if step is None and self.model.next_arrival_s is not None:
+            step = self.model.start_step(now=max(now, self.model.next_arrival_s))
         if step is None:
             self._timer = None
         else:
             self._timer = self._loop.call_later(max(0.0, step.ends_s - monotonic()), self._finish, step)
 
-    def _finish(self, step: Step) -> None:
+    def _finish(self, step: Step[RequestT]) -> None:
         self.lag_s = monotonic() - step.ends_s
         emit, ended_s = self._emit, step.ends_s
-        for request in self.model.finish_step(step):
-            emit(request, ended_s)
-        self._start(ended_s)
+        try:
+            for request in self.model.finish_step(step):
+                emit(request, ended_s)
+        finally:
+            self._start(ended_s)
 
 
 class Deliveries:

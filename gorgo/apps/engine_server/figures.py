@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from gorgo.sim.engine_model import EngineModel, EngineRequest
+from gorgo.sim.engine_model import EngineModel
+from gorgo.sim.engine_request import EngineRequest
 
 #: What the answers claim to be; the interface is that of this version.
 SGLANG_VERSION = "0.5.23"
@@ -38,7 +39,7 @@ class Histogram:
 class Figures:
     """The engine's own account of itself, for one model; `now` is when it began."""
 
-    def __init__(self, engine: EngineModel, *, model_name: str, now: float) -> None:
+    def __init__(self, engine: EngineModel[Any], *, model_name: str, now: float) -> None:
         self._engine = engine
         self._model_name = model_name
         self._ttft = Histogram(_TTFT_BUCKETS)

@@ -19,7 +19,8 @@ from gorgo.apps.engine_server.faults import Fault, Faults
 from gorgo.apps.engine_server.figures import Figures
 from gorgo.apps.engine_server.streams import Served
 from gorgo.apps.engine_server.text import Tape
-from gorgo.sim.engine_model import EngineModel, EngineRequest, Stage
+from gorgo.sim.engine_model import EngineModel
+from gorgo.sim.engine_request import Stage
 from gorgo.sim.network import Link, Path
 from gorgo.sim.profiles import EngineProfile
 
@@ -32,7 +33,7 @@ class SimulatedReplica:
     ) -> None:
         self.name = name
         self.model_name = model_name
-        self.engine = EngineModel(profile)
+        self.engine: EngineModel[Served] = EngineModel(profile)
         self.path = Path(Link(rtt_s=rtt_s, jitter=jitter), np.random.default_rng([seed, crc32(name.encode())]))
         self.deliveries = Deliveries(self.path)
         self.steps = StepLoop(self.engine, self._emit)
@@ -111,8 +112,7 @@ class SimulatedReplica:
         if self.serving.get(served.rid) is served and served.stage is Stage.NEW:
             self.steps.submit(served, arrives_s)
 
-    def _emit(self, request: EngineRequest, now: float) -> None:
-        assert isinstance(request, Served), "this engine steps only what it serves"
-        if request.emitted == 1:
-            self.figures.first_token(request, now)
-        request.emit(now)
+    def _emit(self, served: Served, now: float) -> None:
+        if served.emitted == 1:
+            self.figures.first_token(served, now)
+        served.emit(now)
