@@ -72,7 +72,7 @@ def test_an_unknown_data_set_lists_those_there_are() -> None:
     ("change", "said"),
     [
         (("seed = ", "sed = "), "sed is unknown; the keys are seed"),
-        (("seed = 2", "seed = 2.5 # "), "seed is 2.5; expected a whole number"),
+        (("seed = ", "seed = 2.5 # "), "seed is 2.5; expected a whole number"),
         (("turns_mean = ", "turns_mean = -"), "expected a number, at least 0"),
         (("seed = ", "seed = = "), "Invalid"),
     ],
