@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-import os
 import resource
 from functools import partial
 from multiprocessing.connection import Connection
@@ -25,6 +24,11 @@ STREAMS = (64, 256)
 RTTS_MS = (0.0, 95.0)
 TOKENS = 128
 ROUNDS = 8
+
+#: For the cost of a long prompt: as many tokens as the longest ones of the GORGO paper.
+PROMPT_TOKENS = 24_000
+PROMPT_STREAMS = 16
+PROMPT_ROUNDS = 20
 
 PROFILE = EngineProfile(
     name="bench",
@@ -41,26 +45,33 @@ PROFILE = EngineProfile(
 
 
 def run() -> None:
-    """Print CPU seconds per million tokens for each number of streams and distance."""
+    """Print CPU seconds per million tokens for streams and distances, and milliseconds per long prompt."""
     print(f"simulated engine, {TOKENS} tokens a stream, 10 ms apart, {ROUNDS} rounds")
     print(f"{'streams':>7}  {'RTT ms':>6}  {'tokens':>9}  {'CPU s':>6}  {'CPU s per 1 M':>13}  {'of a core':>9}")
     for streams in STREAMS:
         for rtt_ms in RTTS_MS:
-            _report(streams, rtt_ms)
+            cpu_s, elapsed_s = _measure([_chat(number, TOKENS) for number in range(streams)], ROUNDS, rtt_ms)
+            tokens = streams * TOKENS * ROUNDS
+            shown = f"{cpu_s:>6.2f}  {cpu_s / tokens * 1e6:>13.1f}  {cpu_s / elapsed_s:>9.0%}"
+            print(f"{streams:>7}  {rtt_ms:>6.0f}  {tokens:>9,}  {shown}")
+    asked = [_chat(number, 1, PROMPT_TOKENS) for number in range(PROMPT_STREAMS)]
+    cpu_s, _ = _measure(asked, PROMPT_ROUNDS, 0.0)
+    each_ms = cpu_s / (PROMPT_STREAMS * PROMPT_ROUNDS) * 1e3
+    print(f"a prompt of {PROMPT_TOKENS:,} tokens with one token of output: {each_ms:.2f} ms of CPU")
 
 
-def _report(streams: int, rtt_ms: float) -> None:
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_engine, args=(theirs, rtt_ms))
+def _measure(requests: list[bytes], rounds: int, rtt_ms: float) -> tuple[float, float]:
+    """CPU and wall seconds of an engine that answers each request `rounds` times, all of them at once."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_engine, args=(theirs, rtt_ms))
     process.start()
-    port = ours.recv()
-    elapsed_s = uvloop.run(_load(port, streams))
+    port: int = ours.recv()
+    elapsed_s = uvloop.run(_load(port, requests, rounds))
     ours.send("stop")
-    cpu_s = ours.recv()
+    cpu_s: float = ours.recv()
     process.join()
-    tokens = streams * TOKENS * ROUNDS
-    share = cpu_s / elapsed_s
-    print(f"{streams:>7}  {rtt_ms:>6.0f}  {tokens:>9,}  {cpu_s:>6.2f}  {cpu_s / tokens * 1e6:>13.1f}  {share:>9.0%}")
+    return cpu_s, elapsed_s
 
 
 def _engine(pipe: Connection, rtt_ms: float) -> None:
@@ -99,9 +110,9 @@ def _cpu_s() -> float:
 class _Client(asyncio.Protocol):
     """One connection that asks for one stream after the other."""
 
-    def __init__(self, request: bytes) -> None:
+    def __init__(self, request: bytes, rounds: int) -> None:
         self._request = request
-        self._left = ROUNDS
+        self._left = rounds
         self._tail = b""
         self._transport: asyncio.Transport | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -131,20 +142,21 @@ class _Client(asyncio.Protocol):
             self._transport.close()
 
 
-async def _load(port: int, streams: int) -> float:
+async def _load(port: int, requests: list[bytes], rounds: int) -> float:
     loop = asyncio.get_running_loop()
     started_s = loop.time()
     clients = []
-    for number in range(streams):
-        _, client = await loop.create_connection(partial(_Client, _chat(number)), "127.0.0.1", port)
+    for request in requests:
+        _, client = await loop.create_connection(partial(_Client, request, rounds), "127.0.0.1", port)
         clients.append(client)
     await asyncio.gather(*(client.done for client in clients))
     return loop.time() - started_s
 
 
-def _chat(number: int) -> bytes:
-    messages = [{"role": "user", "content": f"stream {number} of the benchmark, process {os.getpid()}"}]
-    body = json.dumps({"messages": messages, "max_tokens": TOKENS, "stream": True}).encode()
+def _chat(number: int, output_tokens: int, prompt_tokens: int = 10) -> bytes:
+    text = f"stream {number} of the benchmark. ".ljust(prompt_tokens * 4, "x")
+    messages = [{"role": "user", "content": text}]
+    body = json.dumps({"messages": messages, "max_tokens": output_tokens, "stream": True}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: engine\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 

@@ -6,7 +6,7 @@ Owns a request's way from body to response. Everything between is `replica`, `st
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
+from time import monotonic, time
 from typing import cast
 
 from aiohttp import HttpVersion11, web
@@ -50,10 +50,11 @@ class _Generation:
             return await self._refuse(inbound_s, "injected fault", 500)
         try:
             job = read_job(self._route, raw)
+            rid = replica.new_id(job.rid or request.headers.get("x-override-rid"), _ID_PREFIX[self._route])
             replica.engine.check_size(token_count(job.text), job.output_tokens)
         except BadRequest as error:
             return await self._refuse(inbound_s, str(error), 400)
-        served = self._serve(job, request)
+        served = self._serve(job, rid, request)
         _afflict(served, fault)
         replica.admit(served, received_s + inbound_s)
         try:
@@ -61,16 +62,14 @@ class _Generation:
         finally:
             replica.leave(served)
 
-    def _serve(self, job: Job, request: web.Request) -> Served:
+    def _serve(self, job: Job, rid: str, request: web.Request) -> Served:
         replica = self._replica
-        wanted = job.rid or request.headers.get("x-override-rid")
-        rid, created = replica.new_id(wanted)
         made = Whole if not job.stream else GenerateStream if job.route == GENERATE else TokenStream
         return made(
             job,
-            rid=wanted or _ID_PREFIX[self._route] + rid,
+            rid=rid,
             model_name=replica.model_name,
-            created=created,
+            created=int(time()),
             tape=replica.tape,
             send=replica.deliveries.send,
             transport=cast(asyncio.Transport, request.transport),

@@ -19,6 +19,7 @@ from gorgo.apps.engine_server.faults import Fault, Faults
 from gorgo.apps.engine_server.figures import Figures
 from gorgo.apps.engine_server.streams import Served
 from gorgo.apps.engine_server.text import Tape
+from gorgo.errors import BadRequest
 from gorgo.sim.engine_model import EngineModel
 from gorgo.sim.engine_request import Stage
 from gorgo.sim.network import Link, Path
@@ -64,9 +65,11 @@ class SimulatedReplica:
         if seconds > 0:
             await asyncio.sleep(seconds)
 
-    def new_id(self, wanted: str | None) -> tuple[str, int]:
-        """The id of a request and its time of creation."""
-        return wanted or uuid4().hex, int(time())
+    def new_id(self, wanted: str | None, prefix: str) -> str:
+        """The id of a request: the client's own if it has one, which then must not be in use."""
+        if wanted in self.serving:
+            raise BadRequest(f"duplicate request id {wanted!r}: a request of that id is being served")
+        return wanted or prefix + uuid4().hex
 
     def admit(self, served: Served, arrives_s: float) -> None:
         """Put a request into the engine when it arrives."""

@@ -30,7 +30,9 @@ Start = Callable[..., Awaitable[aiohttp.ClientSession]]
 
 
 @asynccontextmanager
-async def serving(*, profile: EngineProfile = QUICK, rtt_ms: float = 0.0) -> AsyncIterator[aiohttp.ClientSession]:
+async def serving(
+    *, profile: EngineProfile = QUICK, rtt_ms: float = 0.0, jitter: float = 0.0
+) -> AsyncIterator[aiohttp.ClientSession]:
     """A session whose base is a fresh replica."""
     stop = asyncio.Event()
     bound: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -43,7 +45,7 @@ async def serving(*, profile: EngineProfile = QUICK, rtt_ms: float = 0.0) -> Asy
             name="test",
             profile=profile,
             rtt_ms=rtt_ms,
-            jitter=0.0,
+            jitter=jitter,
             seed=0,
             host="127.0.0.1",
             port=0,
@@ -64,8 +66,10 @@ async def start() -> AsyncIterator[Start]:
     """Start replicas that end with the test."""
     async with AsyncExitStack() as stack:
 
-        async def begin(*, profile: EngineProfile = QUICK, rtt_ms: float = 0.0) -> aiohttp.ClientSession:
-            return await stack.enter_async_context(serving(profile=profile, rtt_ms=rtt_ms))
+        async def begin(
+            *, profile: EngineProfile = QUICK, rtt_ms: float = 0.0, jitter: float = 0.0
+        ) -> aiohttp.ClientSession:
+            return await stack.enter_async_context(serving(profile=profile, rtt_ms=rtt_ms, jitter=jitter))
 
         yield begin
 

@@ -160,12 +160,14 @@ async def test_a_client_that_goes_away_while_its_request_travels_is_never_admitt
     assert (await load(session))["total_prefill_uncached_tokens"] == 2
 
 
-async def test_many_streams_at_once_each_get_their_own_tokens(engine: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize("rtt_ms", [0.0, 10.0])
+async def test_many_streams_at_once_each_get_their_own_tokens_in_order(start: Start, rtt_ms: float) -> None:
+    engine = await start(rtt_ms=rtt_ms, jitter=0.5)
     requests = [chat(f"stream {number}", max_tokens=20 + number % 7) for number in range(90)]
     streams = await asyncio.gather(*(stream(engine, CHAT, request) for request in requests))
-    for request, events in zip(requests, streams, strict=True):
+    wholes = await asyncio.gather(*(post(engine, CHAT, request) for request in requests))
+    for events, whole in zip(streams, wholes, strict=True):
         text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
-        whole = await post(engine, CHAT, request)
         assert text == whole["choices"][0]["message"]["content"]
 
 

@@ -90,6 +90,16 @@ async def test_abort_ends_a_request_and_says_so(engine: aiohttp.ClientSession, a
     assert (await load(engine))["num_used_tokens"] == 0
 
 
+async def test_an_id_in_use_is_refused_and_free_again_after(engine: aiohttp.ClientSession) -> None:
+    async with engine.post(CHAT, json=chat("one", max_tokens=20_000, rid="same", stream=True)) as first:
+        await first.content.readline()
+        async with engine.post(CHAT, json=chat("two", rid="same")) as second:
+            assert second.status == 400
+            assert "duplicate request id 'same'" in (await second.json())["message"]
+    await until_idle(engine)
+    assert (await post(engine, CHAT, chat("three", rid="same")))["id"] == "same"
+
+
 async def test_abort_of_an_unknown_id_concerns_nobody(engine: aiohttp.ClientSession) -> None:
     async with engine.post("/abort_request", json={"rid": "unknown"}) as response:
         assert response.status == 200
