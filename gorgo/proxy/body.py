@@ -14,6 +14,7 @@ from typing import Any
 
 from gorgo.proxy.errors import HttpError, Receive
 from gorgo.proxy.headers import Header, find
+from gorgo.proxy.watchdog import Watchdog
 
 #: A client that needs longer than this for its whole body holds memory for nothing; 32 MiB at 5 Mbit/s take 54 s.
 BODY_TIMEOUT_S = 60.0
@@ -26,7 +27,7 @@ class ClientGone(Exception):  # noqa: N818 - reads as the fact
 async def read_body(receive: Receive, headers: Iterable[Header], *, limit: int) -> bytes:
     """The whole body. Raises `ClientGone`, or `HttpError` for one that is too large or too slow."""
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        with Watchdog(BODY_TIMEOUT_S):
             return await _gather(receive, headers, limit)
     except TimeoutError:
         raise HttpError(408, "request_timeout", f"the body was not complete within {BODY_TIMEOUT_S:.0f} s") from None

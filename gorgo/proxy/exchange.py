@@ -87,6 +87,7 @@ class Exchange:
         "_account",
         "_gone",
         "_headers",
+        "_http_version",
         "_id",
         "_method",
         "_receive",
@@ -101,6 +102,7 @@ class Exchange:
         self._state = state
         self._route = route
         self._method: str = scope["method"]
+        self._http_version: str = scope["http_version"]
         self._headers: list[Header] = scope["headers"]
         self._receive = receive
         self._send = send
@@ -132,6 +134,7 @@ class Exchange:
         except HttpError as refusal:
             await self._refuse(refusal)
         except Exception as failure:  # noqa: BLE001 - the border of one request: a fault in it must not end the others
+            self._account.status, self._account.code = 500, "internal_error"
             log_failure("internal_error", failure, request_id=self._id)
             if not self._sink.started:
                 await self._refuse(HttpError(500, "internal_error", "the proxy failed; the log has its request id"))
@@ -145,9 +148,18 @@ class Exchange:
     async def _ask(self) -> Ask:
         if self._method != "POST":
             raise HttpError(405, "method_not_allowed", "expected POST", headers=((b"allow", b"POST"),))
+        limit = self._state.limits.max_in_flight
+        if len(self._state.exchanges) > limit:
+            # Before the body is read: so many are enough to hold in memory.
+            message = f"{limit} requests are in flight, the most this proxy takes"
+            raise HttpError(429, "too_many_in_flight", message, headers=((b"retry-after", b"1"),))
         if self._state.stopping:
             raise HttpError(503, "stopping", "this proxy is stopping", headers=((b"retry-after", b"1"),))
         body = await read_body(self._receive, self._headers, limit=self._state.limits.max_body_bytes)
+        if self._http_version == "2":
+            # Over HTTP/2 the server could not show a client that an answer was cut. Only now, because it breaks the
+            # connection when it has to answer before the body is complete.
+            raise HttpError(505, "http_version", "expected HTTP/1.1")
         started = perf_counter()
         parsed = parse_body(body, self._headers)
         try:
@@ -299,6 +311,8 @@ class Exchange:
     async def _refuse(self, refusal: HttpError) -> None:
         """An error of the proxy's own, instead of any answer."""
         assert not self._sink.started, "an answer has begun"
+        # From here on a client that leaves has had its answer.
+        self._sink.finished = True
         self._account.status, self._account.code = refusal.status, refusal.code
         self._state.metrics.rejected(refusal.code)
         policy = self._state.router.policy.name.encode()

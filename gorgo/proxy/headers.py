@@ -6,9 +6,9 @@ down; duplicates and order are kept.
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable, Sequence
-from uuid import uuid4
 
 Header = tuple[bytes, bytes]
 
@@ -50,6 +50,8 @@ SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id", b"x-smg-routing-key"
 
 #: What an id may look like so that it can go into logs, headers and URLs as it is.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@+=-]{1,128}")
+#: Ids need to be unique, not secret: seeded by the system once, instead of asked for each time.
+_IDS = random.Random()
 #: Longer session keys are cut: they are only compared.
 _SESSION_BYTES = 256
 
@@ -59,7 +61,7 @@ def request_id(headers: Iterable[Header]) -> str:
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode("ascii")
-    return uuid4().hex
+    return f"{_IDS.getrandbits(128):032x}"
 
 
 def session_id(headers: Iterable[Header]) -> str | None:

@@ -17,6 +17,10 @@ from gorgo.engines.reports import MissingReport
 LOGGER = logging.getLogger("gorgo")
 
 
+#: Made once: `json.dumps` with an option makes one per call.
+_ENCODER = json.JSONEncoder(default=str)
+
+
 class JsonLines(logging.Formatter):
     """One object per record: `time`, `level`, `event`, then the fields."""
 
@@ -31,7 +35,7 @@ class JsonLines(logging.Formatter):
             entry.update(fields)
         if record.exc_info and record.exc_info[1] is not None:
             entry.update(_place(record.exc_info[1]))
-        return json.dumps(entry, default=str)
+        return _ENCODER.encode(entry)
 
 
 def set_up_logs(level: int = logging.INFO) -> None:
@@ -46,7 +50,9 @@ def set_up_logs(level: int = logging.INFO) -> None:
 def log(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
     """One record. Skipped cheaply when nobody listens at that level."""
     if LOGGER.isEnabledFor(level):
-        LOGGER.log(level, event, extra={"fields": fields})
+        # Not through `LOGGER.log`, which would walk the stack to find a caller that no line shows.
+        record = LOGGER.makeRecord(LOGGER.name, level, "", 0, event, (), None, extra={"fields": fields})
+        LOGGER.handle(record)
 
 
 def log_failure(event: str, failure: BaseException, **fields: Any) -> None:

@@ -213,8 +213,10 @@ class _Connector(aiohttp.TCPConnector):
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109 - aiohttp's own signature
         connection = await super().connect(req, traces, timeout)
         protocol = connection.protocol
-        _reused.set(protocol in self._seen)
-        self._seen.add(protocol)
+        if protocol in self._seen:
+            _reused.set(True)
+        else:
+            self._seen.add(protocol)
         return connection
 
 

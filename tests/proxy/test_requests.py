@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from gorgo.proxy import body as body_module
@@ -250,3 +251,31 @@ async def test_every_route_is_relayed_to_the_same_route(fleet: Running, path: st
     assert fleet.replicas[0].seen[0].path == path
     assert json.loads(fleet.replicas[0].seen[0].body) == content
     await fleet.idle()
+
+
+async def test_http_2_is_refused_in_words(fleet: Running) -> None:
+    async with httpx.AsyncClient(base_url=fleet.addresses.data_url, http1=False, http2=True) as client:
+        checked(await client.post(CHAT, content=chat()), 505, "http_version")
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_refused_client_that_keeps_its_connection_is_not_counted_as_gone(start: Start) -> None:
+    fleet = await start.fleet([answer(500)])
+    for _ in range(20):
+        assert (await fleet.client.post(CHAT, content=chat())).status_code in (502, 503)
+    await fleet.idle()
+    assert "gorgo_client_aborts_total 0.0" in (await fleet.client.get("/metrics")).text
+
+
+async def test_fault_of_the_proxy_itself_is_a_500_without_the_text(
+    fleet: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise KeyError("my secret")
+
+    monkeypatch.setattr(fleet.state.router, "submit", fail)
+    response = await fleet.client.post(CHAT, content=chat())
+    checked(response, 500, "internal_error")
+    (record,) = [record for record in caplog.records if record.getMessage() == "internal_error"]
+    assert record.fields["error"] == "KeyError"  # type: ignore[attr-defined]
+    assert "my secret" not in response.text + json.dumps(vars(record), default=str)

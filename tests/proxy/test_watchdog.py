@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gorgo.proxy.watchdog import Watchdog
+
+
+async def forever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def test_expiry_is_a_timeout_and_leaves_no_cancellation_behind() -> None:
+    with pytest.raises(TimeoutError), Watchdog(0.01):
+        await forever()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)
+
+
+async def test_deadline_moved_later_is_kept() -> None:
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    with pytest.raises(TimeoutError), Watchdog(0.01) as dog:
+        dog.deadline += 0.05
+        await forever()
+    assert loop.time() - started >= 0.05
+
+
+async def test_deadline_moved_nearer_is_kept() -> None:
+    with pytest.raises(TimeoutError), Watchdog(1000) as dog:
+        dog.push(0.01)
+        await forever()
+
+
+async def test_cancellation_by_another_counts_more_than_expiry() -> None:
+    async def guarded() -> None:
+        with Watchdog(1000) as dog:
+            dog.expired = True
+            asyncio.current_task().cancel()  # type: ignore[union-attr]
+            await forever()
+
+    task = asyncio.create_task(guarded())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_errors_inside_pass() -> None:
+    with pytest.raises(KeyError), Watchdog(1000):
+        raise KeyError
