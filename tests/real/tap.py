@@ -15,10 +15,16 @@ import h11
 class TappedConnection:
     """One connection from the proxy to the engine."""
 
+    to_proxy: asyncio.StreamWriter
     requests: bytearray = field(default_factory=bytearray)
     answers: bytearray = field(default_factory=bytearray)
     #: Who closed it first; empty while it is open.
     closed_by: str = ""
+
+    def hang_up(self) -> None:
+        """Close it as the engine would."""
+        self.closed_by = self.closed_by or "engine"
+        self.to_proxy.close()
 
     def last_body(self) -> bytes:
         """Body of the last answer on this connection, without its chunked framing."""
@@ -52,9 +58,9 @@ async def tapped(engine_url: str) -> AsyncIterator[Tap]:
     relays: set[asyncio.Task[None]] = set()
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = TappedConnection()
+        connection = TappedConnection(writer)
         tap.connections.append(connection)
-        relays.add(asyncio.create_task(_relay(connection, reader, writer, str(target.hostname), target.port or 80)))
+        relays.add(asyncio.create_task(_relay(connection, reader, str(target.hostname), target.port or 80)))
 
     server = await asyncio.start_server(accepted, "127.0.0.1", 0)
     tap.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -67,18 +73,16 @@ async def tapped(engine_url: str) -> AsyncIterator[Tap]:
         await asyncio.gather(*relays, return_exceptions=True)
 
 
-async def _relay(
-    connection: TappedConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int
-) -> None:
+async def _relay(connection: TappedConnection, reader: asyncio.StreamReader, host: str, port: int) -> None:
     engine_reader, engine_writer = await asyncio.open_connection(host, port)
     try:
         await asyncio.gather(
             _pass(reader, engine_writer, connection.requests, connection, "proxy"),
-            _pass(engine_reader, writer, connection.answers, connection, "engine"),
+            _pass(engine_reader, connection.to_proxy, connection.answers, connection, "engine"),
         )
     finally:
         engine_writer.close()
-        writer.close()
+        connection.to_proxy.close()
 
 
 async def _pass(

@@ -1,8 +1,9 @@
 """Gives TCP ports on loopback the round trip of a long path, on kernels without netem.
 
 iptables parks every packet from or to the ports in an NFQUEUE; this process lets each go half a round trip later. So
-the handshake, slow start and every acknowledgement pay the path, which a relay that sleeps cannot imitate. Rules live in a
-chain of their own with `--queue-bypass`: were this process killed, traffic would flow undelayed.
+the handshake, slow start and every acknowledgement pay the path, which a relay that sleeps cannot imitate. Segments are
+held to an Ethernet path's size, because with loopback's 64 kB slow start would be over before it begins. Rules live in
+chains of their own with `--queue-bypass`: were this process killed, traffic would flow undelayed.
 
 Needs root and iptables; standard library only. Prints `delaying` when the path is in place; SIGTERM takes it away.
 
@@ -23,8 +24,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-_CHAIN = "GORGO_TEST_RTT"
 _QUEUE = 4242
+#: TCP payload of an Ethernet frame, with timestamps.
+_SEGMENT_BYTES = 1448
 #: Packets that wait at once; the kernel lets more through undelayed. 64 MB in flight at loopback's 64 kB segments.
 _WAITING_MAX = 65_536
 
@@ -119,23 +121,31 @@ def _packet_id(attributes: bytes) -> bytes:
 def delayed(ports: Sequence[int]) -> Iterator[None]:
     """The rules that send the ports' packets through the queue; also clears what a killed run left."""
     _remove_rules()
-    _iptables("-N", _CHAIN)
     try:
+        for chain, hook, interface in _CHAINS:
+            _iptables("-N", chain)
+            _iptables("-I", hook, interface, "lo", "-p", "tcp", "-j", chain)
         for port in ports:
             for side in ("--sport", "--dport"):
-                target = ("-j", "NFQUEUE", "--queue-num", str(_QUEUE), "--queue-bypass")
-                _iptables("-A", _CHAIN, "-p", "tcp", side, str(port), *target)
-        _iptables("-I", "INPUT", "-i", "lo", "-p", "tcp", "-j", _CHAIN)
+                _iptables("-A", _OUT, "-p", "tcp", side, str(port), "--tcp-flags", "SYN,RST", "SYN", *_CLAMP)
+                _iptables("-A", _IN, "-p", "tcp", side, str(port), *_PARK)
         yield
     finally:
         _remove_rules()
 
 
+_IN, _OUT = "GORGO_TEST_RTT_IN", "GORGO_TEST_RTT_OUT"
+_CHAINS = ((_IN, "INPUT", "-i"), (_OUT, "OUTPUT", "-o"))
+_CLAMP = ("-j", "TCPMSS", "--set-mss", str(_SEGMENT_BYTES))
+_PARK = ("-j", "NFQUEUE", "--queue-num", str(_QUEUE), "--queue-bypass")
+
+
 def _remove_rules() -> None:
-    while _iptables("-D", "INPUT", "-i", "lo", "-p", "tcp", "-j", _CHAIN, check=False):
-        pass
-    _iptables("-F", _CHAIN, check=False)
-    _iptables("-X", _CHAIN, check=False)
+    for chain, hook, interface in _CHAINS:
+        while _iptables("-D", hook, interface, "lo", "-p", "tcp", "-j", chain, check=False):
+            pass
+        _iptables("-F", chain, check=False)
+        _iptables("-X", chain, check=False)
 
 
 def _iptables(*arguments: str, check: bool = True) -> bool:

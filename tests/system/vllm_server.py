@@ -1,0 +1,123 @@
+"""Starts and stops vLLM on the CPU, each in a process group of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from gorgo.engines.exposition import read_gauges
+from tests.system.environments import Environment
+
+#: Two at once need 45 s on two idle cores.
+_START_TIMEOUT_S = 300.0
+_STOP_TIMEOUT_S = 30.0
+_BLOCK_TOKENS = 32
+MAX_MODEL_TOKENS = 8192
+CACHED_TOKENS_FLAG = "--enable-prompt-tokens-details"
+
+
+@dataclass(frozen=True, slots=True)
+class VllmServer:
+    """A running server."""
+
+    url: str
+
+    def running(self) -> float:
+        """Requests that the engine itself says it works on."""
+        name = "vllm:num_requests_running"
+        return read_gauges(httpx.get(f"{self.url}/metrics", timeout=10).text, {name})[name]
+
+
+@contextmanager
+def vllm_server(environment: Environment, checkpoint: Path, *flags: str) -> Iterator[VllmServer]:
+    """A server on a free port; ready once this returns is left to `wait_until_ready`, so that several start at once."""
+    port = _free_port()
+    log = checkpoint.parent / f"vllm-{port}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*_command(environment, checkpoint, port), *flags],
+            env={**os.environ, **_ENVIRONMENT},
+            cwd=checkpoint.parent,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield VllmServer(f"http://127.0.0.1:{port}")
+    finally:
+        _stop(process)
+
+
+def wait_until_ready(*servers: VllmServer) -> None:
+    """Until each answers `/health`; raises after five minutes."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    for server in servers:
+        while not _answers(server):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"vLLM at {server.url} did not start within {_START_TIMEOUT_S:.0f} s")
+            time.sleep(0.25)
+
+
+#: No look-ups, no usage reports, one thread each: two servers and a load tool share the machine.
+_ENVIRONMENT: Mapping[str, str] = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    # `gorgo` may be on the path of the tests; the engine must not see it.
+    "PYTHONPATH": "",
+}
+
+
+def _command(environment: Environment, checkpoint: Path, port: int) -> list[str]:
+    options = {
+        "--model": str(checkpoint),
+        "--served-model-name": "tiny",
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--max-model-len": str(MAX_MODEL_TOKENS),
+        "--max-num-seqs": "8",
+        "--block-size": str(_BLOCK_TOKENS),
+        # 32,000 KV tokens: what the tests cache fits, and start-up does not measure the machine's memory.
+        "--num-gpu-blocks-override": "1000",
+    }
+    # The `vllm` command looks for a distribution of that name, which the CPU build is not; the module does not.
+    module = [str(environment.python), "-m", "vllm.entrypoints.openai.api_server"]
+    return [*module, *(word for pair in options.items() for word in pair), "--enforce-eager"]
+
+
+def _answers(server: VllmServer) -> bool:
+    try:
+        return httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """The whole group, because the engine's core is a process of its own."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(timeout=_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
