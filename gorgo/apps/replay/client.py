@@ -84,7 +84,7 @@ class Client:
                 await self._exchange(record, body)
         except TimeoutError:
             record.error = f"timeout: not complete after {self._timeout_s:g} s"
-        except (httpx.HTTPError, httpx.StreamError, aiohttp.ClientError, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError) as error:
             record.error = _reason(error)
         return record
 

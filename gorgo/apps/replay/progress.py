@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from gorgo.apps.replay.summary import Tally
 
 BAR_INTERVAL_S = 0.25
+#: So that the longest policy's name, the bar and the status fit 80 characters.
+BAR_WIDTH = 8
 #: For logs: often enough to see life, seldom enough to read.
 LINE_INTERVAL_S = 10.0
 
@@ -30,7 +32,7 @@ class ReplayProgress:
         """What is known so far, in words."""
         p95_s = self._tally.ttft_s_p95()
         ttft = "-" if p95_s is None else f"{p95_s * 1000:,.0f} ms"
-        return f"in flight {self.in_flight}, errors {self._tally.error_count}, TTFT p95 so far {ttft}"
+        return f"{self.in_flight} in flight, {self._tally.error_count} errors, TTFT p95 {ttft}"
 
     @asynccontextmanager
     async def shown(self) -> AsyncIterator[None]:
@@ -45,7 +47,7 @@ class ReplayProgress:
                 await task
 
     async def _bar(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn())
         with Progress(*columns, TextColumn("{task.fields[status]}"), console=self._console, auto_refresh=False) as bar:
             shown = bar.add_task(self._label, total=self._total, status=self.status())
             try:

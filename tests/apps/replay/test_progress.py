@@ -22,8 +22,8 @@ async def test_progress_ends_with_what_was_done(terminal: bool) -> None:
     said = out.getvalue()
     assert "gorgo" in said
     assert "2/2" in said
-    assert "in flight 0, errors 1, TTFT p95 so far 100 ms" in said
+    assert "0 in flight, 1 errors, TTFT p95 100 ms" in said
 
 
 async def test_without_a_first_token_there_is_no_p95() -> None:
-    assert ReplayProgress(Tally(), 2, "x").status() == "in flight 0, errors 0, TTFT p95 so far -"
+    assert ReplayProgress(Tally(), 2, "x").status() == "0 in flight, 0 errors, TTFT p95 -"
