@@ -171,8 +171,11 @@ class EngineModel(Generic[RequestT]):
         return True
 
     def flush(self) -> bool:
-        """Forget every cached prefix. Refused (False) while requests wait or run, as the real engine does."""
-        if not self.idle:
+        """Forget every cached prefix. Refused (False) while requests wait or run, as the real engine does.
+
+        A step that has lost all its requests to aborts may still be under way: it holds nothing.
+        """
+        if self._waiting or self.running:
             return False
         self.cache.flush()
         return True

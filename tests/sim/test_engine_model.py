@@ -220,6 +220,18 @@ def test_flush_is_refused_while_something_runs_and_forgets_when_idle() -> None:
     assert model.cache.match(b"a" * 50).items == 0
 
 
+def test_flush_does_not_wait_for_a_step_whose_requests_are_gone() -> None:
+    model = engine()
+    gone = request("a" * 50, 5)
+    model.submit(gone, now=0.0)
+    step = model.start_step(now=0.0)
+    assert step is not None
+    model.abort(gone)
+    assert model.flush()
+    assert model.finish_step(step) == []
+    model.check()
+
+
 @pytest.mark.parametrize("steps", range(6))
 @pytest.mark.parametrize("during_step", [False, True])
 def test_abort_at_any_stage_frees_everything_and_leaves_the_others_alone(steps: int, during_step: bool) -> None:
