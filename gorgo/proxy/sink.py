@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from gorgo.proxy.errors import Send
 from gorgo.proxy.headers import Header, find, is_encoded, is_event_stream
@@ -36,10 +36,9 @@ class Sink:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         self.sending = False
 
-    async def write(self, chunk: bytes) -> None:
-        self.sending = True
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-        self.sending = False
+    def write(self, chunk: bytes) -> Awaitable[None]:
+        """Not a coroutine of its own, for the sake of the hot loop, which also keeps `sending`."""
+        return self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, chunk: bytes = b"") -> None:
         """The last chunk. An exchange that ends without it is cut, and the client sees that it is."""
