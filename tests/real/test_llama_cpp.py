@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,9 +14,10 @@ from openai import AsyncOpenAI
 
 from gorgo.apps.traces.text import prompt_text
 from gorgo.proxy.probes import WARM_CONNECTIONS
-from tests.real.llama_server import LlamaServer
+from tests.real.llama_server import LlamaServer, llama_server
 from tests.real.served import Served, eventually, served
 from tests.real.tap import Tap, TappedConnection, tapped
+from tests.real.tiny_model import make_tiny_model
 
 CHAT = b"POST /v1/chat/completions "
 PING = b"GET /health "
@@ -196,3 +198,16 @@ async def test_the_openai_client_streams_a_response(bench: Bench) -> None:
     assert sum(event.type == "response.output_text.delta" for event in events) == 12
     assert events[-1].type == "response.completed"
     assert await bench.proxy.ledger() == EMPTY_LEDGER
+
+
+async def test_an_engine_without_metrics_is_told_apart_once_with_its_flag(
+    tmp_path: Path, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_tiny_model(tmp_path / "tiny.gguf")
+    with llama_server(model, metrics=False) as silent:
+        async with served({"silent": silent.url, "telling": bench.engines["left"].url}) as proxy:
+            reports = {row["name"]: row["reports"]["metrics"] for row in await proxy.fleet()}
+    assert reports == {"silent": "missing", "telling": "reported"}
+    (told,) = [vars(record)["fields"] for record in caplog.records if record.getMessage() == "report_missing"]
+    assert told["replica"] == "silent"
+    assert told["advice"].endswith("start the engine with --metrics")

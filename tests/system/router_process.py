@@ -1,0 +1,81 @@
+"""`gorgo serve` as its users start it: a process with a regions.yaml."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 40.0
+_TOKEN = "token-of-a-test"
+_LISTENING = re.compile(r"gorgo serve listening on (?P<data>\S+) \(admin (?P<admin>\S+)\)")
+
+_REGIONS = """
+proxy: {{region: here, bind: "127.0.0.1:0", admin_bind: "127.0.0.1:0"}}
+regions: [{{name: here}}]
+replicas:
+{replicas}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterProcess:
+    """A running router."""
+
+    url: str
+    admin_url: str
+
+    def admin(self, path: str) -> Any:
+        answer = httpx.get(f"{self.admin_url}{path}", headers={"authorization": f"Bearer {_TOKEN}"}, timeout=10)
+        answer.raise_for_status()
+        return answer.json()
+
+    def in_flight(self) -> int:
+        return sum(row["in_flight_requests"] for row in self.admin("/admin/fleet")["replicas"])
+
+    def samples(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.admin("/admin/samples")["samples"]
+        return rows
+
+
+@contextmanager
+def router_process(folder: Path, replicas: Mapping[str, str], *, engine: str) -> Iterator[RouterProcess]:
+    """`gorgo serve` before `replicas` (name to URL), stopped by SIGTERM; its log is in `folder`."""
+    rows = [f"  - {{name: {name}, region: here, url: '{url}', engine: {engine}}}" for name, url in replicas.items()]
+    config = folder / "regions.yaml"
+    config.write_text(_REGIONS.format(replicas="\n".join(rows)))
+    with (folder / "router.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gorgo", "serve", "--config", str(config)],
+            env={**os.environ, "GORGO_ADMIN_TOKEN": _TOKEN},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    try:
+        yield _announced(process, folder)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(_STOP_TIMEOUT_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _announced(process: subprocess.Popen[str], folder: Path) -> RouterProcess:
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], _START_TIMEOUT_S)
+    found = _LISTENING.search(process.stdout.readline()) if readable else None
+    if found is None:
+        raise RuntimeError("gorgo serve did not start: " + (folder / "router.log").read_text()[-2000:])
+    return RouterProcess(found["data"], found["admin"])
