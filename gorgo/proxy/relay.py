@@ -77,7 +77,7 @@ class Relay:
             if self._source.status >= 300 or not is_event_stream(self._source.headers):
                 return await self._whole(chunks, WITHHELD_BYTES)
             if is_encoded(self._source.headers):
-                # Nothing can be read in it, and its client waits for events: its first bytes are its first content.
+                # Nothing can be read in it, and its client waits for events: nothing is withheld.
                 return await self._whole(chunks, 0)
             return await self._events(chunks)
 
@@ -155,7 +155,10 @@ class Relay:
         await self._pass(head)
 
     async def _whole(self, chunks: AsyncIterator[bytes], withheld: int) -> Outcome:
-        """Anything but a stream of readable events: withheld until it is complete or too large for that."""
+        """Anything but a stream of readable events: withheld until it is complete or too large for that.
+
+        It has no first content: its bytes come when the last token is there, and taking that for TTFT would be a lie.
+        """
         held: list[bytes] = []
         size = 0
         async for chunk in chunks:
@@ -164,7 +167,6 @@ class Relay:
             if size > withheld:
                 return await self._large(b"".join(held), chunks)
         body = b"".join(held)
-        self._content_of_whole()
         await self._start()
         self._tell_head(body)
         self._dog.push(self._plan.chunk_limit_s)
@@ -172,7 +174,6 @@ class Relay:
         return self._outcome(self._ending_of_whole(), usage=read_usage(body))
 
     async def _large(self, head: bytes, chunks: AsyncIterator[bytes]) -> Outcome:
-        self._content_of_whole()
         await self._start()
         self._tell_head(head)
         self._dog.push(self._plan.chunk_limit_s)
@@ -181,10 +182,6 @@ class Relay:
         # Pieces of one body are not tokens: their gaps say nothing.
         del self._gaps[:]
         return self._outcome(self._ending_of_whole())
-
-    def _content_of_whole(self) -> None:
-        if self._source.status < 300:
-            self._plan.on_content()
 
     def _ending_of_whole(self) -> Ending:
         return Ending.COMPLETED if self._source.status < 400 else Ending.REFUSED

@@ -27,9 +27,7 @@ async def test_table_names_every_metric_with_its_type_and_labels(start: Start) -
     text = (await fleet.client.get("/metrics")).text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     own = {name for name in families if name.startswith("gorgo_") and not name.startswith("gorgo_process_")}
-    assert own - {name for name in own if name.endswith("_created")} == {
-        spec.name.removesuffix("_total") for spec in METRICS
-    }
+    assert own == {spec.name.removesuffix("_total") for spec in METRICS}
     for spec in METRICS:
         family = families[spec.name.removesuffix("_total")]
         assert family.type == spec.kind
@@ -67,3 +65,13 @@ async def test_reject_is_counted_by_its_reason(start: Start) -> None:
     await fleet.client.post(CHAT, content=b"[]")
     samples = await scraped(fleet)
     assert samples["gorgo_rejects_total"] == {(("reason", "invalid_json"),): 1.0}
+
+
+async def test_answer_that_is_not_a_stream_has_no_ttft(start: Start) -> None:
+    fleet = await start.fleet([answer(200, b'{"usage":{"prompt_tokens":2,"completion_tokens":1}}')])
+    await fleet.client.post(CHAT, content=chat())
+    await fleet.idle()
+    samples = await scraped(fleet)
+    assert "gorgo_ttft_seconds_count" not in samples
+    assert list(samples["gorgo_e2e_seconds_count"].values()) == [1.0]
+    assert next(iter(fleet.state.router.samples)).ttft_ms is None
