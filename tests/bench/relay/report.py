@@ -1,11 +1,12 @@
 """From runs to the table: one figure per measure and relay, ratios against the others, and the budgets.
 
-A figure is the median over rounds. Added TTFT is a relay's quantile minus the engine's own in the same round.
+A figure is the median over rounds. Added TTFT is a relay's quantile minus the engine's own in the same round, and a
+ratio is that of two figures of the same round, because what else the machine does lasts longer than a round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -102,10 +103,10 @@ BUDGETS = (
 
 
 def table(runs: Runs) -> str:
-    """Measures down, relays across, and gorgo as a multiple of each of the others."""
+    """Measures down, relays across, the range of gorgo's rounds, and gorgo as a multiple of each of the others."""
     relays = sorted(dict.fromkeys(relay for relay, _, _ in runs), key=lambda relay: relay != DIRECT)
     others = [relay for relay in relays if relay not in (DIRECT, _SUBJECT)] if _SUBJECT in relays else []
-    header = ["", "", *relays, *(f"{_SUBJECT}/{other}" for other in others)]
+    header = ["", "", *relays, f"{_SUBJECT} min..max", *(f"{_SUBJECT}/{other}" for other in others)]
     return _aligned([header, *(_row(measure, runs, relays, others) for measure in MEASURES)])
 
 
@@ -123,38 +124,45 @@ def faults(runs: Runs) -> list[str]:
     ]
 
 
-def figure(runs: Runs, measure: str, relay: str) -> float | None:
-    """Median over rounds of one measure; None when no round has it."""
-    value = next(known.value for known in MEASURES if known.name == measure)
+def _by_round(runs: Runs, measure: Measure, relay: str) -> dict[int, float]:
     rounds = sorted({number for _, _, number in runs})
-    found = [one for number in rounds if (one := value(runs, relay, number)) is not None]
-    return median(found) if found else None
+    return {number: value for number in rounds if (value := measure.value(runs, relay, number)) is not None}
+
+
+def _ratios(runs: Runs, measure: Measure, other: str) -> list[float]:
+    own, base = _by_round(runs, measure, _SUBJECT), _by_round(runs, measure, other)
+    return [own[number] / base[number] for number in own if base.get(number, 0.0) > 0]
 
 
 def _row(measure: Measure, runs: Runs, relays: Sequence[str], others: Sequence[str]) -> list[str]:
-    figures = {relay: figure(runs, measure.name, relay) for relay in relays}
-    ratios = (_ratio(figures[_SUBJECT], figures[other]) for other in others)
-    return [measure.name, measure.unit, *(_number(figures[relay]) for relay in relays), *ratios]
+    figures = [_number(_middle(_by_round(runs, measure, relay).values())) for relay in relays]
+    own = _by_round(runs, measure, _SUBJECT).values()
+    spread = f"{_number(min(own))}..{_number(max(own))}" if len(own) > 1 else ""
+    ratios = [_middle(_ratios(runs, measure, other)) for other in others]
+    return [measure.name, measure.unit, *figures, spread, *("-" if one is None else f"{one:.2f}x" for one in ratios)]
 
 
 def _judged(budget: Budget, runs: Runs) -> list[str]:
-    own = figure(runs, budget.measure, _SUBJECT)
-    base = 1.0 if budget.times is None else figure(runs, budget.measure, budget.times)
-    what = f"{budget.limit:g}" if budget.times is None else f"{budget.limit:g}x {budget.times}"
-    if own is None or base is None:
-        return ["not judged", budget.measure, f"at most {what}", "not measured"]
-    found = f"{own / base:.2f}" + ("" if budget.times is None else "x")
-    return ["pass" if own <= budget.limit * base else "OVER", budget.measure, f"at most {what}", found]
+    measure = next(known for known in MEASURES if known.name == budget.measure)
+    if budget.times is None:
+        found, unit = _middle(_by_round(runs, measure, _SUBJECT).values()), f" {measure.unit}"
+    else:
+        found, unit = _middle(_ratios(runs, measure, budget.times)), f"x {budget.times}"
+    limit = f"at most {budget.limit:g}{unit}"
+    if found is None:
+        return ["not judged", budget.measure, limit, "not measured"]
+    return ["pass" if found <= budget.limit else "OVER", budget.measure, limit, f"{found:.2f}"]
+
+
+def _middle(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return median(found) if found else None
 
 
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.2f}" if abs(value) < 10 else f"{value:,.1f}" if abs(value) < 100 else f"{value:,.0f}"
-
-
-def _ratio(own: float | None, other: float | None) -> str:
-    return "-" if own is None or other is None or other <= 0 or own < 0 else f"{own / other:.2f}x"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

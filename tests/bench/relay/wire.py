@@ -121,7 +121,8 @@ class ResponseReader:
                 self._wanted, self._last, at = size + 2, size == 0, line + 2
             take = min(self._wanted, end - at)
             self._wanted -= take
-            self._count(data[at : at + take - max(0, 2 - self._wanted)])  # without the line end
+            line_end = min(take, max(0, 2 - self._wanted))
+            self._count(data[at : at + take - line_end])
             at += take
             if self._wanted == 0:
                 self._wanted = None
