@@ -31,8 +31,9 @@ def _notes(rows: Sequence[ResultRow]) -> list[str]:
     trips = ", ".join(f"{name} {ROUND_TRIP_MS[region]} ms" for name, region in REPLICAS.items())
     requests = f"{rows[0].n} requests of {rows[0].trace} at time_scale {rows[0].time_scale:g}"
     return [
-        f"A real proxy, [bold]simulated[/bold] engines and round trips ({trips}): {requests} per policy, each on a",
-        f"fresh fleet; probes and scrapes every {PROBE_INTERVAL_S:g} s. One short run: small differences are noise.",
+        f"{requests}, each policy on a fresh fleet.",
+        f"The proxy is real; engines and round trips are [bold]simulated[/bold] ({trips}).",
+        f"Probes and scrapes every {PROBE_INTERVAL_S:g} s. One short run: small differences are noise.",
     ]
 
 
