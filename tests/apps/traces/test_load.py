@@ -40,7 +40,7 @@ def test_a_bad_line_behind_the_limit_is_not_read(tmp_path: Path) -> None:
     [
         (b"", "no request is left"),
         (b"\x1f\x8bnonsense", "damaged gzip file"),
-        (gzip.compress(lines(0, 1, 2))[:-12], "damaged gzip file"),
+        (gzip.compress(lines(0, 1, 2), mtime=0)[:-12], "damaged gzip file"),
         (b"\xff\xfe\n", "line 1: not UTF-8"),
     ],
 )
