@@ -12,26 +12,22 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from math import ceil
 from time import perf_counter
 from typing import Any
 
 from gorgo.core.actions import Action, Dispatch
-from gorgo.core.prompt import Prompt, read_prompt
-from gorgo.core.request import Ending, Outcome, RouteRequest
-from gorgo.errors import BadRequest
-from gorgo.proxy.body import ClientGone, ask_for_usage, draining, parse_body, read_body
+from gorgo.core.request import Ending, Outcome
+from gorgo.proxy.ask import Ask, read_ask
+from gorgo.proxy.body import ClientGone, draining, read_body
 from gorgo.proxy.errors import HttpError, Message, Receive, Send, error_event, error_of, send_error
-from gorgo.proxy.headers import Header, request_id, session_id, upstream_headers
+from gorgo.proxy.headers import Header, request_id, upstream_headers
 from gorgo.proxy.logs import log, log_failure, log_missing
 from gorgo.proxy.relay import Relay, RelayPlan, failure_of
 from gorgo.proxy.sink import Sink
-from gorgo.proxy.state import BLOCK_BYTES, ProxyState, Target
+from gorgo.proxy.state import ProxyState, Target
 from gorgo.proxy.upstream import UpstreamError
 from gorgo.proxy.watchdog import Watchdog
 
-#: Routes on which the engines know `stream_options`.
-_USAGE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 #: For the last words to a client that may have stopped reading.
 _LAST_WORDS_S = 5.0
 #: The replica had no connection left for one more: busy, not broken.
@@ -54,17 +50,6 @@ class HotRoute:
             await exchange.run(task)
         finally:
             self._state.exchanges.discard(task)
-
-
-@dataclass(slots=True)
-class Ask:
-    """What the client asked for, as far as routing goes."""
-
-    body: bytes
-    prompt: Prompt
-    route: RouteRequest
-    #: The body as an attempt with `request_usage` sends it; `None` if there is nothing to ask for.
-    with_usage: bytes | None
 
 
 @dataclass(slots=True)
@@ -161,48 +146,9 @@ class Exchange:
             # connection when it has to answer before the body is complete.
             raise HttpError(505, "http_version", "expected HTTP/1.1")
         started = perf_counter()
-        parsed = parse_body(body, self._headers)
-        try:
-            prompt = read_prompt(self._route, parsed)
-        except BadRequest as refusal:
-            raise HttpError(400, "invalid_request", str(refusal)) from None
-        ask = Ask(body, prompt, self._route_request(parsed, prompt), self._with_usage(body, parsed))
+        ask = read_ask(self._state, self._route, self._headers, body, request_id=self._id, received_s=self._received_s)
         self._account.decision_s = perf_counter() - started
         return ask
-
-    def _route_request(self, parsed: dict[str, Any], prompt: Prompt) -> RouteRequest:
-        model = _model(parsed)
-        ratio = 4.0 if prompt.tokens is not None else self._state.ratios.ratio(model)
-        fingerprint = self._state.fingerprinter(prompt)
-        tokens = ceil(fingerprint.text_bytes / ratio) if prompt.tokens is None else prompt.tokens
-        return RouteRequest(
-            request_id=self._id,
-            received_s=self._received_s,
-            prompt_tokens=tokens,
-            blocks=fingerprint.blocks,
-            block_tokens=BLOCK_BYTES / ratio,
-            head=fingerprint.head,
-            model=model,
-            session_id=session_id(self._headers),
-            pinned_replica=self._home(parsed),
-        )
-
-    def _home(self, parsed: dict[str, Any]) -> str | None:
-        """The replica that holds the response which this request goes on from."""
-        previous = parsed.get("previous_response_id") if self._route == "/v1/responses" else None
-        if previous is None:
-            return None
-        home = self._state.homes.find(previous) if isinstance(previous, str) else None
-        if home is None:
-            raise HttpError(
-                404, "previous_response_not_found", "previous_response_id: no replica here is known to hold it"
-            )
-        return home
-
-    def _with_usage(self, body: bytes, parsed: dict[str, Any]) -> bytes | None:
-        wanted = parsed.get("stream") is True and "stream_options" not in parsed and self._route in _USAGE_ROUTES
-        # A zero byte can only come from UTF-16 or UTF-32, where a brace is not one byte.
-        return ask_for_usage(body) if wanted and b"\0" not in body else None
 
     # -- attempts
 
@@ -397,8 +343,3 @@ class Exchange:
             retries=max(0, account.attempts - 1),
             error=None if outcome is None else outcome.error,
         )
-
-
-def _model(parsed: dict[str, Any]) -> str | None:
-    model = parsed.get("model")
-    return model if isinstance(model, str) and model else None
