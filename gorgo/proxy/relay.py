@@ -103,8 +103,7 @@ class Relay:
         if scan is Scan.WAITING:
             await self._stream_to_content(chunks, scanner)
         await self._stream(chunks)
-        ending = Ending.REFUSED if scan is Scan.ERROR else Ending.COMPLETED
-        return self._outcome(ending, scanner.error_status)
+        return self._outcome(_ending_of_stream(scanner.error_status), scanner.error_status)
 
     async def _stream_to_content(self, chunks: AsyncIterator[bytes], scanner: ContentScanner) -> None:
         """Committed by size before any content came: pass on, still looking for it."""
@@ -214,6 +213,13 @@ def failure_of(status: int) -> Outcome | None:
     if status >= 500:
         return Outcome(Ending.FAILED_BEFORE_CONTENT, status=status, error=f"status_{status}")
     return None
+
+
+def _ending_of_stream(error_status: int | None) -> Ending:
+    """Of a stream that has gone to the client to its end, and told of an error (or not) before any content."""
+    if error_status is None:
+        return Ending.COMPLETED
+    return Ending.REFUSED if failure_of(error_status) is None else Ending.FAILED_AFTER_CONTENT
 
 
 def _failed(error_status: int | None) -> Outcome | None:

@@ -254,3 +254,14 @@ async def test_connection_is_cut_after_a_stream_that_could_not_be_told(start: St
         assert b"content-length: 100000" in await client.head()
         assert await client.rest() == delta("a")
     await fleet.idle()
+
+
+async def test_error_event_too_late_to_be_hidden_is_still_the_replicas_failure(start: Start) -> None:
+    comments = (b": " + b"x" * 1000 + b"\n\n") * 70
+    said = event({"error": {"message": "no", "code": 500}})
+    fleet = await start.fleet([hang(comments, rest=[said])], [GOOD])
+    async with fleet.client.stream("POST", "/v1/chat/completions", content=chat(stream=True)) as response:
+        fleet.replicas[0].release.set()
+        assert (await response.aread()) == comments + said
+    await fleet.idle()
+    assert fleet.state.router.fleet_view(now=fleet.state.clock())[0].failures == 1

@@ -143,6 +143,20 @@ async def test_more_than_64_kib_without_content_is_let_go(start: Start) -> None:
     assert next(iter(fleet.state.router.samples)).ttft_ms is not None
 
 
+async def test_more_than_64_kib_of_comments_is_let_go_and_the_first_content_still_found(start: Start) -> None:
+    comments = (b": " + b"x" * 1000 + b"\n\n") * 70
+    fleet = await start.fleet([hang(comments, rest=[ROLE, delta("a"), delta("b"), DONE])])
+    async with fleet.client.stream("POST", "/v1/chat/completions", content=chat(stream=True)) as response:
+        raw = response.aiter_raw()
+        got = await anext(raw)
+        assert fleet.state.router.fleet_view(now=fleet.state.clock())[0].queued_prefill_tokens > 0
+        fleet.replicas[0].release.set()
+        got += b"".join([chunk async for chunk in raw])
+    assert digest(got) == digest(comments + ROLE + delta("a") + delta("b") + DONE)
+    await fleet.idle()
+    assert next(iter(fleet.state.router.samples)).ttft_ms is not None
+
+
 async def test_stream_that_ends_without_content_is_complete(start: Start) -> None:
     fleet = await start.fleet([stream(ROLE, DONE)], [stream(delta("b"), DONE)])
     response = await fleet.client.post("/v1/chat/completions", content=chat(stream=True))
