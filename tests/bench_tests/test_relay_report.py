@@ -9,7 +9,8 @@ from tests.bench.relay.profile import parse_stacks
 
 
 def run(*, cpu_s: float = 0.0, requests: int = 1000, tokens: int = 0, ttft_s: float = 0.0) -> dict[str, Any]:
-    return {"cpu_s": cpu_s, "requests": requests, "tokens": tokens, "ttft_s": [ttft_s] * 3, "bad": 0, "problem": ""}
+    figures = {"cpu_s": cpu_s, "waited_s": 0.0, "requests": requests, "tokens": tokens, "ttft_s": [ttft_s] * 3}
+    return {**figures, "bad": 0, "problem": ""}
 
 
 def line(text: str, name: str) -> list[str]:

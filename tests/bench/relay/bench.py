@@ -80,7 +80,7 @@ def load(relay: Relay, scenario: scenarios.Scenario) -> Mapping[str, Any]:
         )
     if done.returncode:
         problem = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return {"requests": 0, "tokens": 0, "bad": 1, "ttft_s": [], "cpu_s": 0.0, "problem": f"load failed: {problem}"}
+        return {"requests": 0, "tokens": 0, "bad": 1, "ttft_s": [], "cpu_s": 0.0, "waited_s": 0.0, "problem": f"load failed: {problem}"}
     figures: Mapping[str, Any] = json.loads(done.stdout)
     return figures
 

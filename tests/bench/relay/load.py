@@ -18,7 +18,7 @@ from typing import Literal, cast
 
 import uvloop
 
-from tests.bench.relay.measure import cpu_s, process_tree, resident_bytes
+from tests.bench.relay.measure import cpu_times, process_tree, resident_bytes
 from tests.bench.relay.wire import NUMBER_BYTES, ResponseReader, request
 
 _VARIANTS = 16
@@ -63,6 +63,7 @@ class Figures:
     tokens: int = 0
     bad: int = 0
     cpu_s: float = 0.0
+    waited_s: float = 0.0
     wall_s: float = 0.0
     resident_before: int = 0
     resident_after: int = 0
@@ -145,19 +146,19 @@ class _Load:
 
     async def _closed(self) -> None:
         await self._connect(self._job.connections)
-        started_cpu_s, started_s = cpu_s(self._processes), time.perf_counter()
+        started = self._times()
         for client in list(self._idle):
             self._send(client)
         self._idle.clear()
         await asyncio.sleep(self._job.seconds)
         await self._drained()
-        self._close_window(started_cpu_s, started_s)
+        self._close_window(started)
 
     async def _paced(self) -> None:
         await self._connect(self._job.connections)
         rng = random.Random(0)
         loop = asyncio.get_running_loop()
-        started_cpu_s, started_s = cpu_s(self._processes), time.perf_counter()
+        started = self._times()
         due = loop.time()
         for _ in range(int(self._job.rate * self._job.seconds)):
             due += rng.expovariate(self._job.rate)
@@ -166,7 +167,7 @@ class _Load:
                 await self._connect(1)
             self._send(self._idle.pop())
         await self._drained()
-        self._close_window(started_cpu_s, started_s)
+        self._close_window(started)
 
     async def _hold(self) -> None:
         self._figures.resident_before = resident_bytes(self._processes)
@@ -177,10 +178,10 @@ class _Load:
             await asyncio.sleep(_RAMP_S)
         await self._until(lambda: all(client.first_token_s or not client.busy for client in self._clients))
         await asyncio.sleep(_SETTLE_S)
-        tokens, started_cpu_s, started_s = self._running_tokens(), cpu_s(self._processes), time.perf_counter()
+        tokens, started = self._running_tokens(), self._times()
         await asyncio.sleep(self._job.seconds)
         self._figures.tokens = self._running_tokens() - tokens
-        self._close_window(started_cpu_s, started_s)
+        self._close_window(started)
         self._figures.requests = sum(client.busy for client in self._clients)
         self._figures.resident_after = resident_bytes(self._processes)
 
@@ -230,9 +231,14 @@ class _Load:
     def _running_tokens(self) -> int:
         return sum(client.reader.tokens for client in self._clients)
 
-    def _close_window(self, started_cpu_s: float, started_s: float) -> None:
-        self._figures.cpu_s = cpu_s(self._processes) - started_cpu_s
-        self._figures.wall_s = time.perf_counter() - started_s
+    def _times(self) -> tuple[float, float, float]:
+        return *cpu_times(self._processes), time.perf_counter()
+
+    def _close_window(self, started: tuple[float, float, float]) -> None:
+        figures = self._figures
+        figures.cpu_s, figures.waited_s, figures.wall_s = (
+            now - then for now, then in zip(self._times(), started, strict=True)
+        )
 
 
 def main() -> None:

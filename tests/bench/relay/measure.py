@@ -30,10 +30,11 @@ def process_tree(root: int) -> list[int]:
     return found
 
 
-def cpu_s(processes: Iterable[int]) -> float:
-    """CPU seconds that the living threads of `processes` have used."""
+def cpu_times(processes: Iterable[int]) -> tuple[float, float]:
+    """Seconds that the living threads of `processes` have run, and have waited for a core that others had."""
     files = (file for process in processes for file in _PROC.glob(f"{process}/task/*/schedstat"))
-    return sum(int(text.split()[0]) for file in files if (text := _read(file))) / 1e9
+    times = [text.split() for file in files if (text := _read(file))]
+    return sum(int(ran) for ran, _, _ in times) / 1e9, sum(int(waited) for _, waited, _ in times) / 1e9
 
 
 def resident_bytes(processes: Iterable[int]) -> int:

@@ -23,20 +23,21 @@ _HEAD_BYTES_MAX = 64 * 1024
 
 
 def request(size: int, *, variant: int, tokens: int, gap_ms: int, stream: bool = True) -> tuple[bytes, bytes]:
-    """A POST /v1/chat/completions with a body of about `size` bytes: a chat of several turns when it is large.
+    """A POST /v1/chat/completions with a body of `size` bytes: a chat of several turns when it is large.
 
     In two parts, between which `NUMBER_BYTES` digits make every prompt end differently, as in life.
     """
     rng = random.Random(variant)
-    body: dict[str, object] = {"model": MODEL, "messages": _messages(rng, size - 200), "stream": stream}
+    messages = _history(rng, size)
+    body: dict[str, object] = {"model": MODEL, "messages": messages, "stream": stream}
     body |= {"max_completion_tokens": tokens, "seed": gap_ms}  # the engine takes the seed for the gap between tokens
     if stream:
         body["stream_options"] = {"include_usage": True}
-    payload = json.dumps(body, separators=(",", ":")).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-    head += f"accept: */*\r\ncontent-length: {len(payload)}\r\n\r\n"
-    before, _, after = payload.partition(_NUMBER)
-    return head.encode() + before, after
+    messages[-1]["content"] = _text(rng, size - len(_dump(body))) + messages[-1]["content"]
+    before, _, after = _dump(body).partition(_NUMBER)
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\naccept: */*\r\n"
+    length = len(before) + NUMBER_BYTES + len(after)
+    return f"{head}content-length: {length}\r\n\r\n".encode() + before, after
 
 
 def number_in(body: bytes, key: bytes, default: int) -> int:
@@ -137,14 +138,19 @@ class ResponseReader:
         self._tail = text[-_MARK_TAIL:]
 
 
-def _messages(rng: random.Random, size: int) -> list[dict[str, str]]:
-    messages = [{"role": "system", "content": _text(rng, min(160, size // 2))}]
-    left = size - 200
+def _history(rng: random.Random, size: int) -> list[dict[str, str]]:
+    """Turns up to about `size` bytes, and the last message, still empty but for its number."""
+    messages = [{"role": "system", "content": _text(rng, min(120, size // 4))}]
+    left = size - 500
     while left > 900:
         length = min(left, rng.choice((300, 900, 2200)))
         messages.append({"role": "user" if len(messages) % 2 else "assistant", "content": _text(rng, length)})
         left -= length + 36
-    return [*messages, {"role": "user", "content": f"{_text(rng, 80)} {_NUMBER.decode()}"}]
+    return [*messages, {"role": "user", "content": _NUMBER.decode()}]
+
+
+def _dump(body: object) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def _text(rng: random.Random, size: int) -> str:
