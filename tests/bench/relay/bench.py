@@ -14,11 +14,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.bench.relay import measure, report, scenarios, targets
+from tests.bench.relay.load import Figures
 
 REPLICAS = 3
 _START_S_MAX = 60.0
@@ -80,7 +81,7 @@ def load(relay: Relay, scenario: scenarios.Scenario) -> Mapping[str, Any]:
         )
     if done.returncode:
         problem = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return {"requests": 0, "tokens": 0, "bad": 1, "ttft_s": [], "cpu_s": 0.0, "waited_s": 0.0, "problem": f"load failed: {problem}"}
+        return asdict(Figures(bad=1, problem=f"load failed: {problem}"))
     figures: Mapping[str, Any] = json.loads(done.stdout)
     return figures
 
