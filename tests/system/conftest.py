@@ -21,7 +21,7 @@ _HERE = Path(__file__).parent
 #: An install of gigabytes counts against the time of the first test.
 _TIMEOUT_S = 1200
 #: Prefill of 2,000 tokens takes tenths of a second on one core, so that overheads of a millisecond are a per cent.
-SHAPE = Shape(layers=4, hidden=256, feed_forward=768)
+SHAPE = Shape(layers=4, hidden=512, feed_forward=1536, heads=8, kv_heads=4)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,0 +1,211 @@
+"""A load tool of other people replays a trace through `gorgo serve` over two vLLM, and measures what we measure.
+
+Both tools send prompts of the same sizes at the same times with the same shared prefixes, but with other words, so that
+neither finds the other's prompts cached. What follows from the trace must agree between the two runs. Latencies of two
+runs agree on a quiet machine (1 per cent there) and say nothing on a busy one, so they are printed; what must agree are
+the latencies of one run, seen by the tool at its end and by the router at its own. Whoever else uses the machine can
+only drive them apart: so a pair of runs that does not agree is repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gorgo.apps.replay.options import ReplayOptions
+from gorgo.apps.replay.run import replay_command
+from gorgo.apps.traces.text import prompt_text
+from tests.system.environments import Environment
+from tests.system.router_process import RouterProcess, router_process
+from tests.system.tiny_checkpoint import HUB_NAME
+from tests.system.vllm_server import VllmServer
+
+REQUESTS = 40
+SECONDS = 20.0
+OUTPUT_TOKENS = 16
+#: Conversations that share their first three blocks of 512 tokens.
+GROUPS = 4
+AGREE = 0.05
+_TIMEOUT_S = 300
+PAIRS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request of the trace."""
+
+    timestamp_ms: int
+    input_tokens: int
+    hash_ids: tuple[int, ...]
+
+
+def make_trace(*, words: int) -> list[Row]:
+    """The same sizes, times and sharing for every `words`; the words differ."""
+    rng = np.random.default_rng(0)
+    times_ms = np.sort(rng.uniform(0, SECONDS * 1e3, REQUESTS)).astype(int)
+    times_ms -= times_ms[0]
+    groups, cuts = rng.integers(GROUPS, size=REQUESTS), rng.integers(256, size=REQUESTS)
+    first = words * 1_000_000
+    return [
+        Row(
+            int(time_ms),
+            4 * 512 - int(cut),
+            (*(first + 10 * int(group) + block for block in range(3)), first + 1_000 + n),
+        )
+        for n, (time_ms, group, cut) in enumerate(zip(times_ms, groups, cuts, strict=True))
+    ]
+
+
+def write_for_us(path: Path, rows: Sequence[Row]) -> Path:
+    lines = [
+        {
+            "timestamp": row.timestamp_ms,
+            "input_length": row.input_tokens,
+            "output_length": OUTPUT_TOKENS,
+            "hash_ids": row.hash_ids,
+        }
+        for row in rows
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def write_for_aiperf(path: Path, rows: Sequence[Row]) -> Path:
+    """With our text, so that prompts have the same tokens; its own text is from its own corpus."""
+    lines = [
+        {
+            "timestamp": row.timestamp_ms,
+            "text_input": prompt_text(row.hash_ids, row.input_tokens).decode(),
+            "output_length": OUTPUT_TOKENS,
+        }
+        for row in rows
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Aiperf:
+    """What the tool wrote."""
+
+    summary: dict[str, Any]
+    requests: list[dict[str, Any]]
+
+    def average(self, name: str) -> float:
+        return float(self.summary[name]["avg"])
+
+
+def run_aiperf(aiperf: Environment, router: RouterProcess, hub_cache: Path, trace: Path, out: Path) -> Aiperf:
+    options = {
+        "--model": "tiny",
+        "--url": router.url,
+        "--endpoint-type": "chat",
+        "--tokenizer": HUB_NAME,
+        "--input-file": str(trace),
+        "--custom-dataset-type": "mooncake_trace",
+        "--extra-inputs": "ignore_eos:true",
+        "--ui": "none",
+        "--output-artifact-dir": str(out),
+    }
+    flags = ["--streaming", "--fixed-schedule", "--use-server-token-count", "--no-gpu-telemetry", "--no-server-metrics"]
+    words = [word for pair in options.items() for word in pair]
+    subprocess.run(
+        [str(aiperf.folder / "bin" / "aiperf"), "profile", *words, *flags],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub_cache), "PYTHONPATH": ""},
+        check=True,
+        capture_output=True,
+        timeout=_TIMEOUT_S,
+    )
+    lines = (out / "profile_export.jsonl").read_text().splitlines()
+    return Aiperf(json.loads((out / "profile_export_aiperf.json").read_text()), [json.loads(line) for line in lines])
+
+
+@pytest.fixture
+def router(vllm_servers: tuple[VllmServer, VllmServer], tmp_path: Path) -> Iterator[RouterProcess]:
+    replicas = {"left": vllm_servers[0].url, "right": vllm_servers[1].url}
+    with router_process(tmp_path, replicas, engine="vllm") as router:
+        yield router
+
+
+def test_aiperf_replays_a_trace_without_an_error_and_agrees_with_our_replay(
+    aiperf: Environment, router: RouterProcess, hub_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for pair in range(PAIRS):
+        folder = tmp_path / str(pair)
+        folder.mkdir()
+        trace = write_for_aiperf(folder / "theirs.jsonl", make_trace(words=2 * pair))
+        theirs = run_aiperf(aiperf, router, hub_cache, trace, folder / "aiperf")
+        seen = {sample["request_id"]: sample for sample in router.samples()}
+        records = run_ours(
+            router, write_for_us(folder / "ours.jsonl", make_trace(words=2 * pair + 1)), folder / "replay"
+        )
+        assert theirs.summary["error_summary"] == []
+        assert len(theirs.requests) == len(records) == REQUESTS
+        table = compare_runs(theirs, records) + compare_views(theirs, seen)
+        with capsys.disabled():
+            print_table(table)
+        disagree = [line.name for line in table if line.must_agree and line.difference > AGREE]
+        if not disagree:
+            return
+    pytest.fail(f"{PAIRS} pairs of runs disagree, the last one in {disagree}")
+
+
+def run_ours(router: RouterProcess, trace: Path, out: Path) -> list[dict[str, Any]]:
+    """Our replay's records, none of which failed."""
+    report = replay_command(ReplayOptions(trace=trace, url=router.url, out=out, show_progress=False))
+    assert report.row.errors == 0
+    return [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure, measured twice."""
+
+    name: str
+    theirs: float
+    ours: float
+    must_agree: bool = True
+
+    @property
+    def difference(self) -> float:
+        return abs(self.theirs - self.ours) / self.ours
+
+
+def compare_runs(theirs: Aiperf, records: Sequence[dict[str, Any]]) -> list[Line]:
+    """Two runs, each measured by its own tool."""
+    prompt, cached = (theirs.average(f"usage_prompt_{name}") for name in ("tokens", "cache_read_tokens"))
+    span_s = max(record["sent_s"] for record in records) - min(record["sent_s"] for record in records)
+    starts_ns = [request["metadata"]["request_start_ns"] for request in theirs.requests]
+    e2e_ms = [record["e2e_s"] * 1e3 for record in records]
+    return [
+        Line("prompt tokens", prompt, mean(record["input_tokens"] for record in records)),
+        Line("cached tokens", cached, mean(record["cached_tokens"] for record in records)),
+        Line("output tokens", theirs.average("output_sequence_length"), mean(r["output_tokens"] for r in records)),
+        Line("seconds from first to last", (max(starts_ns) - min(starts_ns)) / 1e9, span_s),
+        Line("TTFT ms", theirs.average("time_to_first_token"), mean(r["ttft_ms"] for r in records), must_agree=False),
+        Line("E2E ms", theirs.average("request_latency"), mean(e2e_ms), must_agree=False),
+    ]
+
+
+def compare_views(theirs: Aiperf, seen: dict[str, dict[str, Any]]) -> list[Line]:
+    """One run, seen by the tool and by the router."""
+    samples = [seen[request["metadata"]["x_request_id"]] for request in theirs.requests]
+    return [
+        Line("TTFT ms, router's view", theirs.average("time_to_first_token"), mean(s["ttft_ms"] for s in samples)),
+        Line("E2E ms, router's view", theirs.average("request_latency"), mean(s["e2e_s"] * 1e3 for s in samples)),
+    ]
+
+
+def print_table(table: Sequence[Line]) -> None:
+    rows = [f"\n{'mean of':30}{'aiperf':>10}{'ours':>10}{'differ':>9}"]
+    rows += [f"{line.name:30}{line.theirs:10.2f}{line.ours:10.2f}{line.difference:9.1%}" for line in table]
+    print("\n".join(rows))  # noqa: T201 - the table is what the test is for
