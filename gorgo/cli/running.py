@@ -54,6 +54,8 @@ def serve(
         typer.echo(f"gorgo serve listening on {addresses.data_url} (admin {addresses.admin_url})")
 
     set_up_logs()
+    # With --seed even the fingerprint's key repeats, for comparisons; without, no client can guess it.
+    drawn = secrets.randbits(63) if seed is None else seed
     # No event to stop by: the proxy itself minds the signals, because a second one ends its grace period.
     uvloop.run(
         run_proxy(
@@ -62,8 +64,8 @@ def serve(
             weights=values,
             admin_token=token,
             environ=os.environ,
-            key=secrets.randbits(63),
-            seed=secrets.randbits(63) if seed is None else seed,
+            key=drawn,
+            seed=drawn,
             ready=ready,
         )
     )

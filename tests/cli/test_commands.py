@@ -25,6 +25,7 @@ seed = 1
 duration_s = 5.0
 applications = 2
 application_tokens = 1024
+application_share = 0.5
 conversations = 3
 ramp_s = 1.0
 turns_mean = 4.0
