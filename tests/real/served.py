@@ -46,12 +46,20 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    replicas: Mapping[str, str], *, engine: EngineName = "llamacpp", policy: str = "gorgo", limits: Limits | None = None
+    replicas: Mapping[str, str], *, engine: EngineName = "llamacpp", policy: str = "gorgo", request_usage: bool = False
 ) -> AsyncIterator[Served]:
     """A proxy before `replicas` (name to URL), all in one region, on free ports of loopback."""
     stop = asyncio.Event()
     started: asyncio.Future[ServerAddresses] = asyncio.get_running_loop().create_future()
-    config = _config(replicas, engine=engine, policy=policy, limits=limits or Limits(shutdown_grace_s=2.0))
+    config = Config(
+        proxy=Proxy(region="here", policy=policy, bind="127.0.0.1:0", admin_bind="127.0.0.1:0"),
+        regions=(Region(name="here"),),
+        replicas=tuple(
+            Replica(name=name, region="here", url=url, engine=engine, request_usage=request_usage)
+            for name, url in replicas.items()
+        ),
+        limits=Limits(shutdown_grace_s=2.0),
+    )
     running = asyncio.create_task(
         serve(
             config,
@@ -75,15 +83,6 @@ async def served(
     finally:
         stop.set()
         await running
-
-
-def _config(replicas: Mapping[str, str], *, engine: EngineName, policy: str, limits: Limits) -> Config:
-    return Config(
-        proxy=Proxy(region="here", policy=policy, bind="127.0.0.1:0", admin_bind="127.0.0.1:0"),
-        regions=(Region(name="here"),),
-        replicas=tuple(Replica(name=name, region="here", url=url, engine=engine) for name, url in replicas.items()),
-        limits=limits,
-    )
 
 
 async def eventually(holds: Callable[[], Any], *, within_s: float = 5.0) -> None:

@@ -200,6 +200,18 @@ async def test_the_openai_client_streams_a_response(bench: Bench) -> None:
     assert await bench.proxy.ledger() == EMPTY_LEDGER
 
 
+async def test_usage_that_the_client_did_not_ask_for_is_learnt_and_taken_out(bench: Bench) -> None:
+    tap = bench.taps["left"]
+    async with served({"left": tap.url}, request_usage=True) as proxy:
+        body = chat(text_of(12, 100), stream=True)
+        answer = await bench.http.post(f"{proxy.url}/v1/chat/completions", json=body)
+        (sample,) = await proxy.samples()
+    (connection,) = tap.carrying(CHAT)
+    (extra,) = (event for event in connection.last_body().split(b"\n\n") if b'"usage":' in event)
+    assert answer.content == connection.last_body().replace(extra + b"\n\n", b"")
+    assert sample["output_tokens"] == 8
+
+
 async def test_an_engine_without_metrics_is_told_apart_once_with_its_flag(
     tmp_path: Path, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
