@@ -126,6 +126,12 @@ class Fleet:
         self.member(name).draining = draining
         self._eligible.clear()
 
+    def set_limits(self, *, stale_after_s: float, rtt_ewma_alpha: float, panic_threshold: float) -> None:
+        self.stale_after_s, self.rtt_ewma_alpha = stale_after_s, rtt_ewma_alpha
+        self.panic_threshold = panic_threshold
+        self._eligible.clear()
+        self._due_known = False
+
     # -- who may serve
 
     def serves(self, model: str | None) -> bool:

@@ -105,6 +105,13 @@ class PrefixIndex:
         for holding in self._holdings.values():
             self._fit(holding)
 
+    def resize(self, max_blocks: int) -> None:
+        """Another bound on memory; what is too much for it goes at once, least recently used first."""
+        self.max_blocks = max_blocks
+        for holding in self._holdings.values():
+            self._fit(holding)
+        self._shrink()
+
     def add_replica(self, slot: int, *, capacity_blocks: int | None = None) -> None:
         assert slot not in self._holdings, f"slot {slot} is taken"
         self._holdings[slot] = _Holding(slot, capacity_blocks)
@@ -218,8 +225,7 @@ class PrefixIndex:
             self._hold(node, holding)
         self._touch(path[-1], holding)
         self._fit(holding)
-        while self.stored_blocks > self.max_blocks or self._held_nodes > self.max_blocks:
-            self._evict_oldest_of_all()
+        self._shrink()
         return path
 
     def _path_to(self, blocks: bytes) -> list[_Node]:
@@ -318,6 +324,10 @@ class PrefixIndex:
                 return recent[node]
             del recent[node]
         return None
+
+    def _shrink(self) -> None:
+        while self.stored_blocks > self.max_blocks or self._held_nodes > self.max_blocks:
+            self._evict_oldest_of_all()
 
     def _evict_oldest_of_all(self) -> None:
         bound, slot = self._oldest[0]

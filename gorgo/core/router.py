@@ -203,6 +203,18 @@ class Router:
         """Who stays keeps load, health and index; who leaves loses its entries, and its open attempts may finish."""
         self._replace_fleet(replicas)
 
+    def set_limits(self, limits: RouterLimits, *, now: float) -> None:  # noqa: ARG002 - each event has a time
+        """Other bounds from the next event on; how many decisions and samples are kept stays as it was."""
+        self.limits = limits
+        self._fleet.set_limits(
+            stale_after_s=limits.stale_after_s,
+            rtt_ewma_alpha=limits.rtt_ewma_alpha,
+            panic_threshold=limits.panic_threshold,
+        )
+        self.index.resize(limits.max_index_blocks)
+        for member in self._fleet.members.values():
+            self._fit_index(member)
+
     def drain(self, replica: str, draining: bool = True, *, now: float) -> None:  # noqa: ARG002 - each event has a time
         """Send nothing new there (or again). Raises `UnknownReplica`."""
         self._fleet.drain(replica, draining)

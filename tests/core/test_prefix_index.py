@@ -88,6 +88,18 @@ def test_global_bound_evicts_the_oldest_of_any_replica() -> None:
     assert (index.resident_blocks(0), index.resident_blocks(1)) == (0, 3)
 
 
+def test_smaller_bound_evicts_the_oldest_at_once_and_a_larger_one_makes_room() -> None:
+    index = index_of(None, None, max_blocks=6, bounded=False)
+    for word in range(3):
+        index.insert(as_blocks((word, word)), word % 2)
+    index.resize(2)
+    index.check()
+    assert [index.match(as_blocks((word, word)), 2).sum() for word in range(3)] == [0, 0, 2]
+    index.resize(4)
+    index.insert(as_blocks((7, 7)), 1)
+    assert index.stored_blocks == 4
+
+
 def test_failure_takes_back_only_what_was_never_confirmed() -> None:
     index = index_of(None)
     index.confirm(as_blocks((1, 2)), 0)

@@ -376,6 +376,23 @@ def test_who_stays_keeps_its_belief() -> None:
     assert believed(router) == [4, 0, 0]
 
 
+def test_other_limits_hold_from_the_next_event_on() -> None:
+    router = make_router("a", "b")
+    first = dispatched(router.submit(a_request("first", blocks=PROMPT), now=0.0))
+    router.on_probe("a", 0.1, now=0.0)
+    limits = replace(
+        router.limits, max_attempts=1, max_in_flight=1, stale_after_s=5.0, rtt_ewma_alpha=1.0, max_index_blocks=2
+    )
+    router.set_limits(limits, now=1.0)
+    assert rejected(router.submit(a_request("second"), now=1.0)).status == 429
+    rejected(router.on_finish(first.attempt_id, FAILED, now=1.0))
+    router.on_probe("a", 0.3, now=2.0)
+    assert router.fleet_view(now=2.0)[0].rtt_ms == pytest.approx(300)
+    assert router.next_timer() == 5.0  # of the other replica, probed at 0
+    dispatched(router.submit(a_request("third", blocks=PROMPT), now=2.0))
+    assert router.index.stored_blocks <= 2
+
+
 # -- weights and policies
 
 
