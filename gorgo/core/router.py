@@ -229,6 +229,10 @@ class Router:
         """A row per replica, in the order in which they joined."""
         return [self._view(member, now) for member in self._fleet.members.values()]
 
+    def standings(self) -> dict[str, str]:
+        """`healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
+        return {name: member.health.state.value for name, member in self._fleet.members.items()}
+
     def decisions(self, request_id: str) -> list[Decision]:
         """Decisions made for a request, first attempt first; empty when they are no longer kept."""
         return [decision for decision in self._decisions if decision.request_id == request_id]

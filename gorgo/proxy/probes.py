@@ -11,24 +11,37 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from time import perf_counter
 
 from gorgo.core.request import EngineSample
 from gorgo.engines.base import merged
 from gorgo.proxy.headers import Header
 from gorgo.proxy.logs import log, log_missing
-from gorgo.proxy.state import ProxyState, Target
+from gorgo.proxy.standing import StandingLog
+from gorgo.proxy.state import ProxyState
+from gorgo.proxy.target import Target
 from gorgo.proxy.upstream import KEEP_ALIVE_S, UpstreamError
 
 #: A far replica on a new TLS connection takes 1 s; whoever needs longer is not worth its round trip.
 PROBE_TIMEOUT_S = 5.0
 SCRAPE_TIMEOUT_S = 10.0
+#: A replica that joins waits for its first answers so long at most, and everything else in its file with it.
+LOOK_S = 5.0
 #: Loops are spread by up to this share of their interval, so that many proxies do not ask in step.
 JITTER = 0.1
 #: Kept open per replica without traffic: the first of a burst then saves a round trip (two with TLS).
 WARM_CONNECTIONS = 2
 #: Twice within the time that an idle connection is kept.
 WARM_INTERVAL_S = KEEP_ALIVE_S / 2
+
+
+@dataclass(slots=True)
+class Look:
+    """What a replica answered before the Router knew it."""
+
+    rtt_s: float | None = None
+    sample: EngineSample | None = None
 
 
 class Watcher:
@@ -51,6 +64,10 @@ class Watcher:
         self._answers = True
         self._tells = True
 
+    @property
+    def target(self) -> Target:
+        return self._target
+
     async def run(self) -> None:
         """All loops, until cancelled."""
         proxy = self._state.config.proxy
@@ -60,23 +77,57 @@ class Watcher:
             loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
 
     async def probe(self) -> None:
-        """One round trip: the second of two pings, because the first may have had to connect."""
-        try:
-            await self._ping()
-            rtt_s: float | None = await self._ping()
-        except UpstreamError as failure:
-            rtt_s = None
-            self._state.metrics.probe_failed(self._target.name, self._target.region)
-            self._changed(False, failure.reason)
-        else:
-            self._changed(True, None)
+        """One round trip, told to the Router."""
+        rtt_s = await self._measure()
         self._state.router.on_probe(self._target.name, rtt_s, now=self._state.clock())
 
     async def scrape(self) -> None:
-        """The engine's own figures: its metrics, completed by its loads route, either of which may be missing."""
+        """The engine's own figures, told to the Router."""
+        if self._has_figures:
+            sample = await self._read_figures()
+            self._state.router.on_engine_sample(self._target.name, sample, now=self._state.clock())
+
+    async def look(self) -> Look:
+        """Ask once and keep the answers: the Router does not know this replica yet, or another one by its name."""
+        look = Look()
+
+        async def measure() -> None:
+            look.rtt_s = await self._measure()
+
+        async def read() -> None:
+            look.sample = await self._read_figures() if self._has_figures else None
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S), asyncio.TaskGroup() as asking:
+                asking.create_task(measure())
+                asking.create_task(read())
+        return look
+
+    def tell(self, look: Look) -> None:
+        """Pass on what was kept, now that the Router knows the replica."""
+        now = self._state.clock()
+        self._state.router.on_probe(self._target.name, look.rtt_s, now=now)
+        self._state.router.on_engine_sample(self._target.name, look.sample, now=now)
+
+    @property
+    def _has_figures(self) -> bool:
+        return self._target.dialect.metrics_path is not None or self._target.dialect.loads_path is not None
+
+    async def _measure(self) -> float | None:
+        """The second of two pings, because the first may have had to connect."""
+        try:
+            await self._ping()
+            rtt_s = await self._ping()
+        except UpstreamError as failure:
+            self._state.metrics.probe_failed(self._target.name, self._target.region)
+            self._changed(False, failure.reason)
+            return None
+        self._changed(True, None)
+        return rtt_s
+
+    async def _read_figures(self) -> EngineSample | None:
+        """The engine's metrics, completed by its loads route, either of which may be missing."""
         target = self._target
-        if target.dialect.metrics_path is None and target.dialect.loads_path is None:
-            return
         found = [await self._read_metrics(), await self._read_loads()]
         samples = [sample for sample in found if sample is not None]
         if not samples:
@@ -84,8 +135,7 @@ class Watcher:
         if self._tells and not samples:
             log("scrape_failed", level=logging.WARNING, replica=target.name)
         self._tells = bool(samples)
-        sample = merged(samples[0], samples[-1]) if samples else None
-        self._state.router.on_engine_sample(target.name, sample, now=self._state.clock())
+        return merged(samples[0], samples[-1]) if samples else None
 
     async def warm(self) -> None:
         """Ping on several kept connections at once. Only where the replica answers: a dead one is left to the probe."""
@@ -145,6 +195,35 @@ class Watcher:
             await action()
 
 
+class Watchers:
+    """The watchers of a fleet at work, one task each in the task group of whoever owns them."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self._at_work: dict[str, tuple[Watcher, asyncio.Task[None]]] = {}
+
+    def start(self, watcher: Watcher) -> None:
+        name = watcher.target.name
+        assert name not in self._at_work, f"{name} is watched already"
+        self._at_work[name] = watcher, self._tasks.create_task(watcher.run())
+
+    def stop(self, name: str) -> asyncio.Task[None]:
+        """Cancel the loops of one replica. Answers their task, which ends soon."""
+        _, task = self._at_work.pop(name)
+        task.cancel()
+        return task
+
+    def restart(self) -> None:
+        """Begin all intervals anew, as they are in the configuration by now."""
+        for name, (watcher, _) in list(self._at_work.items()):
+            self.stop(name)
+            self.start(watcher)
+
+    def stop_all(self) -> None:
+        for name in list(self._at_work):
+            self.stop(name)
+
+
 async def first_look(watchers: list[Watcher]) -> None:
     """Ask every replica once, all at the same time, before any request is routed."""
     async with asyncio.TaskGroup() as first:
@@ -158,11 +237,13 @@ async def run_timers(state: ProxyState) -> None:
 
     The Router's next time can move nearer with any event, so it is asked again each second.
     """
+    standing = StandingLog()
     while True:
         due = state.router.next_timer()
         wait_s = 1.0 if due is None else min(1.0, max(0.0, due - state.clock()))
         await asyncio.sleep(max(wait_s, 0.01))
         state.router.handle_timer(now=state.clock())
+        standing.tell(state.router.standings())
 
 
 async def _quietly(ping: Awaitable[float]) -> None:
