@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from gorgo.config.model import Config, Replica
+    from gorgo.core.policy import Policy
+    from gorgo.core.weights import Weights
 
 
 def serve(
@@ -39,13 +41,22 @@ def serve(
     import uvloop
 
     from gorgo.cli.wiring import compose_policy
-    from gorgo.config.load import load_config
+    from gorgo.config.load import parse_config, read_text
+    from gorgo.proxy.config_file import ConfigFile
     from gorgo.proxy.logs import set_up_logs
     from gorgo.proxy.server import ServerAddresses
     from gorgo.proxy.server import serve as run_proxy
 
-    loaded = _bound(load_config(config), bind=bind, admin_bind=admin_bind)
+    def parse(text: bytes) -> Config:
+        """The file as this command line has it, now and at each reload."""
+        found = _bound(parse_config(text, source=str(config)), bind=bind, admin_bind=admin_bind)
+        return _routed(found, pinned or compose_policy(found, source=config, policy=policy))
+
+    text = read_text(config)
+    loaded = _bound(parse_config(text, source=str(config)), bind=bind, admin_bind=admin_bind)
     chosen, values = compose_policy(loaded, source=config, policy=policy, weights_file=weights)
+    # A weights file is read once, and goes before regions.yaml at each reload too.
+    pinned = None if weights is None else (chosen, values)
     token = os.environ.get("GORGO_ADMIN_TOKEN") or None
     if token is None:
         typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will refuse every request", err=True)
@@ -59,13 +70,15 @@ def serve(
     # No event to stop by: the proxy itself minds the signals, because a second one ends its grace period.
     uvloop.run(
         run_proxy(
-            loaded,
+            _routed(loaded, (chosen, values)),
             policy=chosen,
             weights=values,
             admin_token=token,
             environ=os.environ,
             key=drawn,
             seed=drawn,
+            # What is no file (a pipe, say) can be read once.
+            file=ConfigFile(config, parse, text) if config.is_file() else None,
             ready=ready,
         )
     )
@@ -149,6 +162,12 @@ def _bound(config: Config, *, bind: str | None, admin_bind: str | None) -> Confi
     except ValueError as error:
         raise typer.BadParameter(f"--bind and --admin-bind: expected {error}") from error
     return replace(config, proxy=proxy)
+
+
+def _routed(config: Config, by: tuple[Policy, Weights]) -> Config:
+    """With the policy and all its weights in place of the file's word on them: reloads then compare like with like."""
+    policy, weights = by
+    return replace(config, proxy=replace(config.proxy, policy=policy.name, weights=dict(weights)))
 
 
 def _replica(config: Config, name: str, *, source: Path) -> Replica:

@@ -28,14 +28,18 @@ _ADAPTER = TypeAdapter(Config)
 
 def load_config(path: pathlib.Path) -> Config:
     """Read and check the file at `path`; raises `ConfigError`."""
+    return parse_config(read_text(path), source=str(path))
+
+
+def read_text(path: pathlib.Path) -> bytes:
+    """The file's content, no more than can be checked; raises `ConfigError`."""
     try:
         with path.open("rb") as file:
             # One byte more than allowed is enough to know that it is too large, whatever `path` is.
-            text = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}; expected a regions.yaml file") from error
-    return parse_config(text, source=str(path))
 
 
 def parse_config(text: bytes, *, source: str = "regions.yaml") -> Config:

@@ -63,6 +63,8 @@ class Replica:
     api_key_env: EnvironmentName | None = None
     #: Ask for `usage` in streams whose client did not, and take the extra chunk out again.
     request_usage: bool = False
+    #: Send nothing new there. A change of this key sets the mark; an operator's own mark stays until then.
+    draining: bool = False
     capacity: Capacity = field(default_factory=Capacity)
 
 

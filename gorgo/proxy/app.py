@@ -85,13 +85,19 @@ async def models(state: ProxyState, scope: Message, send: Send) -> None:
 
 
 async def _asked_models(state: ProxyState, scope: Message) -> bytes:
-    for view in sorted(state.router.fleet_view(now=state.clock()), key=lambda view: not view.eligible):
-        target = state.targets[view.name]
+    views = sorted(state.router.fleet_view(now=state.clock()), key=lambda view: not view.eligible)
+    for view in views:
+        target = state.targets.get(view.name)
+        if target is None:
+            continue  # It has left the fleet while another one was asked.
         headers = upstream_headers(scope["headers"], request_id="models", api_key=target.api_key)
+        target.acquire()
         try:
             status, body = await target.upstream.fetch("/v1/models", headers, timeout_s=_MODELS_TIMEOUT_S)
         except UpstreamError:
             continue
+        finally:
+            target.release()
         if status == 200:
             return body
     raise HttpError(503, "no_replica", "no replica could list its models")

@@ -24,7 +24,8 @@ from gorgo.proxy.headers import Header, request_id, upstream_headers
 from gorgo.proxy.logs import log, log_failure, log_missing
 from gorgo.proxy.relay import Relay, RelayPlan, failure_of
 from gorgo.proxy.sink import Sink
-from gorgo.proxy.state import ProxyState, Target
+from gorgo.proxy.state import ProxyState
+from gorgo.proxy.target import Target
 from gorgo.proxy.upstream import UpstreamError
 from gorgo.proxy.watchdog import Watchdog
 
@@ -163,14 +164,17 @@ class Exchange:
 
     async def _attempt(self, ask: Ask, dispatch: Dispatch) -> Action | None:
         """One dispatch to its end. Answers what the Router wants next, `None` when the client has its answer."""
+        # In the step of the dispatch, so it is the process that the Router meant; it may leave the fleet from here on.
         target = self._state.targets[dispatch.replica]
+        target.acquire()
         self._begin(target, dispatch)
         outcome = Outcome(Ending.CLIENT_GONE)
         try:
             outcome = await self._try(ask, dispatch, target)
         finally:
+            target.release()
             actions = self._state.router.on_finish(dispatch.attempt_id, outcome, now=self._state.clock())
-            self._end(ask, dispatch, outcome)
+            self._end(ask, dispatch, outcome, target)
         if not actions:
             return None
         if isinstance(actions[0], Dispatch):
@@ -199,11 +203,11 @@ class Exchange:
             failure = failure_of(source.status)
             if failure is not None:
                 return failure
-            return await Relay(source, self._sink, dog, self._plan(dispatch, asked)).run()
+            return await Relay(source, self._sink, dog, self._plan(dispatch, target, asked)).run()
         finally:
             await source.aclose()
 
-    def _plan(self, dispatch: Dispatch, asked: bool) -> RelayPlan:
+    def _plan(self, dispatch: Dispatch, target: Target, asked: bool) -> RelayPlan:
         def on_content() -> None:
             now = self._state.clock()
             self._state.router.on_first_token(dispatch.attempt_id, now=now)
@@ -211,7 +215,8 @@ class Exchange:
             self._state.metrics.first_content(dispatch.replica, dispatch.region, self._account.ttft_s)
 
         def on_head(head: bytes) -> None:
-            self._state.homes.learn(head, dispatch.replica)
+            if self._state.targets.get(dispatch.replica) is target:
+                self._state.homes.learn(head, dispatch.replica)
 
         return RelayPlan(
             route=self._route,
@@ -297,7 +302,7 @@ class Exchange:
             believed_cached_tokens=dispatch.decision.believed_cached_tokens,
         )
 
-    def _end(self, ask: Ask, dispatch: Dispatch, outcome: Outcome) -> None:
+    def _end(self, ask: Ask, dispatch: Dispatch, outcome: Outcome, target: Target) -> None:
         self._account.outcome = outcome
         metrics, replica, region = self._state.metrics, dispatch.replica, dispatch.region
         metrics.ended(replica, region, outcome.ending.value)
@@ -306,19 +311,19 @@ class Exchange:
             metrics.completed(
                 replica, region, e2e_s, cached_tokens=outcome.cached_tokens, output_tokens=outcome.output_tokens
             )
-            self._check_reports(dispatch, outcome)
+            self._check_reports(dispatch, outcome, target)
         if outcome.prompt_tokens is not None and ask.prompt.tokens is None:
             self._state.ratios.learn(
                 ask.route.model, text_bytes=len(ask.prompt.text), prompt_tokens=outcome.prompt_tokens
             )
 
-    def _check_reports(self, dispatch: Dispatch, outcome: Outcome) -> None:
+    def _check_reports(self, dispatch: Dispatch, outcome: Outcome, target: Target) -> None:
         """An answer with usage tells whether its engine reports what it had cached."""
         if outcome.prompt_tokens is None:
             return
         believed = dispatch.decision.believed_cached_tokens
-        reports = self._state.targets[dispatch.replica].reports
-        log_missing(dispatch.replica, reports.on_answer(cached_tokens=outcome.cached_tokens, believed_tokens=believed))
+        missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, believed_tokens=believed)
+        log_missing(dispatch.replica, missing)
 
     def _close_account(self) -> None:
         account, state = self._account, self._state

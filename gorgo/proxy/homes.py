@@ -45,6 +45,11 @@ class ResponseHomes:
         if len(self._homes) > self._limit:
             self._homes.popitem(last=False)
 
+    def forget(self, replica: str) -> None:
+        """The replica, or the process that it was, is gone and with it what it stored."""
+        for key in [key for key, home in self._homes.items() if home == replica]:
+            del self._homes[key]
+
     def find(self, response_id: str) -> str | None:
         home = self._homes.get(response_id)
         if home is not None:

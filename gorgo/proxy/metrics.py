@@ -4,13 +4,14 @@ Owns names, types, labels and help; the README's table is tested against `METRIC
 happen, through children that are bound once per label set. Gauges cost the hot path nothing: they are read from the
 Router when someone scrapes.
 
-Labels are bounded: replica and region by the configuration, policy by the registry, route by the routes, status and
-reason by short lists in the code. No label ever carries anything that a client sent.
+Labels are bounded: replica and region by the configuration (a replica that leaves takes its series along), policy by
+the registry, route by the routes, status and reason by short lists in the code. No label ever carries anything that a
+client sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -72,13 +73,28 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Blocks that the prefix index believes cached there."),
     MetricSpec("gorgo_weight", "gauge", ("policy", "weight"), "The weights in force."),
     MetricSpec("gorgo_weights_version", "gauge", (), "The version of the weights in force."),
+    MetricSpec("gorgo_config_reloads_total", "counter", ("result",), "Looks at a changed file: applied or refused."),
+    MetricSpec("gorgo_config_reload_failed", "gauge", (), "1 while the file is refused and an older one is in force."),
+    MetricSpec(
+        "gorgo_config_last_reload_timestamp_seconds", "gauge", (), "Unix time at which the file in force was taken."
+    ),
     MetricSpec("gorgo_build_info", "gauge", ("version",), "Always 1; the version is in the label."),
 )
+
+_SPECS = {spec.name: spec for spec in METRICS}
 
 #: Seconds; from a cached short prompt near by to a full queue far away.
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 30, 60, 120, 300)
 _DECISION_BUCKETS = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
 _BUCKETS = {"gorgo_decision_seconds": _DECISION_BUCKETS}
+
+
+@dataclass(slots=True)
+class ConfigInForce:
+    """When the configuration was taken, and whether a newer file was refused since."""
+
+    taken_s: float
+    refused: bool = False
 
 
 class Metrics:
@@ -92,7 +108,8 @@ class Metrics:
         self._bound: dict[tuple[str, ...], Any] = {}
         self._aborts = self._child("gorgo_client_aborts_total")
         self._decision = self._child("gorgo_decision_seconds")
-        self.registry.register(_RouterGauges(router, clock))
+        self.config = ConfigInForce(taken_s=clock())
+        self.registry.register(_RouterGauges(router, clock, self.config))
         ProcessCollector(namespace="gorgo", registry=self.registry)
 
     def request(self, route: str, policy: str, status: int) -> None:
@@ -135,6 +152,21 @@ class Metrics:
     def scrape_failed(self, replica: str, region: str) -> None:
         self._child("gorgo_scrape_failures_total", replica, region).inc()
 
+    def reload_applied(self, now: float) -> None:
+        self._child("gorgo_config_reloads_total", "applied").inc()
+        self.config.refused, self.config.taken_s = False, now
+
+    def reload_refused(self) -> None:
+        self._child("gorgo_config_reloads_total", "refused").inc()
+        self.config.refused = True
+
+    def keep_replicas(self, replicas: Collection[tuple[str, str]]) -> None:
+        """Drop the series of every other (replica, region), so that a changing fleet does not grow the exposition."""
+        for name, *labels in list(self._bound):
+            if _SPECS[name].labels[:2] == _REPLICA and (labels[0], labels[1]) not in replicas:
+                self._made[name].remove(*labels)
+                del self._bound[name, *labels]
+
     def exposition(self) -> bytes:
         """The text that `/metrics` answers."""
         return generate_latest(self.registry)
@@ -152,9 +184,10 @@ class Metrics:
 class _RouterGauges(Collector):
     """Gauges as they are at the moment of the scrape."""
 
-    def __init__(self, router: Router, clock: Callable[[], float]) -> None:
+    def __init__(self, router: Router, clock: Callable[[], float], config: ConfigInForce) -> None:
         self._router = router
         self._clock = clock
+        self._config = config
 
     def describe(self) -> Iterable[Metric]:
         return [_gauge(spec) for spec in METRICS if spec.kind == "gauge"]
@@ -167,6 +200,8 @@ class _RouterGauges(Collector):
         for weight, value in self._router.weights.items():
             families["gorgo_weight"].add_metric((self._router.policy.name, weight), value)
         families["gorgo_weights_version"].add_metric((), self._router.weights.version)
+        families["gorgo_config_reload_failed"].add_metric((), float(self._config.refused))
+        families["gorgo_config_last_reload_timestamp_seconds"].add_metric((), self._config.taken_s)
         families["gorgo_build_info"].add_metric((__version__,), 1)
         return families.values()
 

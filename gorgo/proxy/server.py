@@ -28,8 +28,10 @@ from gorgo.core.policy import Policy
 from gorgo.core.weights import Weights
 from gorgo.proxy.admin import admin_app
 from gorgo.proxy.app import data_app
+from gorgo.proxy.config_file import ConfigFile
 from gorgo.proxy.logs import LOGGER, log
-from gorgo.proxy.probes import Watcher, first_look, run_timers
+from gorgo.proxy.probes import Watcher, Watchers, first_look, run_timers
+from gorgo.proxy.reload import Reloader
 from gorgo.proxy.state import ProxyState, make_state
 
 #: Connections that may wait to be accepted; a burst of clients that connect at once is larger than the usual 100.
@@ -67,6 +69,7 @@ async def serve(
     environ: Mapping[str, str],
     key: int,
     seed: int,
+    file: ConfigFile | None = None,
     ready: Callable[[ServerAddresses], None] | None = None,
     shutdown: asyncio.Event | None = None,
 ) -> None:
@@ -86,6 +89,8 @@ async def serve(
         Of the fingerprint; secret, or clients could craft prompts that collide.
     seed:
         Of the Router's chance.
+    file:
+        Where `config` came from, followed from now on: when it changes, and at SIGHUP where signals are minded.
     ready:
         Called once, with the bound addresses, when requests can be routed.
     shutdown:
@@ -94,13 +99,22 @@ async def serve(
     with _listen(config.proxy.bind) as data, _listen(config.proxy.admin_bind) as admin:
         state = make_state(config, policy=policy, weights=weights, environ=environ, key=key, seed=seed)
         try:
+            follow = None if file is None else _Follow(file, environ)
             if shutdown is not None:
-                await _run(state, data, admin, admin_token, ready, shutdown, asyncio.Event())
+                await _run(state, data, admin, admin_token, follow, ready, shutdown, asyncio.Event())
                 return
-            with _signals() as (stop, hurry):
-                await _run(state, data, admin, admin_token, ready, stop, hurry)
+            with _signals(file) as (stop, hurry):
+                await _run(state, data, admin, admin_token, follow, ready, stop, hurry)
         finally:
             await state.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Follow:
+    """What a reload needs beside the running proxy."""
+
+    file: ConfigFile
+    environ: Mapping[str, str]
 
 
 async def _run(
@@ -108,6 +122,7 @@ async def _run(
     data: socket.socket,
     admin: socket.socket,
     admin_token: str | None,
+    follow: _Follow | None,
     ready: Callable[[ServerAddresses], None] | None,
     stop: asyncio.Event,
     hurry: asyncio.Event,
@@ -117,8 +132,13 @@ async def _run(
     watchers = [Watcher(state, target) for target in state.targets.values()]
     await first_look(watchers)
     async with asyncio.TaskGroup() as tasks:
-        loops = [tasks.create_task(watcher.run()) for watcher in watchers]
-        loops.append(tasks.create_task(run_timers(state)))
+        at_work = Watchers(tasks)
+        for watcher in watchers:
+            at_work.start(watcher)
+        loops = [tasks.create_task(run_timers(state))]
+        if follow is not None:
+            reloader = Reloader(state, follow.file, at_work, environ=follow.environ)
+            loops.append(tasks.create_task(reloader.run()))
         tasks.create_task(_serve(data_app(state), data, closing))
         tasks.create_task(_serve(admin_app(state, admin_token), admin, closing))
         if ready is not None:
@@ -129,6 +149,7 @@ async def _run(
         closing.set()
         for loop in loops:
             loop.cancel()
+        at_work.stop_all()
 
 
 async def _stop(state: ProxyState, hurry: asyncio.Event) -> None:
@@ -193,20 +214,23 @@ def _listen(bind: str) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
-    """(stop, hurry): set by the first and the second SIGTERM or SIGINT."""
+def _signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    """(stop, hurry): set by the first and the second SIGTERM or SIGINT. SIGHUP asks for the file, if there is one."""
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def arrived() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, arrived)
+    handlers: dict[signal.Signals, Callable[[], None]] = {signal.SIGTERM: arrived, signal.SIGINT: arrived}
+    if file is not None:
+        handlers[signal.SIGHUP] = file.ask
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
     try:
         yield stop, hurry
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in handlers:
             loop.remove_signal_handler(number)
 
 

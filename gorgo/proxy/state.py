@@ -1,4 +1,4 @@
-"""What all exchanges of one proxy share, wired once at start.
+"""What all exchanges of one proxy share, wired at start; a reload changes parts of it between two exchanges' steps.
 
 Owns nothing but the wiring and two facts about the process: whether it is stopping, and which exchanges are open.
 """
@@ -20,33 +20,15 @@ from gorgo.core.replica import ReplicaSpec
 from gorgo.core.router import Router, RouterLimits
 from gorgo.core.tokens import BytesPerToken
 from gorgo.core.weights import Weights
-from gorgo.engines.base import EngineDialect
-from gorgo.engines.registry import dialect
-from gorgo.engines.reports import ReportWatch
-from gorgo.errors import ConfigError
 from gorgo.proxy.clock import Clock, epoch_clock
 from gorgo.proxy.homes import ResponseHomes
 from gorgo.proxy.metrics import Metrics
-from gorgo.proxy.upstream import HttpUpstream
+from gorgo.proxy.target import Target, api_key, make_target
 
 #: Text per block of the prefix index: 64 tokens at 4 bytes each.
 BLOCK_BYTES = 256
 #: Scrapes and probes older than so many intervals are stale, where the configuration does not say.
 STALE_INTERVALS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One replica as the proxy reaches it. The key is kept out of `repr`, so that no log can show it."""
-
-    name: str
-    region: str
-    upstream: HttpUpstream
-    dialect: EngineDialect
-    #: What the engine should report and does not.
-    reports: ReportWatch
-    request_usage: bool = False
-    api_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -58,7 +40,10 @@ class ProxyState:
     router: Router
     clock: Clock
     metrics: Metrics
-    targets: dict[str, Target]
+    #: Replaced as a whole by a reload, in the same step as the Router's fleet: who is in one is in the other.
+    targets: Mapping[str, Target]
+    #: Of all replicas, those that a reload adds included.
+    tls: ssl.SSLContext
     fingerprinter: Fingerprinter
     ratios: BytesPerToken = field(default_factory=BytesPerToken)
     homes: ResponseHomes = field(default_factory=ResponseHomes)
@@ -66,9 +51,11 @@ class ProxyState:
     stopping: bool = False
     #: Tasks of the open exchanges, for the end of the grace period.
     exchanges: set[asyncio.Task[object]] = field(default_factory=set)
+    #: No longer in the fleet, but with streams that have not ended.
+    leaving: set[Target] = field(default_factory=set)
 
     async def aclose(self) -> None:
-        for target in self.targets.values():
+        for target in (*self.targets.values(), *self.leaving):
             await target.upstream.aclose()
 
 
@@ -80,15 +67,20 @@ def make_state(
     keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
     clock = epoch_clock()
     router = Router(
-        [_spec(replica) for replica in config.replicas],
+        [replica_spec(replica) for replica in config.replicas],
         policy,
         rng=np.random.default_rng(seed),
         boot_id=uuid4().hex,
         weights=weights,
-        limits=_limits(config),
+        limits=router_limits(config),
     )
+    for replica in config.replicas:
+        if replica.draining:
+            router.drain(replica.name, now=clock())
     tls = ssl.create_default_context()
-    targets = {replica.name: _target(replica, config.limits, keys[replica.name], tls) for replica in config.replicas}
+    targets = {
+        replica.name: make_target(replica, config.limits, keys[replica.name], tls) for replica in config.replicas
+    }
     return ProxyState(
         config=config,
         limits=config.limits,
@@ -96,11 +88,13 @@ def make_state(
         clock=clock,
         metrics=Metrics(router, clock),
         targets=targets,
+        tls=tls,
         fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),
     )
 
 
-def _limits(config: Config) -> RouterLimits:
+def router_limits(config: Config) -> RouterLimits:
+    """The Router's bounds, as far as the file sets them."""
     proxy = config.proxy
     stale_after_s = proxy.stale_after_s or STALE_INTERVALS * max(proxy.probe_interval_s, proxy.scrape_interval_s)
     return RouterLimits(
@@ -112,7 +106,8 @@ def _limits(config: Config) -> RouterLimits:
     )
 
 
-def _spec(replica: Replica) -> ReplicaSpec:
+def replica_spec(replica: Replica) -> ReplicaSpec:
+    """A replica as the Router knows it."""
     capacity = replica.capacity
     return ReplicaSpec(
         name=replica.name,
@@ -121,33 +116,3 @@ def _spec(replica: Replica) -> ReplicaSpec:
         kv_capacity_tokens=capacity.kv_tokens,
         max_running_requests=capacity.max_running_requests,
     )
-
-
-def _target(replica: Replica, limits: Limits, key: str | None, tls: ssl.SSLContext) -> Target:
-    spoken = dialect(replica.engine)
-    return Target(
-        name=replica.name,
-        region=replica.region,
-        upstream=HttpUpstream(
-            replica.url,
-            connections=limits.connections_per_replica,
-            connect_timeout_s=limits.connect_timeout_s,
-            tls=tls,
-        ),
-        dialect=spoken,
-        reports=ReportWatch(spoken),
-        request_usage=replica.request_usage,
-        api_key=key,
-    )
-
-
-def api_key(replica: Replica, environ: Mapping[str, str]) -> str | None:
-    """The replica's own key. Raises `ConfigError` when the variable that should hold it is not set."""
-    if replica.api_key_env is None:
-        return None
-    key = environ.get(replica.api_key_env, "").strip()
-    if not key or not key.isascii() or not key.isprintable():
-        raise ConfigError(
-            f"replica {replica.name!r}: the environment variable {replica.api_key_env} must hold its API key"
-        )
-    return key

@@ -133,6 +133,11 @@ class HttpUpstream:
         """Kept connections that are open, in use or not."""
         return self._connector.alive
 
+    def set_limits(self, *, connections: int, connect_timeout_s: float) -> None:
+        """Other limits from the next request on."""
+        self._limit = connections
+        self._extensions = {"timeout": {"connect": connect_timeout_s}}
+
     async def open(self, path: str, headers: Sequence[Header], body: bytes) -> Source:
         if self.open_sources >= self._limit:
             raise UpstreamError("connections_exhausted")

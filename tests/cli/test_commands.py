@@ -93,7 +93,7 @@ def test_bad_usage_is_exit_code_2(words: tuple[str, ...]) -> None:
 
 INVALID = {
     "unknown key": ("proxy:", "proxxy:", r"proxxy \(line 8\): unknown key \(did you mean 'proxy'\?\)"),
-    "bad url": ("http://127.0.0.1:30001", "30001", r"replicas\[1\]\.url \(line 38\): 30001; expected text"),
+    "bad url": ("http://127.0.0.1:30001", "30001", r"replicas\[1\]\.url \(line \d+\): 30001; expected text"),
     "duplicate name": (
         "name: ap-seoul-0",
         "name: us-ashburn-0",

@@ -1,0 +1,178 @@
+"""A changed regions.yaml, carried out while requests go on.
+
+Owns the order of a reload: read and check everything that can fail, ask newcomers who they are, then change the Router,
+the targets and the settings in one step without an await, and at last see off who has left. Leaves what differs to
+`changes`, when to look to `config_file`.
+
+Theory of operation: an exchange takes its target in the very step in which the Router dispatched it, so the two always
+mean the same process, and a stream that runs keeps the target it has. A replica that left the fleet is closed when its
+last stream has ended. A file that is refused changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+
+from gorgo.config.model import Config
+from gorgo.core.policy import Policy
+from gorgo.core.weights import Weights
+from gorgo.errors import GorgoError
+from gorgo.policies.registry import make_policy
+from gorgo.proxy.changes import Changes, compare, keep_bound
+from gorgo.proxy.config_file import ConfigFile, Found
+from gorgo.proxy.logs import log, log_failure
+from gorgo.proxy.probes import Look, Watcher, Watchers
+from gorgo.proxy.state import ProxyState, replica_spec, router_limits
+from gorgo.proxy.target import Target, api_key, make_target
+
+Looks = Sequence[tuple[Watcher, Look]]
+
+
+class Reloader:
+    """Follows one file for one running proxy.
+
+    Parameters
+    ----------
+    state:
+        What is changed.
+    file:
+        What is followed.
+    watchers:
+        Of the replicas in `state`, at work.
+    environ:
+        Where replicas' API keys are.
+    """
+
+    def __init__(self, state: ProxyState, file: ConfigFile, watchers: Watchers, *, environ: Mapping[str, str]) -> None:
+        self._state = state
+        self._file = file
+        self._watchers = watchers
+        self._environ = environ
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as farewells:
+            while True:
+                await self._reload(await self._file.changed(), farewells)
+
+    async def _reload(self, found: Found, farewells: asyncio.TaskGroup) -> None:
+        try:
+            config = await self._file.parse(found)
+            keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
+            policy, weights = _policy(config)
+        except GorgoError as refusal:
+            self._state.metrics.reload_refused()
+            log("config_refused", level=logging.ERROR, error=str(refusal), in_force="the configuration as it was")
+            return
+        except Exception as failure:  # noqa: BLE001 - a fault in reading a file must not end a proxy that works
+            self._state.metrics.reload_refused()
+            log_failure("config_refused", failure)
+            return
+        changes = compare(self._state.config, config)
+        looks = await self._meet(changes, config, keys)
+        left = self._change(changes, config, keys, policy, weights, looks)
+        for target, watch in left:
+            farewells.create_task(self._see_off(target, watch))
+
+    # -- what waits
+
+    async def _meet(self, changes: Changes, config: Config, keys: Mapping[str, str | None]) -> Looks:
+        """Probe newcomers before they take traffic; who does not answer joins all the same, as at the start."""
+        async with AsyncExitStack() as undo:
+            watchers = []
+            for replica in (*changes.added, *changes.replaced):
+                target = make_target(replica, config.limits, keys[replica.name], self._state.tls)
+                undo.push_async_callback(target.upstream.aclose)
+                watchers.append(Watcher(self._state, target))
+            looks = await asyncio.gather(*(watcher.look() for watcher in watchers))
+            undo.pop_all()
+        return list(zip(watchers, looks, strict=True))
+
+    async def _see_off(self, target: Target, watch: asyncio.Task[None]) -> None:
+        """Close the connections to a replica that has left when nothing runs on them any more."""
+        await asyncio.wait((watch,))
+        await target.unused()
+        await target.upstream.aclose()
+        self._state.leaving.discard(target)
+        self._keep_series()
+
+    # -- the one step
+
+    def _change(
+        self,
+        changes: Changes,
+        config: Config,
+        keys: Mapping[str, str | None],
+        policy: Policy,
+        weights: Weights,
+        looks: Looks,
+    ) -> list[tuple[Target, asyncio.Task[None]]]:
+        """Everything that others can see, at once. Answers who has left, with the end of their watch."""
+        state = self._state
+        joined = {watcher.target.name: watcher.target for watcher, _ in looks}
+        self._change_fleet(changes, config)
+        self._change_policy(changes, policy, weights)
+        gone = [state.targets[name] for name in (*changes.removed, *(replica.name for replica in changes.replaced))]
+        state.targets = {row.name: joined.get(row.name) or state.targets[row.name] for row in config.replicas}
+        for row in config.replicas:
+            state.targets[row.name].update(row, config.limits, keys[row.name])
+        state.config, state.limits = keep_bound(state.config, config), config.limits
+        state.leaving.update(gone)
+        left = [(target, self._watchers.stop(target.name)) for target in gone]
+        self._watch(changes, looks)
+        for target in gone:
+            state.homes.forget(target.name)
+        self._keep_series()
+        state.metrics.reload_applied(state.clock())
+        level = logging.WARNING if changes.restart else logging.INFO
+        log("config_reloaded", level=level, replicas=len(state.targets), **changes.as_log())
+        return left
+
+    def _change_fleet(self, changes: Changes, config: Config) -> None:
+        router, now = self._state.router, self._state.clock()
+        limits = router_limits(config)
+        if limits != router.limits:
+            router.set_limits(limits, now=now)
+        if changes.fleet:
+            replaced = {replica.name for replica in changes.replaced}
+            # A mark belongs to the name: who drained it to exchange the process may not want traffic there yet.
+            marked = {view.name for view in router.fleet_view(now=now) if view.state == "draining"} & replaced
+            # Leaving and joining again is what makes the Router forget: load, health, belief.
+            router.set_fleet([replica_spec(row) for row in config.replicas if row.name not in replaced], now=now)
+            router.set_fleet([replica_spec(row) for row in config.replicas], now=now)
+            for name in marked:
+                router.drain(name, now=now)
+        for name, draining in changes.drains.items():
+            router.drain(name, draining, now=now)
+
+    def _change_policy(self, changes: Changes, policy: Policy, weights: Weights) -> None:
+        """Only what the file itself changed: live weights outlive an edit elsewhere in it."""
+        router, now = self._state.router, self._state.clock()
+        if changes.policy:
+            version = router.set_policy(policy, weights, now=now).version
+            log("policy_set", policy=policy.name, version=version, weights=dict(weights))
+        elif changes.weights and router.policy.name == policy.name:
+            version = router.set_weights(weights, now=now).version
+            log("weights_set", policy=policy.name, version=version, weights=dict(weights))
+        elif changes.weights:
+            log("weights_not_set", level=logging.WARNING, policy=policy.name, in_force=router.policy.name)
+
+    def _watch(self, changes: Changes, looks: Looks) -> None:
+        if changes.intervals:
+            self._watchers.restart()
+        for watcher, look in looks:
+            watcher.tell(look)
+            self._watchers.start(watcher)
+
+    def _keep_series(self) -> None:
+        targets = (*self._state.targets.values(), *self._state.leaving)
+        self._state.metrics.keep_replicas({(target.name, target.region) for target in targets})
+
+
+def _policy(config: Config) -> tuple[Policy, Weights]:
+    """What the file names, complete. Raises `UnknownPolicy` or `WeightsError`."""
+    policy = make_policy(config.proxy.policy)
+    return policy, Weights.of(policy.weight_specs, config.proxy.weights)
