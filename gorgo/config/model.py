@@ -41,10 +41,14 @@ strict = with_config(ConfigDict(extra="forbid"))
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Priors of a replica's size; the engine's own report replaces them."""
+    """Priors of a replica's size, which the engine's own report replaces, and of its speed, which is learned."""
 
     kv_tokens: Count | None = None
     max_running_requests: Count | None = None
+    #: Of the time of a prefill: constant, linear and quadratic (attention) part.
+    prefill_base_ms: NotNegative | None = None
+    prefill_tokens_per_s: Positive | None = None
+    prefill_kappa_s: NotNegative | None = None
 
 
 @strict

@@ -13,30 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-
-
-@dataclass(slots=True)
-class Columns:
-    """Kept columns, one cell per slot. Unknown (or stale) is NaN; counts made by this proxy are never unknown."""
-
-    #: EWMA of the probe round trip, s. NaN before the first probe.
-    rtt_s: Floats
-    #: Requests dispatched by this proxy and not ended.
-    in_flight_requests: Floats
-    #: Prompt tokens of those requests (Q_i, DESIGN 3.1).
-    in_flight_tokens: Floats
-    #: Prompt tokens of those that still wait for their first token.
-    queued_prefill_tokens: Floats
-    #: Scraped from the engine: requests running, requests waiting, KV tokens in use. NaN when unknown or stale.
-    running_requests: Floats
-    queued_requests: Floats
-    used_tokens: Floats
-    #: Size of the KV pool and of the running batch, from the engine or regions.yaml. NaN when unknown.
-    kv_capacity_tokens: Floats
-    max_running_requests: Floats
-    #: A fixed 64-bit hash of the replica's name, for rendezvous hashing.
-    salt: NDArray[np.uint64]
+from gorgo.core.columns import Columns, Floats
 
 
 @dataclass(slots=True)
@@ -57,6 +34,8 @@ class Candidates:
         Prompt length of this request.
     whole:
         True when the rows are all slots in order, so that columns need no gathering.
+    now:
+        When the decision is made, for columns that hold times.
     """
 
     slots: NDArray[np.intp]
@@ -65,6 +44,7 @@ class Candidates:
     matched_tokens: Floats
     prompt_tokens: int
     whole: bool
+    now: float = 0.0
     _gathered: dict[str, Floats] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -113,6 +93,34 @@ class Candidates:
     @property
     def max_running_requests(self) -> Floats:
         return self._column("max_running_requests")
+
+    @property
+    def free_at_s(self) -> Floats:
+        return self._column("free_at_s")
+
+    @property
+    def due_s(self) -> Floats:
+        return self._column("due_s")
+
+    @property
+    def waiting_prefill_s(self) -> Floats:
+        return self._column("waiting_prefill_s")
+
+    @property
+    def slowdown(self) -> Floats:
+        return self._column("slowdown")
+
+    @property
+    def prefill_base_s(self) -> Floats:
+        return self._column("prefill_base_s")
+
+    @property
+    def prefill_token_s(self) -> Floats:
+        return self._column("prefill_token_s")
+
+    @property
+    def prefill_kappa_s(self) -> Floats:
+        return self._column("prefill_kappa_s")
 
     @property
     def salt(self) -> NDArray[np.uint64]:

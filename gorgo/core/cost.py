@@ -7,6 +7,7 @@ place, so that what `/admin/decisions` shows is what was compared.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +31,24 @@ def known_or_worst(column: Floats) -> Floats:
 
 
 def least_cost(
-    terms: Mapping[str, Floats], candidates: Candidates, rng: np.random.Generator, *, fallback: str | None = None
+    terms: Mapping[str, Floats],
+    candidates: Candidates,
+    rng: np.random.Generator,
+    *,
+    fallback: str | None = None,
+    predicted_ttft_s: Floats | None = None,
 ) -> Choice:
     """The candidate with the least sum of `terms`; ties go to the fewest in flight, then to chance.
 
     The terms are kept with the decision, so they must be the caller's own arrays, never the fleet's columns.
+    `predicted_ttft_s` has an entry per candidate, NaN where there is no prediction.
     """
     columns = iter(terms.values())
     cost = next(columns)
     for column in columns:
         cost = cost + column
     row = pick_least(cost, candidates.in_flight_requests, rng)
-    return Choice(row, terms, cost, fallback=fallback)
+    predicted_s = nan if predicted_ttft_s is None else float(predicted_ttft_s[row])
+    return Choice(
+        row, terms, cost, predicted_ttft_s=None if predicted_s != predicted_s else predicted_s, fallback=fallback
+    )

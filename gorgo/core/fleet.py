@@ -12,22 +12,23 @@ ends late finds nothing to release, even when another replica has its slot by th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.candidates import Columns
+from gorgo.core.busy_clock import BusyClock
+from gorgo.core.columns import Columns
 from gorgo.core.estimators import ewma, is_stale
 from gorgo.core.health import EjectionLimits, Health, HealthState
+from gorgo.core.prefill import PrefillPrior
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import EngineSample
+from gorgo.core.speed import LearnedSpeed
 from gorgo.errors import ConfigError, UnknownReplica
 
-#: Counted by this proxy, so 0 and never unknown for a new replica.
-_COUNTS = ("in_flight_requests", "in_flight_tokens", "queued_prefill_tokens")
 #: Told by the engine's metrics; unknown again when stale.
 _SCRAPED = ("running_requests", "queued_requests", "used_tokens")
 
@@ -39,6 +40,8 @@ class Member:
     spec: ReplicaSpec
     slot: int
     health: Health
+    prior: PrefillPrior
+    clock: BusyClock
     draining: bool = False
     probed_s: float | None = None
     scraped_s: float | None = None
@@ -89,7 +92,7 @@ class Fleet:
     rtt_ewma_alpha: float
     panic_threshold: float
     ejection: EjectionLimits
-    columns: Columns = field(default_factory=lambda: _columns(0))
+    columns: Columns = field(default_factory=Columns.empty)
     members: dict[str, Member] = field(default_factory=dict)
     _free: list[int] = field(default_factory=list)
     _eligible: dict[str | None, Eligible] = field(default_factory=dict)
@@ -181,6 +184,20 @@ class Fleet:
             self.columns.in_flight_requests[member.slot] -= 1
             self.columns.in_flight_tokens[member.slot] -= prompt_tokens
 
+    def show_clock(self, member: Member) -> None:
+        """Write what the member's busy clock says; after every event of it."""
+        if member.slot >= 0:
+            columns, slot, clock = self.columns, member.slot, member.clock
+            columns.free_at_s[slot] = clock.free_at_s
+            columns.due_s[slot] = clock.due_s
+            columns.waiting_prefill_s[slot] = clock.waiting_s
+            columns.slowdown[slot] = clock.speed.factor
+
+    def one_way_s(self, member: Member) -> float:
+        """Half a round trip; 0 while it is unknown, because a clock needs a number."""
+        rtt_s = float(self.columns.rtt_s[member.slot]) if member.slot >= 0 else nan
+        return 0.0 if rtt_s != rtt_s else rtt_s / 2
+
     # -- what probes and scrapes tell
 
     def probed(self, member: Member, rtt_s: float | None, *, now: float) -> None:
@@ -253,19 +270,21 @@ class Fleet:
 
     def _join(self, spec: ReplicaSpec) -> Member:
         if not self._free:
-            _grow(self.columns)
+            self.columns.grow()
             self._free.append(len(self.columns.salt) - 1)
-        member = Member(spec, self._free.pop(), Health(self.ejection))
+        prior = _prefill_prior(spec)
+        member = Member(spec, self._free.pop(), Health(self.ejection), prior, BusyClock(known_prior=prior.known))
         self.members[spec.name] = member
         self.columns.salt[member.slot] = _salt(spec.name)
         self.columns.kv_capacity_tokens[member.slot] = _prior(spec.kv_capacity_tokens)
         self.columns.max_running_requests[member.slot] = _prior(spec.max_running_requests)
+        self._show_prior(member)
         return member
 
     def _leave(self, name: str) -> int:
         member = self.members.pop(name)
         slot, member.slot = member.slot, -1
-        _clear(self.columns, slot)
+        self.columns.clear(slot)
         self._free.append(slot)
         return slot
 
@@ -275,6 +294,19 @@ class Fleet:
             if getattr(spec, name) != getattr(member.spec, name):
                 getattr(self.columns, name)[member.slot] = _prior(getattr(spec, name))
         member.spec = spec
+        prior = _prefill_prior(spec)
+        if prior != member.prior:
+            # What was learned was the error of the old one.
+            member.prior = prior
+            member.clock.speed = LearnedSpeed(known_prior=prior.known)
+            self._show_prior(member)
+            self.show_clock(member)
+
+    def _show_prior(self, member: Member) -> None:
+        columns, slot, prior = self.columns, member.slot, member.prior
+        columns.prefill_base_s[slot] = prior.base_s
+        columns.prefill_token_s[slot] = 1.0 / prior.tokens_per_s
+        columns.prefill_kappa_s[slot] = prior.kappa_s
 
 
 def _serves(spec: ReplicaSpec, model: str | None) -> bool:
@@ -290,21 +322,5 @@ def _prior(value: int | None) -> float:
     return nan if value is None else float(value)
 
 
-def _columns(slots: int) -> Columns:
-    columns = {item.name: np.full(slots, nan) for item in fields(Columns) if item.name != "salt"}
-    return Columns(**columns, salt=np.zeros(slots, dtype=np.uint64))
-
-
-def _grow(columns: Columns) -> None:
-    """One more slot, empty. Rare: only when the fleet grows beyond what it ever was."""
-    for item in fields(Columns):
-        setattr(
-            columns, item.name, np.append(getattr(columns, item.name), np.zeros(1, getattr(columns, item.name).dtype))
-        )
-    _clear(columns, len(columns.salt) - 1)
-
-
-def _clear(columns: Columns, slot: int) -> None:
-    for item in fields(Columns):
-        empty = 0 if item.name in _COUNTS or item.name == "salt" else nan
-        getattr(columns, item.name)[slot] = empty
+def _prefill_prior(spec: ReplicaSpec) -> PrefillPrior:
+    return PrefillPrior.of(spec.prefill_base_s, spec.prefill_tokens_per_s, spec.prefill_kappa_s)

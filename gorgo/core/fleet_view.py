@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gorgo.core.candidates import Columns
+from gorgo.core.columns import Columns
 from gorgo.core.fleet import Fleet, Member
 
 
@@ -29,6 +29,9 @@ class ReplicaView:
     in_flight_requests: int
     in_flight_tokens: int
     queued_prefill_tokens: int
+    #: Busy clock: prefill still to do there, and how many times longer prefills take than the prior says.
+    busy_s: float
+    prefill_slowdown: float
     running_requests: float | None
     queued_requests: float | None
     used_tokens: float | None
@@ -64,6 +67,8 @@ def view_replica(fleet: Fleet, member: Member, *, index_blocks: int, block_token
         in_flight_requests=int(columns.in_flight_requests[member.slot]),
         in_flight_tokens=int(columns.in_flight_tokens[member.slot]),
         queued_prefill_tokens=int(columns.queued_prefill_tokens[member.slot]),
+        busy_s=max(0.0, float(columns.free_at_s[member.slot]) - now - fleet.one_way_s(member)),
+        prefill_slowdown=member.clock.speed.factor,
         running_requests=_cell(columns, "running_requests", member),
         queued_requests=_cell(columns, "queued_requests", member),
         used_tokens=_cell(columns, "used_tokens", member),

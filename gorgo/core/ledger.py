@@ -35,6 +35,9 @@ class Attempt:
     believed_cached_tokens: int
     predicted_ttft_s: float | None
     rtt_s: float
+    #: When it should reach the engine, and how long its prefill takes by the replica's prior.
+    arrives_s: float
+    prior_s: float
     first_token_s: float | None = None
 
 
@@ -57,7 +60,12 @@ class Ledger:
 
     def open(self, attempt: Attempt) -> None:
         self._open[attempt.attempt_id] = attempt
-        self._fleet.reserve(attempt.member, attempt.state.request.prompt_tokens)
+        member, request = attempt.member, attempt.state.request
+        self._fleet.reserve(member, request.prompt_tokens)
+        member.clock.dispatched(
+            attempt.attempt_id, arrives_s=attempt.arrives_s, prior_s=attempt.prior_s, seen=request.streamed
+        )
+        self._fleet.show_clock(member)
 
     def first_token(self, attempt_id: str, *, now: float) -> Attempt | None:
         """The attempt if this is its first first-token, else `None`."""
@@ -65,16 +73,22 @@ class Ledger:
         if attempt is None or attempt.first_token_s is not None:
             return None
         attempt.first_token_s = now
-        self._fleet.release_prefill(attempt.member, attempt.state.request.prompt_tokens)
+        member, request = attempt.member, attempt.state.request
+        self._fleet.release_prefill(member, request.prompt_tokens)
+        tell = member.clock.first_token if request.streamed else member.clock.left
+        tell(attempt_id, engine_s=now - self._fleet.one_way_s(member))
+        self._fleet.show_clock(member)
         return attempt
 
-    def close(self, attempt_id: str) -> Attempt | None:
+    def close(self, attempt_id: str, *, now: float) -> Attempt | None:
         """The attempt if it was open, with its load released; `None` at any later time."""
         attempt = self._open.pop(attempt_id, None)
         if attempt is None:
             return None
-        tokens = attempt.state.request.prompt_tokens
+        member, tokens = attempt.member, attempt.state.request.prompt_tokens
         if attempt.first_token_s is None:
-            self._fleet.release_prefill(attempt.member, tokens)
-        self._fleet.release(attempt.member, tokens)
+            self._fleet.release_prefill(member, tokens)
+            member.clock.left(attempt_id, engine_s=now + self._fleet.one_way_s(member))
+            self._fleet.show_clock(member)
+        self._fleet.release(member, tokens)
         return attempt

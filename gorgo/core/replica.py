@@ -19,6 +19,8 @@ class ReplicaSpec:
         Models that it serves; empty means any.
     kv_capacity_tokens, max_running_requests:
         Priors from regions.yaml; an engine's own report replaces them.
+    prefill_base_s, prefill_tokens_per_s, prefill_kappa_s:
+        Priors of the time of a prefill (`core.prefill`); `None` is the default.
     """
 
     name: str
@@ -26,3 +28,6 @@ class ReplicaSpec:
     models: tuple[str, ...] = ()
     kv_capacity_tokens: int | None = None
     max_running_requests: int | None = None
+    prefill_base_s: float | None = None
+    prefill_tokens_per_s: float | None = None
+    prefill_kappa_s: float | None = None

@@ -34,6 +34,9 @@ class RouteRequest:
         The client's own session key, where it sends one.
     pinned_replica:
         The only replica that can serve it (a response stored there); `None` for all others.
+    streamed:
+        Whether its first token will be seen. An answer in one piece comes with the last token; nothing is learned from
+        its time.
     """
 
     request_id: str
@@ -45,6 +48,7 @@ class RouteRequest:
     model: str | None = None
     session_id: str | None = None
     pinned_replica: str | None = None
+    streamed: bool = True
 
 
 class Ending(Enum):

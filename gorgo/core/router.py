@@ -146,7 +146,7 @@ class Router:
 
         Answers the next Dispatch, or a Reject when a failure cannot be retried; nothing for any other end.
         """
-        attempt = self._ledger.close(attempt_id)
+        attempt = self._ledger.close(attempt_id, now=now)
         if attempt is None:
             return []
         self._judge(attempt, outcome, now)
@@ -265,7 +265,7 @@ class Router:
         matched = self.index.match(request.blocks, len(columns.salt)) * request.block_tokens
         np.minimum(matched, request.prompt_tokens, out=matched)
         candidates = Candidates(
-            eligible.slots, eligible.names, columns, matched, request.prompt_tokens, whole=eligible.whole
+            eligible.slots, eligible.names, columns, matched, request.prompt_tokens, whole=eligible.whole, now=now
         )
         choice = self.policy.choose(request, candidates, self.weights, self._rng)
         member = eligible.members[choice.row]
@@ -312,6 +312,10 @@ class Router:
             believed_cached_tokens=decision.believed_cached_tokens,
             predicted_ttft_s=decision.predicted_ttft_s,
             rtt_s=float(self._fleet.columns.rtt_s[member.slot]),
+            arrives_s=now + self._fleet.one_way_s(member),
+            prior_s=member.prior.seconds(
+                decision.prompt_tokens - decision.believed_cached_tokens, decision.believed_cached_tokens
+            ),
         )
         self._ledger.open(attempt)
         self.index.insert(state.request.blocks, member.slot)

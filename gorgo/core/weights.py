@@ -8,19 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Literal
 
 from gorgo.errors import WeightsError
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """One weight that a policy has: start value, box, and what it multiplies."""
+    """One weight that a policy has: start value, box, what it multiplies, and whether a tuner may move it.
+
+    `asked` is a preference to set, not a value to discover: a tuner moves it only when told to. `never` may have a box
+    that includes 0.
+    """
 
     name: str
     default: float
     low: float
     high: float
     description: str
+    tuned: Literal["always", "asked", "never"] = "always"
 
 
 @dataclass(frozen=True, slots=True)

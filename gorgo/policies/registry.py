@@ -13,6 +13,7 @@ from types import MappingProxyType
 from gorgo.core.policy import Policy
 from gorgo.errors import UnknownPolicy
 from gorgo.policies.gorgo import Gorgo
+from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.policies.least_load import LeastLoad
 from gorgo.policies.least_request import LeastRequest
 from gorgo.policies.nearest import Nearest
@@ -28,6 +29,7 @@ ENTRY_POINTS = "gorgo.policies"
 
 _BUILT_IN: tuple[type[Policy], ...] = (
     Gorgo,
+    GorgoMs,
     LeastLoad,
     LeastRequest,
     PrefixCache,

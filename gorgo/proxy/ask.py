@@ -57,6 +57,7 @@ def read_ask(
         model=model,
         session_id=session_id(headers),
         pinned_replica=_home(state, parsed) if route == "/v1/responses" else None,
+        streamed=parsed.get("stream") is True,
     )
     return Ask(body, prompt, request, _with_usage(route, body, parsed))
 

@@ -115,4 +115,7 @@ def replica_spec(replica: Replica) -> ReplicaSpec:
         models=replica.models,
         kv_capacity_tokens=capacity.kv_tokens,
         max_running_requests=capacity.max_running_requests,
+        prefill_base_s=None if capacity.prefill_base_ms is None else capacity.prefill_base_ms / 1e3,
+        prefill_tokens_per_s=capacity.prefill_tokens_per_s,
+        prefill_kappa_s=capacity.prefill_kappa_s,
     )

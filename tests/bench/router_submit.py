@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from gorgo.policies.registry import make_policy
 
 REPLICAS = (3, 64, 512)
 INDEXED_BLOCKS = (0, 1_000_000)
+POLICIES = ("gorgo", "gorgo-ms")
 REQUESTS = 2000
 BLOCK_TOKENS = 64
 PROMPT_TOKENS = 24_000
@@ -37,25 +39,24 @@ COMPLETED = Outcome(Ending.COMPLETED, 200)
 
 def run() -> None:
     """Print p50 and p99 in microseconds for each size of fleet and index."""
-    print(f"Router.submit, gorgo, {PROMPT_TOKENS:,} tokens ({PROMPT_BLOCKS} blocks), us; {REQUESTS:,} requests a row")
-    print(f"{'replicas':>8}  {'indexed blocks':>14}  {'fingerprint':>11}  {'p50':>8}  {'p99':>8}")
-    for replicas in REPLICAS:
-        for blocks in INDEXED_BLOCKS:
-            router = _filled_router(replicas, blocks)
-            for label, ask in (("without", _hashed_requests()), ("with", _read_requests())):
-                p50, p99 = _measure(router, ask)
-                stored = f"{router.index.stored_blocks:,}" if blocks else "0 at start"
-                print(f"{replicas:>8}  {stored:>14}  {label:>11}  {p50:>8.1f}  {p99:>8.1f}")
+    print(f"Router.submit, {PROMPT_TOKENS:,} tokens ({PROMPT_BLOCKS} blocks), us; {REQUESTS:,} requests a row")
+    print(f"{'policy':<8}  {'replicas':>8}  {'indexed blocks':>14}  {'fingerprint':>11}  {'p50':>8}  {'p99':>8}")
+    for policy, replicas, blocks in product(POLICIES, REPLICAS, INDEXED_BLOCKS):
+        router = _filled_router(policy, replicas, blocks)
+        for label, ask in (("without", _hashed_requests()), ("with", _read_requests())):
+            p50, p99 = _measure(router, ask)
+            stored = f"{router.index.stored_blocks:,}" if blocks else "0 at start"
+            print(f"{policy:<8}  {replicas:>8}  {stored:>14}  {label:>11}  {p50:>8.1f}  {p99:>8.1f}")
 
 
 Ask = Callable[[], RouteRequest]
 
 
-def _filled_router(replicas: int, blocks: int) -> Router:
+def _filled_router(policy: str, replicas: int, blocks: int) -> Router:
     specs = [ReplicaSpec(f"replica-{number}", f"region-{number % 8}") for number in range(replicas)]
     # Twice the blocks wanted, so that nothing is evicted while it is measured what a full index costs.
     limits = RouterLimits(max_index_blocks=max(4_000_000, 2 * blocks))
-    router = Router(specs, make_policy("gorgo"), rng=np.random.default_rng(0), boot_id="bench", limits=limits)
+    router = Router(specs, make_policy(policy), rng=np.random.default_rng(0), boot_id="bench", limits=limits)
     for number, spec in enumerate(specs):
         router.on_probe(spec.name, 0.002 * (1 + number % 90), now=0.0)
     rng = np.random.default_rng(1)

@@ -49,9 +49,18 @@ def a_request(
     received_s: float = 0.0,
     model: str | None = None,
     pinned_replica: str | None = None,
+    streamed: bool = True,
 ) -> RouteRequest:
     return RouteRequest(
-        request_id, received_s, prompt_tokens, blocks, 64.0, 1, model=model, pinned_replica=pinned_replica
+        request_id,
+        received_s,
+        prompt_tokens,
+        blocks,
+        64.0,
+        1,
+        model=model,
+        pinned_replica=pinned_replica,
+        streamed=streamed,
     )
 
 

@@ -76,12 +76,18 @@ class LedgerMachine(RuleBasedStateMachine):
         tokens=st.integers(0, 10**6),
         words=st.lists(st.integers(0, 2), max_size=6),
         pinned=st.none() | names,
+        streamed=st.booleans(),
     )
-    def submit(self, tokens: int, words: list[int], pinned: str | None) -> None:
+    def submit(self, tokens: int, words: list[int], pinned: str | None, streamed: bool) -> None:
         request_id = f"r{len(self.tokens)}"
         self.tokens[request_id], self.tried[request_id] = tokens, []
         request = a_request(
-            request_id, prompt_tokens=tokens, blocks=blocks_of(*words), received_s=self.now, pinned_replica=pinned
+            request_id,
+            prompt_tokens=tokens,
+            blocks=blocks_of(*words),
+            received_s=self.now,
+            pinned_replica=pinned,
+            streamed=streamed,
         )
         actions = self.router.submit(request, now=self.now)
         assert len(actions) == 1
@@ -161,6 +167,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.columns_equal_a_recount()
         for row in self.router.fleet_view(now=self.now):
             assert (row.in_flight_requests, row.in_flight_tokens, row.queued_prefill_tokens) == (0, 0, 0)
+            # A round trip later: the last cancel has to get there.
+            assert next(one for one in self.router.fleet_view(now=self.now + 1.0) if one.name == row.name).busy_s == 0
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -8,14 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from gorgo.core.candidates import Candidates, Columns
+from gorgo.core.candidates import Candidates
+from gorgo.core.columns import Columns
 from gorgo.core.decision import Choice
 from gorgo.core.policy import Policy
 from gorgo.core.request import RouteRequest
 from gorgo.core.weights import Weights
 
-#: Counted by the proxy itself, so never NaN.
-COUNTS = ("in_flight_requests", "in_flight_tokens", "queued_prefill_tokens")
+#: Counted or reckoned by the proxy itself, so never NaN.
+COUNTS = (
+    "in_flight_requests",
+    "in_flight_tokens",
+    "queued_prefill_tokens",
+    "prefill_base_s",
+    "prefill_token_s",
+    "prefill_kappa_s",
+    "slowdown",
+    "free_at_s",
+    "due_s",
+    "waiting_prefill_s",
+)
 
 
 def table(

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.candidates import Candidates, Columns
+from gorgo.core.candidates import Candidates
+from gorgo.core.columns import Columns
 from gorgo.core.decision import Choice
 from gorgo.core.policy import Policy
 from gorgo.core.weights import Weights
@@ -43,7 +44,8 @@ def test_declares_what_the_table_of_policies_shows(name: str) -> None:
     assert "\n" not in policy.summary
     assert policy.index in ("published", "bounded")
     Weights.of(policy.weight_specs)  # the defaults lie in their own boxes
-    assert all(spec.description and 0 < spec.low < spec.high for spec in policy.weight_specs)
+    assert all(spec.description and spec.low < spec.high for spec in policy.weight_specs)
+    assert all(spec.low > 0 or (spec.tuned == "never" and spec.low == 0) for spec in policy.weight_specs)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 64])

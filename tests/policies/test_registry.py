@@ -11,8 +11,8 @@ from gorgo.policies.registry import POLICIES, make_policy, policy_names
 
 def test_holds_the_policies_of_the_design() -> None:
     assert set(POLICIES) == {
-        "gorgo", "least-load", "least-request", "prefix-cache", "simple-session-affinity", "random", "round-robin",
-        "power-of-two", "nearest", "prefix-cache-and-load", "prefix-threshold",
+        "gorgo", "gorgo-ms", "least-load", "least-request", "prefix-cache", "simple-session-affinity", "random",
+        "round-robin", "power-of-two", "nearest", "prefix-cache-and-load", "prefix-threshold",
     }  # fmt: skip
 
 
@@ -21,7 +21,7 @@ def test_each_call_makes_a_new_instance() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_names_that_there_are() -> None:
-    with pytest.raises(UnknownPolicy, match="'fastest'; there are: gorgo, least-load"):
+    with pytest.raises(UnknownPolicy, match="'fastest'; there are: gorgo, gorgo-ms, least-load"):
         make_policy("fastest")
 
 

@@ -1,0 +1,69 @@
+"""How much slower than its prior a replica is, learned from the times of its first tokens.
+
+Owns the one factor. A prior may be wrong by a factor for ever, and a replica may become slow for a while (throttled,
+shared, sick); both show in how long it takes from one first token to the next, or from an arrival to its first token.
+
+Theory of operation. All times are the engine's: observed here, less half a round trip. A request that arrived well
+before the previous first token has had the engine since then, so the time between the two tokens is what its prefill
+took. One that came later had to wait for the step under way (5 ms in the mean) and then had the engine, unless an older
+request is still waiting: then nobody knows whose time it was, and it is left out. Tokens that come together count, the
+later ones with nothing, because their prefill was in the first one's time. Both sums forget with the work done, not
+with the clock: an idle replica does not forget, and a busy one learns within some 10 s of prefill.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+#: Prefill work after which a sample weighs 1 / e, s.
+MEMORY_S = 10.0
+#: Weight of "as fast as the prior says", s of work; less where the prior is nothing but the default.
+TRUST_S = 5.0
+TRUST_IN_DEFAULTS_S = 0.5
+#: A step that is under way when a request arrives takes so much longer in the mean: half a decode iteration.
+STEP_UNDER_WAY_S = 0.005
+#: Beyond these a prior is not wrong but for another engine.
+SLOWEST, FASTEST = 10.0, 0.1
+
+
+class LearnedSpeed:
+    """The factor s of one replica: its prefills take s times what the prior says.
+
+    Parameters
+    ----------
+    known_prior:
+        Whether the prior was given for this replica.
+
+    Example
+    -------
+    >>> speed = LearnedSpeed(known_prior=False)
+    >>> for second in range(1, 10):
+    ...     speed.first_token(engine_s=2.0 * second, arrived_s=0.0, prior_s=1.0, head=True)
+    >>> 1.8 < speed.factor < 2.0
+    True
+    """
+
+    __slots__ = ("_done_s", "_spent_s", "factor", "last_s", "trust_s")
+
+    def __init__(self, *, known_prior: bool) -> None:
+        self.trust_s = TRUST_S if known_prior else TRUST_IN_DEFAULTS_S
+        self.factor = 1.0
+        #: When the engine produced its previous first token.
+        self.last_s = float("-inf")
+        self._spent_s = 0.0
+        self._done_s = 0.0
+
+    def first_token(self, *, engine_s: float, arrived_s: float, prior_s: float, head: bool) -> None:
+        """The first token of a request that should take `prior_s`; `head` if no older one still waits for its own."""
+        if arrived_s + STEP_UNDER_WAY_S <= self.last_s:
+            self._learn(engine_s - self.last_s, prior_s)
+        elif head:
+            self._learn(engine_s - max(arrived_s, self.last_s) - STEP_UNDER_WAY_S, prior_s)
+        self.last_s = engine_s
+
+    def _learn(self, spent_s: float, prior_s: float) -> None:
+        kept = exp(-prior_s / MEMORY_S)
+        self._spent_s = self._spent_s * kept + spent_s
+        self._done_s = self._done_s * kept + prior_s
+        ratio = (self._spent_s + self.trust_s) / (self._done_s + self.trust_s)
+        self.factor = min(max(ratio, FASTEST), SLOWEST)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gorgo.core.candidates import Candidates
+from gorgo.core.decision import Choice
+from gorgo.policies.gorgo_ms import GorgoMs
+from tests.policies.table import choose, request, rows_chosen, table
+
+#: Two replicas with the same prior: 10 ms and 1 ms a token, no attention.
+PRIORS: dict[str, Any] = {
+    "prefill_base_s": [0.010, 0.010],
+    "prefill_token_s": [0.001, 0.001],
+    "prefill_kappa_s": [0.0, 0.0],
+    "slowdown": [1.0, 1.0],
+    "free_at_s": [-np.inf, -np.inf],
+    "due_s": [np.inf, np.inf],
+    "rtt_s": [0.002, 0.100],
+}
+
+
+def candidates(*, now: float = 100.0, cached: tuple[float, float] = (0, 0), **given: Any) -> Candidates:
+    return replace(table(2, cached=list(cached), **{**PRIORS, **given}), now=now)
+
+
+def chosen(rows: Candidates, **weights: Any) -> Choice:
+    return choose(GorgoMs(), rows, asked=replace(request(), received_s=99.5), **weights)
+
+
+def test_cost_is_the_sum_of_times() -> None:
+    rows = candidates(
+        cached=(0, 600),
+        prefill_kappa_s=[1e-6, 1e-6],
+        slowdown=[1.0, 2.0],
+        free_at_s=[101.001, 0.0],
+        in_flight_requests=[3, 1],
+    )
+    choice = chosen(rows, m_rtt=0.5, m_queue=2.0, **{"lambda": 0.1}, delta=7.0)
+    prefill = [10 + 1000 + 1e-3 * 1000 * 500, 2 * (10 + 400 + 1e-3 * 400 * (600 + 200))]
+    np.testing.assert_allclose(choice.terms["rtt"], [0.5 * 2, 0.5 * 100])
+    np.testing.assert_allclose(choice.terms["queue"], [2 * 1000, 0])
+    np.testing.assert_allclose(choice.terms["prefill"], prefill)
+    np.testing.assert_allclose(choice.terms["externality"], [3 * (0.1 * prefill[0] + 7), 0.1 * prefill[1] + 7])
+    assert choice.cost is not None
+    np.testing.assert_allclose(choice.cost, sum(choice.terms.values()))
+
+
+def test_prediction_is_network_work_and_prefill_without_their_factors_from_receipt_on() -> None:
+    rows = candidates(free_at_s=[100.501, 0.0], in_flight_requests=[0, 50])
+    choice = chosen(rows, m_rtt=4.0, m_queue=0.5)
+    assert choice.row == 0
+    assert choice.predicted_ttft_s == pytest.approx(0.5 + 0.002 + 0.5 + 1.010)
+
+
+def test_nothing_is_predicted_where_the_round_trip_is_unknown() -> None:
+    choice = chosen(candidates(cached=(990, 0), rtt_s=[np.nan, 0.1]))
+    assert choice.row == 0
+    assert choice.predicted_ttft_s is None
+    assert choice.terms["rtt"][0] == choice.terms["rtt"][1]
+
+
+def test_a_busy_replica_may_be_free_by_the_time_that_a_request_gets_there() -> None:
+    choice = chosen(candidates(free_at_s=[100.040, 100.040]))
+    np.testing.assert_allclose(choice.terms["queue"], [39, 0])
+
+
+def test_a_stuck_replica_does_not_look_idle() -> None:
+    """0.5 s late by the time its token could be seen: its 2 s of waiting work count, and what is beyond 300 ms."""
+    rows = candidates(free_at_s=[99.0, 99.0], due_s=[99.499, np.inf], waiting_prefill_s=[2.0, 0.0])
+    choice = chosen(rows)
+    np.testing.assert_allclose(choice.terms["queue"], [2000 + 200, 0])
+    assert choice.row == 1
+
+
+def test_a_replica_a_little_late_is_not_stuck() -> None:
+    rows = candidates(free_at_s=[99.0, 99.0], due_s=[99.8, np.inf], waiting_prefill_s=[2.0, 0.0])
+    np.testing.assert_allclose(chosen(rows).terms["queue"], [0, 0])
+
+
+def test_a_prefill_is_dearer_where_more_requests_would_stall() -> None:
+    near_and_busy = candidates(in_flight_requests=[5, 0])
+    assert chosen(near_and_busy).row == 1
+    assert chosen(candidates()).row == 0
+
+
+def test_cold_replica_is_not_free() -> None:
+    assert chosen(candidates(rtt_s=[np.nan, 0.1], in_flight_requests=[1, 0])).row == 1
+
+
+def test_weights_and_their_boxes_are_those_of_the_design() -> None:
+    assert [(spec.name, spec.default, spec.low, spec.high, spec.tuned) for spec in GorgoMs.weight_specs] == [
+        ("m_rtt", 1.0, 0.25, 4.0, "always"),
+        ("m_queue", 1.0, 0.25, 4.0, "always"),
+        ("lambda", 0.2, 0.1, 1.0, "asked"),
+        ("delta", 0.0, 0.0, 100.0, "never"),
+    ]
+    assert GorgoMs.index == "bounded"
+
+
+def test_ties_go_to_chance() -> None:
+    assert rows_chosen(GorgoMs(), candidates(rtt_s=[0.1, 0.1])) == {0, 1}
