@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.busy_clock import BusyClock
+from gorgo.core.cache_reports import LearnedCapacity
 from gorgo.core.columns import Columns
 from gorgo.core.estimators import ewma, is_stale
 from gorgo.core.health import EjectionLimits, Health, HealthState
@@ -42,6 +43,8 @@ class Member:
     health: Health
     prior: PrefillPrior
     clock: BusyClock
+    #: For an engine that does not tell its KV capacity.
+    learned_capacity: LearnedCapacity = field(default_factory=LearnedCapacity)
     draining: bool = False
     probed_s: float | None = None
     scraped_s: float | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gorgo.core.fleet import Fleet, Member
+from gorgo.core.prefix_index import Belief
 from gorgo.core.request import RouteRequest
 
 
@@ -39,6 +40,8 @@ class Attempt:
     arrives_s: float
     prior_s: float
     first_token_s: float | None = None
+    #: What the replica had shown to hold of the prompt at dispatch.
+    belief: Belief = field(default_factory=Belief)
 
 
 class Ledger:

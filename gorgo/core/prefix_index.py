@@ -12,6 +12,10 @@ its tick, and since the leaf was the oldest of all, that is the front of the ord
 while the replica still holds something below it says nothing any more and is dropped. So each step is O(1), nothing
 is searched or sorted, and the order never has more entries than the replica holds nodes.
 
+A tick is odd when a replica has shown the use that it stands for, by a first token, and even when it is only believed.
+So a leaf's tick, and what its parent takes over, tell whether an engine really had the blocks then, which is what a
+report that they are gone can be held against (`Belief`, `correct`).
+
 The bound over all replicas evicts the oldest leaf of any of them. A replica's oldest tick only ever grows, so a heap
 with one entry per replica, corrected when it comes to the top, finds it.
 """
@@ -20,6 +24,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from heapq import heapify, heapreplace
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +36,21 @@ from gorgo.core.radix import RadixNode, RadixTree
 BLOCK_HASH_BYTES = 8
 #: Below so many set bits a loop over them is faster than unpacking the whole mask (measured: about 20).
 _FEW_BITS = 16
+#: Children looked at for one that the replica holds; thousands may branch off a shared start.
+_FEW_CHILDREN = 64
+
+
+class Belief(NamedTuple):
+    """What a replica had shown to hold of a prompt when the prompt was dispatched there.
+
+    `blocks` leading ones, the last of which was used at `tick` or later; 0 where that is not known.
+    """
+
+    blocks: int = 0
+    tick: int = 0
+
+
+_NOTHING = Belief()
 
 
 class _Node(RadixNode):
@@ -79,6 +100,7 @@ class PrefixIndex:
     >>> index.add_replica(0, capacity_blocks=100)
     >>> index.add_replica(1)
     >>> index.insert(b"block--1block--2", 1)
+    Belief(blocks=0, tick=0)
     >>> index.match(b"block--1block--2block--3", 2)
     array([0., 2.])
     """
@@ -150,15 +172,24 @@ class PrefixIndex:
             depth = node.end - len(node.edge) // BLOCK_HASH_BYTES
         return depths
 
-    def insert(self, blocks: bytes, slot: int) -> None:
-        """Believe that `slot` holds `blocks` from now on, as yet unconfirmed, and that it used them last."""
-        self._insert(blocks, self._holdings[slot])
+    def insert(self, blocks: bytes, slot: int) -> Belief:
+        """Believe that `slot` holds `blocks` from now on, as yet unconfirmed, and that it used them last.
+
+        Answers what it had shown to hold of them before; nothing unless `bounded`, where alone that can be corrected.
+        """
+        holding = self._holdings[slot]
+        path = self._path_within(blocks, holding)
+        belief = self._shown(path, holding) if self._bounded else _NOTHING
+        self._take(path, holding, shown=False)
+        return belief
 
     def confirm(self, blocks: bytes, slot: int) -> None:
         """As `insert`, and the replica has shown that it holds them."""
         holding = self._holdings[slot]
         bit = holding.bit
-        for node in reversed(self._insert(blocks, holding)):
+        path = self._path_within(blocks, holding)
+        self._take(path, holding, shown=True)
+        for node in reversed(path):
             if node.confirmed & bit:
                 break
             node.confirmed = node.confirmed | bit if node.confirmed else bit
@@ -176,6 +207,17 @@ class PrefixIndex:
                     self._touch(kept, holding)
                 return
             kept = node
+
+    def correct(self, slot: int, *, before: int) -> None:
+        """A block last used at tick `before` was not cached any more: nor is what was used earlier, leaves first.
+
+        Stops at what is not confirmed: it has not been prefilled yet, so it cannot have been evicted.
+        """
+        holding = self._holdings[slot]
+        while (oldest := self._oldest_tick(holding)) is not None and oldest < before:
+            if not next(iter(holding.recent)).confirmed & holding.bit:
+                return
+            self._evict_oldest(holding)
 
     def check(self) -> None:
         """Assert every invariant; visits the whole tree."""
@@ -213,20 +255,38 @@ class PrefixIndex:
         assert ticks == sorted(set(ticks)), "oldest first"
         assert holding.blocks <= self._room(holding)
 
-    def _insert(self, blocks: bytes, holding: _Holding) -> list[_Node]:
-        """Add and touch; returns the path. What would not fit even alone is cut off."""
+    def _path_within(self, blocks: bytes, holding: _Holding) -> list[_Node]:
+        """Nodes that spell `blocks`; what would not fit even alone is cut off."""
         blocks = blocks[: self._room(holding) * BLOCK_HASH_BYTES]
-        if not blocks:
-            return []
-        path = self._path_to(blocks)
+        return self._path_to(blocks) if blocks else []
+
+    def _take(self, path: list[_Node], holding: _Holding, *, shown: bool) -> None:
+        """Let the replica hold the whole path, used now."""
+        if not path:
+            return
         for node in reversed(path):
             if node.held & holding.bit:
                 break
             self._hold(node, holding)
-        self._touch(path[-1], holding)
+        self._touch(path[-1], holding, shown=shown)
         self._fit(holding)
         self._shrink()
-        return path
+
+    def _shown(self, path: list[_Node], holding: _Holding) -> Belief:
+        for node in reversed(path):
+            if node.confirmed & holding.bit:
+                return Belief(node.end, self._last_shown(node, holding))
+        return _NOTHING
+
+    def _last_shown(self, node: _Node | None, holding: _Holding) -> int:
+        """A tick at which the replica showed to hold `node`, the last one as far as a single way down tells."""
+        latest = 0
+        while node is not None:
+            tick = holding.recent.get(node, 0)
+            latest = max(latest, tick) if tick % 2 else latest
+            newest = islice(reversed(node.children.values()), _FEW_CHILDREN)
+            node = next((child for child in newest if child.confirmed & holding.bit), None)
+        return latest
 
     def _path_to(self, blocks: bytes) -> list[_Node]:
         """Nodes that spell exactly `blocks`, made where they are missing."""
@@ -287,9 +347,9 @@ class PrefixIndex:
             holding.recent.pop(node, None)
             self._drop(node, holding)
 
-    def _touch(self, node: _Node, holding: _Holding) -> None:
-        self._tick += 1
-        holding.recent[node] = self._tick
+    def _touch(self, node: _Node, holding: _Holding, *, shown: bool = False) -> None:
+        self._tick += 2
+        holding.recent[node] = self._tick + shown
         holding.recent.move_to_end(node)
 
     def _room(self, holding: _Holding) -> int:

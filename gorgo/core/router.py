@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gorgo.core.actions import Action, Dispatch, Reject
+from gorgo.core.cache_reports import contradicts
 from gorgo.core.candidates import Candidates
 from gorgo.core.decision import Choice, Decision
 from gorgo.core.endings import (
@@ -318,7 +319,7 @@ class Router:
             ),
         )
         self._ledger.open(attempt)
-        self.index.insert(state.request.blocks, member.slot)
+        attempt.belief = self.index.insert(state.request.blocks, member.slot)
         member.attempts += 1
         self._fleet.health_changed(member.health.attempt_started(attempt.attempt_id))
         return attempt
@@ -332,10 +333,31 @@ class Router:
         elif outcome.ending is Ending.FAILED_BEFORE_CONTENT:
             self._fleet.health_changed(member.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now))
         member.failures += outcome.ending in (Ending.FAILED_BEFORE_CONTENT, Ending.FAILED_AFTER_CONTENT)
-        if member.slot < 0 or attempt.first_token_s is not None:
+        if member.slot >= 0:
+            self._believe(attempt, outcome)
+
+    def _believe(self, attempt: Attempt, outcome: Outcome) -> None:
+        blocks, slot = attempt.state.request.blocks, attempt.member.slot
+        completed, bounded = outcome.ending is Ending.COMPLETED, self.index.bounded
+        if completed and (bounded or attempt.first_token_s is None):
+            # Once more after the first token: the engine held the blocks to the end, so they were used last now.
+            self.index.confirm(blocks, slot)
+        elif attempt.first_token_s is None:
+            self.index.withdraw(blocks, slot)
+        if completed and bounded:
+            self._correct(attempt, outcome)
+
+    def _correct(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Truth beats belief: the engine has told what it had cached."""
+        contradicted = contradicts(attempt.state.request, attempt.belief, outcome)
+        if contradicted is None:
             return
-        believe = self.index.confirm if outcome.ending is Ending.COMPLETED else self.index.withdraw
-        believe(attempt.state.request.blocks, member.slot)
+        member = attempt.member
+        if contradicted:
+            self.index.correct(member.slot, before=attempt.belief.tick)
+        resident = self.index.resident_blocks(member.slot)
+        if member.learned_capacity.learn(contradicted=contradicted, resident_blocks=resident):
+            self._fit_index(member)
 
     def _answered(self, attempt: Attempt, now: float) -> None:
         health = attempt.member.health
@@ -367,7 +389,7 @@ class Router:
 
     def _capacity_blocks(self, member: Member) -> int | None:
         tokens = float(self._fleet.columns.kv_capacity_tokens[member.slot])
-        return None if tokens != tokens else int(tokens / self.limits.block_tokens)
+        return member.learned_capacity.blocks if tokens != tokens else int(tokens / self.limits.block_tokens)
 
     def _view(self, member: Member, now: float) -> ReplicaView:
         blocks = self.index.resident_blocks(member.slot)

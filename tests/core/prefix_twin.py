@@ -18,6 +18,8 @@ class TwinReplica:
     #: Tick of the last use of each prefix held.
     ticks: dict[Key, int] = field(default_factory=dict)
     confirmed: set[Key] = field(default_factory=set)
+    #: Tick at which the replica last showed to hold each prefix.
+    shown: dict[Key, int] = field(default_factory=dict)
 
 
 class PrefixTwin:
@@ -49,24 +51,27 @@ class PrefixTwin:
     def match(self, key: Key, slot: int) -> int:
         return max((k for k in range(1, len(key) + 1) if key[:k] in self.replicas[slot].ticks), default=0)
 
-    def insert(self, key: Key, slot: int) -> Key:
+    def insert(self, key: Key, slot: int, *, shown: bool = False) -> Key:
         replica = self.replicas[slot]
         key = key[: self.room(replica)]
         if not key:
             return key
         stored = self.stored
         self.cuts |= {key[: max((k for k in range(1, len(key) + 1) if key[:k] in stored), default=0)], key} - {()}
-        self.touch(key, replica)
+        self.touch(key, replica, shown=shown)
         self.fit()
         return key
 
-    def touch(self, key: Key, replica: TwinReplica) -> None:
-        self.tick += 1
+    def touch(self, key: Key, replica: TwinReplica, *, shown: bool = False) -> None:
+        """Even ticks are believed, odd ones shown."""
+        self.tick += 2
         for k in range(1, len(key) + 1):
-            replica.ticks[key[:k]] = self.tick
+            replica.ticks[key[:k]] = self.tick + shown
+            if shown:
+                replica.shown[key[:k]] = self.tick + 1
 
     def confirm(self, key: Key, slot: int) -> None:
-        key = self.insert(key, slot)
+        key = self.insert(key, slot, shown=True)
         self.replicas[slot].confirmed |= {key[:k] for k in range(1, len(key) + 1)}
 
     def withdraw(self, key: Key, slot: int) -> None:
@@ -80,6 +85,20 @@ class PrefixTwin:
                     self.touch(key[: k - 1], replica)
                 return
 
+    def believed(self, key: Key, slot: int) -> Key:
+        """The part of `key` that the replica has shown to hold."""
+        replica = self.replicas[slot]
+        key = key[: self.room(replica)]
+        return next((key[:k] for k in range(len(key), 0, -1) if key[:k] in replica.confirmed), ())
+
+    def correct(self, slot: int, before: int) -> None:
+        replica = self.replicas[slot]
+        while replica.ticks:
+            tick, prefix, _ = oldest = min(self.leaves(replica))
+            if tick >= before or prefix not in replica.confirmed:
+                return
+            self.evict(oldest)
+
     def flush(self, slot: int) -> None:
         self.forget(list(self.replicas[slot].ticks), self.replicas[slot])
 
@@ -91,6 +110,7 @@ class PrefixTwin:
         for prefix in prefixes:
             del replica.ticks[prefix]
             replica.confirmed.discard(prefix)
+            replica.shown.pop(prefix, None)
         self.cuts &= self.stored
 
     def fit(self) -> None:

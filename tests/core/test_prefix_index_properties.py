@@ -25,6 +25,8 @@ class IndexAndTwin(RuleBasedStateMachine):
     def start(self, max_blocks: int, bounded: bool) -> None:
         self.index = PrefixIndex(max_blocks=max_blocks, bounded=bounded)
         self.twin = PrefixTwin(max_blocks=max_blocks, bounded=bounded)
+        #: Of earlier beliefs.
+        self.ticks = [0]
         for slot in range(4):
             self._add(slot, None)
 
@@ -34,8 +36,14 @@ class IndexAndTwin(RuleBasedStateMachine):
 
     @rule(key=KEYS, slot=SLOTS)
     def insert(self, key: Key, slot: int) -> None:
-        self.index.insert(as_blocks(key), slot)
+        believed = self.twin.believed(key, slot)
+        shown = self.twin.replicas[slot].shown.get(believed, 0)
+        belief = self.index.insert(as_blocks(key), slot)
         self.twin.insert(key, slot)
+        if self.twin.bounded:
+            assert belief.blocks == len(believed)
+            assert belief.tick == 0 or (belief.tick % 2 and belief.tick <= shown), "never later than it was shown"
+            self.ticks.append(belief.tick)
 
     @rule(key=KEYS, slot=SLOTS)
     def confirm(self, key: Key, slot: int) -> None:
@@ -53,6 +61,12 @@ class IndexAndTwin(RuleBasedStateMachine):
         self.confirm(key, slot)
         self.insert(key + tail, slot)
         self.withdraw(key + tail, slot)
+
+    @rule(slot=SLOTS, data=st.data())
+    def correct(self, slot: int, data: st.DataObject) -> None:
+        before = data.draw(st.sampled_from(self.ticks) | st.integers(0, self.twin.tick + 2))
+        self.index.correct(slot, before=before)
+        self.twin.correct(slot, before)
 
     @rule(slot=SLOTS)
     def flush(self, slot: int) -> None:
