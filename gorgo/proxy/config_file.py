@@ -74,7 +74,7 @@ class ConfigFile:
     async def changed(self) -> Found:
         """Wait until the file holds something new, or is asked for."""
         while True:
-            found = await self._resting() if await self._asked_within(self._poll_s) else await self._look()
+            found = await self._resting() if await self._asked_within(self._poll_s) else await self.look()
             if found is not None:
                 self._told = _words(found)
                 return found
@@ -104,7 +104,7 @@ class ConfigFile:
                 return found
             before = found
 
-    async def _look(self) -> Found | None:
+    async def look(self) -> Found | None:
         """What is new, if anything is and has been for a whole look."""
         stamp = await asyncio.to_thread(stamp_of, self._path)
         if stamp == self._read:

@@ -133,8 +133,8 @@ async def _run(
     await first_look(watchers)
     async with asyncio.TaskGroup() as tasks:
         at_work = Watchers(tasks)
-        for watcher in watchers:
-            at_work.start(watcher)
+        while watchers:  # handed over: who leaves the fleet later must not be kept here
+            at_work.start(watchers.pop())
         loops = [tasks.create_task(run_timers(state))]
         if follow is not None:
             reloader = Reloader(state, follow.file, at_work, environ=follow.environ)
@@ -143,7 +143,7 @@ async def _run(
         tasks.create_task(_serve(admin_app(state, admin_token), admin, closing))
         if ready is not None:
             ready(addresses)
-        log("ready", data=addresses.data_url, admin=addresses.admin_url, replicas=len(watchers))
+        log("ready", data=addresses.data_url, admin=addresses.admin_url, replicas=len(state.targets))
         await stop.wait()
         await _stop(state, hurry)
         closing.set()

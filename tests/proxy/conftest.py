@@ -14,6 +14,7 @@ import pytest
 from gorgo.config.model import Config, Limits, Proxy, Region, Replica
 from gorgo.policies.registry import make_policy
 from gorgo.proxy import server
+from gorgo.proxy.config_file import ConfigFile
 from gorgo.proxy.server import ServerAddresses
 from gorgo.proxy.state import ProxyState, make_state
 from tests.proxy.fakes import FakeReplica, Script, running
@@ -75,6 +76,7 @@ async def proxy_for(
     *,
     token: str | None = TOKEN,
     environ: dict[str, str] | None = None,
+    file: ConfigFile | None = None,
 ) -> AsyncIterator[Running]:
     """`serve` as a task; its state is caught on the way so that a test can look at the ledger."""
     loop = asyncio.get_running_loop()
@@ -95,6 +97,7 @@ async def proxy_for(
             environ=environ or {},
             key=7,
             seed=7,
+            file=file,
             ready=bound.set_result,
             shutdown=shutdown,
         )

@@ -1,0 +1,80 @@
+"""A regions.yaml that tests rewrite, and a proxy that follows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gorgo.config.load import parse_config
+from gorgo.proxy.config_file import ConfigFile
+from tests.proxy.conftest import Running, Start, until
+from tests.proxy.fakes import FakeReplica
+
+#: As `QUIET` in conftest.
+PROXY = {
+    "region": "here",
+    "policy": "round-robin",
+    "bind": "127.0.0.1:0",
+    "admin_bind": "127.0.0.1:0",
+    "probe_interval_s": 1e6,
+    "scrape_interval_s": 1e6,
+}
+
+
+def regions(
+    replicas: Mapping[str, FakeReplica | Mapping[str, Any]],
+    *,
+    proxy: Mapping[str, Any] | None = None,
+    limits: Mapping[str, Any] | None = None,
+) -> bytes:
+    """The text of a file; JSON is YAML too."""
+    rows = [
+        {"name": name, "region": "here"} | ({"url": row.url} if isinstance(row, FakeReplica) else dict(row))
+        for name, row in replicas.items()
+    ]
+    document = {"proxy": PROXY | dict(proxy or {}), "regions": [{"name": "here"}], "replicas": rows}
+    return json.dumps(document | {"limits": {"shutdown_grace_s": 5.0} | dict(limits or {})}).encode()
+
+
+class Followed:
+    """The file and the proxy."""
+
+    def __init__(self, path: Path, file: ConfigFile, fleet: Running) -> None:
+        self.path = path
+        self.file = file
+        self.fleet = fleet
+        self.state = fleet.state
+
+    async def rewrite(self, text: bytes) -> None:
+        """Write the file, ask for it, and wait until it was applied or refused."""
+        before = self.reloads
+        self.path.write_bytes(text)
+        self.file.ask()
+        await until(lambda: self.reloads > before)
+
+    @property
+    def reloads(self) -> float:
+        return self.count("applied") + self.count("refused")
+
+    def count(self, result: str) -> float:
+        value = self.state.metrics.registry.get_sample_value("gorgo_config_reloads_total", {"result": result})
+        return value or 0.0
+
+    def gauge(self, name: str) -> float | None:
+        return self.state.metrics.registry.get_sample_value(name)
+
+    def view(self, name: str) -> Any:
+        (found,) = [row for row in self.state.router.fleet_view(now=self.state.clock()) if row.name == name]
+        return found
+
+
+async def follow(
+    start: Start, folder: Path, text: bytes, replicas: list[FakeReplica], *, poll_s: float = 1e6, **options: Any
+) -> Followed:
+    """Start a proxy on a file with `text`; it looks only when it is asked, unless `poll_s` says otherwise."""
+    path = folder / "regions.yaml"
+    path.write_bytes(text)
+    file = ConfigFile(path, parse_config, text, poll_s=poll_s, settle_s=0.0)
+    return Followed(path, file, await start.proxy(parse_config(text), replicas, file=file, **options))

@@ -1,0 +1,93 @@
+"""What differs between two files, and what does not count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gorgo.config.model import Capacity, Config, Limits, Proxy, Region, Replica
+from gorgo.proxy.changes import Changes, compare, keep_bound
+
+OLD = Config(
+    proxy=Proxy(region="here", weights={"w_rtt": 0.5}),
+    regions=(Region(name="here"), Region(name="there")),
+    replicas=(
+        Replica(name="a", region="here", url="http://a:1"),
+        Replica(name="b", region="here", url="http://b:1", draining=True),
+    ),
+)
+
+
+def with_a(**changes: Any) -> Config:
+    return replace(OLD, replicas=(replace(OLD.replicas[0], **changes), OLD.replicas[1]))
+
+
+def with_proxy(**changes: Any) -> Config:
+    return replace(OLD, proxy=replace(OLD.proxy, **changes))
+
+
+def test_same_file_asks_for_nothing() -> None:
+    changes = compare(OLD, replace(OLD, replicas=OLD.replicas[::-1]))
+    assert changes == Changes()
+    assert not changes.fleet
+    assert changes.as_log() == {}
+
+
+def test_replica_comes_and_another_goes() -> None:
+    new = Replica(name="c", region="there", url="http://c:1", draining=True)
+    changes = compare(OLD, replace(OLD, replicas=(OLD.replicas[0], new)))
+    assert changes == Changes(added=(new,), removed=("b",), drains={"c": True})
+    assert changes.as_log() == {"added": ["c"], "removed": ["b"], "drains": {"c": True}}
+
+
+@pytest.mark.parametrize("change", [{"url": "http://a:2"}, {"engine": "vllm"}])
+def test_another_url_or_engine_is_another_process(change: dict[str, Any]) -> None:
+    new = with_a(**change)
+    assert compare(OLD, new) == Changes(replaced=(new.replicas[0],))
+
+
+def test_slash_at_the_end_of_a_url_is_no_other_process() -> None:
+    assert not compare(OLD, with_a(url="http://a:1/")).replaced
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"models": ("m",)},
+        {"region": "there"},
+        {"capacity": Capacity(kv_tokens=5)},
+        {"api_key_env": "KEY"},
+        {"request_usage": True},
+    ],
+)
+def test_other_words_about_a_replica_leave_it_the_same_process(change: dict[str, Any]) -> None:
+    new = with_a(**change)
+    assert compare(OLD, new) == Changes(updated=(new.replicas[0],))
+
+
+def test_only_a_changed_drain_mark_is_one() -> None:
+    assert compare(OLD, with_a(draining=True)) == Changes(drains={"a": True})
+    back = replace(OLD, replicas=(OLD.replicas[0], replace(OLD.replicas[1], draining=False)))
+    assert compare(OLD, back) == Changes(drains={"b": False})
+    assert compare(OLD, with_a(models=("m",))).drains == {}
+
+
+def test_policy_and_weights_count_when_the_file_changed_them() -> None:
+    changes = compare(OLD, with_proxy(policy="random", weights={}))
+    assert (changes.policy, changes.weights) == (True, True)
+    assert compare(OLD, with_proxy(weights={"w_rtt": 0.5})) == Changes()
+
+
+def test_settings_are_named_and_intervals_told_apart() -> None:
+    new = replace(with_proxy(probe_interval_s=1.0, rtt_ewma_alpha=0.5), limits=Limits(max_attempts=2))
+    expected = ("proxy.probe_interval_s", "proxy.rtt_ewma_alpha", "limits.max_attempts")
+    assert compare(OLD, new) == Changes(intervals=True, settings=expected)
+
+
+def test_addresses_need_a_new_start_and_are_named_each_time() -> None:
+    new = with_proxy(bind="127.0.0.1:1", admin_bind="127.0.0.1:2")
+    for running in (OLD, keep_bound(OLD, new)):
+        assert compare(running, new) == Changes(restart=("proxy.bind", "proxy.admin_bind"))
+    assert keep_bound(OLD, replace(new, replicas=())).replicas == ()
