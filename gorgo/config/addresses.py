@@ -7,6 +7,8 @@ wants a validator to speak.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 URL_EXPECTED = "an http:// or https:// URL with a host and no user, query or fragment, such as http://10.0.0.5:30000"
@@ -54,5 +56,17 @@ def _is_url(text: str) -> bool:
         port = parts.port
     except ValueError:
         return False
-    host_ok = parts.hostname is not None and _HOST.fullmatch(parts.hostname) is not None
+    host_ok = parts.hostname is not None and _is_host(parts.hostname)
     return parts.scheme in ("http", "https") and host_ok and port != 0
+
+
+def _is_host(text: str) -> bool:
+    if _HOST.fullmatch(text) is None:
+        return False
+    if ":" in text or text.replace(".", "").isdigit():  # an address and no name: 10.0.0.999 is neither
+        with suppress(ValueError):
+            ip_address(text)
+            return True
+        return False
+    # A dot at the end is the root's; no label of a name is empty or too long for DNS.
+    return all(0 < len(label) <= 63 for label in text.removesuffix(".").split("."))

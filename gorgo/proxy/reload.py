@@ -63,16 +63,16 @@ class Reloader:
             config = await self._file.parse(found)
             keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
             policy, weights = _policy(config)
+            changes = compare(self._state.config, config)
+            looks = await self._meet(changes, config, keys)
         except GorgoError as refusal:
             self._state.metrics.reload_refused()
             log("config_refused", level=logging.ERROR, error=str(refusal), in_force="the configuration as it was")
             return
-        except Exception as failure:  # noqa: BLE001 - a fault in reading a file must not end a proxy that works
+        except Exception as failure:  # noqa: BLE001 - nothing is changed yet; a proxy that works must not end by a file
             self._state.metrics.reload_refused()
             log_failure("config_refused", failure)
             return
-        changes = compare(self._state.config, config)
-        looks = await self._meet(changes, config, keys)
         left = self._change(changes, config, keys, policy, weights, looks)
         for target, watch in left:
             farewells.create_task(self._see_off(target, watch))

@@ -8,7 +8,16 @@ from gorgo.config.addresses import checked_bind, checked_url, split_bind
 
 
 @pytest.mark.parametrize(
-    "text", ["http://a", "https://a.b-c:1/base/", "http://[::1]:30000", "http://127.0.0.1:65535", "HTTP://a"]
+    "text",
+    [
+        "http://a",
+        "https://a.b-c:1/base/",
+        "http://[::1]:30000",
+        "http://127.0.0.1:65535",
+        "HTTP://a",
+        "http://a.",
+        "http://1a.2",
+    ],
 )
 def test_base_url_is_taken_as_it_stands(text: str) -> None:
     assert checked_url(text) == text
@@ -18,7 +27,8 @@ def test_base_url_is_taken_as_it_stands(text: str) -> None:
     "text",
     ["", "a:1", "//a", "http://", "http:///x", "http://:80", "ftp://a", "http://a:0", "http://a:65536", "http://a:x",
      "http://u@a", "http://u:p@a", "http://a?q", "http://a#f", "http://a/?", "http://a b", "http://a\n", "http://[::1",
-     "http://\u00e9", "http://a\\b", "http://a%20b"],
+     "http://\u00e9", "http://a\\b", "http://a%20b",
+     "http://10.0.0.999", "http://10.0.0", "http://a..b", "http://.a", f"http://{'a' * 64}.b", "http://[1:2]"],
 )  # fmt: skip
 def test_other_text_is_no_base_url(text: str) -> None:
     with pytest.raises(ValueError, match="an http://"):

@@ -275,6 +275,25 @@ async def test_refused_file_is_told_once_however_often_it_is_looked_at(
     assert len(told(caplog, "config_refused")) == 1
 
 
+async def test_fault_of_our_own_in_a_reload_is_a_refusal_too(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = await start.replica(stream(delta("a"), DONE)), await start.replica(answer(200))
+    followed = await follow(start, tmp_path, regions({"a": a}), [a, b])
+
+    async def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gorgo.proxy.probes.Watcher._measure", fails)
+        await followed.rewrite(regions({"a": a, "b": b}))
+    assert list(followed.state.targets) == ["a"]
+    assert told(caplog, "config_refused")[0]["error"] == "ExceptionGroup"
+    await ask(followed)
+    await followed.rewrite(regions({"a": a, "b": b}))
+    assert list(followed.state.targets) == ["a", "b"]
+
+
 async def test_addresses_need_a_new_start_and_the_log_says_so(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
