@@ -123,6 +123,22 @@ class Candidates:
         return self._column("prefill_kappa_s")
 
     @property
+    def congestion_bytes(self) -> Floats:
+        return self._column("congestion_bytes")
+
+    @property
+    def receive_bytes(self) -> Floats:
+        return self._column("receive_bytes")
+
+    @property
+    def sent_s(self) -> Floats:
+        return self._column("sent_s")
+
+    @property
+    def connect_trips(self) -> Floats:
+        return self._column("connect_trips")
+
+    @property
     def salt(self) -> NDArray[np.uint64]:
         return self.columns.salt if self.whole else self.columns.salt[self.slots]
 

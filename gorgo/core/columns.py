@@ -27,6 +27,7 @@ _EMPTY: Mapping[str, float] = {
     "free_at_s": -inf,
     "due_s": inf,
     "waiting_prefill_s": 0.0,
+    "connect_trips": 1.0,
     "salt": 0,
 }
 
@@ -62,6 +63,12 @@ class Columns:
     due_s: Floats
     #: Prefill of all who wait for their first token, s.
     waiting_prefill_s: Floats
+    #: The connection that the next request takes: the windows of its ends (`core.path`; 0 where none is open, NaN where
+    #: nobody tells), when it last sent something, and the round trips that a new one takes to open.
+    congestion_bytes: Floats
+    receive_bytes: Floats
+    sent_s: Floats
+    connect_trips: Floats
     #: A fixed 64-bit hash of the replica's name, for rendezvous hashing.
     salt: NDArray[np.uint64]
 

@@ -24,9 +24,10 @@ from gorgo.core.cache_reports import LearnedCapacity
 from gorgo.core.columns import Columns
 from gorgo.core.estimators import ewma, is_stale
 from gorgo.core.health import EjectionLimits, Health, HealthState
+from gorgo.core.path import connect_trips, round_trips
 from gorgo.core.prefill import PrefillPrior
 from gorgo.core.replica import ReplicaSpec
-from gorgo.core.request import EngineSample
+from gorgo.core.request import EngineSample, OpenConnection
 from gorgo.core.speed import LearnedSpeed
 from gorgo.errors import ConfigError, UnknownReplica
 
@@ -196,6 +197,26 @@ class Fleet:
             columns.waiting_prefill_s[slot] = clock.waiting_s
             columns.slowdown[slot] = clock.speed.factor
 
+    def on_path(self, member: Member, connection: OpenConnection | None) -> None:
+        """What the next request to the member travels on; `None` is a connection yet to be opened."""
+        columns, slot = self.columns, member.slot
+        columns.congestion_bytes[slot] = 0.0 if connection is None else connection.windows.congestion
+        columns.receive_bytes[slot] = nan if connection is None else connection.windows.receive
+        columns.sent_s[slot] = nan if connection is None else connection.sent_s
+
+    def arrives_s(self, member: Member, body_bytes: int, *, now: float) -> float:
+        """When a request dispatched now has reached the member's engine."""
+        columns, cell = self.columns, slice(member.slot, member.slot + 1)
+        trips = round_trips(
+            body_bytes,
+            congestion=columns.congestion_bytes[cell],
+            receive=columns.receive_bytes[cell],
+            idle_s=now - columns.sent_s[cell],
+            rtt_s=columns.rtt_s[cell],
+            connect=columns.connect_trips[cell],
+        )
+        return now + self.one_way_s(member) * (2.0 * float(trips[0]) - 1.0)
+
     def one_way_s(self, member: Member) -> float:
         """Half a round trip; 0 while it is unknown, because a clock needs a number."""
         rtt_s = float(self.columns.rtt_s[member.slot]) if member.slot >= 0 else nan
@@ -281,6 +302,7 @@ class Fleet:
         self.columns.salt[member.slot] = _salt(spec.name)
         self.columns.kv_capacity_tokens[member.slot] = _prior(spec.kv_capacity_tokens)
         self.columns.max_running_requests[member.slot] = _prior(spec.max_running_requests)
+        self.columns.connect_trips[member.slot] = connect_trips(tls=spec.tls)
         self._show_prior(member)
         return member
 
@@ -297,6 +319,7 @@ class Fleet:
             if getattr(spec, name) != getattr(member.spec, name):
                 getattr(self.columns, name)[member.slot] = _prior(getattr(spec, name))
         member.spec = spec
+        self.columns.connect_trips[member.slot] = connect_trips(tls=spec.tls)
         prior = _prefill_prior(spec)
         if prior != member.prior:
             # What was learned was the error of the old one.

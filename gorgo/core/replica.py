@@ -21,6 +21,8 @@ class ReplicaSpec:
         Priors from regions.yaml; an engine's own report replaces them.
     prefill_base_s, prefill_tokens_per_s, prefill_kappa_s:
         Priors of the time of a prefill (`core.prefill`); `None` is the default.
+    tls:
+        Whether connections to it are: a new one then takes a round trip more.
     """
 
     name: str
@@ -31,3 +33,4 @@ class ReplicaSpec:
     prefill_base_s: float | None = None
     prefill_tokens_per_s: float | None = None
     prefill_kappa_s: float | None = None
+    tls: bool = False

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from gorgo.core.path import Windows
+
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
@@ -37,6 +39,8 @@ class RouteRequest:
     streamed:
         Whether its first token will be seen. An answer in one piece comes with the last token; nothing is learned from
         its time.
+    body_bytes:
+        What is sent to the replica: a body larger than a connection's window takes more than one round trip.
     """
 
     request_id: str
@@ -49,6 +53,19 @@ class RouteRequest:
     session_id: str | None = None
     pinned_replica: str | None = None
     streamed: bool = True
+    body_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenConnection:
+    """The open connection to a replica that its next request takes.
+
+    `windows` are what its two ends allow under way. `sent_s` is when it last sent something; infinite where idling
+    costs its sender nothing.
+    """
+
+    windows: Windows
+    sent_s: float
 
 
 class Ending(Enum):

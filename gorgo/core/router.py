@@ -38,7 +38,7 @@ from gorgo.core.limits import RouterLimits
 from gorgo.core.policy import Policy
 from gorgo.core.prefix_index import PrefixIndex
 from gorgo.core.replica import ReplicaSpec
-from gorgo.core.request import Ending, EngineSample, Outcome, RouteRequest
+from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, RouteRequest
 from gorgo.core.samples import SampleRing
 from gorgo.core.weights import Weights
 
@@ -166,6 +166,16 @@ class Router:
         member = self._fleet.members.get(replica)
         if member is not None:
             self._fleet.probed(member, rtt_s, now=now)
+        return []
+
+    def on_path(self, replica: str, connection: OpenConnection | None, *, now: float) -> list[Action]:  # noqa: ARG002 - each event has a time
+        """The connection that the next request to a replica takes, `None` if it opens one; told after each change.
+
+        A shell that never tells has each request priced at one round trip.
+        """
+        member = self._fleet.members.get(replica)
+        if member is not None:
+            self._fleet.on_path(member, connection)
         return []
 
     def on_engine_sample(self, replica: str, sample: EngineSample | None, *, now: float) -> list[Action]:
@@ -313,7 +323,7 @@ class Router:
             believed_cached_tokens=decision.believed_cached_tokens,
             predicted_ttft_s=decision.predicted_ttft_s,
             rtt_s=float(self._fleet.columns.rtt_s[member.slot]),
-            arrives_s=now + self._fleet.one_way_s(member),
+            arrives_s=self._fleet.arrives_s(member, state.request.body_bytes, now=now),
             prior_s=member.prior.seconds(
                 decision.prompt_tokens - decision.believed_cached_tokens, decision.believed_cached_tokens
             ),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from gorgo.core.candidates import Candidates
 from gorgo.core.cost import known_or_worst, least_cost
 from gorgo.core.decision import Choice
+from gorgo.core.path import round_trips
 from gorgo.core.policy import IndexKind
 from gorgo.core.prefill import prefill_s
 from gorgo.core.request import RouteRequest
@@ -22,13 +23,14 @@ Floats = NDArray[np.float64]
 
 
 class GorgoMs:
-    """cost = m_rtt * RTT + m_queue * W + P + (lambda * P + delta) * n, in ms.
+    """cost = m_rtt * N + m_queue * W + P + (lambda * P + delta) * n, in ms.
 
-    W is the work before this request by the replica's busy clock when it arrives there, P its own prefill by the
-    replica's priors and learned speed, n the requests in flight there, which a prefill stalls: lambda prices what this
-    request costs the others, and 0.2 stands for an end-to-end time that counts a quarter as much as a first token.
-    An unknown round trip counts as the worst known one. The first three terms without their factors are the predicted
-    time to first token.
+    N is the network's time: the round trip, as often as this body takes over the connection that it would get there. W
+    is the work before this request by the replica's busy clock when it arrives, P its own prefill by the replica's
+    priors and learned speed, n the requests in flight there, which a prefill stalls: lambda prices what this request
+    costs the others, and 0.2 stands for an end-to-end time that counts a quarter as much as a first token. An unknown
+    round trip counts as the worst known one. The first three terms without their factors are the predicted time to
+    first token.
 
     References
     ----------
@@ -57,8 +59,9 @@ class GorgoMs:
         rng: np.random.Generator,
     ) -> Choice:
         rtt_s = known_or_worst(candidates.rtt_s)
-        network_ms = rtt_s * 1e3
-        work_ms = _work_s(candidates, rtt_s) * 1e3
+        trips = _trips(request, candidates, rtt_s)
+        network_ms = rtt_s * trips * 1e3
+        work_ms = _work_s(candidates, rtt_s, trips) * 1e3
         prefill_ms = _prefill_s(candidates) * 1e3
         terms = {
             "rtt": weights["m_rtt"] * network_ms,
@@ -67,14 +70,26 @@ class GorgoMs:
             "externality": (weights["lambda"] * prefill_ms + weights["delta"]) * candidates.in_flight_requests,
         }
         # No prediction where the round trip is unknown: the worst known one is for comparing only.
-        predicted_s = (candidates.now - request.received_s) + candidates.rtt_s + (work_ms + prefill_ms) / 1e3
+        predicted_s = (candidates.now - request.received_s) + candidates.rtt_s * trips + (work_ms + prefill_ms) / 1e3
         return least_cost(terms, candidates, rng, predicted_ttft_s=predicted_s)
 
 
-def _work_s(candidates: Candidates, rtt_s: Floats) -> Floats:
+def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floats:
+    """Round trips until the first byte of an answer that takes no time."""
+    return round_trips(
+        request.body_bytes,
+        congestion=candidates.congestion_bytes,
+        receive=candidates.receive_bytes,
+        idle_s=candidates.now - candidates.sent_s,
+        rtt_s=rtt_s,
+        connect=candidates.connect_trips,
+    )
+
+
+def _work_s(candidates: Candidates, rtt_s: Floats, trips: Floats) -> Floats:
     """W: work left when this request gets there; on a stuck engine all that waits and how late it is."""
     one_way_s, now = rtt_s / 2, candidates.now
-    work_s = np.maximum(candidates.free_at_s - now - one_way_s, 0.0)
+    work_s = np.maximum(candidates.free_at_s - now - rtt_s * (trips - 0.5), 0.0)
     late_s = (now - LATE_S) - candidates.due_s - one_way_s
     if np.maximum.reduce(late_s) <= 0.0:
         return work_s

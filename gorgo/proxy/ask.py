@@ -58,6 +58,7 @@ def read_ask(
         session_id=session_id(headers),
         pinned_replica=_home(state, parsed) if route == "/v1/responses" else None,
         streamed=parsed.get("stream") is True,
+        body_bytes=len(body),
     )
     return Ask(body, prompt, request, _with_usage(route, body, parsed))
 

@@ -14,7 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
-from gorgo.core.request import EngineSample
+from gorgo.core.path import Windows
+from gorgo.core.request import EngineSample, OpenConnection
 from gorgo.engines.base import merged
 from gorgo.proxy.headers import Header
 from gorgo.proxy.logs import log, log_missing
@@ -63,6 +64,7 @@ class Watcher:
         self._spread = spread
         self._answers = True
         self._tells = True
+        target.upstream.tell_connection(self._tell_connection)
 
     @property
     def target(self) -> Target:
@@ -136,6 +138,14 @@ class Watcher:
             log("scrape_failed", level=logging.WARNING, replica=target.name)
         self._tells = bool(samples)
         return merged(samples[0], samples[-1]) if samples else None
+
+    def _tell_connection(self, found: tuple[Windows, float] | None) -> None:
+        """To the Router, in its own time; unless another process has taken over the name."""
+        if self._state.targets.get(self._target.name) is not self._target:
+            return
+        now = self._state.clock()
+        connection = None if found is None else OpenConnection(found[0], now - found[1])
+        self._state.router.on_path(self._target.name, connection, now=now)
 
     async def warm(self) -> None:
         """Ping on several kept connections at once. Only where the replica answers: a dead one is left to the probe."""

@@ -118,4 +118,5 @@ def replica_spec(replica: Replica) -> ReplicaSpec:
         prefill_base_s=None if capacity.prefill_base_ms is None else capacity.prefill_base_ms / 1e3,
         prefill_tokens_per_s=capacity.prefill_tokens_per_s,
         prefill_kappa_s=capacity.prefill_kappa_s,
+        tls=replica.url.lower().startswith("https:"),
     )

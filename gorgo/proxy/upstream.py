@@ -5,7 +5,8 @@ bytes mean to the relay, which sees `Source` and the errors below.
 
 Theory of operation: a kept connection that the server has closed in the meantime fails at once, with no byte of an
 answer. That is nobody's fault, so the request is sent once more, on a connection made for it. Whether the connection
-had been kept is noted by the connector in a context variable, because the request that asks is in the same task.
+had been kept is noted by the connector in a context variable, because the request that asks is in the same task; so is
+the size of the body for `connections`, which knows what the next request travels on.
 `httpx.Client` is left out on purpose: building a request through it and sending it costs 60 us that buy nothing here.
 """
 
@@ -16,13 +17,14 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Protocol, cast
-from weakref import WeakSet
 
 import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
 
+from gorgo.proxy.connections import KeptConnections, Told, idling_shrinks
 from gorgo.proxy.headers import Header
 
 #: Below the shortest keep-alive in use (uvicorn, hence SGLang and vLLM: 5 s), with room for a far replica's round trip.
@@ -38,6 +40,7 @@ FETCH_LIMIT_BYTES = 8 * 1024 * 1024
 _ADDED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 _reused: ContextVar[bool] = ContextVar("gorgo_connection_reused", default=False)
+_body_bytes: ContextVar[int] = ContextVar("gorgo_body_bytes", default=0)
 
 
 class UpstreamError(Exception):
@@ -123,7 +126,8 @@ class HttpUpstream:
         self._limit = connections
         self._extensions = {"timeout": {"connect": connect_timeout_s}}
         self._urls: dict[str, httpx.URL] = {}
-        self._connector = _Connector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
+        self._pool = KeptConnections(keep_s=KEEP_ALIVE_S, idling_shrinks=idling_shrinks())
+        self._connector = _Connector(self._pool, limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
         self._kept = _transport(self._connector, tls)
         self._fresh = _transport(aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls), tls)
         self.open_sources = 0
@@ -131,7 +135,12 @@ class HttpUpstream:
     @property
     def connections(self) -> int:
         """Kept connections that are open, in use or not."""
-        return self._connector.alive
+        return self._pool.alive
+
+    def tell_connection(self, told: Told) -> None:
+        """Call `told` whenever the connection that the next request takes is another one, or in another state."""
+        self._pool.told = told
+        self._pool.tell()
 
     def set_limits(self, *, connections: int, connect_timeout_s: float) -> None:
         """Other limits from the next request on."""
@@ -183,6 +192,7 @@ class HttpUpstream:
             url = self._urls[path] = httpx.URL(self._base + path)
         request = self._request(method, url, list(headers), body)
         _reused.set(False)
+        _body_bytes.set(len(body))
         try:
             return await self._kept.handle_async_request(request)
         except _FAILURES as failure:
@@ -208,22 +218,22 @@ class _Pieces(httpx.AsyncByteStream):
 class _Connector(aiohttp.TCPConnector):
     """Notes for the asking task whether its connection had served another request before."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, pool: KeptConnections, **options: Any) -> None:
         super().__init__(**options)
-        self._seen: WeakSet[Any] = WeakSet()
-
-    @property
-    def alive(self) -> int:
-        return sum(protocol.is_connected() for protocol in self._seen)
+        self._pool = pool
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109 - aiohttp's own signature
         connection = await super().connect(req, traces, timeout)
         protocol = connection.protocol
-        if protocol in self._seen:
-            _reused.set(True)
-        else:
-            self._seen.add(protocol)
+        assert protocol is not None, "a connection just taken is open"
+        _reused.set(self._pool.taken(protocol, _body_bytes.get()))
+        connection.add_callback(partial(self._given_back, protocol))
         return connection
+
+    def _given_back(self, protocol: Any) -> None:
+        self._pool.given_back(protocol)
+        # Told when the caller has got so far as to close it, if that is what it does.
+        self._loop.call_soon(self._pool.tell)
 
 
 def _transport(connector: aiohttp.TCPConnector, tls: ssl.SSLContext) -> AiohttpTransport:

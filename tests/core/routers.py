@@ -50,6 +50,7 @@ def a_request(
     model: str | None = None,
     pinned_replica: str | None = None,
     streamed: bool = True,
+    body_bytes: int = 0,
 ) -> RouteRequest:
     return RouteRequest(
         request_id,
@@ -61,6 +62,7 @@ def a_request(
         model=model,
         pinned_replica=pinned_replica,
         streamed=streamed,
+        body_bytes=body_bytes,
     )
 
 

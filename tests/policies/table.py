@@ -27,6 +27,7 @@ COUNTS = (
     "free_at_s",
     "due_s",
     "waiting_prefill_s",
+    "connect_trips",
 )
 
 

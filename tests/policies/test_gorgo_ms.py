@@ -68,6 +68,26 @@ def test_a_busy_replica_may_be_free_by_the_time_that_a_request_gets_there() -> N
     np.testing.assert_allclose(choice.terms["queue"], [39, 0])
 
 
+def test_a_large_body_is_priced_by_the_connection_that_it_would_get() -> None:
+    rows = candidates(
+        rtt_s=[0.1, 0.1],
+        congestion_bytes=[14_600, 114_600],
+        receive_bytes=[131_070, 131_070],
+        sent_s=[99.9, 99.9],
+        free_at_s=[100.300, 100.300],
+    )
+    asked = replace(request(), received_s=100.0, body_bytes=100_000)
+    choice = choose(GorgoMs(), rows, asked=asked)
+    np.testing.assert_allclose(choice.terms["rtt"], [300, 100])
+    np.testing.assert_allclose(choice.terms["queue"], [50, 250])
+    assert choice.predicted_ttft_s == pytest.approx(0.35 + 1.01)
+
+
+def test_a_connection_yet_to_be_opened_costs_its_handshake() -> None:
+    rows = candidates(rtt_s=[0.1, 0.1], congestion_bytes=[0, 14_600], connect_trips=[2, 2])
+    np.testing.assert_allclose(chosen(rows).terms["rtt"], [300, 100])
+
+
 def test_a_stuck_replica_does_not_look_idle() -> None:
     """0.5 s late by the time its token could be seen: its 2 s of waiting work count, and what is beyond 300 ms."""
     rows = candidates(free_at_s=[99.0, 99.0], due_s=[99.499, np.inf], waiting_prefill_s=[2.0, 0.0])

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gorgo.core.path import INITIAL_WINDOW_BYTES, Windows
+from gorgo.proxy.connections import KeptConnections, idling_shrinks
+
+
+class FakeLink:
+    def __init__(self) -> None:
+        self.open = True
+
+    def is_connected(self) -> bool:
+        return self.open
+
+
+class Pool:
+    """Kept connections under a clock of their own."""
+
+    def __init__(self, *, shrinks: bool = True) -> None:
+        self.now = 100.0
+        self.kept = KeptConnections(keep_s=4.0, idling_shrinks=shrinks, clock=lambda: self.now)
+
+    def serve(self, link: FakeLink, body_bytes: int) -> bool:
+        reused = self.kept.taken(link, body_bytes)
+        self.kept.given_back(link)
+        return reused
+
+
+def test_a_pool_without_an_idle_connection_opens_one() -> None:
+    pool, link = Pool(), FakeLink()
+    assert pool.kept.next() is None
+    pool.kept.taken(link, 500)
+    assert pool.kept.next() is None
+
+
+def test_the_first_given_back_is_the_next_one_taken() -> None:
+    pool, small, large = Pool(), FakeLink(), FakeLink()
+    pool.serve(small, 500)
+    pool.serve(large, 100_000)
+    assert pool.kept.next() == (Windows(), 0.0)
+    pool.kept.taken(small, 500)
+    assert pool.kept.next() == (Windows(114_600.0, 65_535.0), 0.0)
+
+
+def test_a_connection_tells_whether_it_had_served_before() -> None:
+    pool, link = Pool(), FakeLink()
+    assert [pool.serve(link, 500), pool.serve(link, 500)] == [False, True]
+
+
+def test_closed_and_expired_connections_are_passed_over() -> None:
+    pool, closed, expired, kept = Pool(), FakeLink(), FakeLink(), FakeLink()
+    pool.serve(closed, 500)
+    pool.serve(expired, 500)
+    pool.now += 4.5
+    pool.serve(kept, 100_000)
+    closed.open = False
+    found = pool.kept.next()
+    assert found is not None
+    assert found[0].congestion == 114_600.0
+    assert pool.kept.alive == 2
+
+
+def test_a_ping_on_an_idle_connection_keeps_it_open_but_not_its_window() -> None:
+    pool, link = Pool(), FakeLink()
+    pool.serve(link, 100_000)
+    pool.now += 2.0
+    pool.serve(link, 200)
+    assert pool.kept.next() == (Windows(INITIAL_WINDOW_BYTES, 65_535.0), 0.0)
+
+
+def test_where_idling_costs_nothing_a_window_stays() -> None:
+    pool, link = Pool(shrinks=False), FakeLink()
+    pool.serve(link, 100_000)
+    pool.now += 2.0
+    pool.serve(link, 200)
+    found = pool.kept.next()
+    assert found == (Windows(114_600.0, 65_535.0), float("-inf"))
+
+
+@pytest.mark.parametrize(
+    ("restart", "control", "shrinks"), [("1", "cubic", True), ("0", "cubic", False), ("1", "bbr", False)]
+)
+def test_the_kernel_s_settings_are_read(tmp_path: Path, restart: str, control: str, shrinks: bool) -> None:
+    (tmp_path / "tcp_slow_start_after_idle").write_text(restart + "\n")
+    (tmp_path / "tcp_congestion_control").write_text(control + "\n")
+    assert idling_shrinks(tmp_path) is shrinks
+
+
+def test_a_kernel_without_such_settings_counts_as_one_that_shrinks(tmp_path: Path) -> None:
+    assert idling_shrinks(tmp_path / "none")
