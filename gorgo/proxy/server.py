@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config as HypercornConfig
 
 from gorgo.config.addresses import split_bind
@@ -29,6 +28,7 @@ from gorgo.core.weights import Weights
 from gorgo.proxy.admin import admin_app
 from gorgo.proxy.app import data_app
 from gorgo.proxy.config_file import ConfigFile
+from gorgo.proxy.listener import serve_app
 from gorgo.proxy.logs import LOGGER, log
 from gorgo.proxy.probes import Watcher, Watchers, first_look, run_timers
 from gorgo.proxy.reload import Reloader
@@ -178,8 +178,6 @@ async def _until_idle(state: ProxyState) -> None:
 
 async def _serve(app: Any, listener: socket.socket, closing: asyncio.Event) -> None:
     config = HypercornConfig()
-    # The server owns its descriptor and closes it; ours is closed by whoever opened it.
-    config.bind = [f"fd://{listener.dup().detach()}"]
     config.errorlog = _hypercorn_log()
     config.accesslog = None
     config.backlog = BACKLOG
@@ -190,7 +188,7 @@ async def _serve(app: Any, listener: socket.socket, closing: asyncio.Event) -> N
     # The replica's own `server` and `date` pass; the proxy's own answers bring a date.
     config.include_server_header = False
     config.include_date_header = False
-    await hypercorn_serve(app, config, shutdown_trigger=closing.wait, mode="asgi")
+    await serve_app(app, config, listener, closing)
 
 
 def _hypercorn_log() -> logging.Logger:

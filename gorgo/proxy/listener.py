@@ -1,0 +1,71 @@
+"""One listening socket with hypercorn's connections on it.
+
+Owns accepting, and the end of connections: when the client leaves, and when the proxy stops. What is spoken on a
+connection is hypercorn's.
+
+Why not `hypercorn.asyncio.serve`: in hypercorn 0.18 a connection whose client has closed it between two requests stays
+open until the keep-alive time is over, because the task that watches that time is waited for. With 75 s and 100 new
+connections a second, 7,500 descriptors are held for nobody. `Connection` ends that task with the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
+from hypercorn.events import Event, Updated
+from hypercorn.utils import wrap_app
+
+
+class Connection(TCPServer):
+    """hypercorn's connection, over when its client is gone."""
+
+    _over = False
+
+    async def protocol_send(self, event: Event) -> None:
+        # An answer that ends after its client left must not start to wait for the next request.
+        if not (self._over and isinstance(event, Updated)):
+            await super().protocol_send(event)
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._over = True
+        await self.idle_task.stop()
+
+
+async def serve_app(app: Any, config: Config, listener: socket.socket, closing: asyncio.Event) -> None:
+    """Answer what arrives at `listener` until `closing` is set; then end idle connections at once and the others
+    within `config.graceful_timeout`. The listener is closed on return."""
+    loop = asyncio.get_running_loop()
+    context = WorkerContext(None)
+    wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
+    open_now: set[asyncio.Task[Any]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        open_now.add(task)
+        task.add_done_callback(open_now.discard)
+        await Connection(wrapped, loop, config, context, {}, reader, writer)
+
+    server = await asyncio.start_server(connected, sock=listener, backlog=config.backlog)
+    try:
+        await closing.wait()
+    finally:
+        await context.terminated.set()
+        server.close()
+        await _end(open_now, config.graceful_timeout)
+
+
+async def _end(open_now: set[asyncio.Task[Any]], limit_s: float) -> None:
+    if not open_now:
+        return
+    _, late = await asyncio.wait(tuple(open_now), timeout=limit_s)
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late)
