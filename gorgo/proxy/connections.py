@@ -56,7 +56,7 @@ class KeptConnections:
         self._shrinks = idling_shrinks
         self._clock = clock
         self._sent: WeakKeyDictionary[Link, _Sent] = WeakKeyDictionary()
-        #: When each idle one was given back; the pool hands out the first.
+        #: When each idle one was given back; the pool hands out the last.
         self._idle: OrderedDict[Link, float] = OrderedDict()
         self.told: Told | None = None
 
@@ -84,9 +84,11 @@ class KeptConnections:
     def next(self) -> tuple[Windows, float] | None:
         """Windows and idle time of the connection that the next request takes, `None` if it has to open one."""
         now = self._clock()
+        while self._idle and now - next(iter(self._idle.values())) > self._keep_s:
+            self._idle.popitem(last=False)
         while self._idle:
-            link, since_s = next(iter(self._idle.items()))
-            if link.is_connected() and now - since_s <= self._keep_s:
+            link = next(reversed(self._idle))
+            if link.is_connected():
                 sent = self._sent[link]
                 return sent.windows, now - sent.last_s if self._shrinks else float("-inf")
             del self._idle[link]

@@ -232,8 +232,15 @@ class _Connector(aiohttp.TCPConnector):
 
     def _given_back(self, protocol: Any) -> None:
         self._pool.given_back(protocol)
-        # Told when the caller has got so far as to close it, if that is what it does.
-        self._loop.call_soon(self._pool.tell)
+        # When the caller has got so far as to close it, if that is what it does.
+        self._loop.call_soon(self._settle, protocol)
+
+    def _settle(self, protocol: Any) -> None:
+        """Let the pool hand out first what was used last, so that few connections carry all and have open windows."""
+        for kept in self._conns.values():
+            if kept and kept[-1][0] is protocol:
+                kept.rotate(1)
+        self._pool.tell()
 
 
 def _transport(connector: aiohttp.TCPConnector, tls: ssl.SSLContext) -> AiohttpTransport:

@@ -5,8 +5,8 @@ simulated engine adds it in wall time, the simulator in virtual time.
 
 A one-way trip takes half of the mean RTT, plus an exponential with mean `jitter` x RTT, plus, once in
 `1 / spike_probability` trips, a whole RTT more: a lost segment that the ones behind it make the sender repeat. Setting
-up a connection costs one round trip (`connect_s`) before the first request on it can leave. A TCP window that a large
-body does not fit into at once is not modelled: `request_s` is where it belongs.
+up a connection costs one round trip (`connect_s`) before the first request on it can leave. A body larger than the
+connection's window leaves in flights a round trip apart (`core.path`); a `Connection` remembers its windows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
+from gorgo.core.path import Windows, congestion_now, flights
 
 #: Delays are drawn so many at a time: one draw by itself costs 20 times as much.
 _DRAWS = 2048
@@ -70,9 +72,10 @@ class Path:
         """The round trip that sets up a connection."""
         return self.one_way_s() + self.one_way_s()
 
-    def request_s(self, *, new_connection: bool) -> float:
-        """From the client's send to the engine's receipt."""
-        return self.one_way_s() + (self.connect_s() if new_connection else 0.0)
+    def request_s(self, *, new_connection: bool, flights: int = 1) -> float:
+        """From the client's send to the engine's receipt of the last byte."""
+        waits = flights - 1 + new_connection
+        return self.one_way_s() + sum(self.connect_s() for _ in range(waits))
 
     def arrival_s(self, sent_s: float, last_arrival_s: float) -> float:
         """When what is sent now arrives, never before what was sent earlier on the same stream."""
@@ -84,6 +87,33 @@ class Path:
         trips += link.rtt_s * (self._rng.random(_DRAWS) < link.spike_probability)
         drawn: list[float] = trips.tolist()
         return drawn
+
+
+class Connection:
+    """One connection over a path, with what it has carried so far.
+
+    Example
+    -------
+    >>> path = Path(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0), np.random.default_rng(0))
+    >>> connection = Connection(path)
+    >>> [round(connection.request_s(40_000, now=now), 3) for now in (0.0, 0.2, 9.0)]  # new, warm, idle
+    [0.25, 0.05, 0.15]
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._windows = Windows()
+        self._sent_s: float | None = None
+
+    def request_s(self, body_bytes: int, *, now: float) -> float:
+        """How long a request with such a body takes to reach the engine; the first one sets the connection up."""
+        new = self._sent_s is None
+        if self._sent_s is not None:
+            congestion = congestion_now(self._windows.congestion, now - self._sent_s, self._path.link.rtt_s)
+            self._windows = self._windows._replace(congestion=float(congestion))
+        self._sent_s = now
+        trips, self._windows = flights(body_bytes, self._windows)
+        return self._path.request_s(new_connection=new, flights=trips)
 
 
 class Network:

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gorgo.core.path import INITIAL_WINDOW_BYTES, Windows
 from gorgo.proxy.connections import KeptConnections, idling_shrinks
+from tests.proxy.conftest import QUIET, Start
+from tests.proxy.fakes import DONE, delta, stream
+
+ONE_HUNDRED_KB = {"messages": [{"role": "user", "content": "w" * 100_000}], "stream": True}
 
 
 class FakeLink:
@@ -36,13 +41,13 @@ def test_a_pool_without_an_idle_connection_opens_one() -> None:
     assert pool.kept.next() is None
 
 
-def test_the_first_given_back_is_the_next_one_taken() -> None:
+def test_the_last_given_back_is_the_next_one_taken() -> None:
     pool, small, large = Pool(), FakeLink(), FakeLink()
     pool.serve(small, 500)
     pool.serve(large, 100_000)
-    assert pool.kept.next() == (Windows(), 0.0)
-    pool.kept.taken(small, 500)
     assert pool.kept.next() == (Windows(114_600.0, 65_535.0), 0.0)
+    pool.kept.taken(large, 500)
+    assert pool.kept.next() == (Windows(), 0.0)
 
 
 def test_a_connection_tells_whether_it_had_served_before() -> None:
@@ -52,14 +57,16 @@ def test_a_connection_tells_whether_it_had_served_before() -> None:
 
 def test_closed_and_expired_connections_are_passed_over() -> None:
     pool, closed, expired, kept = Pool(), FakeLink(), FakeLink(), FakeLink()
-    pool.serve(closed, 500)
     pool.serve(expired, 500)
     pool.now += 4.5
     pool.serve(kept, 100_000)
+    pool.serve(closed, 500)
     closed.open = False
     found = pool.kept.next()
     assert found is not None
     assert found[0].congestion == 114_600.0
+    pool.now += 4.5
+    assert pool.kept.next() is None
     assert pool.kept.alive == 2
 
 
@@ -91,3 +98,19 @@ def test_the_kernel_s_settings_are_read(tmp_path: Path, restart: str, control: s
 
 def test_a_kernel_without_such_settings_counts_as_one_that_shrinks(tmp_path: Path) -> None:
     assert idling_shrinks(tmp_path / "none")
+
+
+async def test_the_router_prices_the_connection_that_the_next_request_gets(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.proxy.upstream.idling_shrinks", lambda: False)
+    proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
+    (before,) = proxy.state.router.fleet_view(now=proxy.state.clock())
+    assert before.rtt_ms is not None
+    trips = []
+    for _ in range(3):
+        answer = await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
+        (decision,) = proxy.state.router.decisions(answer.headers["x-request-id"])
+        trips.append(round(float(decision.terms["rtt"][0]) / before.rtt_ms, 6))
+        await proxy.idle()
+    assert trips == [3, 2, 1]

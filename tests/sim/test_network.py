@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gorgo.sim.network import Link, Network, Path
+from gorgo.sim.network import Connection, Link, Network, Path
 
 
 def path(link: Link, seed: int = 0) -> Path:
@@ -35,6 +35,18 @@ def test_spikes_are_rare_and_cost_a_round_trip() -> None:
 def test_a_new_connection_costs_one_round_trip_more() -> None:
     far = path(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0))
     assert far.request_s(new_connection=True) - far.request_s(new_connection=False) == pytest.approx(0.1)
+
+
+def test_a_large_body_takes_a_round_trip_per_flight_until_its_connection_is_warm() -> None:
+    connection = Connection(path(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0)))
+    delays = [connection.request_s(100_000, now=now) for now in (0.0, 0.2, 0.4, 10.0)]
+    # A handshake and three flights, two until the receiver has opened its window too, one; three after idling.
+    assert delays == pytest.approx([0.35, 0.15, 0.05, 0.25])
+
+
+def test_a_ping_takes_one_trip_on_an_open_connection() -> None:
+    connection = Connection(path(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0)))
+    assert [connection.request_s(0, now=now) for now in (0.0, 60.0)] == pytest.approx([0.15, 0.05])
 
 
 def test_nothing_overtakes_on_one_stream() -> None:

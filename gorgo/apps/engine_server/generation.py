@@ -42,7 +42,7 @@ class _Generation:
         replica = self._replica
         raw = await request.read()
         received_s = monotonic()
-        inbound_s = replica.inbound_s(request)
+        inbound_s = replica.inbound_s(request, len(raw))
         fault = replica.faults.take(now=received_s)
         if fault is FaultKind.REFUSE:
             return _reset(request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from time import monotonic, time
 from uuid import uuid4
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 import numpy as np
@@ -22,7 +22,7 @@ from gorgo.apps.engine_server.text import Tape
 from gorgo.errors import BadRequest
 from gorgo.sim.engine_model import EngineModel
 from gorgo.sim.engine_request import Stage
-from gorgo.sim.network import Link, Path
+from gorgo.sim.network import Connection, Link, Path
 from gorgo.sim.profiles import EngineProfile
 
 
@@ -42,7 +42,7 @@ class SimulatedReplica:
         self.faults = Faults()
         self.tape = Tape(longest=profile.context_tokens)
         self.serving: dict[str, Served] = {}
-        self._met: WeakSet[asyncio.Transport] = WeakSet()
+        self._connections: WeakKeyDictionary[asyncio.Transport, Connection] = WeakKeyDictionary()
         self._slow_timer: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
@@ -52,13 +52,15 @@ class SimulatedReplica:
         if self._slow_timer is not None:
             self._slow_timer.cancel()
 
-    def inbound_s(self, request: web.Request) -> float:
-        """How long a request takes to get here; the first one of a connection pays for setting it up."""
+    def inbound_s(self, request: web.Request, body_bytes: int = 0) -> float:
+        """How long a request takes to get here: by its size, and by what its connection has carried before."""
         transport = request.transport
-        if transport is None or transport in self._met:
+        if transport is None:
             return self.path.request_s(new_connection=False)
-        self._met.add(transport)
-        return self.path.request_s(new_connection=True)
+        connection = self._connections.get(transport)
+        if connection is None:
+            connection = self._connections[transport] = Connection(self.path)
+        return connection.request_s(body_bytes, now=monotonic())
 
     async def travel(self, seconds: float) -> None:
         """Wait for a trip."""

@@ -198,6 +198,20 @@ async def test_distance_is_paid_on_the_way_in_and_back_and_for_a_new_connection(
     assert new > 0.079
 
 
+async def test_a_large_body_pays_a_round_trip_per_flight(start: Start) -> None:
+    """100 kB take three on a new connection, and one when the connection has carried as much twice."""
+    session = await start(rtt_ms=40.0)
+    loop = asyncio.get_running_loop()
+    times = []
+    for _ in range(3):
+        began = loop.time()
+        await post(session, CHAT, chat("x" * 100_000, max_tokens=1))
+        times.append(loop.time() - began)
+    assert times[0] > 4 * 0.04
+    assert times[1] > 2 * 0.04
+    assert times[2] < times[0] - 2 * 0.04
+
+
 async def test_first_tokens_come_in_the_order_that_the_model_predicts(start: Start) -> None:
     slow = QUICK.__class__(
         **{name: getattr(QUICK, name) for name in QUICK.__slots__} | {"prefill_tokens_per_s": 20_000.0}
