@@ -226,7 +226,10 @@ class _Connector(aiohttp.TCPConnector):
         connection = await super().connect(req, traces, timeout)
         protocol = connection.protocol
         assert protocol is not None, "a connection just taken is open"
-        _reused.set(self._pool.taken(protocol, _body_bytes.get()))
+        reused = self._pool.taken(protocol, _body_bytes.get())
+        _reused.set(reused)
+        if not reused and protocol.closed is not None:
+            protocol.closed.add_done_callback(self._lost)
         connection.add_callback(partial(self._given_back, protocol))
         return connection
 
@@ -234,6 +237,12 @@ class _Connector(aiohttp.TCPConnector):
         self._pool.given_back(protocol)
         # When the caller has got so far as to close it, if that is what it does.
         self._loop.call_soon(self._settle, protocol)
+
+    def _lost(self, closed: asyncio.Future[None]) -> None:
+        """The replica hung up, or the pool let it go: why is for whoever used it."""
+        if not closed.cancelled():
+            closed.exception()
+        self._pool.tell()
 
     def _settle(self, protocol: Any) -> None:
         """Let the pool hand out first what was used last, so that few connections carry all and have open windows."""

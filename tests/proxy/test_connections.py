@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
+from aiohttp.client_proto import ResponseHandler
 
 from gorgo.core.path import INITIAL_WINDOW_BYTES, Windows
 from gorgo.proxy.connections import KeptConnections, idling_shrinks
-from tests.proxy.conftest import QUIET, Start
+from tests.proxy.conftest import QUIET, Start, until
 from tests.proxy.fakes import DONE, delta, stream
 
 ONE_HUNDRED_KB = {"messages": [{"role": "user", "content": "w" * 100_000}], "stream": True}
@@ -98,6 +100,16 @@ def test_the_kernel_s_settings_are_read(tmp_path: Path, restart: str, control: s
 
 def test_a_kernel_without_such_settings_counts_as_one_that_shrinks(tmp_path: Path) -> None:
     assert idling_shrinks(tmp_path / "none")
+
+
+async def test_the_router_hears_when_a_replica_hangs_up(start: Start) -> None:
+    proxy = await start.fleet([stream(delta("a"), DONE)])
+    columns = proxy.state.router._fleet.columns
+    await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
+    await until(lambda: columns.congestion_bytes[0] > 0.0)
+    for link in list(proxy.state.targets["r0"].upstream._pool._sent):
+        cast(ResponseHandler, link).close()
+    await until(lambda: columns.congestion_bytes[0] == 0.0)
 
 
 async def test_the_router_prices_the_connection_that_the_next_request_gets(

@@ -37,6 +37,13 @@ class Served:
         names = ("in_flight_requests", "in_flight_tokens", "queued_prefill_tokens")
         return {name: sum(row[name] for row in rows) for name in names}
 
+    async def terms(self, request_id: str) -> dict[str, float]:
+        """What the first candidate of the last decision for a request was made of."""
+        answer = await self.admin.get(f"/admin/decisions/{request_id}")
+        answer.raise_for_status()
+        terms: dict[str, float] = answer.json()["decisions"][-1]["candidates"][0]["terms"]
+        return terms
+
     async def samples(self) -> list[dict[str, Any]]:
         answer = await self.admin.get("/admin/samples")
         answer.raise_for_status()
