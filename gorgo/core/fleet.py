@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from math import nan
+from math import inf, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from gorgo.core.cache_reports import LearnedCapacity
 from gorgo.core.columns import Columns
 from gorgo.core.estimators import ewma, is_stale
 from gorgo.core.health import EjectionLimits, Health, HealthState
-from gorgo.core.path import connect_trips, round_trips
+from gorgo.core.path import INITIAL_WINDOW_BYTES, RECEIVE_WINDOW_BYTES, Windows, congestion_now, connect_trips, flights
 from gorgo.core.prefill import PrefillPrior
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import EngineSample, OpenConnection
@@ -201,21 +201,21 @@ class Fleet:
         """What the next request to the member travels on; `None` is a connection yet to be opened."""
         columns, slot = self.columns, member.slot
         columns.congestion_bytes[slot] = 0.0 if connection is None else connection.windows.congestion
-        columns.receive_bytes[slot] = nan if connection is None else connection.windows.receive
-        columns.sent_s[slot] = nan if connection is None else connection.sent_s
+        columns.receive_bytes[slot] = RECEIVE_WINDOW_BYTES if connection is None else connection.windows.receive
+        columns.sent_s[slot] = inf if connection is None else connection.sent_s
 
     def arrives_s(self, member: Member, body_bytes: int, *, now: float) -> float:
         """When a request dispatched now has reached the member's engine."""
-        columns, cell = self.columns, slice(member.slot, member.slot + 1)
-        trips = round_trips(
-            body_bytes,
-            congestion=columns.congestion_bytes[cell],
-            receive=columns.receive_bytes[cell],
-            idle_s=now - columns.sent_s[cell],
-            rtt_s=columns.rtt_s[cell],
-            connect=columns.connect_trips[cell],
-        )
-        return now + self.one_way_s(member) * (2.0 * float(trips[0]) - 1.0)
+        columns, slot, one_way_s = self.columns, member.slot, self.one_way_s(member)
+        congestion = float(columns.congestion_bytes[slot])
+        if congestion == 0.0:
+            trips = flights(body_bytes, Windows())[0] + float(columns.connect_trips[slot])
+        elif body_bytes <= INITIAL_WINDOW_BYTES or congestion != congestion:
+            trips = 1.0
+        else:
+            left = congestion_now(congestion, now - float(columns.sent_s[slot]), 2.0 * one_way_s)
+            trips = flights(body_bytes, Windows(left, float(columns.receive_bytes[slot])))[0]
+        return now + one_way_s * (2.0 * trips - 1.0)
 
     def one_way_s(self, member: Member) -> float:
         """Half a round trip; 0 while it is unknown, because a clock needs a number."""

@@ -16,7 +16,7 @@ modelled.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ TCP_TRIPS, TLS_TRIPS = 1, 1
 RTO_SLACK_S = 0.2
 
 Floats = NDArray[np.float64]
-Value = TypeVar("Value", float, Floats)
 
 
 class Windows(NamedTuple):
@@ -73,16 +72,23 @@ def flights_of_each(body_bytes: float, congestion: Floats, receive: Floats) -> F
     """`flights` for columns of windows, without a loop; 1 where they are unknown (NaN)."""
     # The sender's window doubles in `started` flights until the receiver's is the smaller one, which doubles then.
     started = np.maximum(np.ceil(np.log2(receive / congestion)), 0.0)
-    left = np.maximum(body_bytes - congestion * (np.exp2(started) - 1.0), 0.0)
-    slow_start = np.ceil(np.log2(body_bytes / congestion + 1.0))
-    trips = np.where(left > 0.0, started + np.ceil(np.log2(left / receive + 1.0)), slow_start)
+    left = body_bytes - congestion * (np.exp2(started) - 1.0)
+    trips = np.ceil(np.log2(body_bytes / congestion + 1.0))
+    if np.fmax.reduce(left) > 0.0:
+        trips = np.where(left > 0.0, started + np.ceil(np.log2(np.maximum(left, 0.0) / receive + 1.0)), trips)
     return np.fmax(trips, 1.0)
 
 
-def congestion_now(congestion: Value, idle_s: Value, rtt_s: Value) -> Value:
+def congestion_now(congestion: float, idle_s: float, rtt_s: float) -> float:
     """What is left of the sender's window after `idle_s` without a byte sent."""
+    halvings = int(max(idle_s, 0.0) / (rtt_s + RTO_SLACK_S))
+    return max(congestion * 0.5 ** min(halvings, 64), INITIAL_WINDOW_BYTES)
+
+
+def congestion_of_each(congestion: Floats, idle_s: Floats, rtt_s: Floats) -> Floats:
+    """`congestion_now` for columns."""
     halvings = np.floor(np.maximum(idle_s, 0.0) / (rtt_s + RTO_SLACK_S))
-    left: Value = np.maximum(congestion * np.exp2(-halvings), np.minimum(congestion, INITIAL_WINDOW_BYTES))
+    left: Floats = np.maximum(congestion * np.exp2(-halvings), INITIAL_WINDOW_BYTES)
     return left
 
 
@@ -95,7 +101,7 @@ def round_trips(
     ----------
     congestion, receive:
         Windows of the connection that the next request takes; `congestion` is 0 where none is open and NaN where
-        nobody tells, which counts as one with room.
+        nobody tells, which counts as one with room. A connection that is yet to be opened has the first `receive`.
     idle_s:
         Since it last sent something; not above 0 where idling costs nothing.
     connect:
@@ -105,5 +111,6 @@ def round_trips(
     trips: Floats = 1.0 + connect * new
     if body_bytes <= INITIAL_WINDOW_BYTES:
         return trips
-    usable = np.where(new, INITIAL_WINDOW_BYTES, congestion_now(congestion, idle_s, rtt_s))
-    return trips - 1.0 + flights_of_each(body_bytes, usable, np.where(new, RECEIVE_WINDOW_BYTES, receive))
+    # A connection yet to be opened has the first window, which is what is left of none.
+    usable = congestion_of_each(congestion, idle_s, rtt_s)
+    return trips - 1.0 + flights_of_each(body_bytes, usable, receive)

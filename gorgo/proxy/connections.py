@@ -68,7 +68,7 @@ class KeptConnections:
         windows = Windows() if sent is None else sent.windows
         if sent is not None and self._shrinks:
             left = congestion_now(windows.congestion, now - sent.last_s, _TYPICAL_RTT_S)
-            windows = windows._replace(congestion=float(left))
+            windows = windows._replace(congestion=left)
         self._sent[link] = _Sent(flights(body_bytes, windows)[1], now)
         self.tell()
         return sent is not None

@@ -109,8 +109,8 @@ class Connection:
         """How long a request with such a body takes to reach the engine; the first one sets the connection up."""
         new = self._sent_s is None
         if self._sent_s is not None:
-            congestion = congestion_now(self._windows.congestion, now - self._sent_s, self._path.link.rtt_s)
-            self._windows = self._windows._replace(congestion=float(congestion))
+            left = congestion_now(self._windows.congestion, now - self._sent_s, self._path.link.rtt_s)
+            self._windows = self._windows._replace(congestion=left)
         self._sent_s = now
         trips, self._windows = flights(body_bytes, self._windows)
         return self._path.request_s(new_connection=new, flights=trips)

@@ -5,8 +5,9 @@ import pytest
 
 from gorgo.core.fleet import Fleet
 from gorgo.core.health import EjectionLimits
+from gorgo.core.path import Windows
 from gorgo.core.replica import ReplicaSpec
-from gorgo.core.request import EngineSample
+from gorgo.core.request import EngineSample, OpenConnection
 from gorgo.errors import ConfigError, UnknownReplica
 from tests.core.routers import specs
 
@@ -23,6 +24,16 @@ def fleet() -> Fleet:
 def eject(fleet: Fleet, *names: str, now: float = 0.0) -> None:
     for name in names:
         fleet.health_changed(fleet.member(name).health.attempt_failed(dispatched_s=now, now=now))
+
+
+def test_a_request_reaches_its_engine_after_the_round_trips_that_its_body_takes(fleet: Fleet) -> None:
+    member = fleet.member("a")
+    fleet.probed(member, 0.1, now=0.0)
+    arrivals = []
+    for windows in (None, Windows(), Windows(114_600.0, 131_070.0)):
+        fleet.on_path(member, None if windows is None else OpenConnection(windows, 9.9))
+        arrivals.append(fleet.arrives_s(member, 100_000, now=10.0))
+    assert arrivals == pytest.approx([10.35, 10.25, 10.05])
 
 
 def test_all_replicas_are_candidates_and_their_columns_need_no_gathering(fleet: Fleet) -> None:

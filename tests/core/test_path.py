@@ -10,6 +10,7 @@ from gorgo.core.path import (
     LARGEST_WINDOW_BYTES,
     Windows,
     congestion_now,
+    congestion_of_each,
     connect_trips,
     flights,
     flights_of_each,
@@ -42,8 +43,10 @@ def test_no_window_grows_for_ever() -> None:
 
 
 def test_an_idle_window_halves_per_time_out_down_to_the_first() -> None:
-    left = [congestion_now(114_600.0, idle_s, 0.1) for idle_s in (-1.0, 0.29, 0.31, 0.61, 60.0)]
-    assert left == [114_600, 114_600, 57_300, 28_650, INITIAL_WINDOW_BYTES]
+    idle_s = [-np.inf, -1.0, 0.29, 0.31, 0.61, 60.0]
+    left = [114_600, 114_600, 114_600, 57_300, 28_650, INITIAL_WINDOW_BYTES]
+    assert [congestion_now(114_600.0, one, 0.1) for one in idle_s] == left
+    assert congestion_of_each(np.full(6, 114_600.0), np.array(idle_s), np.full(6, 0.1)).tolist() == left
 
 
 def test_a_new_connection_costs_a_handshake_and_tls_one_more() -> None:
@@ -53,7 +56,7 @@ def test_a_new_connection_costs_a_handshake_and_tls_one_more() -> None:
 def trips(body_bytes: float, congestion: list[float], *, idle_s: float = 0.0, connect: int = 1) -> list[float]:
     columns = {name: np.full(len(congestion), value) for name, value in (("idle_s", idle_s), ("rtt_s", 0.1))}
     windows = np.array(congestion)
-    receive = np.where(np.isnan(windows), np.nan, 1e6)
+    receive = np.where(np.isnan(windows), np.nan, np.where(windows == 0.0, 65_535.0, 1e6))
     found = round_trips(
         body_bytes, congestion=windows, receive=receive, connect=np.full(len(windows), connect), **columns
     )
