@@ -118,7 +118,7 @@ class Relay:
     async def _stream(self, chunks: AsyncIterator[bytes]) -> None:
         """The hot loop. What `_pass` does is written out, because each call in it is paid for by every event."""
         dog, gaps, limit_s = self._dog, self._gaps, self._plan.chunk_limit_s
-        sink, strip, keep_tail = self._sink, self._filter, self._tail.feed
+        sink, push, strip, keep_tail = self._sink, self._sink.push, self._filter, self._tail.feed
         last = monotonic()
         dog.push(limit_s)
         async for chunk in chunks:
@@ -129,7 +129,7 @@ class Relay:
             last = now
             keep_tail(chunk)
             passed = chunk if strip is None else strip.feed(chunk)
-            if passed:
+            if passed and not push(passed):
                 sink.sending = True
                 await sink.write(passed)
                 sink.sending = False

@@ -1,4 +1,4 @@
-"""The client's side of one exchange: a status, headers, chunks, an end. Over ASGI, and knows nothing of any server."""
+"""The client's side of one exchange: a status, headers, chunks, an end. Over ASGI; `shortcut` knows the server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Sequence
 
 from gorgo.proxy.errors import Send
 from gorgo.proxy.headers import Header, find, is_encoded, is_event_stream
+from gorgo.proxy.shortcut import Push, refuse, shortcut
 
 
 class Sink:
@@ -13,9 +14,10 @@ class Sink:
 
     `sending` is true while a chunk waits for the client to read: a timeout then is the client's fault.
     `carries_events` says that an error can still be told in the stream itself.
+    `push(chunk)` sends a chunk without waiting; False means that it did not, and that `write` has to.
     """
 
-    __slots__ = ("_send", "carries_events", "finished", "sending", "started", "status")
+    __slots__ = ("_send", "carries_events", "finished", "push", "sending", "started", "status")
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -24,6 +26,7 @@ class Sink:
         self.sending = False
         self.carries_events = False
         self.status = 0
+        self.push: Push = refuse
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         """From here on neither failover nor another status is possible."""
@@ -35,6 +38,9 @@ class Sink:
         self.sending = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         self.sending = False
+        # Streams of events only: other bodies have few chunks, and a length or an encoding of their own.
+        if self.carries_events and status == 200:
+            self.push = shortcut(self._send)
 
     def write(self, chunk: bytes) -> Awaitable[None]:
         """Not a coroutine of its own, for the sake of the hot loop, which also keeps `sending`."""
@@ -43,6 +49,7 @@ class Sink:
     async def finish(self, chunk: bytes = b"") -> None:
         """The last chunk. An exchange that ends without it is cut, and the client sees that it is."""
         self.finished = True
+        self.push = refuse
         self.sending = True
         await self._send({"type": "http.response.body", "body": chunk, "more_body": False})
         self.sending = False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from gorgo.config.model import Config, Limits, Proxy, Region, Replica
 from gorgo.policies.registry import make_policy
@@ -29,6 +30,14 @@ QUIET = Proxy(
     probe_interval_s=1e6,
     scrape_interval_s=1e6,
 )
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """A module that says `ON_BOTH_LOOPS` has each of its tests on asyncio's own loop and on uvloop."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    if isinstance(item, pytest.Function) and getattr(item.module, "ON_BOTH_LOOPS", False):
+        loops["uvloop"] = uvloop.new_event_loop
+    return loops
 
 
 @dataclass
