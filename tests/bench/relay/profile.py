@@ -21,6 +21,8 @@ _SHOWN = 25
 _SAMPLES_PER_S = 250
 _PROFILED = ("requests_small", "requests_large", "events")
 _STOP_S_MAX = 20
+#: A thread of the pool that waits for its next task; py-spy takes it for busy.
+_WAITING = "_worker (concurrent/futures/thread.py"
 #: What is below every stack: how the process and its event loop were started.
 _STARTERS = ("runpy", "gorgo/__main__", "gorgo/cli", "typer/", "click/", "asyncio/runners", "uvloop/__init__")
 
@@ -65,7 +67,9 @@ def parse_stacks(lines: Iterable[str]) -> Counter[tuple[str, ...]]:
     stacks: Counter[tuple[str, ...]] = Counter()
     for line in lines:
         frames, _, samples = line.rpartition(" ")
-        stacks[tuple(frames.split(";"))] += int(samples)
+        stack = tuple(frames.split(";"))
+        if not stack[-1].startswith(_WAITING):
+            stacks[stack] += int(samples)
     return stacks
 
 
