@@ -42,6 +42,7 @@ def serve(
 
     from gorgo.cli.wiring import compose_policy
     from gorgo.config.load import parse_config, read_text
+    from gorgo.proxy import heap
     from gorgo.proxy.config_file import ConfigFile
     from gorgo.proxy.logs import set_up_logs
     from gorgo.proxy.server import ServerAddresses
@@ -62,6 +63,7 @@ def serve(
         typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will refuse every request", err=True)
 
     def ready(addresses: ServerAddresses) -> None:
+        heap.settle()
         typer.echo(f"gorgo serve listening on {addresses.data_url} (admin {addresses.admin_url})")
 
     set_up_logs()
