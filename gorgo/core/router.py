@@ -168,7 +168,7 @@ class Router:
             self._fleet.probed(member, rtt_s, now=now)
         return []
 
-    def on_path(self, replica: str, connection: OpenConnection | None, *, now: float) -> list[Action]:  # noqa: ARG002 - each event has a time
+    def on_path(self, replica: str, connection: OpenConnection | None, *, now: float) -> list[Action]:
         """The connection that the next request to a replica takes, `None` if it opens one; told after each change.
 
         A shell that never tells has each request priced at one round trip.
@@ -197,24 +197,24 @@ class Router:
 
     # -- what an operator or a tuner sets
 
-    def set_weights(self, values: Mapping[str, float], *, now: float) -> Weights:  # noqa: ARG002 - each event has a time
+    def set_weights(self, values: Mapping[str, float], *, now: float) -> Weights:
         """Replace the values named, under a new version. Raises `WeightsError` and changes nothing if one is wrong."""
         merged = {**self.weights, **values}
         self.weights = Weights.of(self.policy.weight_specs, merged, version=self.weights.version + 1)
         return self.weights
 
-    def set_policy(self, policy: Policy, values: Mapping[str, float] | None = None, *, now: float) -> Weights:  # noqa: ARG002 - each event has a time
+    def set_policy(self, policy: Policy, values: Mapping[str, float] | None = None, *, now: float) -> Weights:
         """Route by another policy from the next decision on; requests in flight are not moved."""
         self.weights = Weights.of(policy.weight_specs, values, version=self.weights.version + 1)
         self.policy = policy
         self.index.bounded = policy.index == "bounded"
         return self.weights
 
-    def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:  # noqa: ARG002 - each event has a time
+    def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:
         """Who stays keeps load, health and index; who leaves loses its entries, and its open attempts may finish."""
         self._replace_fleet(replicas)
 
-    def set_limits(self, limits: RouterLimits, *, now: float) -> None:  # noqa: ARG002 - each event has a time
+    def set_limits(self, limits: RouterLimits, *, now: float) -> None:
         """Other bounds from the next event on; how many decisions and samples are kept stays as it was."""
         self.limits = limits
         self._fleet.set_limits(
@@ -226,11 +226,11 @@ class Router:
         for member in self._fleet.members.values():
             self._fit_index(member)
 
-    def drain(self, replica: str, draining: bool = True, *, now: float) -> None:  # noqa: ARG002 - each event has a time
+    def drain(self, replica: str, draining: bool = True, *, now: float) -> None:
         """Send nothing new there (or again). Raises `UnknownReplica`."""
         self._fleet.drain(replica, draining)
 
-    def flush(self, replica: str | None = None, *, now: float) -> None:  # noqa: ARG002 - each event has a time
+    def flush(self, replica: str | None = None, *, now: float) -> None:
         """Forget what is believed cached, on one replica or all. Raises `UnknownReplica`."""
         self.index.flush(None if replica is None else self._fleet.member(replica).slot)
 
