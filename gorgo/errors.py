@@ -44,3 +44,7 @@ class UnknownProfile(GorgoError, LookupError):  # noqa: N818
 
 class WeightsError(GorgoError, ValueError):
     """Weights that the policy does not have, or outside their box."""
+
+
+class HistoryError(GorgoError):
+    """The tuner's history cannot be opened, read or written. The message names the database and what to do."""
