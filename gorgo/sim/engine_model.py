@@ -28,6 +28,7 @@ A step is a prefill batch alone whenever one can be formed (what decodes stalls 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -113,6 +114,31 @@ class EngineModel(Generic[RequestT]):
     @property
     def queued(self) -> int:
         return len(self._waiting)
+
+    @property
+    def waiting(self) -> Collection[RequestT]:
+        """Those not yet admitted, in line. This and the next four are for onlookers, who change nothing."""
+        return self._waiting
+
+    @property
+    def prefilling(self) -> Collection[RequestT]:
+        """Those admitted whose prompt is not computed yet, in order."""
+        return self._prefilling
+
+    @property
+    def decoding(self) -> Collection[RequestT]:
+        """Those that have their first token and are not finished, in the order of admission to the batch."""
+        return self._decoding.keys()
+
+    @property
+    def context_tokens(self) -> int:
+        """What the decoding requests attend to together, the token that a step under way computes included."""
+        return self._context_tokens
+
+    @property
+    def step(self) -> Step[RequestT] | None:
+        """The step under way."""
+        return self._stepping
 
     @property
     def waiting_tokens(self) -> int:
