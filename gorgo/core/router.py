@@ -101,7 +101,8 @@ class Router:
         self.limits = limits
         self.boot_id = boot_id
         version = 1 if weights is None else weights.version
-        self.weights = Weights.of(policy.weight_specs, weights, version=version)
+        # `widen`: the box was minded, or not, by whoever made them.
+        self.weights = Weights.of(policy.weight_specs, weights, version=version, widen=True)
         self.index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=policy.index == "bounded")
         self.samples = SampleRing(boot_id, limits.samples_kept)
         self._rng = rng
@@ -197,15 +198,17 @@ class Router:
 
     # -- what an operator or a tuner sets
 
-    def set_weights(self, values: Mapping[str, float], *, now: float) -> Weights:
+    def set_weights(self, values: Mapping[str, float], *, now: float, widen: bool = False) -> Weights:
         """Replace the values named, under a new version. Raises `WeightsError` and changes nothing if one is wrong."""
-        merged = {**self.weights, **values}
-        self.weights = Weights.of(self.policy.weight_specs, merged, version=self.weights.version + 1)
+        self.weights = self.weights.changed(self.policy.weight_specs, values, widen=widen)
         return self.weights
 
-    def set_policy(self, policy: Policy, values: Mapping[str, float] | None = None, *, now: float) -> Weights:
+    def set_policy(
+        self, policy: Policy, values: Mapping[str, float] | None = None, *, now: float, widen: bool = False
+    ) -> Weights:
         """Route by another policy from the next decision on; requests in flight are not moved."""
-        self.weights = Weights.of(policy.weight_specs, values, version=self.weights.version + 1)
+        version = self.weights.version + 1
+        self.weights = Weights.of(policy.weight_specs, values, version=version, widen=widen)
         self.policy = policy
         self.index.bounded = policy.index == "bounded"
         return self.weights

@@ -45,23 +45,34 @@ class Weights(Mapping[str, float]):
 
     @classmethod
     def of(
-        cls, specs: tuple[WeightSpec, ...], values: Mapping[str, float] | None = None, *, version: int = 0
+        cls,
+        specs: tuple[WeightSpec, ...],
+        values: Mapping[str, float] | None = None,
+        *,
+        version: int = 0,
+        widen: bool = False,
     ) -> Weights:
         """Defaults of `specs` overridden by `values`.
 
         Raises `WeightsError` for a name the policy does not have, a value that is not finite, or one outside the box.
+        With `widen` the box is no bound: any finite value that leaves the cost positive (0 or more) is taken.
         """
         values = values or {}
-        known = {spec.name: spec for spec in specs}
-        for name, value in values.items():
-            if name not in known:
-                have = ", ".join(known) or "none"
-                raise WeightsError(f"weight {name!r} is unknown to this policy; it has: {have}")
-            spec = known[name]
-            if not isfinite(value) or not spec.low <= value <= spec.high:
-                raise WeightsError(f"weight {name!r} is {value!r}; expected a number in [{spec.low:g}, {spec.high:g}]")
+        _check(specs, values, widen=widen)
         merged = {spec.name: float(values.get(spec.name, spec.default)) for spec in specs}
         return cls(merged, version)
+
+    def changed(self, specs: tuple[WeightSpec, ...], values: Mapping[str, float], *, widen: bool = False) -> Weights:
+        """The next version, with `values` in place of what they name; the rest was checked when it was set.
+
+        Raises `WeightsError` as `of` does.
+        """
+        _check(specs, values, widen=widen)
+        return Weights.of(specs, {**self, **values}, version=self.version + 1, widen=True)
+
+    def outside(self, specs: tuple[WeightSpec, ...]) -> tuple[str, ...]:
+        """Names of the values that lie outside their box."""
+        return tuple(spec.name for spec in specs if not spec.low <= self[spec.name] <= spec.high)
 
     def __getitem__(self, name: str) -> float:
         return self.values_by_name[name]
@@ -71,3 +82,16 @@ class Weights(Mapping[str, float]):
 
     def __len__(self) -> int:
         return len(self.values_by_name)
+
+
+def _check(specs: tuple[WeightSpec, ...], values: Mapping[str, float], *, widen: bool) -> None:
+    known = {spec.name: spec for spec in specs}
+    for name, value in values.items():
+        if name not in known:
+            have = ", ".join(known) or "none"
+            raise WeightsError(f"weight {name!r} is unknown to this policy; it has: {have}")
+        spec = known[name]
+        if widen and not (isfinite(value) and value >= 0):
+            raise WeightsError(f"weight {name!r} is {value!r}; expected a number of 0 or more")
+        if not widen and not spec.low <= value <= spec.high:  # False for NaN too
+            raise WeightsError(f"weight {name!r} is {value!r}; expected a number in [{spec.low:g}, {spec.high:g}]")

@@ -1,0 +1,44 @@
+"""Values in their box, and outside it only on purpose."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+
+from gorgo.core.weights import Weights, WeightSpec
+from gorgo.errors import WeightsError
+
+SPECS = (WeightSpec("w_rtt", 0.5, 0.05, 2.0, "per ms of RTT"), WeightSpec("w_queue", 0.1, 0.05, 0.5, "per token"))
+
+
+@pytest.mark.parametrize("value", [0.04, 2.1, -1.0, nan, inf])
+def test_value_outside_its_box_is_refused(value: float) -> None:
+    with pytest.raises(WeightsError, match=r"'w_rtt' is .*; expected a number in \[0.05, 2\]"):
+        Weights.of(SPECS, {"w_rtt": value})
+
+
+def test_widened_box_takes_any_value_that_keeps_the_cost_positive() -> None:
+    weights = Weights.of(SPECS, {"w_rtt": 0.0, "w_queue": 30.0}, widen=True)
+    assert dict(weights) == {"w_rtt": 0.0, "w_queue": 30.0}
+    assert weights.outside(SPECS) == ("w_rtt", "w_queue")
+    assert Weights.of(SPECS).outside(SPECS) == ()
+
+
+@pytest.mark.parametrize("value", [-1.0, nan, inf])
+def test_widened_box_takes_no_value_that_is_no_cost(value: float) -> None:
+    with pytest.raises(WeightsError, match="expected a number of 0 or more"):
+        Weights.of(SPECS, {"w_rtt": value}, widen=True)
+
+
+def test_unknown_weight_is_refused_whatever_the_box() -> None:
+    with pytest.raises(WeightsError, match="it has: w_rtt, w_queue"):
+        Weights.of(SPECS, {"w_rt": 1.0}, widen=True)
+
+
+def test_change_leaves_what_it_does_not_name_even_outside_the_box() -> None:
+    widened = Weights.of(SPECS, {"w_rtt": 9.0}, version=4, widen=True)
+    changed = widened.changed(SPECS, {"w_queue": 0.2})
+    assert (changed.version, dict(changed)) == (5, {"w_rtt": 9.0, "w_queue": 0.2})
+    with pytest.raises(WeightsError):
+        widened.changed(SPECS, {"w_rtt": 8.0})
