@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check lint types bench test-system lock clean help
+.PHONY: demo test check lint types bench test-system test-postgres lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -23,6 +23,9 @@ check: $(READY)  ## ruff, mypy strict, import-linter
 
 test-system: $(READY) ## tests that need apt, root or many minutes; says what it skipped
 	$(BIN)/python -m pytest -m system -rs $(ARGS)
+
+test-postgres: $(READY) ## the history's tests on a PostgreSQL server of the distribution's package
+	GORGO_TEST_POSTGRES=1 $(BIN)/python -m pytest -rs tests/tuner/history $(ARGS)
 
 bench: $(READY)  ## speed: printed, never asserted
 	$(BIN)/python -m tests.bench $(ARGS)

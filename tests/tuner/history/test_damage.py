@@ -1,0 +1,164 @@
+"""A database in trouble says so, and what was written stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gorgo.errors import HistoryError
+from tests.tuner.history.examples import generation
+from tuner.history import History, database
+
+ASSETS = Path(__file__).parent / "assets"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history.sqlite3"
+
+
+def filled(path: Path) -> tuple[History, int]:
+    history = History(f"sqlite:///{path}")
+    campaign = history.begin_campaign(now_s=1.0, target="t", policy="gorgo", options={})
+    history.record(campaign, generation())
+    return history, campaign
+
+
+def fill(history: History, campaign: int) -> None:
+    for number in range(1, 400):
+        history.record(campaign, generation(number, reason="x" * 1000))
+
+
+def test_a_file_of_another_kind_is_refused_and_left_alone(path: Path) -> None:
+    path.write_text("a diary, not a database\n" * 100)
+    with pytest.raises(HistoryError, match="another kind of file"):
+        History(f"sqlite:///{path}")
+    assert path.read_text().startswith("a diary")
+
+
+def test_a_damaged_file_is_refused_with_advice(path: Path) -> None:
+    history, _ = filled(path)
+    history.close()
+    content = bytearray(path.read_bytes())
+    content[100:4096] = b"\xff" * 3996
+    path.write_bytes(content)
+    with pytest.raises(HistoryError, match=r"malformed|damaged"):
+        History(f"sqlite:///{path}").generations()
+
+
+def test_a_locked_file_is_waited_for_within_a_bound_and_then_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.05)
+    history, campaign = filled(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(HistoryError, match="another process"):
+        history.record(campaign, generation(1))
+    assert len(history.generations()) == 1, "reading goes on"
+    other.execute("ROLLBACK")
+    other.close()
+    history.record(campaign, generation(1))
+    assert len(history.generations()) == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may write anywhere")
+def test_a_read_only_file_says_so(path: Path) -> None:
+    history, _ = filled(path)
+    history.close()
+    for file in path.parent.glob("history*"):
+        file.chmod(0o444)
+    path.parent.chmod(0o555)
+    program = f"from tuner.history import History; History('sqlite:///{path}').note('thaw', now_s=1.0, reason='r')"
+    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    for folder in list(path.parents)[1:4]:
+        if folder.stat().st_uid == os.geteuid() and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    done = subprocess.run([*drop, sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    path.parent.chmod(0o755)
+    assert "HistoryError" in done.stderr
+    assert "read-only" in done.stderr or "cannot be opened" in done.stderr
+
+
+def test_a_full_disk_is_said_and_earlier_rows_stay(path: Path) -> None:
+    history, campaign = filled(path)
+    engine = history._engine
+    from sqlalchemy import event
+
+    def small(connection: sqlite3.Connection, _entry: object) -> None:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count={pages}")
+
+    event.listen(engine, "connect", small)
+    with pytest.raises(HistoryError, match="disk is full"):
+        fill(history, campaign)
+    event.remove(engine, "connect", small)
+    assert history.generations()[0] == generation()
+
+
+@pytest.mark.parametrize("asset", sorted(ASSETS.glob("*.sqlite3")), ids=lambda path: path.stem)
+def test_files_of_earlier_versions_are_upgraded_with_their_rows(asset: Path, path: Path) -> None:
+    shutil.copyfile(asset, path)
+    history = History(f"sqlite:///{path}")
+    rows = history.generations()
+    assert [row.number for row in rows] == [0, 1, 2]
+    assert rows[1].weights == {"w_rtt": 0.276, "w_queue": 0.5}
+    assert [row.accepted for row in rows] == [True, True, False]
+    campaign = history.campaigns()[0].id
+    history.record(campaign, generation(3))
+    history.save_state(campaign, {"generation": 3}, now_s=9.0)
+    assert history.generations()[-1] == generation(3)
+    assert history.events()[0].kind == "freeze"
+
+
+def test_there_is_a_file_of_every_schema() -> None:
+    versions = Path(database.__file__).parent / "migrations" / "versions"
+    schemas = {file.name[1:5] for file in versions.glob("v*.py")}
+    assert {file.stem.removeprefix("schema-") for file in ASSETS.glob("*.sqlite3")} == schemas
+
+
+def test_a_file_of_a_newer_version_is_refused_untouched(path: Path) -> None:
+    history, _ = filled(path)
+    history.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(HistoryError, match="newer version"):
+        History(f"sqlite:///{path}")
+
+
+_WRITER = """
+import sys
+from tests.tuner.history.examples import generation
+from tuner.history import History
+history = History(sys.argv[1])
+campaign = history.begin_campaign(now_s=1.0, target="t", policy="gorgo", options={})
+for number in range(100_000):
+    history.record(campaign, generation(number))
+    history.save_state(campaign, {"generation": number}, now_s=1.0)
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("lines", [1, 3, 10, 40])
+def test_a_killed_writer_leaves_every_row_that_it_had_told(path: Path, lines: int) -> None:
+    root = Path(__file__).parents[3]
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, f"sqlite:///{path}"], stdout=subprocess.PIPE, text=True, cwd=root
+    )
+    assert writer.stdout is not None
+    told = [int(writer.stdout.readline()) for _ in range(lines)]
+    writer.kill()
+    writer.wait()
+    writer.stdout.close()
+    history = History(f"sqlite:///{path}")
+    found = [row.number for row in history.generations()]
+    assert found[: len(told)] == told
+    assert found == list(range(len(found)))
+    unfinished = history.unfinished(target="t", policy="gorgo")
+    assert unfinished is not None
+    assert unfinished[1]["generation"] in (found[-1], found[-1] - 1)

@@ -1,0 +1,139 @@
+"""The history remembers what it was told, on every database."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import create_engine, inspect
+
+from gorgo.errors import HistoryError
+from tests.tuner.history.examples import generation
+from tuner.history import History
+from tuner.history.database import open_engine
+from tuner.history.models import Base
+
+TARGET = {"target": "http://127.0.0.1:9090", "policy": "gorgo"}
+
+
+def begin(history: History) -> int:
+    return history.begin_campaign(now_s=1_000.0, options={"mode": "paper"}, **TARGET)
+
+
+def test_generations_come_back_in_order_as_they_were_told(history: History) -> None:
+    campaign = begin(history)
+    told = [generation(n, sigma=None if n == 1 else 0.5 / (n + 1), accepted=n != 1) for n in range(3)]
+    for one in told:
+        history.record(campaign, one)
+    assert history.generations() == told
+    assert history.generations(limit=2) == told[1:]
+
+
+def test_a_generation_told_twice_is_kept_once_as_it_was_first(history: History) -> None:
+    campaign = begin(history)
+    history.record(campaign, generation(reason="first"))
+    history.record(campaign, generation(reason="second"))
+    assert [one.reason for one in history.generations()] == ["first"]
+
+
+def test_campaigns_are_apart(history: History) -> None:
+    first, second = begin(history), begin(history)
+    history.record(first, generation(0, reason="of the first"))
+    history.record(second, generation(0, reason="of the second"))
+    assert [one.reason for one in history.generations(first)] == ["of the first"]
+    assert [one.reason for one in history.generations()] == ["of the second"], "the newest by default"
+    assert [one.id for one in history.campaigns()] == [second, first]
+
+
+def test_a_restart_finds_the_newest_campaign_that_has_not_ended(history: History) -> None:
+    assert history.unfinished(**TARGET) is None
+    first, second = begin(history), begin(history)
+    history.save_state(first, {"generation": 3}, now_s=1.0)
+    history.save_state(second, {"generation": 1}, now_s=2.0)
+    history.save_state(second, {"generation": 2}, now_s=3.0)
+    assert history.unfinished(**TARGET) == (second, {"generation": 2})
+    assert history.unfinished(target=TARGET["target"], policy="gorgo-ms") is None
+    history.end_campaign(second, now_s=4.0, outcome="converged")
+    assert history.unfinished(**TARGET) == (first, {"generation": 3})
+    assert [(one.outcome, one.finished_s) for one in history.campaigns()] == [("converged", 4.0), (None, None)]
+
+
+def test_events_are_kept_with_and_without_a_campaign(history: History) -> None:
+    campaign = begin(history)
+    history.note("freeze", now_s=5.0, reason="by hand", weights={"w_rtt": 0.7})
+    history.note("rollback", now_s=6.0, reason="E2E p95 over its bound", campaign=campaign)
+    assert [(one.kind, one.weights) for one in history.events()] == [("freeze", {"w_rtt": 0.7}), ("rollback", None)]
+    assert [one.kind for one in history.events(campaign)] == ["rollback"]
+
+
+def test_best_is_the_last_accepted_and_a_number_is_that_generation(history: History) -> None:
+    campaign = begin(history)
+    for number, accepted in enumerate([True, True, False]):
+        history.record(campaign, generation(number, accepted=accepted, weights={"w_rtt": 0.1 + number}))
+    assert history.weights_of("best") == ("gorgo", {"w_rtt": 1.1})
+    assert history.weights_of("2") == ("gorgo", {"w_rtt": 2.1})
+
+
+@pytest.mark.parametrize("wanted", ["best", "7", "-1", "worst"])
+def test_weights_that_are_not_there_are_a_clear_error(history: History, wanted: str) -> None:
+    with pytest.raises(HistoryError, match=wanted):
+        history.weights_of(wanted)
+
+
+def test_a_second_reader_sees_what_the_first_wrote(history: History, url: str) -> None:
+    history.record(begin(history), generation())
+    other = History(url)
+    assert other.generations() == [generation()]
+    other.close()
+
+
+def test_migrations_make_the_tables_that_the_models_describe(history: History, url: str) -> None:
+    engine = open_engine(url)
+    with engine.execution_options(begin="BEGIN").connect() as connection:
+        found = inspect(connection)
+        tables = {name: {column["name"] for column in found.get_columns(name)} for name in found.get_table_names()}
+        nullable = {
+            (name, column["name"])
+            for name in found.get_table_names()
+            for column in found.get_columns(name)
+            if column["nullable"]
+        }
+    tables.pop("alembic_version")
+    assert tables == {table.name: set(table.columns.keys()) for table in Base.metadata.sorted_tables}
+    assert nullable == {
+        (table.name, column.name)
+        for table in Base.metadata.sorted_tables
+        for column in table.columns
+        if column.nullable
+    }
+    engine.dispose()
+
+
+def test_a_password_is_not_in_an_error() -> None:
+    with pytest.raises(HistoryError) as caught:
+        History("postgresql://gorgo:secret@127.0.0.1:1/nowhere")
+    assert "secret" not in str(caught.value)
+    assert "127.0.0.1" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "mysql://a@b/c", "sqlite://", "sqlite:////no/such/folder/h.db", "oracle+x://h"]
+)
+def test_a_url_of_no_database_says_what_is_expected(url: str) -> None:
+    with pytest.raises(HistoryError):
+        History(url)
+
+
+def test_two_histories_may_be_opened_at_once(url: str) -> None:
+    first, second = History(url), History(url)
+    one, other = begin(first), begin(second)
+    assert one != other
+    first.close()
+    second.close()
+
+
+def test_sqlite_is_set_up_to_survive_a_kill(tmp_path: object) -> None:
+    url = f"sqlite:///{tmp_path}/history.sqlite3"
+    History(url).close()
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    engine.dispose()

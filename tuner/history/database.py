@@ -1,0 +1,118 @@
+"""Opening a database by its URL, and the words for what can be wrong with one.
+
+SQLite is set up for a process that may be killed at any moment: write-ahead log, synced at each commit, readers beside
+one writer. Every wait has a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
+
+from gorgo.errors import HistoryError
+
+#: Another writer holds the lock for milliseconds; five seconds is somebody who forgot a transaction.
+BUSY_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5
+
+
+def open_engine(url: str) -> Engine:
+    """The engine for `url`; nothing is opened yet. Raises `HistoryError` for a URL that names no database."""
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            return _sqlite(parsed)
+        if parsed.get_backend_name() == "postgresql":
+            return _postgresql(parsed)
+    except ArgumentError:
+        raise HistoryError(f"{url!r} is no database URL; expected sqlite:///FILE or postgresql://...") from None
+    except (NoSuchModuleError, ModuleNotFoundError) as error:
+        raise HistoryError(f"{shown(parsed)}: {error}; for PostgreSQL: pip install 'gorgo[postgres]'") from None
+    raise HistoryError(f"{shown(parsed)}: expected sqlite:///FILE or postgresql://USER@HOST/DATABASE")
+
+
+def shown(url: URL) -> str:
+    """Without the password."""
+    return url.render_as_string(hide_password=True)
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """One transaction; what the database says against it becomes a `HistoryError` that names it.
+
+    SQLite's write lock is taken at the start: two writers wait for each other here and never deadlock later.
+    """
+    with _transaction(engine, begin="BEGIN IMMEDIATE") as connection:
+        yield connection
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """One consistent view, for which nobody waits."""
+    with _transaction(engine, begin="BEGIN") as connection:
+        yield connection
+
+
+@contextmanager
+def _transaction(engine: Engine, *, begin: str) -> Iterator[Connection]:
+    try:
+        with engine.execution_options(begin=begin).begin() as connection:
+            yield connection
+    except DBAPIError as error:
+        raise HistoryError(f"{shown(engine.url)}: {_reason(error)}") from error
+
+
+def _sqlite(url: URL) -> Engine:
+    if not url.database or url.database == ":memory:":
+        raise HistoryError("sqlite://: expected a file, as in sqlite:///history.sqlite3; memory is no history")
+    folder = Path(url.database).resolve().parent
+    if not folder.is_dir():
+        raise HistoryError(f"{shown(url)}: there is no folder {folder}")
+    # A connection for each transaction: a file that was replaced or unlocked is seen at the next one.
+    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_S})
+    event.listen(engine, "connect", _prepare)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    driver = url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
+    return create_engine(driver, poolclass=NullPool, connect_args={"connect_timeout": CONNECT_TIMEOUT_S})
+
+
+def _prepare(connection: Any, _entry: ConnectionPoolEntry) -> None:
+    """The driver leaves transactions to us, so that schema changes are in them too."""
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    try:
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+    finally:
+        cursor.close()
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options()["begin"])
+
+
+def _reason(error: DBAPIError) -> str:
+    said = str(error.orig).strip().splitlines()[0] if error.orig is not None else str(error)
+    advice = {
+        "locked": "another process writes to it and does not end; the tuner tries again",
+        "malformed": "the file is damaged; move it away, a new one is made",
+        "not a database": "this is another kind of file; name another one",
+        "readonly": "the file or its folder is read-only",
+        "full": "the disk is full; what was written before is safe",
+        "unable to open": "the file or its folder cannot be opened",
+    }
+    hint = next((words for key, words in advice.items() if key in said), None)
+    if hint is None and isinstance(error, OperationalError) and error.connection_invalidated:
+        hint = "the connection broke"
+    return said if hint is None else f"{said} ({hint})"

@@ -1,0 +1,1 @@
+"""Alembic's scripts, applied when a history is opened."""

@@ -1,0 +1,164 @@
+"""The history: campaigns with their generations and events, append only, and where each campaign is.
+
+Owns what is written and read; tables are `models`, the database itself `database`. Every method is one transaction, so
+that what it returned from is on disk. All raise `HistoryError` when the database cannot do it; nothing that was written
+before is lost then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+
+from gorgo.errors import HistoryError
+from tuner.history.database import open_engine, reading, shown, writing
+from tuner.history.models import Campaign, Event, Generation, State
+from tuner.history.rows import CampaignRow, EventKind, EventRow, GenerationRow
+from tuner.history.schema import upgrade
+
+DEFAULT_DATABASE = "sqlite:///gorgo-history.sqlite3"
+#: Rows that a listing gives unless told otherwise: a terminal's worth of scrolling.
+MAX_ROWS = 1000
+
+
+class History:
+    """An open history; its schema is brought up to date first.
+
+    Parameters
+    ----------
+    url:
+        Any SQLAlchemy URL of SQLite or PostgreSQL.
+    """
+
+    def __init__(self, url: str = DEFAULT_DATABASE) -> None:
+        self._engine = open_engine(url)
+        with writing(self._engine) as connection:
+            upgrade(connection)
+
+    @property
+    def url(self) -> str:
+        """Without the password."""
+        return shown(self._engine.url)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    # -- writing
+
+    def begin_campaign(self, *, now_s: float, target: str, policy: str, options: Mapping[str, Any]) -> int:
+        """A new campaign's number."""
+        row = {"started_s": now_s, "target": target, "policy": policy, "options": dict(options)}
+        with writing(self._engine) as connection:
+            return int(connection.execute(insert(Campaign).values(row).returning(Campaign.id)).scalar_one())
+
+    def record(self, campaign: int, generation: GenerationRow) -> None:
+        """Append a generation. The same one again is left as it is: a sidecar that was killed may say it twice."""
+        row = {**asdict(generation), "weights": dict(generation.weights), "campaign_id": campaign}
+        with writing(self._engine) as connection:
+            if not _has_generation(connection, campaign, generation.number):
+                connection.execute(insert(Generation).values(row))
+
+    def note(
+        self,
+        kind: EventKind,
+        *,
+        now_s: float,
+        reason: str,
+        campaign: int | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        """Append an event."""
+        values = {"weights": None if weights is None else dict(weights), "campaign_id": campaign}
+        with writing(self._engine) as connection:
+            connection.execute(insert(Event).values(at_s=now_s, kind=kind, reason=reason, **values))
+
+    def save_state(self, campaign: int, state: Mapping[str, Any], *, now_s: float) -> None:
+        """Replace where the campaign is."""
+        with writing(self._engine) as connection:
+            connection.execute(delete(State).where(State.campaign_id == campaign))
+            connection.execute(insert(State).values(campaign_id=campaign, saved_s=now_s, state=dict(state)))
+
+    def end_campaign(self, campaign: int, *, now_s: float, outcome: str) -> None:
+        """It is over and will not be continued; its rows stay."""
+        ended = update(Campaign).where(Campaign.id == campaign).values(finished_s=now_s, outcome=outcome)
+        with writing(self._engine) as connection:
+            connection.execute(ended)
+            connection.execute(delete(State).where(State.campaign_id == campaign))
+
+    # -- reading
+
+    def unfinished(self, *, target: str, policy: str) -> tuple[int, dict[str, Any]] | None:
+        """The newest campaign on that proxy and policy that has not ended, with its state: a restart continues it."""
+        open_ones = (
+            select(Campaign.id, State.state)
+            .join(State, State.campaign_id == Campaign.id)
+            .where(Campaign.target == target, Campaign.policy == policy, Campaign.finished_s.is_(None))
+            .order_by(Campaign.id.desc())
+            .limit(1)
+        )
+        with reading(self._engine) as connection:
+            found = connection.execute(open_ones).one_or_none()
+        return None if found is None else (int(found.id), dict(found.state))
+
+    def campaigns(self, limit: int = MAX_ROWS) -> list[CampaignRow]:
+        """Newest first."""
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(Campaign.__table__).order_by(Campaign.id.desc()).limit(limit)).mappings()
+            return [CampaignRow(**row) for row in rows]
+
+    def generations(self, campaign: int | None = None, limit: int = MAX_ROWS) -> list[GenerationRow]:
+        """The last `limit` of a campaign (the newest one by default), in order."""
+        with reading(self._engine) as connection:
+            chosen = _newest(connection) if campaign is None else campaign
+            wanted = select(Generation.__table__).where(Generation.campaign_id == chosen)
+            rows = connection.execute(wanted.order_by(Generation.number.desc()).limit(limit)).mappings().all()
+        return [_generation(row) for row in reversed(rows)]
+
+    def events(self, campaign: int | None = None, limit: int = MAX_ROWS) -> list[EventRow]:
+        """The last `limit` events, of all campaigns unless one is named, in order."""
+        wanted = select(Event.at_s, Event.kind, Event.weights, Event.reason)
+        if campaign is not None:
+            wanted = wanted.where(Event.campaign_id == campaign)
+        with reading(self._engine) as connection:
+            rows = connection.execute(wanted.order_by(Event.id.desc()).limit(limit)).mappings().all()
+        return [EventRow(**row) for row in reversed(rows)]
+
+    def weights_of(self, wanted: str, campaign: int | None = None) -> tuple[str, dict[str, float]]:
+        """Policy and weights of `best` (the last accepted) or of a generation's number, in the newest campaign.
+
+        Raises `HistoryError` where there is no such generation.
+        """
+        with reading(self._engine) as connection:
+            chosen = _newest(connection) if campaign is None else campaign
+            found = connection.execute(_one_generation(wanted, chosen)).one_or_none()
+            policy = connection.execute(select(Campaign.policy).where(Campaign.id == chosen)).scalar_one_or_none()
+        if found is None or policy is None:
+            where = "the history is empty" if chosen is None else f"campaign {chosen} has none"
+            raise HistoryError(f"{self.url}: no generation {wanted!r}: {where}; `gorgo history` lists them")
+        return str(policy), dict(found.weights)
+
+
+def _one_generation(wanted: str, campaign: int | None) -> Any:
+    query = select(Generation.weights).where(Generation.campaign_id == campaign)
+    if wanted == "best":
+        return query.where(Generation.accepted).order_by(Generation.number.desc()).limit(1)
+    if wanted.isdecimal():
+        return query.where(Generation.number == int(wanted))
+    raise HistoryError(f"{wanted!r} names no weights; expected `best` or a generation's number")
+
+
+def _newest(connection: Connection) -> int | None:
+    newest = connection.execute(select(func.max(Campaign.id))).scalar_one()
+    return None if newest is None else int(newest)
+
+
+def _has_generation(connection: Connection, campaign: int, number: int) -> bool:
+    same = select(Generation.id).where(Generation.campaign_id == campaign, Generation.number == number)
+    return connection.execute(same).first() is not None
+
+
+def _generation(row: RowMapping) -> GenerationRow:
+    return GenerationRow(**{name: value for name, value in row.items() if name not in ("id", "campaign_id")})
