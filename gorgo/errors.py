@@ -48,3 +48,23 @@ class WeightsError(GorgoError, ValueError):
 
 class HistoryError(GorgoError):
     """The tuner's history cannot be opened, read or written. The message names the database and what to do."""
+
+
+class ReportError(GorgoError):
+    """A folder has no results to report, or a file in it is damaged. The message names the file and the line."""
+
+
+class MissingExtra(GorgoError):  # noqa: N818 - reads as the fact
+    """A package of an optional extra is not installed. The message says how to install it."""
+
+
+class ProxyUnreachable(GorgoError):  # noqa: N818 - reads as the fact
+    """A running proxy was to be asked and does not answer."""
+
+
+class ProxyRefused(GorgoError):  # noqa: N818
+    """A running proxy answered with an error; `status` is the HTTP status, None where the answer made no sense."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status

@@ -1,0 +1,139 @@
+"""The tuner's view of a running proxy: its admin API over HTTP, and nothing else of it.
+
+Owns requests, their bounds, and what a bad answer is called. Every call is tried once; who calls decides when again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from gorgo.errors import ProxyRefused, ProxyUnreachable
+
+#: The admin listener answers from memory; this is for a network that does not.
+TIMEOUT_S = 10.0
+#: Samples per call; also the proxy's own bound.
+MAX_SAMPLES = 1000
+#: Of an answer: a thousand samples of 1 kB, ten times over.
+MAX_ANSWER_BYTES = 10 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyWeights:
+    """What the proxy routes by. `frozen` is why it takes no other weights; None if it does."""
+
+    policy: str
+    version: int
+    values: Mapping[str, float]
+    frozen: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBatch:
+    """Samples after a cursor. A `first_seq` beyond what was asked for is a gap, another `boot_id` a restart."""
+
+    boot_id: str
+    first_seq: int
+    last_seq: int
+    samples: tuple[Mapping[str, Any], ...]
+
+
+class ProxyClient:
+    """Calls one proxy's admin API.
+
+    Parameters
+    ----------
+    url:
+        Base URL of the admin listener.
+    token:
+        Its bearer token.
+    transport:
+        For tests; the network by default.
+
+    Every method raises `ProxyUnreachable` when there is no answer and `ProxyRefused` when the answer is an error.
+    """
+
+    def __init__(self, url: str, token: str | None, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self.url = url.rstrip("/")
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=TIMEOUT_S, transport=transport, trust_env=False
+        )
+
+    async def __aenter__(self) -> ProxyClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def weights(self) -> ProxyWeights:
+        return _weights(await self._call("GET", "/admin/weights"))
+
+    async def put_weights(
+        self, values: Mapping[str, float], *, expected_version: int, reason: str, widen: bool = False
+    ) -> ProxyWeights:
+        """Set weights if the version is still the expected one; a 409 says that it is not, or that they are frozen."""
+        body = {"weights": dict(values), "expected_version": expected_version, "reason": reason}
+        return _weights(await self._call("PUT", "/admin/weights", body | ({"widen": True} if widen else {})))
+
+    async def freeze(self, *, reason: str, weights: Mapping[str, float] | None = None) -> ProxyWeights:
+        body = {"reason": reason, "by": "tuner"} | ({} if weights is None else {"weights": dict(weights)})
+        return _weights(await self._call("POST", "/admin/freeze", body))
+
+    async def samples(self, after: int) -> SampleBatch:
+        """Those numbered above `after`, at most `MAX_SAMPLES`."""
+        answer = await self._call("GET", f"/admin/samples?after={after}&limit={MAX_SAMPLES}")
+        try:
+            batch = SampleBatch(
+                str(answer["boot_id"]), int(answer["first_seq"]), int(answer["last_seq"]), tuple(answer["samples"])
+            )
+            _ = [(int(sample["seq"]), str(sample["replica"])) for sample in batch.samples]
+        except (LookupError, TypeError, ValueError):
+            raise ProxyRefused(f"{self.url}/admin/samples: no samples in the answer; is this a gorgo proxy?") from None
+        return batch
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        where = f"{method} {self.url}{path}"
+        try:
+            response = await self._http.request(method, path, json=body)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ProxyUnreachable(f"{where}: {type(error).__name__} {error}".rstrip()) from error
+        if response.is_error:
+            raise ProxyRefused(f"{where}: {response.status_code} {_message(response)}", status=response.status_code)
+        try:
+            answer = response.json() if len(response.content) <= MAX_ANSWER_BYTES else None
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ProxyRefused(f"{where}: the answer is no JSON object; is this the admin address of a gorgo proxy?")
+        return answer
+
+
+def _weights(answer: Mapping[str, Any]) -> ProxyWeights:
+    try:
+        frozen = answer.get("frozen")
+        values = {str(name): float(value) for name, value in answer["weights"].items()}
+        return ProxyWeights(str(answer["policy"]), int(answer["version"]), values, _why(frozen))
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise ProxyRefused("/admin/weights: no weights in the answer; is this a gorgo proxy?") from None
+
+
+def _why(frozen: object) -> str | None:
+    if not frozen:
+        return None
+    reason = frozen.get("reason") if isinstance(frozen, Mapping) else None
+    return str(reason or "no reason was given")
+
+
+def _message(response: httpx.Response) -> str:
+    """The words of an OpenAI-shaped error; the token is in no answer."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return response.text[:200]
