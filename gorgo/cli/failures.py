@@ -14,6 +14,8 @@ from typer.core import TyperGroup
 from gorgo.errors import (
     ConfigError,
     GorgoError,
+    MissingExtra,
+    ReportError,
     TraceError,
     UnknownPolicy,
     UnknownProfile,
@@ -25,7 +27,16 @@ FAILED = 1
 BAD_INPUT = 2
 
 #: What the person who typed the command can put right by typing another.
-_INPUT_ERRORS = (ConfigError, TraceError, UnknownPolicy, UnknownProfile, UnknownReplica, WeightsError)
+_INPUT_ERRORS = (
+    ConfigError,
+    MissingExtra,
+    ReportError,
+    TraceError,
+    UnknownPolicy,
+    UnknownProfile,
+    UnknownReplica,
+    WeightsError,
+)
 
 
 class Commands(TyperGroup):
