@@ -42,6 +42,14 @@ class UnknownProfile(GorgoError, LookupError):  # noqa: N818
     """No engine profile of that name is in the table."""
 
 
+class UnknownScenario(GorgoError, LookupError):  # noqa: N818
+    """No scenario of that name is in the table."""
+
+
+class ScenarioError(GorgoError):
+    """A scenario or a fault does not fit the fleet. The message says what it needs and what there is."""
+
+
 class WeightsError(GorgoError, ValueError):
     """Weights that the policy does not have, or outside their box."""
 
