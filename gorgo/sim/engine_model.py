@@ -11,7 +11,8 @@ Theory of operation. The caller owns the clock and drives one loop:
     ... time passes until step.ends_s ...
     for request in model.finish_step(step): it has one token more; `request.finished` says whether that was the last
 
-A step is a prefill batch alone whenever one can be formed (what decodes stalls meanwhile), else one decode iteration:
+A step is a prefill batch alone whenever one can be formed (what decodes stalls meanwhile), else one decode iteration,
+or, for a caller in virtual time who asks for it, all up to the next at which something changes (`steps`):
 
     waiting --admission, FCFS--> prefilling --last chunk: first token--> decoding --last token--> finished
         \\__________________________________\\____ abort ____________________\\--> gone, everything freed
@@ -29,43 +30,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
 from gorgo.errors import BadRequest
 from gorgo.sim.engine_request import EngineRequest, Stage
 from gorgo.sim.kv_cache import KvCache
 from gorgo.sim.profiles import EngineProfile
+from gorgo.sim.steps import RequestT, Step, Totals, span_s
 
-RequestT = TypeVar("RequestT", bound=EngineRequest)
-
-
-@dataclass(frozen=True, slots=True)
-class Step(Generic[RequestT]):
-    """One scheduler iteration: which requests it serves and when it is over.
-
-    `chunks` are the prompt tokens computed per request in a prefill step, empty in a decode iteration.
-    """
-
-    started_s: float
-    ends_s: float
-    requests: tuple[RequestT, ...]
-    chunks: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class Totals:
-    """Cumulative figures since the start, as an engine's counters tell them."""
-
-    requests: int = 0
-    aborted: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    prefill_tokens: int = 0
-    generated_tokens: int = 0
-    prefill_busy_s: float = 0.0
-    busy_s: float = 0.0
-    steps: int = 0
+__all__ = ["EngineModel", "RequestT", "Step", "Totals"]
 
 
 class EngineModel(Generic[RequestT]):
@@ -188,6 +161,7 @@ class EngineModel(Generic[RequestT]):
         """Drop a request at whatever stage it is and free what it holds. False if it had ended already."""
         if request.stage in (Stage.NEW, Stage.FINISHED, Stage.ABORTED):
             return False
+        assert self._stepping is None or self._stepping.iterations == 1, "a run is interrupted first"
         if request.stage is Stage.WAITING:
             self._waiting.remove(request)
         else:
@@ -206,27 +180,57 @@ class EngineModel(Generic[RequestT]):
         self.cache.flush()
         return True
 
-    def start_step(self, *, now: float) -> Step[RequestT] | None:
-        """Begin the next step, or None if there is nothing to do at `now`."""
+    def start_step(self, *, now: float, ahead: bool = False) -> Step[RequestT] | None:
+        """Begin the next step, or None if there is nothing to do at `now`.
+
+        With `ahead` it may be a run of decode iterations, up to the first that finishes a request. Its caller calls
+        `interrupt` before anything else happens to the engine; see there.
+        """
         assert self._stepping is None, "one step at a time"
         chunks = self._form_prefill(now)
         if chunks:
             step = self._prefill_step(chunks, now)
         elif self._decoding:
-            step = self._decode_step(now)
+            step = self._decode_step(now, self._until_finish() if ahead else 1)
         else:
             return None
         self._stepping = step
-        self.totals.steps += 1
+        self.totals.steps += step.iterations
         self.totals.busy_s += step.ends_s - step.started_s
         return step
 
+    def interrupt(self, *, now: float) -> tuple[int, Step[RequestT] | None]:
+        """Leave a run of decode iterations at `now`: those before the one under way are over.
+
+        Answers how many are over and the step that is left of the run, the one iteration under way. There is none to
+        be left (0, None) when no run is. Called before whatever can change what comes next or is to see the engine as
+        it is: a request that could be admitted, an abort, another `slowdown`, an onlooker.
+        """
+        run = self._stepping
+        if run is None or run.iterations == 1:
+            return 0, None
+        over = run.under_way(now) - 1
+        starts_s = run.ended_s(over)
+        first_s = run.first_s + over * run.growth_s
+        left = Step(starts_s, starts_s + first_s, run.requests, (), 1, first_s, run.growth_s)
+        self._go_on(run.requests, over)
+        for request in run.requests:
+            request.emitted += over
+        self._stepping = left
+        self.totals.generated_tokens += over * len(run.requests)
+        self.totals.steps -= run.iterations - over - 1
+        self.totals.busy_s -= run.ends_s - left.ends_s
+        return over, left
+
     def finish_step(self, step: Step[RequestT]) -> list[RequestT]:
-        """End the step at `step.ends_s`: the requests that got one token from it, those aborted meanwhile left out."""
+        """End the step at `step.ends_s`: the requests that got a token from each of its iterations.
+
+        Those aborted meanwhile are left out.
+        """
         assert step is self._stepping, "the step that was started"
         self._stepping = None
         emitting = self._finish_prefill(step) if step.chunks else self._finish_decode(step)
-        self.totals.generated_tokens += len(emitting)
+        self.totals.generated_tokens += len(emitting) * step.iterations
         return emitting
 
     def check(self) -> None:
@@ -295,15 +299,32 @@ class EngineModel(Generic[RequestT]):
         requests, sizes = zip(*chunks, strict=True)
         return Step(now, now + duration_s, requests, sizes)
 
-    def _decode_step(self, now: float) -> Step[RequestT]:
+    def _until_finish(self) -> int:
+        """Decode iterations up to the first that finishes a request.
+
+        Until then nobody in line can be admitted who could not be now: a request in line needs as much more as it
+        loses of its cached prefix, and running requests hold and are promised as much together as before.
+        """
+        return min(request.output_tokens - request.emitted for request in self._decoding)
+
+    def _decode_step(self, now: float, iterations: int) -> Step[RequestT]:
         batch = tuple(self._decoding)
-        self.cache.allocate(len(batch))
+        self._go_on(batch, 1)
+        profile, size = self.profile, len(batch)
+        first_s = profile.decode_s(size, self._context_tokens) * self.slowdown
+        growth_s = profile.decode_kv_s * size * self.slowdown
+        ends_s = now + (first_s if iterations == 1 else span_s(first_s, growth_s, iterations))
+        return Step(now, ends_s, batch, (), iterations, first_s, growth_s)
+
+    def _go_on(self, batch: tuple[RequestT, ...], iterations: int) -> None:
+        """Take room for one token each per iteration."""
+        if not iterations:
+            return
+        self.cache.allocate(iterations * len(batch))
         for request in batch:
-            request.private_tokens += 1
-            request.promised_tokens -= 1
-        self._context_tokens += len(batch)
-        duration_s = self.profile.decode_s(len(batch), self._context_tokens) * self.slowdown
-        return Step(now, now + duration_s, batch, ())
+            request.private_tokens += iterations
+            request.promised_tokens -= iterations
+        self._context_tokens += iterations * len(batch)
 
     def _finish_prefill(self, step: Step[RequestT]) -> list[RequestT]:
         emitting = []
@@ -330,9 +351,10 @@ class EngineModel(Generic[RequestT]):
 
     def _finish_decode(self, step: Step[RequestT]) -> list[RequestT]:
         emitting = []
+        self._go_on(step.requests, step.iterations - 1)
         for request in step.requests:
             if request.stage is Stage.DECODING:
-                request.emitted += 1
+                request.emitted += step.iterations
                 emitting.append(request)
                 if request.emitted == request.output_tokens:
                     self._finish(request)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +21,10 @@ from gorgo.core.path import Windows, congestion_now, flights
 
 #: Delays are drawn so many at a time: one draw by itself costs 20 times as much.
 _DRAWS = 2048
+#: Entries of a run's table of draws: as many as a window of 7,000 requests uses, so that few are used twice. 4 MB.
+TABLE_SIZE = 1 << 16
+#: Between the places of two neighbouring keys; odd, so that every key has a place of its own.
+_STRIDE = 40_503
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,60 @@ class Path:
         return drawn
 
 
+class Draws:
+    """The chance of a whole simulated run, by key and number of the trip rather than by the order of asking.
+
+    With common random numbers two policies can be compared on one seed: the jitter that a request meets is the same
+    whatever was sent where before it, and scales with the link that it takes.
+
+    Example
+    -------
+    >>> link, draws = Link(rtt_s=0.1), Draws(seed=0)
+    >>> first, again = Trips(draws, key=7), Trips(draws, key=7)
+    >>> first.one_way_s(link) == again.one_way_s(link), 0.05 <= first.one_way_s(link) < 0.1
+    (True, True)
+    """
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng([seed, 0x6E6574])
+        self.exponential: list[float] = rng.exponential(1.0, TABLE_SIZE).tolist()
+        self.uniform: list[float] = rng.random(TABLE_SIZE).tolist()
+
+
+class Trips:
+    """One key's way through the table: each trip takes the next entry."""
+
+    __slots__ = ("_at", "_draws")
+
+    def __init__(self, draws: Draws, key: int) -> None:
+        self._draws = draws
+        self._at = key * _STRIDE % TABLE_SIZE
+
+    def one_way_s(self, link: Link) -> float:
+        at = self._at
+        self._at = (at + 1) % TABLE_SIZE
+        share = 0.5 + link.jitter * self._draws.exponential[at]
+        if self._draws.uniform[at] < link.spike_probability:
+            share += 1.0
+        return link.rtt_s * share
+
+    def round_trip_s(self, link: Link) -> float:
+        return self.one_way_s(link) + self.one_way_s(link)
+
+    def uniform(self) -> float:
+        """A number in [0, 1) that no trip depends on."""
+        at = self._at
+        self._at = (at + 1) % TABLE_SIZE
+        return self._draws.uniform[at]
+
+
+class HasLink(Protocol):
+    """Whatever a connection goes over."""
+
+    @property
+    def link(self) -> Link: ...
+
+
 class Connection:
     """One connection over a path, with what it has carried so far.
 
@@ -100,20 +159,26 @@ class Connection:
     [0.25, 0.05, 0.15]
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: HasLink) -> None:
         self._path = path
         self._windows = Windows()
         self._sent_s: float | None = None
 
     def request_s(self, body_bytes: int, *, now: float) -> float:
         """How long a request with such a body takes to reach the engine; the first one sets the connection up."""
+        assert isinstance(self._path, Path), "a path that draws its own delays"
+        new = self._sent_s is None
+        return self._path.request_s(new_connection=new, flights=1 + self.waits(body_bytes, now=now) - new)
+
+    def waits(self, body_bytes: int, *, now: float) -> int:
+        """Round trips that a request with such a body waits for before its last flight leaves, set-up included."""
         new = self._sent_s is None
         if self._sent_s is not None:
             left = congestion_now(self._windows.congestion, now - self._sent_s, self._path.link.rtt_s)
             self._windows = self._windows._replace(congestion=left)
         self._sent_s = now
         trips, self._windows = flights(body_bytes, self._windows)
-        return self._path.request_s(new_connection=new, flights=trips)
+        return trips - 1 + new
 
 
 class Network:

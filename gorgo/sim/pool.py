@@ -1,0 +1,95 @@
+"""The proxy's connections to one replica in virtual time: which one the next request takes, and what it can carry.
+
+Owns the twin of `proxy.connections` and of the pool behind it: the connection used last goes first, an idle one is kept
+for `KEEP_S`, and whoever is told (the Router's `on_path`) hears of each change. What a connection really lets through
+is `network.Connection`; what the proxy believes of it is kept beside that, by the proxy's own rule.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from gorgo.core.path import Windows, congestion_now, flights
+from gorgo.core.request import OpenConnection
+from gorgo.sim.network import Connection, HasLink
+
+#: As the proxy keeps an idle connection, s.
+KEEP_S = 4.0
+#: The proxy reckons with this round trip for the kernel's retransmission time-out.
+_TYPICAL_RTT_S = 0.1
+
+Told = Callable[[OpenConnection | None], None]
+
+
+class Kept:
+    """One connection, and what the proxy has noted of it."""
+
+    __slots__ = ("connection", "given_back_s", "sent_s", "used", "windows")
+
+    def __init__(self, path: HasLink) -> None:
+        self.connection = Connection(path)
+        self.windows = Windows()
+        self.sent_s = 0.0
+        self.given_back_s = 0.0
+        #: Had served another request before the latest one.
+        self.used = False
+
+
+class Pool:
+    """Connections to one replica.
+
+    Parameters
+    ----------
+    path:
+        What they go over.
+    told:
+        Hears what the next request takes, whenever that changes.
+    """
+
+    def __init__(self, path: HasLink, told: Told) -> None:
+        self._path = path
+        self._tell = told
+        self._idle: deque[Kept] = deque()
+        self._last_told: tuple[Kept, float] | None = None
+
+    def take(self, body_bytes: int, *, now: float) -> tuple[Kept, int]:
+        """The connection for a request with such a body, and the round trips that it waits before it is through."""
+        self._let_go(now)
+        if self._idle:
+            kept = self._idle.pop()
+            kept.used = True
+            left = congestion_now(kept.windows.congestion, now - kept.sent_s, _TYPICAL_RTT_S)
+            kept.windows = flights(body_bytes, kept.windows._replace(congestion=left))[1]
+        else:
+            kept = Kept(self._path)
+            kept.windows = flights(body_bytes, kept.windows)[1]
+        kept.sent_s = now
+        self._tell_next()
+        return kept, kept.connection.waits(body_bytes, now=now)
+
+    def give_back(self, kept: Kept, *, now: float) -> None:
+        """Its answer was read to the end."""
+        self._let_go(now)
+        kept.given_back_s = now
+        self._idle.append(kept)
+        self._tell_next()
+
+    def lose_all(self) -> None:
+        """The replica has reset them; those in use are not given back."""
+        self._idle.clear()
+        self._tell_next()
+
+    def _let_go(self, now: float) -> None:
+        while self._idle and now - self._idle[0].given_back_s > KEEP_S:
+            self._idle.popleft()
+
+    def _tell_next(self) -> None:
+        told = None
+        if self._idle:
+            kept = self._idle[-1]
+            told = kept, kept.sent_s
+        # A connection's windows change only with a request on it, so with its time.
+        if told != self._last_told:
+            self._last_told = told
+            self._tell(None if told is None else OpenConnection(told[0].windows, told[1]))
