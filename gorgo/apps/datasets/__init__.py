@@ -1,19 +1,26 @@
-"""Traces that come with the project, and the generator that made them."""
+"""Traces that come with the project, the generators that made them, and loading any trace by one word."""
 
 from gorgo.apps.datasets.describe import TraceFigures, describe_trace
-from gorgo.apps.datasets.generate import generate_trace, write_trace
-from gorgo.apps.datasets.shape import WorkloadShape, read_shape
-from gorgo.apps.datasets.shipped import DEMO_TRACE, Dataset, datasets, shipped_path
+from gorgo.apps.datasets.generate import generate_requests, generate_trace, write_trace
+from gorgo.apps.datasets.load import load_requests
+from gorgo.apps.datasets.shape import PoissonShape, Shape, UsersShape, WorkloadShape, read_shape
+from gorgo.apps.datasets.shipped import DEMO_TRACE, Dataset, datasets, shapes, shipped_path
 
 __all__ = [
     "DEMO_TRACE",
     "Dataset",
+    "PoissonShape",
+    "Shape",
     "TraceFigures",
+    "UsersShape",
     "WorkloadShape",
     "datasets",
     "describe_trace",
+    "generate_requests",
     "generate_trace",
+    "load_requests",
     "read_shape",
+    "shapes",
     "shipped_path",
     "write_trace",
 ]

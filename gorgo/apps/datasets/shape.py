@@ -1,15 +1,23 @@
-"""What a made trace looks like: the parameters of the generator, and reading them from TOML."""
+"""What a made trace looks like: the parameters of the generators, and reading them from TOML.
+
+The key `kind` says which generator a file is for: `conversations` (also where it is missing), `users` or `poisson`.
+"""
 
 from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from gorgo.errors import TraceError
 
 #: No sensible parameter is larger.
 MAX_VALUE = 1e12
+
+#: Points (share, tokens) of a distribution, both rising, the first share 0 and the last 1.
+Quantiles = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,21 +74,169 @@ class WorkloadShape:
     input_max: int
 
 
-def read_shape(path: Path) -> WorkloadShape:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsersShape:
+    """A window out of a service with lasting users, long prompts and much reuse (`users.py` says how it is made).
+
+    `*_median` and `*_sigma` are those of a log-normal distribution, lengths in tokens.
+
+    Parameters
+    ----------
+    seed, duration_s:
+        Chance, and the length of the window.
+    users, requests:
+        How many there are, exactly, with every seed.
+    requests_sigma:
+        How unequal users are: sigma of a user's requests beyond the first.
+    one_shot_share, one_shot_own:
+        So large a share of the requests comes from users who hold no conversation; so large a part of each of their
+        prompts is new, the rest is their own unchanging beginning.
+    conversation_requests:
+        Requests of a conversation in the window (mean, geometric); then its user goes on with another one.
+    retry_share:
+        Share of a conversation's requests that ask the last prompt again.
+    input_quantiles, input_max:
+        Prompt lengths over all requests, as points [share, tokens] joined by lines; and the longest prompt there is.
+    system_*:
+        System prompt of a user: all their conversations begin with it.
+    applications, application_tokens, application_share:
+        For so large a share of the users who converse it is that of one of so many applications, 1x to 2x
+        `application_tokens` long, the n-th chosen in proportion to 1/n.
+    turn_*:
+        What a turn adds, on average over a conversation: the answer before it and the new question.
+    answer_share, output_max:
+        The answer's part of that; no answer is longer than the second.
+    pause_s_min, pause_s_median, pause_sigma:
+        Time between two requests of a user: the least, and the typical time on top, which differs between users. It is
+        shortened for users who would not be done within the window.
+    swing, waves:
+        The load rises and falls by about this share of itself, so many times (a whole number) in the window.
+    """
+
+    seed: int
+    duration_s: float
+    users: int
+    requests: int
+    requests_sigma: float
+    one_shot_share: float
+    one_shot_own: float
+    conversation_requests: float
+    retry_share: float
+    input_quantiles: Quantiles
+    input_max: int
+    system_median: float
+    system_sigma: float
+    applications: int
+    application_tokens: int
+    application_share: float
+    turn_median: float
+    turn_sigma: float
+    answer_share: float
+    output_max: int
+    pause_s_min: float
+    pause_s_median: float
+    pause_sigma: float
+    swing: float
+    waves: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.users <= self.requests:
+            raise TraceError(f"{self.users} users send {self.requests} requests; expected at least 1 each")
+        if not self.swing < 1:
+            raise TraceError(f"swing is {self.swing}; expected less than 1: time does not run backwards")
+        if not self.applications > 0:
+            raise TraceError("applications is 0; expected at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoissonShape:
+    """Poisson arrivals of short prompts with little reuse.
+
+    Parameters
+    ----------
+    seed, duration_s, rate_per_s:
+        Chance, the length of the window, and the mean rate.
+    input_median, input_sigma, input_max:
+        First prompts (log-normal, capped), tokens.
+    continue_share, continue_after_s:
+        Share of the requests that go on with the conversation that has waited longest, if that is at least so long.
+    turn_*:
+        What such a request adds.
+    output_*:
+        Output lengths, capped at `output_max`.
+    """
+
+    seed: int
+    duration_s: float
+    rate_per_s: float
+    input_median: float
+    input_sigma: float
+    input_max: int
+    continue_share: float
+    continue_after_s: float
+    turn_median: float
+    turn_sigma: float
+    output_median: float
+    output_sigma: float
+    output_max: int
+
+
+Shape = WorkloadShape | UsersShape | PoissonShape
+
+_KINDS: dict[str, type[WorkloadShape] | type[UsersShape] | type[PoissonShape]] = {
+    "conversations": WorkloadShape,
+    "users": UsersShape,
+    "poisson": PoissonShape,
+}
+
+
+def read_shape(path: Path) -> Shape:
     """The shape in a TOML file; raises `TraceError` naming the key that is wrong."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
         raise TraceError(f"{path}: {error}") from None
-    wanted = {field.name: str(field.type) for field in fields(WorkloadShape)}
+    kind = values.pop("kind", "conversations")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise TraceError(f"{path}: kind is {kind!r}; expected one of {', '.join(_KINDS)}")
+    try:
+        return _KINDS[kind](**_checked(values, _KINDS[kind]))
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+
+
+def _checked(values: dict[str, Any], kind: type[Shape]) -> dict[str, Any]:
+    wanted = {field.name: str(field.type) for field in fields(kind)}
     if odd := sorted(set(values) ^ set(wanted)):
         state = "unknown" if odd[0] in values else "missing"
-        raise TraceError(f"{path}: {odd[0]} is {state}; the keys are {', '.join(wanted)}")
-    for name, kind in wanted.items():
-        _check_number(path, name, values[name], whole=kind == "int")
-    return WorkloadShape(**values)
+        raise TraceError(f"{odd[0]} is {state}; the keys are {', '.join(wanted)}")
+    return {name: _value(name, values[name], type_name) for name, type_name in wanted.items()}
 
 
-def _check_number(path: Path, name: str, value: object, *, whole: bool) -> None:
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not 0 <= value < MAX_VALUE:
-        raise TraceError(f"{path}: {name} is {value!r}; expected {'a whole' if whole else 'a'} number, at least 0")
+def _value(name: str, value: Any, type_name: str) -> Any:
+    if type_name == "Quantiles":
+        return _quantiles(name, value)
+    if not _is_number(value, whole=type_name == "int"):
+        whole = "a whole" if type_name == "int" else "a"
+        raise TraceError(f"{name} is {value!r}; expected {whole} number, at least 0")
+    return value
+
+
+def _is_number(value: object, *, whole: bool = False) -> bool:
+    kinds = int if whole else int | float
+    return isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value < MAX_VALUE
+
+
+def _quantiles(name: str, value: Any) -> Quantiles:
+    is_list = isinstance(value, list) and all(isinstance(point, list) and len(point) == 2 for point in value)
+    points = tuple((share, tokens) for share, tokens in value) if is_list else ()
+    good = len(points) >= 2 and all(_is_number(number) for point in points for number in point)
+    if not good or (points[0][0], points[-1][0]) != (0, 1) or not _rising(points):
+        raise TraceError(f"{name} is {value!r}; expected points [share, tokens], both rising, from share 0 to 1")
+    return points
+
+
+def _rising(points: Quantiles) -> bool:
+    return all(low[0] < high[0] and low[1] <= high[1] for low, high in pairwise(points))

@@ -1,4 +1,4 @@
-"""The traces that come with the project: where they lie and what they are."""
+"""The traces and the shapes that come with the project: where they lie and what they are."""
 
 from __future__ import annotations
 
@@ -36,12 +36,16 @@ def shipped_path(name: str) -> Path:
     return found[name]
 
 
+def shapes() -> dict[str, Path]:
+    """Where the parameters of each generated trace lie, by its name, whether or not the trace itself comes along."""
+    return {path.stem: path for path in sorted(_folder().glob("*.toml"))}
+
+
 def _found() -> Iterator[Dataset]:
-    folder = _folder()
-    for shape in folder.glob("*.toml"):
-        path = folder / f"{shape.stem}.jsonl.gz"
+    for name, shape in shapes().items():
+        path = shape.with_name(f"{name}.jsonl.gz")
         if path.exists():
-            yield Dataset(shape.stem, path, shape)
+            yield Dataset(name, path, shape)
 
 
 def _folder() -> Path:

@@ -42,6 +42,10 @@ class TraceRequest:
         One per 512-token block, each standing for the whole prefix that its block ends.
     body:
         The chat completion body, where the trace has it.
+    user:
+        Who sent it, by whatever name the trace knows them; None where it does not tell.
+    turns:
+        Questions in the prompt, the new one included: 1 is a first question, more are a conversation. None: not told.
     """
 
     index: int
@@ -50,6 +54,8 @@ class TraceRequest:
     output_tokens: int
     hash_ids: tuple[int, ...] = ()
     body: Mapping[str, Any] | None = None
+    user: str | None = None
+    turns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

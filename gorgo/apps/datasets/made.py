@@ -1,0 +1,91 @@
+"""Rows as the generators make them: numbering their blocks, and writing them in Mooncake's form.
+
+A made row says which text its prompt begins with and whose text follows; nobody's words are needed for that. The rows
+of a user carry `user_id` and `turn` beside Mooncake's keys; readers that do not know them leave them alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gorgo.apps.traces import BLOCK_TOKENS, TraceRequest
+
+#: What a text is known by: a word for its kind, and a number.
+TextName = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MadeRow:
+    """One request. Its prompt is `shared_tokens` of the text `shared`, then the text `own` up to `input_tokens`.
+
+    A row and a longer one of the same `own` (and thus the same `shared_tokens`) have the shorter one's text in common.
+    """
+
+    timestamp_ms: int
+    shared: TextName
+    shared_tokens: int
+    own: TextName
+    input_tokens: int
+    output_tokens: int
+    user: str | None = None
+    turn: int | None = None
+
+
+def as_requests(rows: Iterable[MadeRow]) -> list[TraceRequest]:
+    """The rows as a trace that was read from a file, in the order of time."""
+    blocks = _Blocks()
+    return [
+        TraceRequest(
+            index=index,
+            timestamp_s=row.timestamp_ms / 1000,
+            input_tokens=row.input_tokens,
+            output_tokens=row.output_tokens,
+            hash_ids=tuple(blocks.of(row)),
+            user=row.user,
+            turns=row.turn,
+        )
+        for index, row in enumerate(_in_order(rows))
+    ]
+
+
+def as_lines(rows: Iterable[MadeRow]) -> bytes:
+    """The rows as JSON lines, in the order of time."""
+    blocks = _Blocks()
+    return b"".join(_line(row, blocks) for row in _in_order(rows))
+
+
+def _in_order(rows: Iterable[MadeRow]) -> list[MadeRow]:
+    return sorted(rows, key=lambda row: row.timestamp_ms)
+
+
+class _Blocks:
+    """Numbers blocks in the order in which they are first seen, as Mooncake does.
+
+    A block inside the shared text is everybody's who begins with it; one behind it belongs to `own`; a last block that
+    is not full is another block once it has grown.
+    """
+
+    def __init__(self) -> None:
+        self._by_block: dict[tuple[TextName, int, int], int] = {}
+
+    def of(self, row: MadeRow) -> list[int]:
+        return [self._one(row, start) for start in range(0, row.input_tokens, BLOCK_TOKENS)]
+
+    def _one(self, row: MadeRow, start: int) -> int:
+        end = min(start + BLOCK_TOKENS, row.input_tokens)
+        text = row.shared if end <= row.shared_tokens else row.own
+        return self._by_block.setdefault((text, start, end), len(self._by_block))
+
+
+def _line(row: MadeRow, blocks: _Blocks) -> bytes:
+    fields: dict[str, object] = {
+        "timestamp": row.timestamp_ms,
+        "input_length": row.input_tokens,
+        "output_length": row.output_tokens,
+        "hash_ids": blocks.of(row),
+    }
+    if row.user is not None:
+        fields |= {"user_id": row.user, "turn": row.turn}
+    return json.dumps(fields).encode() + b"\n"

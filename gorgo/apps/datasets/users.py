@@ -1,0 +1,223 @@
+"""The generator of windows of users: half an hour out of a service that was there before and goes on afterwards.
+
+Theory of operation. What a window's table says of all its requests must come out the same for every seed, though a few
+users send much of the traffic. So totals are not left to chance, only who has which part of them:
+
+- How many requests a user sends are the quantiles of a log-normal distribution, dealt to the users in any order.
+- Some users ask unrelated questions behind one long prompt of their own, the others hold conversations, one after the
+  other. Users are taken in any order and made one or the other so that the share of requests stays as wanted.
+- A conversation (or such a user) is given a length from the quantiles of prompt lengths over requests: they are laid
+  end to end in any order, each as wide as it has requests, and the middle of each says which quantile is its own.
+  Whatever the order, the lengths over all requests have the wanted distribution. The size of a turn is taken from the
+  same place, but runs through its own distribution many times on the way, so that the two are independent.
+- A conversation's prompt grows around that length, turn by turn; what lies before its first turn here is its history.
+- A user's requests follow each other with pauses, from a uniform instant on and around the end of the window to its
+  beginning: so as many users are active at the start as at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from statistics import NormalDist
+
+from gorgo.apps.datasets.draws import Draws
+from gorgo.apps.datasets.made import MadeRow, TextName
+from gorgo.apps.datasets.shape import Quantiles, UsersShape
+
+#: A conversation's system prompt is cut to this part of its mean length, so that short ones are not system alone.
+SYSTEM_PART_MAX = 0.6
+#: A turn adds at least so many tokens on average: a short question and a short answer.
+TURN_TOKENS_MIN = 24
+#: How often the sizes of turns run from smallest to largest while lengths do once: each length sees them all.
+TURN_LAPS = 37
+#: The extreme sizes of turns are those at this share and the rest.
+TAIL = 0.005
+#: Spread (sigma) around their mean of the turns of one conversation, and of unrelated questions of one user.
+TURN_NOISE = 0.5
+#: Pauses of one user vary by so much (sigma) around their pace.
+PAUSE_NOISE = 0.8
+#: A user's requests take at most this part of the window; what is left is the pause between their end and beginning.
+BUSY_PART_MAX = 0.97
+
+
+def user_rows(shape: UsersShape) -> Iterator[MadeRow]:
+    """The requests, user by user, each user's in the order of time."""
+    return _Window(shape).rows()
+
+
+@dataclass(slots=True)
+class _User:
+    number: int
+    requests: int
+    one_shot: bool
+    system: TextName
+    system_tokens: int
+
+
+@dataclass(slots=True)
+class _Part:
+    """Consecutive requests of one user: a conversation, or all that one asks who holds none."""
+
+    user: _User
+    number: int
+    requests: int
+    #: Mean length of its prompts, tokens.
+    level: float = 0.0
+    #: What a turn adds, tokens.
+    per_turn: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    shared_tokens: int
+    own: TextName
+    input_tokens: int
+    output_tokens: int
+    turn: int
+
+
+class _Window:
+    def __init__(self, shape: UsersShape) -> None:
+        self._shape = shape
+        self._draws = Draws(shape.seed)
+        self._texts = 0
+
+    def rows(self) -> Iterator[MadeRow]:
+        parts = {user.number: list(self._parts(user)) for user in self._users()}
+        self._give_levels([part for of_user in parts.values() for part in of_user])
+        phase = 2 * math.pi * self._draws.uniform()
+        for of_user in parts.values():
+            user = of_user[0].user
+            prompts = (prompt for part in of_user for prompt in self._prompts(part))
+            for time_s, prompt in zip(self._times(user.requests, phase), prompts, strict=True):
+                yield _row(user, time_s, prompt)
+
+    # -- who asks, and how much
+
+    def _users(self) -> Iterator[_User]:
+        shape = self._shape
+        total = one_shot_total = 0
+        for number, requests in enumerate(self._draws.shuffled(_request_counts(shape))):
+            total += requests
+            one_shot = one_shot_total + requests / 2 < shape.one_shot_share * total
+            one_shot_total += requests if one_shot else 0
+            yield self._user(number, requests, one_shot)
+
+    def _user(self, number: int, requests: int, one_shot: bool) -> _User:
+        shape, draws = self._shape, self._draws
+        application, shares = draws.rank(shape.applications), draws.uniform() < shape.application_share
+        own_tokens = round(draws.log_normal(shape.system_median, shape.system_sigma))
+        if shares and not one_shot:
+            tokens = shape.application_tokens * (shape.applications + application) // shape.applications
+            return _User(number, requests, one_shot, ("application", application), tokens)
+        return _User(number, requests, one_shot, ("user", number), own_tokens)
+
+    def _parts(self, user: _User) -> Iterator[_Part]:
+        left = user.requests
+        while left:
+            wanted = left if user.one_shot else self._draws.geometric(self._shape.conversation_requests)
+            yield _Part(user, self._text(), min(left, wanted))
+            left -= min(left, wanted)
+
+    def _give_levels(self, parts: list[_Part]) -> None:
+        shape, before, shift = self._shape, 0, self._draws.uniform()
+        for part in self._draws.shuffled(parts):
+            place = (before + part.requests / 2) / shape.requests
+            part.level = quantile(shape.input_quantiles, place)
+            other = min(max((shift + TURN_LAPS * place) % 1, TAIL), 1 - TAIL)
+            part.per_turn = shape.turn_median * math.exp(shape.turn_sigma * NormalDist().inv_cdf(other))
+            before += part.requests
+
+    def _text(self) -> int:
+        self._texts += 1
+        return self._texts
+
+    # -- what they ask
+
+    def _prompts(self, part: _Part) -> Iterator[_Prompt]:
+        return self._one_shots(part) if part.user.one_shot else self._turns(part)
+
+    def _one_shots(self, part: _Part) -> Iterator[_Prompt]:
+        """Each prompt is the user's own long beginning and then something new."""
+        shape, draws = self._shape, self._draws
+        own_median = part.level * shape.one_shot_own * math.exp(-(TURN_NOISE**2) / 2)
+        shared = round(part.level * (1 - shape.one_shot_own))
+        for _ in range(part.requests):
+            own = max(1, round(draws.log_normal(own_median, TURN_NOISE)))
+            answer = shape.answer_share * draws.log_normal(shape.turn_median, shape.turn_sigma)
+            yield self._prompt(shared, self._text(), shared + own, answer, turn=1)
+
+    def _turns(self, part: _Part) -> Iterator[_Prompt]:
+        """A conversation; some turns are asked again, word for word, for another answer."""
+        shape, draws = self._shape, self._draws
+        again = [False, *(draws.uniform() < shape.retry_share for _ in range(part.requests - 1))]
+        half_span = (len(again) - sum(again) - 1) / 2
+        shared = round(min(part.user.system_tokens, SYSTEM_PART_MAX * part.level))
+        per_turn, own = _start(part, part.level - shared, shape.input_max - shared, half_span)
+        turn, added = max(1, round(own / per_turn)), 0.0
+        for is_again in again:
+            if not is_again:
+                own, turn = own + added, turn + (added > 0)
+            added = draws.log_normal(per_turn * math.exp(-(TURN_NOISE**2) / 2), TURN_NOISE)
+            yield self._prompt(shared, part.number, shared + round(own), shape.answer_share * added, turn=turn)
+
+    def _prompt(self, shared: int, text: int, input_tokens: int, answer: float, *, turn: int) -> _Prompt:
+        shape = self._shape
+        output = max(1, min(shape.output_max, round(answer)))
+        return _Prompt(shared, ("text", text), min(shape.input_max, input_tokens), output, turn)
+
+    # -- when
+
+    def _times(self, count: int, phase: float) -> list[float]:
+        shape, draws = self._shape, self._draws
+        pace = draws.log_normal(shape.pause_s_median, shape.pause_sigma)
+        pauses = [shape.pause_s_min + draws.log_normal(pace, PAUSE_NOISE) for _ in range(count - 1)]
+        squeeze = min(1.0, BUSY_PART_MAX * shape.duration_s / sum(pauses)) if pauses else 1.0
+        start = draws.uniform() * shape.duration_s
+        return sorted(self._swung((start + squeeze * t) % shape.duration_s, phase) for t in accumulate([0.0, *pauses]))
+
+    def _swung(self, time_s: float, phase: float) -> float:
+        """The same instant where the load rises and falls by about `swing`, `waves` times in the window."""
+        angle = 2 * math.pi * self._shape.waves / self._shape.duration_s
+        swing = self._shape.swing / angle if angle else 0.0
+        return time_s + swing * (math.sin(angle * time_s + phase) - math.sin(phase))
+
+
+def quantile(quantiles: Quantiles, share: float) -> float:
+    """The length below which so large a share lies; straight lines between the given points."""
+    for (low, low_tokens), (high, high_tokens) in pairwise(quantiles):
+        if share <= high:
+            return low_tokens + (high_tokens - low_tokens) * (share - low) / (high - low)
+    return quantiles[-1][1]
+
+
+def _start(part: _Part, own_mean: float, own_max: float, half_span: float) -> tuple[float, float]:
+    """Tokens that a turn adds, and those behind the system prompt at the first turn here."""
+    per_turn = max(TURN_TOKENS_MIN, min(part.per_turn, own_mean / (half_span + 1)))
+    middle = min(own_mean, own_max - per_turn * half_span)
+    return per_turn, max(per_turn, middle - per_turn * half_span)
+
+
+def _request_counts(shape: UsersShape) -> list[int]:
+    """At least 1 each, `requests` in all; what is beyond the first is log-normal."""
+    places = [(number + 0.5) / shape.users for number in range(shape.users)]
+    sizes = [math.exp(shape.requests_sigma * NormalDist().inv_cdf(place)) for place in places]
+    rest = (shape.requests - shape.users) / sum(sizes)
+    ends = [round(rest * size) for size in accumulate(sizes)]
+    return [1 + end - before for before, end in zip([0, *ends], ends, strict=False)]
+
+
+def _row(user: _User, time_s: float, prompt: _Prompt) -> MadeRow:
+    return MadeRow(
+        timestamp_ms=int(1000 * time_s),
+        shared=user.system,
+        shared_tokens=prompt.shared_tokens,
+        own=prompt.own,
+        input_tokens=prompt.input_tokens,
+        output_tokens=prompt.output_tokens,
+        user=f"user-{user.number}",
+        turn=prompt.turn,
+    )
