@@ -1,0 +1,357 @@
+"""What can go wrong in a simulation, and when: each fault is a record that schedules itself.
+
+Owns the faults, what a simulation must offer to have them (`World`), and the random schedule. Which faults make a named
+scenario is `scenario`.
+
+Theory of operation. `start` runs before the first event and only puts handlers into the kernel's heap. A fault sets a
+state and sets it back when it ends; two of one kind that overlap on one replica are not added up, the later setting
+stands. Every fault that repeats has an end, so that the heap runs empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from gorgo.errors import ScenarioError, UnknownReplica
+from gorgo.sim.engine_model import EngineModel
+from gorgo.sim.engine_request import EngineRequest
+from gorgo.sim.fleet import SimFleet, SimReplica
+
+
+class EngineView(Protocol):
+    """One engine as an onlooker sees it, at any time of the run."""
+
+    @property
+    def model(self) -> EngineModel[Any]:
+        """The engine itself; another one after a revival."""
+
+    @property
+    def on_the_way(self) -> Sequence[tuple[float, EngineRequest]]:
+        """Requests sent and not there yet, with the times at which they will arrive, s."""
+
+    @property
+    def rtt_s(self) -> float:
+        """Present mean round trip from the proxy."""
+
+    @property
+    def alive(self) -> bool:
+        """False while it answers nobody."""
+
+
+class Schedule(Protocol):
+    """The clock of a simulation."""
+
+    @property
+    def now(self) -> float: ...
+
+    def at(self, time_s: float, handler: Callable[[], None], /) -> object:
+        """Call `handler` at that time."""
+
+
+class World(Protocol):
+    """What a simulation lets a fault do."""
+
+    @property
+    def kernel(self) -> Schedule: ...
+
+    @property
+    def fleet(self) -> SimFleet: ...
+
+    @property
+    def engines(self) -> Mapping[str, EngineView]: ...
+
+    def set_slowdown(self, replica: str, factor: float) -> None:
+        """Its steps from now on take so many times as long."""
+
+    def set_rtt(self, region: str, rtt_s: float) -> None:
+        """The mean round trip from the proxy to that region is another."""
+
+    def kill(self, replica: str) -> None:
+        """Gone, with all it held; whatever is sent there fails."""
+
+    def revive(self, replica: str) -> None:
+        """Back, with an empty cache."""
+
+    def set_metrics(self, replica: str, told: bool) -> None:
+        """Whether its load figures can be scraped."""
+
+    def set_probes(self, replica: str, told: bool) -> None:
+        """Whether it answers pings."""
+
+    def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:
+        """That share of requests to the region takes so much longer to arrive; a share of 0 ends it."""
+
+
+@runtime_checkable
+class Severable(Protocol):
+    """A world whose replicas can be unreachable without losing what they hold."""
+
+    def set_reachable(self, replica: str, reachable: bool) -> None: ...
+
+
+class Fault(Protocol):
+    """Something that goes wrong."""
+
+    def start(self, world: World) -> None:
+        """Put its events into the world's heap; raises `UnknownReplica` or `ScenarioError` if it hits nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Every step of a replica takes `factor` times as long."""
+
+    replica: str
+    factor: float
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: World) -> None:
+        _replica(world, self.replica)
+        _from_to(
+            world,
+            self.start_s,
+            lambda: world.set_slowdown(self.replica, self.factor),
+            self.end_s,
+            lambda: world.set_slowdown(self.replica, 1.0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RttShift:
+    """The way to a region is another one for a while."""
+
+    region: str
+    rtt_s: float
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: World) -> None:
+        usual_s = region_rtt_s(world.fleet, self.region)
+        _from_to(
+            world,
+            self.start_s,
+            lambda: world.set_rtt(self.region, self.rtt_s),
+            self.end_s,
+            lambda: world.set_rtt(self.region, usual_s),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A replica goes, with all that runs there, and comes back cold."""
+
+    replica: str
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: World) -> None:
+        _replica(world, self.replica)
+        _from_to(world, self.start_s, lambda: world.kill(self.replica), self.end_s, lambda: world.revive(self.replica))
+
+
+@dataclass(frozen=True, slots=True)
+class StaleMetrics:
+    """Load figures of a replica, or of all, are not told."""
+
+    replica: str | None
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: World) -> None:
+        for name in _one_or_all(world, self.replica):
+            _told(world, world.set_metrics, name, self.start_s, self.end_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StaleProbes:
+    """Pings of a replica, or of all, are not answered; requests are."""
+
+    replica: str | None
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: World) -> None:
+        for name in _one_or_all(world, self.replica):
+            _told(world, world.set_probes, name, self.start_s, self.end_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Nobody in a region can be reached. Where the world can only kill, they come back cold."""
+
+    region: str
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: World) -> None:
+        cut, mend = _cutting(world)
+        for replica in replicas_in(world.fleet, self.region):
+            _each(world, self.start_s, cut, replica)
+            _each(world, self.end_s, mend, replica)
+
+
+@dataclass(frozen=True, slots=True)
+class Freezing:
+    """A replica all but stops for a while, again and again, until `end_s`; first a whole period after `start_s`."""
+
+    replica: str
+    end_s: float
+    factor: float = 40.0
+    lasts_s: float = 8.0
+    every_s: float = 100.0
+    start_s: float = 0.0
+
+    def start(self, world: World) -> None:
+        _replica(world, self.replica)
+        if not 0 < self.lasts_s < self.every_s or self.end_s == inf:
+            raise ScenarioError(f"{self!r}: expected 0 < lasts_s < every_s and an end")
+        self._next(world, self.start_s + self.every_s)
+
+    def _next(self, world: World, at_s: float) -> None:
+        """One period at a time is in the heap."""
+        if at_s < self.end_s:
+            Slow(self.replica, self.factor, at_s, min(at_s + self.lasts_s, self.end_s)).start(world)
+            world.kernel.at(at_s, lambda: self._next(world, at_s + self.every_s))
+
+
+@dataclass(frozen=True, slots=True)
+class LatePath:
+    """A share of the requests to a region gets stuck on its way for `low_s` to `high_s`."""
+
+    region: str
+    share: float = 0.015
+    low_s: float = 1.0
+    high_s: float = 3.0
+    start_s: float = 0.0
+    end_s: float = inf
+
+    def start(self, world: World) -> None:
+        replicas_in(world.fleet, self.region)
+        _from_to(
+            world,
+            self.start_s,
+            lambda: world.set_path_delay(self.region, self.share, self.low_s, self.high_s),
+            self.end_s,
+            lambda: world.set_path_delay(self.region, 0.0, 0.0, 0.0),
+        )
+
+
+def draw_faults(
+    rng: np.random.Generator,
+    fleet: SimFleet,
+    duration_s: float,
+    *,
+    every_s: float = 120.0,
+    lasts_s: float = 30.0,
+) -> list[Fault]:
+    """A random schedule: kills, partitions, slow replicas and stale metrics, all over by `duration_s`.
+
+    Three lanes run beside each other (who is gone, who is slow, whose metrics are stale); in each a fault follows the
+    other, after a gap of `every_s` on average and for `lasts_s` on average, so that no two of one kind overlap. In the
+    first lane at least one replica always stays. Bounded: a gap is never shorter than a tenth of its mean.
+    """
+    return [
+        *_lane(rng, duration_s, every_s, lasts_s, lambda *when: _gone(rng, fleet, *when)),
+        *_lane(rng, duration_s, every_s, lasts_s, lambda *when: _slow(rng, fleet, *when)),
+        *_lane(rng, duration_s, every_s, lasts_s, lambda *when: StaleMetrics(_any(rng, fleet), *when)),
+    ]
+
+
+def replicas_in(fleet: SimFleet, region: str) -> list[str]:
+    """Names of a region's replicas; raises `ScenarioError` if there is none."""
+    names = [replica.name for replica in fleet.replicas if replica.region == region]
+    if not names:
+        regions = dict.fromkeys(replica.region for replica in fleet.replicas)
+        raise ScenarioError(f"no replica in region {region!r}; the fleet has replicas in: {', '.join(regions)}")
+    return names
+
+
+def region_rtt_s(fleet: SimFleet, region: str) -> float:
+    """Mean round trip to a region as the fleet has it; raises `ScenarioError` if nobody is there."""
+    first = replicas_in(fleet, region)[0]
+    return next(replica.link.rtt_s for replica in fleet.replicas if replica.name == first)
+
+
+# -- helpers
+
+
+def _from_to(world: World, start_s: float, begin: Callable[[], None], end_s: float, end: Callable[[], None]) -> None:
+    world.kernel.at(start_s, begin)
+    if end_s < inf:
+        world.kernel.at(end_s, end)
+
+
+def _each(world: World, at_s: float, act: Callable[[str], None], replica: str) -> None:
+    if at_s < inf:
+        world.kernel.at(at_s, lambda: act(replica))
+
+
+def _told(world: World, tell: Callable[[str, bool], None], replica: str, start_s: float, end_s: float) -> None:
+    _from_to(world, start_s, lambda: tell(replica, False), end_s, lambda: tell(replica, True))
+
+
+def _cutting(world: World) -> tuple[Callable[[str], None], Callable[[str], None]]:
+    if isinstance(world, Severable):
+        severable = world
+        return lambda replica: severable.set_reachable(replica, False), lambda replica: severable.set_reachable(
+            replica, True
+        )
+    return world.kill, world.revive
+
+
+def _one_or_all(world: World, replica: str | None) -> Sequence[str]:
+    return [each.name for each in world.fleet.replicas] if replica is None else [_replica(world, replica)]
+
+
+def _replica(world: World, name: str) -> str:
+    names = [replica.name for replica in world.fleet.replicas]
+    if name not in names:
+        raise UnknownReplica(f"no replica named {name!r}; the fleet has: {', '.join(names)}")
+    return name
+
+
+def _lane(
+    rng: np.random.Generator,
+    duration_s: float,
+    every_s: float,
+    lasts_s: float,
+    make: Callable[[float, float], Fault | None],
+) -> Iterator[Fault]:
+    """Faults one after the other."""
+    at_s = 0.0
+    while True:
+        start_s = at_s + every_s * max(0.1, rng.exponential())
+        at_s = start_s + lasts_s * rng.uniform(0.2, 1.8)
+        if at_s > duration_s:
+            return
+        fault = make(start_s, at_s)
+        if fault is not None:
+            yield fault
+
+
+def _gone(rng: np.random.Generator, fleet: SimFleet, start_s: float, end_s: float) -> Fault | None:
+    """A kill or a partition that leaves somebody; none where there is one replica only."""
+    replica = _drawn(rng, fleet)
+    if rng.random() < 0.5 and len(replicas_in(fleet, replica.region)) < len(fleet.replicas):
+        return Partition(replica.region, start_s, end_s)
+    return Kill(replica.name, start_s, end_s) if len(fleet.replicas) > 1 else None
+
+
+def _slow(rng: np.random.Generator, fleet: SimFleet, start_s: float, end_s: float) -> Fault:
+    factor = float(np.exp(rng.uniform(np.log(1.5), np.log(10.0))))
+    return Slow(_drawn(rng, fleet).name, factor, start_s, end_s)
+
+
+def _any(rng: np.random.Generator, fleet: SimFleet) -> str | None:
+    """One replica, or once in four all of them."""
+    replica = _drawn(rng, fleet).name
+    return None if rng.random() < 0.25 else replica
+
+
+def _drawn(rng: np.random.Generator, fleet: SimFleet) -> SimReplica:
+    return fleet.replicas[int(rng.integers(len(fleet.replicas)))]

@@ -1,0 +1,119 @@
+"""The oracle: a policy that sees what every engine really does, and so bounds what any cost model can reach.
+
+Owns the yardstick's cost. How an engine goes on from here is `projection`; the form of the cost is `gorgo-ms`'s, so
+that the difference between the two is what `gorgo-ms` does not know.
+
+It sees: each engine's line, batch, cache and step under way, who is on the way there, its present speed, the present
+mean round trip, and who is dead. It does not see: what will arrive later, how long its own request's output is, the
+jitter of a trip, and when a fault begins or ends. It is greedy like every policy, so it is a yardstick and no bound: a
+router that knew the next arrivals could do a few per cent better. A far replica is priced by the requests under way to
+it, which is what the proxy could know, were it told everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.candidates import Candidates
+from gorgo.core.cost import least_cost
+from gorgo.core.decision import Choice
+from gorgo.core.path import round_trips
+from gorgo.core.policy import IndexKind
+from gorgo.core.request import RouteRequest
+from gorgo.core.weights import Weights, WeightSpec
+from gorgo.policies.gorgo_ms import GorgoMs
+from gorgo.sim.faults import EngineView
+from gorgo.sim.projection import Newcomer, alone_s, foresee
+
+#: What a dead replica costs, ms: more than any line, and finite, so that sums of terms stay numbers.
+DEAD_MS = 3.6e6
+
+Floats = NDArray[np.float64]
+
+
+class Oracle:
+    """cost = N + W + P + (lambda * P + delta) * n, in ms, every term true.
+
+    N is the network's time (mean round trip, as often as this body takes), W + P the time in the engine until the first
+    token if nobody else comes, P this request's own prefill alone on that engine, n the requests there and on the way
+    there. The first three are the predicted time to first token.
+
+    `look` at the engines once before the first choice.
+
+    References
+    ----------
+    DESIGN.md, "What the oracle knows"; the weights are those of `gorgo-ms`.
+    """
+
+    name: ClassVar[str] = "oracle"
+    summary: ClassVar[str] = "the cost of `gorgo-ms` with every term true, read from the simulated engines"
+    unit: ClassVar[str] = "ms"
+    index: ClassVar[IndexKind] = "bounded"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = tuple(
+        spec for spec in GorgoMs.weight_specs if spec.name in ("lambda", "delta")
+    )
+
+    def __init__(self) -> None:
+        self._engines: Mapping[str, EngineView] = {}
+
+    def look(self, engines: Mapping[str, EngineView]) -> None:
+        """See these engines, by replica, from now on: views of the living thing, not copies."""
+        self._engines = engines
+
+    def choose(
+        self,
+        request: RouteRequest,
+        candidates: Candidates,
+        weights: Weights,
+        rng: np.random.Generator,
+    ) -> Choice:
+        views = [self._engines[name] for name in candidates.names]
+        rtt_s = np.array([view.rtt_s for view in views])
+        trips = _trips(request, candidates, rtt_s)
+        arrives_s = candidates.now + rtt_s * (trips - 0.5)
+        there = zip(views, arrives_s.tolist(), strict=True)
+        engine_ms, prefill_ms = np.array([_engine_ms(view, request, at_s, candidates.now) for view, at_s in there]).T
+        terms = {
+            "rtt": rtt_s * trips * 1e3,
+            "queue": engine_ms - prefill_ms,
+            "prefill": prefill_ms,
+            "externality": (weights["lambda"] * prefill_ms + weights["delta"]) * _in_flight(views),
+        }
+        predicted_s = (candidates.now - request.received_s) + (terms["rtt"] + engine_ms) / 1e3
+        return least_cost(terms, candidates, rng, predicted_ttft_s=predicted_s)
+
+
+def make_oracle() -> Oracle:
+    """A new one; it belongs to one simulation, which lets it look at its engines."""
+    return Oracle()
+
+
+def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floats:
+    return round_trips(
+        request.body_bytes,
+        congestion=candidates.congestion_bytes,
+        receive=candidates.receive_bytes,
+        idle_s=candidates.now - candidates.sent_s,
+        rtt_s=rtt_s,
+        connect=candidates.connect_trips,
+    )
+
+
+def _engine_ms(view: EngineView, request: RouteRequest, arrives_s: float, now: float) -> tuple[float, float]:
+    """From arrival to first token, and the part of it that is this request's own prefill."""
+    if not view.alive:
+        return DEAD_MS, 0.0
+    model = view.model
+    newcomer = Newcomer(request.blocks, request.prompt_tokens, arrives_s)
+    foreseen = foresee(model, view.on_the_way, newcomer, now=now)
+    new_tokens = request.prompt_tokens - foreseen.cached_tokens
+    prefill_s = alone_s(model.profile, new_tokens, foreseen.cached_tokens) * model.slowdown
+    return (foreseen.first_token_s - arrives_s) * 1e3, prefill_s * 1e3
+
+
+def _in_flight(views: list[EngineView]) -> Floats:
+    return np.array([view.model.running + view.model.queued + len(view.on_the_way) for view in views], dtype=np.float64)
