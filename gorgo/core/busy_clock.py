@@ -121,12 +121,18 @@ class BusyClock:
 
     def _settle(self, engine_s: float) -> None:
         """Let those pass whose prefill must be over though nobody sees it; say when the first in line is due."""
-        while self._line and not self._head().seen and self._due_s() <= engine_s:
+        self.due_s = inf
+        while self._line:
+            head = self._head()
+            due_s = self._due_s()
+            if head.seen:
+                self.due_s = due_s
+                return
+            if due_s > engine_s:
+                return
             self._pass_head()
-        if not self._line:
-            # What is left of dead reckoning is noise: an empty line is an idle engine.
-            self.free_at_s = min(self.free_at_s, engine_s)
-        self.due_s = self._due_s() if self._line and self._head().seen else inf
+        # What is left of dead reckoning is noise: an empty line is an idle engine.
+        self.free_at_s = min(self.free_at_s, engine_s)
 
     def _pass_head(self) -> None:
         self._anchor_s = self._due_s()
@@ -141,10 +147,11 @@ class BusyClock:
         return next(iter(self._line))
 
     def _head(self) -> _Waiting:
-        return self._line[self._head_key()]
+        return next(iter(self._line.values()))
 
     def _began_s(self) -> float:
         return max(self._anchor_s, self._head().arrives_s)
 
     def _due_s(self) -> float:
-        return self._began_s() + self._head().prior_s * self.speed.factor
+        head = self._head()
+        return max(self._anchor_s, head.arrives_s) + head.prior_s * self.speed.factor

@@ -50,93 +50,92 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def _column(self, name: str) -> Floats:
-        kept: Floats = getattr(self.columns, name)
-        if self.whole:
-            return kept
-        if name not in self._gathered:
-            self._gathered[name] = kept[self.slots]
-        return self._gathered[name]
+    def _gather(self, name: str) -> Floats:
+        found = self._gathered.get(name)
+        if found is None:
+            kept: Floats = getattr(self.columns, name)
+            found = self._gathered[name] = kept[self.slots]
+        return found
 
     @property
     def rtt_s(self) -> Floats:
-        return self._column("rtt_s")
+        return self.columns.rtt_s if self.whole else self._gather("rtt_s")
 
     @property
     def in_flight_requests(self) -> Floats:
-        return self._column("in_flight_requests")
+        return self.columns.in_flight_requests if self.whole else self._gather("in_flight_requests")
 
     @property
     def in_flight_tokens(self) -> Floats:
-        return self._column("in_flight_tokens")
+        return self.columns.in_flight_tokens if self.whole else self._gather("in_flight_tokens")
 
     @property
     def queued_prefill_tokens(self) -> Floats:
-        return self._column("queued_prefill_tokens")
+        return self.columns.queued_prefill_tokens if self.whole else self._gather("queued_prefill_tokens")
 
     @property
     def running_requests(self) -> Floats:
-        return self._column("running_requests")
+        return self.columns.running_requests if self.whole else self._gather("running_requests")
 
     @property
     def queued_requests(self) -> Floats:
-        return self._column("queued_requests")
+        return self.columns.queued_requests if self.whole else self._gather("queued_requests")
 
     @property
     def used_tokens(self) -> Floats:
-        return self._column("used_tokens")
+        return self.columns.used_tokens if self.whole else self._gather("used_tokens")
 
     @property
     def kv_capacity_tokens(self) -> Floats:
-        return self._column("kv_capacity_tokens")
+        return self.columns.kv_capacity_tokens if self.whole else self._gather("kv_capacity_tokens")
 
     @property
     def max_running_requests(self) -> Floats:
-        return self._column("max_running_requests")
+        return self.columns.max_running_requests if self.whole else self._gather("max_running_requests")
 
     @property
     def free_at_s(self) -> Floats:
-        return self._column("free_at_s")
+        return self.columns.free_at_s if self.whole else self._gather("free_at_s")
 
     @property
     def due_s(self) -> Floats:
-        return self._column("due_s")
+        return self.columns.due_s if self.whole else self._gather("due_s")
 
     @property
     def waiting_prefill_s(self) -> Floats:
-        return self._column("waiting_prefill_s")
+        return self.columns.waiting_prefill_s if self.whole else self._gather("waiting_prefill_s")
 
     @property
     def slowdown(self) -> Floats:
-        return self._column("slowdown")
+        return self.columns.slowdown if self.whole else self._gather("slowdown")
 
     @property
     def prefill_base_s(self) -> Floats:
-        return self._column("prefill_base_s")
+        return self.columns.prefill_base_s if self.whole else self._gather("prefill_base_s")
 
     @property
     def prefill_token_s(self) -> Floats:
-        return self._column("prefill_token_s")
+        return self.columns.prefill_token_s if self.whole else self._gather("prefill_token_s")
 
     @property
     def prefill_kappa_s(self) -> Floats:
-        return self._column("prefill_kappa_s")
+        return self.columns.prefill_kappa_s if self.whole else self._gather("prefill_kappa_s")
 
     @property
     def congestion_bytes(self) -> Floats:
-        return self._column("congestion_bytes")
+        return self.columns.congestion_bytes if self.whole else self._gather("congestion_bytes")
 
     @property
     def receive_bytes(self) -> Floats:
-        return self._column("receive_bytes")
+        return self.columns.receive_bytes if self.whole else self._gather("receive_bytes")
 
     @property
     def sent_s(self) -> Floats:
-        return self._column("sent_s")
+        return self.columns.sent_s if self.whole else self._gather("sent_s")
 
     @property
     def connect_trips(self) -> Floats:
-        return self._column("connect_trips")
+        return self.columns.connect_trips if self.whole else self._gather("connect_trips")
 
     @property
     def salt(self) -> NDArray[np.uint64]:
@@ -145,7 +144,12 @@ class Candidates:
     @property
     def cached_tokens(self) -> Floats:
         """Prompt tokens of this request believed cached, per row."""
-        return self.matched_tokens if self.whole else self.matched_tokens[self.slots]
+        if self.whole:
+            return self.matched_tokens
+        found = self._gathered.get("cached_tokens")
+        if found is None:
+            found = self._gathered["cached_tokens"] = self.matched_tokens[self.slots]
+        return found
 
     @property
     def uncached_tokens(self) -> Floats:

@@ -6,8 +6,7 @@ place, so that what `/admin/decisions` shows is what was compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import nan
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,8 @@ def known_or_worst(column: Floats) -> Floats:
 
     What is not known must never look free: a replica that has not answered a probe yet would attract everything.
     """
-    worst = np.maximum.reduce(column)
-    if worst == worst:  # NaN would have come through the maximum: nothing is unknown
+    worst = column[column.argmax()]  # a fourth of the time of a reduction
+    if worst == worst:  # NaN would have been the maximum: nothing is unknown
         return column
     worst = np.fmax.reduce(column)
     return np.where(np.isnan(column), worst if worst == worst else 0.0, column)
@@ -36,19 +35,16 @@ def least_cost(
     rng: np.random.Generator,
     *,
     fallback: str | None = None,
-    predicted_ttft_s: Floats | None = None,
+    predicted_ttft_s: Callable[[int], float | None] | None = None,
 ) -> Choice:
     """The candidate with the least sum of `terms`; ties go to the fewest in flight, then to chance.
 
     The terms are kept with the decision, so they must be the caller's own arrays, never the fleet's columns.
-    `predicted_ttft_s` has an entry per candidate, NaN where there is no prediction.
+    `predicted_ttft_s` is asked for the chosen row alone.
     """
     columns = iter(terms.values())
     cost = next(columns)
     for column in columns:
         cost = cost + column
     row = pick_least(cost, candidates.in_flight_requests, rng)
-    predicted_s = nan if predicted_ttft_s is None else float(predicted_ttft_s[row])
-    return Choice(
-        row, terms, cost, predicted_ttft_s=None if predicted_s != predicted_s else predicted_s, fallback=fallback
-    )
+    return Choice(row, terms, cost, None if predicted_ttft_s is None else predicted_ttft_s(row), fallback)

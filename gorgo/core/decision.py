@@ -81,9 +81,11 @@ class Decision:
 
 def pick_least(cost: NDArray[np.float64], in_flight: NDArray[np.float64], rng: np.random.Generator) -> int:
     """Row of the least cost; ties go to the fewest in flight, then to chance, so that a burst does not herd."""
-    tied = np.flatnonzero(cost <= cost.min() + TIE)
-    if len(tied) == 1:
-        return int(tied[0])
+    least = int(cost.argmin())
+    near = cost <= cost[least] + TIE
+    if np.count_nonzero(near) == 1:
+        return least
+    tied = np.flatnonzero(near)
     load = in_flight[tied]
     tied = tied[load == load.min()]
     return int(tied[0] if len(tied) == 1 else tied[rng.integers(len(tied))])

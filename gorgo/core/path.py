@@ -34,6 +34,9 @@ RTO_SLACK_S = 0.2
 
 Floats = NDArray[np.float64]
 
+#: As arrays: numpy makes one of a Python number at each use, which takes as long as the arithmetic.
+_NONE, _ONE, _FIRST = np.array(0.0), np.array(1.0), np.array(INITIAL_WINDOW_BYTES)
+
 
 class Windows(NamedTuple):
     """What sender and receiver of one connection allow under way, bytes."""
@@ -70,13 +73,15 @@ def flights(body_bytes: float, windows: Windows) -> tuple[int, Windows]:
 
 def flights_of_each(body_bytes: float, congestion: Floats, receive: Floats) -> Floats:
     """`flights` for columns of windows, without a loop; 1 where they are unknown (NaN)."""
-    # The sender's window doubles in `started` flights until the receiver's is the smaller one, which doubles then.
-    started = np.maximum(np.ceil(np.log2(receive / congestion)), 0.0)
-    left = body_bytes - congestion * (np.exp2(started) - 1.0)
-    trips = np.ceil(np.log2(body_bytes / congestion + 1.0))
-    if np.fmax.reduce(left) > 0.0:
-        trips = np.where(left > 0.0, started + np.ceil(np.log2(np.maximum(left, 0.0) / receive + 1.0)), trips)
-    return np.fmax(trips, 1.0)
+    # The sender's window doubles with each flight for as long as the receiver's is the larger one, which doubles then.
+    trips: Floats = np.ceil(np.log2(body_bytes / congestion + _ONE))
+    if not np.fmin.reduce(receive) >= body_bytes:
+        started = np.maximum(np.ceil(np.log2(receive / congestion)), _NONE)
+        left = body_bytes - congestion * (np.exp2(started) - _ONE)
+        if np.fmax.reduce(left) > 0.0:
+            trips = np.where(left > _NONE, started + np.ceil(np.log2(np.maximum(left, _NONE) / receive + _ONE)), trips)
+    at_least_one: Floats = np.fmax(trips, _ONE)
+    return at_least_one
 
 
 def congestion_now(congestion: float, idle_s: float, rtt_s: float) -> float:
@@ -87,9 +92,19 @@ def congestion_now(congestion: float, idle_s: float, rtt_s: float) -> float:
 
 def congestion_of_each(congestion: Floats, idle_s: Floats, rtt_s: Floats) -> Floats:
     """`congestion_now` for columns."""
-    halvings = np.floor(np.maximum(idle_s, 0.0) / (rtt_s + RTO_SLACK_S))
-    left: Floats = np.maximum(congestion * np.exp2(-halvings), INITIAL_WINDOW_BYTES)
+    if not idle_s[idle_s.argmax()] < RTO_SLACK_S:
+        halvings = np.floor(np.maximum(idle_s, _NONE) / (rtt_s + RTO_SLACK_S))
+        congestion = congestion * np.exp2(-halvings)
+    left: Floats = np.maximum(congestion, _FIRST)
     return left
+
+
+def one_trip_each(body_bytes: float, congestion: Floats) -> bool:
+    """Whether `round_trips` is plainly 1 everywhere: nobody tells, or a small body and a connection open everywhere."""
+    least = congestion[congestion.argmin()]
+    if least != least:  # NaN is the least where there is one
+        least = np.fmin.reduce(congestion)
+    return bool(least != least or (least > 0.0 and body_bytes <= INITIAL_WINDOW_BYTES))
 
 
 def round_trips(
@@ -107,10 +122,9 @@ def round_trips(
     connect:
         Round trips to open a new one.
     """
-    new = congestion == 0.0
-    trips: Floats = 1.0 + connect * new
+    opening: Floats = connect * (congestion == 0.0)
     if body_bytes <= INITIAL_WINDOW_BYTES:
-        return trips
+        return opening + 1.0
     # A connection yet to be opened has the first window, which is what is left of none.
     usable = congestion_of_each(congestion, idle_s, rtt_s)
-    return trips - 1.0 + flights_of_each(body_bytes, usable, receive)
+    return opening + flights_of_each(body_bytes, usable, receive)

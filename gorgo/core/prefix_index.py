@@ -285,7 +285,11 @@ class PrefixIndex:
             tick = holding.recent.get(node, 0)
             latest = max(latest, tick) if tick % 2 else latest
             newest = islice(reversed(node.children.values()), _FEW_CHILDREN)
-            node = next((child for child in newest if child.confirmed & holding.bit), None)
+            node = None
+            for child in newest:
+                if child.confirmed & holding.bit:
+                    node = child
+                    break
         return latest
 
     def _path_to(self, blocks: bytes) -> list[_Node]:

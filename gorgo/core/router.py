@@ -277,7 +277,8 @@ class Router:
     def _dispatch(self, state: RequestState, eligible: Eligible, now: float) -> Dispatch:
         request, columns = state.request, self._fleet.columns
         matched = self.index.match(request.blocks, len(columns.salt)) * request.block_tokens
-        np.minimum(matched, request.prompt_tokens, out=matched)
+        if matched[matched.argmax()] > request.prompt_tokens:  # full blocks rarely are more than the prompt
+            np.minimum(matched, request.prompt_tokens, out=matched)
         candidates = Candidates(
             eligible.slots, eligible.names, columns, matched, request.prompt_tokens, whole=eligible.whole, now=now
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from math import isnan
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from gorgo.core.candidates import Candidates
 from gorgo.core.cost import known_or_worst, least_cost
 from gorgo.core.decision import Choice
-from gorgo.core.path import round_trips
+from gorgo.core.path import one_trip_each, round_trips
 from gorgo.core.policy import IndexKind
 from gorgo.core.prefill import prefill_s
 from gorgo.core.request import RouteRequest
@@ -20,6 +21,23 @@ from gorgo.core.weights import Weights, WeightSpec
 LATE_S = 0.3
 
 Floats = NDArray[np.float64]
+
+#: Constants as arrays: numpy makes one of a Python number at each use, which takes as long as the arithmetic.
+_MS, _HALF, _NONE = np.array(1e3), np.array(0.5), np.array(0.0)
+
+
+class _Scales(NamedTuple):
+    """The weights as arrays without a dimension; those of times in seconds take them to ms on the way."""
+
+    rtt: Floats
+    queue: Floats
+    share: Floats
+    delta_ms: float
+
+    @classmethod
+    def of(cls, weights: Weights) -> _Scales:
+        rtt, queue = np.array(weights["m_rtt"] * 1e3), np.array(weights["m_queue"] * 1e3)
+        return cls(rtt, queue, np.array(weights["lambda"]), weights["delta"])
 
 
 class GorgoMs:
@@ -51,6 +69,9 @@ class GorgoMs:
         WeightSpec("delta", 0.0, 0.0, 100.0, "ms per request in flight", tuned="never"),
     )
 
+    def __init__(self) -> None:
+        self._scaled: tuple[Weights, _Scales] | None = None
+
     def choose(
         self,
         request: RouteRequest,
@@ -58,27 +79,47 @@ class GorgoMs:
         weights: Weights,
         rng: np.random.Generator,
     ) -> Choice:
+        scales = self._scales(weights)
         rtt_s = known_or_worst(candidates.rtt_s)
         trips = _trips(request, candidates, rtt_s)
-        network_ms = rtt_s * trips * 1e3
-        work_ms = _work_s(candidates, rtt_s, trips) * 1e3
-        prefill_ms = _prefill_s(candidates) * 1e3
+        network_s = rtt_s if trips is None else rtt_s * trips
+        one_way_s = rtt_s * _HALF
+        work_s = _work_s(candidates, network_s - one_way_s, one_way_s)
+        prefill_ms = _prefill_s(candidates) * _MS
+        stalled_ms = prefill_ms * scales.share
+        if scales.delta_ms:
+            stalled_ms = stalled_ms + scales.delta_ms
         terms = {
-            "rtt": weights["m_rtt"] * network_ms,
-            "queue": weights["m_queue"] * work_ms,
+            "rtt": network_s * scales.rtt,
+            "queue": work_s * scales.queue,
             "prefill": prefill_ms,
-            "externality": (weights["lambda"] * prefill_ms + weights["delta"]) * candidates.in_flight_requests,
+            "externality": stalled_ms * candidates.in_flight_requests,
         }
-        # No prediction where the round trip is unknown: the worst known one is for comparing only.
-        predicted_s = (candidates.now - request.received_s) + candidates.rtt_s * trips + (work_ms + prefill_ms) / 1e3
+        before_s = candidates.now - request.received_s
+
+        def predicted_s(row: int) -> float | None:
+            # No prediction where the round trip is unknown: the worst known one is for comparing only.
+            if isnan(candidates.rtt_s[row]):
+                return None
+            return float(before_s + network_s[row] + work_s[row] + prefill_ms[row] / 1e3)
+
         return least_cost(terms, candidates, rng, predicted_ttft_s=predicted_s)
 
+    def _scales(self, weights: Weights) -> _Scales:
+        """The weights as arrays, made once per set of them."""
+        if self._scaled is None or self._scaled[0] is not weights:
+            self._scaled = weights, _Scales.of(weights)
+        return self._scaled[1]
 
-def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floats:
-    """Round trips until the first byte of an answer that takes no time."""
+
+def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floats | None:
+    """Round trips until the first byte of an answer that takes no time; `None` if it is one everywhere."""
+    congestion = candidates.congestion_bytes
+    if one_trip_each(request.body_bytes, congestion):
+        return None
     return round_trips(
         request.body_bytes,
-        congestion=candidates.congestion_bytes,
+        congestion=congestion,
         receive=candidates.receive_bytes,
         idle_s=candidates.now - candidates.sent_s,
         rtt_s=rtt_s,
@@ -86,18 +127,19 @@ def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floa
     )
 
 
-def _work_s(candidates: Candidates, rtt_s: Floats, trips: Floats) -> Floats:
+def _work_s(candidates: Candidates, way_s: Floats, one_way_s: Floats) -> Floats:
     """W: work left when this request gets there; on a stuck engine all that waits and how late it is."""
-    one_way_s, now = rtt_s / 2, candidates.now
-    work_s = np.maximum(candidates.free_at_s - now - rtt_s * (trips - 0.5), 0.0)
-    late_s = (now - LATE_S) - candidates.due_s - one_way_s
-    if np.maximum.reduce(late_s) <= 0.0:
+    work_s: Floats = np.maximum(candidates.free_at_s - candidates.now - way_s, _NONE)
+    due_s, late_since_s = candidates.due_s, candidates.now - LATE_S
+    if due_s[due_s.argmin()] >= late_since_s:  # nobody's first token is even due
         return work_s
+    late_s = late_since_s - due_s - one_way_s
     return np.where(late_s > 0.0, candidates.waiting_prefill_s + late_s, work_s)
 
 
 def _prefill_s(candidates: Candidates) -> Floats:
     """P: of what is not cached there, behind what is."""
     c = candidates
-    prior_s = prefill_s(c.prefill_base_s, c.prefill_token_s, c.prefill_kappa_s, c.uncached_tokens, c.cached_tokens)
+    cached = c.cached_tokens
+    prior_s = prefill_s(c.prefill_base_s, c.prefill_token_s, c.prefill_kappa_s, c.prompt_tokens - cached, cached)
     return c.slowdown * prior_s
