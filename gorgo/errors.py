@@ -54,6 +54,22 @@ class WeightsError(GorgoError, ValueError):
     """Weights that the policy does not have, or outside their box."""
 
 
+class TunerError(GorgoError, ValueError):
+    """An optimizer, a campaign or their saved state was given what cannot be. The message names it."""
+
+
+class WeightsFrozen(GorgoError):  # noqa: N818 - reads as the fact
+    """Somebody has pinned the weights, and they are not changed until they are thawed. Says who, when and why."""
+
+
+class VersionConflict(GorgoError):  # noqa: N818
+    """The weights are no longer those that the caller has seen. Says which version is in force."""
+
+
+class StateError(GorgoError):
+    """The proxy's state file cannot be written, so what was to be kept there is not done. Says file and reason."""
+
+
 class HistoryError(GorgoError):
     """The tuner's history cannot be opened, read or written. The message names the database and what to do."""
 

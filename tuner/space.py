@@ -7,7 +7,7 @@ declared by the policy (`gorgo.core.weights`); which vector to try next is the o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 
 from gorgo.core.weights import WeightSpec
@@ -74,6 +74,30 @@ class LogBox:
         """The weights at `point`, each clipped to its box."""
         assert len(point) == len(self.specs), "one coordinate per weight"
         return {spec.name: _clipped(spec, coordinate) for spec, coordinate in zip(self.specs, point, strict=True)}
+
+
+def tuned_box(
+    specs: Sequence[WeightSpec], *, asked: bool = False, box: Mapping[str, tuple[float, float]] | None = None
+) -> LogBox:
+    """The box of those weights of a policy that a tuner may move.
+
+    Parameters
+    ----------
+    specs:
+        All of the policy's weights. `never` stays where it is; `asked` (a preference, as lambda) too, unless `asked`.
+    box:
+        Other bounds by name, wider or narrower, for experiments; the policy's default must lie within.
+
+    Raises `WeightsError` where nothing is left to move, or a name of `box` is not among what moves.
+    """
+    moved = {spec.name: spec for spec in specs if spec.tuned == "always" or (asked and spec.tuned == "asked")}
+    if not moved:
+        raise WeightsError("this policy has no weight that a tuner may move")
+    for name, (low, high) in (box or {}).items():
+        if name not in moved:
+            raise WeightsError(f"box for {name!r}: not a weight that is moved; expected one of {', '.join(moved)}")
+        moved[name] = replace(moved[name], low=low, high=high)
+    return LogBox(tuple(moved.values()))
 
 
 def _inside(spec: WeightSpec, value: float) -> float:

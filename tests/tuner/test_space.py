@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gorgo.core.weights import Weights, WeightSpec
 from gorgo.errors import WeightsError
-from tuner.space import LogBox
+from tuner.space import LogBox, tuned_box
 
 SPECS = (
     WeightSpec("w_rtt", 0.5, 0.05, 2.0, "per ms of RTT"),
@@ -60,3 +60,43 @@ def test_weight_that_is_not_in_the_box_is_left_alone() -> None:
 def test_box_that_has_no_logarithm_is_refused(low: float, default: float, high: float) -> None:
     with pytest.raises(WeightsError, match="a log space needs"):
         LogBox((WeightSpec("w", default, low, high, "-"),))
+
+
+PREFERENCES = (
+    WeightSpec("m_rtt", 1.0, 0.25, 4.0, "factor"),
+    WeightSpec("lambda", 0.2, 0.1, 1.0, "a preference", tuned="asked"),
+    WeightSpec("delta", 0.0, 0.0, 100.0, "ms", tuned="never"),
+)
+
+
+def names(box: LogBox) -> list[str]:
+    return [spec.name for spec in box.specs]
+
+
+def test_a_preference_moves_only_when_asked_and_what_is_never_tuned_never() -> None:
+    assert names(tuned_box(PREFERENCES)) == ["m_rtt"]
+    assert names(tuned_box(PREFERENCES, asked=True)) == ["m_rtt", "lambda"]
+
+
+def test_a_box_can_be_widened_by_name() -> None:
+    box = tuned_box(PREFERENCES, asked=True, box={"lambda": (0.01, 2.0)})
+    assert box.from_log(box.to_log({"lambda": 0.02}))["lambda"] == pytest.approx(0.02)
+    assert box.specs[0].high == 4.0
+
+
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [
+        ({"delta": (0.1, 1.0)}, "'delta': not a weight that is moved; expected one of m_rtt"),
+        ({"m_rtt": (0.0, 4.0)}, "needs 0 < low"),
+        ({"m_rtt": (2.0, 4.0)}, "around 1"),
+    ],
+)
+def test_a_box_that_cannot_be_searched_is_refused(box: dict[str, tuple[float, float]], message: str) -> None:
+    with pytest.raises(WeightsError, match=message):
+        tuned_box(PREFERENCES, box=box)
+
+
+def test_a_policy_with_nothing_to_move_is_refused() -> None:
+    with pytest.raises(WeightsError, match="no weight that a tuner may move"):
+        tuned_box(PREFERENCES[2:])

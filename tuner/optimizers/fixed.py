@@ -1,0 +1,16 @@
+"""Never moves: what a campaign measures when nothing changes, its noise and its false alarms."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tuner.optimizers.base import Base
+
+
+class Fixed(Base):
+    """Proposes its start, always."""
+
+    name: ClassVar[str] = "fixed"
+
+    def _propose(self) -> tuple[float, ...]:
+        return self._parent
