@@ -35,16 +35,21 @@ def least_cost(
     rng: np.random.Generator,
     *,
     fallback: str | None = None,
-    predicted_ttft_s: Callable[[int], float | None] | None = None,
+    predicted_ttft_s: Floats | Callable[[int], float | None] | None = None,
 ) -> Choice:
     """The candidate with the least sum of `terms`; ties go to the fewest in flight, then to chance.
 
     The terms are kept with the decision, so they must be the caller's own arrays, never the fleet's columns.
-    `predicted_ttft_s` is asked for the chosen row alone.
+    `predicted_ttft_s` has an entry per candidate, NaN where there is no prediction, or is asked for the chosen row alone.
     """
     columns = iter(terms.values())
     cost = next(columns)
     for column in columns:
         cost = cost + column
     row = pick_least(cost, candidates.in_flight_requests, rng)
-    return Choice(row, terms, cost, None if predicted_ttft_s is None else predicted_ttft_s(row), fallback)
+    if isinstance(predicted_ttft_s, np.ndarray):
+        value = float(predicted_ttft_s[row])
+        predicted_s = None if value != value else value
+    else:
+        predicted_s = None if predicted_ttft_s is None else predicted_ttft_s(row)
+    return Choice(row, terms, cost, predicted_s, fallback)
