@@ -210,9 +210,7 @@ class EngineModel(Generic[RequestT]):
         if run is None or run.iterations == 1:
             return 0, None
         over = run.under_way(now) - 1
-        starts_s = run.ended_s(over)
-        first_s = run.first_s + over * run.growth_s
-        left = Step(starts_s, starts_s + first_s, run.requests, (), 1, first_s, run.growth_s)
+        left = Step(run.ended_s(over), run.ended_s(over + 1), run.requests, ())
         self._go_on(run.requests, over)
         for request in run.requests:
             request.emitted += over

@@ -29,6 +29,8 @@ class Kernel:
     def __init__(self) -> None:
         #: The time of the event that is handled, or was last, s.
         self.now = 0.0
+        #: Events handled so far.
+        self.handled = 0
         self._heap: list[tuple[float, int, Handler]] = []
         self._sequence = 0
         self._stopped = False
@@ -49,6 +51,7 @@ class Kernel:
         self._stopped = False
         while heap and heap[0][0] <= until_s and not self._stopped:
             self.now, _, handler = heappop(heap)
+            self.handled += 1
             handler()
 
     def stop(self) -> None:

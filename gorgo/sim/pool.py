@@ -25,7 +25,7 @@ Told = Callable[[OpenConnection | None], None]
 class Kept:
     """One connection, and what the proxy has noted of it."""
 
-    __slots__ = ("connection", "given_back_s", "sent_s", "used", "windows")
+    __slots__ = ("connection", "given_back_s", "lost", "sent_s", "used", "windows")
 
     def __init__(self, path: HasLink) -> None:
         self.connection = Connection(path)
@@ -34,6 +34,7 @@ class Kept:
         self.given_back_s = 0.0
         #: Had served another request before the latest one.
         self.used = False
+        self.lost = False
 
 
 class Pool:
@@ -51,6 +52,7 @@ class Pool:
         self._path = path
         self._tell = told
         self._idle: deque[Kept] = deque()
+        self._in_use: set[Kept] = set()
         self._last_told: tuple[Kept, float] | None = None
 
     def take(self, body_bytes: int, *, now: float) -> tuple[Kept, int]:
@@ -65,18 +67,30 @@ class Pool:
             kept = Kept(self._path)
             kept.windows = flights(body_bytes, kept.windows)[1]
         kept.sent_s = now
+        self._in_use.add(kept)
         self._tell_next()
         return kept, kept.connection.waits(body_bytes, now=now)
 
     def give_back(self, kept: Kept, *, now: float) -> None:
-        """Its answer was read to the end."""
+        """Its answer was read to the end. A connection that was lost meanwhile is not kept."""
+        self._in_use.discard(kept)
+        if kept.lost:
+            return
         self._let_go(now)
         kept.given_back_s = now
         self._idle.append(kept)
         self._tell_next()
 
+    def close(self, kept: Kept) -> None:
+        """The proxy gave its answer up."""
+        kept.lost = True
+        self._in_use.discard(kept)
+
     def lose_all(self) -> None:
-        """The replica has reset them; those in use are not given back."""
+        """The replica has reset all of them."""
+        for kept in self._in_use:
+            kept.lost = True
+        self._in_use.clear()
         self._idle.clear()
         self._tell_next()
 

@@ -1,0 +1,100 @@
+"""From a trace to what a simulation is fed: blocks by the trace's own ids, or by the proxy's fingerprint of its text.
+
+Owns the conversion. Ids stand for prefixes of whole 512-token blocks already, so they go in directly. A row with a body
+of its own is known by the fingerprint of its text, in blocks of the same size. `fingerprinted` is for comparing with a
+live run: the Router then sees exactly what the proxy would show it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from math import ceil
+
+import numpy as np
+
+from gorgo.apps.replay.bodies import body_of
+from gorgo.apps.traces import BLOCK_TOKENS, TraceRequest, scheduled_s
+from gorgo.apps.traces.text import BYTES_PER_TOKEN
+from gorgo.core.fingerprint import Fingerprinter
+from gorgo.core.prompt import read_prompt
+from gorgo.sim.feed import SimRequest
+
+_CHAT = "/v1/chat/completions"
+#: Of the fingerprint where a trace brings its text; any will do, because nobody crafts a trace's prompts.
+_KEY = 0
+_MASK = (1 << 64) - 1
+
+
+def feed_of(requests: Sequence[TraceRequest], *, time_scale: float = 1.0) -> list[SimRequest]:
+    """Requests of a trace in the order of their times; `time_scale` acts here, once."""
+    return [_by_ids(request, time_scale) if request.hash_ids else _by_text(request, time_scale) for request in requests]
+
+
+def fingerprinted(
+    requests: Sequence[TraceRequest], *, model: str, key: int, block_bytes: int, time_scale: float = 1.0
+) -> list[SimRequest]:
+    """The same as the proxy sees them when they are replayed, by the fingerprint of their text under `key`."""
+    fingerprinter = Fingerprinter(key=key, block_bytes=block_bytes)
+    feed = []
+    for request in requests:
+        body = body_of(request, model)
+        seen = fingerprinter(read_prompt(_CHAT, json.loads(body)))
+        feed.append(
+            SimRequest(
+                index=request.index,
+                arrival_s=scheduled_s(request, time_scale),
+                prompt_tokens=ceil(seen.text_bytes / BYTES_PER_TOKEN),
+                output_tokens=request.output_tokens,
+                blocks=seen.blocks,
+                head=seen.head,
+                body_bytes=len(body),
+            )
+        )
+    return feed
+
+
+def _by_ids(request: TraceRequest, time_scale: float) -> SimRequest:
+    ids = request.hash_ids
+    full = request.input_tokens // BLOCK_TOKENS
+    return SimRequest(
+        index=request.index,
+        arrival_s=scheduled_s(request, time_scale),
+        prompt_tokens=request.input_tokens,
+        output_tokens=request.output_tokens,
+        blocks=np.array([number & _MASK for number in ids[:full]], dtype="<u8").tobytes(),
+        head=ids[0] & _MASK,
+        body_bytes=request.input_tokens * BYTES_PER_TOKEN + _envelope_bytes(),
+    )
+
+
+def _by_text(request: TraceRequest, time_scale: float) -> SimRequest:
+    """A prompt that only its own text tells; without one it is nobody's but its own."""
+    if request.body is None:
+        head = _MASK - request.index
+        blocks, body_bytes = b"", request.input_tokens * BYTES_PER_TOKEN + _envelope_bytes()
+    else:
+        seen = _fingerprinter()(read_prompt(_CHAT, request.body))
+        head, blocks = seen.head, seen.blocks[: request.input_tokens // BLOCK_TOKENS * 8]
+        body_bytes = len(body_of(request, "model"))
+    return SimRequest(
+        index=request.index,
+        arrival_s=scheduled_s(request, time_scale),
+        prompt_tokens=request.input_tokens,
+        output_tokens=request.output_tokens,
+        blocks=blocks,
+        head=head,
+        body_bytes=body_bytes,
+    )
+
+
+@cache
+def _fingerprinter() -> Fingerprinter:
+    return Fingerprinter(key=_KEY, block_bytes=BLOCK_TOKENS * BYTES_PER_TOKEN)
+
+
+@cache
+def _envelope_bytes() -> int:
+    """What a body has beside its prompt."""
+    return len(body_of(TraceRequest(0, 0.0, 1, 100), "model")) - BYTES_PER_TOKEN

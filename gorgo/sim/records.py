@@ -1,0 +1,71 @@
+"""What a simulation leaves behind: a record per request, and the gaps between tokens in one histogram.
+
+Owns the records. Their keys are those of the live replay's `requests.jsonl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gorgo.sim.gaps import GapHistogram
+
+
+@dataclass(slots=True, kw_only=True)
+class SimRecord:
+    """One request; times in seconds of the run, latencies from `scheduled_s`. What never came to be is None.
+
+    `replica`, `weights_version`, the prediction and the belief are those of the last dispatch.
+    """
+
+    id: str
+    scheduled_s: float
+    sent_s: float
+    input_tokens: int
+    replica: str | None = None
+    region: str | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    ttft_ms: float | None = None
+    e2e_s: float | None = None
+    status: int | None = None
+    error: str | None = None
+    weights_version: int | None = None
+    predicted_ttft_ms: float | None = None
+    believed_cached_tokens: int | None = None
+    attempts: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """A line of requests.jsonl: its keys, and `believed_cached_tokens`."""
+        return {
+            "id": self.id,
+            "scheduled_s": round(self.scheduled_s, 6),
+            "sent_s": round(self.sent_s, 6),
+            "replica": self.replica,
+            "region": self.region,
+            "input_tokens": self.input_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "ttft_ms": _rounded(self.ttft_ms, 3),
+            "e2e_s": _rounded(self.e2e_s, 6),
+            "status": self.status,
+            "error": self.error,
+            "weights_version": self.weights_version,
+            "predicted_ttft_ms": _rounded(self.predicted_ttft_ms, 1),
+            "believed_cached_tokens": self.believed_cached_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SimResult:
+    """A finished run: records in the order of the feed, pooled gaps of what completed, and how long it went."""
+
+    records: Sequence[SimRecord]
+    gaps: GapHistogram
+    ended_s: float
+    events: int
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

@@ -1,0 +1,403 @@
+"""One run in virtual time: the proxy's own Router and policy, simulated replicas, one feed of requests.
+
+Owns the shell around the Router: what it answers is carried out, what happens is told to it, as the proxy does both.
+How engines and network behave is `site` and below; when something happens is `kernel`.
+
+Theory of operation. A run begins with a look at every replica, and the first requests come after it. Probes, scrapes,
+pings that keep connections warm, faults and controllers are events beside those of requests. The run ends when the
+feed is exhausted and no request is open, whatever else is still in the heap. A cheap bound on memory follows: a record
+per request of the feed, and in the heap what is in flight.
+
+What the proxy does and this does not: the time-out between two chunks (60 s; a stalled stream of a simulated engine
+goes on), jitter of the intervals, and the CPU time of routing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from gorgo.core.actions import Action, Dispatch, Reject
+from gorgo.core.limits import RouterLimits
+from gorgo.core.policy import Policy
+from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, RouteRequest
+from gorgo.core.router import Router
+from gorgo.core.weights import Weights
+from gorgo.errors import UnknownReplica
+from gorgo.sim.feed import BLOCK_TOKENS, SimRequest
+from gorgo.sim.fleet import SimFleet
+from gorgo.sim.gaps import GapHistogram
+from gorgo.sim.kernel import Kernel
+from gorgo.sim.network import Draws, Trips
+from gorgo.sim.records import SimRecord, SimResult
+from gorgo.sim.replica import Sending
+from gorgo.sim.site import Site
+
+#: As the proxy: twice within the time that an idle connection is kept.
+WARM_INTERVAL_S = 2.0
+#: As the proxy: figures older than so many intervals are stale.
+STALE_INTERVALS = 3
+#: As the proxy's default: an attempt without content is given up after so long, s.
+FIRST_CONTENT_TIMEOUT_S = 120.0
+#: Keys of trips per request: more than the attempts that any limit allows in practice.
+_KEYS = 8
+
+
+class Startable(Protocol):
+    """A fault, which puts itself into the heap (`faults`)."""
+
+    def start(self, world: Simulation) -> None: ...
+
+
+class Controller(Protocol):
+    """Something that acts on the Router now and then: a tuner, an operator."""
+
+    @property
+    def next_s(self) -> float | None:
+        """When it acts next; None: never again."""
+
+    def act(self, router: Router, now: float) -> None: ...
+
+
+@runtime_checkable
+class Onlooker(Protocol):
+    """A policy that sees the engines."""
+
+    def look(self, engines: Mapping[str, Site]) -> None: ...
+
+
+class _Served:
+    """A request of the feed while it is open."""
+
+    __slots__ = ("record", "request")
+
+    def __init__(self, request: SimRequest, record: SimRecord) -> None:
+        self.request = request
+        self.record = record
+
+
+class Simulation:
+    """One run; made for one feed.
+
+    Parameters
+    ----------
+    fleet:
+        The replicas.
+    policy:
+        Who chooses. One that can `look` is shown the engines before the run.
+    weights:
+        Values to start with; the policy's defaults if None.
+    seed:
+        Of the network's jitter, which is the same for every policy, and of the Router's chance.
+    faults:
+        Each `start`s itself.
+    limits:
+        The Router's bounds. Default: those of the proxy, with blocks of `block_tokens`.
+    probe_interval_s, scrape_interval_s:
+        As in regions.yaml.
+    block_tokens:
+        Tokens of one hash of a request's `blocks`, and of one item in the engines' caches.
+    controllers:
+        Act when they say.
+    ahead:
+        As in `SimEngine`.
+
+    Example
+    -------
+    >>> from gorgo.core.replica import ReplicaSpec
+    >>> from gorgo.policies.registry import make_policy
+    >>> from gorgo.sim.fleet import SimReplica
+    >>> from gorgo.sim.network import Link
+    >>> from gorgo.sim.profiles import find_profile
+    >>> profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
+    >>> replica = SimReplica(ReplicaSpec("eu-0", "eu-frankfurt"), profile, Link(rtt_s=0.095, jitter=0.0))
+    >>> request = SimRequest(index=0, arrival_s=0.0, prompt_tokens=1150, output_tokens=2, blocks=b"", head=0)
+    >>> result = Simulation(SimFleet([replica]), make_policy("gorgo-ms"), seed=0).run([request])
+    >>> result.records[0].replica, round(result.records[0].ttft_ms)  # 95 ms, 12 ms, 100 ms, and attention
+    ('eu-0', 208)
+    """
+
+    def __init__(
+        self,
+        fleet: SimFleet,
+        policy: Policy,
+        *,
+        seed: int,
+        weights: Weights | None = None,
+        faults: Sequence[Startable] = (),
+        limits: RouterLimits | None = None,
+        probe_interval_s: float = 30.0,
+        scrape_interval_s: float = 30.0,
+        block_tokens: int = BLOCK_TOKENS,
+        controllers: Sequence[Controller] = (),
+        ahead: bool = True,
+    ) -> None:
+        stale_after_s = STALE_INTERVALS * max(probe_interval_s, scrape_interval_s)
+        self.fleet = fleet
+        self.kernel = Kernel()
+        self.router = Router(
+            [replica.spec for replica in fleet.replicas],
+            policy,
+            rng=np.random.default_rng([seed, 0x726F75]),
+            boot_id=f"simulated-{seed}",
+            weights=weights,
+            limits=limits or RouterLimits(block_tokens=float(block_tokens), stale_after_s=stale_after_s),
+        )
+        self.gaps = GapHistogram()
+        self._draws = Draws(seed)
+        self.engines: Mapping[str, Site] = {
+            replica.name: Site(
+                self.kernel,
+                self,
+                replica,
+                number=number,
+                draws=self._draws,
+                block_tokens=block_tokens,
+                gaps=self.gaps,
+                ahead=ahead,
+            )
+            for number, replica in enumerate(fleet.replicas)
+        }
+        self._policy = policy
+        self._block_tokens = float(block_tokens)
+        self._faults = faults
+        self._intervals = (probe_interval_s, scrape_interval_s)
+        self._controllers = controllers
+        self._feed: Sequence[SimRequest] = ()
+        self._next = 0
+        self._served: dict[str, _Served] = {}
+        self._records: list[SimRecord] = []
+        #: Attempts in the order in which they will have waited too long, and where they went.
+        self._waiting: deque[tuple[float, Sending, Site]] = deque()
+        self._timer_s: float | None = None
+
+    def run(self, feed: Sequence[SimRequest]) -> SimResult:
+        """Serve every request of `feed`, which is in the order of arrival."""
+        assert not self._records, "a simulation runs once"
+        self._feed = feed
+        self._prepare()
+        if feed:
+            self.kernel.at(feed[0].arrival_s, self._receive)
+            self.kernel.run()
+        assert not self._served, "every request has ended"
+        return SimResult(self._records, self.gaps, self.kernel.now, self.kernel.handled)
+
+    def every(self, interval_s: float, callback: Callable[[Router, float], None]) -> None:
+        """Call `callback(router, now)` after each interval, as long as requests are open or to come."""
+        assert interval_s > 0, "time passes in between"
+
+        def act() -> None:
+            callback(self.router, self.kernel.now)
+            self.kernel.at(self.kernel.now + interval_s, act)
+
+        self.kernel.at(self.kernel.now + interval_s, act)
+
+    # -- what faults do
+
+    def set_slowdown(self, replica: str, factor: float) -> None:
+        """The replica's steps from now on take so many times as long."""
+        self._site(replica).set_slowdown(factor)
+
+    def set_rtt(self, region: str, rtt_s: float) -> None:
+        """The mean round trip to a region is another."""
+        for site in self._sites(region):
+            site.set_rtt(rtt_s)
+
+    def kill(self, replica: str) -> None:
+        """Open requests fail and new ones are refused; what it held is lost."""
+        self._site(replica).kill()
+
+    def revive(self, replica: str) -> None:
+        """It answers again, with an empty cache."""
+        self._site(replica).revive()
+
+    def set_reachable(self, replica: str, reachable: bool) -> None:
+        """Cut off from the proxy, as if killed, but it keeps its cache."""
+        self._site(replica).set_reachable(reachable)
+
+    def set_metrics(self, replica: str, told: bool) -> None:
+        """Whether scrapes succeed."""
+        self._site(replica).tells_metrics = told
+
+    def set_probes(self, replica: str, told: bool) -> None:
+        """Whether probes are answered."""
+        self._site(replica).tells_probes = told
+
+    def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:
+        """That share of requests to the region takes so much longer to get there, uniform between the two."""
+        for site in self._sites(region):
+            site.set_path_delay(share, low_s, high_s)
+
+    # -- what sites tell
+
+    def tell_path(self, replica: str, connection: OpenConnection | None) -> None:
+        self._carry_out(self.router.on_path(replica, connection, now=self.kernel.now))
+
+    def tell_probe(self, replica: str, rtt_s: float | None) -> None:
+        self._carry_out(self.router.on_probe(replica, rtt_s, now=self.kernel.now))
+        self._arm()
+
+    def tell_sample(self, replica: str, sample: EngineSample | None) -> None:
+        self._carry_out(self.router.on_engine_sample(replica, sample, now=self.kernel.now))
+        self._arm()
+
+    def first_token(self, sending: Sending) -> None:
+        now = self.kernel.now
+        record = self._served[sending.request_id].record
+        record.ttft_ms = (now - record.scheduled_s) * 1e3
+        self._carry_out(self.router.on_first_token(sending.attempt_id, now=now))
+
+    def ended(self, sending: Sending, outcome: Outcome) -> None:
+        actions = self.router.on_finish(sending.attempt_id, outcome, now=self.kernel.now)
+        if outcome.ending in (Ending.FAILED_BEFORE_CONTENT, Ending.BUSY):
+            self._arm()
+        else:
+            self._close(sending.request_id, outcome)
+        self._carry_out(actions)
+
+    # -- the run
+
+    def _prepare(self) -> None:
+        if isinstance(self._policy, Onlooker):
+            self._policy.look(self.engines)
+        for site in self.engines.values():
+            site.first_look()
+        probe_s, scrape_s = self._intervals
+        for interval_s, ask in ((probe_s, Site.probe), (scrape_s, Site.scrape), (WARM_INTERVAL_S, Site.warm)):
+            self.every(interval_s, partial(self._ask_all, ask))
+        for controller in self._controllers:
+            self._await(controller)
+        for fault in self._faults:
+            fault.start(self)
+
+    def _ask_all(self, ask: Callable[[Site], None], router: Router, now: float) -> None:
+        for site in self.engines.values():
+            ask(site)
+
+    def _await(self, controller: Controller) -> None:
+        if controller.next_s is not None:
+            self.kernel.at(max(controller.next_s, self.kernel.now), partial(self._control, controller))
+
+    def _control(self, controller: Controller) -> None:
+        controller.act(self.router, self.kernel.now)
+        self._await(controller)
+
+    def _receive(self) -> None:
+        """The next request of the feed is here."""
+        request = self._feed[self._next]
+        self._next += 1
+        now = self.kernel.now
+        request_id = str(request.index)
+        assert request_id not in self._served, "an index names one request"
+        record = SimRecord(id=request_id, scheduled_s=now, sent_s=now, input_tokens=request.prompt_tokens)
+        self._records.append(record)
+        self._served[request_id] = _Served(request, record)
+        if self._next < len(self._feed):
+            self.kernel.at(self._feed[self._next].arrival_s, self._receive)
+        self._carry_out(self.router.submit(self._route(request, request_id, now), now=now))
+
+    def _route(self, request: SimRequest, request_id: str, now: float) -> RouteRequest:
+        return RouteRequest(
+            request_id,
+            now,
+            prompt_tokens=request.prompt_tokens,
+            blocks=request.blocks,
+            block_tokens=self._block_tokens,
+            head=request.head,
+            session_id=request.session_id,
+            body_bytes=request.body_bytes,
+        )
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Dispatch():
+                    self._dispatch(action)
+                case Reject():
+                    self._reject(action)
+
+    def _dispatch(self, dispatch: Dispatch) -> None:
+        served, decision = self._served[dispatch.request_id], dispatch.decision
+        request, record = served.request, served.record
+        record.replica, record.region = dispatch.replica, dispatch.region
+        record.attempts = dispatch.attempt
+        record.weights_version = decision.weights_version
+        record.believed_cached_tokens = decision.believed_cached_tokens
+        predicted_s = decision.predicted_ttft_s
+        record.predicted_ttft_ms = None if predicted_s is None else predicted_s * 1e3
+        sending = Sending(
+            dispatch.request_id,
+            dispatch.attempt_id,
+            request.blocks,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            body_bytes=request.body_bytes,
+            trips=Trips(self._draws, request.index * _KEYS + dispatch.attempt),
+        )
+        site = self.engines[dispatch.replica]
+        self._watch(sending, site)
+        site.send(sending)
+
+    def _reject(self, reject: Reject) -> None:
+        record = self._served.pop(reject.request_id).record
+        record.status, record.error = reject.status, reject.code
+        record.e2e_s = self.kernel.now - record.scheduled_s
+        self._stop_if_done()
+
+    def _close(self, request_id: str, outcome: Outcome) -> None:
+        """The request has ended with its attempt."""
+        record = self._served.pop(request_id).record
+        record.status, record.error = outcome.status, outcome.error
+        record.cached_tokens, record.output_tokens = outcome.cached_tokens, outcome.output_tokens
+        record.e2e_s = self.kernel.now - record.scheduled_s
+        self._stop_if_done()
+
+    def _stop_if_done(self) -> None:
+        if not self._served and self._next == len(self._feed):
+            self.kernel.stop()
+
+    def _watch(self, sending: Sending, site: Site) -> None:
+        """Give the attempt up when it has no content in time. One event for all: they wait equally long."""
+        due_s = self.kernel.now + FIRST_CONTENT_TIMEOUT_S
+        self._waiting.append((due_s, sending, site))
+        if len(self._waiting) == 1:
+            self.kernel.at(due_s, self._give_up)
+
+    def _give_up(self) -> None:
+        waiting, now = self._waiting, self.kernel.now
+        late: list[tuple[Sending, Site]] = []
+        while waiting and (waiting[0][1].over or waiting[0][1].content_seen or waiting[0][0] <= now):
+            _, sending, site = waiting.popleft()
+            if not (sending.over or sending.content_seen):
+                late.append((sending, site))
+        if waiting:
+            self.kernel.at(waiting[0][0], self._give_up)
+        for sending, site in late:
+            site.give_up(sending)
+
+    def _arm(self) -> None:
+        """Wake the Router when it wants to be woken; told after whatever can move that time nearer."""
+        due_s = self.router.next_timer()
+        if due_s is not None and (self._timer_s is None or due_s < self._timer_s):
+            self._timer_s = due_s
+            self.kernel.at(max(due_s, self.kernel.now), partial(self._wake, due_s))
+
+    def _wake(self, due_s: float) -> None:
+        if due_s != self._timer_s:
+            return  # It was to be woken earlier, and was.
+        self._timer_s = None
+        self._carry_out(self.router.handle_timer(now=self.kernel.now))
+        self._arm()
+
+    def _site(self, replica: str) -> Site:
+        try:
+            return self.engines[replica]
+        except KeyError:
+            raise UnknownReplica(f"no replica named {replica!r}; the fleet has: {', '.join(self.engines)}") from None
+
+    def _sites(self, region: str) -> list[Site]:
+        return [site for site in self.engines.values() if site.replica.region == region]
