@@ -121,27 +121,32 @@ class _Projection:
 
     def run(self) -> Foreseen:
         while not self._done:
-            self._arrive()
             chunks = self._form()
             if chunks:
                 self._prefill(chunks)
+                self._arrive()
             elif self._ends:
                 self._decode()
+                self._arrive()
             else:
-                self._t = max(self._t, self._coming[0][0])
+                # An idle engine starts with the first who comes.
+                arrives_s, entry = self._coming.popleft()
+                self._t = max(self._t, arrives_s)
+                self._waiting.append(entry)
         return Foreseen(self._t, self._newcomer.cached)
 
     # -- the state at the end of the step under way
 
     def _end_step(self, model: EngineModel[Any], step: Step[Any] | None) -> None:
         """Of a run of decode iterations, the one that is under way now."""
-        over = 0
-        if step is not None:
-            over = step.under_way(self._t) - 1 if step.iterations > 1 else 0
-            self._t = step.ended_s(over + 1) if step.iterations > 1 else step.ends_s
-            self._context_tokens += over * len(step.requests)
-        computed = dict(zip(step.requests, step.chunks, strict=True)) if step is not None and step.chunks else {}
-        decoded = over + 1 if step is not None and not step.chunks else 0
+        if step is None:
+            assert model.idle, "an engine with work is in a step"
+            return
+        over = step.under_way(self._t) - 1 if step.iterations > 1 else 0
+        self._t = step.ended_s(over + 1) if step.iterations > 1 else step.ends_s
+        self._context_tokens += over * len(step.requests)
+        computed = dict(zip(step.requests, step.chunks, strict=True)) if step.chunks else {}
+        decoded = 0 if step.chunks else over + 1
         for request in model.decoding:
             self._pushes += 1
             left = request.output_tokens - request.emitted - decoded
@@ -154,6 +159,7 @@ class _Projection:
             self._prefilling.append(entry)
         for entry in [each for each in self._prefilling if each.prefilled == each.prompt_tokens]:
             self._first_token(entry)
+        self._arrive()
 
     # -- one step
 

@@ -1,0 +1,21 @@
+"""The fleet of most simulator tests: three regions, as regions.yaml has them."""
+
+from __future__ import annotations
+
+from gorgo.core.replica import ReplicaSpec
+from gorgo.sim.fleet import SimFleet, SimReplica
+from gorgo.sim.network import Link
+from gorgo.sim.profiles import find_profile
+from gorgo.sim.scenario import with_right_priors
+
+REGIONS = {"us-ashburn": 0.002, "eu-frankfurt": 0.095, "ap-seoul": 0.180}
+
+
+def three_regions(**regions_s: float) -> SimFleet:
+    """One 2x L40S replica per region, `<region>-0`, the Router told the truth."""
+    profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
+    replicas = [
+        SimReplica(ReplicaSpec(f"{region}-0", region), profile, Link(rtt_s=rtt_s))
+        for region, rtt_s in (regions_s or REGIONS).items()
+    ]
+    return with_right_priors(SimFleet(tuple(replicas)))

@@ -1,0 +1,155 @@
+"""What the oracle foresees against what the engine then does."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gorgo.sim.engine_model import EngineModel
+from gorgo.sim.engine_request import EngineRequest
+from gorgo.sim.profiles import EngineProfile
+from gorgo.sim.projection import Foreseen, Newcomer, alone_s, foresee
+from tests.sim.profiles import round_profile
+
+Arrival = tuple[float, EngineRequest]
+
+
+class Driven:
+    """An engine in virtual time with a list of arrivals: steps one by one, or runs of them that arrivals interrupt."""
+
+    def __init__(self, profile: EngineProfile, arrivals: list[Arrival], *, ahead: bool, slowdown: float) -> None:
+        self.model: EngineModel[EngineRequest] = EngineModel(profile, item_bytes=1)
+        self.model.slowdown = slowdown
+        self.arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
+        self.ahead = ahead
+
+    def run(self, until_s: float) -> None:
+        """Everything that happens before `until_s`."""
+        while True:
+            arrival_s = self.arrivals[0][0] if self.arrivals else inf
+            step_s = self.model.step.ends_s if self.model.step else inf
+            if min(arrival_s, step_s) >= until_s:
+                return
+            if arrival_s <= step_s:
+                self._arrive(*self.arrivals.pop(0))
+            else:
+                assert self.model.step is not None
+                self.model.finish_step(self.model.step)
+                self.model.start_step(now=step_s, ahead=self.ahead)
+                self.model.check()
+
+    def add(self, at_s: float, request: EngineRequest) -> None:
+        self.arrivals = sorted([*self.arrivals, (at_s, request)], key=lambda arrival: arrival[0])
+
+    def _arrive(self, at_s: float, request: EngineRequest) -> None:
+        self.model.interrupt(now=at_s)
+        self.model.submit(request, now=at_s)
+        if self.model.step is None:
+            self.model.start_step(now=at_s, ahead=self.ahead)
+
+
+def a_request(prompt: str, output_tokens: int) -> EngineRequest:
+    return EngineRequest(prompt.encode(), prompt_tokens=len(prompt), output_tokens=output_tokens)
+
+
+#: Few letters, so that prompts share prefixes; long and short ones, so that chunks are cut and shared.
+prompts = st.builds(
+    lambda head, middle, tail: "s" * head + middle * 30 + tail * 7,
+    st.sampled_from([0, 40, 90]),
+    st.text("ab", max_size=4),
+    st.text("abcd", min_size=1, max_size=6),
+)
+arrivals = st.lists(st.tuples(st.floats(0.0, 2.0), prompts, st.integers(1, 40)), max_size=14)
+
+
+def foreseen_and_real(
+    profile: EngineProfile,
+    drawn: list[tuple[float, str, int]],
+    prompt: str,
+    *,
+    now: float,
+    away_s: float,
+    ahead: bool,
+    slowdown: float = 1.0,
+) -> tuple[Foreseen, EngineRequest]:
+    """At `now` the engine has what arrived before; the others are on the way, the newcomer `away_s` away."""
+    requests = [(at_s, a_request(each, output)) for at_s, each, output in drawn]
+    driven = Driven(profile, requests, ahead=ahead, slowdown=slowdown)
+    driven.run(now)
+    foreseen = foresee(driven.model, driven.arrivals, Newcomer(prompt.encode(), len(prompt), now + away_s), now=now)
+    newcomer = a_request(prompt, 1)
+    driven.add(now + away_s, newcomer)
+    driven.run(inf)
+    return foreseen, newcomer
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    arrivals,
+    prompts,
+    st.floats(0.001, 2.5),
+    st.floats(0.0, 0.5),
+    st.booleans(),
+    st.sampled_from([1.0, 3.0]),
+    st.sampled_from([2, 8]),
+)
+def test_first_token_comes_when_it_was_foreseen(
+    drawn: list[tuple[float, str, int]],
+    prompt: str,
+    now: float,
+    away_s: float,
+    ahead: bool,
+    slowdown: float,
+    max_running: int,
+) -> None:
+    profile = round_profile(max_running_requests=max_running)
+    foreseen, newcomer = foreseen_and_real(
+        profile, drawn, prompt, now=now, away_s=away_s, ahead=ahead, slowdown=slowdown
+    )
+    assert foreseen.first_token_s == pytest.approx(newcomer.first_token_s, abs=1e-6)
+    assert foreseen.cached_tokens == newcomer.cached_tokens
+
+
+@settings(max_examples=150, deadline=None)
+@given(arrivals, prompts, st.floats(0.001, 2.5))
+def test_a_full_pool_is_foreseen_roughly(drawn: list[tuple[float, str, int]], prompt: str, now: float) -> None:
+    """The pool holds two or three requests: each wait for room is off by a few endings at most, never by a line."""
+    profile = round_profile(kv_tokens=700)
+    foreseen, newcomer = foreseen_and_real(profile, drawn, prompt, now=now, away_s=0.01, ahead=True)
+    assert newcomer.first_token_s is not None
+    real_s = newcomer.first_token_s - now
+    assert 0.3 * real_s - 0.5 <= foreseen.first_token_s - now <= 3 * real_s + 0.5
+
+
+def test_a_sibling_before_it_in_line_has_its_prefix_cached_by_then() -> None:
+    profile = round_profile(chunk_tokens=90)
+    foreseen, _ = foreseen_and_real(
+        profile, [(0.0, "x" * 90, 1), (0.05, "s" * 90, 1)], "s" * 90 + "a" * 10, now=0.06, away_s=0.01, ahead=False
+    )
+    assert foreseen.cached_tokens == 90
+    # 100 ms for the first, 100 for its sibling, which fills a chunk, 20 for its own ten tokens.
+    assert foreseen.first_token_s == pytest.approx(0.220)
+
+
+def test_looking_changes_nothing() -> None:
+    requests: list[Arrival] = [(0.1 * n, a_request("s" * 50 + "ab"[n % 2] * 60, 20)) for n in range(8)]
+    driven = Driven(round_profile(), requests, ahead=True, slowdown=1.0)
+    driven.run(0.55)
+    before = (driven.model.step, list(driven.model.waiting), driven.model.context_tokens, len(driven.arrivals))
+    newcomer = Newcomer(b"s" * 80, 80, 0.6)
+    first = foresee(driven.model, driven.arrivals, newcomer, now=0.55)
+    assert foresee(driven.model, driven.arrivals, newcomer, now=0.55) == first
+    assert before == (driven.model.step, list(driven.model.waiting), driven.model.context_tokens, len(driven.arrivals))
+    driven.model.check()
+
+
+def test_a_prefill_alone_takes_what_the_engine_takes() -> None:
+    profile = round_profile(chunk_tokens=64)
+    rng = np.random.default_rng(5)
+    for tokens in rng.integers(1, 500, 20).tolist():
+        foreseen = foresee(EngineModel(profile, item_bytes=1), [], Newcomer(b"x" * tokens, tokens, 1.0), now=0.0)
+        assert foreseen.first_token_s - 1.0 == pytest.approx(alone_s(profile, tokens, 0))

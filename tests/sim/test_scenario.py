@@ -1,0 +1,117 @@
+"""The table of scenarios: what each makes of a fleet, of a run, of arrivals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gorgo.core.prefill import PrefillPrior
+from gorgo.errors import ScenarioError, UnknownScenario
+from gorgo.sim.faults import Kill, LatePath, RttShift, Slow, StaleMetrics, StaleProbes
+from gorgo.sim.fleet import SimFleet, SimReplica
+from gorgo.sim.scenario import SCENARIOS, find_scenario, nearest, squeezed, with_right_priors
+from tests.sim.fleets import three_regions
+
+FLEET = three_regions()
+
+
+def p_of(replica: SimReplica) -> float:
+    """What the Router believes a prefill of 10,000 tokens behind 5,000 takes."""
+    spec = replica.spec
+    prior = PrefillPrior.of(spec.prefill_base_s, spec.prefill_tokens_per_s, spec.prefill_kappa_s)
+    assert prior.known
+    return prior.seconds(10_000, 5_000)
+
+
+def test_an_unknown_scenario_is_told_which_there_are() -> None:
+    with pytest.raises(UnknownScenario, match=r"'nope'; there are: steady, slow-replica, .*priors-slow"):
+        find_scenario("nope")
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_fits_three_regions_and_keeps_names_unique(name: str) -> None:
+    scenario = find_scenario(name)
+    fleet = scenario.fleet(FLEET)
+    scenario.faults(fleet, 600.0)
+    names = [replica.name for replica in fleet.replicas]
+    assert len(set(names)) == len(names) >= 3
+
+
+def test_steady_changes_nothing() -> None:
+    steady = find_scenario("steady")
+    assert steady.fleet(FLEET) is FLEET
+    assert not steady.faults(FLEET, 600.0)
+
+
+def test_faults_hit_the_nearest_replica_at_their_share_of_the_run() -> None:
+    assert find_scenario("slow-replica").faults(FLEET, 600.0) == [Slow("us-ashburn-0", 3.0, 200.0, 400.0)]
+    assert find_scenario("killed").faults(FLEET, 600.0) == [Kill("us-ashburn-0", 200.0, 300.0)]
+    assert find_scenario("rtt-shift").faults(FLEET, 600.0) == [RttShift("eu-frankfurt", 0.32, 300.0)]
+    assert find_scenario("stale-metrics").faults(FLEET, 600.0) == [
+        StaleMetrics(None, 200.0, 400.0),
+        StaleProbes(None, 200.0, 400.0),
+    ]
+    assert find_scenario("late-path").faults(FLEET, 600.0) == [
+        LatePath(region) for region in ("us-ashburn", "eu-frankfurt", "ap-seoul")
+    ]
+
+
+def test_an_rtt_shift_needs_its_region() -> None:
+    with pytest.raises(ScenarioError, match="'eu-frankfurt'; the fleet has replicas in: us-ashburn"):
+        find_scenario("rtt-shift").faults(SimFleet(FLEET.replicas[:1]), 600.0)
+
+
+def test_a_mixed_fleet_has_one_faster_replica_and_the_router_knows() -> None:
+    mixed = find_scenario("mixed-fleet").fleet(FLEET)
+    assert [replica.profile.name.split("-")[0] for replica in mixed.replicas] == ["2xL40S", "1xH100", "2xL40S"]
+    assert [replica.spec.kv_capacity_tokens for replica in mixed.replicas] == [983_549, 788_766, 983_549]
+    assert p_of(mixed.replicas[1]) < 0.85 * p_of(mixed.replicas[0])
+    with pytest.raises(ScenarioError, match="two replicas"):
+        find_scenario("mixed-fleet").fleet(SimFleet(FLEET.replicas[:1]))
+
+
+def test_six_replicas_are_two_per_region_each_like_its_sibling() -> None:
+    six = find_scenario("six-replicas").fleet(FLEET)
+    assert [replica.name for replica in six.replicas] == [
+        *("us-ashburn-0", "eu-frankfurt-0", "ap-seoul-0"),
+        *("us-ashburn-1", "eu-frankfurt-1", "ap-seoul-1"),
+    ]
+    for one, other in zip(six.replicas[:3], six.replicas[3:], strict=True):
+        assert (one.link, one.profile, one.region) == (other.link, other.profile, other.region)
+    assert find_scenario("six-replicas").fleet(six) == six, "a region that has two stays"
+
+
+def test_one_region_is_near_all_over() -> None:
+    one = find_scenario("one-region").fleet(FLEET)
+    assert {(replica.region, replica.link.rtt_s) for replica in one.replicas} == {("us-ashburn", 0.002)}
+
+
+def test_wrong_priors_are_wrong_by_three_and_engines_as_they_were() -> None:
+    fast, slow = (find_scenario(name).fleet(FLEET) for name in ("priors-fast", "priors-slow"))
+    for right, faster, slower in zip(FLEET.replicas, fast.replicas, slow.replicas, strict=True):
+        assert p_of(faster) == pytest.approx(p_of(right) / 3)
+        assert p_of(slower) == pytest.approx(p_of(right) * 3)
+        assert faster.profile is slower.profile is right.profile
+        assert faster.spec.kv_capacity_tokens == right.spec.kv_capacity_tokens
+    assert with_right_priors(fast) == FLEET
+
+
+def test_right_priors_are_the_profile_s() -> None:
+    (replica,) = with_right_priors(SimFleet(FLEET.replicas[:1])).replicas
+    assert p_of(replica) == pytest.approx(replica.profile.prefill_s(10_000, 10_000 * (5_000 + 5_000)))
+
+
+@given(st.lists(st.floats(0.0, 1e5), max_size=50))
+def test_bursts_keep_count_order_and_period(drawn: list[float]) -> None:
+    arrivals_s = np.sort(np.array(drawn))
+    moved_s = squeezed(arrivals_s)
+    assert len(moved_s) == len(arrivals_s)
+    assert np.all(np.diff(moved_s) >= 0)
+    assert np.array_equal(moved_s // 30.0, arrivals_s // 30.0), "so the mean rate stays"
+    assert np.all(moved_s % 30.0 <= 5.0 + 1e-9)
+
+
+def test_nearest_is_by_round_trip() -> None:
+    assert nearest(three_regions(far=0.1, near=0.01)).name == "near-0"
