@@ -18,6 +18,10 @@ class TraceError(GorgoError):
     """A trace file has a line that cannot be replayed. The message names the file and the line."""
 
 
+class FetchError(GorgoError):
+    """A data set could not be fetched. The message says from where, why, and how to get it by hand."""
+
+
 class ReplayError(GorgoError):
     """A replay cannot begin: the router does not answer or names no model."""
 

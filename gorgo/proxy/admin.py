@@ -1,12 +1,11 @@
 """The admin listener: what operators and tuners read and set. Its own port, and a token on every call.
 
-Owns the routes, their inputs and their errors; everything they do is one call of the Router.
+Owns the table of routes, who may call, the errors, and what only reads; `steering_routes` has what changes the routing.
 """
 
 from __future__ import annotations
 
 import hmac
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -16,18 +15,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gorgo.core.weights import Weights
-from gorgo.errors import UnknownPolicy, UnknownReplica, WeightsError
-from gorgo.policies.registry import make_policy
+from gorgo.errors import (
+    GorgoError,
+    StateError,
+    UnknownPolicy,
+    UnknownReplica,
+    VersionConflict,
+    WeightsError,
+    WeightsFrozen,
+)
+from gorgo.proxy.admin_calls import count_of, json_response, read_body
 from gorgo.proxy.errors import HttpError, error_json
 from gorgo.proxy.logs import log
 from gorgo.proxy.state import ProxyState
+from gorgo.proxy.steering_routes import SteeringRoutes
 
 TOKEN_VARIABLE = "GORGO_ADMIN_TOKEN"
 #: Samples per answer; a reader that lags asks again.
 MAX_SAMPLES = 1000
-#: Weights and names are short; more is not an admin call.
-MAX_BODY_BYTES = 64 * 1024
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -38,29 +43,34 @@ class Admin:
     def __init__(self, state: ProxyState, token: str | None) -> None:
         self._state = state
         self._token = None if token is None else token.encode()
+        self._steering = SteeringRoutes(state)
 
     def routes(self) -> list[Route]:
+        steering = self._steering
         table: list[tuple[str, str, Handler]] = [
             ("GET", "/admin/fleet", self.fleet),
-            ("GET", "/admin/weights", self.weights),
-            ("PUT", "/admin/weights", self.set_weights),
-            ("GET", "/admin/policy", self.policy),
-            ("PUT", "/admin/policy", self.set_policy),
+            ("GET", "/admin/weights", steering.weights),
+            ("PUT", "/admin/weights", steering.set_weights),
+            ("GET", "/admin/policy", steering.policy),
+            ("PUT", "/admin/policy", steering.set_policy),
+            ("POST", "/admin/freeze", steering.freeze),
+            ("POST", "/admin/thaw", steering.thaw),
             ("GET", "/admin/samples", self.samples),
             ("GET", "/admin/decisions/{request_id:path}", self.decisions),
-            ("POST", "/admin/replicas/{name}/drain", self.drain),
+            ("POST", "/admin/replicas/{name}/drain", steering.drain),
             ("POST", "/admin/flush", self.flush),
         ]
         return [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in table]
 
     async def fleet(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
         views = self._state.router.fleet_view(now=self._state.clock())
-        return _json(
+        return json_response(
             {
                 "boot_id": self._state.router.boot_id,
                 "region": self._state.config.proxy.region,
                 "in_flight": self._state.router.in_flight,
                 "stopping": self._state.stopping,
+                "routing": self._steering.in_force(),
                 "replicas": [view.as_dict() | {"reports": self._reports(view.name)} for view in views],
             }
         )
@@ -68,80 +78,29 @@ class Admin:
     def _reports(self, replica: str) -> Mapping[str, str]:
         return self._state.targets[replica].reports.as_dict()
 
-    async def weights(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
-        return self._weights(self._state.router.weights)
-
-    async def set_weights(self, request: Request) -> Response:
-        values = _values(await _body(request), required=True)
-        weights = self._state.router.set_weights(values, now=self._state.clock())
-        log("weights_set", policy=self._state.router.policy.name, version=weights.version, weights=dict(weights))
-        return self._weights(weights)
-
-    async def policy(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
-        return self._policy()
-
-    async def set_policy(self, request: Request) -> Response:
-        body = await _body(request)
-        name = body.get("policy")
-        if not isinstance(name, str):
-            raise HttpError(400, "invalid_request", 'expected {"policy": NAME, "weights": {NAME: NUMBER}?}')
-        values = _values(body, required=False)
-        weights = self._state.router.set_policy(make_policy(name), values, now=self._state.clock())
-        log("policy_set", policy=name, version=weights.version, weights=dict(weights))
-        return self._policy()
-
     async def samples(self, request: Request) -> Response:
-        after = _count(request, "after", 0)
-        limit = min(_count(request, "limit", MAX_SAMPLES), MAX_SAMPLES)
-        return _json(self._state.router.samples.after(after, limit))
+        after = count_of(request, "after", 0)
+        limit = min(count_of(request, "limit", MAX_SAMPLES), MAX_SAMPLES)
+        return json_response(self._state.router.samples.after(after, limit))
 
     async def decisions(self, request: Request) -> Response:
         request_id = request.path_params["request_id"]
         found = self._state.router.decisions(request_id)
         if not found:
             raise HttpError(404, "decision_not_found", "no decision for that request id is kept any more")
-        return _json({"request_id": request_id, "decisions": [decision.as_dict() for decision in found]})
-
-    async def drain(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        draining = (await _body(request)).get("drain", True)
-        if not isinstance(draining, bool):
-            raise HttpError(400, "invalid_request", 'expected {"drain": true} or {"drain": false}')
-        self._state.router.drain(name, draining, now=self._state.clock())
-        log("drain_set", replica=name, drain=draining)
-        return _json({"replica": name, "drain": draining})
+        return json_response({"request_id": request_id, "decisions": [decision.as_dict() for decision in found]})
 
     async def flush(self, request: Request) -> Response:
-        replica = (await _body(request)).get("replica")
+        replica = (await read_body(request)).get("replica")
         if replica is not None and not isinstance(replica, str):
             raise HttpError(400, "invalid_request", 'expected {"replica": NAME} or no body')
         self._state.router.flush(replica, now=self._state.clock())
         log("index_flushed", replica=replica)
-        return _json({"replica": replica, "flushed": True})
+        return json_response({"replica": replica, "flushed": True})
 
-    def _weights(self, weights: Weights) -> Response:
-        specs = {spec.name: spec for spec in self._state.router.policy.weight_specs}
-        return _json(
-            {
-                "policy": self._state.router.policy.name,
-                "version": weights.version,
-                "weights": dict(weights),
-                "boxes": {name: [spec.low, spec.high] for name, spec in specs.items()},
-            }
-        )
-
-    def _policy(self) -> Response:
-        policy, weights = self._state.router.policy, self._state.router.weights
-        return _json(
-            {
-                "policy": policy.name,
-                "summary": policy.summary,
-                "unit": policy.unit,
-                "index": policy.index,
-                "version": weights.version,
-                "weights": dict(weights),
-            }
-        )
+    async def on_refused_change(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
+        assert isinstance(error, GorgoError)
+        return _error(self._steering.refusal(error))
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
@@ -173,54 +132,16 @@ def admin_app(state: ProxyState, token: str | None) -> Starlette:
         UnknownPolicy: _on_bad_input,
         UnknownReplica: _on_unknown_replica,
     }
-    app = Starlette(routes=Admin(state, token).routes(), exception_handlers=handlers)
+    admin = Admin(state, token)
+    handlers |= dict.fromkeys((WeightsFrozen, VersionConflict, StateError), admin.on_refused_change)
+    app = Starlette(routes=admin.routes(), exception_handlers=handlers)
     app.router.redirect_slashes = False
     return app
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object of a call; an empty body is an empty object."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise HttpError(413, "request_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
-    try:
-        parsed = json.loads(bytes(body)) if body.strip() else {}
-    except (ValueError, RecursionError):
-        raise HttpError(400, "invalid_json", "the body is not JSON") from None
-    if not isinstance(parsed, dict):
-        raise HttpError(400, "invalid_json", "expected a JSON object as the body")
-    return parsed
-
-
-def _values(body: Mapping[str, Any], *, required: bool) -> dict[str, float]:
-    values = body.get("weights", None if required else {})
-    if not isinstance(values, dict) or not all(_is_number(value) for value in values.values()):
-        raise HttpError(400, "invalid_request", 'expected {"weights": {NAME: NUMBER}}')
-    return {name: float(value) for name, value in values.items()}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _count(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise HttpError(400, "invalid_request", f"{name}: expected a whole number")
-    return int(text)
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(json.dumps(value), status, media_type="application/json")
-
-
 def _error(error: HttpError) -> Response:
     headers = {name.decode(): value.decode() for name, value in error.headers}
-    body = error_json(error.status, error.code, error.message)
+    body = error_json(error.status, error.code, error.message, error.details)
     return Response(body, error.status, headers, media_type="application/json")
 
 

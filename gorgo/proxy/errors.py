@@ -6,7 +6,7 @@ Owns the words; who is to blame is decided elsewhere. No message repeats what a 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from email.utils import formatdate
 from math import ceil
 from typing import Any
@@ -30,8 +30,18 @@ _TYPES = {
 class HttpError(Exception):
     """Answer the client with this, and nothing else."""
 
-    def __init__(self, status: int, code: str, message: str, *, headers: Iterable[Header] = ()) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        headers: Iterable[Header] = (),
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
+        #: What a program wants to know besides, as keys of the error object.
+        self.details = details
         self.status = status
         self.code = code
         self.message = message
@@ -46,14 +56,15 @@ def error_of(reject: Reject) -> HttpError:
     return HttpError(reject.status, reject.code, reject.message, headers=headers)
 
 
-def error_json(status: int, code: str, message: str) -> bytes:
+def error_json(status: int, code: str, message: str, details: Mapping[str, Any] | None = None) -> bytes:
     """The body of an error.
 
     >>> error_json(404, "not_found", "no such route")
     b'{"error": {"message": "no such route", "type": "not_found_error", "param": null, "code": "not_found"}}'
     """
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
+    error = {"message": message, "type": kind, "param": None, "code": code, **(details or {})}
+    return json.dumps({"error": error}).encode()
 
 
 def error_event(status: int, code: str, message: str) -> bytes:

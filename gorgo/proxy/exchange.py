@@ -17,12 +17,14 @@ from typing import Any
 
 from gorgo.core.actions import Action, Dispatch
 from gorgo.core.request import Ending, Outcome
+from gorgo.core.tokens import MAX_NAME
 from gorgo.proxy.ask import Ask, read_ask
 from gorgo.proxy.body import ClientGone, draining, read_body
 from gorgo.proxy.errors import HttpError, Message, Receive, Send, error_event, error_of, send_error
 from gorgo.proxy.headers import Header, request_id, upstream_headers
 from gorgo.proxy.logs import log, log_failure, log_missing
 from gorgo.proxy.relay import Relay, RelayPlan, failure_of
+from gorgo.proxy.request_log import RequestLog
 from gorgo.proxy.sink import Sink
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.target import Target
@@ -64,6 +66,7 @@ class Account:
     outcome: Outcome | None = None
     code: str | None = None
     decision_s: float = 0.0
+    ask: Ask | None = None
 
 
 class Exchange:
@@ -149,6 +152,7 @@ class Exchange:
         started = perf_counter()
         ask = read_ask(self._state, self._route, self._headers, body, request_id=self._id, received_s=self._received_s)
         self._account.decision_s = perf_counter() - started
+        self._account.ask = ask
         return ask
 
     # -- attempts
@@ -332,6 +336,8 @@ class Exchange:
             state.metrics.client_gone()
         status = account.status or self._sink.status or 500
         state.metrics.request(self._route, state.router.policy.name, status)
+        if state.request_log is not None and account.ask is not None:
+            self._keep(state.request_log, account.ask, status)
         outcome = account.outcome
         log(
             "request",
@@ -347,4 +353,20 @@ class Exchange:
             output_tokens=None if outcome is None else outcome.output_tokens,
             retries=max(0, account.attempts - 1),
             error=None if outcome is None else outcome.error,
+        )
+
+    def _keep(self, request_log: RequestLog, ask: Ask, status: int) -> None:
+        """A line for those who replay this traffic, even if nobody could answer: it was asked."""
+        told = self._account.outcome or Outcome(Ending.CLIENT_GONE)
+        model = ask.route.model
+        request_log.add(
+            received_s=self._received_s,
+            # A client chooses it, so it can be of any length.
+            model=None if model is None or len(model) > MAX_NAME else model,
+            input_tokens=ask.route.prompt_tokens if told.prompt_tokens is None else told.prompt_tokens,
+            # What was cut short would have been longer.
+            output_tokens=told.output_tokens if told.ending is Ending.COMPLETED else None,
+            text_bytes=len(ask.prompt.text),
+            status=status,
+            blocks=ask.route.blocks,
         )

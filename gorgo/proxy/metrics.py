@@ -73,6 +73,14 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Blocks that the prefix index believes cached there."),
     MetricSpec("gorgo_weight", "gauge", ("policy", "weight"), "The weights in force."),
     MetricSpec("gorgo_weights_version", "gauge", (), "The version of the weights in force."),
+    MetricSpec("gorgo_weights_frozen", "gauge", (), "1 while the weights are pinned."),
+    MetricSpec("gorgo_state_writes_total", "counter", ("result",), "Writes of the state file: written or failed."),
+    MetricSpec(
+        "gorgo_request_log_lines_total",
+        "counter",
+        ("result",),
+        "Finished requests: written, dropped (too many), failed.",
+    ),
     MetricSpec("gorgo_config_reloads_total", "counter", ("result",), "Looks at a changed file: applied or refused."),
     MetricSpec("gorgo_config_reload_failed", "gauge", (), "1 while the file is refused and an older one is in force."),
     MetricSpec(
@@ -91,10 +99,11 @@ _BUCKETS = {"gorgo_decision_seconds": _DECISION_BUCKETS}
 
 @dataclass(slots=True)
 class ConfigInForce:
-    """When the configuration was taken, and whether a newer file was refused since."""
+    """When the configuration was taken, whether a newer file was refused since, and whether weights are frozen."""
 
     taken_s: float
     refused: bool = False
+    frozen: bool = False
 
 
 class Metrics:
@@ -160,6 +169,12 @@ class Metrics:
         self._child("gorgo_config_reloads_total", "refused").inc()
         self.config.refused = True
 
+    def state_written(self, well: bool) -> None:
+        self._child("gorgo_state_writes_total", "written" if well else "failed").inc()
+
+    def request_log(self, result: str, lines: int) -> None:
+        self._child("gorgo_request_log_lines_total", result).inc(lines)
+
     def keep_replicas(self, replicas: Collection[tuple[str, str]]) -> None:
         """Drop the series of every other (replica, region), so that a changing fleet does not grow the exposition."""
         for name, *labels in list(self._bound):
@@ -200,6 +215,7 @@ class _RouterGauges(Collector):
         for weight, value in self._router.weights.items():
             families["gorgo_weight"].add_metric((self._router.policy.name, weight), value)
         families["gorgo_weights_version"].add_metric((), self._router.weights.version)
+        families["gorgo_weights_frozen"].add_metric((), float(self._config.frozen))
         families["gorgo_config_reload_failed"].add_metric((), float(self._config.refused))
         families["gorgo_config_last_reload_timestamp_seconds"].add_metric((), self._config.taken_s)
         families["gorgo_build_info"].add_metric((__version__,), 1)

@@ -62,7 +62,7 @@ class Reloader:
         try:
             config = await self._file.parse(found)
             keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
-            policy, weights = _policy(config)
+            policy, weights = _policy(config, self._state.config)
             changes = compare(self._state.config, config)
             looks = await self._meet(changes, config, keys)
         except GorgoError as refusal:
@@ -73,7 +73,8 @@ class Reloader:
             self._state.metrics.reload_refused()
             log_failure("config_refused", failure)
             return
-        left = self._change(changes, config, keys, policy, weights, looks)
+        async with self._state.steering.turn():
+            left = self._change(changes, config, keys, policy, weights, looks)
         for target, watch in left:
             farewells.create_task(self._see_off(target, watch))
 
@@ -114,7 +115,11 @@ class Reloader:
         state = self._state
         joined = {watcher.target.name: watcher.target for watcher, _ in looks}
         self._change_fleet(changes, config)
-        self._change_policy(changes, policy, weights)
+        self._state.steering.follow(
+            config,
+            policy=policy if changes.policy else None,
+            weights=weights if changes.policy or changes.weights else None,
+        )
         gone = [state.targets[name] for name in (*changes.removed, *(replica.name for replica in changes.replaced))]
         state.targets = {row.name: joined.get(row.name) or state.targets[row.name] for row in config.replicas}
         for row in config.replicas:
@@ -148,18 +153,6 @@ class Reloader:
         for name, draining in changes.drains.items():
             router.drain(name, draining, now=now)
 
-    def _change_policy(self, changes: Changes, policy: Policy, weights: Weights) -> None:
-        """Only what the file itself changed: live weights outlive an edit elsewhere in it."""
-        router, now = self._state.router, self._state.clock()
-        if changes.policy:
-            version = router.set_policy(policy, weights, now=now).version
-            log("policy_set", policy=policy.name, version=version, weights=dict(weights))
-        elif changes.weights and router.policy.name == policy.name:
-            version = router.set_weights(weights, now=now).version
-            log("weights_set", policy=policy.name, version=version, weights=dict(weights))
-        elif changes.weights:
-            log("weights_not_set", level=logging.WARNING, policy=policy.name, in_force=router.policy.name)
-
     def _watch(self, changes: Changes, looks: Looks) -> None:
         if changes.intervals:
             self._watchers.restart()
@@ -172,7 +165,9 @@ class Reloader:
         self._state.metrics.keep_replicas({(target.name, target.region) for target in targets})
 
 
-def _policy(config: Config) -> tuple[Policy, Weights]:
+def _policy(config: Config, running: Config) -> tuple[Policy, Weights]:
     """What the file names, complete. Raises `UnknownPolicy` or `WeightsError`."""
     policy = make_policy(config.proxy.policy)
-    return policy, Weights.of(policy.weight_specs, config.proxy.weights)
+    # What is in force since the start may come from a weights file that was written with a wider box.
+    known = (config.proxy.policy, config.proxy.weights) == (running.proxy.policy, running.proxy.weights)
+    return policy, Weights.of(policy.weight_specs, config.proxy.weights, widen=known)

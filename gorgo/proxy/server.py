@@ -17,6 +17,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hypercorn.config import Config as HypercornConfig
@@ -28,11 +29,14 @@ from gorgo.core.weights import Weights
 from gorgo.proxy.admin import admin_app
 from gorgo.proxy.app import data_app
 from gorgo.proxy.config_file import ConfigFile
+from gorgo.proxy.kept import StateFile
 from gorgo.proxy.listener import serve_app
 from gorgo.proxy.logs import LOGGER, log
 from gorgo.proxy.probes import Watcher, Watchers, first_look, run_timers
 from gorgo.proxy.reload import Reloader
-from gorgo.proxy.state import ProxyState, make_state
+from gorgo.proxy.request_log import RequestLog
+from gorgo.proxy.request_log_file import BLOCKS_PER_HASH, RequestLogFile
+from gorgo.proxy.state import BLOCK_BYTES, ProxyState, make_state
 
 #: Connections that may wait to be accepted; a burst of clients that connect at once is larger than the usual 100.
 BACKLOG = 1024
@@ -70,6 +74,8 @@ async def serve(
     key: int,
     seed: int,
     file: ConfigFile | None = None,
+    state_file: StateFile | None = None,
+    request_log: Path | None = None,
     ready: Callable[[ServerAddresses], None] | None = None,
     shutdown: asyncio.Event | None = None,
 ) -> None:
@@ -91,14 +97,32 @@ async def serve(
         Of the Router's chance.
     file:
         Where `config` came from, followed from now on: when it changes, and at SIGHUP where signals are minded.
+    state_file:
+        Where weights, policy, freeze and drain marks are kept; what it holds may go before `config`, `policy` and
+        `weights` (`resume`).
+    request_log:
+        Where finished requests are written.
     ready:
         Called once, with the bound addresses, when requests can be routed.
     shutdown:
         Stops the proxy when set. Without it, SIGTERM and SIGINT do.
     """
+    kept = None if state_file is None else state_file.read()
     with _listen(config.proxy.bind) as data, _listen(config.proxy.admin_bind) as admin:
-        state = make_state(config, policy=policy, weights=weights, environ=environ, key=key, seed=seed)
+        state = make_state(
+            config,
+            policy=policy,
+            weights=weights,
+            environ=environ,
+            key=key,
+            seed=seed,
+            state_file=state_file,
+            kept=kept,
+        )
         try:
+            await state.steering.begin(fresh=kept is None)
+            if request_log is not None:
+                state.request_log = _open_request_log(request_log, state)
             follow = None if file is None else _Follow(file, environ)
             if shutdown is not None:
                 await _run(state, data, admin, admin_token, follow, ready, shutdown, asyncio.Event())
@@ -107,6 +131,13 @@ async def serve(
                 await _run(state, data, admin, admin_token, follow, ready, stop, hurry)
         finally:
             await state.aclose()
+
+
+def _open_request_log(path: Path, state: ProxyState) -> RequestLog:
+    block_bytes = BLOCK_BYTES * BLOCKS_PER_HASH
+    log_file = RequestLogFile(path, boot_id=state.router.boot_id, clock=state.clock, block_bytes=block_bytes)
+    log_file.open()
+    return RequestLog(log_file, count=state.metrics.request_log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +167,8 @@ async def _run(
         while watchers:  # handed over: who leaves the fleet later must not be kept here
             at_work.start(watchers.pop())
         loops = [tasks.create_task(run_timers(state))]
+        if state.request_log is not None:
+            tasks.create_task(state.request_log.run())
         if follow is not None:
             reloader = Reloader(state, follow.file, at_work, environ=follow.environ)
             loops.append(tasks.create_task(reloader.run()))
@@ -147,6 +180,8 @@ async def _run(
         await stop.wait()
         await _stop(state, hurry)
         closing.set()
+        if state.request_log is not None:
+            state.request_log.stop()
         for loop in loops:
             loop.cancel()
         at_work.stop_all()

@@ -22,7 +22,11 @@ from gorgo.core.tokens import BytesPerToken
 from gorgo.core.weights import Weights
 from gorgo.proxy.clock import Clock, epoch_clock
 from gorgo.proxy.homes import ResponseHomes
+from gorgo.proxy.kept import Kept, StateFile
 from gorgo.proxy.metrics import Metrics
+from gorgo.proxy.request_log import RequestLog
+from gorgo.proxy.resume import resume
+from gorgo.proxy.steering import Steering
 from gorgo.proxy.target import Target, api_key, make_target
 
 #: Text per block of the prefix index: 64 tokens at 4 bytes each.
@@ -40,6 +44,8 @@ class ProxyState:
     router: Router
     clock: Clock
     metrics: Metrics
+    #: What operators and tuners change goes through here.
+    steering: Steering
     #: Replaced as a whole by a reload, in the same step as the Router's fleet: who is in one is in the other.
     targets: Mapping[str, Target]
     #: Of all replicas, those that a reload adds included.
@@ -47,6 +53,8 @@ class ProxyState:
     fingerprinter: Fingerprinter
     ratios: BytesPerToken = field(default_factory=BytesPerToken)
     homes: ResponseHomes = field(default_factory=ResponseHomes)
+    #: `None` where none is asked for.
+    request_log: RequestLog | None = None
     #: Set once, at the first signal: nothing new is taken.
     stopping: bool = False
     #: Tasks of the open exchanges, for the end of the grace period.
@@ -55,28 +63,43 @@ class ProxyState:
     leaving: set[Target] = field(default_factory=set)
 
     async def aclose(self) -> None:
+        await self.steering.aclose()
+        if self.request_log is not None:
+            self.request_log.close()
         for target in (*self.targets.values(), *self.leaving):
             await target.upstream.aclose()
 
 
 def make_state(
-    config: Config, *, policy: Policy, weights: Weights | None, environ: Mapping[str, str], key: int, seed: int
+    config: Config,
+    *,
+    policy: Policy,
+    weights: Weights | None,
+    environ: Mapping[str, str],
+    key: int,
+    seed: int,
+    state_file: StateFile | None = None,
+    kept: Kept | None = None,
 ) -> ProxyState:
-    """Wire a proxy. Needs a running loop: connection pools belong to one."""
+    """Wire a proxy. Needs a running loop: connection pools belong to one.
+
+    `kept` is what `state_file` held, which may go before `policy` and `weights`.
+    """
+    start = resume(kept, config, policy, weights, source="" if state_file is None else str(state_file.path))
     # Before anything is opened, because this can fail.
     keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
     clock = epoch_clock()
     router = Router(
         [replica_spec(replica) for replica in config.replicas],
-        policy,
+        start.policy,
         rng=np.random.default_rng(seed),
         boot_id=uuid4().hex,
-        weights=weights,
+        weights=start.weights,
         limits=router_limits(config),
     )
-    for replica in config.replicas:
-        if replica.draining:
-            router.drain(replica.name, now=clock())
+    for name in sorted(start.draining):
+        router.drain(name, now=clock())
+    metrics = Metrics(router, clock)
     tls = ssl.create_default_context()
     targets = {
         replica.name: make_target(replica, config.limits, keys[replica.name], tls) for replica in config.replicas
@@ -86,7 +109,8 @@ def make_state(
         limits=config.limits,
         router=router,
         clock=clock,
-        metrics=Metrics(router, clock),
+        metrics=metrics,
+        steering=Steering(router, clock, metrics, start, config, state_file),
         targets=targets,
         tls=tls,
         fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),
