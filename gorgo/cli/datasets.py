@@ -1,52 +1,96 @@
-"""`gorgo datasets`: the traces that come along, what is in a trace, and the generator that makes them."""
+"""`gorgo datasets`: traces that come along, are made or are fetched, and what is in a trace."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gorgo.cli import options
 from gorgo.cli.tables import table
 
-app = typer.Typer(help="List, describe and generate traces.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from gorgo.apps.datasets import TraceFigures
+    from gorgo.apps.datasets.fetch import OnProgress
+
+app = typer.Typer(help="List, describe, generate and fetch traces.", no_args_is_help=True)
+
+OWN_LICENCE = "Apache-2.0"
+
+#: Rows of `describe`: what it says, the figure, and how it is shown.
+FIGURES = (
+    ("requests", "requests", "{:,}"),
+    ("seconds", "duration_s", "{:,.0f}"),
+    ("requests per second", "requests_per_s", "{:.2f}"),
+    ("distinct users", "users", "{:,}"),
+    ("requests per user", "requests_per_user", "{:.1f}"),
+    ("mean turns", "turns_mean", "{:.1f}"),
+    ("multi-turn requests", "multi_turn_share", "{:.1%}"),
+    ("input tokens, median", "input_p50", "{:,.0f}"),
+    ("input tokens, mean", "input_mean", "{:,.0f}"),
+    ("input tokens, p95", "input_p95", "{:,.0f}"),
+    ("output tokens, mean", "output_mean", "{:,.0f}"),
+    ("block reuse, global", "block_reuse", "{:.1%}"),
+    ("block reuse, intra-user", "user_block_reuse", "{:.1%}"),
+)
 
 
 @app.command("list")
 def list_datasets(as_json: options.Json = False) -> None:
-    """List the traces that come with GORGO."""
-    from gorgo.apps.datasets import datasets
-
-    found = datasets()
+    """List what comes along, what can be generated and what can be fetched, with licences."""
+    found = list(_listed())
     if as_json:
-        options.print_json([{"name": one.name, "path": str(one.path), "shape": str(one.shape)} for one in found])
+        options.print_json(found)
     else:
-        typer.echo(table(["name", "path"], [[one.name, str(one.path)] for one in found]))
+        header = ["name", "is", "licence", "where"]
+        typer.echo(table(header, [[one["name"], one["kind"], one["licence"], _where(one)] for one in found]))
 
 
 @app.command()
-def describe(trace: options.Trace, as_json: options.Json = False) -> None:
-    """Show what is in a trace.
+def describe(
+    traces: Annotated[
+        list[str], typer.Argument(help="Each a file, the name of a trace that comes along, or the name of a shape.")
+    ],
+    limit: options.Limit = None,
+    max_input: options.MaxInput = None,
+    max_output: options.MaxOutput = None,
+    start: options.Start = None,
+    end: options.End = None,
+    origin: options.Origin = options.WEEK_ORIGIN,
+    seed: Annotated[int | None, typer.Option(min=0, show_default=False, help="Of a shape, instead of its own.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show what is in traces, side by side.
 
-    Requests, their lengths, and the share of blocks that an ideal cache could reuse.
+    Requests, users, turns, lengths, and the share of blocks that an ideal cache could reuse. Unknown is `-`.
     """
-    from gorgo.apps.datasets import describe_trace
-    from gorgo.apps.traces import TraceFilters, load_trace
+    from gorgo.apps.datasets import describe_trace, load_requests
 
-    requests = load_trace(options.trace_path(trace), TraceFilters())
-    figures = {name: _finite(value) for name, value in asdict(describe_trace(requests)).items()}
+    filters = options.trace_filters(
+        limit=limit,
+        max_input=max_input,
+        max_output=max_output,
+        spread=0.0,
+        start=start,
+        end=end,
+        origin=origin,
+        seed=0,
+    )
+    found = {trace: describe_trace(load_requests(trace, filters, seed=seed)) for trace in traces}
     if as_json:
-        options.print_json({"trace": trace, **figures})
+        options.print_json([{"trace": trace, **_finite(asdict(figures))} for trace, figures in found.items()])
     else:
-        typer.echo(table(["figure", "value"], [[name, _shown(value)] for name, value in figures.items()]))
+        typer.echo(_side_by_side(found))
 
 
 @app.command()
 def generate(
-    shape: Annotated[str, typer.Argument(help="TOML file with the generator's parameters, or a shipped trace's name.")],
+    shape: Annotated[str, typer.Argument(help="TOML file with the generator's parameters, or a shipped shape's name.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the trace goes; `.gz` compresses it.")],
     seed: Annotated[
         int | None, typer.Option(min=0, show_default=False, help="Instead of the one in the shape.")
@@ -56,18 +100,96 @@ def generate(
 
     The same shape and seed give the same bytes everywhere.
     """
-    from gorgo.apps.datasets import datasets, read_shape, write_trace
+    from gorgo.apps.datasets import read_shape, shapes, write_trace
 
-    shipped = {one.name: one.shape for one in datasets()}
-    wanted = read_shape(shipped.get(shape, Path(shape)))
+    wanted = read_shape(shapes().get(shape, Path(shape)))
     write_trace(wanted if seed is None else replace(wanted, seed=seed), out)
     typer.echo(str(out))
 
 
-def _finite(value: Any) -> Any:
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="As `gorgo datasets list` says.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the file goes.")] = Path("."),
+    url: Annotated[str | None, typer.Option(show_default=False, help="From there instead: a mirror.")] = None,
+) -> None:
+    """Fetch a published trace.
+
+    The file appears when it is whole, and only if its sha256 is right where that is known. A file that is there is
+    never overwritten.
+    """
+    from gorgo.apps.datasets import remote_dataset
+    from gorgo.apps.datasets.fetch import fetch as fetch_dataset
+
+    wanted = remote_dataset(name)
+    with _progress(wanted.file) as on_progress:
+        fetched = fetch_dataset(wanted, out, url=url, on_progress=on_progress)
+    known = "as it should be" if fetched.checked else "not checked: none is known"
+    typer.echo(f"{wanted.name}: {wanted.licence}; sha256 {fetched.sha256} ({known})", err=True)
+    if not fetched.fresh:
+        typer.echo("it was there already", err=True)
+    typer.echo(str(fetched.path))
+
+
+def _listed() -> Iterator[dict[str, str | None]]:
+    from gorgo.apps.datasets import datasets, remote_datasets, shapes
+
+    shipped = {one.name: str(one.path) for one in datasets()}
+    for name, shape in shapes().items():
+        kind = "comes along" if name in shipped else "generated"
+        yield {
+            "name": name,
+            "kind": kind,
+            "licence": OWN_LICENCE,
+            "path": shipped.get(name),
+            "shape": str(shape),
+            "url": None,
+        }
+    for one in remote_datasets():
+        yield {
+            "name": one.name,
+            "kind": "to fetch",
+            "licence": one.licence,
+            "path": None,
+            "shape": None,
+            "url": one.url,
+        }
+
+
+def _where(one: dict[str, str | None]) -> str | None:
+    return one["path"] or one["shape"] or one["url"]
+
+
+def _side_by_side(found: dict[str, TraceFigures]) -> str:
+    columns = [[_name(trace), *_shown(figures)] for trace, figures in found.items()]
+    widths = [max(len(cell) for cell in column) for column in columns]
+    padded = [[cell.rjust(width) for cell in column] for column, width in zip(columns, widths, strict=True)]
+    rows = [list(cells) for cells in zip(["", *(title for title, _, _ in FIGURES)], *padded, strict=True)]
+    return table(rows[0], rows[1:])
+
+
+def _name(trace: str) -> str:
+    return Path(trace).name
+
+
+def _shown(figures: TraceFigures) -> Sequence[str]:
+    values = _finite(asdict(figures))
+    return ["-" if values[name] is None else form.format(values[name]) for _, name, form in FIGURES]
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
     """JSON has no NaN: a trace of one moment has no rate."""
-    return None if isinstance(value, float) and not isfinite(value) else value
+    return {name: None if isinstance(value, float) and not isfinite(value) else value for name, value in values.items()}
 
 
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
+@contextmanager
+def _progress(file: str) -> Iterator[OnProgress]:
+    """A bar on stderr, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(file), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(file, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

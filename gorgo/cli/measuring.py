@@ -32,6 +32,7 @@ def replay(
     spread: options.Spread = 0.0,
     start: options.Start = None,
     end: options.End = None,
+    origin: options.Origin = options.WEEK_ORIGIN,
     model: Annotated[
         str | None, typer.Option(show_default=False, help="Model to ask for. Default: the first of GET /v1/models.")
     ] = None,
@@ -51,7 +52,14 @@ def replay(
     from gorgo.apps.replay.run import replay_command
 
     filters = options.trace_filters(
-        limit=limit, max_input=max_input, max_output=max_output, spread=spread, start=start, end=end, seed=seed
+        limit=limit,
+        max_input=max_input,
+        max_output=max_output,
+        spread=spread,
+        start=start,
+        end=end,
+        origin=origin,
+        seed=seed,
     )
     asked = ReplayOptions(
         trace=options.trace_path(trace),
@@ -84,6 +92,7 @@ def demo(
     spread: options.Spread = 0.0,
     start: options.Start = None,
     end: options.End = None,
+    origin: options.Origin = options.WEEK_ORIGIN,
     out: options.Out = None,
     seed: options.Seed = 0,
     as_json: options.Json = False,
@@ -98,7 +107,14 @@ def demo(
     from gorgo.policies.registry import make_policy
 
     filters = options.trace_filters(
-        limit=limit, max_input=max_input, max_output=max_output, spread=spread, start=start, end=end, seed=seed
+        limit=limit,
+        max_input=max_input,
+        max_output=max_output,
+        spread=spread,
+        start=start,
+        end=end,
+        origin=origin,
+        seed=seed,
     )
     asked = DemoOptions(
         policies=tuple(policy) if policy else DEFAULT_POLICIES,

@@ -31,8 +31,14 @@ AdminToken = Annotated[
     ),
 ]
 
+#: As in gorgo/apps/traces/window.py, which is not imported for `--help`.
+WEEK_ORIGIN = "2026-04-01T00:00"
+
 Trace = Annotated[
-    str, typer.Argument(help="Mooncake or ART-Chat JSONL, `.gz` or not; or the name of a trace that comes along.")
+    str,
+    typer.Argument(
+        help="Mooncake or ART-Chat JSONL, `.gz` or not; or the name of a trace or a shape that comes along."
+    ),
 ]
 TimeScale = Annotated[
     float,
@@ -45,9 +51,13 @@ MaxInput = Annotated[
 MaxOutput = Annotated[int | None, typer.Option(min=1, help="Cap the output tokens of each.", show_default=False)]
 Spread = Annotated[float, typer.Option(min=0, help="Scatter requests with equal time stamps over so many seconds.")]
 Start = Annotated[
-    str | None, typer.Option(help="Window start in the trace: seconds, MM:SS or HH:MM:SS.", show_default=False)
+    str | None,
+    typer.Option(
+        help="Window start: seconds, MM:SS or HH:MM:SS from the first request; or a date and time.", show_default=False
+    ),
 ]
 End = Annotated[str | None, typer.Option(help="Window end, not included.", show_default=False)]
+Origin = Annotated[str, typer.Option(metavar="TIME", help="When time stamp 0 was, for dates in --start and --end.")]
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Write results.json and requests.jsonl there.", show_default=False)
 ]
@@ -62,20 +72,23 @@ def trace_filters(
     start: str | None,
     end: str | None,
     seed: int,
+    origin: str = WEEK_ORIGIN,
 ) -> TraceFilters:
     """The replay filters from the command line's words."""
-    from gorgo.apps.traces import TraceFilters, parse_offset
+    from gorgo.apps.traces import TraceFilters, parse_window
 
     if not isfinite(spread):
         raise typer.BadParameter(f"--spread {spread}: expected a number of seconds")
+    start_s, end_s, from_zero = parse_window(start, end, origin)
     return TraceFilters(
         limit=limit,
         max_input=max_input,
         max_output=max_output,
         spread_s=spread,
-        start_s=0.0 if start is None else parse_offset(start),
-        end_s=None if end is None else parse_offset(end),
+        start_s=start_s,
+        end_s=end_s,
         seed=seed,
+        from_zero=from_zero,
     )
 
 
@@ -87,7 +100,7 @@ def positive(time_scale: float) -> float:
 
 
 def trace_path(trace: str) -> Path:
-    """A file's path as given, or where the shipped trace of that name is."""
+    """A file's path as given, or where the shipped trace of that name is; a shape's name stays, for `load_requests`."""
     from gorgo.apps.datasets import datasets
 
     path = Path(trace)

@@ -3,6 +3,7 @@
 from gorgo.apps.datasets.describe import TraceFigures, describe_trace
 from gorgo.apps.datasets.generate import generate_requests, generate_trace, write_trace
 from gorgo.apps.datasets.load import load_requests
+from gorgo.apps.datasets.remote import RemoteDataset, remote_dataset, remote_datasets
 from gorgo.apps.datasets.shape import PoissonShape, Shape, UsersShape, WorkloadShape, read_shape
 from gorgo.apps.datasets.shipped import DEMO_TRACE, Dataset, datasets, shapes, shipped_path
 
@@ -10,6 +11,7 @@ __all__ = [
     "DEMO_TRACE",
     "Dataset",
     "PoissonShape",
+    "RemoteDataset",
     "Shape",
     "TraceFigures",
     "UsersShape",
@@ -20,6 +22,8 @@ __all__ = [
     "generate_trace",
     "load_requests",
     "read_shape",
+    "remote_dataset",
+    "remote_datasets",
     "shapes",
     "shipped_path",
     "write_trace",

@@ -1,4 +1,4 @@
-"""What is in a trace, in a few figures."""
+"""What is in a trace, in the figures of the GORGO paper's tables 1 and 4."""
 
 from __future__ import annotations
 
@@ -12,39 +12,74 @@ from gorgo.apps.traces import TraceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFigures:
-    """Lengths in tokens. `block_reuse` is the share of blocks that an earlier request of the trace had too."""
+    """Figures of a trace. Lengths in tokens; None is what the trace does not tell.
+
+    Parameters
+    ----------
+    users, requests_per_user:
+        Told only where every request says who sent it.
+    turns_mean:
+        Questions in a prompt, the new one and those of its history, on average over multi-turn requests.
+    multi_turn_share:
+        Share of the requests whose prompt holds more than one question. Both are told only where every request tells.
+    block_reuse, user_block_reuse:
+        Share of all 512-token blocks that an earlier request of the trace had too, and that an earlier request of the
+        same user had. What was before the trace does not count: every user's first request is cold.
+    """
 
     requests: int
     duration_s: float
     requests_per_s: float
+    users: int | None
+    requests_per_user: float | None
+    turns_mean: float | None
+    multi_turn_share: float | None
     input_p50: float
     input_mean: float
     input_p95: float
     output_mean: float
-    block_reuse: float
+    block_reuse: float | None
+    user_block_reuse: float | None
 
 
 def describe_trace(requests: Sequence[TraceRequest]) -> TraceFigures:
-    """Figures of a loaded trace with at least one request."""
+    """Figures of a loaded trace with at least one request, which are in the order of time."""
     inputs = np.array([request.input_tokens for request in requests], dtype=float)
     duration_s = requests[-1].timestamp_s - requests[0].timestamp_s
+    users = None if any(request.user is None for request in requests) else len({r.user for r in requests})
+    turns_mean, multi_turn_share = _turns(requests)
     return TraceFigures(
         requests=len(requests),
         duration_s=duration_s,
         requests_per_s=len(requests) / duration_s if duration_s else float("nan"),
+        users=users,
+        requests_per_user=len(requests) / users if users else None,
+        turns_mean=turns_mean,
+        multi_turn_share=multi_turn_share,
         input_p50=float(np.median(inputs)),
         input_mean=float(inputs.mean()),
         input_p95=float(np.quantile(inputs, 0.95)),
         output_mean=float(np.mean([request.output_tokens for request in requests])),
         block_reuse=_block_reuse(requests),
+        user_block_reuse=_block_reuse(requests, by_user=True) if users else None,
     )
 
 
-def _block_reuse(requests: Sequence[TraceRequest]) -> float:
-    seen: set[int] = set()
+def _turns(requests: Sequence[TraceRequest]) -> tuple[float | None, float | None]:
+    turns = [request.turns for request in requests if request.turns is not None]
+    if len(turns) < len(requests):
+        return None, None
+    several = [count for count in turns if count > 1]
+    return (float(np.mean(several)) if several else None), len(several) / len(turns)
+
+
+def _block_reuse(requests: Sequence[TraceRequest], *, by_user: bool = False) -> float | None:
+    """None where a trace has texts but no ids of blocks."""
+    seen: dict[str | None, set[int]] = {}
     reused = total = 0
     for request in requests:
-        reused += sum(hash_id in seen for hash_id in request.hash_ids)
+        held = seen.setdefault(request.user if by_user else None, set())
+        reused += sum(hash_id in held for hash_id in request.hash_ids)
         total += len(request.hash_ids)
-        seen.update(request.hash_ids)
-    return reused / total if total else 0.0
+        held.update(request.hash_ids)
+    return reused / total if total else None

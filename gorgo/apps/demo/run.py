@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from gorgo.apps.datasets import DEMO_TRACE, shipped_path
+from gorgo.apps.datasets import DEMO_TRACE, load_requests, shipped_path
 from gorgo.apps.demo.fleet import MODEL, running_fleet
 from gorgo.apps.demo.options import DemoOptions
 from gorgo.apps.replay import ReplayOptions, replay
 from gorgo.apps.results import ResultRow, write_results
-from gorgo.apps.traces import TraceRequest, load_trace
+from gorgo.apps.traces import TraceRequest
 
 
 def run_demo(options: DemoOptions) -> list[ResultRow]:
@@ -25,7 +25,7 @@ def run_demo(options: DemoOptions) -> list[ResultRow]:
     Raises `TraceError` for the trace and `FleetError` if a process does not start or ends by itself.
     """
     trace = options.trace or shipped_path(DEMO_TRACE)
-    requests = load_trace(trace, options.filters)
+    requests = load_requests(trace, options.filters, seed=options.seed)
     rows: list[ResultRow] = []
     with _termination_as_interrupt(), _folder(options.out) as folder:
         for place, policy in enumerate(options.policies, start=1):

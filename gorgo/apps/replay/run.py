@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+from gorgo.apps.datasets import load_requests
 from gorgo.apps.replay.bodies import BodiesAhead
 from gorgo.apps.replay.client import Client, first_model, open_http
 from gorgo.apps.replay.options import ReplayOptions, ReplayReport
@@ -21,7 +22,7 @@ from gorgo.apps.replay.progress import ReplayProgress
 from gorgo.apps.replay.records import Record
 from gorgo.apps.replay.summary import Tally
 from gorgo.apps.results import write_results
-from gorgo.apps.traces import TraceRequest, load_trace, scheduled_s
+from gorgo.apps.traces import TraceRequest, scheduled_s
 
 #: Between building the first bodies and the first request.
 LEAD_S = 0.1
@@ -35,7 +36,7 @@ def replay_command(options: ReplayOptions) -> ReplayReport:
     Raises `TraceError` for the trace and `ReplayError` when the router cannot be asked for its model. Failed requests
     are counted, never raised.
     """
-    requests = load_trace(options.trace, options.filters)
+    requests = load_requests(options.trace, options.filters, seed=options.filters.seed)
     return asyncio.run(replay(requests, options))
 
 

@@ -2,7 +2,8 @@
 
 Owns the filters and the order in which they act; reading a line is `rows`. The order, always the same:
 
-1. `start` and `end` keep a window, counted from the file's first request,
+1. `start` and `end` keep a window, counted from the file's first request, or from time stamp 0 (`from_zero`) where
+   the stamps of several files count from one instant,
 2. `max_input` drops requests that are too long,
 3. `limit` keeps the first N of those, in the file's order,
 4. `max_output` caps the output of each,
@@ -42,7 +43,7 @@ class TraceFilters:
     spread_s:
         Requests with equal time stamps are scattered uniformly over so many seconds. For traces whose clock is coarse.
     start_s, end_s:
-        Window [start, end) in seconds from the file's first request.
+        Window [start, end) in seconds from the file's first request, or from time stamp 0 with `from_zero`.
     seed:
         Of the scatter.
     """
@@ -54,6 +55,7 @@ class TraceFilters:
     start_s: float = 0.0
     end_s: float | None = None
     seed: int = 0
+    from_zero: bool = False
 
     def apply(self, requests: Iterable[TraceRequest]) -> list[TraceRequest]:
         """The kept requests in the order of their times, the first at 0."""
@@ -62,7 +64,7 @@ class TraceFilters:
         return _rebased(sorted(self._scattered(kept), key=lambda request: request.timestamp_s))
 
     def _window(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
-        origin_s: float | None = None
+        origin_s = 0.0 if self.from_zero else None
         for request in requests:
             origin_s = request.timestamp_s if origin_s is None else origin_s
             offset_s = request.timestamp_s - origin_s

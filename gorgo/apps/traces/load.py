@@ -1,4 +1,7 @@
-"""Reading a trace from disk: JSON lines, plain or gzip (told by its first bytes, not by its name)."""
+"""Reading a trace from disk: JSON lines, plain or gzip (told by its first bytes, not by its name).
+
+A file is streamed line by line: of many GB only what the filters keep is ever held.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from gorgo.apps.traces.rows import TraceRequest, read_row
 from gorgo.errors import TraceError
 
 GZIP_MAGIC = b"\x1f\x8b"
+#: Longest line that is read. A body of a million tokens is some 4 MB; a file without line ends must not fill memory.
+LINE_BYTES_MAX = 64 * 1024 * 1024
 
 
 def load_trace(path: Path | str, filters: TraceFilters | None = None) -> list[TraceRequest]:
@@ -43,7 +48,9 @@ def read_requests(path: Path) -> Iterator[TraceRequest]:
 def _lines(path: Path) -> Iterator[str]:
     try:
         with _opened(path) as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES_MAX + 1), b""), start=1):
+                if len(line) > LINE_BYTES_MAX:
+                    raise TraceError(f"{path}, line {number}: over {LINE_BYTES_MAX:,} bytes; expected JSON lines")
                 yield _decoded(line, path, number)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}: damaged gzip file ({error})") from None

@@ -1,7 +1,8 @@
 """One line of a trace: Mooncake's form, and ART-Chat's, which adds the `request` body.
 
 Owns the reading of a line and its errors. Strict about what a replay needs, lenient about the rest: unknown keys are
-left alone, `hash_ids` may be strings, time stamps may be integers or fractions of a millisecond.
+left alone, `hash_ids` may be strings, time stamps may be integers or fractions of a millisecond, and who asked
+(`user_id`, or ART-Chat's `token_hash`) and at which `turn` is taken where it is told.
 
 An id stands for the whole prefix up to and with its 512-token block. The ids of a row without a body must number
 ceil(input_length / 512), as in Mooncake's release. A row that hashes only its full blocks (floor) is taken too: nothing
@@ -22,6 +23,8 @@ from gorgo.errors import TraceError
 BLOCK_TOKENS = 512
 #: Longest decimal string that is read as the number it says; longer ones, and other strings, are hashed to 64 bits.
 MAX_DECIMAL_DIGITS = 20
+#: Keys under which a row may say who asked; the first that is there counts.
+USER_KEYS = ("user_id", "token_hash", "user_hash", "user")
 #: Larger numbers are no lengths or times; floats hold whole numbers exactly up to here.
 MAX_NUMBER = 2**53
 
@@ -98,7 +101,26 @@ def read_row(text: str, *, file: str, line_number: int, index: int) -> TraceRequ
         output_tokens=line.tokens("output_length"),
         hash_ids=_hash_ids(line, input_tokens, needed=body is None),
         body=body,
+        user=_user(line.row),
+        turns=_turns(line.row.get("turn"), body),
     )
+
+
+def _user(row: Mapping[str, Any]) -> str | None:
+    """Nobody's name is needed for a replay, so an odd one is unknown rather than an error."""
+    found = next((row[key] for key in USER_KEYS if row.get(key) is not None), None)
+    is_name = isinstance(found, str | int) and not isinstance(found, bool) and found != ""
+    return str(found) if is_name else None
+
+
+def _turns(told: object, body: Mapping[str, Any] | None) -> int | None:
+    """As told, else counted in the body."""
+    if isinstance(told, int) and not isinstance(told, bool) and told >= 1:
+        return told
+    if body is None:
+        return None
+    asked = sum(isinstance(message, dict) and message.get("role") == "user" for message in body["messages"])
+    return asked or None
 
 
 def _object(text: str, file: str, line_number: int) -> dict[str, Any]:

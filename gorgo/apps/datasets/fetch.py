@@ -1,0 +1,139 @@
+"""Fetching a published data set: streamed to a temporary file, checked, then renamed.
+
+What lies under the final name is always whole and, where its sha256 is known, the right one. A file that is already
+there is never overwritten: the right one is kept, another one is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from gorgo.apps.datasets.remote import RemoteDataset
+from gorgo.errors import FetchError
+
+CONNECT_TIMEOUT_S = 10.0
+#: Between two pieces: a server that stalls for so long has gone.
+READ_TIMEOUT_S = 60.0
+#: A day of ART-Chat at 2 MB/s; a server that drips is given up.
+FETCH_MAX_S = 6 * 3600.0
+#: Hugging Face needs two; more is a loop.
+REDIRECTS_MAX = 5
+CHUNK_BYTES = 1 << 20
+
+#: Called with the bytes so far and those in all, where the server tells.
+OnProgress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A file that is there now. `checked`: its sha256 is the known one; `fresh`: it was not there before."""
+
+    path: Path
+    sha256: str
+    checked: bool
+    fresh: bool
+
+
+def fetch(
+    dataset: RemoteDataset,
+    folder: Path,
+    *,
+    url: str | None = None,
+    on_progress: OnProgress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Fetched:
+    """Puts the data set's file into `folder`, which is made if needed; `url` is another place to get it from.
+
+    Raises `FetchError` saying what was tried, what went wrong, and how to do it by hand.
+    """
+    target = folder / dataset.file
+    if target.exists():
+        return _already_there(dataset, target)
+    source = url or dataset.url
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with _temporary(target) as part:
+            with part.open("wb") as file:
+                sha256 = _download(source, file, dataset.bytes_max, on_progress, clock)
+            if dataset.sha256 not in (None, sha256):
+                raise FetchError(f"its sha256 is {sha256}, expected {dataset.sha256}: not the file that is meant")
+            part.replace(target)
+    except (FetchError, httpx.HTTPError, httpx.InvalidURL) as error:
+        raise FetchError(_explained(source, target, error)) from None
+    return Fetched(target, sha256, checked=dataset.sha256 is not None, fresh=True)
+
+
+def _already_there(dataset: RemoteDataset, target: Path) -> Fetched:
+    with target.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if dataset.sha256 not in (None, sha256):
+        raise FetchError(
+            f"{target} is there already and is not {dataset.name}: its sha256 is {sha256}, expected {dataset.sha256}; "
+            "nothing was fetched, move it away first"
+        )
+    return Fetched(target, sha256, checked=dataset.sha256 is not None, fresh=False)
+
+
+@contextmanager
+def _temporary(target: Path) -> Iterator[Path]:
+    """A name beside the target's; what is there afterwards goes."""
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        yield part
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _download(
+    url: str, file: IO[bytes], bytes_max: int, on_progress: OnProgress | None, clock: Callable[[], float]
+) -> str:
+    """Writes the answer's bytes to `file` and returns their sha256."""
+    digest, done, deadline = hashlib.sha256(), 0, clock() + FETCH_MAX_S
+    with _client() as client, client.stream("GET", url) as response:
+        if response.status_code != httpx.codes.OK:
+            raise FetchError(f"HTTP status {response.status_code} {response.reason_phrase}".rstrip())
+        total = _told_length(response)
+        for chunk in response.iter_raw(CHUNK_BYTES):
+            done += len(chunk)
+            if max(done, total or 0) > bytes_max:
+                raise FetchError(f"larger than {bytes_max:,} bytes: not the file that is meant")
+            if clock() > deadline:
+                raise FetchError(f"not done after {FETCH_MAX_S / 3600:.0f} hours, at {done:,} bytes")
+            digest.update(chunk)
+            file.write(chunk)
+            if on_progress is not None:
+                on_progress(done, total)
+    if not done:
+        raise FetchError("the answer is empty")
+    return digest.hexdigest()
+
+
+def _client() -> httpx.Client:
+    return httpx.Client(
+        follow_redirects=True,
+        max_redirects=REDIRECTS_MAX,
+        timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+        headers={"accept-encoding": "identity"},  # what is written is what the sum is of
+    )
+
+
+def _told_length(response: httpx.Response) -> int | None:
+    told = response.headers.get("content-length", "")
+    return int(told) if told.isdecimal() else None
+
+
+def _explained(url: str, target: Path, error: Exception) -> str:
+    reason = str(error) or type(error).__name__
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        reason = f"no connection ({reason}); is this machine offline, or behind a proxy that HTTPS_PROXY should name?"
+    return f"{url}: {reason}\nnothing was written; by hand: {shlex.join(['curl', '-fL', '-o', str(target), url])}"
