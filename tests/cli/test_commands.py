@@ -220,9 +220,9 @@ def test_generated_trace_is_the_same_every_time_and_can_be_described(tmp_path: P
     for name in ("one.jsonl.gz", "two.jsonl.gz"):
         assert run("datasets", "generate", tmp_path / "shape.toml", "--out", tmp_path / name).exit_code == 0
     assert (tmp_path / "one.jsonl.gz").read_bytes() == (tmp_path / "two.jsonl.gz").read_bytes()
-    figures = json.loads(run("datasets", "describe", tmp_path / "one.jsonl.gz", "--json").stdout)
+    (figures,) = json.loads(run("datasets", "describe", tmp_path / "one.jsonl.gz", "--json").stdout)
     assert figures["requests"] > 0
-    assert "input_p95" in run("datasets", "describe", tmp_path / "one.jsonl.gz").stdout
+    assert "input tokens, p95" in run("datasets", "describe", tmp_path / "one.jsonl.gz").stdout
 
 
 def test_other_seed_makes_another_trace(tmp_path: Path) -> None:
