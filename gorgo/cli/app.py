@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gorgo import __version__
-from gorgo.cli import datasets, looking, measuring, running, tuning
+from gorgo.cli import datasets, freezing, looking, measuring, reporting, running, tuning
 from gorgo.cli.failures import Commands
 
 app = typer.Typer(
@@ -23,7 +23,10 @@ app.command()(running.serve)
 app.command()(running.engine)
 app.command()(measuring.replay)
 app.command()(measuring.demo)
+app.command()(reporting.report)
 app.command()(tuning.history)
+app.command()(freezing.freeze)
+app.command()(freezing.thaw)
 app.command()(looking.check)
 app.command()(looking.policies)
 app.command()(looking.status)

@@ -20,7 +20,9 @@ def require_extra() -> None:
         try:
             import_module(package)
         except ModuleNotFoundError as error:
-            raise MissingExtra(f"a report needs {package}, which is not installed: pip install 'gorgo[report]'") from error
+            raise MissingExtra(
+                f"a report needs {package}, which is not installed: pip install 'gorgo[report]'"
+            ) from error
 
 
 def write_report(folder: Path, *, out: Path | None = None, show_progress: bool = True) -> Path:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from gorgo.apps.report.requests import read_requests
 from gorgo.apps.report.rows import read_history, read_results
 from gorgo.apps.report.runs import Found, Requests, Run, compare
-from gorgo.apps.results import ResultRow
+from gorgo.apps.results import ResultRow, rows_as_json
 from gorgo.errors import ReportError
 from gorgo.policies.registry import POLICIES
 
@@ -76,25 +76,30 @@ def _runs(results: Sequence[Path], reader: _Reader) -> tuple[list[Run], list[str
     """Runs in the order of the paths, deepest first, so that a row with requests goes before its copy above."""
     runs: list[Run] = []
     left_out: list[str] = []
-    taken: list[Path] = []
+    folders: dict[str, set[Path]] = {}
     for path in sorted(results, key=lambda path: (-len(path.parts), path.parts)):
         rows = read_results(path)
-        beside = path.parent / REQUESTS
-        requests = None
-        if beside.exists() and len(rows) == 1:
-            requests = reader.read(beside)
-            _check_same_run(beside, requests, rows[0][0])
-        elif beside.exists():
-            left_out.append(f"{beside}: {len(rows)} rows in the {RESULTS} beside it, so it belongs to none of them")
-        below = [run for run, where in zip(runs, taken, strict=True) if path.parent in where.parents]
-        fresh = [Run(row, requests, scenario) for row, scenario in rows if not _has(below, row, scenario)]
-        runs += fresh
-        taken += [path.parent] * len(fresh)
+        requests = _requests_beside(path, rows, reader, left_out)
+        for row, scenario in rows:
+            key = f"{scenario} {rows_as_json([row])}"
+            if not any(path.parent in folder.parents for folder in folders.get(key, ())):
+                folders.setdefault(key, set()).add(path.parent)
+                runs.append(Run(row, requests, scenario))
     return runs, left_out
 
 
-def _has(runs: Sequence[Run], row: ResultRow, scenario: str | None) -> bool:
-    return any(run.row == row and run.scenario == scenario for run in runs)
+def _requests_beside(
+    path: Path, rows: Sequence[tuple[ResultRow, str | None]], reader: _Reader, left_out: list[str]
+) -> Requests | None:
+    beside = path.parent / REQUESTS
+    if not beside.exists():
+        return None
+    if len(rows) != 1:
+        left_out.append(f"{beside}: {len(rows)} rows in the {RESULTS} beside it, so it belongs to none of them")
+        return None
+    requests = reader.read(beside)
+    _check_same_run(beside, requests, rows[0][0])
+    return requests
 
 
 def _check_same_run(path: Path, requests: Requests, row: ResultRow) -> None:

@@ -72,7 +72,7 @@ class Place:
         value = self.values.get(key)
         if value is None and key in self.values:
             return None
-        if type(value) not in (int, float) or not -MAX_NUMBER <= value <= MAX_NUMBER:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -MAX_NUMBER <= value <= MAX_NUMBER:
             self.fail(key, expected)
         return float(value)
 

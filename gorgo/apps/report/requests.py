@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -59,7 +59,9 @@ class _Columns:
     def add(self, line: bytes, number: int) -> None:
         row = self._object(line, number)
         for name in NUMBERS:
-            value = row[name] if name in row else self._fail(number, row, name)
+            if name not in row:
+                self._fail(number, row, name)
+            value = row[name]
             self._numbers[name].append(nan if value is None else self._number(value, number, row, name))
         rtt_ms = row.get(OPTIONAL)
         self._numbers[OPTIONAL].append(nan if rtt_ms is None else self._number(rtt_ms, number, row, OPTIONAL))
@@ -81,9 +83,8 @@ class _Columns:
         return row
 
     def _number(self, value: object, number: int, row: Mapping[str, Any], name: str) -> float:
-        if type(value) is float or type(value) is int:
-            if 0 <= value <= MAX_NUMBER:
-                return value
+        if (type(value) is float or type(value) is int) and 0 <= value <= MAX_NUMBER:
+            return value
         return self._fail(number, row, name)
 
     def _add_names(self, row: Mapping[str, Any], number: int) -> None:
@@ -106,7 +107,9 @@ class _Columns:
     def _count(self, kind: str) -> None:
         self._errors[kind if kind in self._errors or len(self._errors) < MAX_ERROR_KINDS else "other"] += 1
 
-    def _fail(self, number: int, row: Mapping[str, Any], name: str, expected: str = "a number from 0 or null") -> Any:
+    def _fail(
+        self, number: int, row: Mapping[str, Any], name: str, expected: str = "a number from 0 or null"
+    ) -> NoReturn:
         value = shown(row[name]) if name in row else "missing"
         raise ReportError(f"{self._path}, line {number}: {name} is {value}; expected {expected}")
 

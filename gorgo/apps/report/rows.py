@@ -87,8 +87,8 @@ def _generation(place: Place) -> Generation:
         number=place.count("number"),
         weights=place.numbers("weights"),
         sigma=place.maybe_number("sigma"),
-        objective=place.maybe_number("objective"),
-        incumbent_objective=place.maybe_number("incumbent_objective"),
+        objective_ms=place.maybe_number("objective_ms"),
+        incumbent_objective_ms=place.maybe_number("incumbent_objective_ms"),
         accepted=accepted,
         reason=place.maybe_text("reason") or "",
     )

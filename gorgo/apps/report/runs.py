@@ -82,9 +82,8 @@ class Cell:
         return self._pooled("e2e_s")
 
     def _pooled(self, column: str) -> Floats:
-        values = np.concatenate(
-            [np.empty(0), *(getattr(run.requests, column) for run in self.runs if run.requests is not None)]
-        )
+        kept: list[Floats] = [getattr(run.requests, column) for run in self.runs if run.requests is not None]
+        values: Floats = np.concatenate([np.empty(0), *kept])
         return values[~np.isnan(values)]
 
 
@@ -119,13 +118,13 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generation of a tuning history. `objective` is the window's p95 TTFT in ms, as is the incumbent's."""
+    """One generation of a tuning history. The objective is the window's p95 TTFT."""
 
     number: int
     weights: Mapping[str, float]
     sigma: float | None
-    objective: float | None
-    incumbent_objective: float | None
+    objective_ms: float | None
+    incumbent_objective_ms: float | None
     accepted: bool
     reason: str
 
