@@ -40,7 +40,8 @@ def least_cost(
     """The candidate with the least sum of `terms`; ties go to the fewest in flight, then to chance.
 
     The terms are kept with the decision, so they must be the caller's own arrays, never the fleet's columns.
-    `predicted_ttft_s` has an entry per candidate, NaN where there is no prediction, or is asked for the chosen row alone.
+    `predicted_ttft_s` has an entry per candidate, NaN where there is no prediction, or is asked for the
+    chosen row alone.
     """
     columns = iter(terms.values())
     cost = next(columns)

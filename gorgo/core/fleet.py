@@ -24,11 +24,20 @@ from gorgo.core.cache_reports import LearnedCapacity
 from gorgo.core.columns import Columns
 from gorgo.core.estimators import ewma, is_stale
 from gorgo.core.health import EjectionLimits, Health, HealthState
-from gorgo.core.path import INITIAL_WINDOW_BYTES, RECEIVE_WINDOW_BYTES, Windows, congestion_now, connect_trips, flights
+from gorgo.core.path import (
+    INITIAL_WINDOW_BYTES,
+    RECEIVE_WINDOW_BYTES,
+    Pacing,
+    Windows,
+    congestion_now,
+    connect_trips,
+    trips_of_one,
+)
 from gorgo.core.prefill import PrefillPrior
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import EngineSample, OpenConnection
 from gorgo.core.speed import LearnedSpeed
+from gorgo.core.told_speed import ToldSpeed
 from gorgo.errors import ConfigError, UnknownReplica
 
 #: Told by the engine's metrics; unknown again when stale.
@@ -44,6 +53,7 @@ class Member:
     health: Health
     prior: PrefillPrior
     clock: BusyClock
+    told: ToldSpeed
     #: For an engine that does not tell its KV capacity.
     learned_capacity: LearnedCapacity = field(default_factory=LearnedCapacity)
     draining: bool = False
@@ -198,8 +208,16 @@ class Fleet:
             columns.slowdown[slot] = clock.speed.factor
 
     def on_path(self, member: Member, connection: OpenConnection | None) -> None:
-        """What the next request to the member travels on; `None` is a connection yet to be opened."""
+        """What the next request to the member travels on; `None` is a connection yet to be opened.
+
+        Whether that one will pace is told by the last one that was open: they have the same kernel.
+        """
         columns, slot = self.columns, member.slot
+        if connection is not None:
+            pacing = connection.pacing
+        else:
+            pacing = Pacing() if columns.pace_bytes[slot] < inf else None
+        columns.pace_bytes[slot], columns.burst_bytes[slot] = (inf, inf) if pacing is None else pacing
         columns.congestion_bytes[slot] = 0.0 if connection is None else connection.windows.congestion
         columns.receive_bytes[slot] = RECEIVE_WINDOW_BYTES if connection is None else connection.windows.receive
         columns.sent_s[slot] = inf if connection is None else connection.sent_s
@@ -241,7 +259,15 @@ class Fleet:
             value = getattr(sample, name)
             if value is not None:
                 getattr(self.columns, name)[member.slot] = value
+        if member.told.learn(sample.prefill_tokens_total, sample.prefill_busy_s_total):
+            self._believe_speed(member)
         member.scraped_s, self._due_known = now, False
+
+    def _believe_speed(self, member: Member) -> None:
+        """The engine's own account is as good as a prior from regions.yaml, and does not overrule one."""
+        if member.told.factor is not None and not member.prior.known:
+            member.clock.speed.told(member.told.factor)
+            self.show_clock(member)
 
     # -- time
 
@@ -297,7 +323,8 @@ class Fleet:
             self.columns.grow()
             self._free.append(len(self.columns.salt) - 1)
         prior = _prefill_prior(spec)
-        member = Member(spec, self._free.pop(), Health(self.ejection), prior, BusyClock(known_prior=prior.known))
+        clock = BusyClock(known_prior=prior.known)
+        member = Member(spec, self._free.pop(), Health(self.ejection), prior, clock, ToldSpeed(prior))
         self.members[spec.name] = member
         self.columns.salt[member.slot] = _salt(spec.name)
         self.columns.kv_capacity_tokens[member.slot] = _prior(spec.kv_capacity_tokens)
@@ -324,7 +351,7 @@ class Fleet:
         if prior != member.prior:
             # What was learned was the error of the old one.
             member.prior = prior
-            member.clock.speed = LearnedSpeed(known_prior=prior.known)
+            member.clock.speed, member.told = LearnedSpeed(known_prior=prior.known), ToldSpeed(prior)
             self._show_prior(member)
             self.show_clock(member)
 

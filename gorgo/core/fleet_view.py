@@ -32,6 +32,8 @@ class ReplicaView:
     #: Busy clock: prefill still to do there, and how many times longer prefills take than the prior says.
     busy_s: float
     prefill_slowdown: float
+    #: The same by the engine's own counters of prefill, which count where no prior was given.
+    prefill_slowdown_told: float | None
     running_requests: float | None
     queued_requests: float | None
     used_tokens: float | None
@@ -69,6 +71,7 @@ def view_replica(fleet: Fleet, member: Member, *, index_blocks: int, block_token
         queued_prefill_tokens=int(columns.queued_prefill_tokens[member.slot]),
         busy_s=max(0.0, float(columns.free_at_s[member.slot]) - now - fleet.one_way_s(member)),
         prefill_slowdown=member.clock.speed.factor,
+        prefill_slowdown_told=member.told.factor,
         running_requests=_cell(columns, "running_requests", member),
         queued_requests=_cell(columns, "queued_requests", member),
         used_tokens=_cell(columns, "used_tokens", member),

@@ -78,6 +78,7 @@ class Ledger:
         attempt.first_token_s = now
         member, request = attempt.member, attempt.state.request
         self._fleet.release_prefill(member, request.prompt_tokens)
+        member.told.sent(request.prompt_tokens - attempt.believed_cached_tokens, attempt.prior_s)
         tell = member.clock.first_token if request.streamed else member.clock.left
         tell(attempt_id, engine_s=now - self._fleet.one_way_s(member))
         self._fleet.show_clock(member)

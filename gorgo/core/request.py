@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from gorgo.core.path import Windows
+from gorgo.core.path import Pacing, Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,12 @@ class OpenConnection:
     """The open connection to a replica that its next request takes.
 
     `windows` are what its two ends allow under way. `sent_s` is when it last sent something; infinite where idling
-    costs its sender nothing.
+    costs its sender nothing. `pacing` is how its sender spreads what it sends, `None` where it does not.
     """
 
     windows: Windows
     sent_s: float
+    pacing: Pacing | None = None
 
 
 class Ending(Enum):
@@ -106,7 +107,8 @@ class EngineSample:
     """One scrape of a replica's own load figures; `None` where the engine does not tell.
 
     `used_tokens` are KV tokens held by running requests, `kv_capacity_tokens` the size of the KV pool,
-    `max_running_requests` the engine's limit on its running batch.
+    `max_running_requests` the engine's limit on its running batch. `prefill_tokens_total` counts prompt tokens computed
+    since the engine started, `prefill_busy_s_total` the time that it spent on them; both are sums over its ranks.
     """
 
     running_requests: float | None = None
@@ -114,3 +116,5 @@ class EngineSample:
     used_tokens: float | None = None
     kv_capacity_tokens: float | None = None
     max_running_requests: float | None = None
+    prefill_tokens_total: float | None = None
+    prefill_busy_s_total: float | None = None

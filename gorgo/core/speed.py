@@ -9,6 +9,10 @@ took. One that came later had to wait for the step under way (5 ms in the mean) 
 request is still waiting: then nobody knows whose time it was, and it is left out. Tokens that come together count, the
 later ones with nothing, because their prefill was in the first one's time. Both sums forget with the work done, not
 with the clock: an idle replica does not forget, and a busy one learns within some 10 s of prefill.
+
+Where nobody gave a prior and the engine tells its own speed (`core.told_speed`), learning starts from that and trusts
+it as it would a given prior. What was learned before stands beside it: it is in the default prior's seconds as ever, so
+nothing counts twice and no prefill already in line changes its length.
 """
 
 from __future__ import annotations
@@ -43,11 +47,12 @@ class LearnedSpeed:
     True
     """
 
-    __slots__ = ("_done_s", "_spent_s", "factor", "last_s", "trust_s")
+    __slots__ = ("_done_s", "_spent_s", "_start", "factor", "last_s", "trust_s")
 
     def __init__(self, *, known_prior: bool) -> None:
         self.trust_s = TRUST_S if known_prior else TRUST_IN_DEFAULTS_S
         self.factor = 1.0
+        self._start = 1.0
         #: When the engine produced its previous first token.
         self.last_s = float("-inf")
         self._spent_s = 0.0
@@ -61,9 +66,17 @@ class LearnedSpeed:
             self._learn(engine_s - max(arrived_s, self.last_s) - STEP_UNDER_WAY_S, prior_s)
         self.last_s = engine_s
 
+    def told(self, factor: float) -> None:
+        """The engine says that its prefills take `factor` times the prior."""
+        self._start, self.trust_s = min(max(factor, FASTEST), SLOWEST), TRUST_S
+        self._weigh()
+
     def _learn(self, spent_s: float, prior_s: float) -> None:
         kept = exp(-prior_s / MEMORY_S)
         self._spent_s = self._spent_s * kept + spent_s
         self._done_s = self._done_s * kept + prior_s
-        ratio = (self._spent_s + self.trust_s) / (self._done_s + self.trust_s)
+        self._weigh()
+
+    def _weigh(self) -> None:
+        ratio = (self._spent_s + self.trust_s * self._start) / (self._done_s + self.trust_s)
         self.factor = min(max(ratio, FASTEST), SLOWEST)

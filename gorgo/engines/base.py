@@ -42,6 +42,8 @@ def merged(first: EngineSample, second: EngineSample) -> EngineSample:
         used_tokens=_either(first.used_tokens, second.used_tokens),
         kv_capacity_tokens=_either(first.kv_capacity_tokens, second.kv_capacity_tokens),
         max_running_requests=_either(first.max_running_requests, second.max_running_requests),
+        prefill_tokens_total=_either(first.prefill_tokens_total, second.prefill_tokens_total),
+        prefill_busy_s_total=_either(first.prefill_busy_s_total, second.prefill_busy_s_total),
     )
 
 

@@ -37,7 +37,11 @@ class SGLang:
 
     def read_capacity(self, loads: object) -> EngineSample:
         ranks = list(_ranks(loads))
-        return EngineSample(**{field: _total(ranks, name) for name, field in _LOADS.items()})
+        busy_us = _total(ranks, "total_prefill_busy_us")
+        return EngineSample(
+            **{field: _total(ranks, name) for name, field in _LOADS.items()},
+            prefill_busy_s_total=None if busy_us is None else busy_us / 1e6,
+        )
 
 
 #: Name in `/metrics` to field.
@@ -55,6 +59,7 @@ _LOADS = {
     "num_used_tokens": "used_tokens",
     "max_total_num_tokens": "kv_capacity_tokens",
     "max_running_requests": "max_running_requests",
+    "total_prefill_uncached_tokens": "prefill_tokens_total",
 }
 
 

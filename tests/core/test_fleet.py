@@ -6,6 +6,7 @@ import pytest
 from gorgo.core.fleet import Fleet
 from gorgo.core.health import EjectionLimits
 from gorgo.core.path import Windows
+from gorgo.core.prefill import PrefillPrior
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import EngineSample, OpenConnection
 from gorgo.errors import ConfigError, UnknownReplica
@@ -198,3 +199,46 @@ def test_two_replicas_of_one_name_are_refused_and_nothing_changes(fleet: Fleet) 
 def test_an_unknown_name_is_answered_with_the_names_that_there_are(fleet: Fleet) -> None:
     with pytest.raises(UnknownReplica, match="'z'; the fleet has: a, b, c"):
         fleet.drain("z", True)
+
+
+def counters(tokens: float, prior: PrefillPrior, *, slowdown: float) -> EngineSample:
+    """Of an engine that has prefilled prompts of 2,000 new tokens behind 4,000 cached ones."""
+    spent_s = tokens / 2000 * prior.seconds(2000, 4000) * slowdown
+    return EngineSample(prefill_tokens_total=tokens, prefill_busy_s_total=spent_s)
+
+
+@pytest.mark.parametrize("slowdown", [3.0, 1 / 3])
+def test_an_engine_three_times_off_the_default_is_known_after_one_scrape(fleet: Fleet, slowdown: float) -> None:
+    member = fleet.member("a")
+    fleet.scraped(member, counters(1e6, member.prior, slowdown=slowdown), now=0.0)
+    assert fleet.columns.slowdown[member.slot] == pytest.approx(slowdown, rel=0.05)
+    assert fleet.columns.slowdown[fleet.member("b").slot] == 1.0
+
+
+def test_what_first_tokens_show_too_does_not_count_twice(fleet: Fleet) -> None:
+    """Scrapes and first tokens agree on three times slower; together they say so as well."""
+    member = fleet.member("a")
+    prior_s = member.prior.seconds(2000, 4000)
+    for number in range(200):
+        key, at_s = str(number), 10.0 * number
+        member.clock.dispatched(key, arrives_s=at_s, prior_s=prior_s, seen=True)
+        member.clock.first_token(key, engine_s=at_s + 3 * prior_s + 0.005)
+        member.told.sent(2000, prior_s)
+        fleet.scraped(member, counters(2000.0 * number, member.prior, slowdown=3.0), now=at_s)
+    assert fleet.columns.slowdown[member.slot] == pytest.approx(3.0, rel=0.03)
+
+
+def test_a_rate_in_the_configuration_is_not_overruled_by_the_engine() -> None:
+    made = Fleet(stale_after_s=90.0, rtt_ewma_alpha=0.3, panic_threshold=0.5, ejection=EjectionLimits())
+    made.replace([ReplicaSpec("a", "here", prefill_tokens_per_s=20_000.0)])
+    member = made.member("a")
+    made.scraped(member, counters(1e6, member.prior, slowdown=3.0), now=0.0)
+    assert made.columns.slowdown[member.slot] == 1.0
+    assert member.told.factor == pytest.approx(3.0, rel=0.1)
+
+
+def test_what_was_told_is_forgotten_with_the_prior_that_it_was_held_against(fleet: Fleet) -> None:
+    member = fleet.member("a")
+    fleet.scraped(member, counters(1e6, member.prior, slowdown=3.0), now=0.0)
+    fleet.replace([ReplicaSpec("a", "region-of-a", prefill_tokens_per_s=4000.0)])
+    assert fleet.columns.slowdown[member.slot] == 1.0

@@ -4,7 +4,7 @@ from math import exp
 
 import pytest
 
-from gorgo.core.speed import LearnedSpeed
+from gorgo.core.speed import SLOWEST, LearnedSpeed
 
 
 def learned(*tokens: tuple[float, float, float, bool], known_prior: bool = True) -> LearnedSpeed:
@@ -65,3 +65,20 @@ def test_a_replica_three_times_slower_is_known_after_some_seconds_of_work_and_fo
             arrived_s, now = now, now + 0.5 * slowdown
             speed.first_token(engine_s=now + 0.005, arrived_s=arrived_s, prior_s=0.5, head=True)
         assert speed.factor == wanted
+
+
+def test_what_the_engine_tells_is_where_learning_starts_from_and_weighs_as_a_given_prior() -> None:
+    speed = learned(known_prior=False)
+    speed.told(3.0)
+    assert speed.factor == 3.0
+    speed.first_token(engine_s=12.005, arrived_s=10.0, prior_s=1.0, head=True)
+    assert speed.factor == pytest.approx((2.0 + 5.0 * 3.0) / (1.0 + 5.0))
+
+
+def test_telling_does_not_count_again_what_was_learned() -> None:
+    speed = learned(*((2.0 * second, 0.0, 1.0, True) for second in range(1, 400)), known_prior=False)
+    before = speed.factor
+    speed.told(2.0)
+    assert speed.factor == pytest.approx(before, rel=0.03)
+    speed.told(1e6)
+    assert speed.factor <= SLOWEST

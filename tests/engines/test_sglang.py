@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gorgo.apps.engine_server.figures import Figures
+from gorgo.engines.sglang import SGLang
+from gorgo.sim.engine_model import EngineModel
+from gorgo.sim.engine_request import EngineRequest
+from gorgo.sim.profiles import PROFILES
+
+
+def rank(**more: Any) -> dict[str, Any]:
+    return {"num_running_reqs": 1, "total_prefill_uncached_tokens": 1000, "total_prefill_busy_us": 250_000, **more}
+
+
+def test_prefill_counters_are_sums_over_ranks_in_seconds() -> None:
+    sample = SGLang().read_capacity({"loads": [rank(), rank(total_prefill_busy_us=750_000)]})
+    assert (sample.prefill_tokens_total, sample.prefill_busy_s_total) == (2000.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["total_prefill_uncached_tokens", "total_prefill_busy_us"])
+@pytest.mark.parametrize("value", [None, "many", -1, float("nan"), True])
+def test_a_counter_that_one_rank_does_not_tell_is_unknown(name: str, value: object) -> None:
+    sample = SGLang().read_capacity({"loads": [rank(), rank(**{name: value})]})
+    assert None in (sample.prefill_tokens_total, sample.prefill_busy_s_total)
+
+
+def test_a_simulated_engine_tells_what_it_prefilled() -> None:
+    profile = PROFILES["2xL40S-Qwen3.5-35B-A3B-FP8"]
+    engine: EngineModel[EngineRequest] = EngineModel(profile)
+    engine.submit(EngineRequest(bytes(4 * 3000), prompt_tokens=3000, output_tokens=1), now=0.0)
+    step = engine.start_step(now=0.0)
+    assert step is not None
+    engine.finish_step(step)
+    load = Figures(engine, model_name="m", now=0.0).load(1.0)
+    sample = SGLang().read_capacity({"loads": [load]})
+    assert sample.prefill_tokens_total == 3000
+    assert sample.prefill_busy_s_total == pytest.approx(step.ends_s, abs=1e-6)
