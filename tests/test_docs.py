@@ -16,8 +16,8 @@ import typer.main
 from gorgo.apps.replay.records import Record
 from gorgo.apps.results import ResultRow
 from gorgo.cli import app
-from gorgo.cli.wiring import read_weights_file
 from gorgo.config.model import Config
+from gorgo.config.weights_file import read_weights_file
 from gorgo.core.weights import Weights
 from gorgo.policies.registry import POLICIES
 from gorgo.proxy.admin import Admin
@@ -170,8 +170,9 @@ def test_every_command_and_option_explains_itself() -> None:
 def test_weights_file_in_the_readme_is_one(tmp_path: Path) -> None:
     (example,) = [text for text in code(README) if text.startswith('{"policy"')]
     (tmp_path / "weights.json").write_text(example)
-    policy, values = read_weights_file(tmp_path / "weights.json")
-    assert Weights.of(POLICIES[policy].weight_specs, values)["w_rtt"] == json.loads(example)["weights"]["w_rtt"]
+    file = read_weights_file(tmp_path / "weights.json")
+    weights = Weights.of(POLICIES[file.policy].weight_specs, file.weights)
+    assert weights["w_rtt"] == json.loads(example)["weights"]["w_rtt"]
 
 
 def test_commands_in_the_readme_s_blocks_are_spelt_right() -> None:

@@ -16,9 +16,6 @@ from gorgo.cli.tables import Cell, table
 if TYPE_CHECKING:
     from gorgo.cli.reach import Reached
 
-#: The admin listener answers from memory; this is for a network that does not.
-STATUS_TIMEOUT_S = 10.0
-
 
 def check(
     config: options.Config = options.REGIONS_YAML,
@@ -71,25 +68,18 @@ def status(
 ) -> None:
     """Show the fleet as the proxy sees it.
 
-    Asks its admin listener; `-` is unknown or stale.
+    Asks its admin listener; `-` is unknown or stale. The last line says which weights are in force, and whether they
+    are frozen.
     """
-    import httpx
+    from gorgo.cli.admin_call import call_admin
+    from gorgo.cli.freezing import routing_line
 
-    address = f"{url.rstrip('/')}/admin/fleet"
-    headers = {} if token is None else {"authorization": f"Bearer {token}"}
-    try:
-        response = httpx.get(address, headers=headers, timeout=STATUS_TIMEOUT_S)
-        response.raise_for_status()
-        fleet = response.json()
-    except httpx.HTTPStatusError as error:
-        hint = "; is GORGO_ADMIN_TOKEN right?" if error.response.status_code in (401, 403) else ""
-        raise fail(f"{address} answered {error.response.status_code}{hint}", code=FAILED) from error
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise fail(f"{address}: {error}; is `gorgo serve` running there?", code=FAILED) from error
+    fleet = call_admin("GET", url, "/admin/fleet", token)
     if as_json:
         options.print_json(fleet)
     else:
         typer.echo(fleet_table(fleet["replicas"]))
+        typer.echo(routing_line(fleet["routing"]))
 
 
 #: Column of `gorgo status`, and the key of `/admin/fleet` that it shows.

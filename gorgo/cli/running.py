@@ -28,7 +28,18 @@ def serve(
     admin_bind: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where operators connect.")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Routing policy; see `gorgo policies`.")] = None,
     weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help='JSON: {"policy": NAME, "weights": {NAME: NUMBER}}.')
+        Path | None,
+        typer.Option(metavar="FILE", help='JSON: {"policy": NAME, "weights": {NAME: NUMBER}}, or a weights file.'),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default=False, help="Keep freeze, weights, policy and drain marks there over restarts."
+        ),
+    ] = None,
+    request_log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="Write a line per finished request, without its text."),
     ] = None,
     seed: options.MaybeSeed = None,
 ) -> None:
@@ -44,6 +55,7 @@ def serve(
     from gorgo.config.load import parse_config, read_text
     from gorgo.proxy import heap
     from gorgo.proxy.config_file import ConfigFile
+    from gorgo.proxy.kept import StateFile
     from gorgo.proxy.logs import set_up_logs
     from gorgo.proxy.server import ServerAddresses
     from gorgo.proxy.server import serve as run_proxy
@@ -81,6 +93,8 @@ def serve(
             seed=drawn,
             # What is no file (a pipe, say) can be read once.
             file=ConfigFile(config, parse, text) if config.is_file() else None,
+            state_file=None if state is None else StateFile(state),
+            request_log=request_log,
             ready=ready,
         )
     )

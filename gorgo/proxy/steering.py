@@ -129,6 +129,9 @@ class Steering:
         Raises `StateError` if there was no file and none can be made: that is a wrong path. A disk that fills up later
         must not keep a proxy from starting.
         """
+        policy, weights = self._what_routes()
+        version, (row,) = self._router.weights.version, self._history
+        log("weights_in_force", policy=policy, version=version, weights=weights, source=row.source)
         if fresh and self._file is not None:
             await self._write(self._in_force())
         else:

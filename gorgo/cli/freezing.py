@@ -1,0 +1,115 @@
+"""Pin the weights that were found, and release them again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gorgo.cli import options
+from gorgo.cli.failures import FAILED, fail
+
+if TYPE_CHECKING:
+    from gorgo.config.weights_file import WeightsFile
+
+Reason = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Kept with it, for whoever wonders.", show_default=False)
+]
+
+
+def freeze(
+    url: options.AdminUrl = options.ADMIN_URL,
+    token: options.AdminToken = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Pin these. Default: those in force.", show_default=False),
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what is pinned to a weights file.", show_default=False)
+    ] = None,
+    reason: Reason = None,
+    as_json: options.Json = False,
+) -> None:
+    """Pin the weights of a running proxy.
+
+    It refuses every other change of them (409) until `gorgo thaw`. With a state file they stay pinned over restarts.
+    """
+    from gorgo.cli.admin_call import call_admin
+
+    body: dict[str, Any] = {"reason": reason, "by": _user()}
+    if weights is not None:
+        wanted = _found(weights)
+        body |= {"policy": wanted.policy, "weights": dict(wanted.weights), "widen": wanted.widened}
+    pinned = call_admin("POST", url, "/admin/freeze", token, body)
+    if export is not None:
+        _export(export, pinned)
+    if as_json:
+        options.print_json(pinned)
+    else:
+        typer.echo(routing_line(pinned))
+    if not pinned["durable"]:
+        typer.echo("gorgo: the proxy runs without --state: the freeze ends with its process", err=True)
+
+
+def thaw(
+    url: options.AdminUrl = options.ADMIN_URL,
+    token: options.AdminToken = None,
+    reason: Reason = None,
+    as_json: options.Json = False,
+) -> None:
+    """Let the weights of a running proxy be changed again.
+
+    They stay as they are until somebody does.
+    """
+    from gorgo.cli.admin_call import call_admin
+
+    shown = call_admin("POST", url, "/admin/thaw", token, {"reason": reason, "by": _user()})
+    if as_json:
+        options.print_json(shown)
+    else:
+        typer.echo(routing_line(shown))
+
+
+def routing_line(shown: Mapping[str, Any]) -> str:
+    """Policy, weights, version, and whether they are frozen, from an admin answer."""
+    values = "".join(f" {name}={value:g}" for name, value in shown["weights"].items())
+    return f"policy {shown['policy']}{values}, version {shown['version']}, {_frozen(shown['frozen'])}"
+
+
+def _frozen(frozen: Mapping[str, str | None] | None) -> str:
+    if frozen is None:
+        return "not frozen"
+    by = "" if frozen["by"] is None else f" by {frozen['by']}"
+    return f"frozen since {frozen['since']}{by}" + ("" if frozen["reason"] is None else f": {frozen['reason']}")
+
+
+def _found(spec: str) -> WeightsFile:
+    """What `--weights` names."""
+    from gorgo.config.weights_file import read_weights_file
+
+    return read_weights_file(Path(spec))
+
+
+def _export(path: Path, pinned: Mapping[str, Any]) -> None:
+    from gorgo.config.weights_file import WeightsFile, write_weights_file
+
+    file = WeightsFile(
+        policy=pinned["policy"],
+        weights=pinned["weights"],
+        widened=bool(pinned["outside"]),
+        source=f"gorgo freeze, version {pinned['version']}",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        note=pinned["frozen"]["reason"],
+    )
+    try:
+        write_weights_file(path, file)
+    except OSError as error:
+        raise fail(f"the weights are frozen, but {path} cannot be written: {error.strerror}", code=FAILED) from error
+
+
+def _user() -> str:
+    return os.environ.get("LOGNAME") or os.environ.get("USER") or "gorgo freeze"
