@@ -1,0 +1,118 @@
+"""The oracle's choice on engines that are written down by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from gorgo.core.decision import Choice
+from gorgo.core.policy import Policy
+from gorgo.core.request import RouteRequest
+from gorgo.sim.engine_model import EngineModel
+from gorgo.sim.engine_request import EngineRequest
+from gorgo.sim.oracle import DEAD_MS, Oracle, make_oracle
+from tests.policies.table import choose, table
+from tests.sim.profiles import round_profile
+
+NAMES = ("near", "far")
+
+
+@dataclass(slots=True)
+class Engine:
+    """What the oracle sees of one; nothing moves."""
+
+    rtt_s: float
+    model: EngineModel[EngineRequest] = field(default_factory=lambda: EngineModel(round_profile(), item_bytes=1))
+    on_the_way: list[tuple[float, EngineRequest]] = field(default_factory=list)
+    alive: bool = True
+
+    def serve(self, prompt: bytes, output_tokens: int = 1) -> None:
+        """From 0 on; the step under way is the last word."""
+        self.model.submit(a_request(prompt, output_tokens), now=0.0)
+        if self.model.step is None:
+            self.model.start_step(now=0.0)
+
+
+def a_request(prompt: bytes, output_tokens: int = 1) -> EngineRequest:
+    return EngineRequest(prompt, prompt_tokens=len(prompt), output_tokens=output_tokens)
+
+
+def ask(prompt: bytes) -> RouteRequest:
+    return RouteRequest("r", 0.0, prompt_tokens=len(prompt), blocks=prompt, block_tokens=1.0, head=0)
+
+
+def looking(near: Engine, far: Engine) -> Oracle:
+    oracle = make_oracle()
+    oracle.look({"near": near, "far": far})
+    return oracle
+
+
+def test_it_is_a_policy_with_the_preferences_of_gorgo_ms() -> None:
+    oracle = make_oracle()
+    assert isinstance(oracle, Policy)
+    assert [(spec.name, spec.default) for spec in oracle.weight_specs] == [("lambda", 0.2), ("delta", 0.0)]
+
+
+def test_terms_are_as_computed_by_hand() -> None:
+    near, far = Engine(0.010), Engine(0.100)
+    near.serve(b"x" * 80, 5)  # its prefill ends at 90 ms
+    near.on_the_way.append((0.004, a_request(b"y" * 40)))  # 50 ms from then on, together with the newcomer
+    chosen = choose(looking(near, far), table(2, names=NAMES), asked=ask(b"z" * 50))
+    terms = {name: column.round(6).tolist() for name, column in chosen.terms.items()}
+    # Near: at 90 ms a step of 10 + 40 + 50 ms; the newcomer is there at 5 ms and alone would take 60.
+    assert terms == {
+        "rtt": [10.0, 100.0],
+        "queue": [190.0 - 5.0 - 60.0, 0.0],
+        "prefill": [60.0, 60.0],
+        "externality": [0.2 * 60.0 * 2, 0.0],
+    }
+    assert chosen.row == 1
+    assert chosen.predicted_ttft_s == pytest.approx(0.160)
+
+
+def test_it_knows_what_is_cached_and_what_will_be() -> None:
+    near, far = Engine(0.010), Engine(0.100)
+    far.on_the_way.append((0.001, a_request(b"s" * 95)))
+    chosen = choose(looking(near, far), table(2, names=NAMES), asked=ask(b"s" * 95 + b"t" * 5))
+    assert chosen.terms["prefill"].round(6).tolist() == [110.0, 15.0]
+
+
+def test_a_slow_engine_is_as_slow_as_it_is() -> None:
+    near, far = Engine(0.010), Engine(0.010)
+    near.model.slowdown = 3.0
+    chosen = choose(looking(near, far), table(2, names=NAMES), asked=ask(b"z" * 50))
+    assert chosen.terms["prefill"].round(6).tolist() == [180.0, 60.0]
+    assert chosen.row == 1
+
+
+def test_a_dead_engine_is_the_last_resort() -> None:
+    near, far = Engine(0.010), Engine(0.100)
+    near.alive = False
+    oracle = looking(near, far)
+    chosen = choose(oracle, table(2, names=NAMES), asked=ask(b"z" * 50))
+    assert chosen.row == 1
+    assert chosen.cost is not None
+    assert chosen.cost[0] >= DEAD_MS
+    assert choose(oracle, table(1, names=("near",)), asked=ask(b"z")).row == 0
+
+
+def test_a_body_that_does_not_fit_the_window_counts_its_round_trips() -> None:
+    near, far = Engine(0.010), Engine(0.100)
+    windows: dict[str, Any] = {"congestion_bytes": [14_600.0] * 2, "receive_bytes": [65_535.0] * 2, "sent_s": [0.0] * 2}
+    large = replace(ask(b"z" * 50), body_bytes=40_000)
+    chosen = choose(looking(near, far), table(2, names=NAMES, **windows), asked=large)
+    assert chosen.terms["rtt"].round(6).tolist() == [20.0, 200.0]
+
+
+def test_weights_price_those_who_are_stalled() -> None:
+    near, far = Engine(0.010), Engine(0.100)
+    near.serve(b"x" * 20, 50)
+
+    def priced(share: float, delta: float = 0.0) -> Choice:
+        weights: dict[str, Any] = {"lambda": share, "delta": delta}
+        return choose(looking(near, far), table(2, names=NAMES), asked=ask(b"z" * 50), **weights)
+
+    assert priced(1.0).terms["externality"][0] == pytest.approx(60.0)
+    assert (priced(0.1).row, priced(1.0).row, priced(1.0, delta=50.0).row) == (0, 0, 1)
