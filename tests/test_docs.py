@@ -23,6 +23,7 @@ from gorgo.policies.registry import POLICIES
 from gorgo.proxy.admin import Admin
 from gorgo.proxy.app import HOT_ROUTES, data_app
 from gorgo.proxy.metrics import METRICS
+from gorgo.sim.scenario import SCENARIOS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -98,6 +99,11 @@ def test_every_key_of_the_configuration_is_in_the_shipped_file() -> None:
 def test_every_policy_has_a_row_with_its_own_summary() -> None:
     documented = {code(name)[0]: rule for name, rule in rows("name", "rule")}
     assert documented == {name: policy.summary for name, policy in POLICIES.items()}
+
+
+def test_every_scenario_has_a_row_with_what_happens() -> None:
+    documented = {code(name)[0]: happens for name, happens in rows("scenario", "what happens")}
+    assert documented == {name: scenario.description for name, scenario in SCENARIOS.items()}
 
 
 def test_every_metric_has_a_row_with_its_type_and_labels() -> None:

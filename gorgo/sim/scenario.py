@@ -201,7 +201,7 @@ def _late_path(fleet: SimFleet, _duration_s: float) -> Sequence[Fault]:
 
 
 _TABLE = (
-    Scenario("steady", "nothing"),
+    Scenario("steady", "nothing goes wrong"),
     Scenario("slow-replica", "the nearest replica is 3x slower for the middle third of the run", faults=_slow_nearest),
     Scenario("rtt-shift", "the round trip to `eu-frankfurt` becomes 320 ms half way through", faults=_rtt_shift),
     Scenario("killed", "the nearest replica is gone from a third to a half of the run, then back cold", faults=_killed),
