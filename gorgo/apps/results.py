@@ -6,7 +6,7 @@ Owns the row of DESIGN 7.4 and how it is shown. Who measures fills it in. Unknow
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -89,11 +89,15 @@ class _Column:
     form: str
     best: Callable[[Sequence[float]], float] | None = None
 
-    def cells(self, rows: Sequence[ResultRow]) -> list[str]:
+    def cells(self, rows: Sequence[ResultRow], yardsticks: Collection[str]) -> list[str]:
         values = [self.value(row) for row in rows]
-        known = [value for value in values if value is not None]
+        competing = (row.policy not in yardsticks for row in rows)
+        known = [value for value, competes in zip(values, competing, strict=True) if competes and value is not None]
         best = self.best(known) if self.best is not None and len(known) > 1 else None
-        return [self._cell(value, bold=value is not None and value == best) for value in values]
+        return [
+            self._cell(value, bold=value is not None and value == best and row.policy not in yardsticks)
+            for value, row in zip(values, rows, strict=True)
+        ]
 
     def _cell(self, value: float | None, *, bold: bool) -> str:
         if value is None:
@@ -119,15 +123,18 @@ _COLUMNS = (
 HITS = "hit: share of prompt tokens found in cache, as engines report it and as the router believed"
 
 
-def results_table(rows: Sequence[ResultRow]) -> Group:
-    """The rows side by side, the best of each measure in bold; shares in the order of the replicas' names."""
+def results_table(rows: Sequence[ResultRow], *, yardsticks: Collection[str] = ()) -> Group:
+    """The rows side by side, the best of each measure in bold; shares in the order of the replicas' names.
+
+    Policies that are `yardsticks` are shown and do not compete.
+    """
     replicas = sorted({name for row in rows for name in row.share})
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0), pad_edge=False)
     table.add_column("policy", no_wrap=True, vertical="bottom")
     for column in _COLUMNS:
         table.add_column(column.title, justify="right", no_wrap=True)
     table.add_column("share\n%", no_wrap=True, vertical="bottom")
-    columns = [column.cells(rows) for column in _COLUMNS]
+    columns = [column.cells(rows, yardsticks) for column in _COLUMNS]
     for row, *cells in zip(rows, *columns, strict=True):
         table.add_row(row.policy or "-", *cells, _shares(row, replicas))
     shares = f"; share: {' / '.join(replicas)}" if replicas else ""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gorgo import __version__
-from gorgo.cli import datasets, freezing, looking, measuring, reporting, running, tuning
+from gorgo.cli import datasets, freezing, looking, measuring, reporting, running, simulating, tuning
 from gorgo.cli.failures import Commands
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command()(running.serve)
 app.command()(running.engine)
 app.command()(measuring.replay)
+app.command()(simulating.simulate)
 app.command()(measuring.demo)
 app.command()(reporting.report)
 app.command()(tuning.history)

@@ -268,15 +268,19 @@ class Simulation:
             site.first_look()
         probe_s, scrape_s = self._intervals
         for interval_s, ask in ((probe_s, Site.probe), (scrape_s, Site.scrape), (WARM_INTERVAL_S, Site.warm)):
-            self.every(interval_s, partial(self._ask_all, ask))
+            self._ask_every(interval_s, ask)
         for controller in self._controllers:
             self._await(controller)
         for fault in self._faults:
             fault.start(self)
 
-    def _ask_all(self, ask: Callable[[Site], None], router: Router, now: float) -> None:
-        for site in self.engines.values():
-            ask(site)
+    def _ask_every(self, interval_s: float, ask: Callable[[Site], None]) -> None:
+        def ask_all() -> None:
+            for site in self.engines.values():
+                ask(site)
+            self.kernel.at(self.kernel.now + interval_s, ask_all)
+
+        self.kernel.at(interval_s, ask_all)
 
     def _await(self, controller: Controller) -> None:
         if controller.next_s is not None:

@@ -176,7 +176,7 @@ class Site:
         """Two pings; the second one's round trip is told, because the first may have had to connect."""
         if not self._can_answer(self.tells_probes):
             lost_s = PROBE_TIMEOUT_S if self.alive else self._background.round_trip_s(self.link)
-            self._kernel.at(self._kernel.now + lost_s, partial(self._probed, None, None, 0.0))
+            self._kernel.at(self._kernel.now + lost_s, partial(self._probed, None, None))
             return
         kept, back_s = self._ping()
         self._kernel.at(back_s, partial(self._ping_again, kept))
@@ -322,13 +322,13 @@ class Site:
     def _ping_again(self, kept: Kept) -> None:
         self._give_back(kept)
         if not self.alive:
-            self._probed(None, None, 0.0)
+            self._probed(None, None)
             return
         asked_s = self._kernel.now
         kept, back_s = self._ping()
-        self._kernel.at(back_s, partial(self._probed, kept, back_s - asked_s, asked_s))
+        self._kernel.at(back_s, partial(self._probed, kept, back_s - asked_s))
 
-    def _probed(self, kept: Kept | None, rtt_s: float | None, asked_s: float) -> None:
+    def _probed(self, kept: Kept | None, rtt_s: float | None) -> None:
         if kept is not None:
             if kept.lost:
                 rtt_s = None

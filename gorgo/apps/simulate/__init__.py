@@ -1,1 +1,21 @@
-"""Policies side by side in virtual time."""
+"""Policies side by side in virtual time: runs, many of them, and their comparison."""
+
+from gorgo.apps.simulate.command import DEFAULT_POLICIES, SimulateOptions, jobs_of, simulate_command
+from gorgo.apps.simulate.job import FLOOR, ORACLE, YARDSTICKS, SimJob, SimulatedRun
+from gorgo.apps.simulate.run import BACKENDS, Backend, run_many, run_once
+
+__all__ = [
+    "BACKENDS",
+    "DEFAULT_POLICIES",
+    "FLOOR",
+    "ORACLE",
+    "YARDSTICKS",
+    "Backend",
+    "SimJob",
+    "SimulateOptions",
+    "SimulatedRun",
+    "jobs_of",
+    "run_many",
+    "run_once",
+    "simulate_command",
+]

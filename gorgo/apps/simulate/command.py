@@ -1,0 +1,139 @@
+"""`gorgo simulate`: every policy at every load and seed, and the files that it leaves.
+
+Owns the list of runs and the folder:
+
+    OUT/results.json                         a row per run
+    OUT/POLICY/xSCALE-seedSEED/              one run: its row in results.json, its requests in requests.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gorgo.apps.demo.options import DEFAULT_POLICIES as PUBLISHED
+from gorgo.apps.results import ResultRow, write_results
+from gorgo.apps.simulate.job import FLOOR, ORACLE, STEADY, SimJob, SimulatedRun
+from gorgo.apps.simulate.progress import shown_progress
+from gorgo.apps.simulate.run import Backend, policy_of, run_many
+from gorgo.apps.traces import TraceFilters
+from gorgo.core.limits import RouterLimits
+from gorgo.core.weights import Weights
+from gorgo.sim.fleet import SimFleet
+from gorgo.sim.scenario import find_scenario
+
+#: This project's, the published one, the paper's four baselines, and chance.
+DEFAULT_POLICIES = ("gorgo-ms", *PUBLISHED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """What is to be compared.
+
+    Parameters
+    ----------
+    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s:
+        As in `SimJob`.
+    policies:
+        In the order of the table; oracle and floor come behind them.
+    weights:
+        Per policy; others run with their defaults.
+    time_scales, seeds:
+        Each policy runs at each of them.
+    out:
+        Folder for the files; None: nothing is written.
+    n_jobs, backend:
+        As in `run_many`.
+    show_progress:
+        Progress on stderr.
+    """
+
+    trace: str
+    fleet: SimFleet
+    filters: TraceFilters = field(default_factory=TraceFilters)
+    policies: Sequence[str] = DEFAULT_POLICIES
+    weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    time_scales: Sequence[float] = (1.0,)
+    seeds: Sequence[int] = (0,)
+    scenario: str = STEADY
+    limits: RouterLimits | None = None
+    probe_interval_s: float = 30.0
+    scrape_interval_s: float = 30.0
+    out: Path | None = None
+    n_jobs: int = -1
+    backend: Backend = "loky"
+    show_progress: bool = True
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All rows of a block, each once."""
+        return tuple(dict.fromkeys((*self.policies, ORACLE, FLOOR)))
+
+
+def simulate_command(options: SimulateOptions) -> list[ResultRow]:
+    """Runs everything and writes the files asked for; a row per run, in the order of scale, policy and seed.
+
+    Raises `UnknownPolicy`, `UnknownScenario`, `WeightsError` or `TraceError` before or as soon as it comes up.
+    """
+    _check(options)
+    jobs = jobs_of(options)
+    rows: dict[tuple[float, str, int], ResultRow] = {}
+    shown = shown_progress(len(jobs)) if options.show_progress else nullcontext(None)
+    with shown as progress:
+        for run in run_many(jobs, n_jobs=options.n_jobs, backend=options.backend, progress=progress):
+            rows[_place(run.job)] = run.row
+            if options.out is not None:
+                _write_run(options.out, run)
+    ordered = [rows[_place(job)] for job in jobs]
+    if options.out is not None:
+        write_results(options.out, ordered)
+    return ordered
+
+
+def jobs_of(options: SimulateOptions) -> list[SimJob]:
+    """A job per row."""
+    return list(_jobs(options))
+
+
+def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
+    for time_scale in dict.fromkeys(options.time_scales):
+        for policy in options.names:
+            for seed in options.seeds:
+                yield SimJob(
+                    trace=options.trace,
+                    policy=policy,
+                    fleet=options.fleet,
+                    filters=options.filters,
+                    time_scale=time_scale,
+                    weights=options.weights.get(policy),
+                    seed=seed,
+                    scenario=options.scenario,
+                    limits=options.limits,
+                    probe_interval_s=options.probe_interval_s,
+                    scrape_interval_s=options.scrape_interval_s,
+                    keep_requests=options.out is not None,
+                )
+
+
+def _check(options: SimulateOptions) -> None:
+    """What is misspelt is told before anything has run."""
+    find_scenario(options.scenario).fleet(options.fleet)
+    for name in options.names:
+        if name != FLOOR:
+            Weights.of(policy_of(name).weight_specs, options.weights.get(name), version=1, widen=True)
+
+
+def _place(job: SimJob) -> tuple[float, str, int]:
+    return job.time_scale, job.policy, job.seed
+
+
+def _write_run(out: Path, run: SimulatedRun) -> None:
+    """One run's own folder, in the form of a live replay's."""
+    folder = out / run.job.policy / f"x{run.job.time_scale:g}-seed{run.job.seed}"
+    write_results(folder, [run.row])
+    with (folder / "requests.jsonl").open("w", encoding="utf-8") as file:
+        for record in run.requests or ():
+            print(json.dumps(record.as_json()), file=file)

@@ -1,0 +1,116 @@
+"""Runs of the same seeds side by side: means over seeds, and ratios with their uncertainty.
+
+Owns the arithmetic, as plain functions of rows. A ratio is the geometric mean over seeds; with common random numbers
+the two runs of a seed are much alike, so its interval (Student's, on the logarithms) is far narrower than those of the
+two means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import exp, log, sqrt
+
+from gorgo.apps.results import ResultRow, Spread
+
+#: What is taken of a row; None where it does not know it.
+Figure = Callable[[ResultRow], float | None]
+
+#: Student's t at 97.5 % for 1, 2, ... degrees of freedom; beyond 30 the last, which is a little too wide.
+_T_975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+def ttft_ms_p50(row: ResultRow) -> float | None:
+    return row.ttft_ms.p50
+
+
+def ttft_ms_p95(row: ResultRow) -> float | None:
+    return row.ttft_ms.p95
+
+
+def e2e_s_p50(row: ResultRow) -> float | None:
+    return row.e2e_s.p50
+
+
+def e2e_s_p95(row: ResultRow) -> float | None:
+    return row.e2e_s.p95
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A geometric mean of `n` ratios and its 95 % interval; None where one pair alone tells nothing of it."""
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
+    """The first of each pair over the second; None without a pair of positive numbers.
+
+    Example
+    -------
+    >>> ratio_of([(90.0, 100.0), (88.0, 100.0), (92.0, 100.0)])
+    Ratio(value=0.8998517642690446, low=0.8511881378195886, high=0.9512975338880868, n=3)
+    """
+    logs = [log(one / other) for one, other in pairs if one > 0 and other > 0]
+    if not logs:
+        return None
+    n = len(logs)
+    mean = sum(logs) / n
+    if n == 1:
+        return Ratio(exp(mean), None, None, 1)
+    error = sqrt(sum((value - mean) ** 2 for value in logs) / (n - 1) / n)
+    reach = _T_975[min(n - 1, len(_T_975)) - 1] * error
+    return Ratio(exp(mean), exp(mean - reach), exp(mean + reach), n)
+
+
+def ratio_of_rows(rows: Iterable[ResultRow], others: Iterable[ResultRow], figure: Figure) -> Ratio | None:
+    """`rows` against `others`, paired by trace, time scale and seed; what has no partner is left out."""
+    found = {_pair_key(row): figure(row) for row in rows}
+    pairs = [(found.get(_pair_key(other)), figure(other)) for other in others]
+    return ratio_of([(one, other) for one, other in pairs if one is not None and other is not None])
+
+
+def best_of_rows(groups: Mapping[str, Sequence[ResultRow]], figure: Figure) -> str | None:
+    """The name of the group with the least mean of `figure`; None if none knows it."""
+    means = {name: _mean([figure(row) for row in rows]) for name, rows in groups.items()}
+    known = {name: value for name, value in means.items() if value is not None}
+    return min(known, key=known.__getitem__, default=None)
+
+
+def mean_row(rows: Sequence[ResultRow]) -> ResultRow:
+    """One row for several seeds: the mean of each seed's figure; counts are sums, the seed is the first one's."""
+    first = rows[0]
+    names = sorted({name for row in rows for name in row.share})
+    return replace(
+        first,
+        n=sum(row.n for row in rows),
+        errors=sum(row.errors for row in rows),
+        ttft_ms=_mean_spread([row.ttft_ms for row in rows]),
+        e2e_s=_mean_spread([row.e2e_s for row in rows]),
+        itl_ms=_mean_spread([row.itl_ms for row in rows]),
+        cache_hit=_mean([row.cache_hit for row in rows]),
+        cache_hit_believed=_mean([row.cache_hit_believed for row in rows]),
+        share={name: sum(row.share.get(name, 0.0) for row in rows) / len(rows) for name in names},
+        prediction_error_ms=_mean_spread([row.prediction_error_ms for row in rows]),
+        slip_ms_p95=_mean([row.slip_ms_p95 for row in rows]),
+    )
+
+
+def _pair_key(row: ResultRow) -> tuple[str, float, int]:
+    return row.trace, row.time_scale, row.seed
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _mean_spread(spreads: Sequence[Spread]) -> Spread:
+    return Spread(**{one.name: _mean([getattr(spread, one.name) for spread in spreads]) for one in fields(Spread)})

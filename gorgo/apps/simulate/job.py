@@ -1,0 +1,71 @@
+"""One simulated run as a record that can be sent to another process, and what comes back.
+
+Owns the records and the names of the two yardsticks. Running is `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gorgo.apps.results import ResultRow
+from gorgo.apps.traces import TraceFilters
+from gorgo.core.limits import RouterLimits
+from gorgo.sim.feed import SimRequest
+from gorgo.sim.fleet import SimFleet
+from gorgo.sim.records import SimRecord
+
+#: Rows of every comparison that are no policies of a proxy: what full knowledge gives, and what nobody can go below.
+ORACLE, FLOOR = "oracle", "floor"
+YARDSTICKS = (ORACLE, FLOOR)
+#: The scenario in which nothing happens.
+STEADY = "steady"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimJob:
+    """One policy on one feed.
+
+    Parameters
+    ----------
+    trace:
+        A file, or the name of a data set or a shape (which is drawn anew for each seed); in the result row.
+    feed:
+        The requests themselves, at time scale 1; then `trace` is a mere name and `filters` do nothing.
+    policy:
+        By name; `oracle` and `floor` are such names here.
+    weights:
+        The policy's defaults where None. Whether they lie in their box was minded by whoever made them.
+    fleet:
+        Before the scenario changes it.
+    seed:
+        Of the network's jitter, the Router's ties, the scatter of equal time stamps and the window of a shape: the same
+        for every policy.
+    limits:
+        The Router's bounds; None: those of the proxy.
+    keep_requests:
+        Send a record per request back.
+    """
+
+    trace: str
+    policy: str
+    fleet: SimFleet
+    filters: TraceFilters = field(default_factory=TraceFilters)
+    feed: Sequence[SimRequest] | None = None
+    time_scale: float = 1.0
+    weights: Mapping[str, float] | None = None
+    seed: int = 0
+    scenario: str = STEADY
+    limits: RouterLimits | None = None
+    probe_interval_s: float = 30.0
+    scrape_interval_s: float = 30.0
+    keep_requests: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """A run that is done. `job` has no feed any more; `requests` are there if they were to be kept."""
+
+    job: SimJob
+    row: ResultRow
+    requests: Sequence[SimRecord] | None = None

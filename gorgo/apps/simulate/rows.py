@@ -1,0 +1,100 @@
+"""From a run's records to its result row.
+
+Owns the arithmetic; the row's shape is `apps.results`. The row of the floor has latencies and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gorgo.apps.results import ResultRow, Spread
+from gorgo.apps.simulate.job import STEADY, SimJob, SimulatedRun
+from gorgo.sim.feed import SimRequest
+from gorgo.sim.floor import Floor
+from gorgo.sim.gaps import GapHistogram
+from gorgo.sim.records import SimRecord, SimResult
+
+
+def simulated_run(job: SimJob, weights: Mapping[str, float], result: SimResult) -> SimulatedRun:
+    """What comes back of a simulation."""
+    row = _row(job, weights, result.records, _spread_of(result.gaps))
+    return SimulatedRun(_without_feed(job), row, result.records if job.keep_requests else None)
+
+
+def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: Floor) -> SimulatedRun:
+    """The same shape for the floor: no replica, no cache, nothing that failed."""
+    records = [
+        SimRecord(
+            id=str(request.index),
+            scheduled_s=request.arrival_s,
+            sent_s=request.arrival_s,
+            input_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            ttft_ms=ttft_s * 1e3,
+            e2e_s=e2e_s,
+            status=200,
+        )
+        for request, ttft_s, e2e_s in zip(feed, floor.ttft_s.tolist(), floor.e2e_s.tolist(), strict=True)
+    ]
+    row = _row(job, None, records, Spread())
+    return SimulatedRun(_without_feed(job), row, records if job.keep_requests else None)
+
+
+def trace_name(job: SimJob) -> str:
+    """The trace's, with the scenario unless it is the steady one: rows of different scenarios are not compared."""
+    name = Path(job.trace).name
+    return name if job.scenario == STEADY else f"{name} ({job.scenario})"
+
+
+def _row(job: SimJob, weights: Mapping[str, float] | None, records: Sequence[SimRecord], itl: Spread) -> ResultRow:
+    good = [record for record in records if record.error is None]
+    return ResultRow(
+        trace=trace_name(job),
+        time_scale=job.time_scale,
+        policy=job.policy,
+        weights=weights,
+        seed=job.seed,
+        source="simulated",
+        n=len(records),
+        errors=len(records) - len(good),
+        ttft_ms=Spread.of([record.ttft_ms for record in good if record.ttft_ms is not None]),
+        e2e_s=Spread.of([record.e2e_s for record in good if record.e2e_s is not None]),
+        itl_ms=itl,
+        cache_hit=_share(good, lambda record: record.cached_tokens),
+        cache_hit_believed=_share(good, lambda record: record.believed_cached_tokens),
+        share=_shares(good),
+        prediction_error_ms=Spread.of(
+            [
+                abs(record.predicted_ttft_ms - record.ttft_ms)
+                for record in good
+                if record.predicted_ttft_ms is not None and record.ttft_ms is not None
+            ]
+        ),
+        slip_ms_p95=0.0 if records else None,
+    )
+
+
+def _shares(records: Sequence[SimRecord]) -> dict[str, float]:
+    served = Counter(record.replica for record in records if record.replica is not None)
+    return {name: count / served.total() for name, count in sorted(served.items())}
+
+
+def _share(records: Sequence[SimRecord], part: Any) -> float | None:
+    """Of prompt tokens, over the requests for which it is known."""
+    known = [(part(record), record.input_tokens) for record in records if part(record) is not None]
+    whole = sum(tokens for _, tokens in known)
+    return sum(tokens for tokens, _ in known) / whole if whole else None
+
+
+def _spread_of(gaps: GapHistogram) -> Spread:
+    if not gaps.count:
+        return Spread()
+    return Spread(gaps.mean_s * 1e3, *(gaps.quantile_s(share) * 1e3 for share in (0.5, 0.95, 0.99)))
+
+
+def _without_feed(job: SimJob) -> SimJob:
+    return replace(job, feed=None)

@@ -1,0 +1,126 @@
+"""Runs: one in this process, or many on all cores or a cluster.
+
+Owns how a job becomes a run and where runs happen. Each process keeps the feed that it used last, because runs that
+differ only in policy share it; jobs are handed out in such an order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
+from joblib import Parallel, delayed, parallel_config
+
+from gorgo.apps.datasets import load_requests
+from gorgo.apps.simulate.feed import feed_of
+from gorgo.apps.simulate.job import FLOOR, ORACLE, SimJob, SimulatedRun
+from gorgo.apps.simulate.rows import floor_run, simulated_run
+from gorgo.apps.traces import TraceFilters
+from gorgo.core.policy import Policy
+from gorgo.core.weights import Weights
+from gorgo.errors import MissingExtra
+from gorgo.policies.registry import make_policy
+from gorgo.sim.feed import SimRequest, scaled
+from gorgo.sim.floor import floor_of
+from gorgo.sim.oracle import make_oracle
+from gorgo.sim.scenario import find_scenario
+from gorgo.sim.simulation import Simulation
+
+Backend = Literal["loky", "threading", "dask", "ray"]
+BACKENDS: tuple[Backend, ...] = ("loky", "threading", "dask", "ray")
+#: What brings a cluster's backend, and how it is made known to joblib.
+_CLUSTERS: dict[str, tuple[str, str | None]] = {
+    "dask": ("distributed", None),
+    "ray": ("ray.util.joblib", "register_ray"),
+}
+
+#: Told after each run: how many are done, of how many, and the run.
+Progress = Callable[[int, int, SimulatedRun], None]
+
+
+def run_once(job: SimJob) -> SimulatedRun:
+    """One run, here and now. Raises `TraceError`, `UnknownPolicy`, `UnknownScenario` and the like for a wrong job."""
+    scenario = find_scenario(job.scenario)
+    fleet = scenario.fleet(job.fleet)
+    feed = _reshaped(scaled(_feed(job), job.time_scale), scenario.reshape)
+    if job.policy == FLOOR:
+        return floor_run(job, feed, floor_of(feed, fleet))
+    policy = policy_of(job.policy)
+    weights = None if job.weights is None else Weights.of(policy.weight_specs, job.weights, version=1, widen=True)
+    simulation = Simulation(
+        fleet,
+        policy,
+        seed=job.seed,
+        weights=weights,
+        faults=scenario.faults(fleet, feed[-1].arrival_s if feed else 0.0),
+        limits=job.limits,
+        probe_interval_s=job.probe_interval_s,
+        scrape_interval_s=job.scrape_interval_s,
+    )
+    result = simulation.run(feed)
+    return simulated_run(job, dict(simulation.router.weights), result)
+
+
+def run_many(
+    jobs: Sequence[SimJob], *, n_jobs: int = -1, backend: Backend = "loky", progress: Progress | None = None
+) -> Iterator[SimulatedRun]:
+    """All of them, each as soon as it is done, in no order. -1 is all cores.
+
+    `dask` and `ray` send the runs to a cluster that is set up already (by the environment, as those two have it);
+    raises `MissingExtra` if theirs is not installed.
+    """
+    order = sorted(range(len(jobs)), key=lambda place: (jobs[place].trace, jobs[place].seed, jobs[place].time_scale))
+    with parallel_config(backend=_known(backend), n_jobs=n_jobs):
+        results = Parallel(return_as=_unordered(backend, n_jobs))(delayed(run_once)(jobs[place]) for place in order)
+        for done, run in enumerate(results, start=1):
+            if progress is not None:
+                progress(done, len(jobs), run)
+            yield run
+
+
+def policy_of(name: str) -> Policy:
+    """A policy of the registry, or the oracle."""
+    return make_oracle() if name == ORACLE else make_policy(name)
+
+
+def _known(backend: Backend) -> str:
+    """The backend, made known to joblib."""
+    if backend in _CLUSTERS:
+        module, register = _CLUSTERS[backend]
+        try:
+            found = import_module(module)
+        except ImportError:
+            package = module.partition(".")[0]
+            raise MissingExtra(f"backend {backend!r} needs the package {package!r}: pip install {package}") from None
+        if register is not None:
+            getattr(found, register)()
+    return backend
+
+
+def _unordered(backend: Backend, n_jobs: int) -> Any:
+    """The backends of clusters hand back a list, when all is done."""
+    return "list" if backend in _CLUSTERS and n_jobs != 1 else "generator_unordered"
+
+
+def _feed(job: SimJob) -> Sequence[SimRequest]:
+    if job.feed is not None:
+        return job.feed
+    return _loaded(job.trace, replace(job.filters, seed=job.seed), job.seed)
+
+
+@lru_cache(maxsize=2)
+def _loaded(trace: str, filters: TraceFilters, seed: int) -> Sequence[SimRequest]:
+    return tuple(feed_of(load_requests(trace, filters, seed=seed)))
+
+
+def _reshaped(feed: Sequence[SimRequest], reshape: Callable[[Any], Any]) -> Sequence[SimRequest]:
+    before = np.array([request.arrival_s for request in feed])
+    after = reshape(before)
+    if after is before:
+        return feed
+    moved = zip(feed, after.tolist(), strict=True)
+    return tuple(replace(request, arrival_s=arrival_s) for request, arrival_s in moved)

@@ -1,0 +1,66 @@
+"""What `gorgo simulate` prints: a block per time scale, policies as rows, and ratios to the first policy.
+
+Owns the words and tables; the figures are `compare`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from gorgo.apps.results import ResultRow, results_table
+from gorgo.apps.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95
+from gorgo.apps.simulate.job import YARDSTICKS
+
+_RATIOS: tuple[tuple[str, Figure], ...] = (("p95 TTFT", ttft_ms_p95), ("p95 E2E", e2e_s_p95))
+
+
+def show_rows(rows: Sequence[ResultRow], policies: Sequence[str], console: Console) -> None:
+    """Every comparison in the rows, `policies` in their order."""
+    for trace, time_scale in dict.fromkeys((row.trace, row.time_scale) for row in rows):
+        block = [row for row in rows if (row.trace, row.time_scale) == (trace, time_scale)]
+        groups = [[row for row in block if row.policy == policy] for policy in policies]
+        groups = [group for group in groups if group]
+        seeds = len({row.seed for row in block})
+        console.print(f"{_title(block, seeds)}\n", style="bold", highlight=False)
+        console.print(results_table([mean_row(group) for group in groups], yardsticks=YARDSTICKS))
+        if seeds > 1 and len(groups) > 1:
+            console.print()
+            console.print(_ratios(groups))
+            console.print(f"mean [95 % interval] over {seeds} seeds with common random numbers", style="dim")
+        console.print()
+    console.print("Engines and network are simulated, in virtual time; the Router is the one that `gorgo serve` runs.")
+    console.print("oracle: true engine state; floor: alone on the nearest idle replica, all seen so far cached.")
+
+
+def _title(block: Sequence[ResultRow], seeds: int) -> str:
+    row = block[0]
+    many = f", means of {seeds} seeds" if seeds > 1 else f", seed {row.seed}"
+    return f"{row.trace} at time_scale {row.time_scale:g}: {row.n} requests{many}"
+
+
+def _ratios(groups: Sequence[Sequence[ResultRow]]) -> Table:
+    first = groups[0]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("against", no_wrap=True)
+    for name, _ in _RATIOS:
+        table.add_column(f"{name} of {first[0].policy}", justify="right", no_wrap=True)
+    for group in groups[1:]:
+        table.add_row(group[0].policy or "-", *_cells(first, group))
+    return table
+
+
+def _cells(first: Sequence[ResultRow], group: Sequence[ResultRow]) -> Iterator[str]:
+    for _, figure in _RATIOS:
+        yield _words(ratio_of_rows(first, group, figure))
+
+
+def _words(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "-"
+    if ratio.low is None:
+        return f"{ratio.value:.3f}"
+    return f"{ratio.value:.3f} \\[{ratio.low:.3f}, {ratio.high:.3f}]"
