@@ -53,7 +53,9 @@ class Driven:
 
 
 def a_request(prompt: str, output_tokens: int) -> EngineRequest:
-    return EngineRequest(prompt.encode(), prompt_tokens=len(prompt), output_tokens=output_tokens)
+    """What is generated is cached in the end, and is what a later prompt may go on with."""
+    output = b"ab" * (output_tokens // 2)
+    return EngineRequest(prompt.encode(), prompt_tokens=len(prompt), output_tokens=output_tokens, output_key=output)
 
 
 #: Few letters, so that prompts share prefixes; long and short ones, so that chunks are cut and shared.
@@ -153,3 +155,13 @@ def test_a_prefill_alone_takes_what_the_engine_takes() -> None:
     for tokens in rng.integers(1, 500, 20).tolist():
         foreseen = foresee(EngineModel(profile, item_bytes=1), [], Newcomer(b"x" * tokens, tokens, 1.0), now=0.0)
         assert foreseen.first_token_s - 1.0 == pytest.approx(alone_s(profile, tokens, 0))
+
+
+def test_an_answer_that_ends_before_it_is_let_in_is_cached_by_then() -> None:
+    """One place in the batch: ten tokens at 21 ms each after a first one at 60 ms, nine of them hittable."""
+    profile = round_profile(max_running_requests=1)
+    foreseen, newcomer = foreseen_and_real(
+        profile, [(0.0, "s" * 50, 10)], "s" * 50 + "ab" * 10, now=0.07, away_s=0.01, ahead=True
+    )
+    assert foreseen.cached_tokens == newcomer.cached_tokens == 59
+    assert foreseen.first_token_s == pytest.approx(0.060 + 9 * 0.021 + 0.010 + 0.011)
