@@ -16,10 +16,12 @@ from gorgo.errors import (
     GorgoError,
     MissingExtra,
     ReportError,
+    ScenarioError,
     TraceError,
     UnknownPolicy,
     UnknownProfile,
     UnknownReplica,
+    UnknownScenario,
     WeightsError,
 )
 
@@ -31,10 +33,12 @@ _INPUT_ERRORS = (
     ConfigError,
     MissingExtra,
     ReportError,
+    ScenarioError,
     TraceError,
     UnknownPolicy,
     UnknownProfile,
     UnknownReplica,
+    UnknownScenario,
     WeightsError,
 )
 
