@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from gorgo.config.model import Config, Limits, Proxy, Region, Replica
 from gorgo.policies.registry import make_policy
 from gorgo.proxy import server
 from gorgo.proxy.config_file import ConfigFile
+from gorgo.proxy.kept import StateFile
 from gorgo.proxy.server import ServerAddresses
 from gorgo.proxy.state import ProxyState, make_state
 from tests.proxy.fakes import FakeReplica, Script, running
@@ -57,6 +59,11 @@ class Running:
         await until(lambda: not self.state.exchanges)
         self.check()
 
+    async def stop(self) -> None:
+        """End it before the test does, as a first signal would."""
+        self.shutdown.set()
+        await asyncio.wait_for(asyncio.shield(self.task), 20)
+
     def check(self) -> None:
         assert self.state.router.in_flight == 0
         for view in self.state.router.fleet_view(now=self.state.clock()):
@@ -86,6 +93,8 @@ async def proxy_for(
     token: str | None = TOKEN,
     environ: dict[str, str] | None = None,
     file: ConfigFile | None = None,
+    state_file: StateFile | None = None,
+    request_log: Path | None = None,
 ) -> AsyncIterator[Running]:
     """`serve` as a task; its state is caught on the way so that a test can look at the ledger."""
     loop = asyncio.get_running_loop()
@@ -107,6 +116,8 @@ async def proxy_for(
             key=7,
             seed=7,
             file=file,
+            state_file=state_file,
+            request_log=request_log,
             ready=bound.set_result,
             shutdown=shutdown,
         )

@@ -1,0 +1,283 @@
+"""The proxy's request log as a trace: what `gorgo simulate` and `gorgo tune` replay instead of somebody else's.
+
+Owns the reading and the step from bytes to blocks. The form is `gorgo.proxy.request_log_file`'s.
+
+Theory of operation. A hash in the log ends at a multiple of 2,048 bytes of text, an id in a trace at a multiple of 512
+tokens, and a model's tokens are of any length. So the bytes per token of each model are taken over the whole log, and
+the id of a block is made of the first hash that ends where the block does or later. One ratio per model, not one per
+request: requests that shared hashes then share ids, and never more than they shared. What lies beyond the last hash is
+shared with nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
+from math import ceil
+from pathlib import Path
+from statistics import median_low
+from typing import Any, NoReturn
+
+from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters, TraceRequest
+from gorgo.errors import TraceError
+from gorgo.proxy.request_log_file import SCHEMA
+
+#: A prompt of ten million tokens; a file without line ends must not fill memory.
+MAX_LINE_BYTES = 4 << 20
+_HASH = re.compile(r"[0-9a-f]{16}")
+#: Of these nothing was asked of an engine's cache or batch: the request itself was wrong.
+_REFUSED = range(400, 500)
+#: 429: busy, 499: the client left. Both were load, or would have been.
+_LOAD = frozenset({429, 499})
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLogTrace:
+    """What a log holds.
+
+    Parameters
+    ----------
+    requests:
+        In order of time; `timestamp_s` is wall-clock time.
+    boots:
+        Runs of the proxy that wrote it. Prefixes are shared within one only, so that each begins cold.
+    guessed_outputs:
+        Requests whose output length no engine told: the median of their model's stands for it.
+    skipped:
+        Requests that were wrong in themselves (4xx), which no replica worked for.
+    cut_lines:
+        Lines that a killed process or a full disk left unfinished.
+    """
+
+    requests: tuple[TraceRequest, ...]
+    boots: int
+    guessed_outputs: int
+    skipped: int
+    cut_lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One line."""
+
+    received_s: float
+    model: str | None
+    input_tokens: int
+    output_tokens: int | None
+    text_bytes: int
+    hashes: tuple[int, ...]
+    block_bytes: int
+
+
+def is_request_log(path: Path) -> bool:
+    """Whether the file begins as one; False for one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(64).lstrip().startswith(b'{"gorgo_request_log"')
+    except OSError:
+        return False
+
+
+def load_request_log(path: Path | str, filters: TraceFilters | None = None) -> list[TraceRequest]:
+    """The requests that `filters` keep, in order of time, the first at 0, as `load_trace` has them.
+
+    Raises `TraceError` as `read_request_log` does, or when nothing is left.
+    """
+    requests = (filters or TraceFilters()).apply(read_request_log(Path(path)).requests)
+    if not requests:
+        raise TraceError(f"{path}: no request is left after the filters")
+    return requests
+
+
+def read_request_log(path: Path) -> RequestLogTrace:
+    """`path` and the files that it was rotated to (`.1`, `.2`, ...), the oldest first.
+
+    Raises `TraceError`, which names file and line, for what the proxy did not write, and where no output length at all
+    is known.
+    """
+    reader = _Reader()
+    rows = sorted((row for file in _rotated(path) for row in reader.rows(file)), key=lambda row: row.received_s)
+    if not rows:
+        raise TraceError(f"{path}: the request log has no request that a replica worked for")
+    ratios, outputs = _ratios(rows), _outputs(rows, path)
+    requests = [
+        TraceRequest(
+            index=index,
+            timestamp_s=row.received_s,
+            input_tokens=row.input_tokens,
+            output_tokens=outputs[row.model] if row.output_tokens is None else max(1, row.output_tokens),
+            hash_ids=hash_ids(row.hashes, row.input_tokens, hash_tokens=row.block_bytes / ratios[row.model]),
+        )
+        for index, row in enumerate(rows)
+    ]
+    guessed = sum(row.output_tokens is None for row in rows)
+    return RequestLogTrace(tuple(requests), reader.boots, guessed, reader.skipped, reader.cut_lines)
+
+
+def hash_ids(hashes: Sequence[int], input_tokens: int, *, hash_tokens: float) -> tuple[int, ...]:
+    """Ids of the full 512-token blocks of a prompt whose hashes each stand for `hash_tokens` tokens more.
+
+    >>> len(hash_ids([11, 12, 13], 1600, hash_tokens=512.0))
+    3
+    >>> hash_ids([11, 12, 13], 1600, hash_tokens=512.0)[:2] == hash_ids([11, 12, 99], 1600, hash_tokens=512.0)[:2]
+    True
+    """
+    ids: list[int] = []
+    for block in range(input_tokens // BLOCK_TOKENS):
+        needed = ceil(BLOCK_TOKENS * (block + 1) / hash_tokens - 1e-9)
+        if needed > len(hashes):
+            break
+        ids.append(_id(hashes[needed - 1], block))
+    return tuple(ids)
+
+
+def _id(prefix: int, block: int) -> int:
+    """Two blocks that end within the same hash are two."""
+    digest = blake2b(prefix.to_bytes(8, "little") + block.to_bytes(8, "little"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _rotated(path: Path) -> list[Path]:
+    older = []
+    for number in count(1):
+        file = path.with_name(f"{path.name}.{number}")
+        if not file.exists():
+            break
+        older.append(file)
+    return [*reversed(older), path]
+
+
+def _ratios(rows: Iterable[_Row]) -> dict[str | None, float]:
+    """Bytes per token of each model."""
+    text: dict[str | None, int] = defaultdict(int)
+    tokens: dict[str | None, int] = defaultdict(int)
+    for row in rows:
+        text[row.model] += row.text_bytes
+        tokens[row.model] += row.input_tokens
+    return {model: max(text[model], 1) / tokens[model] for model in tokens}
+
+
+def _outputs(rows: Iterable[_Row], path: Path) -> dict[str | None, int]:
+    """What an unknown output length is taken for, by model: the model's median, or that of all."""
+    known: dict[str | None, list[int]] = defaultdict(list)
+    models = set()
+    for row in rows:
+        models.add(row.model)
+        if row.output_tokens is not None:
+            known[row.model].append(max(1, row.output_tokens))
+    everything = [tokens for found in known.values() for tokens in found]
+    if not everything:
+        advice = "let engines tell it: request_usage: true in regions.yaml"
+        raise TraceError(f"{path}: no request has output_tokens; {advice}")
+    return {model: median_low(known.get(model) or everything) for model in models}
+
+
+class _Reader:
+    """Reads files in order; counts what is no request."""
+
+    def __init__(self) -> None:
+        self.boots = 0
+        self.skipped = 0
+        self.cut_lines = 0
+        self._boot: str | None = None
+        self._block_bytes = 0
+
+    def rows(self, path: Path) -> Iterator[_Row]:
+        unfinished: str | None = None
+        for number, line in enumerate(_lines(path), start=1):
+            where = f"{path}, line {number}"
+            entry = _object(line)
+            if entry is None:
+                if unfinished is not None:
+                    raise TraceError(unfinished)
+                unfinished = f"{where}: {_short(line)} is no JSON object; expected a line of a request log"
+                continue
+            if "gorgo_request_log" in entry:
+                self._header(entry, where)
+            elif unfinished is not None:
+                raise TraceError(unfinished)
+            else:
+                yield from self._row(entry, where)
+                continue
+            self.cut_lines += unfinished is not None
+            unfinished = None
+        self.cut_lines += unfinished is not None
+
+    def _header(self, entry: Mapping[str, Any], where: str) -> None:
+        schema, boot = entry["gorgo_request_log"], entry.get("boot_id")
+        if schema != SCHEMA:
+            raise TraceError(f"{where}: gorgo_request_log is {_short(schema)}; this GORGO reads {SCHEMA}")
+        if not isinstance(boot, str):
+            _fail(where, "boot_id", boot, "text")
+        self._block_bytes = _whole(entry, "block_bytes", where, least=1)
+        self.boots += boot != self._boot
+        self._boot = boot
+
+    def _row(self, entry: Mapping[str, Any], where: str) -> Iterator[_Row]:
+        if self._boot is None:
+            raise TraceError(f"{where}: expected the header of a request log, with gorgo_request_log and boot_id")
+        received_s, model, status = entry.get("received_s"), entry.get("model"), _whole(entry, "status", where)
+        if isinstance(received_s, bool) or not isinstance(received_s, int | float) or not 0 <= received_s < 1e11:
+            _fail(where, "received_s", received_s, "seconds since the epoch")
+        if model is not None and not isinstance(model, str):
+            _fail(where, "model", model, "text or null")
+        told = entry.get("output_tokens")
+        row = _Row(
+            received_s=float(received_s),
+            model=model,
+            input_tokens=max(1, _whole(entry, "input_tokens", where)),
+            output_tokens=None if told is None else _whole(entry, "output_tokens", where),
+            text_bytes=_whole(entry, "text_bytes", where),
+            hashes=_hashes(entry.get("block_hashes"), where),
+            block_bytes=self._block_bytes,
+        )
+        if status in _REFUSED and status not in _LOAD:
+            self.skipped += 1
+        else:
+            yield row
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+                if len(line) > MAX_LINE_BYTES:
+                    raise TraceError(f"{path}, line {number}: over {MAX_LINE_BYTES:,} bytes; expected a request log")
+                yield line
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _whole(entry: Mapping[str, Any], key: str, where: str, *, least: int = 0) -> int:
+    value = entry.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**53:
+        _fail(where, key, value, f"a whole number from {least}")
+    return value
+
+
+def _hashes(value: object, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) and _HASH.fullmatch(text) for text in value):
+        _fail(where, "block_hashes", value, "a list of hashes of 16 hexadecimal digits")
+    return tuple(int(text, 16) for text in value)
+
+
+def _fail(where: str, key: str, value: object, expected: str) -> NoReturn:
+    raise TraceError(f"{where}: {key} is {_short(value)}; expected {expected}")
+
+
+def _short(value: object) -> str:
+    text = value.decode("utf-8", "replace").strip() if isinstance(value, bytes) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

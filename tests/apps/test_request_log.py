@@ -1,0 +1,146 @@
+"""The proxy's request log read as a trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gorgo.apps.request_log import hash_ids, is_request_log, load_request_log, read_request_log
+from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters
+from gorgo.errors import TraceError
+from gorgo.proxy.request_log_file import RequestLogFile
+from tests.proxy.test_request_log_file import finished, log_file
+
+HEADER = {"gorgo_request_log": 1, "boot_id": "boot", "started_s": 0.0, "block_bytes": 2048}
+ROW = {
+    "received_s": 1.0,
+    "model": "m",
+    "input_tokens": 1100,
+    "output_tokens": 20,
+    "text_bytes": 4400,
+    "status": 200,
+    "block_hashes": ["00000000000000aa", "00000000000000bb"],
+}
+
+
+def written(path: Path, *lines: dict[str, Any] | str) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(text + "\n" for text in texts))
+    return path
+
+
+def test_requests_are_read_over_rotated_files_in_order_of_time(tmp_path: Path) -> None:
+    file = log_file(tmp_path / "log", max_bytes=900, max_files=9)
+    for number in (0, 1, 3, 2, 4, 5, 6, 7, 8, 9):
+        file.write([finished(1000.0 + number)])
+    file.close()
+    assert (tmp_path / "log.2").exists()
+    trace = read_request_log(tmp_path / "log")
+    assert [request.timestamp_s for request in trace.requests] == [1000.0 + number for number in range(10)]
+    assert [request.index for request in trace.requests] == list(range(10))
+    assert (trace.boots, trace.guessed_outputs, trace.skipped, trace.cut_lines) == (1, 0, 0, 0)
+    assert {len(request.hash_ids) for request in trace.requests} == {2}
+    assert len({request.hash_ids for request in trace.requests}) == 1
+    kept = load_request_log(tmp_path / "log", TraceFilters(start_s=3.0, end_s=6.0))
+    assert [request.timestamp_s for request in kept] == [0.0, 1.0, 2.0]
+
+
+def test_log_is_told_from_other_traces(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", HEADER)
+    other = written(tmp_path / "trace", {"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": []})
+    assert is_request_log(log)
+    assert not is_request_log(other)
+    assert not is_request_log(tmp_path / "none")
+
+
+def test_unknown_output_is_the_median_of_its_model(tmp_path: Path) -> None:
+    rows = [ROW | {"output_tokens": tokens} for tokens in (10, 30, 50, None)]
+    rows += [ROW | {"model": None, "output_tokens": None}]
+    trace = read_request_log(written(tmp_path / "log", HEADER, *rows))
+    assert [request.output_tokens for request in trace.requests] == [10, 30, 50, 30, 30]
+    assert trace.guessed_outputs == 2
+
+
+def test_log_without_any_output_length_says_how_to_get_one(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", HEADER, ROW | {"output_tokens": None})
+    with pytest.raises(TraceError, match="request_usage: true"):
+        read_request_log(log)
+
+
+def test_request_that_was_wrong_in_itself_is_no_load_and_one_that_was_turned_away_is(tmp_path: Path) -> None:
+    rows = [ROW | {"status": status} for status in (200, 400, 404, 429, 499, 503)]
+    trace = read_request_log(written(tmp_path / "log", HEADER, *rows))
+    assert (len(trace.requests), trace.skipped) == (4, 2)
+
+
+def test_line_that_a_killed_proxy_cut_off_is_counted_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", HEADER, ROW, '{"received_s": 1.2, "mo', HEADER | {"boot_id": "next"}, ROW)
+    with log.open("a") as file:
+        file.write('{"recei')
+    trace = read_request_log(log)
+    assert (len(trace.requests), trace.boots, trace.cut_lines) == (2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([ROW], r"line 1: expected the header"),
+        ([HEADER, "nonsense", ROW], r"line 2: nonsense is no JSON object"),
+        ([HEADER, "nonsense", "nonsense", HEADER], r"line 2: nonsense is no JSON object"),
+        ([HEADER | {"gorgo_request_log": 2}], r"line 1: gorgo_request_log is 2; this GORGO reads 1"),
+        ([HEADER | {"boot_id": 5}], r"line 1: boot_id is 5; expected text"),
+        ([HEADER | {"block_bytes": 0}], r"line 1: block_bytes is 0; expected a whole number from 1"),
+        ([HEADER, ROW | {"received_s": "now"}], r'line 2: received_s is "now"; expected seconds'),
+        ([HEADER, ROW | {"model": 7}], r"line 2: model is 7; expected text or null"),
+        ([HEADER, ROW | {"input_tokens": -1}], r"line 2: input_tokens is -1; expected a whole number"),
+        ([HEADER, ROW | {"output_tokens": 1.5}], r"line 2: output_tokens is 1\.5; expected a whole number"),
+        ([HEADER, ROW | {"text_bytes": None}], r"line 2: text_bytes is null; expected a whole number"),
+        ([HEADER, ROW | {"status": True}], r"line 2: status is true; expected a whole number"),
+        ([HEADER, ROW | {"block_hashes": ["xyz"]}], r'line 2: block_hashes is \["xyz"\]; expected a list'),
+        ([HEADER], r"log: the request log has no request"),
+    ],
+)
+def test_other_lines_are_refused_with_file_and_line(tmp_path: Path, lines: list[Any], expected: str) -> None:
+    log = written(tmp_path / "log", *lines)
+    with pytest.raises(TraceError, match=expected) as caught:
+        read_request_log(log)
+    assert str(caught.value).startswith(str(log))
+
+
+def test_missing_log_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="No such file"):
+        read_request_log(tmp_path / "none")
+
+
+@given(
+    shared=st.integers(0, 40),
+    first=st.integers(0, 40),
+    second=st.integers(0, 40),
+    hash_tokens=st.floats(100.0, 2000.0),
+)
+def test_ids_share_no_more_than_the_hashes_and_less_by_no_more_than_one_id(
+    shared: int, first: int, second: int, hash_tokens: float
+) -> None:
+    # A hash stands for its whole prefix: after the first difference nothing is equal again.
+    chains = [[*range(shared), *range(1000, 1000 + first)], [*range(shared), *range(2000, 2000 + second)]]
+    tokens = [int(len(chain) * hash_tokens) + 100 for chain in chains]
+    one, other = (hash_ids(chain, size, hash_tokens=hash_tokens) for chain, size in zip(chains, tokens, strict=True))
+    ids = sum(left == right for left, right in zip(one, other, strict=False))
+    assert one[:ids] == other[:ids]
+    assert ids * BLOCK_TOKENS <= shared * hash_tokens + 1e-3
+    assert (ids + 1) * BLOCK_TOKENS > shared * hash_tokens - 1e-3
+    assert len(set(one)) == len(one)
+    assert all(len(found) <= size // BLOCK_TOKENS for found, size in ((one, tokens[0]), (other, tokens[1])))
+
+
+def test_reader_takes_what_the_writer_gives(tmp_path: Path) -> None:
+    file: RequestLogFile = log_file(tmp_path / "log")
+    file.write([finished(1.0, (7, 8, 9), input_tokens=1500, text_bytes=6144, output_tokens=None), finished(2.0)])
+    file.close()
+    trace = read_request_log(tmp_path / "log")
+    assert [(request.input_tokens, request.output_tokens) for request in trace.requests] == [(1500, 20), (1100, 20)]
