@@ -96,7 +96,8 @@ class UsersShape:
     retry_share:
         Share of a conversation's requests that ask the last prompt again.
     input_quantiles, input_max:
-        Prompt lengths over all requests, as points [share, tokens] joined by lines; and the longest prompt there is.
+        Prompt lengths over all requests, as points [share, tokens] joined by lines; and the longest prompt there
+        is: a conversation that reaches it stays there.
     system_*:
         System prompt of a user: all their conversations begin with it.
     applications, application_tokens, application_share:

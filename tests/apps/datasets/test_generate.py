@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gorgo.apps.datasets import (
     describe_trace,
     generate_trace,
     read_shape,
+    shapes,
     shipped_path,
     write_trace,
 )
@@ -22,7 +24,9 @@ from gorgo.errors import TraceError
 
 @pytest.fixture
 def shape() -> WorkloadShape:
-    return read_shape(next(dataset.shape for dataset in datasets() if dataset.name == DEMO_TRACE))
+    found = read_shape(next(dataset.shape for dataset in datasets() if dataset.name == DEMO_TRACE))
+    assert isinstance(found, WorkloadShape)
+    return found
 
 
 @pytest.mark.parametrize("name", [dataset.name for dataset in datasets()])
@@ -38,14 +42,14 @@ def test_the_demo_trace_has_long_prompts_many_turns_and_high_reuse() -> None:
     assert 20 <= figures.duration_s <= 30
     assert 5_000 <= figures.input_p50 <= 7_000
     assert 85 <= figures.output_mean <= 110
-    assert 0.72 <= figures.block_reuse <= 0.85
+    assert figures.block_reuse == pytest.approx(0.785, abs=0.065)
     assert path.stat().st_size < 300_000
 
 
 def test_another_seed_is_another_trace_of_the_same_shape(shape: WorkloadShape, tmp_path: Path) -> None:
     write_trace(replace(shape, seed=shape.seed + 1), tmp_path / "other.jsonl")
     assert (tmp_path / "other.jsonl").read_bytes() != generate_trace(shape)
-    assert 0.65 <= describe_trace(load_trace(tmp_path / "other.jsonl")).block_reuse <= 0.9
+    assert describe_trace(load_trace(tmp_path / "other.jsonl")).block_reuse == pytest.approx(0.78, abs=0.12)
 
 
 def test_no_prompt_is_longer_than_allowed_and_no_output_either(shape: WorkloadShape, tmp_path: Path) -> None:
@@ -75,6 +79,8 @@ def test_an_unknown_data_set_lists_those_there_are() -> None:
         (("seed = ", "seed = 2.5 # "), "seed is 2.5; expected a whole number"),
         (("turns_mean = ", "turns_mean = -"), "expected a number, at least 0"),
         (("seed = ", "seed = = "), "Invalid"),
+        (("seed = ", 'kind = "chat"\nseed = '), "kind is 'chat'; expected one of conversations, users, poisson"),
+        (("seed = ", 'kind = "users"\nseed = '), "answer_share is missing; the keys are seed, duration_s, users"),
     ],
 )
 def test_wrong_parameters_are_named(tmp_path: Path, change: tuple[str, str], said: str) -> None:
@@ -82,4 +88,23 @@ def test_wrong_parameters_are_named(tmp_path: Path, change: tuple[str, str], sai
     path = tmp_path / "shape.toml"
     path.write_text(good.read_text().replace(*change))
     with pytest.raises(TraceError, match=said):
+        read_shape(path)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        "7",
+        "[[0, 1]]",
+        "[[0, 5], [0.5, 4], [1, 9]]",
+        "[[0, 1], [0.5, 2]]",
+        "[[0, 1], [1, true]]",
+        "[[0, 1], [0, 2], [1, 3]]",
+    ],
+)
+def test_quantiles_that_do_not_rise_from_0_to_1_are_named(tmp_path: Path, points: str) -> None:
+    text = shapes()["art-chat-apr5"].read_text()
+    path = tmp_path / "shape.toml"
+    path.write_text(re.sub(r"input_quantiles = .*", f"input_quantiles = {points}", text))
+    with pytest.raises(TraceError, match=r"shape.toml: input_quantiles is .*; expected points \[share, tokens\]"):
         read_shape(path)

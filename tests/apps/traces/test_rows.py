@@ -78,3 +78,28 @@ def test_a_line_that_is_no_object_is_shown_in_short(text: str) -> None:
     with pytest.raises(TraceError, match=r"^t.jsonl, line 4: .*expected a") as raised:
         read_row(text, file="t.jsonl", line_number=4, index=0)
     assert len(str(raised.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("told", "user"),
+    [
+        ({"user_id": "u1", "user": "u2"}, "u1"),
+        ({"token_hash": 77}, "77"),
+        ({"user_id": None, "token_hash": "t"}, "t"),
+        ({"user": {"name": "x"}}, None),
+        ({"user_id": ""}, None),
+        ({}, None),
+    ],
+)
+def test_who_asked_is_taken_where_it_is_told(told: dict[str, Any], user: str | None) -> None:
+    assert read({**GOOD, **told}).user == user
+
+
+def test_turns_are_as_told_or_the_questions_in_the_body() -> None:
+    messages = [{"role": role, "content": "x"} for role in ("system", "user", "assistant", "user")]
+    body = {"messages": messages}
+    assert read({**GOOD, "turn": 7}).turns == 7
+    assert read({**GOOD, "request": body}).turns == 2
+    assert read({**GOOD, "request": body, "turn": 9}).turns == 9
+    assert read({**GOOD, "request": {"messages": []}, "turn": "many"}).turns is None
+    assert read(GOOD).turns is None

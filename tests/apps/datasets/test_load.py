@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gorgo.apps.datasets import generate_requests, load_requests, read_shape, shapes, shipped_path, write_trace
+from gorgo.apps.traces import TraceFilters, load_trace
+from gorgo.errors import TraceError
+
+
+@pytest.mark.parametrize("name", ["art-chat-sample", "wildchat-like", "chat-small"])
+def test_memory_and_file_hold_the_same_requests(name: str, tmp_path: Path) -> None:
+    shape = replace(read_shape(shapes()[name]), duration_s=60.0)
+    write_trace(shape, tmp_path / "t.jsonl.gz")
+    assert TraceFilters().apply(generate_requests(shape)) == load_trace(tmp_path / "t.jsonl.gz")
+
+
+def test_a_shape_s_name_is_a_trace_of_which_the_seed_picks_the_window() -> None:
+    own, zero, one = (load_requests("art-chat-sample", TraceFilters(limit=9), seed=seed) for seed in (None, 0, 1))
+    assert own == zero
+    shape = load_requests(shapes()["art-chat-sample"], TraceFilters(limit=9), seed=1)
+    assert shape == load_requests(str(shapes()["art-chat-sample"]), TraceFilters(limit=9), seed=1)
+    assert one == zero  # the sample is a file: there is nothing to draw
+    assert shape != zero
+
+
+def test_a_shipped_trace_is_found_by_name_and_a_file_by_its_path() -> None:
+    assert (
+        load_requests("chat-small")
+        == load_requests(shipped_path("chat-small"))
+        == load_trace(shipped_path("chat-small"))
+    )
+
+
+def test_a_file_goes_before_a_shape_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wildchat-like").write_text('{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}\n')
+    monkeypatch.chdir(tmp_path)
+    assert len(load_requests("wildchat-like")) == 1
+
+
+def test_filters_act_on_generated_windows_as_on_files() -> None:
+    requests = load_requests("art-chat-apr5", TraceFilters(start_s=600, end_s=660, max_output=128), seed=1)
+    assert requests[0].timestamp_s == 0
+    assert 100 < len(requests) < 500
+    assert max(request.output_tokens for request in requests) == 128
+
+
+def test_a_name_that_nothing_has_lists_those_there_are() -> None:
+    with pytest.raises(TraceError, match=r"nothing: No such file.*there are: art-chat-apr5, .*wildchat-like"):
+        load_requests("nothing")
+
+
+def test_filters_that_leave_nothing_of_a_shape_are_an_error() -> None:
+    with pytest.raises(TraceError, match="no request is left"):
+        load_requests("wildchat-like", TraceFilters(max_input=1, limit=1, start_s=1799.9))
