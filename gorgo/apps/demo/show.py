@@ -38,7 +38,14 @@ def _notes(rows: Sequence[ResultRow]) -> list[str]:
 
 
 def _next_steps(out: Path | None) -> list[str]:
-    kept = [f"{out}: results.json, and per policy requests.jsonl, regions.yaml and logs"] if out is not None else []
+    kept = (
+        [
+            f"{out}: results.json, and per policy requests.jsonl, regions.yaml and logs",
+            f"{f'gorgo report {out}':<51}tables and plots as one page",
+        ]
+        if out is not None
+        else []
+    )
     return [
         *kept,
         "gorgo demo --policy gorgo --policy power-of-two    other policies; gorgo policies lists them",

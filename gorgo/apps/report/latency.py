@@ -9,7 +9,7 @@ from math import log10
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from gorgo.apps.report.runs import Cell, Comparison, Floats
 from gorgo.apps.report.statistics import Measure, mean, quantile_points
@@ -93,7 +93,7 @@ def plain_numbers(panel: Axes, which: str) -> None:
         steps = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.6 else (1.0, 2.0, 5.0)
         axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:.3g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def against_load(comparison: Comparison, measures: Sequence[Measure]) -> Figure:
@@ -165,8 +165,8 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
                 groups[place : place + 2] = [[(a[0] * a[1] + b[0] * b[1]) / count, count]]
                 break
     placed = [middle + (place - (count - 1) / 2) * gap for middle, count in groups for place in range(int(count))]
-    shift = max(0.0, -placed[0]) - max(0.0, placed[-1] - 1) if placed else 0.0
-    return [round(height + shift, 6) for height in placed]
+    last = len(placed) - 1  # bounds that are a gap apart themselves keep the gaps
+    return [round(min(max(height, n * gap), 1 - (last - n) * gap), 6) for n, height in enumerate(placed)]
 
 
 def _touch(a: Sequence[float], b: Sequence[float], gap: float) -> bool:

@@ -22,6 +22,8 @@ NAMES = ("replica", "region", "error")
 OPTIONAL = "rtt_ms"
 #: A line has some 300 bytes; a longer one than this is no record and is not read into memory.
 MAX_LINE_BYTES = 65_536
+#: Between two words to the progress bar: each costs as much as a line.
+SAY_EVERY_BYTES = 2**20
 #: Kinds of errors told apart; the rest is counted together.
 MAX_ERROR_KINDS = 20
 #: Replicas told apart in one file: far more than any fleet here, few enough for a file of garbage.
@@ -36,12 +38,16 @@ def read_requests(path: Path, advance: Callable[[int], None] = lambda _: None) -
     columns = _Columns(path)
     try:
         with path.open("rb") as file:
-            number = 0
+            number = unsaid = 0
             while line := file.readline(MAX_LINE_BYTES):
                 number += 1
+                unsaid += len(line)
                 if not line.isspace():
                     columns.add(line, number)
-                advance(len(line))
+                if unsaid > SAY_EVERY_BYTES:
+                    advance(unsaid)
+                    unsaid = 0
+            advance(unsaid)
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror or error}") from None
     return columns.done()

@@ -24,6 +24,7 @@ def test_the_end_says_that_engines_are_simulated_and_where_to_look_next() -> Non
 
 def test_what_is_kept_is_named() -> None:
     assert "runs/one: results.json" in shown("gorgo", out=Path("runs/one"))
+    assert "gorgo report runs/one  " in shown("gorgo", out=Path("runs/one"))
     assert "results.json" not in shown("gorgo")
 
 

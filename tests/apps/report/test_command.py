@@ -1,0 +1,45 @@
+"""`gorgo report` on the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gorgo.cli import app
+from tests.apps.report.made import records, write_run
+
+
+def test_the_command_prints_where_the_page_is(tmp_path: Path) -> None:
+    write_run(tmp_path, records([10.0, 20.0]))
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'report.html'}\n")
+    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_without_the_extra_the_command_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    write_run(tmp_path, records([10.0, 20.0]))
+    monkeypatch.setitem(sys.modules, package, None)
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"gorgo: a report needs {package}, which is not installed: pip install 'gorgo[report]'\n"
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_damaged_file_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("{}")
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "expected a list of objects" in result.stderr
+
+
+def test_a_page_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
+    write_run(tmp_path, records([10.0]))
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "no" / "page.html")])
+    assert result.exit_code == 1
+    assert "No such file or directory" in result.stderr
