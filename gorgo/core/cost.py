@@ -40,17 +40,21 @@ def least_cost(
     """The candidate with the least sum of `terms`; ties go to the fewest in flight, then to chance.
 
     The terms are kept with the decision, so they must be the caller's own arrays, never the fleet's columns.
-    `predicted_ttft_s` has an entry per candidate, NaN where there is no prediction, or is asked for the
-    chosen row alone.
+    `predicted_ttft_s` has an entry per candidate, NaN where there is no prediction, or is asked for
+    single rows.
     """
     columns = iter(terms.values())
     cost = next(columns)
     for column in columns:
         cost = cost + column
     row = pick_least(cost, candidates.in_flight_requests, rng)
-    if isinstance(predicted_ttft_s, np.ndarray):
-        value = float(predicted_ttft_s[row])
-        predicted_s = None if value != value else value
-    else:
-        predicted_s = None if predicted_ttft_s is None else predicted_ttft_s(row)
-    return Choice(row, terms, cost, predicted_s, fallback)
+    predicts = _cell_of(predicted_ttft_s) if isinstance(predicted_ttft_s, np.ndarray) else predicted_ttft_s
+    return Choice(row, terms, cost, None if predicts is None else predicts(row), fallback, predicts)
+
+
+def _cell_of(column: Floats) -> Callable[[int], float | None]:
+    def cell(row: int) -> float | None:
+        value = float(column[row])
+        return None if value != value else value
+
+    return cell

@@ -6,12 +6,15 @@ policies share. Costs are positive, lower is better, in the unit the policy stat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from gorgo.core.shadow import ShadowScore
 
 #: Costs this close count as equal (absolute, in the policy's own unit): near-ties in a burst herd (DESIGN 3.2).
 TIE = 1e-9
@@ -22,7 +25,8 @@ class Choice:
     """A policy's answer: the row picked among the candidates, and why.
 
     `terms` holds one column per named term of the cost, one entry per candidate; `cost` is their sum where the policy
-    has a cost. `fallback` says in a word why the primary rule did not decide (`None` when it did).
+    has a cost. `fallback` says in a word why the primary rule did not decide (`None` when it did). `predicts` is the
+    predicted time to first token of any row, where the policy predicts.
     """
 
     row: int
@@ -30,6 +34,7 @@ class Choice:
     cost: NDArray[np.float64] | None = None
     predicted_ttft_s: float | None = None
     fallback: str | None = None
+    predicts: Callable[[int], float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ class Decision:
     fallback: str | None
     #: Replicas left out and the reason (`draining`, `ejected`, `tried`, `model`).
     excluded: Mapping[str, str]
+    #: What a shadow policy makes of the replica chosen.
+    shadow: ShadowScore | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form for `/admin/decisions/{id}`: one object per candidate, terms by name."""
@@ -74,6 +81,7 @@ class Decision:
             "believed_cached_tokens": self.believed_cached_tokens,
             "predicted_ttft_ms": None if self.predicted_ttft_s is None else self.predicted_ttft_s * 1e3,
             "fallback": self.fallback,
+            "shadow": None if self.shadow is None else self.shadow.as_dict(),
             "candidates": rows,
             "excluded": dict(self.excluded),
         }

@@ -56,7 +56,7 @@ def status_of(outcome: Outcome) -> int:
 def sample_of(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now: float) -> Sample:
     """The one sample of a request whose last attempt was `attempt`."""
     request, spec = attempt.state.request, attempt.member.spec
-    first_s = attempt.first_token_s
+    first_s, shadow = attempt.first_token_s, attempt.shadow
     return Sample(
         seq=seq,
         request_id=request.request_id,
@@ -77,6 +77,11 @@ def sample_of(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         status=status,
         retries=attempt.state.attempts - 1,
         hedged=False,
+        terms=attempt.terms,
+        shadow_policy=None if shadow is None else shadow.policy,
+        shadow_rank=None if shadow is None else shadow.rank,
+        shadow_cost=None if shadow is None else shadow.cost,
+        shadow_predicted_ttft_ms=None if shadow is None else _ms(shadow.predicted_ttft_s),
     )
 
 

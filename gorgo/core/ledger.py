@@ -7,11 +7,13 @@ replica by the time the attempt ends.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gorgo.core.fleet import Fleet, Member
 from gorgo.core.prefix_index import Belief
 from gorgo.core.request import RouteRequest
+from gorgo.core.shadow import ShadowScore
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +41,9 @@ class Attempt:
     #: When it should reach the engine, and how long its prefill takes by the replica's prior.
     arrives_s: float
     prior_s: float
+    #: Terms of the replica's cost, and what a shadow policy makes of it.
+    terms: Mapping[str, float] = field(default_factory=dict)
+    shadow: ShadowScore | None = None
     first_token_s: float | None = None
     #: What the replica had shown to hold of the prompt at dispatch.
     belief: Belief = field(default_factory=Belief)

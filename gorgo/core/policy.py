@@ -12,8 +12,8 @@ from gorgo.core.request import RouteRequest
 from gorgo.core.weights import Weights, WeightSpec
 
 #: `published`: no bound per replica and no correction, as the papers have it (the global bound protects memory only).
-#: `bounded`: leaf-first LRU within each replica's KV capacity.
-IndexKind = Literal["published", "bounded"]
+#: `bounded`: leaf-first LRU within each replica's KV capacity. `any`: the policy does not read the index.
+IndexKind = Literal["published", "bounded", "any"]
 
 
 @runtime_checkable

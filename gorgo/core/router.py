@@ -40,6 +40,7 @@ from gorgo.core.prefix_index import PrefixIndex
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, RouteRequest
 from gorgo.core.samples import SampleRing
+from gorgo.core.shadow import Shadow, ShadowScore, shared_index
 from gorgo.core.weights import Weights
 
 #: Endings of an attempt after which the request may go to another replica.
@@ -70,6 +71,9 @@ class Router:
         Values to start with; the policy's defaults if `None`.
     limits:
         Every bound, with its reason.
+    shadow:
+        Scores each decision beside `policy` and changes none (`core.shadow`). Raises `ConfigError` if it has no cost,
+        or if the two read different prefix indexes.
 
     Example
     -------
@@ -96,16 +100,19 @@ class Router:
         boot_id: str,
         weights: Weights | None = None,
         limits: RouterLimits = _DEFAULTS,
+        shadow: Policy | None = None,
     ) -> None:
+        bounded = shared_index(policy, shadow) == "bounded"
         self.policy = policy
         self.limits = limits
         self.boot_id = boot_id
         version = 1 if weights is None else weights.version
         # `widen`: the box was minded, or not, by whoever made them.
         self.weights = Weights.of(policy.weight_specs, weights, version=version, widen=True)
-        self.index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=policy.index == "bounded")
+        self.index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=bounded)
         self.samples = SampleRing(boot_id, limits.samples_kept)
         self._rng = rng
+        self._shadow = self._shadowed(shadow)
         self._fleet = Fleet(
             stale_after_s=limits.stale_after_s,
             rtt_ewma_alpha=limits.rtt_ewma_alpha,
@@ -206,12 +213,22 @@ class Router:
     def set_policy(
         self, policy: Policy, values: Mapping[str, float] | None = None, *, now: float, widen: bool = False
     ) -> Weights:
-        """Route by another policy from the next decision on; requests in flight are not moved."""
+        """Route by another policy from the next decision on; requests in flight are not moved.
+
+        Raises `ConfigError` if it and the shadow policy read different prefix indexes, and changes nothing.
+        """
+        bounded = shared_index(policy, self.shadow) == "bounded"
         version = self.weights.version + 1
         self.weights = Weights.of(policy.weight_specs, values, version=version, widen=widen)
         self.policy = policy
-        self.index.bounded = policy.index == "bounded"
+        self.index.bounded = bounded
         return self.weights
+
+    def set_shadow(self, policy: Policy | None, *, now: float) -> None:
+        """Have another policy score decisions from the next one on, or none. Raises as the constructor does."""
+        bounded = shared_index(self.policy, policy) == "bounded"
+        self._shadow = self._shadowed(policy)
+        self.index.bounded = bounded
 
     def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:
         """Who stays keeps load, health and index; who leaves loses its entries, and its open attempts may finish."""
@@ -239,6 +256,11 @@ class Router:
 
     # -- what can be read
 
+    @property
+    def shadow(self) -> Policy | None:
+        """The policy that scores without a say, if there is one."""
+        return None if self._shadow is None else self._shadow.policy
+
     def fleet_view(self, *, now: float) -> list[ReplicaView]:
         """A row per replica, in the order in which they joined."""
         return [self._view(member, now) for member in self._fleet.members.values()]
@@ -252,6 +274,10 @@ class Router:
         return [decision for decision in self._decisions if decision.request_id == request_id]
 
     # -- helpers
+
+    def _shadowed(self, policy: Policy | None) -> Shadow | None:
+        # A child of the Router's generator, which draws nothing from it: decisions are the same without the shadow.
+        return None if policy is None else Shadow(policy, self._rng.spawn(1)[0])
 
     def _catch_up(self, now: float) -> None:
         """A decision never depends on how late the shell's timer is, so live and simulated runs agree."""
@@ -283,17 +309,24 @@ class Router:
             eligible.slots, eligible.names, columns, matched, request.prompt_tokens, whole=eligible.whole, now=now
         )
         choice = self.policy.choose(request, candidates, self.weights, self._rng)
+        scored = None if self._shadow is None else self._shadow.score(request, candidates, choice.row)
         member = eligible.members[choice.row]
         state.attempts += 1
         state.tried.add(member.spec.name)
-        decision = self._decide(state, eligible, choice, int(matched[member.slot]), now)
-        attempt = self._reserve(state, member, decision, now)
+        decision = self._decide(state, eligible, choice, scored, int(matched[member.slot]), now)
+        attempt = self._reserve(state, member, decision, choice, now)
         return Dispatch(
             request.request_id, attempt.attempt_id, state.attempts, member.spec.name, member.spec.region, decision
         )
 
     def _decide(
-        self, state: RequestState, eligible: Eligible, choice: Choice, cached_tokens: int, now: float
+        self,
+        state: RequestState,
+        eligible: Eligible,
+        choice: Choice,
+        scored: ShadowScore | None,
+        cached_tokens: int,
+        now: float,
     ) -> Decision:
         decision = Decision(
             request_id=state.request.request_id,
@@ -312,11 +345,12 @@ class Router:
             predicted_ttft_s=choice.predicted_ttft_s,
             fallback=choice.fallback,
             excluded=eligible.excluded,
+            shadow=scored,
         )
         self._decisions.append(decision)
         return decision
 
-    def _reserve(self, state: RequestState, member: Member, decision: Decision, now: float) -> Attempt:
+    def _reserve(self, state: RequestState, member: Member, decision: Decision, choice: Choice, now: float) -> Attempt:
         attempt = Attempt(
             self._ledger.new_id(state),
             state,
@@ -331,6 +365,8 @@ class Router:
             prior_s=member.prior.seconds(
                 decision.prompt_tokens - decision.believed_cached_tokens, decision.believed_cached_tokens
             ),
+            terms={name: float(column[choice.row]) for name, column in choice.terms.items()},
+            shadow=decision.shadow,
         )
         self._ledger.open(attempt)
         attempt.belief = self.index.insert(state.request.blocks, member.slot)

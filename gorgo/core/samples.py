@@ -8,8 +8,8 @@ when its last attempt ends. A reader sees a gap when `first_seq` is past what it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -19,7 +19,8 @@ class Sample:
     """One request as it went; `None` is unknown. Milliseconds here, because this is the JSON edge.
 
     `status` is HTTP as the client would judge it: 499 when it went away, 502 when the stream broke after content.
-    `policy`, `weights_version`, `believed_cached_tokens`, `rtt_ms` and the prediction are those of the last dispatch.
+    `policy`, `weights_version`, `believed_cached_tokens`, `rtt_ms`, the prediction, `terms` (of the replica's cost, in
+    the policy's unit) and what the shadow policy made of it are those of the last dispatch.
     """
 
     seq: int
@@ -41,6 +42,11 @@ class Sample:
     status: int
     retries: int
     hedged: bool
+    terms: Mapping[str, float] = field(default_factory=dict)
+    shadow_policy: str | None = None
+    shadow_rank: int | None = None
+    shadow_cost: float | None = None
+    shadow_predicted_ttft_ms: float | None = None
 
 
 class SampleRing:

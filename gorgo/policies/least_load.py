@@ -28,7 +28,7 @@ class LeastLoad:
     name: ClassVar[str] = "least-load"
     summary: ClassVar[str] = "GORGO paper: least tokens waiting for a first token + running + queued + used KV tokens"
     unit: ClassVar[str] = "tokens"
-    index: ClassVar[IndexKind] = "published"
+    index: ClassVar[IndexKind] = "any"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(

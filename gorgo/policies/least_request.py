@@ -20,7 +20,7 @@ class LeastRequest:
     name: ClassVar[str] = "least-request"
     summary: ClassVar[str] = "GORGO paper: fewest requests in flight from this proxy, ties at random"
     unit: ClassVar[str] = "requests"
-    index: ClassVar[IndexKind] = "published"
+    index: ClassVar[IndexKind] = "any"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(

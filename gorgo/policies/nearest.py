@@ -20,7 +20,7 @@ class Nearest:
     name: ClassVar[str] = "nearest"
     summary: ClassVar[str] = "least round trip, ties to the fewest in flight"
     unit: ClassVar[str] = "ms"
-    index: ClassVar[IndexKind] = "published"
+    index: ClassVar[IndexKind] = "any"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(

@@ -24,7 +24,7 @@ class PowerOfTwo:
     name: ClassVar[str] = "power-of-two"
     summary: ClassVar[str] = "two replicas at random, the one with fewer requests in flight"
     unit: ClassVar[str] = ""
-    index: ClassVar[IndexKind] = "published"
+    index: ClassVar[IndexKind] = "any"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(

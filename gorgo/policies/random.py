@@ -19,7 +19,7 @@ class Random:
     name: ClassVar[str] = "random"
     summary: ClassVar[str] = "any replica, each as likely"
     unit: ClassVar[str] = ""
-    index: ClassVar[IndexKind] = "published"
+    index: ClassVar[IndexKind] = "any"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(

@@ -23,7 +23,7 @@ class RoundRobin:
     name: ClassVar[str] = "round-robin"
     summary: ClassVar[str] = "one after another, by name"
     unit: ClassVar[str] = ""
-    index: ClassVar[IndexKind] = "published"
+    index: ClassVar[IndexKind] = "any"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ class SimpleSessionAffinity:
     name: ClassVar[str] = "simple-session-affinity"
     summary: ClassVar[str] = "GORGO paper: rendezvous hash of the session id, else of the first 256 tokens"
     unit: ClassVar[str] = ""
-    index: ClassVar[IndexKind] = "published"
+    index: ClassVar[IndexKind] = "any"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
 
     def choose(

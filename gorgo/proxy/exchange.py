@@ -216,7 +216,12 @@ class Exchange:
             now = self._state.clock()
             self._state.router.on_first_token(dispatch.attempt_id, now=now)
             self._account.ttft_s = now - self._received_s
-            self._state.metrics.first_content(dispatch.replica, dispatch.region, self._account.ttft_s)
+            self._state.metrics.first_content(
+                dispatch.replica,
+                dispatch.region,
+                self._account.ttft_s,
+                predicted_s=dispatch.decision.predicted_ttft_s,
+            )
 
         def on_head(head: bytes) -> None:
             if self._state.targets.get(dispatch.replica) is target:

@@ -53,6 +53,13 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_rejects_total", "counter", ("reason",), "Requests that the proxy itself answered with an error."),
     MetricSpec("gorgo_client_aborts_total", "counter", (), "Requests whose client went away before their end."),
     MetricSpec("gorgo_ttft_seconds", "histogram", _REPLICA, "Request received to first content, retries included."),
+    MetricSpec("gorgo_prediction_error_seconds", "histogram", _REPLICA, "Predicted against measured TTFT, absolute."),
+    MetricSpec(
+        "gorgo_prediction_off_seconds_total",
+        "counter",
+        (*_REPLICA, "direction"),
+        "Seconds by which predictions were over or under; their difference over the count is the signed mean.",
+    ),
     MetricSpec("gorgo_e2e_seconds", "histogram", _REPLICA, "Request received to last byte, of completed requests."),
     MetricSpec("gorgo_decision_seconds", "histogram", (), "Parse, fingerprint, match, choice and reservation."),
     MetricSpec("gorgo_prompt_tokens_total", "counter", _REPLICA, "Prompt tokens dispatched, estimated unless told."),
@@ -94,7 +101,9 @@ _SPECS = {spec.name: spec for spec in METRICS}
 #: Seconds; from a cached short prompt near by to a full queue far away.
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 30, 60, 120, 300)
 _DECISION_BUCKETS = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
-_BUCKETS = {"gorgo_decision_seconds": _DECISION_BUCKETS}
+#: Seconds; a step of the engine to a queue that was not seen.
+_ERROR_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
+_BUCKETS = {"gorgo_decision_seconds": _DECISION_BUCKETS, "gorgo_prediction_error_seconds": _ERROR_BUCKETS}
 
 
 @dataclass(slots=True)
@@ -131,8 +140,13 @@ class Metrics:
         self._child("gorgo_prompt_tokens_total", replica, region).inc(prompt_tokens)
         self._child("gorgo_believed_cached_tokens_total", replica, region).inc(believed_cached_tokens)
 
-    def first_content(self, replica: str, region: str, ttft_s: float) -> None:
+    def first_content(self, replica: str, region: str, ttft_s: float, *, predicted_s: float | None) -> None:
         self._child("gorgo_ttft_seconds", replica, region).observe(ttft_s)
+        if predicted_s is not None:
+            error_s = abs(predicted_s - ttft_s)
+            self._child("gorgo_prediction_error_seconds", replica, region).observe(error_s)
+            direction = "over" if predicted_s > ttft_s else "under"
+            self._child("gorgo_prediction_off_seconds_total", replica, region, direction).inc(error_s)
 
     def ended(self, replica: str, region: str, ending: str) -> None:
         self._child("gorgo_attempts_total", replica, region, ending).inc()

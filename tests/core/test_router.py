@@ -464,6 +464,11 @@ def test_a_sample_tells_the_whole_request() -> None:
         "status": 200,
         "retries": 1,
         "hedged": False,
+        "terms": {"rtt": pytest.approx(rtt_ms)},
+        "shadow_policy": None,
+        "shadow_rank": None,
+        "shadow_cost": None,
+        "shadow_predicted_ttft_ms": None,
     }
 
 

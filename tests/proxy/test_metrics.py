@@ -75,3 +75,19 @@ async def test_answer_that_is_not_a_stream_has_no_ttft(start: Start) -> None:
     assert "gorgo_ttft_seconds_count" not in samples
     assert list(samples["gorgo_e2e_seconds_count"].values()) == [1.0]
     assert next(iter(fleet.state.router.samples)).ttft_ms is None
+
+
+async def test_error_of_predictions_is_told_with_its_direction(start: Start) -> None:
+    fleet = await start.fleet([stream(delta("a"), USAGE, DONE)])
+    metrics = fleet.state.metrics
+    metrics.first_content("r0", "here", 1.0, predicted_s=1.5)
+    metrics.first_content("r0", "here", 2.0, predicted_s=0.75)
+    metrics.first_content("r0", "here", 2.0, predicted_s=None)
+    samples = await scraped(fleet)
+    r0 = (("region", "here"), ("replica", "r0"))
+    assert samples["gorgo_prediction_error_seconds_count"] == {r0: 2.0}
+    assert samples["gorgo_prediction_error_seconds_sum"] == {r0: 1.75}
+    assert samples["gorgo_prediction_off_seconds_total"] == {
+        (("direction", "over"), *r0): 0.5,
+        (("direction", "under"), *r0): 1.25,
+    }
