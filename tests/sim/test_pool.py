@@ -1,0 +1,80 @@
+"""The simulated pool against the proxy's own mirror of its connections, on random traffic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gorgo.core.path import Windows
+from gorgo.core.request import OpenConnection
+from gorgo.proxy.connections import KeptConnections
+from gorgo.sim.network import Link, Path
+from gorgo.sim.pool import KEEP_S, Kept, Pool
+
+
+class Wire:
+    """A connection as the proxy's pool has it."""
+
+    def is_connected(self) -> bool:
+        return True
+
+
+def test_the_router_is_told_what_the_proxy_would_tell_it() -> None:
+    rng = np.random.default_rng(1)
+    now = 0.0
+    told: list[Any] = [None]
+    theirs: list[Any] = [None]
+    path = Path(Link(rtt_s=0.1), np.random.default_rng(0))
+    pool = Pool(path, told.append)
+    twin = KeptConnections(keep_s=KEEP_S, idling_shrinks=True, clock=lambda: now)
+    twin.told = lambda found: theirs.append(None if found is None else OpenConnection(found[0], now - found[1]))
+    idle: list[Wire] = []
+    in_use: list[tuple[Kept, Wire]] = []
+    for _ in range(2000):
+        now += float(rng.exponential(0.4))
+        if in_use and rng.random() < 0.5:
+            kept, wire = in_use.pop(int(rng.integers(len(in_use))))
+            pool.give_back(kept, now=now)
+            twin.given_back(wire)
+            twin.tell()
+            idle.append(wire)
+        else:
+            body_bytes = int(rng.integers(0, 200_000))
+            kept, waits = pool.take(body_bytes, now=now)
+            found = twin.next()
+            wire = idle.pop() if found is not None else Wire()
+            assert twin.taken(wire, body_bytes) == kept.used == (found is not None)
+            assert waits >= (0 if kept.used else 1)
+            in_use.append((kept, wire))
+        assert _same(told[-1], theirs[-1])
+    assert len({each.windows for each in told if each is not None}) > 50
+
+
+def _same(one: OpenConnection | None, other: OpenConnection | None) -> bool:
+    if one is None or other is None:
+        return one == other
+    return one.windows == other.windows and abs(one.sent_s - other.sent_s) < 1e-9
+
+
+def test_the_connection_used_last_goes_first_and_an_idle_one_is_let_go() -> None:
+    pool = Pool(Path(Link(rtt_s=0.1), np.random.default_rng(0)), lambda _: None)
+    one, _ = pool.take(0, now=0.0)
+    two, _ = pool.take(0, now=0.0)
+    pool.give_back(one, now=1.0)
+    pool.give_back(two, now=2.0)
+    assert pool.take(0, now=3.0)[0] is two
+    assert not pool.take(0, now=5.5)[0].used, "the other one has been idle for more than 4 s"
+
+
+def test_connections_that_were_reset_are_not_kept_and_not_told() -> None:
+    told: list[Any] = []
+    pool = Pool(Path(Link(rtt_s=0.1), np.random.default_rng(0)), told.append)
+    busy, _ = pool.take(0, now=0.0)
+    idle, _ = pool.take(0, now=0.0)
+    pool.give_back(idle, now=0.1)
+    assert told[-1] == OpenConnection(Windows(), 0.0)
+    pool.lose_all()
+    pool.give_back(busy, now=0.2)
+    assert told[-1] is None
+    assert not pool.take(0, now=0.3)[0].used

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from gorgo.core.router import Router
+from gorgo.errors import UnknownReplica
+from gorgo.policies.registry import POLICIES, make_policy
+from gorgo.sim.feed import SimRequest, scaled
+from gorgo.sim.fleet import SimFleet
+from gorgo.sim.simulation import FIRST_CONTENT_TIMEOUT_S, Simulation
+from tests.sim.feeds import conversations
+from tests.sim.fleets import three_regions
+
+NEAR, MIDDLE, FAR = "us-ashburn-0", "eu-frankfurt-0", "ap-seoul-0"
+
+
+def simulation(policy: str = "gorgo-ms", fleet: SimFleet | None = None, **options: object) -> Simulation:
+    return Simulation(fleet or three_regions(), make_policy(policy), **{"seed": 0, **options})  # type: ignore[arg-type]
+
+
+def killing(name: str) -> Callable[[Simulation], None]:
+    return lambda world: world.kill(name)
+
+
+def reachable(name: str, back: bool) -> Callable[[Simulation], None]:
+    return lambda world: world.set_reachable(name, back)
+
+
+def slowed(name: str, factor: float) -> Callable[[Simulation], None]:
+    return lambda world: world.set_slowdown(name, factor)
+
+
+@dataclass
+class At:
+    """A fault: something done at a time."""
+
+    at_s: float
+    act: Callable[[Simulation], None]
+
+    def start(self, world: Simulation) -> None:
+        world.kernel.at(self.at_s, lambda: self.act(world))
+
+
+def one(prompt_tokens: int = 1000, output_tokens: int = 10, *, at_s: float = 0.0, index: int = 0) -> SimRequest:
+    return SimRequest(
+        index=index,
+        arrival_s=at_s,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        blocks=index.to_bytes(8, "little") * (prompt_tokens // 512),
+        head=index,
+        body_bytes=4 * prompt_tokens,
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_ends_and_leaves_nothing_reserved(policy: str) -> None:
+    feed = conversations(120, every_s=0.3)
+    simulated = simulation(policy)
+    result = simulated.run(feed)
+    assert [record.id for record in result.records] == [str(request.index) for request in feed]
+    assert all(record.status == 200 and record.error is None for record in result.records)
+    assert all(
+        record.output_tokens == request.output_tokens for record, request in zip(result.records, feed, strict=True)
+    )
+    assert all(record.ttft_ms is not None and record.e2e_s is not None for record in result.records)
+    assert simulated.router.in_flight == 0
+    for view in simulated.router.fleet_view(now=result.ended_s):
+        assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
+    for site in simulated.engines.values():
+        site.model.check()
+        assert site.model.idle
+    assert len(simulated.router.samples) == len(feed)
+    assert result.gaps.count == sum(request.output_tokens - 1 for request in feed)
+
+
+@pytest.mark.parametrize("policy", ["gorgo-ms", "random"])
+def test_a_seed_gives_one_run_and_another_seed_another(policy: str) -> None:
+    feed = conversations(80, every_s=0.3)
+    runs = [simulation(policy, seed=seed).run(feed).records for seed in (5, 5, 6)]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_running_ahead_changes_no_record() -> None:
+    feed = conversations(150, every_s=0.15)
+    ahead, single = (simulation(ahead=ahead).run(feed) for ahead in (True, False))
+    assert ahead.events < single.events / 2
+    for mine, theirs in zip(ahead.records, single.records, strict=True):
+        assert mine.replica == theirs.replica
+        assert mine.cached_tokens == theirs.cached_tokens
+        assert mine.ttft_ms == pytest.approx(theirs.ttft_ms, abs=1e-5)
+        assert mine.e2e_s == pytest.approx(theirs.e2e_s, abs=1e-8)
+
+
+def test_jitter_of_a_request_does_not_depend_on_what_was_sent_where_before_it() -> None:
+    alone = simulation("nearest").run([one(index=3, at_s=50.0)])
+    others = [one(index=index, at_s=10.0 * index, prompt_tokens=100) for index in range(3)]
+    after = simulation("nearest").run([*others, one(index=3, at_s=50.0)])
+    assert after.records[-1].ttft_ms == alone.records[0].ttft_ms
+    assert simulation("nearest").run([one(index=4, at_s=50.0)]).records[0].ttft_ms != alone.records[0].ttft_ms
+
+
+def test_half_the_load_is_served_sooner() -> None:
+    feed = conversations(200, every_s=0.12)
+    waits = [sum(record.ttft_ms or 0.0 for record in simulation().run(scaled(feed, scale)).records) for scale in (1, 4)]
+    assert waits[1] < 0.6 * waits[0]
+
+
+# -- replicas that die
+
+
+def test_a_killed_replica_loses_nothing_that_could_be_retried() -> None:
+    feed = conversations(200, every_s=0.1)
+    killed = At(6.0, lambda world: world.kill(NEAR))
+    simulated = simulation(faults=[killed, At(12.0, lambda world: world.revive(NEAR))])
+    result = simulated.run(feed)
+    assert simulated.router.in_flight == 0
+    failed = [record for record in result.records if record.error is not None]
+    assert failed, "somebody was in the middle of an answer"
+    assert all(record.ttft_ms is not None for record in failed), "whoever had no content went elsewhere"
+    assert all(record.replica == NEAR and record.scheduled_s < 6.0 for record in failed)
+    assert any(record.attempts > 1 and record.error is None for record in result.records)
+    for site in simulated.engines.values():
+        site.model.check()
+        assert site.model.idle
+
+
+def test_a_revived_replica_is_cold() -> None:
+    feed = [one(index=7, at_s=at_s) for at_s in (0.0, 5.0, 20.0)]
+    feed = [replace(request, index=index) for index, request in enumerate(feed)]
+    faults = [At(8.0, lambda world: world.kill(NEAR)), At(9.0, lambda world: world.revive(NEAR))]
+    fleet = SimFleet(three_regions().replicas[:1])
+    records = simulation(fleet=fleet, faults=faults).run(feed).records
+    assert [record.cached_tokens for record in records] == [0, 512, 0]
+
+
+def test_a_replica_that_was_cut_off_still_holds_its_cache() -> None:
+    feed = [replace(one(index=7, at_s=at_s), index=index) for index, at_s in enumerate((0.0, 5.0, 20.0))]
+    faults = [At(8.0, reachable(NEAR, False)), At(9.0, reachable(NEAR, True))]
+    fleet = SimFleet(three_regions().replicas[:1])
+    records = simulation(fleet=fleet, faults=faults).run(feed).records
+    assert [record.cached_tokens for record in records] == [0, 512, 512]
+
+
+def test_when_all_are_dead_a_request_is_refused_after_as_many_tries_as_the_proxy_makes() -> None:
+    dead = [At(0.5, killing(name)) for name in (NEAR, MIDDLE, FAR)]
+    simulated = simulation(faults=dead)
+    (record,) = simulated.run([one(at_s=1.0)]).records
+    assert (record.status, record.error, record.attempts, record.ttft_ms) == (502, "upstream_failed", 3, None)
+    assert simulated.router.in_flight == 0
+
+
+def test_an_attempt_without_content_is_given_up_and_goes_elsewhere() -> None:
+    frozen = At(0.0, lambda world: world.set_slowdown(NEAR, 1e4))
+    simulated = simulation("nearest", faults=[frozen])
+    (record,) = simulated.run([one()]).records
+    assert (record.replica, record.attempts, record.error) == (MIDDLE, 2, None)
+    assert record.ttft_ms == pytest.approx(FIRST_CONTENT_TIMEOUT_S * 1e3 + 200, rel=0.01)
+    assert simulated.engines[NEAR].model.totals.aborted == 1
+
+
+def test_a_prompt_that_no_engine_takes_is_refused_as_the_engine_says() -> None:
+    (record,) = simulation().run([one(prompt_tokens=40_000)]).records
+    assert record.status == 400
+    assert record.error is not None
+    assert "context length" in record.error
+
+
+# -- other faults
+
+
+def test_a_slow_replica_takes_so_many_times_as_long_and_recovers() -> None:
+    fleet = SimFleet(three_regions().replicas[:1])
+    slow = [At(5.0, slowed(NEAR, 3.0)), At(15.0, slowed(NEAR, 1.0))]
+    feed = [one(4000, 20, at_s=10.0 * index, index=index) for index in range(3)]
+    ttft = [record.ttft_ms or 0.0 for record in simulation(fleet=fleet, faults=slow).run(feed).records]
+    assert ttft[1] == pytest.approx(3 * ttft[0], rel=0.05)
+    assert ttft[2] == pytest.approx(ttft[0], rel=0.05)
+
+
+def test_a_longer_way_is_measured_by_the_next_probes() -> None:
+    seen: list[float | None] = []
+    shift = At(10.0, lambda world: world.set_rtt("eu-frankfurt", 0.320))
+    simulated = simulation(faults=[shift])
+
+    def look(router: Router, now: float) -> None:
+        seen.append(next(view.rtt_ms for view in router.fleet_view(now=now) if view.name == MIDDLE))
+
+    simulated.every(35.0, look)
+    simulated.run([one(at_s=0.0), one(at_s=150.0, index=1)])
+    assert seen[0] == pytest.approx(0.3 * 320 + 0.7 * 95, rel=0.1)
+    assert seen[3] is not None
+    assert seen[3] > 250
+
+
+def test_figures_that_are_not_told_go_stale_and_come_back() -> None:
+    seen: dict[float, float | None] = {}
+    faults = [
+        At(1.0, lambda world: world.set_metrics(NEAR, False)),
+        At(200.0, lambda world: world.set_metrics(NEAR, True)),
+    ]
+    simulated = simulation(faults=faults)
+
+    def look(router: Router, now: float) -> None:
+        seen[now] = router.fleet_view(now=now)[0].running_requests
+
+    simulated.every(40.0, look)
+    simulated.run([one(at_s=0.0), one(at_s=250.0, index=1)])
+    assert [seen[at_s] for at_s in (40.0, 80.0, 120.0, 160.0, 240.0)] == [0.0, 0.0, None, None, 0.0]
+
+
+def test_a_replica_that_answers_no_pings_is_left_out() -> None:
+    simulated = simulation("nearest", faults=[At(1.0, lambda world: world.set_probes(NEAR, False))])
+    records = simulated.run([one(at_s=0.0), one(at_s=100.0, index=1)]).records
+    assert [record.replica for record in records] == [NEAR, MIDDLE]
+
+
+def test_a_share_of_requests_is_late_on_the_way() -> None:
+    fleet = SimFleet(three_regions().replicas[:1])
+    late = At(0.0, lambda world: world.set_path_delay("us-ashburn", 0.25, 1.0, 3.0))
+    feed = [one(100, 1, at_s=0.5 * index, index=index) for index in range(400)]
+    records = simulation(fleet=fleet, faults=[late]).run(feed).records
+    delayed = [record.ttft_ms for record in records if record.ttft_ms is not None and record.ttft_ms > 900]
+    assert 60 < len(delayed) < 140
+    assert all(1000 < ttft_ms < 3200 for ttft_ms in delayed)
+
+
+def test_an_unknown_replica_is_named() -> None:
+    with pytest.raises(UnknownReplica, match="nobody"):
+        simulation().kill("nobody")
+
+
+# -- who acts in a run
+
+
+@dataclass
+class Tuner:
+    """Sets a weight at two times."""
+
+    times: list[float]
+    acted: list[float] = field(default_factory=list)
+
+    @property
+    def next_s(self) -> float | None:
+        return self.times[len(self.acted)] if len(self.acted) < len(self.times) else None
+
+    def act(self, router: Router, now: float) -> None:
+        self.acted.append(now)
+        router.set_weights({"m_rtt": 1.0 + len(self.acted) / 10}, now=now)
+
+
+def test_a_controller_acts_when_it_says_and_records_tell_under_which_weights() -> None:
+    tuner = Tuner([5.0, 10.0])
+    feed = [one(at_s=at_s, index=index) for index, at_s in enumerate((0.0, 7.0, 12.0))]
+    records = simulation(controllers=[tuner]).run(feed).records
+    assert tuner.acted == [5.0, 10.0]
+    versions = [record.weights_version or 0 for record in records]
+    assert [version - versions[0] for version in versions] == [0, 1, 2]
+
+
+def test_a_run_ends_with_its_last_request_whatever_else_is_in_the_heap() -> None:
+    result = simulation().run([one()])
+    assert result.ended_s < 1.0
+    assert simulation().run([]).records == []
+
+
+# -- what the Router is told of connections
+
+
+def test_an_idle_fleet_keeps_connections_warm_so_that_a_request_pays_no_handshake() -> None:
+    fleet = SimFleet([three_regions().replicas[2]])
+    (record,) = simulation(fleet=fleet).run([one(100, 1, at_s=60.0)]).records
+    assert record.ttft_ms == pytest.approx(180 + 12 + 9, rel=0.08)
+
+
+def test_a_large_body_pays_for_its_flights_and_the_prediction_knows_it() -> None:
+    fleet = SimFleet([three_regions().replicas[2]])
+    (record,) = simulation(fleet=fleet).run([one(20_000, 1, at_s=60.0)]).records
+    alone_ms = fleet.replicas[0].profile.prefill_s(20_000, 2e8) * 1e3
+    assert record.ttft_ms is not None
+    assert record.ttft_ms > alone_ms + 3 * 180
+    assert record.predicted_ttft_ms == pytest.approx(record.ttft_ms, rel=0.1)
+
+
+def test_what_is_sent_takes_memory_of_what_is_open_only() -> None:
+    feed = conversations(400, every_s=0.5)
+    simulated = simulation()
+    most = 0
+
+    def look(_router: Router, _now: float) -> None:
+        nonlocal most
+        most = max(most, len(simulated.kernel))
+
+    simulated.every(1.0, look)
+    simulated.run(feed)
+    assert most < 120, "events of what is in flight, of the background, and of runs that were left"
