@@ -7,6 +7,8 @@ left alone, `hash_ids` may be strings, time stamps may be integers or fractions 
 An id stands for the whole prefix up to and with its 512-token block. The ids of a row without a body must number
 ceil(input_length / 512), as in Mooncake's release. A row that hashes only its full blocks (floor) is taken too: nothing
 is known of its rest, so that rest is shared with nobody. A row with a body needs no ids: its text is its own.
+ART-Chat's blocks are said to have 256 tokens; where the ids of a row with a body number so many, two and all before
+them become one of 512, and ids of such a row that fit neither size are left out.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Any, NoReturn
 from gorgo.errors import TraceError
 
 BLOCK_TOKENS = 512
+#: Of ART-Chat's ids.
+HALF_BLOCK_TOKENS = 256
 #: Longest decimal string that is read as the number it says; longer ones, and other strings, are hashed to 64 bits.
 MAX_DECIMAL_DIGITS = 20
 #: Keys under which a row may say who asked; the first that is there counts.
@@ -144,7 +148,29 @@ def _hash_ids(line: _Line, input_tokens: int, *, needed: bool) -> tuple[int, ...
     if needed and len(ids) not in (full, blocks):
         expected = f"{blocks} ids for input_length {input_tokens} (one per {BLOCK_TOKENS} tokens)"
         line.fail("hash_ids", f"{expected}, not {len(ids)}")
-    return tuple(_hash_id(line, value) for value in ids)
+    numbers = tuple(_hash_id(line, value) for value in ids)
+    return numbers if needed else _of_a_body(numbers, input_tokens)
+
+
+def _of_a_body(ids: tuple[int, ...], input_tokens: int) -> tuple[int, ...]:
+    """Ids of blocks of 512 tokens, from blocks of 256 where their number says so; none if they are of neither size."""
+    if _fits(len(ids), input_tokens, HALF_BLOCK_TOKENS):
+        return _paired(ids)
+    return ids if _fits(len(ids), input_tokens, BLOCK_TOKENS) else ()
+
+
+def _fits(count: int, input_tokens: int, block_tokens: int) -> bool:
+    """So many blocks are all of them, or all the full ones."""
+    return count in (input_tokens // block_tokens, math.ceil(input_tokens / block_tokens))
+
+
+def _paired(ids: tuple[int, ...]) -> tuple[int, ...]:
+    """One id for two, which stands for them and all before, whether or not theirs did."""
+    chain, paired = hashlib.blake2b(digest_size=8), list[int]()
+    for place in range(0, len(ids), 2):
+        chain.update(repr(ids[place : place + 2]).encode())
+        paired.append(int.from_bytes(chain.digest(), "little"))
+    return tuple(paired)
 
 
 def _hash_id(line: _Line, value: object) -> int:

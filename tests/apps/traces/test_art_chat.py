@@ -19,6 +19,7 @@ DAY_S = 86_400
 def row(time_s: float, *, turns: int = 2) -> dict[str, Any]:
     talk = [{"role": role, "content": "words"} for _ in range(turns) for role in ("user", "assistant")][:-1]
     return {
+        "response": None,
         "request": {"messages": [{"role": "system", "content": "be"}, *talk], "model": "m"},
         "hash_ids": ["91a", "17"],
         "output_length": 300,

@@ -103,3 +103,20 @@ def test_turns_are_as_told_or_the_questions_in_the_body() -> None:
     assert read({**GOOD, "request": body, "turn": 9}).turns == 9
     assert read({**GOOD, "request": {"messages": []}, "turn": "many"}).turns is None
     assert read(GOOD).turns is None
+
+
+def test_blocks_of_256_tokens_in_a_row_with_a_body_become_blocks_of_512() -> None:
+    def ids(tokens: int, *hashes: str) -> tuple[int, ...]:
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        row = {"timestamp": 0, "input_length": tokens, "output_length": 1, "request": body}
+        return read({**row, "hash_ids": list(hashes)}).hash_ids
+
+    short, longer = ids(1100, "a", "b", "c", "d", "e"), ids(1600, "a", "b", "c", "d", "e", "f", "g")
+    assert (len(short), len(longer)) == (3, 4)
+    assert short[:2] == longer[:2]
+    assert short[2] != longer[2]  # its last block was not full
+    other = ids(1100, "z", "b", "c", "d", "e")
+    assert set(other).isdisjoint(short)  # an id stands for all before it, even if theirs did not
+    assert ids(1100, "a", "b", "c", "d") == short[:2]  # full ones alone
+    assert ids(1100, "7", "8", "9") == (7, 8, 9)  # blocks of 512
+    assert ids(1100, "a") == ()  # of neither size: its text is its own
