@@ -39,7 +39,7 @@ def test_a_damaged_file_is_bad_input(tmp_path: Path) -> None:
 
 
 def test_a_page_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
-    write_run(tmp_path, records([10.0]))
+    (tmp_path / "history.json").write_text("[]")
     result = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "no" / "page.html")])
     assert result.exit_code == 1
     assert "No such file or directory" in result.stderr
