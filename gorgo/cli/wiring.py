@@ -15,13 +15,25 @@ from gorgo.config.weights_file import read_weights_file
 from gorgo.core.policy import Policy
 from gorgo.core.weights import Weights
 from gorgo.errors import ConfigError, UnknownPolicy, WeightsError
-from gorgo.policies.registry import make_policy
+from gorgo.policies.registry import make_policy, make_shadow
 
 
 def compose_policy(
     config: Config, *, source: Path, policy: str | None = None, weights_file: Path | None = None
 ) -> tuple[Policy, Weights]:
-    """The policy to serve with and its weights at version 1; `source` names the configuration in errors."""
+    """The policy to serve with and its weights at version 1; `source` names the configuration in errors.
+
+    Checks that the configuration's shadow policy can go with it.
+    """
+    found = _compose(config, source=source, policy=policy, weights_file=weights_file)
+    try:
+        make_shadow(config.proxy.shadow_policy, found[0])
+    except (UnknownPolicy, ConfigError) as error:
+        raise ConfigError(f"{source}: proxy.shadow_policy: {error}") from error
+    return found
+
+
+def _compose(config: Config, *, source: Path, policy: str | None, weights_file: Path | None) -> tuple[Policy, Weights]:
     if weights_file is not None:
         file = read_weights_file(weights_file)
         if policy is not None and policy != file.policy:

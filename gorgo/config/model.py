@@ -80,6 +80,8 @@ class Proxy:
     region: Name
     policy: Text = "gorgo"
     weights: Mapping[Text, Annotated[float, Field(allow_inf_nan=False)]] = field(default_factory=dict)
+    #: Scores each decision without a say in it.
+    shadow_policy: Text | None = None
     bind: Bind = "127.0.0.1:8080"
     admin_bind: Bind = "127.0.0.1:9090"
     probe_interval_s: Positive = 30.0

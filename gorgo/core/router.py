@@ -40,7 +40,7 @@ from gorgo.core.prefix_index import PrefixIndex
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, RouteRequest
 from gorgo.core.samples import SampleRing
-from gorgo.core.shadow import Shadow, ShadowScore, shared_index
+from gorgo.core.shadow import Shadow, ShadowScore, check_shadow, shared_index
 from gorgo.core.weights import Weights
 
 #: Endings of an attempt after which the request may go to another replica.
@@ -102,14 +102,15 @@ class Router:
         limits: RouterLimits = _DEFAULTS,
         shadow: Policy | None = None,
     ) -> None:
-        bounded = shared_index(policy, shadow) == "bounded"
+        if shadow is not None:
+            check_shadow(policy, shadow)
         self.policy = policy
         self.limits = limits
         self.boot_id = boot_id
         version = 1 if weights is None else weights.version
         # `widen`: the box was minded, or not, by whoever made them.
         self.weights = Weights.of(policy.weight_specs, weights, version=version, widen=True)
-        self.index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=bounded)
+        self.index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=shared_index(policy, shadow) == "bounded")
         self.samples = SampleRing(boot_id, limits.samples_kept)
         self._rng = rng
         self._shadow = self._shadowed(shadow)
@@ -226,9 +227,10 @@ class Router:
 
     def set_shadow(self, policy: Policy | None, *, now: float) -> None:
         """Have another policy score decisions from the next one on, or none. Raises as the constructor does."""
-        bounded = shared_index(self.policy, policy) == "bounded"
+        if policy is not None:
+            check_shadow(self.policy, policy)
         self._shadow = self._shadowed(policy)
-        self.index.bounded = bounded
+        self.index.bounded = shared_index(self.policy, policy) == "bounded"
 
     def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:
         """Who stays keeps load, health and index; who leaves loses its entries, and its open attempts may finish."""

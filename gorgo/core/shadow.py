@@ -48,7 +48,7 @@ class Shadow:
     Parameters
     ----------
     policy:
-        A new instance; it must have a cost. Raises `ConfigError` otherwise.
+        A new instance, checked by `check_shadow`.
     rng:
         Its own.
     """
@@ -56,10 +56,6 @@ class Shadow:
     __slots__ = ("_rng", "_weights", "policy")
 
     def __init__(self, policy: Policy, rng: np.random.Generator) -> None:
-        if not policy.unit:
-            raise ConfigError(
-                f"shadow policy {policy.name!r} has no cost to rank replicas by; expected one with a unit"
-            )
         self.policy = policy
         self._weights = Weights.of(policy.weight_specs)
         self._rng = rng
@@ -73,6 +69,13 @@ class Shadow:
         rank = 1 + int(np.count_nonzero(choice.cost < cost - TIE)) if len(candidates) > 1 else None
         predicted_s = None if choice.predicts is None else choice.predicts(row)
         return ShadowScore(self.policy.name, rank, cost, predicted_s)
+
+
+def check_shadow(policy: Policy, shadow: Policy) -> None:
+    """Raises `ConfigError` where `shadow` cannot score the decisions of `policy`."""
+    if not shadow.unit:
+        raise ConfigError(f"shadow policy {shadow.name!r} has no cost to rank replicas by; expected one that has")
+    shared_index(policy, shadow)
 
 
 def shared_index(policy: Policy, shadow: Policy | None) -> IndexKind:

@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
 from gorgo.core.policy import Policy
+from gorgo.core.shadow import check_shadow
 from gorgo.errors import UnknownPolicy
 from gorgo.policies.gorgo import Gorgo
 from gorgo.policies.gorgo_ms import GorgoMs
@@ -68,6 +69,18 @@ def make_policy(name: str) -> Policy:
     if not isinstance(policy, Policy):
         raise UnknownPolicy(f"{offered.value} of the entry point {name!r} is not a policy (gorgo.core.policy.Policy)")
     return policy
+
+
+def make_shadow(name: str | None, policy: Policy) -> Policy | None:
+    """A new instance to score the decisions of `policy`, if there is a name.
+
+    Raises `ConfigError` where the two cannot go together, and `UnknownPolicy`.
+    """
+    if name is None:
+        return None
+    shadow = make_policy(name)
+    check_shadow(policy, shadow)
+    return shadow
 
 
 def _third_party() -> dict[str, EntryPoint]:

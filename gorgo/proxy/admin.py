@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gorgo.errors import (
+    ConfigError,
     GorgoError,
     StateError,
     UnknownPolicy,
@@ -128,6 +129,7 @@ def admin_app(state: ProxyState, token: str | None) -> Starlette:
     handlers: dict[Any, Any] = {
         HttpError: _on_http_error,
         HTTPException: _on_routing_error,
+        ConfigError: _on_bad_input,
         WeightsError: _on_bad_input,
         UnknownPolicy: _on_bad_input,
         UnknownReplica: _on_unknown_replica,

@@ -31,6 +31,7 @@ class Changes:
     drains: Mapping[str, bool] = field(default_factory=dict)
     policy: bool = False
     weights: bool = False
+    shadow: bool = False
     intervals: bool = False
     #: Other keys of `proxy` and `limits` that differ; all of them are followed at once.
     settings: tuple[str, ...] = ()
@@ -66,6 +67,7 @@ def compare(old: Config, new: Config) -> Changes:
         drains=_drains(before, after),
         policy=old.proxy.policy != new.proxy.policy,
         weights=dict(old.proxy.weights) != dict(new.proxy.weights),
+        shadow=old.proxy.shadow_policy != new.proxy.shadow_policy,
         intervals=any(getattr(old.proxy, key) != getattr(new.proxy, key) for key in _INTERVALS),
         settings=tuple(key for key in settings if key not in restart),
         restart=tuple(key for key in settings if key in restart),

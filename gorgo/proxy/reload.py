@@ -19,8 +19,8 @@ from contextlib import AsyncExitStack
 from gorgo.config.model import Config
 from gorgo.core.policy import Policy
 from gorgo.core.weights import Weights
-from gorgo.errors import GorgoError
-from gorgo.policies.registry import make_policy
+from gorgo.errors import ConfigError, GorgoError
+from gorgo.policies.registry import make_policy, make_shadow
 from gorgo.proxy.changes import Changes, compare, keep_bound
 from gorgo.proxy.config_file import ConfigFile, Found
 from gorgo.proxy.logs import log, log_failure
@@ -63,6 +63,7 @@ class Reloader:
             config = await self._file.parse(found)
             keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
             policy, weights = _policy(config, self._state.config)
+            shadow = make_shadow(config.proxy.shadow_policy, policy)
             changes = compare(self._state.config, config)
             looks = await self._meet(changes, config, keys)
         except GorgoError as refusal:
@@ -74,7 +75,7 @@ class Reloader:
             log_failure("config_refused", failure)
             return
         async with self._state.steering.turn():
-            left = self._change(changes, config, keys, policy, weights, looks)
+            left = self._change(changes, config, keys, policy, weights, shadow, looks)
         for target, watch in left:
             farewells.create_task(self._see_off(target, watch))
 
@@ -109,17 +110,23 @@ class Reloader:
         keys: Mapping[str, str | None],
         policy: Policy,
         weights: Weights,
+        shadow: Policy | None,
         looks: Looks,
     ) -> list[tuple[Target, asyncio.Task[None]]]:
         """Everything that others can see, at once. Answers who has left, with the end of their watch."""
         state = self._state
         joined = {watcher.target.name: watcher.target for watcher, _ in looks}
         self._change_fleet(changes, config)
+        if changes.shadow:
+            # The one that goes may not suit the policy that comes.
+            state.router.set_shadow(None, now=state.clock())
         self._state.steering.follow(
             config,
             policy=policy if changes.policy else None,
             weights=weights if changes.policy or changes.weights else None,
         )
+        if changes.shadow:
+            self._set_shadow(shadow)
         gone = [state.targets[name] for name in (*changes.removed, *(replica.name for replica in changes.replaced))]
         state.targets = {row.name: joined.get(row.name) or state.targets[row.name] for row in config.replicas}
         for row in config.replicas:
@@ -152,6 +159,12 @@ class Reloader:
                 router.drain(name, now=now)
         for name, draining in changes.drains.items():
             router.drain(name, draining, now=now)
+
+    def _set_shadow(self, shadow: Policy | None) -> None:
+        try:
+            self._state.router.set_shadow(shadow, now=self._state.clock())
+        except ConfigError as error:  # it suits the file's policy; another one was set live
+            log("shadow_not_set", level=logging.WARNING, error=str(error))
 
     def _watch(self, changes: Changes, looks: Looks) -> None:
         if changes.intervals:

@@ -20,6 +20,7 @@ from gorgo.core.replica import ReplicaSpec
 from gorgo.core.router import Router, RouterLimits
 from gorgo.core.tokens import BytesPerToken
 from gorgo.core.weights import Weights
+from gorgo.policies.registry import make_shadow
 from gorgo.proxy.clock import Clock, epoch_clock
 from gorgo.proxy.homes import ResponseHomes
 from gorgo.proxy.kept import Kept, StateFile
@@ -96,6 +97,7 @@ def make_state(
         boot_id=uuid4().hex,
         weights=start.weights,
         limits=router_limits(config),
+        shadow=make_shadow(config.proxy.shadow_policy, start.policy),
     )
     for name in sorted(start.draining):
         router.drain(name, now=clock())

@@ -23,6 +23,7 @@ from typing import Any
 from gorgo.config.model import Config
 from gorgo.core.policy import Policy
 from gorgo.core.router import Router
+from gorgo.core.shadow import shared_index
 from gorgo.core.weights import Weights
 from gorgo.errors import StateError, UnknownReplica, VersionConflict, WeightsFrozen
 from gorgo.policies.registry import make_policy
@@ -119,6 +120,11 @@ class Steering:
         return self._file is not None
 
     @property
+    def busy(self) -> bool:
+        """Whether a change is under way, or waits for its turn."""
+        return bool(self._at_work)
+
+    @property
     def history(self) -> list[WeightsChange]:
         """The newest versions since the start, oldest first."""
         return list(self._history)
@@ -155,7 +161,10 @@ class Steering:
         return self._router.weights
 
     async def set_policy(self, name: str, values: Mapping[str, float], order: Order) -> Weights:
-        """Route by another policy. Raises as `set_weights` does, and `UnknownPolicy`."""
+        """Route by another policy.
+
+        Raises as `set_weights` does, `UnknownPolicy`, and `ConfigError` if the shadow policy cannot go with it.
+        """
 
         def plan() -> _Plan:
             self._refuse_frozen()
@@ -248,6 +257,7 @@ class Steering:
         return _Plan(kept, lambda: self._set(after, order))
 
     def _switched(self, policy: Policy, values: Mapping[str, float], order: Order) -> _Plan:
+        shared_index(policy, self._router.shadow)
         version = self._router.weights.version + 1
         after = Weights.of(policy.weight_specs, values, version=version, widen=order.widen)
         kept = replace(self._in_force(), policy=policy.name, weights=dict(after), version=version)

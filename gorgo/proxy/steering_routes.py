@@ -110,8 +110,13 @@ class SteeringRoutes:
         }
 
     def _policy(self) -> dict[str, Any]:
-        policy = self._state.router.policy
-        return self.in_force() | {"summary": policy.summary, "unit": policy.unit, "index": policy.index}
+        policy, shadow = self._state.router.policy, self._state.router.shadow
+        return self.in_force() | {
+            "summary": policy.summary,
+            "unit": policy.unit,
+            "index": policy.index,
+            "shadow": None if shadow is None else shadow.name,
+        }
 
 
 def _values(body: Mapping[str, Any]) -> dict[str, float]:

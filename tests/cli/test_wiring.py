@@ -73,3 +73,22 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 
 def test_every_engine_that_the_configuration_allows_has_a_dialect_and_the_other_way_round() -> None:
     assert set(get_args(EngineName)) == set(DIALECTS)
+
+
+@pytest.mark.parametrize(
+    ("shadow", "expected"),
+    [
+        ("nobody", "no policy named 'nobody'"),
+        ("random", "'random' has no cost"),
+        ("gorgo-ms", "different prefix indexes .*'gorgo' the published one, 'gorgo-ms' the bounded one"),
+    ],
+)
+def test_a_shadow_that_cannot_go_with_the_policy_names_the_file(shadow: str, expected: str) -> None:
+    config = replace(CONFIG, proxy=replace(CONFIG.proxy, shadow_policy=shadow))
+    with pytest.raises(ConfigError, match=r"regions\.yaml: proxy.shadow_policy: .*" + expected):
+        compose_policy(config, source=SOURCE)
+
+
+def test_a_shadow_goes_with_another_policy_of_the_command_line() -> None:
+    config = replace(CONFIG, proxy=replace(CONFIG.proxy, shadow_policy="gorgo-ms"))
+    assert compose_policy(config, source=SOURCE, policy="random")[0].name == "random"

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from aiohttp import web
 
+from gorgo.policies.registry import make_policy
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, REPLICA, answer, chat, delta, hang, stream
 from tests.proxy.followed import Followed, follow, regions
@@ -349,3 +350,50 @@ async def test_stopping_ends_streams_on_replicas_that_have_left(start: Start, tm
         assert b'"code": "stopping"' in b"".join([chunk async for chunk in raw])
     await asyncio.wait_for(followed.fleet.task, 10)
     assert target.upstream.connections == 0
+
+
+async def test_shadow_policy_in_the_file_scores_from_the_next_decision_on(start: Start, tmp_path: Path) -> None:
+    a, b = await start.replica(stream(delta("a"), DONE)), await start.replica(stream(delta("b"), DONE))
+    rows = {"a": a, "b": b}
+    followed = await follow(start, tmp_path, regions(rows), [a, b])
+    await ask(followed)
+    await followed.rewrite(regions(rows, proxy={"shadow_policy": "gorgo-ms"}))
+    await ask(followed)
+    await followed.rewrite(regions(rows))
+    await ask(followed)
+    await followed.fleet.idle()
+    samples = list(followed.state.router.samples)
+    assert [sample.shadow_policy for sample in samples] == [None, "gorgo-ms", None]
+    assert samples[1].shadow_rank in (1, 2)
+
+
+async def test_policy_and_its_shadow_can_change_in_one_edit(start: Start, tmp_path: Path) -> None:
+    a = await start.replica(stream(delta("a"), DONE))
+    text = regions({"a": a}, proxy={"policy": "gorgo-ms", "shadow_policy": "gorgo-ms"})
+    followed = await follow(start, tmp_path, text, [a])
+    await followed.rewrite(regions({"a": a}, proxy={"policy": "gorgo", "shadow_policy": "gorgo"}))
+    router = followed.state.router
+    assert followed.count("applied") == 1
+    assert (router.policy.name, router.shadow and router.shadow.name, router.index.bounded) == ("gorgo", "gorgo", False)
+
+
+async def test_shadow_that_cannot_go_with_the_policy_is_a_refused_file(
+    start: Start, tmp_path: Path
+) -> None:
+    a = await start.replica(stream(delta("a"), DONE))
+    followed = await follow(start, tmp_path, regions({"a": a}), [a])
+    await followed.rewrite(regions({"a": a}, proxy={"policy": "gorgo", "shadow_policy": "gorgo-ms"}))
+    assert followed.count("refused") == 1
+    assert (followed.state.router.policy.name, followed.state.router.shadow) == ("round-robin", None)
+
+
+async def test_shadow_that_cannot_go_with_a_policy_set_live_is_left_out_and_told(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = await start.replica(stream(delta("a"), DONE))
+    followed = await follow(start, tmp_path, regions({"a": a}), [a])
+    followed.state.router.set_policy(make_policy("gorgo"), now=followed.state.clock())
+    with caplog.at_level(logging.INFO, logger="gorgo"):
+        await followed.rewrite(regions({"a": a}, proxy={"shadow_policy": "gorgo-ms"}))
+    assert [row["error"] for row in told(caplog, "shadow_not_set")] != []
+    assert followed.state.router.shadow is None
