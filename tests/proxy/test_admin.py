@@ -19,6 +19,8 @@ CALLS = [
     ("PUT", "/admin/weights"),
     ("GET", "/admin/policy"),
     ("PUT", "/admin/policy"),
+    ("POST", "/admin/freeze"),
+    ("POST", "/admin/thaw"),
     ("GET", "/admin/samples"),
     ("GET", "/admin/decisions/x"),
     ("POST", "/admin/replicas/r0/drain"),

@@ -17,11 +17,11 @@ from tests.proxy.raw import connected
 CHAT = "/v1/chat/completions"
 
 
-def checked(response: Any, status: int, code: str) -> dict[str, Any]:
+def checked(response: Any, status: int, code: str, *details: str) -> dict[str, Any]:
     """An OpenAI-shaped error with that status and code."""
     assert response.status_code == status
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", *details}
     assert error["code"] == code
     return dict(error)
 
