@@ -28,8 +28,10 @@ def twin(root: Path, *, extra: str, text: str = '"""New."""\n') -> Path:
     for path in ("gorgo/__init__.py", "tuner/__init__.py", "tuner/space.py", "gorgo/__main__.py", "gorgo/errors.py"):
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text("")
-    (root / "tuner" / "optimizers").mkdir()
-    (root / "tuner" / "optimizers" / "__init__.py").write_text("")
+    for part in ("optimizers", "campaign"):
+        (root / "tuner" / part).mkdir()
+        (root / "tuner" / part / "__init__.py").write_text("")
+    (root / "tuner" / "objective.py").write_text("")
     for layer in ("cli", "apps", "proxy", "sim", "policies", "engines", "config", "core"):
         (root / "gorgo" / layer).mkdir()
         (root / "gorgo" / layer / "__init__.py").write_text("")

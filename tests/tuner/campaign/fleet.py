@@ -1,0 +1,153 @@
+"""A proxy and its traffic as a few formulas: weights in, samples out, in virtual time.
+
+TTFT is log-normal around a median that depends on the weights, times noise that is common to all requests for a while
+(autocorrelated). E2E and the share of the nearest replica depend on the weights too, so that TTFT can be gained at
+their expense.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import exp, log
+
+import numpy as np
+
+from gorgo.core.weights import WeightSpec
+from tuner.campaign.actions import Action, Freeze, Generation, PutWeights, Record, RollBack, Stop
+from tuner.campaign.machine import Campaign
+from tuner.campaign.options import CampaignOptions
+from tuner.objective import Sample
+from tuner.optimizers.registry import make_optimizer
+from tuner.space import LogBox
+
+BOX = LogBox((WeightSpec("w_rtt", 0.5, 0.05, 2.0, "per ms"), WeightSpec("w_queue", 0.1, 0.05, 0.5, "per token")))
+START = {"w_rtt": 0.5, "w_queue": 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What weights do: factors on median TTFT and E2E, and the nearest replica's share of the requests."""
+
+    ttft: float = 1.0
+    e2e: float = 1.0
+    share: float = 0.4
+
+
+def nothing(weights: Mapping[str, float]) -> Effect:
+    return Effect()
+
+
+class Proxy:
+    """Routes `rate` requests a second under the weights last put, each put under a new version."""
+
+    def __init__(
+        self,
+        effect: Callable[[Mapping[str, float]], Effect] = nothing,
+        *,
+        seed: int = 0,
+        rate: float = 3.0,
+        common: float = 0.1,
+        ttft_ms: float = 400.0,
+    ) -> None:
+        self.effect, self.rate, self.common, self.ttft_ms = effect, rate, common, ttft_ms
+        self.rng = np.random.default_rng([seed, 99])
+        self.boot_id, self.version, self.seq, self.level = "boot-1", 1, 0, 0.0
+        self.weights: dict[str, float] = dict(START)
+        self.routed: Counter[tuple[float, ...]] = Counter()
+
+    def put(self, values: Mapping[str, float]) -> int:
+        self.weights, self.version = dict(values), self.version + 1
+        return self.version
+
+    def restart(self) -> None:
+        self.boot_id, self.version, self.seq, self.weights = self.boot_id + "x", 1, 0, dict(START)
+
+    def serve(self, start_s: float, seconds: float) -> list[Sample]:
+        """The requests of this stretch of time, finished."""
+        effect = self.effect(self.weights)
+        # An Ornstein-Uhlenbeck level with a memory of a minute: traffic that is heavier for a while.
+        keep = exp(-seconds / 60)
+        self.level = keep * self.level + self.common * (1 - keep**2) ** 0.5 * float(self.rng.standard_normal())
+        count = round(self.rate * seconds)
+        self.routed[tuple(self.weights[name] for name in START)] += count
+        return [self._sample(start_s + i / self.rate, effect) for i in range(count)]
+
+    def _sample(self, at_s: float, effect: Effect) -> Sample:
+        self.seq += 1
+        z, near = self.rng.standard_normal(2), self.rng.random() < effect.share
+        ttft_ms = self.ttft_ms * effect.ttft * exp(self.level + 0.5 * z[0])
+        e2e_s = 2.0 * effect.e2e * exp(self.level + 0.4 * z[1])
+        replica = "near" if near else f"far-{self.seq % 3}"
+        return Sample(self.seq, at_s, replica, self.version, ttft_ms, e2e_s, 12.0 * exp(0.2 * z[1]), 200)
+
+
+class Run:
+    """A campaign on such a proxy: carries its actions out and writes them down."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        options: CampaignOptions | None = None,
+        *,
+        optimizer: str = "es",
+        start: Mapping[str, float] = START,
+        box: LogBox = BOX,
+        seed: int = 0,
+    ) -> None:
+        self.proxy, self.now = proxy, 0.0
+        options = options or CampaignOptions()
+        proposer = make_optimizer(optimizer, box, start, np.random.default_rng([seed, 1]))
+        self.campaign = Campaign(box, proposer, options, start=start, rng=np.random.default_rng([seed, 2]))
+        self.actions: list[Action] = []
+        self.proxy.weights = dict(start)
+        self.do(self.campaign.begin(now=0.0))
+
+    @property
+    def rows(self) -> list[Generation]:
+        return [action.generation for action in self.actions if isinstance(action, Record)]
+
+    @property
+    def stopped(self) -> str | None:
+        return next((action.reason for action in self.actions if isinstance(action, Stop)), None)
+
+    def do(self, actions: list[Action]) -> None:
+        self.actions += actions
+        for action in actions:
+            if isinstance(action, PutWeights | RollBack):
+                version = self.proxy.put(action.values)
+                self.do(self.campaign.on_weights_applied(version, ticket=action.ticket, now=self.now))
+
+    def step(self, seconds: float = 5.0) -> None:
+        """A stretch of traffic, then one poll."""
+        samples = self.proxy.serve(self.now, seconds)
+        self.now += seconds
+        self.do(self.campaign.on_samples(samples, boot_id=self.proxy.boot_id, now=self.now))
+        self.do(self.campaign.on_time(now=self.now))
+
+    def until(self, done: Callable[[], object], *, at_most_s: float = 200_000.0) -> None:
+        while not done():
+            assert self.now < at_most_s, f"not after {self.now:g} s; last: {self.actions[-3:]}"
+            self.step()
+
+    def sentences(self) -> list[str]:
+        """What was done, in words."""
+        return [sentence(action) for action in self.actions]
+
+
+def sentence(action: Action) -> str:
+    if isinstance(action, PutWeights | RollBack):
+        what = "puts" if isinstance(action, PutWeights) else "rolls back to"
+        return f"{what} {' '.join(f'{value:.2g}' for value in action.values.values())}: {action.reason}"
+    if isinstance(action, Record):
+        row = action.generation
+        return f"records {row.number} {'accepted' if row.accepted else 'rejected'}: {row.reason}"
+    if isinstance(action, Freeze):
+        return f"freezes {' '.join(f'{value:.2g}' for value in action.values.values())}: {action.reason}"
+    return f"stops: {action.reason}" if isinstance(action, Stop) else f"waits until {action.until:g}"
+
+
+def bowl(weights: Mapping[str, float]) -> Effect:
+    """30 % slower per squared factor of e from (0.2, 0.3)."""
+    return Effect(ttft=1 + 0.3 * (log(weights["w_rtt"] / 0.2) ** 2 + log(weights["w_queue"] / 0.3) ** 2))

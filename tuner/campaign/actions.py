@@ -1,0 +1,86 @@
+"""What a campaign wants done: frozen records for its shell to carry out, in their order.
+
+Owns the records. The shell answers a `PutWeights` or `RollBack` with `Campaign.on_weights_applied` and its ticket; the
+others need no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PutWeights:
+    """Route by these weights from now on. All of the policy's weights, by name; `ticket` names this order."""
+
+    values: Mapping[str, float]
+    reason: str
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """The same, because what is in force does harm: before anything else, and worth a line in the history."""
+
+    values: Mapping[str, float]
+    reason: str
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One set of weights under test, and what became of it; the fields are the history's.
+
+    Number 0 is the start. `errors` counts failed requests; `objective_ms` is p95 TTFT. None is unknown.
+    """
+
+    number: int
+    started_s: float
+    finished_s: float
+    weights: Mapping[str, float]
+    weights_version: int | None
+    sigma: float | None
+    mode: str
+    optimizer: str
+    n: int
+    objective_ms: float | None
+    incumbent_objective_ms: float | None
+    e2e_s_p95: float | None
+    itl_ms_p95: float | None
+    errors: int
+    max_share: float | None
+    accepted: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Write this row, before what follows is done."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Pin these weights, which are in force by now."""
+
+    values: Mapping[str, float]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Call `on_time` then, if nothing happens before. Seconds of the clock that `now` comes from."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The campaign is over."""
+
+    reason: str
+
+
+Action = PutWeights | RollBack | Record | Freeze | Wait | Stop

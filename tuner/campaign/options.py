@@ -1,0 +1,128 @@
+"""What can be set about a campaign, with the reason for each default.
+
+Owns the numbers and their checks. Which weights move, and how far, is the box (`tuner.space.tuned_box`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+from gorgo.errors import TunerError
+from tuner.objective import HOP, WINDOW
+
+Mode = Literal["switchback", "guarded", "paper"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignOptions:
+    """How weight sets are compared, what is refused whatever it gains, and when to stop.
+
+    Parameters
+    ----------
+    mode:
+        `switchback`: blocks of minutes in random order and a sequential test; does not move unless a gain is shown.
+        `guarded`: one honest window against another. `paper`: rolling windows of mixed versions, as published.
+    window, hop:
+        Samples per window, and between two looks at it; the paper's.
+    guard:
+        Whether end-to-end time, gaps between tokens, errors and crowding can refuse a gain in TTFT. None is yes, except
+        in `paper`.
+    audit:
+        Whether a start that is not the policy's defaults has to stand against them first. Only with the guard.
+    warm_up_s:
+        After the start, a roll-back or a pause: caches and queues of the weights before have mostly passed.
+    block_s, discard_s:
+        Of the switchback: two minutes are some hundreds of requests; the first 30 s belong to the queues that the block
+        before left behind, and late answers to a block are waited for as long.
+    pairs:
+        At most, per candidate: 20 pairs of 2 x 120 s are 80 minutes.
+    harm_pairs:
+        From here on a candidate that looks worse by more than the margin is given up: it runs on half of the traffic.
+    futility_pairs:
+        From here on a candidate that is not even ahead is given up; costs power of a percent or less.
+    alpha:
+        Probability at most of accepting a candidate that is no better, over all looks at it.
+    min_block_samples:
+        The p95 of fewer is little more than their maximum.
+    max_voids:
+        Pairs without enough samples, in a row, until the campaign waits for traffic again.
+    window_timeout_s:
+        Of `guarded`: as long for a window that does not fill.
+    margin:
+        How much worse p95 E2E and p95 ITL may be than the incumbent's: a tenth.
+    max_share:
+        Of one replica, unless the incumbent gives it more. Three equal replicas have a third each.
+    hard_e2e_factor, hard_e2e_s:
+        Running p95 E2E above this many times the incumbent's, or above this many seconds, is rolled back at once. A
+        window of 128 varies by a third from chance, not by a factor of 3.
+    hard_errors:
+        The same for the share of failed requests.
+    saturated_ttft_ms, saturated_share:
+        The fleet is saturated while more than this share waits longer than this for its first token. No round trip and
+        no prefill takes 5 s (24,000 tokens on two L40S take 2): it is the line, which no weight removes.
+    patience_s:
+        Saturated for so long: weights that are not the defaults are blamed and left; the defaults stop the campaign.
+    max_generations, budget_s:
+        When to stop whatever happens.
+    freeze_at_end:
+        Pin the incumbent when the campaign stops.
+
+    Raises `TunerError` for a value that cannot be.
+    """
+
+    mode: Mode = "switchback"
+    window: int = WINDOW
+    hop: int = HOP
+    guard: bool | None = None
+    audit: bool = True
+    warm_up_s: float = 60.0
+    block_s: float = 120.0
+    discard_s: float = 30.0
+    pairs: int = 20
+    harm_pairs: int = 3
+    futility_pairs: int = 8
+    alpha: float = 0.05
+    min_block_samples: int = 30
+    max_voids: int = 5
+    window_timeout_s: float = 1800.0
+    margin: float = 0.10
+    max_share: float = 0.8
+    hard_e2e_factor: float = 3.0
+    hard_e2e_s: float | None = None
+    hard_errors: float = 0.05
+    saturated_ttft_ms: float = 5000.0
+    saturated_share: float = 0.25
+    patience_s: float = 1800.0
+    max_generations: int = 100
+    budget_s: float | None = None
+    freeze_at_end: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise TunerError(f"mode is {self.mode!r}; expected one of {', '.join(get_args(Mode))}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                _check(field.name, value)
+        if self.discard_s >= self.block_s:
+            raise TunerError(f"discard_s is {self.discard_s:g} of blocks of {self.block_s:g} s; expected less")
+        if self.hop > self.window:
+            raise TunerError(f"hop is {self.hop} of a window of {self.window}; expected no more")
+
+    @property
+    def guarded(self) -> bool:
+        return self.mode != "paper" if self.guard is None else self.guard
+
+
+#: Times and counts that may be 0; all other numbers must be above it.
+_MAY_BE_0 = {"warm_up_s", "discard_s", "margin"}
+#: Shares of something: at most 1.
+_SHARES = {"alpha", "max_share", "hard_errors", "saturated_share"}
+
+
+def _check(name: str, value: float) -> None:
+    low_enough = value <= 1 if name in _SHARES else value < float("inf")
+    if not low_enough or not (value >= 0 if name in _MAY_BE_0 else value > 0):
+        expected = "a share above 0, at most 1" if name in _SHARES else "a finite number above 0"
+        raise TunerError(f"{name} is {value!r}; expected {'0 or ' if name in _MAY_BE_0 else ''}{expected}")

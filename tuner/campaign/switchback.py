@@ -1,0 +1,178 @@
+"""Time switchback: two weight sets take turns on the whole fleet, in blocks of minutes and in random order.
+
+Owns the calendar: whose block it is, what belongs to it, when it is scored. What the scores mean is `judge`'s.
+
+Theory of operation: weights change what *other* requests meet, so they cannot be compared per request or per session:
+the selfish arm would look better. All traffic goes to one arm for a block. Blocks come in pairs, one of each arm, and a
+coin says which goes first. Every block has its own weights version; a block's first request tells when it began in the
+proxy's clock, and whatever arrives in the `discard_s` after that is left out, because it meets the queues of the block
+before. A pair is scored `discard_s` after its end, so that slow answers still count; meanwhile the next pair has begun.
+A pair in which samples were lost, or that has too few, is void, and drawn again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gorgo.errors import TunerError
+from tuner.campaign.guard import Watch
+from tuner.campaign.judge import Judge, Pair, pooled
+from tuner.campaign.options import CampaignOptions
+from tuner.campaign.trial import Abandon, Arm, Outcome, Verdict
+from tuner.objective import Figures, Sample, figures
+
+#: Samples kept of one block: 150 requests a second for two minutes. More change its p95 by nothing.
+MAX_BLOCK_SAMPLES = 20_000
+
+
+@dataclass(slots=True)
+class Block:
+    """One arm's turn. `version` and `began_s` are unknown until its weights are in force."""
+
+    arm: Arm
+    version: int | None = None
+    began_s: float | None = None
+    first_arrival_s: float | None = None
+    samples: list[Sample] = field(default_factory=list)
+
+    def add(self, sample: Sample) -> None:
+        if self.first_arrival_s is None or sample.arrived_s < self.first_arrival_s:
+            self.first_arrival_s = sample.arrived_s
+        if len(self.samples) < MAX_BLOCK_SAMPLES:
+            self.samples.append(sample)
+
+    def figures(self, discard_s: float) -> Figures:
+        start = (self.first_arrival_s or 0.0) + discard_s
+        return figures(sample for sample in self.samples if sample.arrived_s >= start)
+
+
+class Switchback:
+    """A trial by switchback.
+
+    Parameters
+    ----------
+    options:
+        Lengths, number of pairs, error rate.
+    rng:
+        For the order in each pair, and once for the test's seed.
+    reference:
+        The incumbent's figures, for hard bounds until there are blocks of it. None in an audit.
+    audit:
+        Whether the offspring is a start that has to stand against the defaults.
+    """
+
+    def __init__(
+        self, options: CampaignOptions, rng: np.random.Generator, reference: Figures | None, *, audit: bool = False
+    ) -> None:
+        self._options, self._rng, self._audit = options, rng, audit
+        self._watch = Watch(options, reference) if options.guarded else None
+        self._set_seed(int(rng.integers(2**31)))
+        self.pairs: list[Pair] = []
+        self.turn = 0
+        self.offspring_version: int | None = None
+        self._voids = 0
+        self._settling: tuple[list[Block], float] | None = None
+        self._open_pair()
+
+    @property
+    def arm(self) -> Arm:
+        return self._block.arm
+
+    def began(self, version: int, *, now: float) -> None:
+        self._block.version, self._block.began_s = version, now
+        if self.arm == "offspring":
+            self.offspring_version = version
+
+    def on_samples(self, samples: Iterable[Sample], *, now: float) -> Outcome:
+        for sample in samples:
+            block = self._block_of(sample)
+            if block is None:
+                continue
+            block.add(sample)
+            reason = self._watch.add(sample) if self._watch and block.arm == "offspring" else None
+            if reason:
+                return self._breached(reason)
+        return self.on_time(now=now)
+
+    def on_time(self, *, now: float) -> Outcome:
+        outcome = self._settle() if self._settling and now >= self._settling[1] else None
+        if outcome is None and self._block.began_s is not None and now >= self._block.began_s + self._options.block_s:
+            self._next_block(now)
+        return outcome
+
+    def void(self) -> None:
+        if self._watch:
+            self._watch.clear()
+        self._settling = None
+        self._open_pair()
+
+    def next_time(self) -> float | None:
+        times = [] if self._settling is None else [self._settling[1]]
+        if self._block.began_s is not None:
+            times.append(self._block.began_s + self._options.block_s)
+        return min(times, default=None)
+
+    def state(self) -> dict[str, Any]:
+        return {"seed": self._seed, "pairs": [pair.as_json() for pair in self.pairs]}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        try:
+            self._set_seed(int(state["seed"]))
+            self.pairs = [Pair.from_json(row) for row in state["pairs"]]
+        except (LookupError, TypeError, ValueError) as error:
+            raise TunerError(f"saved state of a switchback is damaged: {error!r}") from error
+
+    # -- the calendar
+
+    @property
+    def _block(self) -> Block:
+        return self._blocks[-1]
+
+    def _set_seed(self, seed: int) -> None:
+        self._seed = seed
+        self._judge = Judge(self._options, seed, audit=self._audit)
+
+    def _open_pair(self) -> None:
+        first: Arm = "offspring" if self._rng.random() < 0.5 else "incumbent"
+        self._open([], first)
+
+    def _open(self, before: list[Block], arm: Arm) -> None:
+        self._blocks = [*before, Block(arm)]
+        self.turn += 1
+
+    def _next_block(self, now: float) -> None:
+        if len(self._blocks) == 1:
+            self._open(self._blocks, "incumbent" if self.arm == "offspring" else "offspring")
+            return
+        self._settling = (self._blocks, now + self._options.discard_s)
+        self._open_pair()
+
+    def _block_of(self, sample: Sample) -> Block | None:
+        waiting = self._settling[0] if self._settling else []
+        return next((block for block in (*self._blocks, *waiting) if block.version == sample.weights_version), None)
+
+    # -- scores
+
+    def _settle(self) -> Outcome:
+        assert self._settling is not None, "called when there is something to settle"
+        blocks, self._settling = self._settling[0], None
+        scores = {block.arm: block.figures(self._options.discard_s) for block in blocks}
+        least = min(score.n for score in scores.values())
+        if least < self._options.min_block_samples or any(not score.ttft_ms_p95 for score in scores.values()):
+            self._voids += 1
+            too_few = f"{least} samples in a block, {self._options.min_block_samples} are needed"
+            return Abandon(too_few) if self._voids >= self._options.max_voids else None
+        self._voids = 0
+        self.pairs.append(Pair(scores["incumbent"], scores["offspring"]))
+        if self._watch:
+            self._watch.reference = pooled([pair.incumbent for pair in self.pairs])
+        return self._judge.verdict(self.pairs)
+
+    def _breached(self, reason: str) -> Verdict:
+        mine = [block for block in self._blocks if block.arm == "offspring"]
+        found = figures(sample for block in mine for sample in block.samples)
+        return Verdict(False, reason, found.ttft_ms_p95, figures=found, refused=True, breach=True)

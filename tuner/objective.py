@@ -1,0 +1,199 @@
+"""What a set of weights is judged by: windows of finished requests, and the figures of a window.
+
+Owns the tuner's view of a sample, which samples are new, and quantiles. Which window decides what is the campaign's.
+
+Theory of operation: a sample counts for the weights it was *routed* under, whenever it finished. The objective is the
+p95 of TTFT; a request that never had a first token has none, and shows up among the errors instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gorgo.errors import TunerError
+
+#: The paper's window: samples scored for one candidate, and how many more until it is scored again.
+WINDOW = 128
+HOP = 32
+#: Of HTTP: what the fleet did wrong. 408, 413 and the like are the client's; 499 before any content is a client that
+#: would wait no longer.
+OVERLOADED = 429
+GONE = 499
+SERVER_ERROR = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One finished request, as far as the tuner looks at it; `None` is unknown.
+
+    `arrived_s` is when it was received, by the proxy's clock: only differences mean anything. TTFT and ITL in
+    milliseconds as they come from the proxy.
+    """
+
+    seq: int
+    arrived_s: float
+    replica: str
+    weights_version: int
+    ttft_ms: float | None
+    e2e_s: float
+    itl_ms_p95: float | None
+    status: int
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Sample:
+        """A row of `GET /admin/samples`. Raises `TunerError` that names what is missing or no number."""
+        try:
+            return cls(
+                seq=int(row["seq"]),
+                arrived_s=float(row["finished_s"]) - float(row["e2e_s"]),
+                replica=str(row["replica"]),
+                weights_version=int(row["weights_version"]),
+                ttft_ms=_known(row["ttft_ms"]),
+                e2e_s=float(row["e2e_s"]),
+                itl_ms_p95=_known(row["itl_ms_p95"]),
+                status=int(row["status"]),
+            )
+        except (LookupError, TypeError, ValueError) as error:
+            raise TunerError(
+                f"sample {row.get('seq')!r}: {error!r}; is this a gorgo proxy of the same version?"
+            ) from None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the fleet failed this request: a server's error, a refusal for load, or a client tired of waiting."""
+        return self.status >= SERVER_ERROR or self.status == OVERLOADED or (self.status == GONE and not self.ttft_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A window in numbers; None where no sample has the figure.
+
+    `errors` are failed requests, `max_share` the largest share of one replica in all of them.
+    """
+
+    n: int
+    ttft_ms_p95: float | None
+    e2e_s_p95: float | None
+    itl_ms_p95: float | None
+    errors: int
+    max_share: float | None
+
+    @property
+    def error_share(self) -> float:
+        return self.errors / self.n if self.n else 0.0
+
+
+def figures(samples: Iterable[Sample]) -> Figures:
+    """The figures of a window.
+
+    Quantiles are numpy's default, linear between the two nearest ranks: at p95 of 128, the 121st and 122nd. E2E and ITL
+    are over requests that did not fail; ITL is the p95 over requests of each one's own p95.
+    """
+    window = list(samples)
+    served = [sample for sample in window if not sample.failed]
+    replicas = Counter(sample.replica for sample in window)
+    return Figures(
+        n=len(window),
+        ttft_ms_p95=_p95(sample.ttft_ms for sample in window),
+        e2e_s_p95=_p95(sample.e2e_s for sample in served),
+        itl_ms_p95=_p95(sample.itl_ms_p95 for sample in served),
+        errors=len(window) - len(served),
+        max_share=max(replicas.values()) / len(window) if window else None,
+    )
+
+
+class RollingWindow:
+    """The newest samples, scored at every hop once it is full.
+
+    Example
+    -------
+    >>> window = RollingWindow(size=4, hop=2)
+    >>> sample = Sample(1, 0.0, "a", 1, 250.0, 1.0, None, 200)
+    >>> [window.add(sample) for _ in range(8)]
+    [False, False, False, True, False, True, False, True]
+    >>> window.figures().ttft_ms_p95
+    250.0
+    """
+
+    def __init__(self, size: int = WINDOW, hop: int = HOP) -> None:
+        self.size, self.hop = size, hop
+        self._samples: deque[Sample] = deque(maxlen=size)
+        self._until_hop = size
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def full(self) -> bool:
+        return len(self._samples) == self.size
+
+    def add(self, sample: Sample) -> bool:
+        """Whether this one completes a hop of a full window."""
+        self._samples.append(sample)
+        self._until_hop -= 1
+        if self._until_hop > 0:
+            return False
+        self._until_hop = self.hop
+        return True
+
+    def figures(self) -> Figures:
+        return figures(self._samples)
+
+    def clear(self) -> None:
+        self._samples.clear()
+        self._until_hop = self.size
+
+    def share_slower_than(self, ttft_ms: float) -> float:
+        """Share of the window whose first token took longer or never came; 0 when it is empty."""
+        slow = sum(1 for sample in self._samples if sample.ttft_ms is None or sample.ttft_ms > ttft_ms)
+        return slow / len(self._samples) if self._samples else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was new in a batch; `restarted` and `gap` say that samples before it are of no use together with it."""
+
+    samples: tuple[Sample, ...]
+    restarted: bool
+    gap: bool
+
+
+class Inbox:
+    """Takes each sample once, by the proxy's run and its number there, and sees what is missing.
+
+    State is two values, so that a tuner that was killed goes on where it was: `cursor` is the last sample taken.
+    """
+
+    def __init__(self, boot_id: str | None = None, last_seq: int = 0) -> None:
+        self.boot_id = boot_id
+        self.last_seq = last_seq
+
+    def take(self, boot_id: str, batch: Sequence[Sample]) -> Taken:
+        """Samples of `batch` that were not taken yet, oldest first.
+
+        The first contact ever takes what there is: nothing before it was asked for.
+        """
+        restarted = self.boot_id is not None and boot_id != self.boot_id
+        first_contact = self.boot_id is None
+        if restarted or first_contact:
+            self.boot_id, self.last_seq = boot_id, 0
+        fresh = {sample.seq: sample for sample in batch if sample.seq > self.last_seq}
+        new = [fresh[seq] for seq in sorted(fresh)]
+        gap = bool(new) and not first_contact and not restarted and new[-1].seq - self.last_seq > len(new)
+        if new:
+            self.last_seq = new[-1].seq
+        return Taken(tuple(new), restarted, gap)
+
+
+def _known(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _p95(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.quantile(known, 0.95)) if known else None
