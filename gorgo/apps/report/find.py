@@ -80,17 +80,15 @@ def _runs(results: Sequence[Path], reader: _Reader) -> tuple[list[Run], list[str
     for path in sorted(results, key=lambda path: (-len(path.parts), path.parts)):
         rows = read_results(path)
         requests = _requests_beside(path, rows, reader, left_out)
-        for row, scenario in rows:
-            key = f"{scenario} {rows_as_json([row])}"
+        for row in rows:
+            key = rows_as_json([row])
             if not any(path.parent in folder.parents for folder in folders.get(key, ())):
                 folders.setdefault(key, set()).add(path.parent)
-                runs.append(Run(row, requests, scenario))
+                runs.append(Run(row, requests))
     return runs, left_out
 
 
-def _requests_beside(
-    path: Path, rows: Sequence[tuple[ResultRow, str | None]], reader: _Reader, left_out: list[str]
-) -> Requests | None:
+def _requests_beside(path: Path, rows: Sequence[ResultRow], reader: _Reader, left_out: list[str]) -> Requests | None:
     beside = path.parent / REQUESTS
     if not beside.exists():
         return None
@@ -98,7 +96,7 @@ def _requests_beside(
         left_out.append(f"{beside}: {len(rows)} rows in the {RESULTS} beside it, so it belongs to none of them")
         return None
     requests = reader.read(beside)
-    _check_same_run(beside, requests, rows[0][0])
+    _check_same_run(beside, requests, rows[0])
     return requests
 
 

@@ -13,8 +13,8 @@ from gorgo.errors import ReportError
 SOURCES = ("simulated", "live")
 
 
-def read_results(path: Path) -> list[tuple[ResultRow, str | None]]:
-    """Every row with its scenario, if it names one. Raises `ReportError` naming file, row, key and expectation."""
+def read_results(path: Path) -> list[ResultRow]:
+    """Every row. Raises `ReportError` naming file, row, key and expectation."""
     return [_row(Place.of(f"{path}, row {number}", value)) for number, value in enumerate(_list(path), start=1)]
 
 
@@ -33,14 +33,14 @@ def _list(path: Path, under: str | None = None) -> list[object]:
     return value
 
 
-def _row(place: Place) -> tuple[ResultRow, str | None]:
+def _row(place: Place) -> ResultRow:
     time_scale = place.number("time_scale")
     if time_scale <= 0:
         place.fail("time_scale", "a number greater than 0")
     source = place.text("source")
     if source not in SOURCES:
         place.fail("source", f"one of {', '.join(SOURCES)}")
-    row = ResultRow(
+    return ResultRow(
         trace=place.text("trace"),
         time_scale=time_scale,
         policy=place.maybe_text("policy"),
@@ -58,7 +58,6 @@ def _row(place: Place) -> tuple[ResultRow, str | None]:
         prediction_error_ms=_spread(place, "prediction_error_ms", p99=False),
         slip_ms_p95=place.maybe_number("slip_ms_p95"),
     )
-    return row, place.maybe_text("scenario") if "scenario" in place.values else None
 
 
 def _spread(place: Place, key: str, *, p99: bool = True) -> Spread:

@@ -1,7 +1,8 @@
 """What was read, in the form that tables, plots and sentences share.
 
 A **run** is one result row with the requests behind it. A **cell** is all runs of one policy at one load, one per seed.
-A **comparison** is what may stand in one table: one trace, one source (simulated or live), one scenario.
+A **comparison** is what may stand in one table: one trace (whose name has
+the scenario of a simulation, if any) and one source, simulated or live.
 """
 
 from __future__ import annotations
@@ -51,7 +52,6 @@ class Run:
 
     row: ResultRow
     requests: Requests | None = None
-    scenario: str | None = None
     repetition: int = 0
 
     @property
@@ -89,11 +89,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs on one trace, in one kind of time, under one scenario."""
+    """All runs on one trace, in one kind of time."""
 
     trace: str
     source: str
-    scenario: str | None
     #: time_scale to its cells, highest load (least time_scale) last; cells in the order of POLICIES, yardsticks last.
     loads: Mapping[float, tuple[Cell, ...]]
 
@@ -141,13 +140,10 @@ class Found:
 
 def compare(runs: Sequence[Run], *, order: Sequence[str]) -> tuple[Comparison, ...]:
     """Sorts runs into comparisons. `order` is that of the policies; others follow by name, yardsticks last."""
-    groups: dict[tuple[str, str, str], list[Run]] = {}
+    groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.row.trace, run.row.source, run.scenario or ""), []).append(run)
-    return tuple(
-        Comparison(trace, source, scenario or None, _loads(groups[trace, source, scenario], order))
-        for trace, source, scenario in sorted(groups)
-    )
+        groups.setdefault((run.row.trace, run.row.source), []).append(run)
+    return tuple(Comparison(trace, source, _loads(groups[trace, source], order)) for trace, source in sorted(groups))
 
 
 def _loads(runs: Sequence[Run], order: Sequence[str]) -> dict[float, tuple[Cell, ...]]:
@@ -171,7 +167,7 @@ def _cell(label: str, runs: Sequence[Run]) -> Cell:
     for run in runs:
         repetition = seen.get(run.row.seed, 0)
         seen[run.row.seed] = repetition + 1
-        numbered.append(Run(run.row, run.requests, run.scenario, repetition))
+        numbered.append(Run(run.row, run.requests, repetition))
     return Cell(label, runs[0].row.policy or label, tuple(numbered))
 
 

@@ -79,8 +79,7 @@ def comparison_section(comparison: Comparison, key: str) -> Section:
 
 def title_of(comparison: Comparison) -> str:
     """As in `chat-small.jsonl.gz, simulated`."""
-    scenario = f", scenario {comparison.scenario}" if comparison.scenario else ""
-    return f"{comparison.trace}{scenario}, {comparison.source}"
+    return f"{comparison.trace}, {comparison.source}"
 
 
 def headline(comparison: Comparison) -> list[str]:

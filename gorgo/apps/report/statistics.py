@@ -1,25 +1,18 @@
-"""Means over seeds, ratios of runs that had the same chance, quantiles to draw.
+"""Measures, means over seeds, ratios of runs that had the same chance, quantiles to draw.
 
-A ratio is a geometric mean over pairs of runs with the same seed; its interval is Student's, on the logarithms. Common
-random numbers make the pairs alike, so that the interval is far narrower than that of either mean.
+Owns which runs are a pair: same seed, same repetition of it. The arithmetic of a ratio is `simulate.compare`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
 
 import numpy as np
 
 from gorgo.apps.report.runs import BASELINES, Cell, Floats
 from gorgo.apps.results import ResultRow
-
-#: Student's t at 97.5 % for 1, 2, ... degrees of freedom; beyond the table a bound that is a little too wide.
-T_975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+from gorgo.apps.simulate.compare import Ratio, ratio_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +58,11 @@ def means(cells: Sequence[Cell], measure: Measure) -> dict[str, float]:
     return {cell.label: value for cell in cells if (value := mean(cell, measure)) is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Geometric mean of `pairs` ratios with its 95 % interval; no interval of fewer than two."""
-
-    value: float
-    low: float | None
-    high: float | None
-    pairs: int
-
-
 def ratio(cell: Cell, to: Cell, measure: Measure) -> Ratio | None:
     """Of runs with the same seed; None if no pair knows the measure (or it is 0, which has no ratio)."""
     others = {run.pair: measure.value(run.row) for run in to.runs}
-    logs = [
-        log(mine / other) for run in cell.runs if (mine := measure.value(run.row)) and (other := others.get(run.pair))
-    ]
-    if not logs:
-        return None
-    middle = sum(logs) / len(logs)
-    if len(logs) == 1:
-        return Ratio(exp(middle), None, None, 1)
-    spread = sqrt(sum((value - middle) ** 2 for value in logs) / (len(logs) - 1) / len(logs))
-    half = T_975[min(len(logs) - 1, len(T_975)) - 1] * spread
-    return Ratio(exp(middle), exp(middle - half), exp(middle + half), len(logs))
+    pairs = [(measure.value(run.row), others.get(run.pair)) for run in cell.runs]
+    return ratio_of([(mine, other) for mine, other in pairs if mine is not None and other is not None])
 
 
 def best_baseline(cells: Sequence[Cell], measure: Measure) -> Cell | None:

@@ -19,13 +19,13 @@ from gorgo.apps.report.statistics import (
     TTFT_P95,
     TTFT_P99,
     Measure,
-    Ratio,
     best_baseline,
     mean,
     means,
     ratio,
 )
 from gorgo.apps.report.words import counted, listed
+from gorgo.apps.simulate.compare import Ratio
 
 #: Rows of one table: more are not read by anybody, and results.json has them.
 MAX_ROWS = 200

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from gorgo.apps.report.runs import Cell, Comparison, Generation
-from gorgo.apps.report.statistics import Measure, Ratio, best_baseline, mean, means, ratio
+from gorgo.apps.report.statistics import Measure, best_baseline, mean, means, ratio
+from gorgo.apps.simulate.compare import Ratio
 
 #: Loads named one by one in a sentence; more are counted.
 MAX_NAMED = 6
@@ -146,7 +147,7 @@ def _verdict(policy: str, measure: Measure, ratios: Sequence[Ratio]) -> str:
     lower = sum(one.high is not None and one.high < 1 for one in ratios)
     higher = sum(one.low is not None and one.low > 1 for one in ratios)
     open_ = len(ratios) - lower - higher
-    pairs = sorted({one.pairs for one in ratios})
+    pairs = sorted({one.n for one in ratios})
     seeds = f"{pairs[0]}" if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
     return (
         f"{policy} against the best of the paper's baselines in {measure.name}: shown lower at {lower} of "

@@ -34,7 +34,7 @@ def test_a_ratio_is_a_geometric_mean_over_seeds_with_student_s_interval() -> Non
 def test_seeds_that_only_one_side_has_do_not_count() -> None:
     found = ratio(cell("a", 100.0, None, 90.0), cell("b", 200.0, 50.0), TTFT_P95)
     assert found is not None
-    assert (found.pairs, found.value, found.low) == (1, 0.5, None)
+    assert (found.n, found.value, found.low) == (1, 0.5, None)
     assert ratio(cell("a", None), cell("b", 1.0), TTFT_P95) is None
 
 

@@ -38,7 +38,7 @@ def comparison(policies: dict[str, list[float]], *, time_scale: float = 1.0) -> 
         )
         for name, values in policies.items()
     )
-    return Comparison("small.jsonl", "simulated", None, {time_scale: cells})
+    return Comparison("small.jsonl", "simulated", {time_scale: cells})
 
 
 @given(figures)
@@ -128,7 +128,7 @@ def test_who_leans_on_one_replica_is_named_with_the_replica() -> None:
         Cell(name, name, (Run(row(made, name, share=share)),))
         for name, share in {"a": {"us": 0.9, "eu": 0.1}, "b": {"us": 0.45, "eu": 0.55}}.items()
     )
-    assert words.spread_of_load(Comparison("t", "live", None, {2.0: cells})) == (
+    assert words.spread_of_load(Comparison("t", "live", {2.0: cells})) == (
         "a leans most on one replica: 90% of its requests go to us at time_scale 2; "
         "b is the most even, with 55% at most at time_scale 2."
     )
