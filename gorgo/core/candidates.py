@@ -138,6 +138,14 @@ class Candidates:
         return self.columns.connect_trips if self.whole else self._gather("connect_trips")
 
     @property
+    def pace_bytes(self) -> Floats:
+        return self.columns.pace_bytes if self.whole else self._gather("pace_bytes")
+
+    @property
+    def burst_bytes(self) -> Floats:
+        return self.columns.burst_bytes if self.whole else self._gather("burst_bytes")
+
+    @property
     def salt(self) -> NDArray[np.uint64]:
         return self.columns.salt if self.whole else self.columns.salt[self.slots]
 

@@ -28,6 +28,8 @@ _EMPTY: Mapping[str, float] = {
     "due_s": inf,
     "waiting_prefill_s": 0.0,
     "connect_trips": 1.0,
+    "pace_bytes": inf,
+    "burst_bytes": inf,
     "salt": 0,
 }
 
@@ -69,6 +71,9 @@ class Columns:
     receive_bytes: Floats
     sent_s: Floats
     connect_trips: Floats
+    #: How its sender spreads a flight: so much per round trip (infinite where it does not pace) after a first burst.
+    pace_bytes: Floats
+    burst_bytes: Floats
     #: A fixed 64-bit hash of the replica's name, for rendezvous hashing.
     salt: NDArray[np.uint64]
 

@@ -213,10 +213,7 @@ class Fleet:
         Whether that one will pace is told by the last one that was open: they have the same kernel.
         """
         columns, slot = self.columns, member.slot
-        if connection is not None:
-            pacing = connection.pacing
-        else:
-            pacing = Pacing() if columns.pace_bytes[slot] < inf else None
+        pacing = self._pacing(slot) and Pacing() if connection is None else connection.pacing
         columns.pace_bytes[slot], columns.burst_bytes[slot] = (inf, inf) if pacing is None else pacing
         columns.congestion_bytes[slot] = 0.0 if connection is None else connection.windows.congestion
         columns.receive_bytes[slot] = RECEIVE_WINDOW_BYTES if connection is None else connection.windows.receive
@@ -225,15 +222,19 @@ class Fleet:
     def arrives_s(self, member: Member, body_bytes: int, *, now: float) -> float:
         """When a request dispatched now has reached the member's engine."""
         columns, slot, one_way_s = self.columns, member.slot, self.one_way_s(member)
-        congestion = float(columns.congestion_bytes[slot])
+        congestion, pacing = float(columns.congestion_bytes[slot]), self._pacing(slot)
         if congestion == 0.0:
-            trips = flights(body_bytes, Windows())[0] + float(columns.connect_trips[slot])
-        elif body_bytes <= INITIAL_WINDOW_BYTES or congestion != congestion:
+            trips = trips_of_one(body_bytes, Windows(), pacing) + float(columns.connect_trips[slot])
+        elif (body_bytes <= INITIAL_WINDOW_BYTES and pacing is None) or congestion != congestion:
             trips = 1.0
         else:
             left = congestion_now(congestion, now - float(columns.sent_s[slot]), 2.0 * one_way_s)
-            trips = flights(body_bytes, Windows(left, float(columns.receive_bytes[slot])))[0]
+            trips = trips_of_one(body_bytes, Windows(left, float(columns.receive_bytes[slot])), pacing)
         return now + one_way_s * (2.0 * trips - 1.0)
+
+    def _pacing(self, slot: int) -> Pacing | None:
+        pace = float(self.columns.pace_bytes[slot])
+        return Pacing(pace, float(self.columns.burst_bytes[slot])) if pace < inf else None
 
     def one_way_s(self, member: Member) -> float:
         """Half a round trip; 0 while it is unknown, because a clock needs a number."""

@@ -114,8 +114,8 @@ class GorgoMs:
 
 def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floats | None:
     """Round trips until the first byte of an answer that takes no time; `None` if it is one everywhere."""
-    congestion = candidates.congestion_bytes
-    if one_trip_each(request.body_bytes, congestion):
+    congestion, pace = candidates.congestion_bytes, candidates.pace_bytes
+    if one_trip_each(request.body_bytes, congestion, pace):
         return None
     return round_trips(
         request.body_bytes,
@@ -124,6 +124,8 @@ def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floa
         idle_s=candidates.now - candidates.sent_s,
         rtt_s=rtt_s,
         connect=candidates.connect_trips,
+        pace=pace,
+        burst=candidates.burst_bytes,
     )
 
 

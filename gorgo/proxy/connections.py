@@ -1,8 +1,8 @@
 """Which kept connection to a replica the next request takes, and how much it can carry at once.
 
 Owns the mirror of the pool: what is idle, in the order in which the pool hands it out, and for each connection the
-windows that its requests have opened (`core.path`). Opens and closes nothing. The kernel knows its own window exactly,
-but not what a simulated path makes of it, and the model's counts are the kernel's; so nothing is asked of a socket.
+windows that its requests have opened (`core.path`). Opens and closes nothing. Where a connection's sender paces, its
+kernel is asked instead when the connection is given back (`tcp_info`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from gorgo.core.path import Windows, congestion_now, flights
+from gorgo.core.path import Pacing, Windows, congestion_now, flights
 
 _SETTINGS = Path("/proc/sys/net/ipv4")
 #: For the kernel's retransmission time-out, which is 0.2 to 0.4 s on any path: what it does differs for a second only.
 _TYPICAL_RTT_S = 0.1
 
-#: Told of each change: the windows of the next connection and how long ago it last sent something, s; `None` where it
-#: has yet to be opened. Idle time is below 0 where idling costs nothing.
-Told = Callable[[tuple[Windows, float] | None], None]
+
+class NextConnection(NamedTuple):
+    """The idle connection that the next request takes."""
+
+    windows: Windows
+    #: How long ago it last sent something, s; below 0 where idling costs nothing.
+    idle_s: float
+    pacing: Pacing | None = None
+
+
+#: Told of each change: the next connection, `None` where it has yet to be opened.
+Told = Callable[[NextConnection | None], None]
 
 
 class Link(Protocol):
@@ -32,10 +41,18 @@ class Link(Protocol):
     def is_connected(self) -> bool: ...
 
 
+#: What the kernel tells of a connection whose sender paces.
+Look = Callable[[Link], tuple[Windows, Pacing] | None]
+
+
 @dataclass(slots=True)
 class _Sent:
     windows: Windows
     last_s: float
+    #: Not known before the kernel was asked.
+    may_pace: bool = True
+    #: `None` where its sender does not pace, and while it is in use.
+    pacing: Pacing | None = None
 
 
 class KeptConnections:
@@ -47,13 +64,23 @@ class KeptConnections:
         How long the pool keeps an idle one.
     idling_shrinks:
         Whether the kernel takes an idle connection's window away (`idling_shrinks`).
+    look:
+        Asks the kernel for what it tells of a connection whose sender paces. Without it none does.
     clock:
         Monotonic seconds.
     """
 
-    def __init__(self, *, keep_s: float, idling_shrinks: bool, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        keep_s: float,
+        idling_shrinks: bool,
+        look: Look = lambda _: None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._keep_s = keep_s
         self._shrinks = idling_shrinks
+        self._look = look
         self._clock = clock
         self._sent: WeakKeyDictionary[Link, _Sent] = WeakKeyDictionary()
         #: When each idle one was given back; the pool hands out the last.
@@ -69,20 +96,29 @@ class KeptConnections:
         if sent is not None and self._shrinks:
             left = congestion_now(windows.congestion, now - sent.last_s, _TYPICAL_RTT_S)
             windows = windows._replace(congestion=left)
-        self._sent[link] = _Sent(flights(body_bytes, windows)[1], now)
+        may_pace = sent is None or sent.may_pace
+        self._sent[link] = _Sent(flights(body_bytes, windows)[1], now, may_pace)
         self.tell()
         return sent is not None
 
     def given_back(self, link: Link) -> None:
         """`link` is idle, or closed."""
         self._idle[link] = self._clock()
+        sent = self._sent[link]
+        if not sent.may_pace:
+            return
+        found = self._look(link)
+        if found is None:
+            sent.may_pace = False
+        else:
+            sent.windows, sent.pacing = found
 
     def tell(self) -> None:
         if self.told is not None:
             self.told(self.next())
 
-    def next(self) -> tuple[Windows, float] | None:
-        """Windows and idle time of the connection that the next request takes, `None` if it has to open one."""
+    def next(self) -> NextConnection | None:
+        """The connection that the next request takes, `None` if it has to open one."""
         now = self._clock()
         while self._idle and now - next(iter(self._idle.values())) > self._keep_s:
             self._idle.popitem(last=False)
@@ -90,7 +126,8 @@ class KeptConnections:
             link = next(reversed(self._idle))
             if link.is_connected():
                 sent = self._sent[link]
-                return sent.windows, now - sent.last_s if self._shrinks else float("-inf")
+                shrinks = self._shrinks and sent.pacing is None
+                return NextConnection(sent.windows, now - sent.last_s if shrinks else float("-inf"), sent.pacing)
             del self._idle[link]
         return None
 
@@ -101,10 +138,8 @@ class KeptConnections:
 
 
 def idling_shrinks(settings: Path = _SETTINGS) -> bool:
-    """Whether this kernel starts an idle connection over: not with the sysctl off, nor under BBR. Unknown is yes."""
+    """Whether this kernel starts an idle connection over, if its sender does not pace: not with the sysctl off."""
     try:
-        restarts = (settings / "tcp_slow_start_after_idle").read_text().strip() != "0"
-        control = (settings / "tcp_congestion_control").read_text().strip()
+        return (settings / "tcp_slow_start_after_idle").read_text().strip() != "0"
     except OSError:
         return True
-    return restarts and not control.startswith("bbr")

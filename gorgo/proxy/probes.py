@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
-from gorgo.core.path import Windows
 from gorgo.core.request import EngineSample, OpenConnection
 from gorgo.engines.base import merged
+from gorgo.proxy.connections import NextConnection
 from gorgo.proxy.headers import Header
 from gorgo.proxy.logs import log, log_missing
 from gorgo.proxy.standing import StandingLog
@@ -139,12 +139,12 @@ class Watcher:
         self._tells = bool(samples)
         return merged(samples[0], samples[-1]) if samples else None
 
-    def _tell_connection(self, found: tuple[Windows, float] | None) -> None:
+    def _tell_connection(self, found: NextConnection | None) -> None:
         """To the Router, in its own time; unless another process has taken over the name."""
         if self._state.targets.get(self._target.name) is not self._target:
             return
         now = self._state.clock()
-        connection = None if found is None else OpenConnection(found[0], now - found[1])
+        connection = None if found is None else OpenConnection(found.windows, now - found.idle_s, found.pacing)
         self._state.router.on_path(self._target.name, connection, now=now)
 
     async def warm(self) -> None:

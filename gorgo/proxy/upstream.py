@@ -24,8 +24,10 @@ import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
 
+from gorgo.core.path import Pacing, Windows
 from gorgo.proxy.connections import KeptConnections, Told, idling_shrinks
 from gorgo.proxy.headers import Header
+from gorgo.proxy.tcp_info import paced_sender
 
 #: Below the shortest keep-alive in use (uvicorn, hence SGLang and vLLM: 5 s), with room for a far replica's round trip.
 KEEP_ALIVE_S = 4.0
@@ -126,7 +128,7 @@ class HttpUpstream:
         self._limit = connections
         self._extensions = {"timeout": {"connect": connect_timeout_s}}
         self._urls: dict[str, httpx.URL] = {}
-        self._pool = KeptConnections(keep_s=KEEP_ALIVE_S, idling_shrinks=idling_shrinks())
+        self._pool = KeptConnections(keep_s=KEEP_ALIVE_S, idling_shrinks=idling_shrinks(), look=_look)
         self._connector = _Connector(self._pool, limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
         self._kept = _transport(self._connector, tls)
         self._fresh = _transport(aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls), tls)
@@ -250,6 +252,12 @@ class _Connector(aiohttp.TCPConnector):
             if kept and kept[-1][0] is protocol:
                 kept.rotate(1)
         self._pool.tell()
+
+
+def _look(protocol: Any) -> tuple[Windows, Pacing] | None:
+    """What the kernel tells of a connection of the pool; a closed one has no socket."""
+    transport = protocol.transport
+    return None if transport is None else paced_sender(transport.get_extra_info("socket"))
 
 
 def _transport(connector: aiohttp.TCPConnector, tls: ssl.SSLContext) -> AiohttpTransport:

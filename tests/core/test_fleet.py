@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 
 from gorgo.core.fleet import Fleet
 from gorgo.core.health import EjectionLimits
-from gorgo.core.path import Windows
+from gorgo.core.path import Pacing, Windows, paced_trips
 from gorgo.core.prefill import PrefillPrior
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import EngineSample, OpenConnection
@@ -35,6 +37,19 @@ def test_a_request_reaches_its_engine_after_the_round_trips_that_its_body_takes(
         fleet.on_path(member, None if windows is None else OpenConnection(windows, 9.9))
         arrivals.append(fleet.arrives_s(member, 100_000, now=10.0))
     assert arrivals == pytest.approx([10.35, 10.25, 10.05])
+
+
+def test_a_sender_that_paces_is_slower_and_so_is_the_next_one_that_is_opened(fleet: Fleet) -> None:
+    member = fleet.member("a")
+    fleet.probed(member, 0.1, now=0.0)
+    paced = OpenConnection(Windows(200_000.0, 200_000.0), inf, Pacing(200_000.0, 0.0))
+    plain = OpenConnection(Windows(200_000.0, 200_000.0), 9.9)
+    arrivals = []
+    for connection in (paced, None, plain, None):
+        fleet.on_path(member, connection)
+        arrivals.append(fleet.arrives_s(member, 100_000, now=10.0))
+    new_s = 0.1 * (1.0 + paced_trips(100_000, Windows(), Pacing()) - 0.5)
+    assert arrivals == pytest.approx([10.10, 10.0 + new_s, 10.05, 10.35])
 
 
 def test_all_replicas_are_candidates_and_their_columns_need_no_gathering(fleet: Fleet) -> None:

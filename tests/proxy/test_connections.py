@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 from aiohttp.client_proto import ResponseHandler
 
-from gorgo.core.path import INITIAL_WINDOW_BYTES, Windows
-from gorgo.proxy.connections import KeptConnections, idling_shrinks
+from gorgo.core.path import INITIAL_WINDOW_BYTES, Pacing, Windows, paced_trips
+from gorgo.proxy.connections import KeptConnections, Link, Look, NextConnection, idling_shrinks
 from tests.proxy.conftest import QUIET, Start, until
 from tests.proxy.fakes import DONE, delta, stream
 
@@ -26,9 +26,9 @@ class FakeLink:
 class Pool:
     """Kept connections under a clock of their own."""
 
-    def __init__(self, *, shrinks: bool = True) -> None:
+    def __init__(self, *, shrinks: bool = True, look: Look = lambda _: None) -> None:
         self.now = 100.0
-        self.kept = KeptConnections(keep_s=4.0, idling_shrinks=shrinks, clock=lambda: self.now)
+        self.kept = KeptConnections(keep_s=4.0, idling_shrinks=shrinks, look=look, clock=lambda: self.now)
 
     def serve(self, link: FakeLink, body_bytes: int) -> bool:
         reused = self.kept.taken(link, body_bytes)
@@ -47,9 +47,9 @@ def test_the_last_given_back_is_the_next_one_taken() -> None:
     pool, small, large = Pool(), FakeLink(), FakeLink()
     pool.serve(small, 500)
     pool.serve(large, 100_000)
-    assert pool.kept.next() == (Windows(114_600.0, 65_535.0), 0.0)
+    assert pool.kept.next() == NextConnection(Windows(114_600.0, 65_535.0), 0.0)
     pool.kept.taken(large, 500)
-    assert pool.kept.next() == (Windows(), 0.0)
+    assert pool.kept.next() == NextConnection(Windows(), 0.0)
 
 
 def test_a_connection_tells_whether_it_had_served_before() -> None:
@@ -77,7 +77,7 @@ def test_a_ping_on_an_idle_connection_keeps_it_open_but_not_its_window() -> None
     pool.serve(link, 100_000)
     pool.now += 2.0
     pool.serve(link, 200)
-    assert pool.kept.next() == (Windows(INITIAL_WINDOW_BYTES, 65_535.0), 0.0)
+    assert pool.kept.next() == NextConnection(Windows(INITIAL_WINDOW_BYTES, 65_535.0), 0.0)
 
 
 def test_where_idling_costs_nothing_a_window_stays() -> None:
@@ -86,15 +86,30 @@ def test_where_idling_costs_nothing_a_window_stays() -> None:
     pool.now += 2.0
     pool.serve(link, 200)
     found = pool.kept.next()
-    assert found == (Windows(114_600.0, 65_535.0), float("-inf"))
+    assert found == NextConnection(Windows(114_600.0, 65_535.0), float("-inf"))
 
 
-@pytest.mark.parametrize(
-    ("restart", "control", "shrinks"), [("1", "cubic", True), ("0", "cubic", False), ("1", "bbr", False)]
-)
-def test_the_kernel_s_settings_are_read(tmp_path: Path, restart: str, control: str, shrinks: bool) -> None:
+def test_the_kernel_is_asked_for_pace_after_each_request_unless_it_does_not_pace() -> None:
+    told: dict[FakeLink, tuple[Windows, Pacing]] = {}
+    asked: list[FakeLink] = []
+
+    def look(link: Link) -> tuple[Windows, Pacing] | None:
+        assert isinstance(link, FakeLink)
+        asked.append(link)
+        return told.get(link)
+
+    pool, paced, plain = Pool(look=look), FakeLink(), FakeLink()
+    for number in range(2):
+        told[paced] = Windows(20_000.0 + number, 70_000.0), Pacing(50_000.0, 1_448.0)
+        pool.serve(plain, 500)
+        pool.serve(paced, 100_000)
+    assert asked == [plain, paced, paced]
+    assert pool.kept.next() == NextConnection(*told[paced][:1], float("-inf"), told[paced][1])
+
+
+@pytest.mark.parametrize(("restart", "shrinks"), [("1", True), ("0", False)])
+def test_the_kernel_s_setting_is_read(tmp_path: Path, restart: str, shrinks: bool) -> None:
     (tmp_path / "tcp_slow_start_after_idle").write_text(restart + "\n")
-    (tmp_path / "tcp_congestion_control").write_text(control + "\n")
     assert idling_shrinks(tmp_path) is shrinks
 
 
@@ -116,6 +131,7 @@ async def test_the_router_prices_the_connection_that_the_next_request_gets(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gorgo.proxy.upstream.idling_shrinks", lambda: False)
+    monkeypatch.setattr("gorgo.proxy.upstream.paced_sender", lambda _: None)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
     (before,) = proxy.state.router.fleet_view(now=proxy.state.clock())
     assert before.rtt_ms is not None
@@ -126,3 +142,24 @@ async def test_the_router_prices_the_connection_that_the_next_request_gets(
         trips.append(round(float(decision.terms["rtt"][0]) / before.rtt_ms, 6))
         await proxy.idle()
     assert trips == [3, 2, 1]
+
+
+async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Windows(200_000.0, 200_000.0), Pacing(100_000.0, 1_000.0)
+    monkeypatch.setattr("gorgo.proxy.upstream.paced_sender", lambda _: told)
+    proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
+    (view,) = proxy.state.router.fleet_view(now=proxy.state.clock())
+    assert view.rtt_ms is not None
+    trips = []
+    for _ in range(2):
+        answer = await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
+        (decision,) = proxy.state.router.decisions(answer.headers["x-request-id"])
+        trips.append(float(decision.terms["rtt"][0]) / view.rtt_ms)
+        await proxy.idle()
+        for link in list(proxy.state.targets["r0"].upstream._pool._sent):
+            cast(ResponseHandler, link).close()
+        await until(lambda: proxy.state.router._fleet.columns.congestion_bytes[0] == 0.0)
+    # After a ping, of which the kernel told as much as after a body; then on a new connection.
+    assert trips == pytest.approx([2.0, 1.0 + paced_trips(100_000, Windows(), Pacing())], abs=0.03)

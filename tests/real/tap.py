@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,8 +19,18 @@ class TappedConnection:
     to_proxy: asyncio.StreamWriter
     requests: bytearray = field(default_factory=bytearray)
     answers: bytearray = field(default_factory=bytearray)
+    #: When the proxy's last bytes came, and the engine's first after them.
+    asked_s: float = 0.0
+    answered_s: float = 0.0
     #: Who closed it first; empty while it is open.
     closed_by: str = ""
+
+    def note(self, sender: str) -> None:
+        """Bytes came from `sender`."""
+        if sender == "proxy":
+            self.asked_s = time.perf_counter()
+        elif self.answered_s < self.asked_s:
+            self.answered_s = time.perf_counter()
 
     def hang_up(self) -> None:
         """Close it as the engine would."""
@@ -96,6 +107,7 @@ async def _pass(
     try:
         while chunk := await reader.read(65_536):
             record += chunk
+            connection.note(sender)
             writer.write(chunk)
             await writer.drain()
     except ConnectionError:

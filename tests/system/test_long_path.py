@@ -1,7 +1,8 @@
 """Time to first token over 90 ms of real TCP: what a used, an idle, a pinged and a new connection cost a large body.
 
-Prints a table; the numbers are the product, the assertions only hold their order. The delay lies between the proxy and
-a tap before the engine, so that what each request travelled on is seen, not supposed.
+Once for each congestion control that this kernel has: prints a table, and holds what `gorgo-ms` predicted against what
+was measured. The delay lies between the proxy and a tap before the engine, so that what each request travelled on and
+what the engine took are seen, not supposed.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from gorgo.apps.traces.text import prompt_text
+from gorgo.proxy.upstream import _Connector
 from tests.real.llama_server import llama_server, missing_reason
 from tests.real.served import Served, served
 from tests.real.tap import Tap, TappedConnection, tapped
@@ -36,9 +40,15 @@ CHAT = b"POST /v1/chat/completions "
 #: Longer than TCP's retransmission time-out at 90 ms, after which most senders start from their first window again.
 IDLE_S = 2.5
 ROUNDS = 3
-#: What a connection did before the request: carried a body within a second or so, carried one longer ago, carried
-#: pings only, nothing.
-KINDS = ("used", "idle", "pinged", "new")
+#: Predicted against measured.
+AGREE = 0.15
+#: On a busy machine an answer can take as long as the time-out, so that no connection is in use again in time.
+ATTEMPTS = 3
+#: Certainly shorter than that time-out. In between it is a matter of milliseconds that a test cannot see.
+USED_S = 0.25
+#: What a connection did before the request: carried a body a moment ago, carried one lately, carried one longer ago,
+#: carried pings only, nothing.
+KINDS = ("used", "resting", "idle", "pinged", "new")
 
 
 @pytest.fixture
@@ -89,10 +99,12 @@ class Path90:
 
     proxy: Served
     tap: Tap
-    engine_url: str
     http: httpx.AsyncClient
+    #: How the proxy's senders find their speed.
+    control: str
     ttft_s: dict[str, list[float]] = field(default_factory=dict)
-    #: The network's part of it by the cost of `gorgo-ms`.
+    #: The rest of it without the engine's part, and that by the cost of `gorgo-ms`.
+    network_s: dict[str, list[float]] = field(default_factory=dict)
     predicted_s: dict[str, list[float]] = field(default_factory=dict)
     _posted_s: dict[int, float] = field(default_factory=dict)
     _requests: list[str] = field(default_factory=list)
@@ -106,15 +118,28 @@ class Path90:
         used = next(one for one in self.tap.connections if one.count(CHAT) > known.get(id(one), 0))
         kind = self._kind(used, known, sent_s)
         self.ttft_s.setdefault(kind, []).append(ttft_s)
+        self.network_s.setdefault(kind, []).append(ttft_s - (used.answered_s - used.asked_s))
         self.predicted_s.setdefault(kind, []).append((await self.proxy.terms(request_id))["rtt"] / 1e3)
-        self._posted_s[id(used)] = time.perf_counter()
+        self._posted_s[id(used)] = sent_s
 
     def _kind(self, used: TappedConnection, known: dict[int, int], sent_s: float) -> str:
         if id(used) not in known:
             return "new"
         if id(used) not in self._posted_s:
             return "pinged"
-        return "used" if sent_s - self._posted_s[id(used)] < IDLE_S / 2 else "idle"
+        since_s = sent_s - self._posted_s[id(used)]
+        return "used" if since_s < USED_S else "resting" if since_s < IDLE_S else "idle"
+
+    async def measure_rounds(self) -> None:
+        """Anew: a few rounds of a new connection, the same one again at once, and after a pause."""
+        for values in (self.ttft_s, self.network_s, self.predicted_s):
+            values.clear()
+        for _ in range(ROUNDS):
+            await self.hang_up()
+            for _ in range(6):
+                await self.measure()
+            await asyncio.sleep(IDLE_S)
+            await self.measure()
 
     async def hang_up(self) -> None:
         for connection in self.tap.connections:
@@ -122,8 +147,30 @@ class Path90:
         await asyncio.sleep(2 * RTT_S)
 
 
-@pytest.fixture
-async def path(iptables: None, tmp_path: Path) -> AsyncIterator[Path90]:
+def controls() -> list[str]:
+    """Congestion controls that this kernel has; any, where it does not tell."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    except OSError:
+        return ["unknown"]
+
+
+def use_control(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the proxy's kept connections use `control`, which is otherwise a setting of the whole machine."""
+
+    def opened(address: Any) -> socket.socket:
+        made = socket.socket(family=address[0], type=address[1], proto=address[2])
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
+        return made
+
+    monkeypatch.setattr("gorgo.proxy.upstream._Connector", partial(_Connector, socket_factory=opened))
+
+
+@pytest.fixture(params=controls())
+async def path(
+    iptables: None, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Path90]:
+    use_control(request.param, monkeypatch)
     reason = missing_reason()
     if reason:
         pytest.skip(reason)
@@ -137,7 +184,7 @@ async def path(iptables: None, tmp_path: Path) -> AsyncIterator[Path90]:
         assert port is not None
         stack.enter_context(long_path(port, rtt_ms=RTT_S * 1e3))
         proxy = await stack.enter_async_context(served({"far": tap.url}, policy="gorgo-ms"))
-        yield Path90(proxy, tap, engine.url, http)
+        yield Path90(proxy, tap, http, request.param)
 
 
 async def first_token_s(http: httpx.AsyncClient, url: str, request_id: str = "r") -> tuple[float, float]:
@@ -156,38 +203,39 @@ async def first_token_s(http: httpx.AsyncClient, url: str, request_id: str = "r"
 async def test_a_large_body_over_used_idle_pinged_and_new_connections(
     path: Path90, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    near_s = median([(await first_token_s(path.http, path.engine_url))[0] for _ in range(5)])
     (row,) = await path.proxy.fleet()
     assert RTT_S * 1e3 <= row["rtt_ms"] < RTT_S * 1e3 + 15  # the probe pays no handshake
-    for _ in range(ROUNDS):
-        await path.hang_up()
-        for _ in range(6):
-            await path.measure()
-        await asyncio.sleep(IDLE_S)
-        await path.measure()
-    with capsys.disabled():
-        print_table(path.ttft_s, path.predicted_s, near_s)
-    network_s = {kind: median(values) - near_s for kind, values in path.ttft_s.items()}
-    assert {"used", "new"} <= network_s.keys()
+    for _ in range(ATTEMPTS):
+        await path.measure_rounds()
+        with capsys.disabled():
+            print_table(path)
+        wrong = wrong_kinds(path)
+        if not wrong:
+            break
+    assert not wrong
+    network_s = medians(path.network_s)
     assert network_s["used"] > 0.9 * RTT_S
     # The handshake at least.
     assert network_s["new"] > network_s["used"] + 0.9 * RTT_S
-    if not control().startswith("bbr"):  # which paces: up to half a round trip more, a third more when new
-        predicted_s = {kind: median(values) for kind, values in path.predicted_s.items()}
-        assert predicted_s == pytest.approx(network_s, rel=0.15)
 
 
-def control() -> str:
-    """How senders here find their speed."""
-    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+def wrong_kinds(path: Path90) -> list[str]:
+    """Kinds of connection that were not seen, or were priced otherwise than they cost."""
+    network_s, predicted_s = medians(path.network_s), medians(path.predicted_s)
+    unseen = [kind for kind in ("used", "idle", "new") if kind not in network_s]
+    seen = network_s.keys() - {"resting"}
+    return unseen + [kind for kind in seen if abs(predicted_s[kind] / network_s[kind] - 1.0) > AGREE]
 
 
-def print_table(ttft_s: dict[str, list[float]], predicted_s: dict[str, list[float]], near_s: float) -> None:
-    rows = [f"\n100 kB at {RTT_S * 1e3:.0f} ms RTT, {control()} (without the path: {near_s * 1e3:.0f} ms)"]
+def medians(values: dict[str, list[float]]) -> dict[str, float]:
+    return {kind: median(of_kind) for kind, of_kind in values.items()}
+
+
+def print_table(path: Path90) -> None:
+    ttft_s, network_s, predicted_s = medians(path.ttft_s), medians(path.network_s), medians(path.predicted_s)
+    rows = [f"\n100 kB at {RTT_S * 1e3:.0f} ms RTT, {path.control}"]
     rows += [f"{'connection':12}{'n':>4}{'TTFT ms':>10}{'network ms':>12}{'in RTT':>8}{'predicted':>11}"]
     for kind in filter(ttft_s.get, KINDS):
-        middle_s = median(ttft_s[kind])
-        network_s = middle_s - near_s
-        times = f"{middle_s * 1e3:10.0f}{network_s * 1e3:12.0f}{network_s / RTT_S:8.2f}"
-        rows.append(f"{kind:12}{len(ttft_s[kind]):4}{times}{median(predicted_s[kind]) * 1e3:11.0f}")
+        times = f"{ttft_s[kind] * 1e3:10.0f}{network_s[kind] * 1e3:12.0f}{network_s[kind] / RTT_S:8.2f}"
+        rows.append(f"{kind:12}{len(path.ttft_s[kind]):4}{times}{predicted_s[kind] * 1e3:11.0f}")
     print("\n".join(rows))  # noqa: T201 - the table is what the test is for
