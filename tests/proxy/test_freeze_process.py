@@ -1,0 +1,187 @@
+"""`gorgo serve --state` as a process that is killed at any moment, and the commands around it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gorgo.config.weights_file import read_weights_file
+from gorgo.proxy.kept import StateFile
+from tests.proxy.conftest import Start
+from tests.proxy.fakes import DONE, FakeReplica, delta, stream
+from tests.proxy.followed import regions
+
+TOKEN = "t"
+#: Each is a start of a process; `make test-system` kills more often.
+KILLS = 10
+KILLS_LONG = 200
+
+
+@dataclass
+class Served:
+    """The process and a client of its admin listener."""
+
+    process: asyncio.subprocess.Process
+    admin: httpx.AsyncClient
+    admin_url: str
+
+    async def weights(self) -> Any:
+        return (await self.admin.get("/admin/weights")).json()
+
+
+@asynccontextmanager
+async def served(folder: Path, *options: str) -> AsyncIterator[Served]:
+    """The proxy, killed at the end of the block if it has not ended."""
+    words = ("serve", "--config", str(folder / "regions.yaml"), "--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gorgo", *words, *options),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=environ(),
+    )
+    try:
+        assert process.stdout is not None
+        said = re.search(rb"\(admin (http://\S+)\)", await asyncio.wait_for(process.stdout.readline(), 30))
+        assert said is not None
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with httpx.AsyncClient(base_url=said[1].decode(), timeout=20, headers=headers) as admin:
+            yield Served(process, admin, said[1].decode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def environ() -> dict[str, str]:
+    return {**os.environ, "GORGO_ADMIN_TOKEN": TOKEN, "PYTHONUNBUFFERED": "1", "LOGNAME": "tester"}
+
+
+async def gorgo(*words: str) -> subprocess.CompletedProcess[str]:
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gorgo", *words]
+        return subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=30, check=False)
+
+    return await asyncio.to_thread(run)
+
+
+@pytest.fixture
+async def folder(start: Start, tmp_path: Path) -> Path:
+    replica: FakeReplica = await start.replica(stream(delta("a"), DONE))
+    (tmp_path / "regions.yaml").write_bytes(regions({"a": replica}, proxy={"policy": "gorgo"}))
+    return tmp_path
+
+
+async def killed_while_freezing(folder: Path, kills: int) -> None:
+    """Thaw and freeze as fast as it goes, kill, start: what was answered holds, or what was asked last."""
+    chance = random.Random(5)
+    file = StateFile(folder / "state.json")
+    frozen, version, acknowledged, asked = 0, 1, 0.5, 0.5
+    for _ in range(kills):
+        async with served(folder, "--state", str(file.path)) as proxy:
+            found = await proxy.weights()
+            assert found["weights"]["w_rtt"] in (acknowledged, asked)
+            assert found["version"] >= version
+            acknowledged = asked = found["weights"]["w_rtt"]
+            version, at_rest = found["version"], False
+
+            async def freeze_again_and_again() -> None:
+                nonlocal frozen, acknowledged, asked, version, at_rest
+                while not at_rest:
+                    await proxy.admin.post("/admin/thaw")
+                    asked = round(0.05 + (frozen + 1) % 1000 / 1000, 3)
+                    body = {"weights": {"w_rtt": asked}, "reason": "x" * chance.randrange(900)}
+                    version = (await proxy.admin.post("/admin/freeze", json=body)).json()["version"]
+                    acknowledged = asked
+                    frozen += 1
+                    at_rest = chance.random() < 0.1  # now and then it is killed at rest, frozen
+
+            freezing = asyncio.create_task(freeze_again_and_again())
+            await asyncio.wait((freezing,), timeout=chance.uniform(0.0, 0.15))
+            proxy.process.kill()
+            await asyncio.wait((freezing,))
+            assert at_rest or isinstance(freezing.exception(), httpx.HTTPError)
+        kept = file.read()
+        assert kept is not None
+        assert kept.version >= version
+        assert kept.weights["w_rtt"] in (acknowledged, asked)
+        if at_rest:
+            assert (kept.frozen is not None, kept.weights["w_rtt"]) == (True, acknowledged)
+    assert frozen > kills / 2
+
+
+async def test_kill_at_any_moment_leaves_what_was_acknowledged_or_in_flight(folder: Path) -> None:
+    await killed_while_freezing(folder, KILLS)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(1200)
+async def test_two_hundred_kills_leave_what_was_acknowledged_or_in_flight(folder: Path) -> None:
+    await killed_while_freezing(folder, KILLS_LONG)
+
+
+async def test_frozen_by_command_exported_restarted_and_thawed(folder: Path) -> None:
+    exported, state = folder / "found.json", ("--state", str(folder / "state.json"))
+    weights = folder / "tuned.json"
+    weights.write_text('{"policy": "gorgo", "weights": {"w_rtt": 0.7}}')
+    async with served(folder, *state) as proxy:
+        at = ("--url", proxy.admin_url)
+        done = await gorgo("freeze", *at, "--weights", str(weights), "--reason", "held-out", "--export", str(exported))
+        assert done.returncode == 0, done.stderr
+        line = r"policy gorgo w_rtt=0.7 w_queue=0.1, version 2, frozen since \S+ by tester: held-out\n"
+        assert re.fullmatch(line, done.stdout)
+        assert done.stderr == ""
+        status = await gorgo("status", *at)
+        assert re.fullmatch(line, status.stdout.splitlines(keepends=True)[-1])
+        refused = await gorgo("freeze", *at, "--weights", str(folder / "regions.yaml"))
+        assert refused.returncode == 2
+        proxy.process.send_signal(signal.SIGKILL)
+    async with served(folder, *state, "--policy", "nearest") as proxy:
+        at = ("--url", proxy.admin_url)
+        found = await proxy.weights()
+        assert (found["policy"], found["weights"], found["version"]) == ("gorgo", {"w_rtt": 0.7, "w_queue": 0.1}, 2)
+        response = await proxy.admin.put("/admin/weights", json={"weights": {"w_rtt": 0.5}})
+        assert response.status_code == 409
+        other = folder / "other.json"
+        other.write_text('{"policy": "gorgo", "weights": {"w_rtt": 0.9}}')
+        refused = await gorgo("freeze", *at, "--weights", str(other))
+        assert refused.returncode == 1
+        assert "answered 409: the weights are frozen since" in refused.stderr
+        thawed = await gorgo("thaw", *at, "--json")
+        assert json.loads(thawed.stdout)["frozen"] is None
+    file = read_weights_file(exported)
+    assert (file.policy, dict(file.weights), file.note) == ("gorgo", {"w_rtt": 0.7, "w_queue": 0.1}, "held-out")
+    async with served(folder, "--weights", str(exported)) as proxy:
+        assert (await proxy.weights())["weights"]["w_rtt"] == 0.7
+        done = await gorgo("freeze", "--url", proxy.admin_url)
+        assert "without --state: the freeze ends with its process" in done.stderr
+
+
+@pytest.mark.parametrize("text", ['{"gorgo_state": 1', '{"gorgo_state": 2}'])
+async def test_state_that_cannot_be_read_ends_the_start_with_its_reason(folder: Path, text: str) -> None:
+    (folder / "state.json").write_text(text)
+    done = await gorgo("serve", "--config", str(folder / "regions.yaml"), "--state", str(folder / "state.json"))
+    assert done.returncode == 2
+    assert f"{folder / 'state.json'}: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (folder / "state.json").read_text() == text
+
+
+async def test_request_log_that_cannot_be_written_ends_the_start(folder: Path) -> None:
+    words = ("serve", "--config", str(folder / "regions.yaml"), "--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0")
+    done = await gorgo(*words, "--request-log", str(folder / "nowhere" / "log"))
+    assert done.returncode == 2
+    assert "no request log can be written there: No such file or directory" in done.stderr
