@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -52,7 +52,7 @@ def _regions(comparison: Comparison) -> dict[str, str]:
 
 def shares(comparison: Comparison) -> Figure:
     """A bar per policy divided by replica (or region), a panel per load."""
-    loads, labels = drawn_loads(comparison), drawn_labels(comparison)
+    loads, labels = drawn_loads(comparison), _labels(comparison, mean_share)
     kind, belongs = parts(comparison)
     names = list(dict.fromkeys(belongs.values()))
     figure, axes = panels(len(loads), height=0.27 * len(labels) + 0.75)
@@ -67,6 +67,12 @@ def shares(comparison: Comparison) -> Figure:
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=8.5, title=f"share per {kind}")
     return figure
+
+
+def _labels(comparison: Comparison, known: Callable[[Cell], object]) -> list[str]:
+    """The policies that get a row: the floor has no replicas and no cache."""
+    have = {cell.label for cell in comparison.cells if known(cell)}
+    return [label for label in drawn_labels(comparison) if label in have]
 
 
 def _by_part(cell: Cell, belongs: Mapping[str, str]) -> dict[str, float]:
@@ -110,7 +116,7 @@ def _stack(panel: Axes, shown: Mapping[str, Mapping[str, float]], names: list[st
 
 def hits(comparison: Comparison) -> Figure:
     """Cache hit as engines report it and as the router believed, joined by a line, a panel per load."""
-    loads, labels = drawn_loads(comparison), drawn_labels(comparison)
+    loads, labels = drawn_loads(comparison), _labels(comparison, lambda cell: mean(cell, HIT) is not None)
     figure, axes = panels(len(loads), height=0.25 * len(labels) + 0.85)
     for panel, time_scale in zip(axes, loads, strict=True):
         for place, label in enumerate(labels):

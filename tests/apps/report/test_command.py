@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gorgo.apps.report.find import find_results
+from gorgo.apps.report.prediction import predictions
 from gorgo.cli import app
 from tests.apps.report.made import records, write_run
+
+REGIONS = Path(__file__).parents[3] / "regions.yaml"
 
 
 def test_the_command_prints_where_the_page_is(tmp_path: Path) -> None:
@@ -17,6 +21,18 @@ def test_the_command_prints_where_the_page_is(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'report.html'}\n")
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_what_a_simulation_wrote_is_read_with_its_yardsticks(tmp_path: Path) -> None:
+    words = ["simulate", "chat-small", "--limit", "20", "--policy", "gorgo-ms", "--policy", "random", "--jobs", "1"]
+    result = CliRunner().invoke(app, [*words, "--config", str(REGIONS), "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.stderr
+    found = find_results(tmp_path)
+    (comparison,) = found.comparisons
+    assert comparison.labels == ["gorgo-ms", "random", "floor", "oracle"]
+    assert all(len(run.requests or ()) == 20 for cell in comparison.cells for run in cell.runs)
+    assert predictions(comparison)[0].label == "gorgo-ms"
+    assert found.left_out == ()
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
