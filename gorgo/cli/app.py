@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gorgo import __version__
-from gorgo.cli import datasets, freezing, looking, measuring, reporting, running, simulating, tuning
+from gorgo.cli import datasets, freezing, looking, measuring, ranking, reporting, running, simulating, tuning
 from gorgo.cli.failures import Commands
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command()(freezing.thaw)
 app.command()(looking.check)
 app.command()(looking.policies)
 app.command()(looking.status)
+app.command()(ranking.rank)
 app.add_typer(datasets.app, name="datasets")
 
 
