@@ -44,7 +44,7 @@ STALE_INTERVALS = 3
 #: As the proxy's default: an attempt without content is given up after so long, s.
 FIRST_CONTENT_TIMEOUT_S = 120.0
 #: Keys of trips per request: more than the attempts that any limit allows in practice.
-_KEYS = 8
+KEYS_PER_REQUEST = 8
 
 
 class Startable(Protocol):
@@ -101,6 +101,8 @@ class Simulation:
         As in regions.yaml.
     block_tokens:
         Tokens of one hash of a request's `blocks`, and of one item in the engines' caches.
+    shadow:
+        Scores each decision of `policy` and changes none, as in the Router.
     controllers:
         Act when they say.
     ahead:
@@ -133,6 +135,7 @@ class Simulation:
         probe_interval_s: float = 30.0,
         scrape_interval_s: float = 30.0,
         block_tokens: int = BLOCK_TOKENS,
+        shadow: Policy | None = None,
         controllers: Sequence[Controller] = (),
         ahead: bool = True,
     ) -> None:
@@ -142,10 +145,11 @@ class Simulation:
         self.router = Router(
             [replica.spec for replica in fleet.replicas],
             policy,
-            rng=np.random.default_rng([seed, 0x726F75]),
+            rng=np.random.default_rng(seed),
             boot_id=f"simulated-{seed}",
             weights=weights,
             limits=limits or RouterLimits(block_tokens=float(block_tokens), stale_after_s=stale_after_s),
+            shadow=shadow,
         )
         self.gaps = GapHistogram()
         self._draws = Draws(seed)
@@ -340,7 +344,7 @@ class Simulation:
             prompt_tokens=request.prompt_tokens,
             output_tokens=request.output_tokens,
             body_bytes=request.body_bytes,
-            trips=Trips(self._draws, request.index * _KEYS + dispatch.attempt),
+            trips=Trips(self._draws, request.index * KEYS_PER_REQUEST + dispatch.attempt),
         )
         site = self.engines[dispatch.replica]
         self._watch(sending, site)

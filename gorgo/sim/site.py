@@ -356,6 +356,8 @@ class Site:
             used_tokens=float(model.used_tokens),
             kv_capacity_tokens=float(model.profile.kv_tokens),
             max_running_requests=float(model.profile.max_running_requests),
+            prefill_tokens_total=float(model.totals.prefill_tokens),
+            prefill_busy_s_total=model.totals.prefill_busy_s,
         )
 
     def _give_back(self, kept: Kept) -> None:

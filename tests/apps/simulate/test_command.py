@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from gorgo.apps.replay.records import Record
+from gorgo.apps.simulate import SimulateOptions, simulate_command
+from gorgo.apps.simulate.fleet import fleet_of, limits_of
+from gorgo.apps.simulate.show import show_rows
+from gorgo.apps.traces import TraceFilters
+from gorgo.cli import app
+from gorgo.config.load import load_config
+from gorgo.errors import ConfigError, UnknownPolicy
+from tests.sim.fleets import three_regions
+
+REGIONS = Path(__file__).parents[3] / "regions.yaml"
+
+
+def asked(**options: Any) -> SimulateOptions:
+    defaults: dict[str, Any] = {
+        "trace": "chat-small",
+        "fleet": three_regions(),
+        "filters": TraceFilters(limit=40),
+        "policies": ("gorgo-ms", "random"),
+        "n_jobs": 1,
+        "show_progress": False,
+    }
+    return SimulateOptions(**{**defaults, **options})
+
+
+def test_a_row_for_each_scale_policy_and_seed_with_oracle_and_floor_behind() -> None:
+    rows = simulate_command(asked(time_scales=(2.0, 1.0), seeds=(3, 4)))
+    assert [(row.time_scale, row.policy, row.seed) for row in rows] == [
+        (scale, policy, seed)
+        for scale in (2.0, 1.0)
+        for policy in ("gorgo-ms", "random", "oracle", "floor")
+        for seed in (3, 4)
+    ]
+
+
+def test_files_are_those_of_a_live_replay_one_folder_per_run(tmp_path: Path) -> None:
+    rows = simulate_command(asked(out=tmp_path, time_scales=(1.5,)))
+    assert json.loads((tmp_path / "results.json").read_text()) == [row.as_json() for row in rows]
+    folder = tmp_path / "gorgo-ms" / "x1.5-seed0"
+    assert json.loads((folder / "results.json").read_text()) == [rows[0].as_json()]
+    lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    assert len(lines) == 40
+    assert (
+        lines[0].keys() - {"believed_cached_tokens"}
+        == Record(id="", scheduled_s=0, sent_s=0, input_tokens=1).as_json().keys()
+    )
+    assert lines[0]["predicted_ttft_ms"] is not None
+    assert (tmp_path / "floor" / "x1.5-seed0" / "requests.jsonl").exists()
+
+
+def test_misspelt_policies_are_told_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UnknownPolicy):
+        simulate_command(asked(policies=("gorgo-ms", "gorgo-mss"), out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_table_has_a_block_per_load_and_ratios_with_intervals() -> None:
+    options = asked(time_scales=(2.0, 1.0), seeds=(0, 1, 2))
+    console = Console(width=100, record=True, file=StringIO())
+    show_rows(simulate_command(options), options.names, console)
+    text = console.export_text()
+    assert text.count("chat-small at time_scale") == 2
+    assert text.count("40 requests, means of 3 seeds") == 2
+    assert text.count("p95 TTFT of gorgo-ms") == 2
+    assert "[" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_yardsticks_do_not_compete_for_the_best() -> None:
+    options = asked()
+    console = Console(width=100, record=True, file=StringIO(), force_terminal=True)
+    show_rows(simulate_command(options), options.names, console)
+    styled = console.export_text(styles=True)
+    for line in styled.splitlines():
+        if line.startswith(("oracle ", "floor ")):
+            assert "\x1b[1m" not in line
+    assert "\x1b[1m" in styled
+
+
+def test_the_router_is_told_of_the_fleet_what_serve_tells_it() -> None:
+    config = load_config(REGIONS)
+    fleet = fleet_of(config, source=REGIONS)
+    assert [(replica.name, replica.link.rtt_s) for replica in fleet.replicas] == [
+        ("us-ashburn-0", 0.002),
+        ("eu-frankfurt-0", 0.095),
+        ("ap-seoul-0", 0.180),
+    ]
+    assert fleet.replicas[0].spec.kv_capacity_tokens == 983_549
+    assert fleet.replicas[0].spec.prefill_tokens_per_s is None
+    assert limits_of(config).stale_after_s == 90.0
+    assert limits_of(config).block_tokens == 512.0
+
+
+def test_a_region_without_a_round_trip_is_named(tmp_path: Path) -> None:
+    text = REGIONS.read_text().replace("ap-seoul: 180", "ap-tokyo: 180")
+    (tmp_path / "regions.yaml").write_text(
+        text.replace("  - name: ap-seoul\n", "  - name: ap-seoul\n  - name: ap-tokyo\n")
+    )
+    config = load_config(tmp_path / "regions.yaml")
+    with pytest.raises(ConfigError, match=r"simulation\.rtt_ms\.ap-seoul"):
+        fleet_of(config, source=tmp_path / "regions.yaml")
+
+
+# -- the command line
+
+RUN = ["simulate", "chat-small", "--limit", "25", "--jobs", "1", "--config", str(REGIONS)]
+
+
+def test_the_command_prints_rows_as_json() -> None:
+    result = CliRunner().invoke(app, [*RUN, "--policy", "gorgo", "--policy", "random", "--seeds", "2", "--json"])
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert [row["policy"] for row in rows] == ["gorgo"] * 2 + ["random"] * 2 + ["oracle"] * 2 + ["floor"] * 2
+    assert rows[0]["weights"] == {"w_rtt": 0.5, "w_queue": 0.1}
+
+
+def test_the_command_takes_weights_for_the_policy_that_they_name(tmp_path: Path) -> None:
+    file = tmp_path / "weights.json"
+    file.write_text('{"policy": "gorgo-ms", "weights": {"lambda": 0.5}}')
+    result = CliRunner().invoke(app, [*RUN, "--policy", "gorgo-ms", "--weights", str(file), "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)[0]["weights"]["lambda"] == 0.5
+    result = CliRunner().invoke(app, [*RUN, "--policy", "random", "--weights", str(file)])
+    assert result.exit_code == 2
+    assert "weights are for the policy 'gorgo-ms'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--policy", "best"], "best"),
+        (["--scenario", "doom"], "doom"),
+        (["--time-scale", "0"], "--time-scale"),
+        (["--backend", "slurm"], "slurm"),
+    ],
+)
+def test_what_is_misspelt_is_bad_usage(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, [*RUN, *words])
+    assert result.exit_code == 2
+    assert said in result.stderr

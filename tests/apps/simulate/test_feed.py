@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from gorgo.apps.replay.bodies import body_of
+from gorgo.apps.simulate.feed import feed_of, fingerprinted
+from gorgo.apps.traces import TraceRequest
+
+
+def row(index: int, tokens: int, ids: tuple[int, ...], at_s: float = 0.0) -> TraceRequest:
+    return TraceRequest(index=index, timestamp_s=at_s, input_tokens=tokens, output_tokens=7, hash_ids=ids)
+
+
+def test_full_blocks_go_in_by_their_ids_and_the_rest_is_nobody_s() -> None:
+    first, second = feed_of([row(0, 1100, (5, 6, 7)), row(1, 1024, (5, 6))])
+    assert first.blocks == second.blocks
+    assert first.blocks == (5).to_bytes(8, "little") + (6).to_bytes(8, "little")
+    assert first.head == second.head
+    assert (first.prompt_tokens, first.output_tokens) == (1100, 7)
+
+
+def test_ids_wider_than_a_block_s_hash_are_cut_to_it() -> None:
+    (request,) = feed_of([row(0, 512, (2**70 + 3,))])
+    assert request.blocks == (3).to_bytes(8, "little")
+
+
+def test_a_body_is_as_large_as_the_one_that_a_replay_sends() -> None:
+    request = row(3, 700, (1, 2))
+    (simulated,) = feed_of([request])
+    assert abs(simulated.body_bytes - len(body_of(request, "model"))) <= 2, "but for the digits of its output's length"
+
+
+def test_time_scale_stretches_arrivals_once() -> None:
+    assert [r.arrival_s for r in feed_of([row(0, 1, (), 0.0), row(1, 1, (), 3.0)], time_scale=2.0)] == [0.0, 6.0]
+
+
+def test_rows_that_only_a_body_tells_are_known_by_their_text() -> None:
+    body = {"messages": [{"role": "user", "content": "word" * 1200}]}
+    longer = {"messages": [{"role": "user", "content": "word" * 1200 + "more" * 900}]}
+    rows = [
+        TraceRequest(index=n, timestamp_s=0.0, input_tokens=tokens, output_tokens=1, body=each)
+        for n, (tokens, each) in enumerate(((1200, body), (2100, longer), (1200, None)))
+    ]
+    short, long, unknown = feed_of(rows)
+    assert len(short.blocks) == 2 * 8
+    assert long.blocks.startswith(short.blocks)
+    assert short.head == long.head != unknown.head
+    assert unknown.blocks == b""
+
+
+def test_prompts_share_as_many_fingerprinted_blocks_as_they_share_text() -> None:
+    one, two = fingerprinted([row(0, 1536, (1, 2, 3)), row(1, 1536, (1, 2, 9))], model="m", key=7, block_bytes=256)
+    assert one.prompt_tokens == 1536
+    assert len(one.blocks) == 8 * 1536 // 64
+    assert one.blocks[: 8 * 16] == two.blocks[: 8 * 16]
+    assert one.blocks[8 * 16 :] != two.blocks[8 * 16 :]
+    assert one.head == two.head

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gorgo.apps.simulate import SimJob, run_many, run_once
+from gorgo.apps.simulate.run import BACKENDS
+from gorgo.apps.traces import TraceFilters
+from gorgo.errors import MissingExtra, UnknownPolicy, UnknownScenario, WeightsError
+from tests.sim.feeds import conversations
+from tests.sim.fleets import three_regions
+
+FEED = tuple(conversations(60, every_s=0.4))
+
+
+def job(policy: str = "gorgo-ms", **options: Any) -> SimJob:
+    return SimJob(trace="made", policy=policy, fleet=three_regions(), **{"feed": FEED, **options})
+
+
+def test_a_row_tells_what_was_run_and_that_it_was_simulated() -> None:
+    run = run_once(job(weights={"lambda": 0.3}, time_scale=2.0, seed=4))
+    row = run.row
+    assert (row.trace, row.time_scale, row.policy, row.seed, row.source) == ("made", 2.0, "gorgo-ms", 4, "simulated")
+    assert row.weights == {"m_rtt": 1.0, "m_queue": 1.0, "lambda": 0.3, "delta": 0.0}
+    assert (row.n, row.errors, row.slip_ms_p95) == (60, 0, 0.0)
+    assert sum(row.share.values()) == pytest.approx(1.0)
+    assert None not in (row.ttft_ms.p99, row.e2e_s.p95, row.itl_ms.p95, row.cache_hit, row.prediction_error_ms.p95)
+    assert run.requests is None
+    assert run.job.feed is None
+
+
+def test_requests_are_kept_where_they_are_asked_for() -> None:
+    requests = run_once(job(keep_requests=True)).requests
+    assert requests is not None
+    assert [record.id for record in requests] == [str(request.index) for request in FEED]
+
+
+def test_no_policy_is_below_the_floor_and_the_oracle_predicts_best() -> None:
+    floor, oracle, ours, random = (run_once(job(name)).row for name in ("floor", "oracle", "gorgo-ms", "random"))
+    for row in (oracle, ours, random):
+        for figure in ("mean", "p50", "p95"):
+            assert getattr(floor.ttft_ms, figure) < getattr(row.ttft_ms, figure)
+            assert getattr(floor.e2e_s, figure) < getattr(row.e2e_s, figure)
+    assert oracle.prediction_error_ms.p50 is not None
+    assert ours.prediction_error_ms.p50 is not None
+    assert oracle.prediction_error_ms.p50 <= ours.prediction_error_ms.p50
+    assert (floor.cache_hit, floor.share, floor.weights) == (None, {}, None)
+
+
+def test_a_scenario_is_in_the_name_of_the_trace_and_changes_the_run() -> None:
+    row = run_once(job(scenario="six-replicas")).row
+    assert row.trace == "made (six-replicas)"
+    assert "us-ashburn-1" in row.share
+    assert run_once(job(scenario="bursts")).row.ttft_ms != run_once(job()).row.ttft_ms
+
+
+def test_a_trace_is_loaded_filtered_and_drawn_by_seed() -> None:
+    filters = TraceFilters(limit=20)
+    asked = [
+        SimJob(trace=trace, policy="gorgo-ms", fleet=three_regions(), filters=filters, seed=seed)
+        for trace, seed in (("chat-small", 0), ("art-chat-apr5", 0), ("art-chat-apr5", 1))
+    ]
+    rows = [run_once(each).row for each in asked]
+    assert [row.n for row in rows] == [20, 20, 20]
+    assert rows[1].ttft_ms != rows[2].ttft_ms
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"policy": "best"}, UnknownPolicy),
+        ({"scenario": "doom"}, UnknownScenario),
+        ({"weights": {"w_rtt": 1.0}}, WeightsError),
+    ],
+)
+def test_a_wrong_job_says_so(wrong: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        run_once(job(**wrong))
+
+
+@pytest.mark.parametrize(("backend", "n_jobs"), [("loky", 2), ("threading", 2), ("loky", 1)])
+def test_many_runs_give_the_rows_of_single_ones(backend: Any, n_jobs: int) -> None:
+    jobs = [job(policy, seed=seed) for seed in (0, 1) for policy in ("gorgo-ms", "random", "floor")]
+    told: list[tuple[int, int]] = []
+    runs = run_many(jobs, n_jobs=n_jobs, backend=backend, progress=lambda done, of, _run: told.append((done, of)))
+    assert isinstance(runs, Iterator)
+    found = {(run.job.policy, run.job.seed): run.row for run in runs}
+    assert found == {(each.policy, each.seed): run_once(each).row for each in jobs}
+    assert told == [(done, 6) for done in range(1, 7)]
+
+
+def test_a_cluster_that_is_not_installed_is_named() -> None:
+    for backend in BACKENDS[2:]:
+        with pytest.raises(MissingExtra, match=f"backend '{backend}' needs the package"):
+            next(run_many([job()], backend=backend))

@@ -1,0 +1,160 @@
+"""The live shell driven by a virtual clock and the simulator agree decision for decision.
+
+Both serve the same small trace with the same engines, jitter and faults: here through the proxy's ASGI app (body,
+fingerprint, Router, retries, relay of server-sent events), there through the simulator's shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from gorgo.apps.datasets import load_requests
+from gorgo.apps.replay.bodies import body_of
+from gorgo.apps.simulate.feed import fingerprinted
+from gorgo.apps.traces import TraceFilters
+from gorgo.config.model import Config, Proxy, Region, Replica
+from gorgo.core.decision import Decision
+from gorgo.core.router import Router
+from gorgo.policies.registry import make_policy
+from gorgo.proxy import relay, watchdog
+from gorgo.proxy.state import BLOCK_BYTES, make_state, replica_spec, router_limits
+from gorgo.sim.feed import SimRequest
+from gorgo.sim.fleet import SimFleet, SimReplica
+from gorgo.sim.network import Link
+from gorgo.sim.profiles import find_profile
+from gorgo.sim.simulation import Simulation
+from tests.sim.fleets import REGIONS
+from tests.sim.live_shell import LiveShell, VirtualLoop, use
+
+MODEL, KEY, SEED, BLOCK_TOKENS = "m", 7, 3, 64
+NEAR = "us-ashburn-0"
+#: Twice as fast as it was: there are queues, and one replica dies in the middle and comes back.
+TIME_SCALE, REQUESTS = 0.5, 110
+KILLED_S, REVIVED_S = 3.0, 4.5
+
+TRACE = load_requests("chat-small", TraceFilters(limit=REQUESTS))
+FEED = fingerprinted(TRACE, model=MODEL, key=KEY, block_bytes=BLOCK_BYTES, time_scale=TIME_SCALE)
+PROFILE = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
+
+
+@dataclass
+class Seen:
+    """One run: decisions per request, and the Router's own samples at the end."""
+
+    decisions: dict[str, list[Decision]]
+    router: Router
+
+
+@dataclass
+class Dies:
+    """A fault: the nearest replica is killed and comes back."""
+
+    def start(self, world: Simulation) -> None:
+        world.kernel.at(KILLED_S, lambda: world.kill(NEAR))
+        world.kernel.at(REVIVED_S, lambda: world.revive(NEAR))
+
+
+def config(policy: str) -> Config:
+    return Config(
+        proxy=Proxy(region="us-ashburn", policy=policy, probe_interval_s=10.0, scrape_interval_s=10.0),
+        regions=tuple(Region(name=region) for region in REGIONS),
+        replicas=tuple(Replica(name=f"{region}-0", region=region, url="http://127.0.0.1:1") for region in REGIONS),
+    )
+
+
+def fleet_of(config: Config) -> SimFleet:
+    return SimFleet(
+        [SimReplica(replica_spec(row), PROFILE, Link(rtt_s=REGIONS[row.region])) for row in config.replicas]
+    )
+
+
+def seen_of(router: Router, feed: Sequence[SimRequest]) -> Seen:
+    return Seen({str(request.index): router.decisions(str(request.index)) for request in feed}, router)
+
+
+def simulated(policy: str, *, dies: bool) -> Seen:
+    found = config(policy)
+    simulation = Simulation(
+        fleet_of(found),
+        make_policy(policy),
+        seed=SEED,
+        faults=[Dies()] if dies else [],
+        limits=router_limits(found),
+        probe_interval_s=found.proxy.probe_interval_s,
+        scrape_interval_s=found.proxy.scrape_interval_s,
+        block_tokens=BLOCK_TOKENS,
+    )
+    simulation.run(FEED)
+    return seen_of(simulation.router, FEED)
+
+
+def live(policy: str, monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> Seen:
+    found = config(policy)
+
+    async def run() -> Seen:
+        loop = asyncio.get_running_loop()
+        for module in (relay, watchdog):
+            monkeypatch.setattr(module, "monotonic", loop.time)
+        state = make_state(found, policy=make_policy(policy), weights=None, environ={}, key=KEY, seed=SEED)
+        await state.aclose()
+        state.clock = loop.time
+        shell = LiveShell(state, fleet_of(found), FEED, seed=SEED, block_tokens=BLOCK_TOKENS)
+        use(state, shell)
+        shell.start(probe_interval_s=found.proxy.probe_interval_s, scrape_interval_s=found.proxy.scrape_interval_s)
+        if dies:
+            loop.call_at(KILLED_S, shell.engines[NEAR].kill)
+            loop.call_at(REVIVED_S, shell.engines[NEAR].revive)
+        bodies = {str(request.index): body_of(request, MODEL) for request in TRACE}
+        answers = await shell.serve(bodies.__getitem__)
+        assert dies or all(answer.endswith(b"data: [DONE]\n\n") for answer in answers.values())
+        return seen_of(state.router, FEED)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(run())
+
+
+@pytest.mark.parametrize(
+    ("policy", "dies"),
+    [("gorgo-ms", False), ("gorgo-ms", True), ("gorgo", True), ("least-load", True), ("prefix-cache", True)],
+)
+def test_the_live_shell_and_the_simulator_decide_alike(
+    policy: str, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = simulated(policy, dies=dies)
+    mine = live(policy, monkeypatch, dies=dies)
+    assert len(theirs.decisions) == REQUESTS
+    for request_id, expected in theirs.decisions.items():
+        found = mine.decisions[request_id]
+        assert [decision.replica for decision in found] == [decision.replica for decision in expected], request_id
+        for one, other in zip(found, expected, strict=True):
+            _assert_alike(one, other)
+    _assert_samples_alike(mine.router, theirs.router)
+    if dies:
+        assert any(len(decisions) > 1 for decisions in theirs.decisions.values()), "somebody was sent elsewhere"
+
+
+def _assert_alike(one: Decision, other: Decision) -> None:
+    assert one.candidates == other.candidates
+    assert one.excluded == other.excluded
+    assert one.decided_s == pytest.approx(other.decided_s, abs=1e-9)
+    assert (one.prompt_tokens, one.believed_cached_tokens) == (other.prompt_tokens, other.believed_cached_tokens)
+    assert one.terms.keys() == other.terms.keys()
+    for name, column in one.terms.items():
+        np.testing.assert_allclose(column, other.terms[name], rtol=1e-9, atol=1e-6, err_msg=name)
+    assert one.predicted_ttft_s == pytest.approx(other.predicted_ttft_s, abs=1e-9)
+
+
+def _assert_samples_alike(one: Router, other: Router) -> None:
+    found = {sample.request_id: sample for sample in one.samples}
+    assert len(found) == len(one.samples) == len(other.samples)
+    for sample in other.samples:
+        mine = found[sample.request_id]
+        assert (mine.status, mine.replica, mine.retries) == (sample.status, sample.replica, sample.retries)
+        assert (mine.cached_tokens, mine.output_tokens) == (sample.cached_tokens, sample.output_tokens)
+        assert mine.ttft_ms == pytest.approx(sample.ttft_ms, abs=1e-6)
+        assert mine.e2e_s == pytest.approx(sample.e2e_s, abs=1e-9)
