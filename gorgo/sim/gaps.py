@@ -111,9 +111,13 @@ class DecodeLog:
             last_s = ended_s
         return pairs
 
+    @property
+    def long(self) -> bool:
+        """Worth a call of `forget`."""
+        return len(self._runs) > _LOG_ENTRIES
+
     def forget(self, marks: Iterable[int]) -> None:
-        """Let go of what is before all `marks`, of the requests that decode, once it is long."""
-        if len(self._runs) > _LOG_ENTRIES:
-            oldest = min(marks, default=self.mark())
-            del self._runs[: oldest - self._cut]
-            self._cut = oldest
+        """Let go of what is before all `marks`, of the requests that decode."""
+        oldest = min(marks, default=self.mark())
+        del self._runs[: oldest - self._cut]
+        self._cut = oldest

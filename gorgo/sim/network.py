@@ -177,6 +177,8 @@ class Connection:
             left = congestion_now(self._windows.congestion, now - self._sent_s, self._path.link.rtt_s)
             self._windows = self._windows._replace(congestion=left)
         self._sent_s = now
+        if not body_bytes:
+            return int(new)  # A ping opens no window.
         trips, self._windows = flights(body_bytes, self._windows)
         return trips - 1 + new
 

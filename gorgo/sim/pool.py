@@ -62,9 +62,11 @@ class Pool:
             kept = self._idle.pop()
             kept.used = True
             left = congestion_now(kept.windows.congestion, now - kept.sent_s, _TYPICAL_RTT_S)
-            kept.windows = flights(body_bytes, kept.windows._replace(congestion=left))[1]
+            if left != kept.windows.congestion:
+                kept.windows = kept.windows._replace(congestion=left)
         else:
             kept = Kept(self._path)
+        if body_bytes:  # A ping opens no window.
             kept.windows = flights(body_bytes, kept.windows)[1]
         kept.sent_s = now
         self._in_use.add(kept)

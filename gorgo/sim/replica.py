@@ -162,5 +162,6 @@ class SimEngine:
                 self._first_token(request, step.ends_s)
             if request.finished:
                 self._finished(request, step.ends_s)
-        self.log.forget(request.mark for request in self._model.decoding)
+        if self.log.long:
+            self.log.forget(request.mark for request in self._model.decoding)
         self._start(step.ends_s)
