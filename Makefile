@@ -4,13 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check lint types bench test-system test-postgres lock clean help
+.PHONY: demo laboratory test check lint types bench test-system test-postgres lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 demo: $(READY)   ## three simulated regions, a proxy, a trace, several policies in turn: about three minutes
 	@$(BIN)/gorgo demo $(ARGS)
+
+laboratory: $(READY) ## every claim about the policies, simulated; minutes to an hour, resumes in runs/laboratory
+	@$(BIN)/gorgo laboratory --out runs/laboratory $(ARGS)
 
 test: check      ## style, types, layers, then every test that needs pip alone
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered $(ARGS)

@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from gorgo import __version__
-from gorgo.cli import datasets, freezing, looking, measuring, ranking, reporting, running, simulating, tuning
+from gorgo.cli import (
+    datasets,
+    freezing,
+    laboratory,
+    looking,
+    measuring,
+    ranking,
+    reporting,
+    running,
+    simulating,
+    tuning,
+)
 from gorgo.cli.failures import Commands
 
 app = typer.Typer(
@@ -23,6 +34,7 @@ app.command()(running.serve)
 app.command()(running.engine)
 app.command()(measuring.replay)
 app.command()(simulating.simulate)
+app.command()(laboratory.laboratory)
 app.command()(measuring.demo)
 app.command()(reporting.report)
 app.command()(tuning.history)

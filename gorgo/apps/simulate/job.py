@@ -64,8 +64,13 @@ class SimJob:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """A run that is done. `job` has no feed any more; `requests` are there if they were to be kept."""
+    """A run that is done. `job` has no feed any more; `requests` are there if they were to be kept.
+
+    `cpu_s` is the processor's time for it in whichever process it ran, drawing or reading its feed included where that
+    was not there already.
+    """
 
     job: SimJob
     row: ResultRow
     requests: Sequence[SimRecord] | None = None
+    cpu_s: float | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
+from time import thread_time
 from typing import Any, Literal
 
 import numpy as np
@@ -44,25 +45,8 @@ Progress = Callable[[int, int, SimulatedRun], None]
 
 def run_once(job: SimJob) -> SimulatedRun:
     """One run, here and now. Raises `TraceError`, `UnknownPolicy`, `UnknownScenario` and the like for a wrong job."""
-    scenario = find_scenario(job.scenario)
-    fleet = scenario.fleet(job.fleet)
-    feed = _reshaped(scaled(_feed(job), job.time_scale), scenario.reshape)
-    if job.policy == FLOOR:
-        return floor_run(job, feed, floor_of(feed, fleet))
-    policy = policy_of(job.policy)
-    weights = None if job.weights is None else Weights.of(policy.weight_specs, job.weights, version=1, widen=True)
-    simulation = Simulation(
-        fleet,
-        policy,
-        seed=job.seed,
-        weights=weights,
-        faults=scenario.faults(fleet, feed[-1].arrival_s if feed else 0.0),
-        limits=job.limits,
-        probe_interval_s=job.probe_interval_s,
-        scrape_interval_s=job.scrape_interval_s,
-    )
-    result = simulation.run(feed)
-    return simulated_run(job, dict(simulation.router.weights), result)
+    begun_s = thread_time()
+    return replace(_run(job), cpu_s=thread_time() - begun_s)
 
 
 def run_many(
@@ -85,6 +69,28 @@ def run_many(
 def policy_of(name: str) -> Policy:
     """A policy of the registry, or the oracle."""
     return make_oracle() if name == ORACLE else make_policy(name)
+
+
+def _run(job: SimJob) -> SimulatedRun:
+    scenario = find_scenario(job.scenario)
+    fleet = scenario.fleet(job.fleet)
+    feed = _reshaped(scaled(_feed(job), job.time_scale), scenario.reshape)
+    if job.policy == FLOOR:
+        return floor_run(job, feed, floor_of(feed, fleet))
+    policy = policy_of(job.policy)
+    weights = None if job.weights is None else Weights.of(policy.weight_specs, job.weights, version=1, widen=True)
+    simulation = Simulation(
+        fleet,
+        policy,
+        seed=job.seed,
+        weights=weights,
+        faults=scenario.faults(fleet, feed[-1].arrival_s if feed else 0.0),
+        limits=job.limits,
+        probe_interval_s=job.probe_interval_s,
+        scrape_interval_s=job.scrape_interval_s,
+    )
+    result = simulation.run(feed)
+    return simulated_run(job, dict(simulation.router.weights), result)
 
 
 def _known(backend: Backend) -> str:

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from gorgo.apps.laboratory import (
+    Bench,
+    Laboratory,
+    Session,
+    Setting,
+    Target,
+    as_markdown,
+    estimated_cpu_s,
+    show_findings,
+)
+from gorgo.apps.report.rows import read_results
+from gorgo.cli import app
+from gorgo.errors import ReportError
+from tests.sim.fleets import three_regions
+
+HERE = Setting(name="small", traces=("chat-small", "art-chat-sample"), time_scale=2.0)
+TARGETS = (
+    Target(group="baselines", policy="gorgo-ms", settings=(HERE,), others=("random",), figure="p95 TTFT", at_most=9.0),
+    Target(group="oracle", policy="gorgo-ms", settings=(HERE,), others=("random",), figure="p95 E2E", at_most=0.01),
+)
+BENCH = Bench(fleet=three_regions(), first_requests=25)
+
+
+def asked(**changes: Any) -> Laboratory:
+    return replace(Laboratory(targets=TARGETS, bench=BENCH, seeds=range(2), n_jobs=1, show_progress=False), **changes)
+
+
+def test_runs_that_targets_share_are_made_once() -> None:
+    session = Session(asked())
+    assert len(session.plan.jobs) == len(session.missing) == 4
+    findings = session.run()
+    assert (findings.runs, findings.made) == (4, 4)
+    assert findings.cpu_s > 0.0
+    assert [verdict.met for verdict in findings.verdicts] == [True, False]
+    assert {row.n for by_seed in findings.rows.values() for row in by_seed.values()} == {25}
+
+
+def test_a_seed_has_its_trace() -> None:
+    jobs = Session(asked(seeds=range(3))).plan.jobs.values()
+    assert {(job.seed, job.trace) for job in jobs} == {(0, "chat-small"), (1, "art-chat-sample"), (2, "chat-small")}
+
+
+def test_settings_of_two_names_can_be_one_run() -> None:
+    other = replace(TARGETS[0], settings=(replace(HERE, name="the same"),))
+    session = Session(asked(targets=(TARGETS[0], other), seeds=range(1)))
+    assert len(session.plan.jobs) == 2
+    assert len({verdict.ratio for verdict in session.run().verdicts}) == 1
+
+
+def test_what_was_made_is_kept_and_what_is_missing_is_made(tmp_path: Path) -> None:
+    first = Session(asked(out=tmp_path, seeds=range(1))).run()
+    again = Session(asked(out=tmp_path, seeds=range(2)))
+    assert [job.seed for job in again.missing] == [1, 1]
+    both = again.run()
+    assert (both.runs, both.made) == (4, 2)
+    assert both.rows[HERE, "random"][0].ttft_ms == first.rows[HERE, "random"][0].ttft_ms
+    assert Session(asked(out=tmp_path)).missing == []
+    assert len(read_results(tmp_path / "results.json")) == 4
+
+
+def test_a_run_that_is_damaged_is_named(tmp_path: Path) -> None:
+    Session(asked(out=tmp_path, seeds=range(1))).run()
+    next((tmp_path / "runs").glob("*.json")).write_text("[{")
+    with pytest.raises(ReportError, match=r"runs/[0-9a-f]{32}\.json"):
+        Session(asked(out=tmp_path))
+
+
+def test_tables_have_each_target_and_each_mean() -> None:
+    findings = Session(asked()).run()
+    out = StringIO()
+    show_findings(findings, Console(file=out, width=140))
+    for text in (out.getvalue(), as_markdown(findings)):
+        assert "Against the oracle with the same lambda and delta" in text
+        assert text.count("small x2") == 2 + 2
+        assert "missed" in text
+        assert "1 of 2 targets met, all simulated; 4 runs" in text
+    assert as_markdown(findings).count("| small x2 | gorgo-ms |") == 3
+
+
+def test_an_estimate_counts_requests_and_knows_that_the_oracle_is_slower() -> None:
+    short, whole = BENCH.job(HERE, "random", 0), replace(BENCH, first_requests=None).job(HERE, "random", 0)
+    assert estimated_cpu_s([short]) == pytest.approx(estimated_cpu_s([whole]) * 25 / 7000)
+    assert estimated_cpu_s([replace(whole, policy="oracle")]) > estimated_cpu_s([whole])
+    assert estimated_cpu_s([]) == 0.0
+
+
+# -- the command
+
+RUN = ["laboratory", "--only", "wildchat", "--quick", "--seeds", "1", "--jobs", "1"]
+
+
+def test_the_command_prints_and_writes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gorgo.cli.laboratory.QUICK_REQUESTS", 30)
+    result = CliRunner().invoke(app, [*RUN, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.stderr
+    assert "2 runs, 0 made before" in result.stderr
+    assert "CONVERSATION TRACE ARE LEFT OUT" in result.stderr
+    assert "a look, not a result" in result.stderr
+    assert "WildChat-like" in result.stdout
+    assert "WildChat-like" in (tmp_path / "laboratory.md").read_text()
+    rows = json.loads((tmp_path / "results.json").read_text())
+    assert {(row["policy"], row["n"]) for row in rows} == {("gorgo-ms", 30), ("random", 30)}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "wildcat"], "no such group of targets; there are: baselines, published"),
+        (["--trace", "nowhere.jsonl"], "--trace nowhere.jsonl: no such file"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_what_is_misspelt_is_told_before_anything_runs(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["laboratory", *words])
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.split())
