@@ -70,8 +70,8 @@ class Campaign:
         box.to_log(start)
         self.box, self.optimizer, self.options, self.rng = box, optimizer, options, rng
         self.phase: saving.Phase = "new"
-        self.start = dict(start)
-        self.incumbent = {spec.name: start.get(spec.name, spec.default) for spec in box.specs}
+        self.incumbent = {spec.name: float(start.get(spec.name, spec.default)) for spec in box.specs}
+        self.start = {**start, **self.incumbent}
         self.ledger = Ledger(options, optimizer)
         self.inbox = Inbox()
         self.audited = not (options.guarded and options.audit) or self.incumbent == self.safe

@@ -62,6 +62,7 @@ def load(kind: type[Campaign], box: LogBox, options: CampaignOptions, state: Map
 
 def _load(kind: type[Campaign], box: LogBox, options: CampaignOptions, state: Mapping[str, Any]) -> Campaign:
     start = {str(name): float(value) for name, value in state["start"].items()}
+    start |= {spec.name: start[spec.name] for spec in box.specs}  # all of them are there
     optimizer = load_optimizer(box, state["optimizer"])
     campaign = kind(box, optimizer, options, start=start, rng=generator_of(state["rng"]))
     if state["phase"] not in get_args(Phase):

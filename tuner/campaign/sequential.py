@@ -49,7 +49,7 @@ class SignFlipTest:
     Example
     -------
     >>> test = SignFlipTest(pairs=20, alpha=0.05, seed=0)
-    >>> test.shown([0.1] * 6), test.shown([0.1] * 8)
+    >>> test.shown([0.1] * 5), test.shown([0.1] * 8)
     (False, True)
     """
 

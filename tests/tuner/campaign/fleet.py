@@ -72,15 +72,17 @@ class Proxy:
         self.level = keep * self.level + self.common * (1 - keep**2) ** 0.5 * float(self.rng.standard_normal())
         count = round(self.rate * seconds)
         self.routed[tuple(self.weights[name] for name in START)] += count
-        return [self._sample(start_s + i / self.rate, effect) for i in range(count)]
-
-    def _sample(self, at_s: float, effect: Effect) -> Sample:
-        self.seq += 1
-        z, near = self.rng.standard_normal(2), self.rng.random() < effect.share
-        ttft_ms = self.ttft_ms * effect.ttft * exp(self.level + 0.5 * z[0])
-        e2e_s = 2.0 * effect.e2e * exp(self.level + 0.4 * z[1])
-        replica = "near" if near else f"far-{self.seq % 3}"
-        return Sample(self.seq, at_s, replica, self.version, ttft_ms, e2e_s, 12.0 * exp(0.2 * z[1]), 200)
+        z = self.rng.standard_normal((3, count))
+        ttft_ms = (self.ttft_ms * effect.ttft * np.exp(self.level + 0.5 * z[0])).tolist()
+        e2e_s = (2.0 * effect.e2e * np.exp(self.level + 0.4 * z[1])).tolist()
+        itl_ms = (12.0 * np.exp(0.2 * z[2])).tolist()
+        near = (self.rng.random(count) < effect.share).tolist()
+        replicas = ["near" if is_near else f"far-{i % 2}" for i, is_near in enumerate(near)]
+        first, self.seq = self.seq + 1, self.seq + count
+        return [
+            Sample(first + i, start_s + i / self.rate, replicas[i], self.version, ttft_ms[i], e2e_s[i], itl_ms[i], 200)
+            for i in range(count)
+        ]
 
 
 class Run:

@@ -1,0 +1,284 @@
+"""The campaign event by event: what comes in, what it wants done, in sentences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gorgo.errors import TunerError, WeightsError
+from tests.tuner.campaign.fleet import BOX, START, Effect, Proxy, Run, bowl, nothing, sentence
+from tuner.campaign.actions import Action, Freeze, PutWeights, RollBack, Stop
+from tuner.campaign.machine import Campaign
+from tuner.campaign.options import CampaignOptions
+
+QUICK = CampaignOptions(max_generations=2)
+
+
+def puts(actions: list[Action]) -> list[PutWeights | RollBack]:
+    return [action for action in actions if isinstance(action, PutWeights | RollBack)]
+
+
+def comparing(run: Run) -> Run:
+    run.until(lambda: run.campaign.phase == "comparing")
+    return run
+
+
+def test_it_puts_the_start_and_proposes_nothing_before_a_warm_window_of_it_is_full() -> None:
+    run = Run(Proxy(rate=1.0), QUICK)
+    assert run.sentences() == ["puts 0.5 0.1: the start", "waits until 60"] or run.sentences() == [
+        "puts 0.5 0.1: the start"
+    ]
+    while run.now < 125:  # 125 samples, 128 are needed
+        run.step()
+    assert len(puts(run.actions)) == 1
+    run.step()
+    assert run.sentences()[-3] == "records 0 accepted: the start"
+    assert run.campaign.phase == "comparing"
+
+
+def test_a_generation_alternates_between_two_weight_sets_in_blocks_of_two_minutes() -> None:
+    run = comparing(Run(Proxy(), QUICK))
+    begun, before = run.now, len(run.actions)
+    while run.now < begun + 475:
+        run.step()
+    arms = [action.values for action in puts(run.actions[before - 3 :])]
+    assert len(arms) == 4
+    offspring = run.campaign.optimizer.ask()
+    for pair in (arms[:2], arms[2:]):
+        assert sorted(pair, key=lambda values: values == START) == [pytest.approx(offspring), START]
+
+
+def test_what_ends_a_generation_is_recorded_with_a_reason_and_figures() -> None:
+    run = Run(Proxy(bowl), QUICK)
+    run.until(lambda: len(run.rows) == 2)
+    start, first = run.rows
+    assert (start.number, start.accepted, start.weights) == (0, True, START)
+    assert (first.number, first.mode, first.optimizer, first.sigma is not None) == (1, "switchback", "es", True)
+    assert first.started_s < first.finished_s == run.now
+    assert first.reason.startswith("p95 TTFT ")
+    assert first.n > 800
+    assert first.weights_version is not None
+    assert None not in (first.objective_ms, first.incumbent_objective_ms, first.e2e_s_p95, first.itl_ms_p95)
+
+
+def test_samples_of_weights_that_it_did_not_put_count_for_nothing() -> None:
+    run = Run(Proxy(rate=1.0), QUICK)
+    for now in range(5, 400, 5):
+        old = [replace(sample, weights_version=1) for sample in run.proxy.serve(now, 5)]
+        run.do(run.campaign.on_samples(old, boot_id="boot-1", now=now))
+    assert run.campaign.phase == "warming"
+
+
+def test_an_answer_to_an_older_order_is_ignored() -> None:
+    run = comparing(Run(Proxy(), QUICK))
+    state = run.campaign.state()
+    assert run.campaign.on_weights_applied(99, ticket=1, now=run.now) == []
+    assert run.campaign.state() == state
+
+
+def test_frozen_weights_are_left_alone_until_they_are_thawed() -> None:
+    run = comparing(Run(Proxy(), QUICK))
+    candidate = run.campaign.optimizer.ask()
+    run.do(run.campaign.on_frozen(now=run.now))
+    before = len(run.actions)
+    for _ in range(100):
+        run.step()
+    assert run.actions[before:] == []
+    run.do(run.campaign.on_thawed(now=run.now))
+    assert sentence(puts(run.actions)[-1]) == "puts 0.5 0.1: thawed"
+    comparing(run)
+    assert run.campaign.optimizer.ask() == candidate
+
+
+def test_a_restarted_proxy_gets_its_weights_again_and_the_pairs_before_still_count() -> None:
+    run = comparing(Run(Proxy(bowl), QUICK))
+    run.until(lambda: run.campaign.trial and run.campaign.trial.state()["pairs"])
+    kept = run.campaign.state()["trial"]["pairs"]
+    run.proxy.restart()
+    run.step()
+    assert any(s.endswith("the proxy has restarted") for s in run.sentences()[-2:])
+    assert run.proxy.version == 2
+    assert run.campaign.state()["trial"]["pairs"] == kept
+    run.until(lambda: run.stopped)
+
+
+def test_a_restart_told_twice_is_one_restart() -> None:
+    run = comparing(Run(Proxy(), QUICK))
+    run.proxy.restart()
+    run.do(run.campaign.on_proxy_restarted(boot_id=run.proxy.boot_id, now=run.now))
+    before = len(puts(run.actions))
+    run.step()
+    assert len(puts(run.actions)) == before
+
+
+def test_lost_samples_void_the_pair_under_way() -> None:
+    run = comparing(Run(Proxy(), QUICK))
+    for _ in range(40):
+        run.step()
+    run.proxy.seq += 7
+    run.step()
+    assert any(s.endswith("samples were lost") for s in run.sentences()[-2:])
+    run.do(run.campaign.on_gap(now=run.now))
+    assert any(s.endswith("samples were lost") for s in run.sentences()[-2:])
+
+
+def test_repeated_samples_change_nothing() -> None:
+    once, twice = Run(Proxy(bowl), QUICK), Run(Proxy(bowl), QUICK)
+    while not once.stopped:
+        once.step()
+        samples = twice.proxy.serve(twice.now, 5.0)
+        twice.now += 5.0
+        for batch in (samples[:9], samples, samples[3:]):
+            twice.do(twice.campaign.on_samples(batch, boot_id="boot-1", now=twice.now))
+        twice.do(twice.campaign.on_time(now=twice.now))
+    assert [row.n for row in twice.rows] == [row.n for row in once.rows]
+    assert twice.campaign.incumbent == once.campaign.incumbent
+
+
+def test_an_operator_s_weights_become_the_incumbent() -> None:
+    run = comparing(Run(Proxy(), QUICK))
+    run.do(run.campaign.on_foreign_weights({"w_rtt": 1.0, "w_queue": 0.2}, now=run.now))
+    assert sentence(puts(run.actions)[-1]) == "puts 1 0.2: weights that somebody else has set"
+    assert run.campaign.optimizer.incumbent == pytest.approx({"w_rtt": 1.0, "w_queue": 0.2})
+
+
+def test_an_operator_s_weights_outside_the_box_end_the_campaign_without_another_put() -> None:
+    run = comparing(Run(Proxy(), QUICK))
+    before = len(puts(run.actions))
+    run.do(run.campaign.on_foreign_weights({"w_rtt": 9.0, "w_queue": 0.2}, now=run.now))
+    assert run.stopped
+    assert "w_rtt" in run.stopped
+    assert len(puts(run.actions)) == before
+
+
+def test_nothing_is_proposed_while_the_fleet_is_saturated_and_defaults_give_up_in_the_end() -> None:
+    run = Run(Proxy(ttft_ms=9000.0), QUICK)
+    run.until(lambda: run.stopped)
+    assert [s for s in run.sentences() if not s.startswith("waits")] == [
+        "puts 0.5 0.1: the start",
+        "puts 0.5 0.1: the end: the fleet stays saturated",
+        "stops: the fleet stays saturated",
+    ]
+    assert 1800 <= run.now < 2000
+
+
+def test_weights_under_which_the_fleet_stays_saturated_are_left_for_the_defaults() -> None:
+    def slow(weights: Mapping[str, float]) -> Effect:
+        return Effect(ttft=20.0 if weights["w_queue"] < 0.06 else 1.0)
+
+    run = Run(Proxy(slow), QUICK, start={"w_rtt": 2.0, "w_queue": 0.05})
+    run.until(lambda: len(puts(run.actions)) == 2)
+    assert sentence(puts(run.actions)[-1]) == "rolls back to 0.5 0.1: the fleet stays saturated: back to the defaults"
+    comparing(run)
+
+
+def test_an_offspring_that_saturates_the_fleet_is_rolled_back_before_anything_is_written() -> None:
+    def slow(weights: Mapping[str, float]) -> Effect:
+        return Effect(ttft=1.0 if weights == START else 20.0, e2e=1.0 if weights == START else 5.0)
+
+    run = Run(Proxy(slow), QUICK)
+    run.until(lambda: len(run.rows) == 2)
+    words = [s for s in run.sentences() if not s.startswith("waits")][-2:]
+    assert words == ["rolls back to 0.5 0.1: the fleet is saturated", "records 1 rejected: the fleet is saturated"]
+    assert run.campaign.phase == "warming"
+
+
+def test_too_little_traffic_ends_in_waiting_not_in_a_verdict() -> None:
+    run = comparing(Run(Proxy(rate=2.0), QUICK))
+    run.proxy.rate = 0.2
+    run.until(lambda: run.campaign.phase == "warming")
+    assert "18 samples in a block, 30 are needed" in sentence(puts(run.actions)[-1])
+    assert len(run.rows) == 1
+
+
+def test_at_the_end_the_incumbent_is_put_and_then_frozen() -> None:
+    run = Run(Proxy(bowl), CampaignOptions(max_generations=1, freeze_at_end=True))
+    run.until(lambda: run.stopped)
+    last = [action for action in run.actions if isinstance(action, PutWeights | Freeze | Stop)][-3:]
+    assert [type(action) for action in last] == [PutWeights, Freeze, Stop]
+    assert isinstance(last[1], Freeze)
+    assert last[1].values == run.proxy.weights
+    assert run.stopped == "1 generations"
+
+
+def test_it_stops_when_its_time_is_over_even_without_traffic() -> None:
+    run = Run(Proxy(rate=0.0), CampaignOptions(budget_s=600.0))
+    run.until(lambda: run.stopped)
+    assert run.stopped == "budget of 600 s is spent"
+
+
+def test_it_stops_when_the_optimizer_has_converged() -> None:
+    run = Run(Proxy(), CampaignOptions(mode="guarded", discard_s=0.0, warm_up_s=0.0))
+    run.until(lambda: run.stopped)
+    assert run.stopped.startswith(("es: converged", "100 generations"))  # type: ignore[union-attr]
+
+
+def test_weights_that_do_not_move_are_put_with_those_that_do() -> None:
+    run = Run(Proxy(), QUICK, start={**START, "delta": 3.0})
+    comparing(run)
+    assert all(action.values["delta"] == 3.0 for action in puts(run.actions))
+
+
+@pytest.mark.parametrize("mode", ["switchback", "guarded", "paper"])
+def test_a_campaign_that_is_killed_at_any_moment_goes_on_and_counts_nothing_twice(mode: Any) -> None:
+    options = CampaignOptions(mode=mode, max_generations=3)
+    run, step = Run(Proxy(bowl), options), 0
+    while not run.stopped:
+        run.step()
+        step += 1
+        if step % 101 == 0:
+            saved = json.loads(json.dumps(run.campaign.state()))
+            loaded = Campaign.from_state(BOX, options, saved)
+            again = loaded.state()
+            assert {k: v for k, v in again.items() if k not in ("rng", "trial")} == {
+                k: v for k, v in saved.items() if k not in ("rng", "trial")
+            }
+            if saved["trial"]:
+                assert again["trial"] == saved["trial"]
+            assert loaded.optimizer.ask() == run.campaign.optimizer.ask()
+            run.campaign = loaded
+            run.do(run.campaign.begin(now=run.now))
+    assert [row.number for row in run.rows] == [0, 1, 2, 3]
+    assert all(row.n <= 20 * 90 * 3 for row in run.rows)  # at most twenty blocks of 90 s at 3 a second
+
+
+def test_a_campaign_that_is_over_stays_over() -> None:
+    run = Run(Proxy(), CampaignOptions(max_generations=1))
+    run.until(lambda: run.stopped)
+    loaded = Campaign.from_state(BOX, run.campaign.options, run.campaign.state())
+    assert loaded.begin(now=run.now) == [Stop("1 generations")]
+    assert loaded.on_time(now=run.now + 9999) == []
+
+
+def test_a_state_of_another_mode_or_a_damaged_one_is_refused() -> None:
+    state = comparing(Run(Proxy(), QUICK)).campaign.state()
+    with pytest.raises(TunerError, match="expected format 1, mode 'paper'"):
+        Campaign.from_state(BOX, CampaignOptions(mode="paper"), state)
+    for key in ("start", "optimizer", "cursor", "trial", "phase", "rng"):
+        with pytest.raises(TunerError, match=r"damaged|is in phase|optimizer 'None' is unknown"):
+            Campaign.from_state(BOX, QUICK, {**state, key: {}})
+
+
+def test_a_start_outside_the_box_is_refused() -> None:
+    with pytest.raises(WeightsError, match="w_queue"):
+        Run(Proxy(nothing), start={"w_rtt": 0.5, "w_queue": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "fast"}, "mode is 'fast'; expected one of switchback, guarded, paper"),
+        ({"alpha": 1.5}, "alpha is 1.5; expected a share above 0, at most 1"),
+        ({"block_s": 20.0}, "discard_s is 30 of blocks of 20 s"),
+        ({"hop": 200}, "hop is 200 of a window of 128"),
+        ({"pairs": 0}, "pairs is 0; expected a finite number above 0"),
+        ({"margin": float("nan")}, "margin is nan; expected 0 or a finite number above 0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TunerError, match=message):
+        CampaignOptions(**options)
