@@ -1,7 +1,7 @@
 """Comparing windows of samples: `guarded`, one honest window against another, and `paper`, the published protocol.
 
 Owns the two simpler ways to measure. Neither has an error rate: a window's p95 varies by a tenth to a half from chance,
-and whoever compares two of them accepts about every second candidate that makes no difference.
+and comparing two of them accepts nearly every second candidate that makes no difference.
 """
 
 from __future__ import annotations
