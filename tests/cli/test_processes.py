@@ -105,7 +105,8 @@ def test_quick_start_of_the_readme_works(tmp_path: Path) -> None:
 
         shown = json.loads(output(gorgo("status", "--json", "--url", admin_url)))
         assert sum(replica["attempts"] for replica in shown["replicas"]) == 1
-        table = output(gorgo("status", "--url", admin_url)).splitlines()
+        *table, weights = output(gorgo("status", "--url", admin_url)).splitlines()
+        assert weights == "policy gorgo w_rtt=0.5 w_queue=0.1, version 1, not frozen"
         assert [line.split()[0] for line in table] == ["replica", *(replica["name"] for replica in shown["replicas"])]
 
         refused = {**environ(), "GORGO_ADMIN_TOKEN": "another"}

@@ -257,6 +257,16 @@ async def test_reload_does_not_touch_frozen_weights_and_the_thaw_does_not_bring_
     assert (await shown(followed.fleet))["policy"] == "gorgo"
 
 
+async def test_weights_outside_the_box_that_a_file_brought_do_not_stop_reloads(start: Start, tmp_path: Path) -> None:
+    a = await start.replica(stream(delta("a"), DONE))
+    proxy = {"policy": "gorgo", "weights": {"w_rtt": 9.0}}
+    followed = await follow(start, tmp_path, regions({"a": a}, proxy=proxy), [a])
+    await followed.rewrite(regions({"a": a}, proxy=proxy, limits={"max_attempts": 2}))
+    assert followed.count("applied") == 1
+    await followed.rewrite(regions({"a": a}, proxy={"policy": "gorgo", "weights": {"w_rtt": 10.0}}))
+    assert (followed.count("applied"), followed.count("refused")) == (1, 1)
+
+
 async def test_reload_is_kept_too_and_a_full_disk_does_not_stop_it(start: Start, tmp_path: Path) -> None:
     a = await start.replica(stream(delta("a"), DONE))
     disk = Disk(tmp_path / "state")
