@@ -14,7 +14,6 @@ goes on), jitter of the intervals, and the CPU time of routing.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -28,6 +27,7 @@ from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, Ro
 from gorgo.core.router import Router
 from gorgo.core.weights import Weights
 from gorgo.errors import UnknownReplica
+from gorgo.sim.deadlines import ContentDeadlines
 from gorgo.sim.feed import BLOCK_TOKENS, SimRequest
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.gaps import GapHistogram
@@ -41,8 +41,6 @@ from gorgo.sim.site import Site
 WARM_INTERVAL_S = 2.0
 #: As the proxy: figures older than so many intervals are stale.
 STALE_INTERVALS = 3
-#: As the proxy's default: an attempt without content is given up after so long, s.
-FIRST_CONTENT_TIMEOUT_S = 120.0
 #: Keys of trips per request: more than the attempts that any limit allows in practice.
 KEYS_PER_REQUEST = 8
 
@@ -175,8 +173,7 @@ class Simulation:
         self._next = 0
         self._served: dict[str, _Served] = {}
         self._records: list[SimRecord] = []
-        #: Attempts in the order in which they will have waited too long, and where they went.
-        self._waiting: deque[tuple[float, Sending, Site]] = deque()
+        self._deadlines = ContentDeadlines(self.kernel)
         self._timer_s: float | None = None
 
     def run(self, feed: Sequence[SimRequest]) -> SimResult:
@@ -347,7 +344,7 @@ class Simulation:
             trips=Trips(self._draws, request.index * KEYS_PER_REQUEST + dispatch.attempt),
         )
         site = self.engines[dispatch.replica]
-        self._watch(sending, site)
+        self._deadlines.watch(sending, site)
         site.send(sending)
 
     def _reject(self, reject: Reject) -> None:
@@ -367,25 +364,6 @@ class Simulation:
     def _stop_if_done(self) -> None:
         if not self._served and self._next == len(self._feed):
             self.kernel.stop()
-
-    def _watch(self, sending: Sending, site: Site) -> None:
-        """Give the attempt up when it has no content in time. One event for all: they wait equally long."""
-        due_s = self.kernel.now + FIRST_CONTENT_TIMEOUT_S
-        self._waiting.append((due_s, sending, site))
-        if len(self._waiting) == 1:
-            self.kernel.at(due_s, self._give_up)
-
-    def _give_up(self) -> None:
-        waiting, now = self._waiting, self.kernel.now
-        late: list[tuple[Sending, Site]] = []
-        while waiting and (waiting[0][1].over or waiting[0][1].content_seen or waiting[0][0] <= now):
-            _, sending, site = waiting.popleft()
-            if not (sending.over or sending.content_seen):
-                late.append((sending, site))
-        if waiting:
-            self.kernel.at(waiting[0][0], self._give_up)
-        for sending, site in late:
-            site.give_up(sending)
 
     def _arm(self) -> None:
         """Wake the Router when it wants to be woken; told after whatever can move that time nearer."""

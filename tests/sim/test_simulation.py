@@ -8,9 +8,10 @@ import pytest
 from gorgo.core.router import Router
 from gorgo.errors import UnknownReplica
 from gorgo.policies.registry import POLICIES, make_policy
+from gorgo.sim.deadlines import FIRST_CONTENT_TIMEOUT_S
 from gorgo.sim.feed import SimRequest, scaled
 from gorgo.sim.fleet import SimFleet
-from gorgo.sim.simulation import FIRST_CONTENT_TIMEOUT_S, Simulation
+from gorgo.sim.simulation import Simulation
 from tests.sim.feeds import conversations
 from tests.sim.fleets import three_regions
 

@@ -55,8 +55,9 @@ def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
 
     Example
     -------
-    >>> ratio_of([(90.0, 100.0), (88.0, 100.0), (92.0, 100.0)])
-    Ratio(value=0.8998517642690446, low=0.8511881378195886, high=0.9512975338880868, n=3)
+    >>> ratio = ratio_of([(90.0, 100.0), (88.0, 100.0), (92.0, 100.0)])
+    >>> round(ratio.value, 3), round(ratio.low, 3), round(ratio.high, 3), ratio.n
+    (0.9, 0.852, 0.951, 3)
     """
     logs = [log(one / other) for one, other in pairs if one > 0 and other > 0]
     if not logs:
