@@ -33,4 +33,30 @@ class Reject:
     retry_after_s: float | None = None
 
 
-Action = Dispatch | Reject
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep the request: a Dispatch or a Reject for it comes from a later event, unless the shell abandons it."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hedge:
+    """Send the request to another replica as well: `dispatch` is reserved like any other.
+
+    The attempt whose first content comes first is the answer. From one whose content was sent on there is no Hedge.
+    """
+
+    request_id: str
+    dispatch: Dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End this attempt: another one of its request has answered. Its end is told like any other, as `SUPERSEDED`."""
+
+    request_id: str
+    attempt_id: str
+
+
+Action = Dispatch | Reject | Hold | Hedge | Cancel

@@ -24,6 +24,9 @@ from math import inf
 
 from gorgo.core.speed import LearnedSpeed
 
+#: A first token may be so late before its replica counts as stuck, s.
+LATE_S = 0.3
+
 
 @dataclass(slots=True)
 class _Waiting:
@@ -74,6 +77,18 @@ class BusyClock:
     def waiting_s(self) -> float:
         """Prefill of all in line."""
         return self._prior_s * self.speed.factor
+
+    def ahead_of(self, key: str) -> list[str]:
+        """Those in line before `key` whose first token will be seen; none if it is not in line."""
+        if key not in self._line:
+            return []
+        ahead: list[str] = []
+        for other, waiting in self._line.items():
+            if other == key:
+                break
+            if waiting.seen:
+                ahead.append(other)
+        return ahead
 
     def dispatched(self, key: str, *, arrives_s: float, prior_s: float, seen: bool) -> None:
         """A request is on its way. `seen` if it will be a stream, whose first token can be seen."""

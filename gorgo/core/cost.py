@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.candidates import Candidates
-from gorgo.core.decision import Choice, pick_least
+from gorgo.core.decision import Choice, Forecast, pick_least
 
 Floats = NDArray[np.float64]
 
@@ -36,12 +36,13 @@ def least_cost(
     *,
     fallback: str | None = None,
     predicted_ttft_s: Floats | Callable[[int], float | None] | None = None,
+    forecast: Callable[[], Forecast] | None = None,
 ) -> Choice:
     """The candidate with the least sum of `terms`; ties go to the fewest in flight, then to chance.
 
     The terms are kept with the decision, so they must be the caller's own arrays, never the fleet's columns.
     `predicted_ttft_s` has an entry per candidate, NaN where there is no prediction, or is asked for
-    single rows.
+    single rows. `forecast` is passed on.
     """
     columns = iter(terms.values())
     cost = next(columns)
@@ -49,7 +50,7 @@ def least_cost(
         cost = cost + column
     row = pick_least(cost, candidates.in_flight_requests, rng)
     predicts = _cell_of(predicted_ttft_s) if isinstance(predicted_ttft_s, np.ndarray) else predicted_ttft_s
-    return Choice(row, terms, cost, None if predicts is None else predicts(row), fallback, predicts)
+    return Choice(row, terms, cost, None if predicts is None else predicts(row), fallback, predicts, forecast)
 
 
 def _cell_of(column: Floats) -> Callable[[int], float | None]:

@@ -21,12 +21,23 @@ TIE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a policy predicts for each candidate, s: network and prefill if nobody else were there, the work before
+    this request, and its prefill by itself.
+    """
+
+    alone_s: NDArray[np.float64]
+    work_s: NDArray[np.float64]
+    prefill_s: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """A policy's answer: the row picked among the candidates, and why.
 
     `terms` holds one column per named term of the cost, one entry per candidate; `cost` is their sum where the policy
     has a cost. `fallback` says in a word why the primary rule did not decide (`None` when it did). `predicts` is the
-    predicted time to first token of any row, where the policy predicts.
+    predicted time to first token of any row, where the policy predicts, and `forecast` what that is made of.
     """
 
     row: int
@@ -35,6 +46,7 @@ class Choice:
     predicted_ttft_s: float | None = None
     fallback: str | None = None
     predicts: Callable[[int], float | None] | None = None
+    forecast: Callable[[], Forecast] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,16 @@ def no_replica(request: RouteRequest, retry_after_s: float) -> Reject:
     return Reject(request.request_id, 503, "no_replica", "no replica can take the request now", retry_after_s)
 
 
+def queue_full(request: RouteRequest, limit: int, retry_after_s: float) -> Reject:
+    message = f"{limit} requests wait for a replica, the most this proxy holds"
+    return Reject(request.request_id, 429, "queue_full", message, retry_after_s)
+
+
+def too_late(request: RouteRequest, retry_after_s: float) -> Reject:
+    message = "no replica can have the first token in time any more"
+    return Reject(request.request_id, 429, "deadline_unreachable", message, retry_after_s)
+
+
 def failed(state: RequestState, outcome: Outcome) -> Reject:
     """The last failure, as the client sees it."""
     request_id = state.request.request_id
@@ -46,7 +56,7 @@ def failed(state: RequestState, outcome: Outcome) -> Reject:
 
 def status_of(outcome: Outcome) -> int:
     """HTTP status of an end that is not retried, as the client would judge it."""
-    if outcome.ending is Ending.CLIENT_GONE:
+    if outcome.ending in (Ending.CLIENT_GONE, Ending.SUPERSEDED):
         return 499
     if outcome.ending is Ending.FAILED_AFTER_CONTENT:
         return 502
@@ -75,8 +85,8 @@ def sample_of(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         e2e_s=now - request.received_s,
         itl_ms_p95=_ms(outcome.itl_s_p95),
         status=status,
-        retries=attempt.state.attempts - 1,
-        hedged=False,
+        retries=attempt.state.attempts - 1 - attempt.state.hedged,
+        hedged=attempt.state.hedged,
         terms=attempt.terms,
         shadow_policy=None if shadow is None else shadow.policy,
         shadow_rank=None if shadow is None else shadow.rank,

@@ -164,6 +164,11 @@ class Fleet:
             found = self._eligible[key] = self._filter(key)
         return found
 
+    @property
+    def nobody(self) -> Eligible:
+        """For a request whose one replica has left."""
+        return self._rows([], dict.fromkeys(self.members, "pinned"), panic=False)
+
     def only(self, name: str) -> Eligible:
         """The one replica that can serve a pinned request, draining or ejected or not: nobody else could."""
         member = self.member(name)

@@ -23,6 +23,13 @@ class RequestState:
     request: RouteRequest
     attempts: int = 0
     tried: set[str] = field(default_factory=set)
+    #: Attempts that have not ended, first one first.
+    open: list[Attempt] = field(default_factory=list)
+    #: It was sent to a second replica while the first had not answered.
+    hedged: bool = False
+    #: The attempt that is the answer, and whether the request's sample is written.
+    answer: Attempt | None = None
+    closed: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +66,10 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._open)
 
+    def find(self, attempt_id: str) -> Attempt | None:
+        """An open attempt."""
+        return self._open.get(attempt_id)
+
     def new_id(self, state: RequestState) -> str:
         """`REQUEST/ATTEMPT`; a client that reuses an id while it is in flight gets one with a mark appended."""
         attempt_id = f"{state.request.request_id}/{state.attempts}"
@@ -68,6 +79,7 @@ class Ledger:
 
     def open(self, attempt: Attempt) -> None:
         self._open[attempt.attempt_id] = attempt
+        attempt.state.open.append(attempt)
         member, request = attempt.member, attempt.state.request
         self._fleet.reserve(member, request.prompt_tokens)
         member.clock.dispatched(
@@ -94,6 +106,7 @@ class Ledger:
         attempt = self._open.pop(attempt_id, None)
         if attempt is None:
             return None
+        attempt.state.open.remove(attempt)
         member, tokens = attempt.member, attempt.state.request.prompt_tokens
         if attempt.first_token_s is None:
             self._fleet.release_prefill(member, tokens)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gorgo.core.health import EjectionLimits
+from gorgo.core.hedging import HedgeLimits
+from gorgo.core.overload import OverloadLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,10 @@ class RouterLimits:
         Share of healthy replicas under which ejection is ignored.
     ejection:
         When a replica is ejected and for how long.
+    overload:
+        Who waits at the proxy and who is turned away.
+    hedging:
+        When a request is sent to a second replica.
     """
 
     max_attempts: int = 3
@@ -43,3 +49,5 @@ class RouterLimits:
     samples_kept: int = 10_000
     panic_threshold: float = 0.5
     ejection: EjectionLimits = field(default_factory=EjectionLimits)
+    overload: OverloadLimits = field(default_factory=OverloadLimits)
+    hedging: HedgeLimits = field(default_factory=HedgeLimits)

@@ -41,6 +41,16 @@ class RouteRequest:
         its time.
     body_bytes:
         What is sent to the replica: a body larger than a connection's window takes more than one round trip.
+    slo_ttft_s:
+        Its deadline for the first token, s from `received_s`; `None`: that of the configuration, or none.
+    priority:
+        Of those who wait, the highest goes first.
+    client:
+        Who asks, so that those who wait are served in turn; `None` is one client like any other.
+    regions:
+        Where it may be served; `None` is anywhere.
+    repeatable:
+        Whether it may be sent to two replicas at once: nothing is kept of it there.
     """
 
     request_id: str
@@ -54,6 +64,11 @@ class RouteRequest:
     pinned_replica: str | None = None
     streamed: bool = True
     body_bytes: int = 0
+    slo_ttft_s: float | None = None
+    priority: int = 0
+    client: str | None = None
+    regions: frozenset[str] | None = None
+    repeatable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,8 @@ class Ending(Enum):
     FAILED_AFTER_CONTENT = "failed_after_content"
     #: Another 4xx, passed through to the client: the request's fault.
     REFUSED = "refused"
+    #: Cancelled, because another attempt of the same request answered first.
+    SUPERSEDED = "superseded"
 
 
 @dataclass(frozen=True, slots=True)

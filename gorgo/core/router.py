@@ -12,20 +12,17 @@ it, is confirmed by the first token and withdrawn when the attempt ends without 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
-from gorgo.core.actions import Action, Dispatch, Reject
-from gorgo.core.cache_reports import contradicts
-from gorgo.core.candidates import Candidates
-from gorgo.core.decision import Choice, Decision
+from gorgo.core.actions import Action, Cancel, Dispatch, Reject
+from gorgo.core.beliefs import Beliefs
+from gorgo.core.decision import Decision
 from gorgo.core.endings import (
-    RETRY_AFTER_S,
     failed,
     model_not_found,
-    no_replica,
     replica_not_found,
     sample_of,
     status_of,
@@ -33,22 +30,29 @@ from gorgo.core.endings import (
 )
 from gorgo.core.fleet import Eligible, Fleet, Member
 from gorgo.core.fleet_view import ReplicaView, view_replica
+from gorgo.core.front_door import FrontDoor
+from gorgo.core.hedging import Hedger
 from gorgo.core.ledger import Attempt, Ledger, RequestState
 from gorgo.core.limits import RouterLimits
+from gorgo.core.placing import Placer
 from gorgo.core.policy import Policy
 from gorgo.core.prefix_index import PrefixIndex
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, RouteRequest
 from gorgo.core.samples import SampleRing
-from gorgo.core.shadow import Shadow, ShadowScore, check_shadow, shared_index
+from gorgo.core.shadow import check_shadow, shared_index
 from gorgo.core.weights import Weights
 
 #: Endings of an attempt after which the request may go to another replica.
 _RETRIED = (Ending.FAILED_BEFORE_CONTENT, Ending.BUSY)
+#: Endings of an attempt that are not the request's while another attempt is open.
+_LEAVES_IT_TO_OTHERS = (*_RETRIED, Ending.SUPERSEDED)
 #: Endings that prove the replica alive: it answered, even if with a 4xx.
 _ANSWERED = (Ending.COMPLETED, Ending.REFUSED)
 
 _DEFAULTS = RouterLimits()
+
+ActionT = TypeVar("ActionT", bound=Action)
 
 
 __all__ = ["Router", "RouterLimits"]
@@ -104,16 +108,11 @@ class Router:
     ) -> None:
         if shadow is not None:
             check_shadow(policy, shadow)
-        self.policy = policy
         self.limits = limits
         self.boot_id = boot_id
         version = 1 if weights is None else weights.version
-        # `widen`: the box was minded, or not, by whoever made them.
-        self.weights = Weights.of(policy.weight_specs, weights, version=version, widen=True)
         self.index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=shared_index(policy, shadow) == "bounded")
         self.samples = SampleRing(boot_id, limits.samples_kept)
-        self._rng = rng
-        self._shadow = self._shadowed(shadow)
         self._fleet = Fleet(
             stale_after_s=limits.stale_after_s,
             rtt_ewma_alpha=limits.rtt_ewma_alpha,
@@ -121,8 +120,23 @@ class Router:
             ejection=limits.ejection,
         )
         self._ledger = Ledger(self._fleet)
-        self._decisions: deque[Decision] = deque(maxlen=limits.decisions_kept)
-        self._replace_fleet(replicas)
+        self._beliefs = Beliefs(self.index, self._fleet, block_tokens=limits.block_tokens)
+        self._placer = Placer(
+            self._fleet,
+            self._ledger,
+            self.index,
+            policy=policy,
+            # `widen`: the box was minded, or not, by whoever made them.
+            weights=Weights.of(policy.weight_specs, weights, version=version, widen=True),
+            rng=rng,
+            shadow=shadow,
+            decisions_kept=limits.decisions_kept,
+        )
+        self._door = FrontDoor(self._fleet, self._placer, self._eligible, limits.overload)
+        self._hedger = Hedger(self._fleet, self._placer, self._door.doors, self._eligible, limits.hedging)
+        #: Of the last event: what is due is due by then.
+        self._now = float("-inf")
+        self._beliefs.replaced(self._fleet.replace(replicas))
 
     # -- a request's life
 
@@ -131,51 +145,71 @@ class Router:
         """Open attempts."""
         return len(self._ledger)
 
+    @property
+    def held(self) -> int:
+        """Requests that wait here."""
+        return len(self._door.room)
+
     def submit(self, request: RouteRequest, *, now: float) -> list[Action]:
-        """Choose a replica and reserve it: one Dispatch, or one Reject and nothing reserved."""
-        self._catch_up(now)
+        """Choose a replica and reserve it, or say that the request waits, or turn it away: one action for it, the last.
+
+        What time has made due for others comes before it.
+        """
+        actions = self._catch_up(now)
         refusal = self._refuse(request)
-        if refusal is not None:
-            return [refusal]
-        eligible = self._eligible(request)
-        if not eligible.members:
-            return [no_replica(request, self._readmission_s(now))]
-        return [self._dispatch(RequestState(request), eligible, now)]
+        if refusal is None:
+            self._hedger.asked(now=now)
+            actions.append(self._sent(self._door.arrive(RequestState(request), now=now)))
+        else:
+            actions.append(refusal)
+        return actions
+
+    def abandon(self, request_id: str, *, now: float) -> list[Action]:
+        """The client of a request that waits is gone. One that does not wait is ignored."""
+        self._now = now
+        self._door.abandon(request_id)
+        return []
 
     def on_first_token(self, attempt_id: str, *, now: float) -> list[Action]:
-        """The first content came. Told again, or for an attempt that has ended, it changes nothing."""
+        """The first content came. Told again, or for an attempt that has ended, it changes nothing.
+
+        Answers a Cancel for another attempt of the same request, and what became possible for others.
+        """
+        self._now = now
+        found = self._ledger.find(attempt_id)
+        ahead = found.member.clock.ahead_of(attempt_id) if found is not None and self._hedger.on else []
         attempt = self._ledger.first_token(attempt_id, now=now)
-        if attempt is not None:
-            self._answered(attempt, now)
-            if attempt.member.slot >= 0:
-                self.index.confirm(attempt.state.request.blocks, attempt.member.slot)
-        return []
+        if attempt is None:
+            return []
+        self._answered(attempt, now)
+        self._beliefs.first_token(attempt)
+        if ahead and attempt.state.request.streamed:
+            waiting = [other for key in ahead if (other := self._ledger.find(key)) is not None]
+            self._hedger.overtaken(waiting, now=now)
+        return [*self._won(attempt), *self._walk(now)]
 
     def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> list[Action]:
         """The attempt ended: release its load, judge the replica, and go on with the request or close it.
 
-        Answers the next Dispatch, or a Reject when a failure cannot be retried; nothing for any other end.
+        Answers the next Dispatch, or a Reject when a failure cannot be retried; nothing of its own for any other end or
+        while another attempt of the request is open. What became possible for others comes behind.
         """
+        self._now = now
         attempt = self._ledger.close(attempt_id, now=now)
         if attempt is None:
             return []
         self._judge(attempt, outcome, now)
-        if outcome.ending not in _RETRIED:
-            self._sample(attempt, outcome, status_of(outcome), now)
-            return []
-        action = self._retry(attempt, outcome, now)
-        if isinstance(action, Reject):
-            self._sample(attempt, outcome, action.status, now)
-        return [action]
+        return [*self._go_on(attempt, outcome, now), *self._walk(now)]
 
     # -- what probes, scrapes and time tell
 
     def on_probe(self, replica: str, rtt_s: float | None, *, now: float) -> list[Action]:
         """A ping's round trip, `None` if it failed. A replica that has just left is ignored."""
+        self._now = now
         member = self._fleet.members.get(replica)
         if member is not None:
             self._fleet.probed(member, rtt_s, now=now)
-        return []
+        return self._walk(now)
 
     def on_path(self, replica: str, connection: OpenConnection | None, *, now: float) -> list[Action]:
         """The connection that the next request to a replica takes, `None` if it opens one; told after each change.
@@ -192,23 +226,30 @@ class Router:
         member = self._fleet.members.get(replica)
         if member is not None and sample is not None:
             self._fleet.scraped(member, sample, now=now)
-            self._fit_index(member)
+            self._beliefs.fit(member)
         return []
 
     def next_timer(self) -> float | None:
-        """When `handle_timer` is next of use."""
-        return self._fleet.next_timer()
+        """When `handle_timer` is next of use. Any event can move it; without one it is not in the past."""
+        due = [self._fleet.next_timer(), self._hedger.next_s(), self._door.next_s(now=self._now)]
+        return min((at for at in due if at is not None), default=None)
 
     def handle_timer(self, *, now: float) -> list[Action]:
-        """Figures go stale and back-offs end. Safe to call at any time."""
-        self._fleet.handle_timer(now=now)
-        return []
+        """Figures go stale, back-offs end, requests are late or their time is over. Safe to call at any time."""
+        self._now = now
+        due_s = self._fleet.next_timer()
+        if due_s is not None and due_s <= now:
+            self._fleet.handle_timer(now=now)
+        hedges = self._hedger.look(now=now)
+        for hedge in hedges:
+            self._sent(hedge.dispatch)
+        return [*hedges, *self._walk(now)]
 
     # -- what an operator or a tuner sets
 
     def set_weights(self, values: Mapping[str, float], *, now: float, widen: bool = False) -> Weights:
         """Replace the values named, under a new version. Raises `WeightsError` and changes nothing if one is wrong."""
-        self.weights = self.weights.changed(self.policy.weight_specs, values, widen=widen)
+        self._placer.weights = self.weights.changed(self.policy.weight_specs, values, widen=widen)
         return self.weights
 
     def set_policy(
@@ -220,21 +261,23 @@ class Router:
         """
         bounded = shared_index(policy, self.shadow) == "bounded"
         version = self.weights.version + 1
-        self.weights = Weights.of(policy.weight_specs, values, version=version, widen=widen)
-        self.policy = policy
+        self._placer.weights = Weights.of(policy.weight_specs, values, version=version, widen=widen)
+        self._placer.policy = policy
         self.index.bounded = bounded
+        self._door.stirred = True
         return self.weights
 
     def set_shadow(self, policy: Policy | None, *, now: float) -> None:
         """Have another policy score decisions from the next one on, or none. Raises as the constructor does."""
         if policy is not None:
             check_shadow(self.policy, policy)
-        self._shadow = self._shadowed(policy)
+        self._placer.set_shadow(policy)
         self.index.bounded = shared_index(self.policy, policy) == "bounded"
 
     def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:
         """Who stays keeps load, health and index; who leaves loses its entries, and its open attempts may finish."""
-        self._replace_fleet(replicas)
+        self._beliefs.replaced(self._fleet.replace(replicas))
+        self._door.stirred = True
 
     def set_limits(self, limits: RouterLimits, *, now: float) -> None:
         """Other bounds from the next event on; how many decisions and samples are kept stays as it was."""
@@ -244,13 +287,16 @@ class Router:
             rtt_ewma_alpha=limits.rtt_ewma_alpha,
             panic_threshold=limits.panic_threshold,
         )
+        self._door.set_limits(limits.overload)
+        self._hedger.set_limits(limits.hedging)
         self.index.resize(limits.max_index_blocks)
-        for member in self._fleet.members.values():
-            self._fit_index(member)
+        self._beliefs.block_tokens = limits.block_tokens
+        self._beliefs.fit_all()
 
     def drain(self, replica: str, draining: bool = True, *, now: float) -> None:
         """Send nothing new there (or again). Raises `UnknownReplica`."""
         self._fleet.drain(replica, draining)
+        self._door.stirred = True
 
     def flush(self, replica: str | None = None, *, now: float) -> None:
         """Forget what is believed cached, on one replica or all. Raises `UnknownReplica`."""
@@ -259,9 +305,19 @@ class Router:
     # -- what can be read
 
     @property
+    def policy(self) -> Policy:
+        """What routes."""
+        return self._placer.policy
+
+    @property
+    def weights(self) -> Weights:
+        """By which values."""
+        return self._placer.weights
+
+    @property
     def shadow(self) -> Policy | None:
         """The policy that scores without a say, if there is one."""
-        return None if self._shadow is None else self._shadow.policy
+        return self._placer.shadow
 
     def fleet_view(self, *, now: float) -> list[ReplicaView]:
         """A row per replica, in the order in which they joined."""
@@ -273,108 +329,75 @@ class Router:
 
     def decisions(self, request_id: str) -> list[Decision]:
         """Decisions made for a request, first attempt first; empty when they are no longer kept."""
-        return [decision for decision in self._decisions if decision.request_id == request_id]
+        return self._placer.decisions(request_id)
 
     # -- helpers
 
-    def _shadowed(self, policy: Policy | None) -> Shadow | None:
-        # A child of the Router's generator, which draws nothing from it: decisions are the same without the shadow.
-        return None if policy is None else Shadow(policy, self._rng.spawn(1)[0])
-
-    def _catch_up(self, now: float) -> None:
+    def _catch_up(self, now: float) -> list[Action]:
         """A decision never depends on how late the shell's timer is, so live and simulated runs agree."""
-        due = self._fleet.next_timer()
-        if due is not None and due <= now:
-            self._fleet.handle_timer(now=now)
+        self._now = now
+        due_s = self.next_timer()
+        return self.handle_timer(now=now) if due_s is not None and due_s <= now else []
+
+    def _walk(self, now: float) -> list[Action]:
+        """Something may have opened a replica."""
+        if not self._door.room:
+            return []
+        actions = self._door.walk(now=now)
+        for action in actions:
+            self._sent(action)
+        return actions
+
+    def _sent(self, action: ActionT) -> ActionT:
+        """Watch an attempt that is on its way."""
+        if isinstance(action, Dispatch) and self._hedger.on:
+            attempt = self._ledger.find(action.attempt_id)
+            assert attempt is not None, "it was just reserved"
+            self._hedger.sent(attempt)
+        return action
 
     def _refuse(self, request: RouteRequest) -> Reject | None:
         """What no replica needs to be asked for."""
         if not self._fleet.serves(request.model):
             return model_not_found(request)
-        if len(self._ledger) >= self.limits.max_in_flight:
+        if len(self._ledger) + len(self._door.room) >= self.limits.max_in_flight:
             return too_many_in_flight(request, self.limits.max_in_flight)
         if request.pinned_replica is not None and request.pinned_replica not in self._fleet.members:
             return replica_not_found(request)
         return None
 
-    def _eligible(self, request: RouteRequest) -> Eligible:
-        if request.pinned_replica is not None:
+    def _eligible(self, request: RouteRequest, now: float) -> Eligible:
+        """Who may serve it now; nobody for one whose replica has left."""
+        if request.pinned_replica is None:
+            return self._fleet.eligible(request.model)
+        if request.pinned_replica in self._fleet.members:
             return self._fleet.only(request.pinned_replica)
-        return self._fleet.eligible(request.model)
+        return self._fleet.nobody
 
-    def _dispatch(self, state: RequestState, eligible: Eligible, now: float) -> Dispatch:
-        request, columns = state.request, self._fleet.columns
-        matched = self.index.match(request.blocks, len(columns.salt)) * request.block_tokens
-        if matched[matched.argmax()] > request.prompt_tokens:  # full blocks rarely are more than the prompt
-            np.minimum(matched, request.prompt_tokens, out=matched)
-        candidates = Candidates(
-            eligible.slots, eligible.names, columns, matched, request.prompt_tokens, whole=eligible.whole, now=now
-        )
-        choice = self.policy.choose(request, candidates, self.weights, self._rng)
-        scored = None if self._shadow is None else self._shadow.score(request, candidates, choice.row)
-        member = eligible.members[choice.row]
-        state.attempts += 1
-        state.tried.add(member.spec.name)
-        decision = self._decide(state, eligible, choice, scored, int(matched[member.slot]), now)
-        attempt = self._reserve(state, member, decision, choice, now)
-        return Dispatch(
-            request.request_id, attempt.attempt_id, state.attempts, member.spec.name, member.spec.region, decision
-        )
+    def _won(self, attempt: Attempt) -> list[Action]:
+        """The first content of a request: whoever else is at it may stop."""
+        state = attempt.state
+        if state.answer is not None or state.closed:
+            return []
+        state.answer = attempt
+        return self._stop_others(attempt)
 
-    def _decide(
-        self,
-        state: RequestState,
-        eligible: Eligible,
-        choice: Choice,
-        scored: ShadowScore | None,
-        cached_tokens: int,
-        now: float,
-    ) -> Decision:
-        decision = Decision(
-            request_id=state.request.request_id,
-            attempt=state.attempts,
-            decided_s=now,
-            policy=self.policy.name,
-            unit=self.policy.unit,
-            weights_version=self.weights.version,
-            weights=self.weights.values_by_name,
-            candidates=eligible.names,
-            replica=eligible.names[choice.row],
-            terms=choice.terms,
-            cost=choice.cost,
-            prompt_tokens=state.request.prompt_tokens,
-            believed_cached_tokens=cached_tokens,
-            predicted_ttft_s=choice.predicted_ttft_s,
-            fallback=choice.fallback,
-            excluded=eligible.excluded,
-            shadow=scored,
-        )
-        self._decisions.append(decision)
-        return decision
+    def _stop_others(self, attempt: Attempt) -> list[Action]:
+        request_id = attempt.state.request.request_id
+        return [Cancel(request_id, other.attempt_id) for other in attempt.state.open if other is not attempt]
 
-    def _reserve(self, state: RequestState, member: Member, decision: Decision, choice: Choice, now: float) -> Attempt:
-        attempt = Attempt(
-            self._ledger.new_id(state),
-            state,
-            member,
-            dispatched_s=now,
-            policy=decision.policy,
-            weights_version=decision.weights_version,
-            believed_cached_tokens=decision.believed_cached_tokens,
-            predicted_ttft_s=decision.predicted_ttft_s,
-            rtt_s=float(self._fleet.columns.rtt_s[member.slot]),
-            arrives_s=self._fleet.arrives_s(member, state.request.body_bytes, now=now),
-            prior_s=member.prior.seconds(
-                decision.prompt_tokens - decision.believed_cached_tokens, decision.believed_cached_tokens
-            ),
-            terms={name: float(column[choice.row]) for name, column in choice.terms.items()},
-            shadow=decision.shadow,
-        )
-        self._ledger.open(attempt)
-        attempt.belief = self.index.insert(state.request.blocks, member.slot)
-        member.attempts += 1
-        self._fleet.health_changed(member.health.attempt_started(attempt.attempt_id))
-        return attempt
+    def _go_on(self, attempt: Attempt, outcome: Outcome, now: float) -> list[Action]:
+        """What the end of one attempt means for its request."""
+        state = attempt.state
+        if state.closed or (state.open and outcome.ending in _LEAVES_IT_TO_OTHERS):
+            return []
+        if outcome.ending not in _RETRIED:
+            self._close(attempt, outcome, status_of(outcome), now)
+            return self._stop_others(attempt)
+        action = self._retry(attempt, outcome, now)
+        if isinstance(action, Reject):
+            self._close(attempt, outcome, action.status, now)
+        return [action]
 
     def _judge(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         """What the end says about the replica and about the belief that its prompt is cached there."""
@@ -385,31 +408,7 @@ class Router:
         elif outcome.ending is Ending.FAILED_BEFORE_CONTENT:
             self._fleet.health_changed(member.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now))
         member.failures += outcome.ending in (Ending.FAILED_BEFORE_CONTENT, Ending.FAILED_AFTER_CONTENT)
-        if member.slot >= 0:
-            self._believe(attempt, outcome)
-
-    def _believe(self, attempt: Attempt, outcome: Outcome) -> None:
-        blocks, slot = attempt.state.request.blocks, attempt.member.slot
-        completed, bounded = outcome.ending is Ending.COMPLETED, self.index.bounded
-        if completed and (bounded or attempt.first_token_s is None):
-            # Once more after the first token: the engine held the blocks to the end, so they were used last now.
-            self.index.confirm(blocks, slot)
-        elif attempt.first_token_s is None:
-            self.index.withdraw(blocks, slot)
-        if completed and bounded:
-            self._correct(attempt, outcome)
-
-    def _correct(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Truth beats belief: the engine has told what it had cached."""
-        contradicted = contradicts(attempt.state.request, attempt.belief, outcome)
-        if contradicted is None:
-            return
-        member = attempt.member
-        if contradicted:
-            self.index.correct(member.slot, before=attempt.belief.tick)
-        resident = self.index.resident_blocks(member.slot)
-        if member.learned_capacity.learn(contradicted=contradicted, resident_blocks=resident):
-            self._fit_index(member)
+        self._beliefs.ended(attempt, outcome)
 
     def _answered(self, attempt: Attempt, now: float) -> None:
         health = attempt.member.health
@@ -419,35 +418,16 @@ class Router:
         """The next best replica, or the error that the client gets."""
         state = attempt.state
         if state.request.pinned_replica is None and state.attempts < self.limits.max_attempts:
-            left = self._fleet.without(self._eligible(state.request), state.tried)
+            left = self._fleet.without(self._eligible(state.request, now), state.tried)
             if left.members:
-                return self._dispatch(state, left, now)
+                placement = self._placer.look(state.request, left, now=now)
+                return self._sent(self._placer.dispatch(state, placement, now=now))
         return failed(state, outcome)
 
-    def _sample(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
+    def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
+        attempt.state.closed = True
         self.samples.append(sample_of(attempt, outcome, status, seq=self.samples.next_seq, now=now))
-
-    def _replace_fleet(self, replicas: Sequence[ReplicaSpec]) -> None:
-        change = self._fleet.replace(replicas)
-        for slot in change.left_slots:
-            self.index.remove_replica(slot)
-        for member in change.joined:
-            self.index.add_replica(member.slot, capacity_blocks=self._capacity_blocks(member))
-        for member in self._fleet.members.values():
-            self._fit_index(member)
-
-    def _fit_index(self, member: Member) -> None:
-        self.index.set_capacity(member.slot, self._capacity_blocks(member))
-
-    def _capacity_blocks(self, member: Member) -> int | None:
-        tokens = float(self._fleet.columns.kv_capacity_tokens[member.slot])
-        return member.learned_capacity.blocks if tokens != tokens else int(tokens / self.limits.block_tokens)
 
     def _view(self, member: Member, now: float) -> ReplicaView:
         blocks = self.index.resident_blocks(member.slot)
         return view_replica(self._fleet, member, index_blocks=blocks, block_tokens=self.limits.block_tokens, now=now)
-
-    def _readmission_s(self, now: float) -> float:
-        """When the first ejected replica may be tried again, at least `RETRY_AFTER_S` from now."""
-        wakes = [member.health.wakes_s for member in self._fleet.members.values()]
-        return max(RETRY_AFTER_S, min((at for at in wakes if at is not None), default=now) - now)

@@ -8,17 +8,15 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.busy_clock import LATE_S
 from gorgo.core.candidates import Candidates
 from gorgo.core.cost import known_or_worst, least_cost
-from gorgo.core.decision import Choice
+from gorgo.core.decision import Choice, Forecast
 from gorgo.core.path import one_trip_each, round_trips
 from gorgo.core.policy import IndexKind
 from gorgo.core.prefill import prefill_s
 from gorgo.core.request import RouteRequest
 from gorgo.core.weights import Weights, WeightSpec
-
-#: A first token may be so late before its replica counts as stuck, s.
-LATE_S = 0.3
 
 Floats = NDArray[np.float64]
 
@@ -103,7 +101,11 @@ class GorgoMs:
                 return None
             return float(before_s + network_s[row] + work_s[row] + prefill_ms[row] / 1e3)
 
-        return least_cost(terms, candidates, rng, predicted_ttft_s=predicted_s)
+        def forecast() -> Forecast:
+            prefill_s = prefill_ms / 1e3
+            return Forecast(alone_s=network_s + prefill_s, work_s=work_s, prefill_s=prefill_s)
+
+        return least_cost(terms, candidates, rng, predicted_ttft_s=predicted_s, forecast=forecast)
 
     def _scales(self, weights: Weights) -> _Scales:
         """The weights as arrays, made once per set of them."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gorgo.core.actions import Dispatch, Reject
+from gorgo.core.actions import Action, Dispatch, Reject
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, Outcome, RouteRequest
 from gorgo.core.router import Router, RouterLimits
@@ -66,13 +66,13 @@ def a_request(
     )
 
 
-def dispatched(actions: Sequence[Dispatch | Reject]) -> Dispatch:
+def dispatched(actions: Sequence[Action]) -> Dispatch:
     (action,) = actions
     assert isinstance(action, Dispatch), action
     return action
 
 
-def rejected(actions: Sequence[Dispatch | Reject]) -> Reject:
+def rejected(actions: Sequence[Action]) -> Reject:
     (action,) = actions
     assert isinstance(action, Reject), action
     return action

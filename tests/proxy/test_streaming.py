@@ -217,6 +217,6 @@ async def test_learned_bytes_per_token_move_the_estimate(start: Start) -> None:
     body = chat(messages=[{"role": "user", "content": "x" * 40_000}])
     for _ in range(2):
         await fleet.client.post("/v1/chat/completions", content=body)
-    first, second = (fleet.state.router._decisions[n].prompt_tokens for n in (0, 1))
+    first, second = (fleet.state.router._placer._decisions[n].prompt_tokens for n in (0, 1))
     assert first == 10_000
     assert second > 18_000

@@ -1,0 +1,173 @@
+"""A second attempt on evidence that the first one is stuck, within a budget.
+
+Owns what counts as evidence, the times at which to look for it, and the budget. Whose first content comes first is the
+shell's to see, and the loser's end the Router's to ask for.
+
+Theory of operation. A request is late when its first token is later than predicted by `late_s` or by as much as was
+predicted, whichever is more. It is overtaken when one that was sent to the same replica after it has its first token,
+while its own should have come as well: what was lost is then its own, on the path or in the engine, and there is no
+reason to wait for more. Both are looked at once, with a moment's grace for tokens of one step that come in any order.
+It is sent to another replica only if that one is open, so that a fleet with too much to do does not get more. After
+content there is nothing to hedge, and nobody is asked twice over.
+
+Times wait in a heap; those of attempts that have their first token are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from gorgo.core.actions import Hedge
+from gorgo.core.budgets import ShareBudget
+from gorgo.core.fleet import Eligible, Fleet
+from gorgo.core.ledger import Attempt
+from gorgo.core.overload import Doors
+from gorgo.core.placing import Placer
+from gorgo.core.request import RouteRequest
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeLimits:
+    """When and how often a request is sent to a second replica. Never by default: a shell has to carry it out.
+
+    Parameters
+    ----------
+    share:
+        Of the requests of the last `window_s` that may be; 0 turns hedging off.
+    window_s:
+        Long enough that a burst of late requests finds what quiet minutes have left, s.
+    late_s:
+        Later than predicted by this, or by the prediction, is evidence, s.
+    grace_s:
+        After it was overtaken or due, s: tokens of one step of an engine come together, in any order.
+    """
+
+    share: float = 0.0
+    window_s: float = 300.0
+    late_s: float = 0.5
+    grace_s: float = 0.1
+
+
+#: A hedge for which nobody is open is looked at again after this, s.
+_AGAIN_S = 0.25
+
+
+class Hedger:
+    """Looks for late requests.
+
+    Parameters
+    ----------
+    fleet, placer, doors:
+        The Router's.
+    eligible:
+        Who may serve a request now.
+    limits:
+        May be replaced by `set_limits`.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        placer: Placer,
+        doors: Doors,
+        eligible: Callable[[RouteRequest, float], Eligible],
+        limits: HedgeLimits,
+    ) -> None:
+        self._fleet = fleet
+        self._placer = placer
+        self._doors = doors
+        self._eligible = eligible
+        self._times: list[tuple[float, int, Attempt]] = []
+        self._number = 0
+        self.set_limits(limits)
+
+    def set_limits(self, limits: HedgeLimits) -> None:
+        self._limits = limits
+        self._budget = ShareBudget(share=limits.share, minimum=0, window_s=limits.window_s)
+
+    @property
+    def on(self) -> bool:
+        return self._limits.share > 0.0
+
+    def asked(self, *, now: float) -> None:
+        """One more request, of which a share may be hedged."""
+        self._budget.note(now=now)
+
+    def sent(self, attempt: Attempt) -> None:
+        """An attempt is on its way."""
+        predicted_s = _predicted_s(attempt)
+        if predicted_s is not None and self._may(attempt):
+            self._look_at(attempt.dispatched_s + predicted_s + max(self._limits.late_s, predicted_s), attempt)
+
+    def overtaken(self, attempts: list[Attempt], *, now: float) -> None:
+        """One that was sent to their replica after them has its first token."""
+        for other in attempts:
+            predicted_s = _predicted_s(other)
+            if predicted_s is not None and self._may(other):
+                due_s = max(now, other.dispatched_s + predicted_s) + self._limits.grace_s
+                self._look_at(due_s, other)
+
+    def next_s(self) -> float | None:
+        """When `look` is next of use."""
+        times = self._times
+        while times and not self._may(times[0][2]):
+            heappop(times)
+        return times[0][0] if times else None
+
+    def look(self, *, now: float) -> list[Hedge]:
+        """Send those again whose time is up."""
+        hedges: list[Hedge] = []
+        while (due_s := self.next_s()) is not None and due_s <= now:
+            attempt = heappop(self._times)[2]
+            hedge = self._hedge(attempt, now)
+            if hedge is not None:
+                hedges.append(hedge)
+        return hedges
+
+    # -- helpers
+
+    def _may(self, attempt: Attempt) -> bool:
+        state = attempt.state
+        request = state.request
+        return (
+            attempt.first_token_s is None
+            and not state.hedged
+            and not state.closed
+            and len(state.open) == 1
+            and state.open[0] is attempt
+            and request.streamed
+            and request.repeatable
+            and request.pinned_replica is None
+        )
+
+    def _hedge(self, attempt: Attempt, now: float) -> Hedge | None:
+        state = attempt.state
+        if not self._budget.has_room(now=now):
+            return None
+        left = self._fleet.without(self._eligible(state.request, now), state.tried)
+        if not left.members:
+            return None
+        placement = self._placer.look(state.request, left, now=now)
+        if not self._doors.is_open(placement.member, now=now):
+            self._look_at(now + _AGAIN_S, attempt)
+            return None
+        self._budget.spend(now=now)
+        state.hedged = True
+        dispatch = self._placer.dispatch(state, placement, now=now)
+        return Hedge(state.request.request_id, dispatch)
+
+    def _look_at(self, due_s: float, attempt: Attempt) -> None:
+        self._number += 1
+        heappush(self._times, (due_s, self._number, attempt))
+        if self._number % 4096 == 0:  # what is over long before its time would pile up
+            self._times = [entry for entry in self._times if self._may(entry[2])]
+            heapify(self._times)
+
+
+def _predicted_s(attempt: Attempt) -> float | None:
+    """From its dispatch to its first token."""
+    if attempt.predicted_ttft_s is None:
+        return None
+    return attempt.predicted_ttft_s - (attempt.dispatched_s - attempt.state.request.received_s)

@@ -1,0 +1,121 @@
+"""When a replica has enough to do, and when a request has no chance left: the rules of overload, as plain functions.
+
+Owns the bounds and the two questions. Who waits is `waiting_room`, what happens to whom is `front_door`.
+
+Theory of operation. Work that waits at the proxy can still go elsewhere, be put in order or be given up; work that was
+sent cannot. So a replica is *open* only while it has little to do. Which replica is best is asked of all of them, open
+or not: who would take the best of the open ones instead would spread what belongs together.
+
+A request that could meet its deadline alone is dropped as soon as it no longer can, because what it would cost is taken
+from others who still can. One that could not meet it even alone is another matter: turned away by its prediction, it
+would never get into a cache, and be turned away at each later turn of its conversation. It is served, unless there is
+so little room that it has waited `hopeless_wait_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gorgo.core.busy_clock import LATE_S
+from gorgo.core.decision import Forecast
+from gorgo.core.fleet import Fleet, Member
+
+#: Clocks count from the epoch, where a float has a quarter of a microsecond.
+_NOISE_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadLimits:
+    """Who waits at the proxy, for how long, and how many. Nobody by default: a shell has to carry it out.
+
+    Parameters
+    ----------
+    hold:
+        Whether a policy that predicts has requests wait for a replica with room. Where no replica can be asked at all,
+        requests wait under any policy.
+    held:
+        Requests that wait at most; one more is told to come back. Each holds its body in memory.
+    open_work_s:
+        A replica with more prefill than this before it is closed, s: long enough to keep it busy for a round trip,
+        short enough that what waits can still be put in order.
+    open_in_flight:
+        A replica with so many requests in flight is closed; `None`: its `max_running_requests`.
+    slo_ttft_s:
+        Deadline of requests that bring none, s; `None`: none.
+    hopeless_wait_s:
+        What could not meet its deadline even alone waits so long at most, s.
+    no_replica_wait_s:
+        How long a request waits for any replica that may take it, s: a half-open trial, a reload.
+    """
+
+    hold: bool = False
+    held: int = 1000
+    open_work_s: float = 0.2
+    open_in_flight: int | None = None
+    slo_ttft_s: float | None = None
+    hopeless_wait_s: float = 0.3
+    no_replica_wait_s: float = 0.0
+
+
+class Doors:
+    """Which replicas are open.
+
+    Parameters
+    ----------
+    fleet:
+        Whose clocks and counts are read.
+    limits:
+        May be replaced.
+    """
+
+    __slots__ = ("_fleet", "limits")
+
+    def __init__(self, fleet: Fleet, limits: OverloadLimits) -> None:
+        self._fleet = fleet
+        self.limits = limits
+
+    def is_open(self, member: Member, *, now: float) -> bool:
+        """Whether a request may be sent there now."""
+        return self._has_place(member) and self.work_s(member, now=now) <= self.limits.open_work_s + _NOISE_S
+
+    def opens_s(self, member: Member, *, now: float) -> float | None:
+        """When a closed replica will be open if nothing happens; `None` where something has to happen first."""
+        clock = member.clock
+        if not self._has_place(member) or clock.free_at_s == float("inf") or self._late_s(member, now=now) > 0.0:
+            return None
+        at_s = clock.free_at_s - self._fleet.one_way_s(member) - self.limits.open_work_s
+        return at_s if at_s > now + _NOISE_S else None
+
+    def work_s(self, member: Member, *, now: float) -> float:
+        """Prefill before a request that is sent there now, as `gorgo-ms` reckons it, s."""
+        clock = member.clock
+        late_s = self._late_s(member, now=now)
+        if late_s > 0.0:
+            return clock.waiting_s + late_s
+        return max(0.0, clock.free_at_s - now - self._fleet.one_way_s(member))
+
+    def _late_s(self, member: Member, *, now: float) -> float:
+        return now - LATE_S - member.clock.due_s - self._fleet.one_way_s(member)
+
+    def _has_place(self, member: Member) -> bool:
+        columns, slot, most = self._fleet.columns, member.slot, self.limits.open_in_flight
+        # Unknown is NaN, and no comparison with it is true.
+        return not columns.in_flight_requests[slot] >= (columns.max_running_requests[slot] if most is None else most)
+
+
+def is_hopeless(forecast: Forecast, *, waited_s: float, deadline_s: float, limits: OverloadLimits) -> bool:
+    """Whether a request that has waited so long is to be dropped."""
+    if could_alone(forecast, deadline_s=deadline_s):
+        return waited_s + float((forecast.alone_s + forecast.work_s).min()) > deadline_s
+    return waited_s > limits.hopeless_wait_s
+
+
+def could_alone(forecast: Forecast, *, deadline_s: float) -> bool:
+    """Whether it would meet its deadline if nobody else were there."""
+    return float(forecast.alone_s.min()) <= deadline_s
+
+
+def last_chance_s(forecast: Forecast, *, received_s: float, deadline_s: float, limits: OverloadLimits) -> float:
+    """When a request that waits is hopeless at the latest, whatever happens until then."""
+    alone_s = float(forecast.alone_s.min())
+    return received_s + (deadline_s - alone_s if alone_s <= deadline_s else limits.hopeless_wait_s)

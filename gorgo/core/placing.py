@@ -1,0 +1,164 @@
+"""From a request to a replica: the look at all candidates, and the dispatch that reserves one of them.
+
+Owns the candidates' table of one request, the record of the decision, and the reservation. Who is a candidate is the
+fleet's, the choice the policy's, and whether the request goes now `front_door`'s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.actions import Dispatch
+from gorgo.core.candidates import Candidates
+from gorgo.core.decision import Choice, Decision
+from gorgo.core.fleet import Eligible, Fleet, Member
+from gorgo.core.ledger import Attempt, Ledger, RequestState
+from gorgo.core.policy import Policy
+from gorgo.core.prefix_index import PrefixIndex
+from gorgo.core.request import RouteRequest
+from gorgo.core.shadow import Shadow, ShadowScore
+from gorgo.core.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What the policy would do with a request now. Nothing is reserved."""
+
+    eligible: Eligible
+    choice: Choice
+    matched: NDArray[np.float64]
+    shadow: ShadowScore | None
+
+    @property
+    def member(self) -> Member:
+        return self.eligible.members[self.choice.row]
+
+
+class Placer:
+    """Looks and reserves.
+
+    Parameters
+    ----------
+    fleet, ledger, index:
+        The Router's.
+    policy, weights:
+        What chooses; both may be replaced.
+    rng:
+        The only source of chance.
+    shadow:
+        A policy that scores without a say, or none.
+    decisions_kept:
+        As in `RouterLimits`.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        index: PrefixIndex,
+        *,
+        policy: Policy,
+        weights: Weights,
+        rng: np.random.Generator,
+        shadow: Policy | None,
+        decisions_kept: int,
+    ) -> None:
+        self._fleet = fleet
+        self._ledger = ledger
+        self._index = index
+        self.policy = policy
+        self.weights = weights
+        self._rng = rng
+        self._shadow = self._shadowed(shadow)
+        self._decisions: deque[Decision] = deque(maxlen=decisions_kept)
+
+    @property
+    def shadow(self) -> Policy | None:
+        return None if self._shadow is None else self._shadow.policy
+
+    def set_shadow(self, policy: Policy | None) -> None:
+        self._shadow = self._shadowed(policy)
+
+    def decisions(self, request_id: str) -> list[Decision]:
+        """Decisions made for a request, first attempt first; empty when they are no longer kept."""
+        return [decision for decision in self._decisions if decision.request_id == request_id]
+
+    def look(self, request: RouteRequest, eligible: Eligible, *, now: float) -> Placement:
+        """Ask the policy. `eligible` has a member."""
+        columns = self._fleet.columns
+        matched = self._index.match(request.blocks, len(columns.salt)) * request.block_tokens
+        if matched[matched.argmax()] > request.prompt_tokens:  # full blocks rarely are more than the prompt
+            np.minimum(matched, request.prompt_tokens, out=matched)
+        candidates = Candidates(
+            eligible.slots, eligible.names, columns, matched, request.prompt_tokens, whole=eligible.whole, now=now
+        )
+        choice = self.policy.choose(request, candidates, self.weights, self._rng)
+        scored = None if self._shadow is None else self._shadow.score(request, candidates, choice.row)
+        return Placement(eligible, choice, matched, scored)
+
+    def dispatch(self, state: RequestState, placement: Placement, *, now: float) -> Dispatch:
+        """Reserve what was chosen. `placement` is of this very moment."""
+        request, member = state.request, placement.member
+        state.attempts += 1
+        state.tried.add(member.spec.name)
+        decision = self._decide(state, placement, int(placement.matched[member.slot]), now)
+        attempt = self._reserve(state, member, decision, placement.choice, now)
+        return Dispatch(
+            request.request_id, attempt.attempt_id, state.attempts, member.spec.name, member.spec.region, decision
+        )
+
+    def _shadowed(self, policy: Policy | None) -> Shadow | None:
+        # A child of the Router's generator, which draws nothing from it: decisions are the same without the shadow.
+        return None if policy is None else Shadow(policy, self._rng.spawn(1)[0])
+
+    def _decide(self, state: RequestState, placement: Placement, cached_tokens: int, now: float) -> Decision:
+        eligible, choice = placement.eligible, placement.choice
+        decision = Decision(
+            request_id=state.request.request_id,
+            attempt=state.attempts,
+            decided_s=now,
+            policy=self.policy.name,
+            unit=self.policy.unit,
+            weights_version=self.weights.version,
+            weights=self.weights.values_by_name,
+            candidates=eligible.names,
+            replica=eligible.names[choice.row],
+            terms=choice.terms,
+            cost=choice.cost,
+            prompt_tokens=state.request.prompt_tokens,
+            believed_cached_tokens=cached_tokens,
+            predicted_ttft_s=choice.predicted_ttft_s,
+            fallback=choice.fallback,
+            excluded=eligible.excluded,
+            shadow=placement.shadow,
+        )
+        self._decisions.append(decision)
+        return decision
+
+    def _reserve(self, state: RequestState, member: Member, decision: Decision, choice: Choice, now: float) -> Attempt:
+        attempt = Attempt(
+            self._ledger.new_id(state),
+            state,
+            member,
+            dispatched_s=now,
+            policy=decision.policy,
+            weights_version=decision.weights_version,
+            believed_cached_tokens=decision.believed_cached_tokens,
+            predicted_ttft_s=decision.predicted_ttft_s,
+            rtt_s=float(self._fleet.columns.rtt_s[member.slot]),
+            arrives_s=self._fleet.arrives_s(member, state.request.body_bytes, now=now),
+            prior_s=member.prior.seconds(
+                decision.prompt_tokens - decision.believed_cached_tokens, decision.believed_cached_tokens
+            ),
+            terms={name: float(column[choice.row]) for name, column in choice.terms.items()},
+            shadow=decision.shadow,
+        )
+        self._ledger.open(attempt)
+        attempt.belief = self._index.insert(state.request.blocks, member.slot)
+        member.attempts += 1
+        self._fleet.health_changed(member.health.attempt_started(attempt.attempt_id))
+        return attempt
