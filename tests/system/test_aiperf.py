@@ -1,10 +1,10 @@
 """A load tool of other people replays a trace through `gorgo serve` over two vLLM, and measures what we measure.
 
-Both tools send prompts of the same sizes at the same times with the same shared prefixes, but with other words, so that
-neither finds the other's prompts cached. What follows from the trace must agree between the two runs. Latencies of two
-runs agree on a quiet machine (1 per cent there) and say nothing on a busy one, so they are printed; what must agree are
-the latencies of one run, seen by the tool at its end and by the router at its own. Whoever else uses the machine can
-only drive them apart: so a pair of runs that does not agree is repeated.
+Both tools send prompts of the same sizes at the same times with the same shared prefixes, but with other words in each
+run, so that none finds another's prompts cached. Requests are so far apart that none waits for another, and the tools
+take turns. Latencies of one run, seen by the tool at its end and by the router at its own, must agree, and so must what
+follows from the trace. Latencies of the two tools' own runs must agree where they can: where each tool agrees with
+itself from one run to the next. Where it does not, others use the machine, and the table says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,20 @@ from tests.system.router_process import RouterProcess, router_process
 from tests.system.tiny_checkpoint import HUB_NAME
 from tests.system.vllm_server import VllmServer
 
-REQUESTS = 40
-SECONDS = 20.0
+REQUESTS = 20
+#: Several times what a request takes on a quiet machine.
+SPACING_S = 1.0
 OUTPUT_TOKENS = 16
 #: Conversations that share their first three blocks of 512 tokens.
 GROUPS = 4
 AGREE = 0.05
 _TIMEOUT_S = 300
-PAIRS = 3
+#: Of each tool, taking turns; more only while a run disagrees with what the router saw of it.
+RUNS, MOST_RUNS = 2, 4
+
+
+#: What our replay wrote, a request each.
+Records = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +57,7 @@ class Row:
 def make_trace(*, words: int) -> list[Row]:
     """The same sizes, times and sharing for every `words`; the words differ."""
     rng = np.random.default_rng(0)
-    times_ms = np.sort(rng.uniform(0, SECONDS * 1e3, REQUESTS)).astype(int)
-    times_ms -= times_ms[0]
+    times_ms = np.arange(REQUESTS) * round(SPACING_S * 1e3)
     groups, cuts = rng.integers(GROUPS, size=REQUESTS), rng.integers(256, size=REQUESTS)
     first = words * 1_000_000
     return [
@@ -103,6 +108,9 @@ class Aiperf:
     def average(self, name: str) -> float:
         return float(self.summary[name]["avg"])
 
+    def middle(self, name: str) -> float:
+        return float(self.summary[name]["p50"])
+
 
 def run_aiperf(aiperf: Environment, router: RouterProcess, hub_cache: Path, trace: Path, out: Path) -> Aiperf:
     options = {
@@ -139,27 +147,31 @@ def router(vllm_servers: tuple[VllmServer, VllmServer], tmp_path: Path) -> Itera
 def test_aiperf_replays_a_trace_without_an_error_and_agrees_with_our_replay(
     aiperf: Environment, router: RouterProcess, hub_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for pair in range(PAIRS):
-        folder = tmp_path / str(pair)
+    # Engines are slower in their first requests; nobody measures these.
+    run_ours(router, write_for_us(tmp_path / "warm.jsonl", make_trace(words=2 * MOST_RUNS)[:4]), tmp_path / "warm")
+    theirs: list[Aiperf] = []
+    ours: list[Records] = []
+    for run in range(MOST_RUNS):
+        folder = tmp_path / str(run)
         folder.mkdir()
-        trace = write_for_aiperf(folder / "theirs.jsonl", make_trace(words=2 * pair))
-        theirs = run_aiperf(aiperf, router, hub_cache, trace, folder / "aiperf")
+        trace = write_for_aiperf(folder / "theirs.jsonl", make_trace(words=2 * run))
+        theirs.append(run_aiperf(aiperf, router, hub_cache, trace, folder / "aiperf"))
         seen = {sample["request_id"]: sample for sample in router.samples()}
-        records = run_ours(
-            router, write_for_us(folder / "ours.jsonl", make_trace(words=2 * pair + 1)), folder / "replay"
-        )
-        assert theirs.summary["error_summary"] == []
-        assert len(theirs.requests) == len(records) == REQUESTS
-        table = compare_runs(theirs, records) + compare_views(theirs, seen)
+        trace = write_for_us(folder / "ours.jsonl", make_trace(words=2 * run + 1))
+        ours.append(run_ours(router, trace, folder / "replay"))
+        assert theirs[-1].summary["error_summary"] == []
+        assert len(theirs[-1].requests) == len(ours[-1]) == REQUESTS
+        table = compare_counts(theirs[-1], ours[-1]) + compare_views(theirs[-1], seen)
+        table += compare_runs(theirs, ours) if run else []
         with capsys.disabled():
             print_table(table)
         disagree = [line.name for line in table if line.must_agree and line.difference > AGREE]
-        if not disagree:
+        if run + 1 >= RUNS and not disagree:
             return
-    pytest.fail(f"{PAIRS} pairs of runs disagree, the last one in {disagree}")
+    pytest.fail(f"{MOST_RUNS} runs of each disagree, the last ones in {disagree}")
 
 
-def run_ours(router: RouterProcess, trace: Path, out: Path) -> list[dict[str, Any]]:
+def run_ours(router: RouterProcess, trace: Path, out: Path) -> Records:
     """Our replay's records, none of which failed."""
     report = replay_command(ReplayOptions(trace=trace, url=router.url, out=out, show_progress=False))
     assert report.row.errors == 0
@@ -180,20 +192,40 @@ class Line:
         return abs(self.theirs - self.ours) / self.ours
 
 
-def compare_runs(theirs: Aiperf, records: Sequence[dict[str, Any]]) -> list[Line]:
-    """Two runs, each measured by its own tool."""
+def compare_counts(theirs: Aiperf, records: Records) -> list[Line]:
+    """What follows from the trace, whatever the machine."""
     prompt, cached = (theirs.average(f"usage_prompt_{name}") for name in ("tokens", "cache_read_tokens"))
     span_s = max(record["sent_s"] for record in records) - min(record["sent_s"] for record in records)
     starts_ns = [request["metadata"]["request_start_ns"] for request in theirs.requests]
-    e2e_ms = [record["e2e_s"] * 1e3 for record in records]
     return [
         Line("prompt tokens", prompt, mean(record["input_tokens"] for record in records)),
         Line("cached tokens", cached, mean(record["cached_tokens"] for record in records)),
         Line("output tokens", theirs.average("output_sequence_length"), mean(r["output_tokens"] for r in records)),
         Line("seconds from first to last", (max(starts_ns) - min(starts_ns)) / 1e9, span_s),
-        Line("TTFT ms", theirs.average("time_to_first_token"), mean(r["ttft_ms"] for r in records), must_agree=False),
-        Line("E2E ms", theirs.average("request_latency"), mean(e2e_ms), must_agree=False),
     ]
+
+
+def compare_runs(theirs: Sequence[Aiperf], ours: Sequence[Records]) -> list[Line]:
+    """Latencies of all runs so far, each measured by its own tool: the median over runs of each run's median."""
+    pairs = {
+        "TTFT ms, other runs": (
+            [run.middle("time_to_first_token") for run in theirs],
+            [median(record["ttft_ms"] for record in run) for run in ours],
+        ),
+        "E2E ms, other runs": (
+            [run.middle("request_latency") for run in theirs],
+            [median(record["e2e_s"] for record in run) * 1e3 for run in ours],
+        ),
+    }
+    return [
+        Line(name, median(one), median(other), must_agree=max(spread(one), spread(other)) <= AGREE)
+        for name, (one, other) in pairs.items()
+    ]
+
+
+def spread(figures: Sequence[float]) -> float:
+    """How far runs of one tool are apart."""
+    return max(figures) / min(figures) - 1.0
 
 
 def compare_views(theirs: Aiperf, seen: dict[str, dict[str, Any]]) -> list[Line]:
@@ -206,6 +238,8 @@ def compare_views(theirs: Aiperf, seen: dict[str, dict[str, Any]]) -> list[Line]
 
 
 def print_table(table: Sequence[Line]) -> None:
-    rows = [f"\n{'mean of':30}{'aiperf':>10}{'ours':>10}{'differ':>9}"]
-    rows += [f"{line.name:30}{line.theirs:10.2f}{line.ours:10.2f}{line.difference:9.1%}" for line in table]
+    rows = [f"\n{'':30}{'aiperf':>10}{'ours':>10}{'differ':>9}"]
+    for line in table:
+        remark = "" if line.must_agree else "  SAYS NOTHING: a tool differs as much from itself"
+        rows.append(f"{line.name:30}{line.theirs:10.2f}{line.ours:10.2f}{line.difference:9.1%}{remark}")
     print("\n".join(rows))  # noqa: T201 - the table is what the test is for
