@@ -35,6 +35,9 @@ class SimRecord:
     predicted_ttft_ms: float | None = None
     believed_cached_tokens: int | None = None
     attempts: int = 0
+    #: How long it waited at the proxy, and whether it was sent to a second replica as well.
+    held_s: float = 0.0
+    hedged: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """A line of requests.jsonl: its keys, and `believed_cached_tokens`."""

@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from gorgo.core.actions import Action, Dispatch, Reject
+from gorgo.core.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
 from gorgo.core.limits import RouterLimits
 from gorgo.core.policy import Policy
 from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, RouteRequest
@@ -43,6 +43,8 @@ WARM_INTERVAL_S = 2.0
 STALE_INTERVALS = 3
 #: Keys of trips per request: more than the attempts that any limit allows in practice.
 KEYS_PER_REQUEST = 8
+#: Ends of an attempt that are not its request's; what becomes of that the Router says.
+_GOES_ON = frozenset({Ending.FAILED_BEFORE_CONTENT, Ending.BUSY, Ending.SUPERSEDED})
 
 
 class Startable(Protocol):
@@ -103,6 +105,8 @@ class Simulation:
         Scores each decision of `policy` and changes none, as in the Router.
     controllers:
         Act when they say.
+    slo_ttft_s:
+        Deadline that every request brings, s.
     ahead:
         As in `SimEngine`.
 
@@ -135,6 +139,7 @@ class Simulation:
         block_tokens: int = BLOCK_TOKENS,
         shadow: Policy | None = None,
         controllers: Sequence[Controller] = (),
+        slo_ttft_s: float | None = None,
         ahead: bool = True,
     ) -> None:
         stale_after_s = STALE_INTERVALS * max(probe_interval_s, scrape_interval_s)
@@ -165,6 +170,7 @@ class Simulation:
             for number, replica in enumerate(fleet.replicas)
         }
         self._policy = policy
+        self._slo_ttft_s = slo_ttft_s
         self._block_tokens = float(block_tokens)
         self._faults = faults
         self._intervals = (probe_interval_s, scrape_interval_s)
@@ -172,6 +178,8 @@ class Simulation:
         self._feed: Sequence[SimRequest] = ()
         self._next = 0
         self._served: dict[str, _Served] = {}
+        #: Attempts that have not ended, by id.
+        self._attempts: dict[str, tuple[Sending, Site]] = {}
         self._records: list[SimRecord] = []
         self._deadlines = ContentDeadlines(self.kernel)
         self._timer_s: float | None = None
@@ -240,23 +248,22 @@ class Simulation:
 
     def tell_probe(self, replica: str, rtt_s: float | None) -> None:
         self._carry_out(self.router.on_probe(replica, rtt_s, now=self.kernel.now))
-        self._arm()
 
     def tell_sample(self, replica: str, sample: EngineSample | None) -> None:
         self._carry_out(self.router.on_engine_sample(replica, sample, now=self.kernel.now))
-        self._arm()
 
     def first_token(self, sending: Sending) -> None:
         now = self.kernel.now
         record = self._served[sending.request_id].record
         record.ttft_ms = (now - record.scheduled_s) * 1e3
+        site = self._attempts[sending.attempt_id][1]
+        record.replica, record.region = site.name, site.replica.region
         self._carry_out(self.router.on_first_token(sending.attempt_id, now=now))
 
     def ended(self, sending: Sending, outcome: Outcome) -> None:
+        del self._attempts[sending.attempt_id]
         actions = self.router.on_finish(sending.attempt_id, outcome, now=self.kernel.now)
-        if outcome.ending in (Ending.FAILED_BEFORE_CONTENT, Ending.BUSY):
-            self._arm()
-        else:
+        if outcome.ending not in _GOES_ON:
             self._close(sending.request_id, outcome)
         self._carry_out(actions)
 
@@ -315,6 +322,7 @@ class Simulation:
             head=request.head,
             session_id=request.session_id,
             body_bytes=request.body_bytes,
+            slo_ttft_s=self._slo_ttft_s,
         )
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
@@ -322,13 +330,24 @@ class Simulation:
             match action:
                 case Dispatch():
                     self._dispatch(action)
+                case Hedge():
+                    self._served[action.request_id].record.hedged = True
+                    self._dispatch(action.dispatch)
+                case Cancel():
+                    sending, site = self._attempts[action.attempt_id]
+                    site.cancel(sending)
                 case Reject():
                     self._reject(action)
+                case Hold():
+                    pass  # What becomes of it comes with a later event.
+        self._arm()
 
     def _dispatch(self, dispatch: Dispatch) -> None:
         served, decision = self._served[dispatch.request_id], dispatch.decision
         request, record = served.request, served.record
         record.replica, record.region = dispatch.replica, dispatch.region
+        if not record.attempts:
+            record.held_s = self.kernel.now - record.scheduled_s
         record.attempts = dispatch.attempt
         record.weights_version = decision.weights_version
         record.believed_cached_tokens = decision.believed_cached_tokens
@@ -344,6 +363,7 @@ class Simulation:
             trips=Trips(self._draws, request.index * KEYS_PER_REQUEST + dispatch.attempt),
         )
         site = self.engines[dispatch.replica]
+        self._attempts[dispatch.attempt_id] = sending, site
         self._deadlines.watch(sending, site)
         site.send(sending)
 
@@ -377,7 +397,6 @@ class Simulation:
             return  # It was to be woken earlier, and was.
         self._timer_s = None
         self._carry_out(self.router.handle_timer(now=self.kernel.now))
-        self._arm()
 
     def _site(self, replica: str) -> Site:
         try:

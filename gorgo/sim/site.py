@@ -143,14 +143,22 @@ class Site:
         self._kernel.at(sending.arrives_s, partial(self._arrive, sending))
 
     def give_up(self, sending: Sending) -> None:
-        """The proxy waits no longer: it closes the connection, and the engine drops the request when it hears so."""
+        """The proxy waits no longer."""
+        self._let_go(sending, Outcome(Ending.FAILED_BEFORE_CONTENT, error="timeout"))
+
+    def cancel(self, sending: Sending) -> None:
+        """Another attempt has answered."""
+        self._let_go(sending, Outcome(Ending.SUPERSEDED))
+
+    def _let_go(self, sending: Sending, outcome: Outcome) -> None:
+        """The proxy closes the connection, and the engine drops the request when it hears so."""
         if sending.over:
             return
         if sending.kept is not None:
             self._pool.close(sending.kept)
         heard_s = self._kernel.now + sending.trips.one_way_s(self.link)
         self._kernel.at(heard_s, partial(self._drop, self._engine, sending))
-        self._end(sending, Outcome(Ending.FAILED_BEFORE_CONTENT, error="timeout"))
+        self._end(sending, outcome)
 
     # -- the background
 
