@@ -5,22 +5,50 @@ Owns the composition: database, proxy, campaign. The words on the terminal are t
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tuner.campaign.options import CampaignOptions
 from tuner.history import DEFAULT_DATABASE, CampaignRow, EventRow, GenerationRow, History
 
 __all__ = [
     "DEFAULT_DATABASE",
+    "CampaignOptions",
     "CampaignRow",
     "EventRow",
     "GenerationRow",
+    "note_freeze",
     "read_history",
+    "tune_live",
     "weights_of",
     "write_history",
 ]
+
+
+async def tune_live(stop: asyncio.Event, *, campaign: CampaignOptions, **options: Any) -> bool:
+    """A sidecar with the options of `SidecarOptions`, until its campaign is over or `stop` is set.
+
+    Whether everything was left in order. Says what happens on the terminal or, without one, line by line; raises as
+    `tuner.sidecar.run_sidecar` does.
+    """
+    from rich.console import Console
+
+    from tuner.sidecar import Reporter, SidecarOptions, run_sidecar
+
+    out, err = Console(soft_wrap=True, highlight=False), Console(stderr=True, soft_wrap=True, highlight=False)
+    reporter = Reporter(
+        lambda line: out.print(line, markup=False),
+        lambda line: err.print(f"gorgo: {line}", markup=False),
+        out if out.is_terminal else None,
+    )
+    try:
+        return await run_sidecar(SidecarOptions(campaign=campaign, **options), reporter, stop)
+    finally:
+        reporter.close()
 
 
 def read_history(
@@ -42,6 +70,16 @@ def weights_of(wanted: str, database: str) -> tuple[str, Mapping[str, float]]:
     history = History(database)
     try:
         return history.weights_of(wanted)
+    finally:
+        history.close()
+
+
+def note_freeze(database: str, weights: Mapping[str, float], reason: str) -> None:
+    """An event in the newest campaign's history. Raises `HistoryError`."""
+    history = History(database)
+    try:
+        newest = max((row.id for row in history.campaigns(limit=1)), default=None)
+        history.note("freeze", now_s=time.time(), reason=reason, campaign=newest, weights=weights)
     finally:
         history.close()
 

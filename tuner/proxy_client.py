@@ -18,18 +18,26 @@ from gorgo.errors import ProxyRefused, ProxyUnreachable
 TIMEOUT_S = 10.0
 #: Samples per call; also the proxy's own bound.
 MAX_SAMPLES = 1000
+#: Of the words that go with a change; also the proxy's own bound.
+MAX_TEXT = 1000
 #: Of an answer: a thousand samples of 1 kB, ten times over.
 MAX_ANSWER_BYTES = 10 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyWeights:
-    """What the proxy routes by. `frozen` is why it takes no other weights; None if it does."""
+    """What the proxy routes by.
+
+    `frozen` is why it takes no other weights; None if it does. `source` and `by` say how these came into force, as the
+    proxy's own history has it; None where that was not asked.
+    """
 
     policy: str
     version: int
     values: Mapping[str, float]
     frozen: str | None
+    source: str | None = None
+    by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +81,24 @@ class ProxyClient:
         await self._http.aclose()
 
     async def weights(self) -> ProxyWeights:
+        """With who set them."""
         return _weights(await self._call("GET", "/admin/weights"))
 
+    async def routing(self) -> ProxyWeights:
+        """The same in a smaller answer, for whoever asks every second: without who set them."""
+        return _weights(await self._call("GET", "/admin/policy"))
+
     async def put_weights(
-        self, values: Mapping[str, float], *, expected_version: int, reason: str, widen: bool = False
+        self, values: Mapping[str, float], *, expected_version: int, reason: str, by: str, widen: bool = False
     ) -> ProxyWeights:
         """Set weights if the version is still the expected one; a 409 says that it is not, or that they are frozen."""
-        body = {"weights": dict(values), "expected_version": expected_version, "reason": reason}
-        return _weights(await self._call("PUT", "/admin/weights", body | ({"widen": True} if widen else {})))
+        body = {"weights": dict(values), "expected_version": expected_version} | _told(reason, by, widen)
+        return _weights(await self._call("PUT", "/admin/weights", body))
 
-    async def freeze(self, *, reason: str, weights: Mapping[str, float] | None = None) -> ProxyWeights:
-        body = {"reason": reason, "by": "tuner"} | ({} if weights is None else {"weights": dict(weights)})
+    async def freeze(
+        self, *, reason: str, by: str, weights: Mapping[str, float] | None = None, widen: bool = False
+    ) -> ProxyWeights:
+        body = _told(reason, by, widen) | ({} if weights is None else {"weights": dict(weights)})
         return _weights(await self._call("POST", "/admin/freeze", body))
 
     async def samples(self, after: int) -> SampleBatch:
@@ -115,11 +130,17 @@ class ProxyClient:
         return answer
 
 
+def _told(reason: str, by: str, widen: bool) -> dict[str, Any]:
+    return {"reason": reason[:MAX_TEXT], "by": by} | ({"widen": True} if widen else {})
+
+
 def _weights(answer: Mapping[str, Any]) -> ProxyWeights:
     try:
         frozen = answer.get("frozen")
         values = {str(name): float(value) for name, value in answer["weights"].items()}
-        return ProxyWeights(str(answer["policy"]), int(answer["version"]), values, _why(frozen))
+        newest = (answer.get("history") or [{}])[-1]
+        source, by = newest.get("source"), newest.get("by")
+        return ProxyWeights(str(answer["policy"]), int(answer["version"]), values, _why(frozen), source, by)
     except (LookupError, TypeError, ValueError, AttributeError):
         raise ProxyRefused("/admin/weights: no weights in the answer; is this a gorgo proxy?") from None
 

@@ -26,7 +26,20 @@ def freeze(
     token: options.AdminToken = None,
     weights: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Pin these. Default: those in force.", show_default=False),
+        typer.Option(
+            metavar="FILE|best|N",
+            show_default=False,
+            help="Pin those of a file; the best that the tuner found, or its generation N. Default: those in force.",
+        ),
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="GORGO_DATABASE_URL",
+            metavar="URL",
+            show_default=False,
+            help="The tuner's history: where weights are looked up, and where the freeze leaves an event.",
+        ),
     ] = None,
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what is pinned to a weights file.", show_default=False)
@@ -42,11 +55,13 @@ def freeze(
 
     body: dict[str, Any] = {"reason": reason, "by": _user()}
     if weights is not None:
-        wanted = _found(weights)
+        wanted, database = _found(weights, database)
         body |= {"policy": wanted.policy, "weights": dict(wanted.weights), "widen": wanted.widened}
     pinned = call_admin("POST", url, "/admin/freeze", token, body)
     if export is not None:
         _export(export, pinned)
+    if database is not None:
+        _note(database, pinned)
     if as_json:
         options.print_json(pinned)
     else:
@@ -87,11 +102,33 @@ def _frozen(frozen: Mapping[str, str | None] | None) -> str:
     return f"frozen since {frozen['since']}{by}" + ("" if frozen["reason"] is None else f": {frozen['reason']}")
 
 
-def _found(spec: str) -> WeightsFile:
-    """What `--weights` names."""
-    from gorgo.config.weights_file import read_weights_file
+def _found(spec: str, database: str | None) -> tuple[WeightsFile, str | None]:
+    """What `--weights` names, and the history that it comes from or that was named anyway.
 
-    return read_weights_file(Path(spec))
+    A file of that name goes before a word of the history.
+    """
+    from gorgo.cli.tuning import DATABASE, found_in_history
+    from gorgo.config.weights_file import WeightsFile, read_weights_file
+    from gorgo.policies.registry import make_policy
+
+    if (spec != "best" and not spec.isdecimal()) or Path(spec).exists():
+        return read_weights_file(Path(spec)), database
+    database = database or DATABASE
+    policy, values = found_in_history(spec, database)
+    boxes = {one.name: one for one in make_policy(policy).weight_specs}
+    inside = all(name in boxes and boxes[name].low <= value <= boxes[name].high for name, value in values.items())
+    return WeightsFile(policy=policy, weights=values, widened=not inside), database
+
+
+def _note(database: str, pinned: Mapping[str, Any]) -> None:
+    from gorgo.cli.tuning import note_freeze
+    from gorgo.errors import HistoryError
+
+    reason = pinned["frozen"]["reason"]
+    try:
+        note_freeze(database, pinned["weights"], f"by {_user()}" + (f": {reason}" if reason else ""))
+    except HistoryError as error:
+        raise fail(f"the weights are frozen, but the history does not say so: {error}", code=FAILED) from error
 
 
 def _export(path: Path, pinned: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Commands of the tuner: what it did. This module alone imports `tuner`, and only inside its commands."""
+"""Commands of the tuner: `tune`, and what it did. This module alone imports `tuner`, and only inside its functions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from gorgo.cli import options
+from gorgo.cli.failures import BAD_INPUT, FAILED, fail
 from gorgo.cli.tables import Cell, table
 
 if TYPE_CHECKING:
+    import asyncio
+
     from tuner.commands import GenerationRow
 
 Database = Annotated[
@@ -23,6 +26,165 @@ Database = Annotated[
     ),
 ]
 DATABASE = "sqlite:///gorgo-history.sqlite3"
+
+
+#: As in tuner/optimizers/registry.py, which is not imported for `--help`.
+ALGORITHMS = ("es", "cma", "random", "fixed")
+
+
+def tune(
+    url: options.AdminUrl = options.ADMIN_URL,
+    token: options.AdminToken = None,
+    algorithm: Annotated[str, typer.Option(metavar="NAME", help="Who proposes: es, cma, random or fixed.")] = "es",
+    mode: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="How weight sets are compared: switchback (blocks of minutes, a test), guarded or paper (windows).",
+        ),
+    ] = "switchback",
+    window: Annotated[int, typer.Option(min=2, help="Samples per window.")] = 128,
+    hop: Annotated[int, typer.Option(min=1, help="Samples between two looks at a window.")] = 32,
+    block_s: Annotated[float, typer.Option(help="Length of a block of one weight set, in seconds.")] = 120.0,
+    discard_s: Annotated[
+        float, typer.Option(help="First seconds of a block that do not count: they meet the queues of the one before.")
+    ] = 30.0,
+    pairs: Annotated[int, typer.Option(min=1, help="At most so many pairs of blocks per candidate.")] = 20,
+    alpha: Annotated[
+        float, typer.Option(help="Probability at most of accepting a candidate that is no better.")
+    ] = 0.05,
+    warm_up_s: Annotated[float, typer.Option(help="Seconds before the weights in force are measured.")] = 60.0,
+    no_guard: Annotated[
+        bool, typer.Option("--no-guard", help="Accept a gain in TTFT whatever it does to everything else.")
+    ] = False,
+    tune_lambda: Annotated[
+        bool, typer.Option("--tune-lambda", help="Move weights too that are preferences, as lambda.")
+    ] = False,
+    widen: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=LO:HI", show_default=False, help="Other bounds for a weight. Repeatable."),
+    ] = None,
+    start: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=V", show_default=False, help="Begin there instead of at what is in force. Repeatable."
+        ),
+    ] = None,
+    max_generations: Annotated[int, typer.Option(min=1, help="Stop after so many.")] = 100,
+    budget_s: Annotated[float | None, typer.Option(help="Stop after so many seconds.", show_default=False)] = None,
+    freeze: Annotated[bool, typer.Option("--freeze", help="Pin what was found when the campaign stops.")] = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="Leave an unfinished campaign on that proxy, and begin another.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure, say what would be put, and end; nothing is put or written.")
+    ] = False,
+    database: Database = DATABASE,
+    poll_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the proxy.")] = 1.0,
+    metrics_bind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", show_default=False, help="Own Prometheus figures there; port 0 takes a free one."
+        ),
+    ] = None,
+    seed: options.MaybeSeed = None,
+) -> None:
+    """Tune the weights of a running proxy.
+
+    Runs beside it until nothing better is found; SIGTERM leaves the best weights in force, and the next start goes on.
+    The proxy does not need it: it may die, lag or be absent.
+    """
+    if dry_run and start:
+        raise typer.BadParameter("--dry-run measures the weights in force: leave out --start")
+    from gorgo.cli.running import run_until_stopped
+    from gorgo.errors import TunerError
+    from tuner.commands import CampaignOptions, tune_live
+
+    try:
+        campaign = CampaignOptions(
+            mode=cast("Any", mode),
+            window=window,
+            hop=hop,
+            guard=False if no_guard else None,
+            warm_up_s=warm_up_s,
+            block_s=block_s,
+            discard_s=discard_s,
+            pairs=pairs,
+            alpha=alpha,
+            max_generations=max_generations,
+            budget_s=budget_s,
+            freeze_at_end=freeze,
+        )
+    except TunerError as error:
+        raise fail(str(error), code=BAD_INPUT) from error
+    if algorithm not in ALGORITHMS:
+        raise typer.BadParameter(f"--algorithm {algorithm}: expected one of {', '.join(ALGORITHMS)}")
+    asked: dict[str, Any] = {
+        "url": url,
+        "token": token,
+        "database": database,
+        "algorithm": algorithm,
+        "start": {name: number(text, "--start") for name, text in named(start, "--start NAME=V")},
+        "widen": {name: bounds(text) for name, text in named(widen, "--widen NAME=LO:HI")},
+        "tune_lambda": tune_lambda,
+        "seed": seed,
+        "begin_anew": new,
+        "dry_run": dry_run,
+        "poll_s": poll_s,
+        "metrics_bind": None if metrics_bind is None else host_and_port(metrics_bind),
+    }
+    left_in_order = []
+
+    async def program(stop: asyncio.Event) -> None:
+        left_in_order.append(await tune_live(stop, campaign=campaign, **asked))
+
+    run_until_stopped(program)
+    raise typer.Exit(0 if left_in_order == [True] else FAILED)
+
+
+def named(pairs: Sequence[str] | None, expected: str) -> list[tuple[str, str]]:
+    """`NAME=TEXT` options as pairs."""
+    for pair in pairs or []:
+        if "=" not in pair:
+            raise typer.BadParameter(f"{pair!r}: expected {expected}")
+    return [(pair.partition("=")[0], pair.partition("=")[2]) for pair in pairs or []]
+
+
+def number(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{option}: {text!r} is no number") from None
+
+
+def bounds(text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    if not colon:
+        raise typer.BadParameter(f"--widen: {text!r}: expected LO:HI")
+    return number(low, "--widen"), number(high, "--widen")
+
+
+def host_and_port(bind: str) -> tuple[str, int]:
+    from gorgo.config.addresses import split_bind
+
+    try:
+        return split_bind(bind)
+    except ValueError as error:
+        raise typer.BadParameter(f"--metrics-bind: expected {error}") from error
+
+
+def found_in_history(wanted: str, database: str) -> tuple[str, Mapping[str, float]]:
+    """Policy and weights of `best` or of a generation's number."""
+    from tuner.commands import weights_of
+
+    return weights_of(wanted, database)
+
+
+def note_freeze(database: str, weights: Mapping[str, float], reason: str) -> None:
+    """The history learns of a freeze by hand."""
+    from tuner.commands import note_freeze as note
+
+    note(database, weights, reason)
 
 
 def history(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-EventKind = Literal["freeze", "thaw", "rollback", "restart", "stop"]
+EventKind = Literal["freeze", "thaw", "rollback", "foreign", "restart", "stop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class CampaignRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRow:
-    """Something other than a generation: a freeze, a thaw, a roll-back, a restart, a stop."""
+    """Something other than a generation: a freeze, a thaw, a roll-back, weights of somebody else, a restart, a stop."""
 
     at_s: float
     kind: EventKind

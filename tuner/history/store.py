@@ -7,7 +7,7 @@ before is lost then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -35,6 +35,10 @@ class History:
 
     def __init__(self, url: str = DEFAULT_DATABASE) -> None:
         self._engine = open_engine(url)
+        self.bring_up_to_date()
+
+    def bring_up_to_date(self) -> None:
+        """Apply missing migrations; also for a file that was put in place of the one that was opened."""
         with writing(self._engine) as connection:
             upgrade(connection)
 
@@ -56,10 +60,8 @@ class History:
 
     def record(self, campaign: int, generation: GenerationRow) -> None:
         """Append a generation. The same one again is left as it is: a sidecar that was killed may say it twice."""
-        row = {**asdict(generation), "weights": dict(generation.weights), "campaign_id": campaign}
         with writing(self._engine) as connection:
-            if not _has_generation(connection, campaign, generation.number):
-                connection.execute(insert(Generation).values(row))
+            _append(connection, campaign, generation)
 
     def note(
         self,
@@ -88,7 +90,41 @@ class History:
             connection.execute(ended)
             connection.execute(delete(State).where(State.campaign_id == campaign))
 
+    def write(
+        self,
+        campaign: int,
+        *,
+        generations: Sequence[GenerationRow] = (),
+        events: Sequence[EventRow] = (),
+        state: Mapping[str, Any] | None = None,
+        outcome: str | None = None,
+        now_s: float,
+    ) -> None:
+        """Rows, where the campaign is after them and, with `outcome`, its end: all of it in one transaction or none.
+
+        A process that is killed in between can so never continue from before a row that it has written.
+        """
+        with writing(self._engine) as connection:
+            for row in generations:
+                _append(connection, campaign, row)
+            for one in events:
+                connection.execute(insert(Event).values(_event(one), campaign_id=campaign))
+            if state is not None or outcome is not None:
+                connection.execute(delete(State).where(State.campaign_id == campaign))
+            if outcome is not None:
+                ended = update(Campaign).where(Campaign.id == campaign)
+                connection.execute(ended.values(finished_s=now_s, outcome=outcome))
+            elif state is not None:
+                connection.execute(insert(State).values(campaign_id=campaign, saved_s=now_s, state=dict(state)))
+
     # -- reading
+
+    def campaign(self, number: int) -> CampaignRow | None:
+        """None where there is none of that number."""
+        wanted = select(Campaign.__table__).where(Campaign.id == number)
+        with reading(self._engine) as connection:
+            found = connection.execute(wanted).mappings().one_or_none()
+        return None if found is None else CampaignRow(**found)
 
     def unfinished(self, *, target: str, policy: str) -> tuple[int, dict[str, Any]] | None:
         """The newest campaign on that proxy and policy that has not ended, with its state: a restart continues it."""
@@ -158,6 +194,16 @@ def _newest(connection: Connection) -> int | None:
 def _has_generation(connection: Connection, campaign: int, number: int) -> bool:
     same = select(Generation.id).where(Generation.campaign_id == campaign, Generation.number == number)
     return connection.execute(same).first() is not None
+
+
+def _append(connection: Connection, campaign: int, generation: GenerationRow) -> None:
+    row = {**asdict(generation), "weights": dict(generation.weights), "campaign_id": campaign}
+    if not _has_generation(connection, campaign, generation.number):
+        connection.execute(insert(Generation).values(row))
+
+
+def _event(event: EventRow) -> dict[str, Any]:
+    return asdict(event) | {"weights": None if event.weights is None else dict(event.weights)}
 
 
 def _generation(row: RowMapping) -> GenerationRow:

@@ -1,0 +1,101 @@
+"""The sidecar's own figures for Prometheus, on a listener of its own.
+
+Owns names, types, labels and help; the README's table is tested against `METRICS`. Labels are bounded: weights by the
+policy, the rest by short lists in the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, start_http_server
+
+from tuner.campaign.actions import Generation
+from tuner.sidecar.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One row of the table."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    labels: tuple[str, ...]
+    description: str
+
+
+METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec("gorgo_tuner_generations_total", "counter", ("outcome",), "Generations, `accepted` or `rejected`."),
+    MetricSpec("gorgo_tuner_rollbacks_total", "counter", (), "Times that weights had to go at once."),
+    MetricSpec("gorgo_tuner_objective_seconds", "gauge", ("arm",), "p95 TTFT of the last generation's two arms."),
+    MetricSpec("gorgo_tuner_sigma", "gauge", (), "Step size in log space."),
+    MetricSpec("gorgo_tuner_weight", "gauge", ("weight", "set"), "Weights `in_force`, and those of the `incumbent`."),
+    MetricSpec("gorgo_tuner_comparing", "gauge", (), "1 while two weight sets are compared."),
+    MetricSpec("gorgo_tuner_paused", "gauge", (), "1 while somebody else has the weights pinned."),
+    MetricSpec("gorgo_tuner_polls_total", "counter", ("result",), "Looks at the proxy, `ok` or `failed`."),
+    MetricSpec("gorgo_tuner_samples_total", "counter", (), "Samples taken."),
+    MetricSpec(
+        "gorgo_tuner_lost_samples_total", "counter", (), "Samples that the proxy no longer held, or unreadable."
+    ),
+    MetricSpec("gorgo_tuner_proxy_restarts_total", "counter", (), "Times that the proxy was another run than before."),
+    MetricSpec("gorgo_tuner_history_waiting_rows", "gauge", (), "Rows that could not be written yet."),
+)
+
+
+class Figures:
+    """The metrics of one sidecar."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types there
+        self.registry = CollectorRegistry()
+        self._all = {spec.name: _made(spec, self.registry) for spec in METRICS}
+
+    def count(self, name: str, *labels: str, by: int = 1) -> None:
+        metric = self._all[name]
+        assert isinstance(metric, Counter), name
+        (metric.labels(*labels) if labels else metric).inc(by)
+
+    def generation(self, row: Generation) -> None:
+        self.count("gorgo_tuner_generations_total", "accepted" if row.accepted else "rejected")
+        for arm, value in (("offspring", row.objective_ms), ("incumbent", row.incumbent_objective_ms)):
+            if value is not None:
+                self._set("gorgo_tuner_objective_seconds", value / 1e3, arm)
+        if row.sigma is not None:
+            self._set("gorgo_tuner_sigma", row.sigma)
+
+    def progress(self, progress: Progress, *, waiting: int) -> None:
+        for kind, weights in (("in_force", progress.weights or {}), ("incumbent", progress.incumbent)):
+            for name, value in weights.items():
+                self._set("gorgo_tuner_weight", value, name, kind)
+        self._set("gorgo_tuner_comparing", float(progress.phase == "comparing"))
+        self._set("gorgo_tuner_paused", float(progress.phase == "frozen"))
+        self._set("gorgo_tuner_history_waiting_rows", waiting)
+
+    def _set(self, name: str, value: float, *labels: str) -> None:
+        metric = self._all[name]
+        assert isinstance(metric, Gauge), name
+        (metric.labels(*labels) if labels else metric).set(value)
+
+
+def _made(spec: MetricSpec, registry: CollectorRegistry) -> Counter | Gauge:
+    kind = Counter if spec.kind == "counter" else Gauge
+    return kind(spec.name, spec.description, spec.labels, registry=registry)
+
+
+@contextmanager
+def listening(figures: Figures, bind: tuple[str, int] | None) -> Iterator[int | None]:
+    """`GET /metrics` at that address, and the port; nothing without an address. Raises `OSError` if it is taken."""
+    if bind is None:
+        yield None
+        return
+    host, port = bind
+    server, thread = start_http_server(port, addr=host, registry=figures.registry)
+    try:
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

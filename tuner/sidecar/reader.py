@@ -1,0 +1,84 @@
+"""Samples from the proxy, page by page: each once, in order, and what was lost on the way.
+
+Owns the cursor's walk through the pages. What is new and what is missing is `tuner.objective.Inbox`'s; both look at the
+same numbers, so that a page that comes twice or a process that is killed between two of them changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gorgo.errors import TunerError
+from tuner.objective import Sample
+from tuner.proxy_client import SampleBatch
+
+#: At a thousand each, more than a proxy keeps; what is still behind then comes with the next look.
+MAX_PAGES = 100
+
+
+class Source(Protocol):
+    """`ProxyClient`, as far as this module uses it."""
+
+    async def samples(self, after: int) -> SampleBatch: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What one run of the proxy had to tell. `lost`: how many samples it no longer held.
+
+    `unreadable` is what was wrong with rows that are no samples; they are missing, as lost ones are.
+    """
+
+    boot_id: str
+    samples: tuple[Sample, ...]
+    lost: int = 0
+    unreadable: tuple[str, ...] = ()
+
+
+async def read_new(source: Source, boot_id: str | None, after: int) -> list[Delivery]:
+    """Everything after the cursor; more than one delivery where the proxy turns out to be another run.
+
+    Raises what `source` raises; nothing is lost then, because the cursor has not moved.
+    """
+    walk = _Walk(boot_id, after, resumed=boot_id is not None)
+    walks = [walk]
+    for _ in range(MAX_PAGES):
+        batch = await source.samples(walk.after)
+        if walk.boot_id not in (None, batch.boot_id):  # asked with a cursor of the run before
+            walk = _Walk(batch.boot_id, 0, resumed=False)
+            walks.append(walk)
+        elif not walk.add(batch):
+            break
+    return [one.delivery() for one in walks if one.boot_id is not None]
+
+
+class _Walk:
+    """The pages of one run."""
+
+    def __init__(self, boot_id: str | None, after: int, *, resumed: bool) -> None:
+        self.boot_id, self.after, self._resumed = boot_id, after, resumed
+        self._samples: list[Sample] = []
+        self._unreadable: list[str] = []
+        self._lost = 0
+
+    def add(self, batch: SampleBatch) -> bool:
+        """Whether there is more to ask for."""
+        self.boot_id = batch.boot_id
+        before = self.after
+        for row in batch.samples:
+            seq = int(row["seq"])
+            if seq <= self.after:
+                continue
+            if self._resumed:
+                self._lost += seq - self.after - 1
+            self.after, self._resumed = seq, True
+            try:
+                self._samples.append(Sample.from_json(row))
+            except TunerError as error:
+                self._unreadable.append(str(error))
+        return before < self.after < batch.last_seq
+
+    def delivery(self) -> Delivery:
+        assert self.boot_id is not None, "a run has answered"
+        return Delivery(self.boot_id, tuple(self._samples), self._lost, tuple(self._unreadable))
