@@ -111,6 +111,8 @@ def paced_trips(body_bytes: float, windows: Windows, pacing: Pacing) -> float:
     [1.0, 2.57, 4.09]
     """
     (congestion, receive), (per_trip, burst) = windows, pacing
+    # A window or a pace of nothing would never end.
+    receive, per_trip = max(receive, SEGMENT_BYTES), max(per_trip, SEGMENT_BYTES)
     left, trips = body_bytes, 0.0
     while True:
         sent = min(congestion, receive, left)
@@ -133,7 +135,9 @@ def paced_trips_of_each(
     body_bytes: float, congestion: Floats, receive: Floats, per_trip: Floats, burst: Floats
 ) -> Floats:
     """`paced_trips` for columns; `flights_of_each` where the pace is infinite, 1 where windows are unknown (NaN)."""
+    receive, per_trip = np.maximum(receive, SEGMENT_BYTES), np.maximum(per_trip, SEGMENT_BYTES)
     left, trips = np.full(len(congestion), float(body_bytes)), np.zeros(len(congestion))
+    per_trip = np.maximum(per_trip, _ONE)  # nobody paces slower than a byte, and nothing divides by none
     going = left > _NONE
     while True:
         sent = np.minimum(np.minimum(congestion, receive), left)
