@@ -93,6 +93,12 @@ def demo(
     start: options.Start = None,
     end: options.End = None,
     origin: options.Origin = options.WEEK_ORIGIN,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Beside each proxy a tuner, with a small window; policy gorgo unless others are named."
+        ),
+    ] = False,
     out: options.Out = None,
     seed: options.Seed = 0,
     as_json: options.Json = False,
@@ -102,7 +108,7 @@ def demo(
     Three simulated regions, a proxy, a trace, several policies in turn on fresh fleets, and a table. It starts and
     stops its own processes and leaves nothing behind but --out.
     """
-    from gorgo.apps.demo.options import DEFAULT_POLICIES, DemoOptions
+    from gorgo.apps.demo.options import DemoOptions
     from gorgo.apps.demo.run import run_demo
     from gorgo.policies.registry import make_policy
 
@@ -117,19 +123,25 @@ def demo(
         seed=seed,
     )
     asked = DemoOptions(
-        policies=tuple(policy) if policy else DEFAULT_POLICIES,
+        policies=tuple(policy or ()),
         trace=None if trace is None else options.trace_path(trace),
         filters=filters,
         time_scale=options.positive(time_scale),
         out=out,
         seed=seed,
+        tune=tune,
     )
-    for name in asked.policies:
-        make_policy(name)  # a misspelt one is told before the first has run for half a minute
-    rows = run_demo(asked)
+    for name in asked.chosen:  # one that cannot be is told before the first has run for half a minute
+        specs = make_policy(name).weight_specs
+        if tune and not any(spec.tuned == "always" for spec in specs):
+            raise typer.BadParameter(f"--tune: the policy {name} has no weight that a tuner may move")
+    histories: list[str] = []
+    rows = run_demo(asked, tell=histories.append)
     if as_json:
         _print_rows(rows, as_json=True)
     else:
+        for text in histories:
+            typer.echo(text)
         _show_demo(rows, out)
     raise typer.Exit(FAILED if any(row.errors for row in rows) else 0)
 

@@ -195,6 +195,10 @@ def history(
         Path | None,
         typer.Option(metavar="DIR", show_default=False, help="Write history.json there, for `gorgo report`."),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="Plot weights, sigma and objective: .svg, .png or .pdf."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show which weights the tuner tried, and what became of each.
@@ -206,6 +210,10 @@ def history(
     row, generations, events = read_history(database, campaign=campaign, limit=last)
     if out is not None:
         write_history(out / "history.json", row, generations)
+    if plot is not None:
+        from gorgo.apps.report import write_tuning_plot
+
+        write_tuning_plot(plot, [one.as_json() for one in generations])
     if as_json:
         shown = {
             "campaign": None if row is None else asdict(row) | {"options": dict(row.options)},

@@ -8,7 +8,16 @@ from pathlib import Path
 from gorgo.apps.traces import TraceFilters
 
 #: The published policy, the paper's four baselines, and chance.
-DEFAULT_POLICIES = ("gorgo", "least-load", "least-request", "prefix-cache", "simple-session-affinity", "random")
+DEFAULT_POLICIES: tuple[str, ...] = (
+    "gorgo",
+    "least-load",
+    "least-request",
+    "prefix-cache",
+    "simple-session-affinity",
+    "random",
+)
+#: With `tune`: the one whose weights the paper tunes.
+TUNED_POLICIES: tuple[str, ...] = ("gorgo",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +27,7 @@ class DemoOptions:
     Parameters
     ----------
     policies:
-        One fresh fleet each, in this order.
+        One fresh fleet each, in this order. Empty: `DEFAULT_POLICIES`, with `tune` `TUNED_POLICIES`.
     trace:
         None: the small trace that comes with the project.
     filters, time_scale:
@@ -29,12 +38,19 @@ class DemoOptions:
         Of the network's jitter, the proxy's ties and the scatter.
     show_progress:
         Progress on stderr.
+    tune:
+        Beside each proxy a `gorgo tune`, as published but with a window that fills within the demo.
     """
 
-    policies: tuple[str, ...] = DEFAULT_POLICIES
+    policies: tuple[str, ...] = ()
     trace: Path | None = None
     filters: TraceFilters = field(default_factory=TraceFilters)
     time_scale: float = 1.0
     out: Path | None = None
     seed: int = 0
     show_progress: bool = True
+    tune: bool = False
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        return self.policies or (TUNED_POLICIES if self.tune else DEFAULT_POLICIES)

@@ -21,6 +21,8 @@ from gorgo.errors import FleetError
 READY_TIMEOUT_S = 30.0
 #: Nothing is in flight when a fleet is stopped, so a process that needs longer hangs.
 STOP_TIMEOUT_S = 5.0
+#: For one that has something to put in order first, and a disk to wait for.
+FINISH_TIMEOUT_S = 20.0
 POLL_S = 0.02
 #: Of a process's output in an error.
 LAST_LINES = 8
@@ -78,6 +80,23 @@ class Processes:
         for name, process in self._running.items():
             if process.poll() is not None:
                 raise FleetError(f"{name} {self._state(name)}{self._last_words(name)}")
+
+    def finish(self, name: str, *, timeout_s: float = FINISH_TIMEOUT_S) -> str:
+        """Ends one with SIGTERM, and gives what it said.
+
+        Raises `FleetError` if it does not end, or says that it failed.
+        """
+        self._running[name].terminate()
+        return self.wait(name, timeout_s=timeout_s)
+
+    def wait(self, name: str, *, timeout_s: float = FINISH_TIMEOUT_S) -> str:
+        """The same for one that ends by itself."""
+        process = self._running[name]
+        _wait(process, time.monotonic() + timeout_s)
+        if process.poll() != 0:
+            raise FleetError(f"{name} {self._state(name)}{self._last_words(name)}")
+        del self._running[name]
+        return self._said(name)
 
     def stop(self) -> None:
         """Ends all that still run and waits for them."""

@@ -50,6 +50,7 @@ def _next_steps(out: Path | None) -> list[str]:
         *kept,
         "gorgo demo --policy gorgo --policy power-of-two    other policies; gorgo policies lists them",
         "gorgo demo --trace TRACE.jsonl.gz --time-scale 2   your own trace, at half its load",
+        "gorgo demo --tune                                  the tuner at work beside the proxy",
         "gorgo demo --out DIR                               keeps every request's record",
         "gorgo serve --config regions.yaml                  the proxy in front of your replicas (README.md)",
     ]

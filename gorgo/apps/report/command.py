@@ -5,12 +5,16 @@ Owns the order of things and the check that the extra `report` is there; imports
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from gorgo.apps.report.find import find_results
-from gorgo.errors import MissingExtra
+from gorgo.errors import MissingExtra, ReportError
 
+#: By the end of the file's name.
+PLOTS = (".svg", ".png", ".pdf")
 EXTRA = ("matplotlib", "jinja2")
 
 
@@ -37,3 +41,20 @@ def write_report(folder: Path, *, out: Path | None = None, show_progress: bool =
     target = out or folder / "report.html"
     target.write_text(page(found), encoding="utf-8")
     return target
+
+
+def write_tuning_plot(path: Path, generations: Sequence[Mapping[str, Any]]) -> None:
+    """Plots rows of `history.json`. Raises `MissingExtra`, `ReportError` for a name of no known format, and `OSError`."""
+    require_extra()
+    if path.suffix not in PLOTS or not generations:
+        what = f"expected a name with {', '.join(PLOTS)}" if generations else "there is no generation to plot yet"
+        raise ReportError(f"{path}: {what}")
+    import matplotlib as mpl
+
+    from gorgo.apps.report.runs import Generation
+    from gorgo.apps.report.style import RC
+    from gorgo.apps.report.tuning import tuning_plot
+
+    names = Generation.__dataclass_fields__
+    with mpl.rc_context(RC):
+        tuning_plot([Generation(**{name: row[name] for name in names}) for row in generations]).savefig(path)
