@@ -44,9 +44,10 @@ class GorgoMs:
     N is the network's time: the round trip, as often as this body takes over the connection that it would get there. W
     is the work before this request by the replica's busy clock when it arrives, P its own prefill by the replica's
     priors and learned speed, n the requests in flight there, which a prefill stalls: lambda prices what this request
-    costs the others, and 0.2 stands for an end-to-end time that counts a quarter as much as a first token. An unknown
-    round trip counts as the worst known one. The first three terms without their factors are the predicted time to
-    first token.
+    costs the others, and 0.2 stands for an end-to-end time that counts a quarter as much as a first token. delta is the
+    same price for decoding: of every request in flight there, how much its tokens and this request's come later for
+    there being one more. An unknown round trip counts as the worst known one. The first three terms without their
+    factors are the predicted time to first token.
 
     References
     ----------
@@ -64,7 +65,7 @@ class GorgoMs:
         WeightSpec("m_rtt", 1.0, 0.25, 4.0, "factor on the network's time"),
         WeightSpec("m_queue", 1.0, 0.25, 4.0, "factor on the work before this request"),
         WeightSpec("lambda", 0.2, 0.1, 1.0, "of the prefill, per request in flight that it stalls", tuned="asked"),
-        WeightSpec("delta", 0.0, 0.0, 100.0, "ms per request in flight", tuned="never"),
+        WeightSpec("delta", 50.0, 0.0, 100.0, "ms per request in flight, for slower decoding", tuned="never"),
     )
 
     def __init__(self) -> None:

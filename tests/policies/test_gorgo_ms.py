@@ -116,7 +116,7 @@ def test_weights_and_their_boxes_are_those_of_the_design() -> None:
         ("m_rtt", 1.0, 0.25, 4.0, "always"),
         ("m_queue", 1.0, 0.25, 4.0, "always"),
         ("lambda", 0.2, 0.1, 1.0, "asked"),
-        ("delta", 0.0, 0.0, 100.0, "never"),
+        ("delta", 50.0, 0.0, 100.0, "never"),
     ]
     assert GorgoMs.index == "bounded"
 

@@ -52,7 +52,7 @@ def looking(near: Engine, far: Engine) -> Oracle:
 def test_it_is_a_policy_with_the_preferences_of_gorgo_ms() -> None:
     oracle = make_oracle()
     assert isinstance(oracle, Policy)
-    assert [(spec.name, spec.default) for spec in oracle.weight_specs] == [("lambda", 0.2), ("delta", 0.0)]
+    assert [(spec.name, spec.default) for spec in oracle.weight_specs] == [("lambda", 0.2), ("delta", 50.0)]
 
 
 def test_terms_are_as_computed_by_hand() -> None:
@@ -66,7 +66,7 @@ def test_terms_are_as_computed_by_hand() -> None:
         "rtt": [10.0, 100.0],
         "queue": [190.0 - 5.0 - 60.0, 0.0],
         "prefill": [60.0, 60.0],
-        "externality": [0.2 * 60.0 * 2, 0.0],
+        "externality": [(0.2 * 60.0 + 50.0) * 2, 0.0],
     }
     assert chosen.row == 1
     assert chosen.predicted_ttft_s == pytest.approx(0.160)
