@@ -137,7 +137,6 @@ def paced_trips_of_each(
     """`paced_trips` for columns; `flights_of_each` where the pace is infinite, 1 where windows are unknown (NaN)."""
     receive, per_trip = np.maximum(receive, SEGMENT_BYTES), np.maximum(per_trip, SEGMENT_BYTES)
     left, trips = np.full(len(congestion), float(body_bytes)), np.zeros(len(congestion))
-    per_trip = np.maximum(per_trip, _ONE)  # nobody paces slower than a byte, and nothing divides by none
     going = left > _NONE
     while True:
         sent = np.minimum(np.minimum(congestion, receive), left)
