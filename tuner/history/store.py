@@ -108,7 +108,7 @@ class History:
             for row in generations:
                 _append(connection, campaign, row)
             for one in events:
-                connection.execute(insert(Event).values(_event(one), campaign_id=campaign))
+                connection.execute(insert(Event).values(_event(one) | {"campaign_id": campaign}))
             if state is not None or outcome is not None:
                 connection.execute(delete(State).where(State.campaign_id == campaign))
             if outcome is not None:

@@ -210,7 +210,8 @@ class Sidecar:
     async def _record(self, row: Generation) -> None:
         self._figures.generation(row)
         self._reporter.say(verdict(row))
-        self._journal.add(GenerationRow(**asdict(row)))
+        whole = {**self.campaign.start, **row.weights}  # with those that are not moved: what `gorgo freeze` is to pin
+        self._journal.add(GenerationRow(**asdict(row) | {"weights": whole}))
         await self._save()
 
     async def _carry_out(self) -> None:

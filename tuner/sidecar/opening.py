@@ -100,7 +100,7 @@ async def run_sidecar(options: SidecarOptions, reporter: Reporter, stop: asyncio
                 found = await first_contact(client, reporter, stop)
                 if found is None:
                     return True
-                opened = _Opening(options, client, found, history, reporter, clock)
+                opened = Opening(options, client, found, history, reporter, clock)
                 sidecar = await asyncio.to_thread(opened.sidecar, figures)
                 return await sidecar.run(stop)
     finally:
@@ -129,7 +129,7 @@ async def first_contact(client: ProxyClient, reporter: Reporter, stop: asyncio.E
     return None
 
 
-class _Opening:
+class Opening:
     """What is known once the proxy has answered. Its methods block: for a thread."""
 
     def __init__(

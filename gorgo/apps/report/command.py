@@ -44,7 +44,7 @@ def write_report(folder: Path, *, out: Path | None = None, show_progress: bool =
 
 
 def write_tuning_plot(path: Path, generations: Sequence[Mapping[str, Any]]) -> None:
-    """Plots rows of `history.json`. Raises `MissingExtra`, `ReportError` for a name of no known format, and `OSError`."""
+    """Plots rows of `history.json`. Raises `MissingExtra`, `ReportError` for an unknown format, `OSError`."""
     require_extra()
     if path.suffix not in PLOTS or not generations:
         what = f"expected a name with {', '.join(PLOTS)}" if generations else "there is no generation to plot yet"

@@ -1,0 +1,282 @@
+"""The loop against a proxy in virtual time: order of things, failures, freezes, restarts of either side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tuner.sidecar.fake_proxy import DEFAULTS, PAPER, Beside, FakeProxy
+from tuner.campaign.options import CampaignOptions
+
+
+@pytest.fixture
+def proxy() -> FakeProxy:
+    return FakeProxy()
+
+
+@pytest.fixture
+def beside(proxy: FakeProxy, tmp_path: Path) -> Beside:
+    return Beside(proxy, tmp_path)
+
+
+async def test_generations_are_put_measured_and_written_one_after_the_other(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(5)
+    assert beside.numbers == [0, 1, 2, 3, 4]
+    rows = beside.history.generations()
+    tried = [put["weights"] for put in beside.proxy.puts]
+    assert [row.weights for row in rows[1:]] == tried[1:5]
+    assert all(row.weights_version == place + 2 for place, row in enumerate(rows))
+
+
+async def test_every_put_expects_the_version_that_was_seen_and_names_its_process(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(3)
+    assert [put["expected_version"] for put in beside.proxy.puts] == list(range(1, len(beside.proxy.puts) + 1))
+    assert all(put["by"].startswith("gorgo tune, campaign 1, process ") for put in beside.proxy.puts)
+
+
+async def test_a_frozen_proxy_is_left_alone_until_it_is_thawed(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    beside.proxy.frozen = {"reason": "held-out week"}
+    puts = len(beside.proxy.puts)
+    for _ in range(20):
+        await beside.step(8)
+    assert len(beside.proxy.puts) == puts
+    assert beside.sidecar.progress().trouble == "frozen: held-out week"
+    beside.proxy.frozen = None
+    await beside.until_generation(4)
+    assert beside.events == ["freeze", "thaw"]
+    assert beside.numbers == [0, 1, 2, 3]
+
+
+async def test_a_freeze_between_the_look_and_the_put_is_no_error(beside: Beside) -> None:
+    await beside.start()
+    look = beside.sidecar._look
+
+    async def look_and_then_freeze() -> None:
+        await look()
+        beside.proxy.frozen = {"reason": "just now"}
+
+    beside.sidecar._look = look_and_then_freeze  # type: ignore[method-assign]
+    await beside.step()
+    assert beside.proxy.puts == []
+    assert beside.sidecar.progress().trouble == "frozen: just now"
+    assert beside.complaints == []
+
+
+async def test_weights_of_an_operator_become_the_incumbent(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    beside.proxy.set({"w_rtt": 1.5}, by="operator")
+    await beside.step()
+    assert beside.sidecar.campaign.incumbent["w_rtt"] == 1.5
+    assert beside.proxy.weights["w_rtt"] == 1.5, "measured first, as they are"
+    assert beside.events == ["foreign"]
+    await beside.until_generation(4)
+
+
+async def test_weights_outside_the_box_stop_the_campaign_and_stay(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    beside.proxy.set({"w_rtt": 50.0}, by="operator")
+    await beside.step()
+    assert beside.sidecar.stopped is not None
+    assert await beside.sidecar.finish()
+    assert beside.proxy.weights["w_rtt"] == 50.0
+    assert beside.history.campaigns()[0].outcome == beside.sidecar.stopped
+
+
+async def test_another_policy_pauses_until_it_is_ours_again(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    beside.proxy.policy = "random"
+    puts = len(beside.proxy.puts)
+    for _ in range(10):
+        await beside.step(8)
+    assert len(beside.proxy.puts) == puts
+    beside.proxy.policy = "gorgo"
+    await beside.until_generation(3)
+
+
+async def test_a_restarted_proxy_gets_its_weights_again_and_nothing_of_before_counts(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    await beside.step(3)
+    offspring = dict(beside.proxy.weights)
+    beside.proxy.restart()
+    await beside.step()
+    assert beside.proxy.weights == offspring
+    assert beside.sidecar.campaign.ledger.number == 2
+    assert beside.events == ["restart"]
+    await beside.until_generation(4)
+    assert beside.numbers == [0, 1, 2, 3]
+
+
+async def test_lost_samples_void_what_was_measured(tmp_path: Path) -> None:
+    beside = Beside(FakeProxy(kept=6), tmp_path)
+    await beside.start()
+    await beside.until_generation(1)
+    puts = len(beside.proxy.puts)
+    await beside.step(50)
+    assert len(beside.proxy.puts) == puts + 1, "the same weights under a new version"
+    assert beside.proxy.puts[-1]["weights"] == beside.proxy.puts[-2]["weights"]
+    assert "44 samples are missing" in beside.complaints[0]
+
+
+async def test_a_proxy_that_cannot_be_reached_is_asked_less_and_less_often_for_ever(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    beside.proxy.down = True
+    waits = [await beside.step() for _ in range(12)]
+    assert waits[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert waits[-1] == 30.0
+    assert len(beside.complaints) == 1
+    beside.proxy.down = False
+    assert await beside.step() <= 1.0
+    assert beside.said[-1] == "the proxy answers again"
+    await beside.until_generation(4)
+    assert beside.numbers == [0, 1, 2, 3]
+
+
+async def test_an_order_without_an_answer_is_known_for_ours(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    beside.proxy.deaf = True
+    for _ in range(4):
+        await beside.step(8)
+    beside.proxy.deaf = False
+    await beside.until_generation(4)
+    assert "foreign" not in beside.events
+
+
+async def test_a_proxy_whose_disk_is_full_gets_the_order_again(beside: Beside) -> None:
+    await beside.start()
+    beside.proxy.broken = 507
+    await beside.step()
+    assert "out of order; routing goes on" in beside.complaints[0]
+    beside.proxy.broken = None
+    await beside.until_generation(2)
+
+
+async def test_a_killed_sidecar_is_continued_where_it_was(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(3)
+    await beside.step(2)
+    before = beside.sidecar.campaign
+    candidate = before.optimizer.ask()
+    await beside.start()  # the first is not heard of any more
+    assert beside.said[-1] == "goes on with campaign 1, generation 3"
+    assert beside.sidecar.campaign.optimizer.ask() == candidate
+    assert beside.sidecar.campaign.incumbent == before.incumbent
+    await beside.until_generation(6)
+    assert beside.numbers == [0, 1, 2, 3, 4, 5]
+    assert [row.id for row in beside.history.campaigns()] == [1]
+
+
+async def test_weights_that_somebody_set_while_the_sidecar_was_dead_are_kept(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(3)
+    beside.proxy.set({"w_rtt": 1.25}, by="operator")
+    await beside.start()
+    await beside.step()
+    assert beside.sidecar.campaign.incumbent["w_rtt"] == 1.25
+
+
+async def test_new_begins_another_campaign_and_ends_the_old_one(beside: Beside, tmp_path: Path) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    again = Beside(beside.proxy, tmp_path, begin_anew=True)
+    await again.start()
+    old, new = sorted(again.history.campaigns(), key=lambda row: row.id)
+    assert old.outcome == "left for a new one"
+    assert new.outcome is None
+
+
+async def test_an_ended_process_leaves_the_incumbent_in_force(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    incumbent = {**beside.proxy.weights, **beside.sidecar.campaign.incumbent}
+    assert beside.proxy.weights != incumbent, "an offspring is under test"
+    assert await beside.sidecar.finish()
+    assert beside.proxy.weights == incumbent
+
+
+async def test_an_ended_process_that_cannot_put_back_says_so(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    beside.proxy.down = True
+    assert not await beside.sidecar.finish()
+    assert "may be in force still" in beside.complaints[-1]
+
+
+async def test_a_campaign_at_its_end_puts_the_incumbent_and_freezes_it(proxy: FakeProxy, tmp_path: Path) -> None:
+    options = CampaignOptions(mode="paper", window=8, hop=4, warm_up_s=0.0, max_generations=3, freeze_at_end=True)
+    beside = Beside(proxy, tmp_path, options)
+    await beside.start()
+    for _ in range(40):
+        await beside.step(4)
+        if beside.sidecar.stopped:
+            break
+    assert beside.sidecar.stopped == "3 generations"
+    assert proxy.frozen == {"reason": "3 generations"}
+    assert proxy.weights == {**DEFAULTS, **beside.sidecar.campaign.incumbent}
+    assert await beside.sidecar.finish()
+    assert beside.history.campaigns()[0].outcome == "3 generations"
+    assert beside.history.unfinished(target="http://proxy:9090", policy="gorgo") is None
+
+
+async def test_the_end_waits_for_a_proxy_that_is_away(proxy: FakeProxy, tmp_path: Path) -> None:
+    options = CampaignOptions(mode="paper", window=8, hop=4, warm_up_s=0.0, budget_s=100.0)
+    beside = Beside(proxy, tmp_path, options)
+    await beside.start()
+    await beside.until_generation(2)
+    proxy.deaf = True
+    await beside.step(8, seconds=200.0)
+    assert beside.sidecar.stopped is None
+    proxy.deaf = False
+    await beside.step()
+    assert beside.sidecar.stopped is not None
+    assert proxy.weights == {**DEFAULTS, **beside.sidecar.campaign.incumbent}
+
+
+async def test_a_dry_run_puts_nothing_and_writes_nothing(proxy: FakeProxy, tmp_path: Path) -> None:
+    beside = Beside(proxy, tmp_path, dry_run=True)
+    await beside.start()
+    for _ in range(10):
+        await beside.step(4)
+        if beside.sidecar.stopped:
+            break
+    assert beside.sidecar.stopped == "a dry run"
+    assert await beside.sidecar.finish()
+    assert proxy.puts == []
+    assert proxy.weights == DEFAULTS
+    assert beside.history.campaigns() == []
+    assert "would put w_rtt=" in beside.said[-1]
+    assert "generation 0 accepted" in beside.said[-2]
+
+
+async def test_harm_is_rolled_back_before_anything_is_written(proxy: FakeProxy, tmp_path: Path) -> None:
+    options = CampaignOptions(mode="guarded", window=8, hop=4, warm_up_s=0.0, discard_s=0.0, max_generations=4)
+    beside = Beside(proxy, tmp_path, options)
+    await beside.start()
+    while beside.sidecar.campaign.trial is None or beside.sidecar.campaign.trial.arm == "incumbent":
+        await beside.step(4)
+    start = {**DEFAULTS, **beside.sidecar.campaign.incumbent}
+    proxy.serve(8)
+    for row in list(proxy.ring)[-8:]:
+        row["e2e_s"] = 90.0
+    await beside.step()
+    assert "rollback" in beside.events
+    assert proxy.weights == start
+    assert not beside.history.generations()[-1].accepted
+
+
+async def test_progress_counts_samples_of_the_weights_in_force(beside: Beside) -> None:
+    await beside.start()
+    await beside.step(3)
+    await beside.step(5)
+    progress = beside.sidecar.progress()
+    assert (progress.phase, progress.samples, progress.needed) == ("warming", 5, PAPER.window)
