@@ -78,7 +78,7 @@ class Proxy:
     """The regional proxy itself."""
 
     region: Name
-    policy: Text = "gorgo"
+    policy: Text = "gorgo-ms"
     weights: Mapping[Text, Annotated[float, Field(allow_inf_nan=False)]] = field(default_factory=dict)
     #: Scores each decision without a say in it.
     shadow_policy: Text | None = None

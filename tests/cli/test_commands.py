@@ -109,8 +109,16 @@ INVALID = {
         "max_attempts: three",
         r"limits\.max_attempts \(line \d+\): 'three'; expected a wh",
     ),
-    "unknown policy": ("policy: gorgo", "policy: grogo", r"proxy\.policy and proxy\.weights: no policy named 'grogo'"),
-    "weight outside": ("w_rtt: 0.5", "w_rtt: 50", r"weight 'w_rtt' is 50\.0; expected a number in \[0\.05, 2\]"),
+    "unknown policy": (
+        "policy: gorgo-ms",
+        "policy: grogo",
+        r"proxy\.policy and proxy\.weights: no policy named 'grogo'",
+    ),
+    "weight outside": (
+        "# weights: {lambda: 0.2}",
+        "weights: {lambda: 50}",
+        r"weight 'lambda' is 50\.0; expected a number in \[0\.1, 1\]",
+    ),
     "unknown profile": ("profile: 2x", "profile: 3x", "no engine profile '3xL40S"),
 }
 
@@ -136,7 +144,7 @@ def test_every_command_with_a_configuration_refuses_what_is_none(
 def test_check_of_the_shipped_file_says_what_is_in_it() -> None:
     result = run("check", "--config", REGIONS)
     assert result.exit_code == 0
-    assert result.stdout == f"{REGIONS}: ok, 3 replicas in 3 regions, policy gorgo\n"
+    assert result.stdout == f"{REGIONS}: ok, 3 replicas in 3 regions, policy gorgo-ms\n"
 
 
 def test_configuration_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

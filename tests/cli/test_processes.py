@@ -106,7 +106,7 @@ def test_quick_start_of_the_readme_works(tmp_path: Path) -> None:
         shown = json.loads(output(gorgo("status", "--json", "--url", admin_url)))
         assert sum(replica["attempts"] for replica in shown["replicas"]) == 1
         *table, weights = output(gorgo("status", "--url", admin_url)).splitlines()
-        assert weights == "policy gorgo w_rtt=0.5 w_queue=0.1, version 1, not frozen"
+        assert weights == "policy gorgo-ms m_rtt=1 m_queue=1 lambda=0.2 delta=50, version 1, not frozen"
         assert [line.split()[0] for line in table] == ["replica", *(replica["name"] for replica in shown["replicas"])]
 
         refused = {**environ(), "GORGO_ADMIN_TOKEN": "another"}
@@ -118,7 +118,7 @@ def test_quick_start_of_the_readme_works(tmp_path: Path) -> None:
 
         words = ("--url", url, "--limit", "5", "--max-output", "4", "--time-scale", "0.1", "--out", tmp_path / "out")
         (row,) = json.loads(output(gorgo("replay", "chat-small", "--json", *words)))
-        assert (row["n"], row["errors"], row["policy"]) == (5, 0, "gorgo")
+        assert (row["n"], row["errors"], row["policy"]) == (5, 0, "gorgo-ms")
         assert len((tmp_path / "out" / "requests.jsonl").read_text().splitlines()) == 5
 
         assert stopped(proxy, signal.SIGTERM) == 0

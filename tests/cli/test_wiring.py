@@ -15,7 +15,9 @@ from gorgo.engines.registry import DIALECTS
 from gorgo.errors import ConfigError
 
 SOURCE = Path(__file__).parents[2] / "regions.yaml"
-CONFIG = load_config(SOURCE)
+SHIPPED = load_config(SOURCE)
+#: The published policy: its weights have a box in which nothing is a preference.
+CONFIG = replace(SHIPPED, proxy=replace(SHIPPED.proxy, policy="gorgo"))
 
 
 def weights_file(folder: Path, text: str) -> Path:
