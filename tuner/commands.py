@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.campaign.options import CampaignOptions
 from tuner.history import DEFAULT_DATABASE, CampaignRow, EventRow, GenerationRow, History
+
+if TYPE_CHECKING:  # the simulator is not loaded for a sidecar
+    from tuner.offline.command import OfflineOptions as OfflineOptions
 
 __all__ = [
     "DEFAULT_DATABASE",
@@ -21,8 +25,12 @@ __all__ = [
     "CampaignRow",
     "EventRow",
     "GenerationRow",
+    "OfflineFound",
     "note_freeze",
+    "offline_options",
     "read_history",
+    "rehearse_offline",
+    "search_offline",
     "tune_live",
     "weights_of",
     "write_history",
@@ -49,6 +57,69 @@ async def tune_live(stop: asyncio.Event, *, campaign: CampaignOptions, **options
         return await run_sidecar(SidecarOptions(campaign=campaign, **options), reporter, stop)
     finally:
         reporter.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineFound:
+    """What tuning in virtual time has to say: the rows of the history, the weights, and why; `figures` are for JSON."""
+
+    rows: Sequence[GenerationRow]
+    weights: Mapping[str, float]
+    reason: str
+    figures: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "weights": dict(self.weights),
+            "reason": self.reason,
+            **self.figures,
+            "generations": [row.as_json() for row in self.rows],
+        }
+
+
+def offline_options(*, fleet_file: Path | None, **options: Any) -> OfflineOptions:
+    """The options of a recorded window; `fleet_file` is a saved answer of `GET /admin/fleet`."""
+    from tuner.offline.calibration import read_fleet
+    from tuner.offline.command import OfflineOptions
+
+    learned = None if fleet_file is None else (read_fleet(fleet_file), str(fleet_file))
+    return OfflineOptions(learned=learned, **options)
+
+
+def search_offline(options: OfflineOptions, *, algorithm: str, asked: bool, n_jobs: int, **more: Any) -> OfflineFound:
+    """The twin's search with a progress bar on a terminal; raises as `tuner.offline.command.tune_twin` does."""
+    from tuner.offline.command import tune_twin
+    from tuner.offline.progress import shown_runs
+    from tuner.offline.twin import TwinOptions
+
+    twin = TwinOptions(optimizer=algorithm, asked=asked, n_jobs=n_jobs, **more)
+    with shown_runs() as told:
+        tuned = tune_twin(options, twin, now=time.time, told=told)
+    return OfflineFound(
+        rows=tuned.rows,
+        weights=tuned.result.weights,
+        reason=tuned.result.reason,
+        figures={"moved": tuned.result.moved, "evidence": dict(tuned.file.evidence or {})},
+    )
+
+
+def rehearse_offline(options: OfflineOptions, campaign: CampaignOptions, **search: Any) -> OfflineFound:
+    """The live campaign along the window; raises as `tuner.offline.command.rehearse` does."""
+    from tuner.offline.command import rehearse
+
+    run = rehearse(options, campaign, now=time.time, **search)
+    row = run.row
+    whole = f"the run as a whole: p95 TTFT {row.ttft_ms.p95 or 0:.0f} ms, p95 E2E {row.e2e_s.p95 or 0:.2f} s"
+    return OfflineFound(
+        rows=_rows(run.generations),
+        weights=run.weights,
+        reason=f"{run.stopped or 'the window ends'}; {whole}, {row.errors} errors",
+        figures={"row": row.as_json(), "rollbacks": run.rollbacks},
+    )
+
+
+def _rows(generations: Sequence[Any]) -> list[GenerationRow]:
+    return [GenerationRow(**asdict(row)) for row in generations]
 
 
 def read_history(

@@ -17,7 +17,7 @@ from gorgo.cli.tables import Cell, table
 if TYPE_CHECKING:
     import asyncio
 
-    from tuner.commands import GenerationRow
+    from tuner.commands import CampaignOptions, GenerationRow, OfflineOptions
 
 Database = Annotated[
     str,
@@ -88,12 +88,71 @@ def tune(
         ),
     ] = None,
     seed: options.MaybeSeed = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRACE", show_default=False, help="Tune in virtual time on this trace, data set or shape instead."
+        ),
+    ] = None,
+    request_log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="The same on what `gorgo serve --request-log` wrote."),
+    ] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="In virtual time: run the live campaign along the window, not the search."),
+    ] = False,
+    time_scale: options.TimeScale = 1.0,
+    config: options.Config = options.REGIONS_YAML,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default=False, help="In virtual time. Default: that of regions.yaml."),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", show_default=False, help="In virtual time: start from this file's.")
+    ] = None,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default=False, help="In virtual time: engines as learned, a saved GET /admin/fleet."
+        ),
+    ] = None,
+    limit: options.Limit = None,
+    max_input: options.MaxInput = None,
+    max_output: options.MaxOutput = None,
+    spread: options.Spread = 0.0,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="TIME", show_default=False, help="Window start, as --start of replay."),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", show_default=False, help="Window end, not included.")
+    ] = None,
+    origin: options.Origin = options.WEEK_ORIGIN,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="In virtual time: runs per candidate.")] = 3,
+    held_out_seeds: Annotated[
+        int, typer.Option(min=2, max=1000, help="In virtual time: runs of each finalist, which decide.")
+    ] = 10,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="In virtual time: write a weights file, with evidence."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="Runs at a time. Default: one per core.")
+    ] = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Tune the weights of a running proxy.
+    """Tune the weights of a running proxy, or in virtual time on a recorded window.
 
-    Runs beside it until nothing better is found; SIGTERM leaves the best weights in force, and the next start goes on.
-    The proxy does not need it: it may die, lag or be absent.
+    Runs beside the proxy until nothing better is found; SIGTERM leaves the best weights in force, and the next start
+    goes on. The proxy does not need it: it may die, lag or be absent. With --trace or --request-log no proxy is asked:
+    every candidate is a simulated run of the whole window, and what is found is a file for `gorgo serve --weights`.
     """
+    offline = trace is not None or request_log is not None
+    if trace is not None and request_log is not None:
+        raise typer.BadParameter("--trace and --request-log: expected one of them")
+    if not offline and (rehearse or out is not None or fleet is not None or weights is not None):
+        raise typer.BadParameter("--rehearse, --out, --fleet and --weights need --trace or --request-log")
     if dry_run and start:
         raise typer.BadParameter("--dry-run measures the weights in force: leave out --start")
     from gorgo.cli.running import run_until_stopped
@@ -119,6 +178,41 @@ def tune(
         raise fail(str(error), code=BAD_INPUT) from error
     if algorithm not in ALGORITHMS:
         raise typer.BadParameter(f"--algorithm {algorithm}: expected one of {', '.join(ALGORITHMS)}")
+    if offline:
+        window_filters = options.trace_filters(
+            limit=limit,
+            max_input=max_input,
+            max_output=max_output,
+            spread=spread,
+            start=begin,
+            end=end,
+            seed=seed or 0,
+            origin=origin,
+        )
+        recorded = _recorded(
+            trace if request_log is None else str(request_log),
+            config=config,
+            policy=policy,
+            weights=weights,
+            start={name: number(text, "--start") for name, text in named(start, "--start NAME=V")},
+            fleet=fleet,
+            filters=window_filters,
+            time_scale=options.positive(time_scale),
+            database=database,
+            out=out,
+        )
+        search = {
+            "algorithm": algorithm,
+            "seed": seed or 0,
+            "asked": tune_lambda,
+            "box": {name: bounds(text) for name, text in named(widen, "--widen NAME=LO:HI")},
+        }
+        if rehearse:
+            _rehearse(recorded, campaign, search, as_json=as_json)
+        else:
+            counts = {"candidates": max_generations, "seeds": seeds, "held_out_seeds": held_out_seeds}
+            _search(recorded, search | counts, n_jobs=-1 if jobs is None else jobs, as_json=as_json)
+        return
     asked: dict[str, Any] = {
         "url": url,
         "token": token,
@@ -140,6 +234,50 @@ def tune(
 
     run_until_stopped(program)
     raise typer.Exit(0 if left_in_order == [True] else FAILED)
+
+
+def _recorded(source: str | None, *, config: Path, start: Mapping[str, float], **more: Any) -> OfflineOptions:
+    """The window, and whose weights start where: --start before --weights before regions.yaml."""
+    from gorgo.apps.simulate.fleet import fleet_of, limits_of
+    from gorgo.cli.wiring import compose_policy
+    from gorgo.config.load import load_config
+    from tuner.commands import offline_options
+
+    loaded = load_config(config)
+    policy, values = compose_policy(loaded, source=config, policy=more.pop("policy"), weights_file=more.pop("weights"))
+    return offline_options(
+        source=str(options.trace_path(str(source))),
+        policy=policy.name,
+        weights={**values, **start},
+        fleet=fleet_of(loaded, source=config),
+        limits=limits_of(loaded),
+        probe_interval_s=loaded.proxy.probe_interval_s,
+        scrape_interval_s=loaded.proxy.scrape_interval_s,
+        fleet_file=more.pop("fleet"),
+        **more,
+    )
+
+
+def _search(recorded: OfflineOptions, search: Mapping[str, Any], *, n_jobs: int, as_json: bool) -> None:
+    from tuner.commands import search_offline
+
+    found = search_offline(recorded, n_jobs=n_jobs, **search)
+    if as_json:
+        options.print_json(found.as_json())
+        return
+    typer.echo(generations_table(found.rows))
+    typer.echo(f"\n{_weights(found.weights)}: {found.reason}")
+
+
+def _rehearse(recorded: OfflineOptions, campaign: CampaignOptions, search: Mapping[str, Any], *, as_json: bool) -> None:
+    from tuner.commands import rehearse_offline
+
+    found = rehearse_offline(recorded, campaign, **search)
+    if as_json:
+        options.print_json(found.as_json())
+        return
+    typer.echo(generations_table(found.rows))
+    typer.echo(f"\n{_weights(found.weights)}: {found.reason}")
 
 
 def named(pairs: Sequence[str] | None, expected: str) -> list[tuple[str, str]]:

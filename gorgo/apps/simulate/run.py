@@ -29,7 +29,7 @@ from gorgo.sim.feed import SimRequest, scaled
 from gorgo.sim.floor import floor_of
 from gorgo.sim.oracle import make_oracle
 from gorgo.sim.scenario import find_scenario
-from gorgo.sim.simulation import Simulation
+from gorgo.sim.simulation import Controller, Simulation
 
 Backend = Literal["loky", "threading", "dask", "ray"]
 BACKENDS: tuple[Backend, ...] = ("loky", "threading", "dask", "ray")
@@ -43,10 +43,13 @@ _CLUSTERS: dict[str, tuple[str, str | None]] = {
 Progress = Callable[[int, int, SimulatedRun], None]
 
 
-def run_once(job: SimJob) -> SimulatedRun:
-    """One run, here and now. Raises `TraceError`, `UnknownPolicy`, `UnknownScenario` and the like for a wrong job."""
+def run_once(job: SimJob, *, controllers: Sequence[Controller] = ()) -> SimulatedRun:
+    """One run, here and now. `controllers` act on its Router, as in `Simulation`.
+
+    Raises `TraceError`, `UnknownPolicy`, `UnknownScenario` and the like for a wrong job.
+    """
     begun_s = thread_time()
-    return replace(_run(job), cpu_s=thread_time() - begun_s)
+    return replace(_run(job, controllers), cpu_s=thread_time() - begun_s)
 
 
 def run_many(
@@ -71,7 +74,7 @@ def policy_of(name: str) -> Policy:
     return make_oracle() if name == ORACLE else make_policy(name)
 
 
-def _run(job: SimJob) -> SimulatedRun:
+def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
     scenario = find_scenario(job.scenario)
     fleet = scenario.fleet(job.fleet)
     feed = _reshaped(scaled(_feed(job), job.time_scale), scenario.reshape)
@@ -88,6 +91,7 @@ def _run(job: SimJob) -> SimulatedRun:
         limits=job.limits,
         probe_interval_s=job.probe_interval_s,
         scrape_interval_s=job.scrape_interval_s,
+        controllers=controllers,
     )
     result = simulation.run(feed)
     return simulated_run(job, dict(simulation.router.weights), result)

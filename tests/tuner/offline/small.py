@@ -1,0 +1,24 @@
+"""A fleet and a window small enough that a whole campaign on it takes a second."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from gorgo.apps.datasets import load_requests
+from gorgo.apps.simulate import SimJob
+from gorgo.apps.simulate.feed import feed_of
+from gorgo.apps.traces import TraceFilters
+from gorgo.sim.feed import SimRequest
+from tuner.evidence.windows import paper_fleet
+
+
+@cache
+def small_feed(limit: int) -> tuple[SimRequest, ...]:
+    return tuple(feed_of(load_requests("chat-small", TraceFilters(limit=limit, max_output=32))))
+
+
+def small_job(limit: int = 150, **more: Any) -> SimJob:
+    """The first requests of the shipped trace."""
+    given: dict[str, Any] = {"trace": "small", "policy": "gorgo", "fleet": paper_fleet(), "feed": small_feed(limit)}
+    return SimJob(**given | more)

@@ -1,0 +1,1 @@
+"""What the tuner is said to show, measured: `make tuning-table`."""

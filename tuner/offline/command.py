@@ -1,0 +1,186 @@
+"""`gorgo tune` on a recorded window: the twin's search, or the live campaign rehearsed, with history and weights file.
+
+Owns the composition: the window from a trace or a request log, the fleet from regions.yaml and what a proxy has
+learned. What is said on the terminal is the command line's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gorgo.apps.datasets import load_requests
+from gorgo.apps.request_log import is_request_log, load_request_log
+from gorgo.apps.simulate import SimJob
+from gorgo.apps.simulate.feed import feed_of
+from gorgo.apps.traces import TraceFilters
+from gorgo.config.weights_file import WeightsFile, write_weights_file
+from gorgo.core.limits import RouterLimits
+from gorgo.errors import TunerError
+from gorgo.sim.fleet import SimFleet
+from tuner.campaign.actions import Generation
+from tuner.campaign.options import CampaignOptions
+from tuner.history import GenerationRow, History
+from tuner.offline.calibration import calibrated
+from tuner.offline.rehearsal import TunedRun, tune_in_simulation
+from tuner.offline.twin import TwinOptions, search_twin
+from tuner.offline.verdict import TwinResult, decide, weights_file
+
+Told = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineOptions:
+    """What is tuned on what.
+
+    Parameters
+    ----------
+    source:
+        A trace's file, name or shape, or the proxy's request log.
+    filters, time_scale:
+        As in a replay.
+    policy, weights:
+        Whose weights, and where they start.
+    fleet, limits, probe_interval_s, scrape_interval_s:
+        As in `SimJob`.
+    learned:
+        An answer of `GET /admin/fleet`, and where it is from.
+    database:
+        Where the rows go.
+    out:
+        Weights file to write; None: none.
+    """
+
+    source: str
+    policy: str
+    weights: Mapping[str, float]
+    fleet: SimFleet
+    filters: TraceFilters = field(default_factory=TraceFilters)
+    time_scale: float = 1.0
+    limits: RouterLimits | None = None
+    probe_interval_s: float = 30.0
+    scrape_interval_s: float = 30.0
+    learned: tuple[Mapping[str, Any], str] | None = None
+    database: str
+    out: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What `gorgo tune` tells of a search: the rows of the history, the decision, and the file of it."""
+
+    rows: Sequence[GenerationRow]
+    result: TwinResult
+    file: WeightsFile
+
+
+def tune_twin(
+    options: OfflineOptions, twin: TwinOptions, *, now: Callable[[], float], told: Told = lambda: None
+) -> Tuned:
+    """Search, decide on what was held out, write what was asked for. `now` is Unix time, for the history.
+
+    Raises `TraceError`, `TunerError`, `WeightsError`, `HistoryError`, and `OSError` for a file that cannot be written.
+    """
+    job = job_of(options, seed=twin.seed)
+    history = History(options.database)
+    rows: list[GenerationRow] = []
+    try:
+        campaign = _begun(history, options, asdict(twin), now())
+
+        def recorded(row: Generation) -> None:
+            rows.append(_stamped(row, now()))
+            history.record(campaign, rows[-1])
+
+        search = search_twin(job, twin, told=told, recorded=recorded)
+        result = decide(job, search, twin, told=told)
+        history.end_campaign(campaign, now_s=now(), outcome=f"{search.stopped}; {result.reason}")
+    finally:
+        history.close()
+    created = datetime.fromtimestamp(now(), UTC).isoformat(timespec="seconds")
+    file = weights_file(job, result, source="gorgo tune, twin", created=created, window=_window(options, job))
+    _write(options.out, file)
+    return Tuned(rows, result, file)
+
+
+def rehearse(
+    options: OfflineOptions,
+    campaign_options: CampaignOptions,
+    *,
+    algorithm: str,
+    seed: int,
+    asked: bool,
+    box: Mapping[str, tuple[float, float]],
+    now: Callable[[], float],
+) -> TunedRun:
+    """The live campaign along the window. Raises as `tune_twin` does."""
+    job = job_of(options, seed=seed)
+    history = History(options.database)
+    try:
+        campaign = _begun(history, options, asdict(campaign_options) | {"algorithm": algorithm, "seed": seed}, now())
+        run = tune_in_simulation(job, campaign_options, optimizer=algorithm, seed=seed, asked=asked, box=box)
+        begun_s = now()
+        rows = [GenerationRow(**asdict(row)) for row in run.generations]
+        moved = [replace(row, started_s=begun_s + row.started_s, finished_s=begun_s + row.finished_s) for row in rows]
+        history.write(campaign, generations=moved, outcome=run.stopped or "the end of the window", now_s=now())
+    finally:
+        history.close()
+    return run
+
+
+def job_of(options: OfflineOptions, *, seed: int) -> SimJob:
+    """The window as a job; its feed is what candidates meet."""
+    fleet = options.fleet
+    if options.learned is not None:
+        told, where = options.learned
+        fleet = calibrated(fleet, told, source=where)
+    path = Path(options.source)
+    log = path.is_file() and is_request_log(path)
+    requests = (
+        load_request_log(path, options.filters) if log else load_requests(options.source, options.filters, seed=seed)
+    )
+    return SimJob(
+        trace=path.name,
+        feed=feed_of(requests),
+        policy=options.policy,
+        weights=dict(options.weights),
+        fleet=fleet,
+        time_scale=options.time_scale,
+        limits=options.limits,
+        probe_interval_s=options.probe_interval_s,
+        scrape_interval_s=options.scrape_interval_s,
+        seed=seed,
+    )
+
+
+def _begun(history: History, options: OfflineOptions, settings: Mapping[str, Any], now_s: float) -> int:
+    target = f"twin of {Path(options.source).name}"
+    plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
+    return history.begin_campaign(now_s=now_s, target=target, policy=options.policy, options=plain)
+
+
+def _stamped(row: Generation, now_s: float) -> GenerationRow:
+    """With the time at which it was made: a candidate has no time of its own."""
+    return GenerationRow(**asdict(row) | {"started_s": now_s, "finished_s": now_s})
+
+
+def _window(options: OfflineOptions, job: SimJob) -> dict[str, Any]:
+    feed = job.feed or ()
+    return {
+        "trace": job.trace,
+        "requests": len(feed),
+        "seconds": round(feed[-1].arrival_s, 3) if feed else 0.0,
+        "time_scale": options.time_scale,
+        "calibrated": options.learned is not None,
+    }
+
+
+def _write(out: Path | None, file: WeightsFile) -> None:
+    if out is None:
+        return
+    try:
+        write_weights_file(out, file)
+    except OSError as error:
+        raise TunerError(f"{out}: cannot be written: {error.strerror or error}") from error

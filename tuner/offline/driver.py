@@ -1,0 +1,86 @@
+"""The shell of a campaign in virtual time: reads the Router's samples, carries out what the campaign says.
+
+Owns the order of calls, which is the sidecar's: all new samples first, then time, then the actions in their order.
+There is no network in between, so an order is carried out at once and never refused; what is left is the campaign.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from gorgo.core.router import Router
+from tuner.campaign.actions import Action, Freeze, Generation, PutWeights, Record, RollBack, Stop, Wait
+from tuner.campaign.machine import Campaign
+from tuner.objective import Sample
+
+#: As the sidecar looks, s.
+POLL_S = 1.0
+#: Samples of one reading: what the admin listener gives.
+BATCH = 1000
+
+
+class CampaignDriver:
+    """A controller of a simulation that lets a campaign act on its Router.
+
+    Parameters
+    ----------
+    campaign:
+        New, or from its saved state.
+    poll_s:
+        Between two looks, in virtual seconds.
+
+    Weights go in as the campaign says, whatever the policy's own box: that is the campaign's to mind.
+    """
+
+    def __init__(self, campaign: Campaign, *, poll_s: float = POLL_S) -> None:
+        self.campaign = campaign
+        self.generations: list[Generation] = []
+        self.stopped: str | None = None
+        self.frozen: str | None = None
+        self.puts = 0
+        self.rollbacks = 0
+        self._poll_s = poll_s
+        self._next_s: float | None = 0.0
+
+    @property
+    def next_s(self) -> float | None:
+        """When it looks again; None when the campaign is over."""
+        return self._next_s
+
+    def act(self, router: Router, now: float) -> None:
+        """One look at the Router and what follows from it."""
+        if self.campaign.phase == "new":
+            self._carry_out(self.campaign.begin(now=now), router, now)
+        self._read(router, now)
+        self._carry_out(self.campaign.on_time(now=now), router, now)
+        self._next_s = None if self.stopped is not None else now + self._poll_s
+
+    def _read(self, router: Router, now: float) -> None:
+        samples = router.samples
+        while self.stopped is None and (rows := self._new(router)):
+            boot_id = samples.boot_id
+            self._carry_out(self.campaign.on_samples(rows, boot_id=boot_id, now=now), router, now)
+
+    def _new(self, router: Router) -> list[Sample]:
+        rows: list[dict[str, Any]] = router.samples.after(self.campaign.inbox.last_seq, BATCH)["samples"]
+        return [Sample.from_json(row) for row in rows]
+
+    def _carry_out(self, actions: Iterable[Action], router: Router, now: float) -> None:
+        waiting = deque(actions)
+        while waiting:
+            match waiting.popleft():
+                case PutWeights() | RollBack() as order:
+                    self.puts += 1
+                    self.rollbacks += isinstance(order, RollBack)
+                    version = router.set_weights(order.values, now=now, widen=True).version
+                    waiting.extend(self.campaign.on_weights_applied(version, ticket=order.ticket, now=now))
+                case Record() as record:
+                    self.generations.append(record.generation)
+                case Freeze() as freeze:
+                    self.frozen = freeze.reason
+                case Stop() as stop:
+                    self.stopped = stop.reason
+                case Wait():  # it looks every `poll_s` anyway
+                    pass

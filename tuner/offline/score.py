@@ -1,0 +1,105 @@
+"""What a weight set does on a recorded window: one simulated run of it per seed.
+
+Owns runs and their figures. Which weight sets, and what is made of the figures, is `twin`'s and `verdict`'s.
+
+Theory of operation: seed s is the same network jitter and the same coin tosses for every weight set, so that what two
+of them differ by is far less noisy than either. All runs of a question are handed out together, to all cores.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+
+import numpy as np
+from joblib import Parallel, delayed, parallel_config
+
+from gorgo.apps.simulate import SimJob, run_once
+from gorgo.sim.records import SimRecord
+
+#: Told after each run.
+Told = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Figures of one run over the requests asked about; latencies are None where no request has one."""
+
+    n: int
+    errors: int
+    ttft_ms_p95: float | None
+    e2e_s_p95: float | None
+    max_share: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Weights on a window.
+
+    Parameters
+    ----------
+    job:
+        The window and everything else that all candidates share; `feed` is set.
+    seeds:
+        A run each.
+    from_s, until_s:
+        Requests that arrive in between count, s from the start of the run.
+    """
+
+    job: SimJob
+    seeds: Sequence[int]
+    from_s: float = 0.0
+    until_s: float = float("inf")
+
+    def jobs(self, weights: Mapping[str, float]) -> list[SimJob]:
+        """A run per seed. What comes after `until_s` cannot change what came before, and is left out."""
+        assert self.job.feed is not None, "a recorded window"
+        scale = self.job.time_scale
+        feed = tuple(request for request in self.job.feed if request.arrival_s * scale < self.until_s)
+        asked = replace(self.job, feed=feed, weights=dict(weights), keep_requests=True)
+        return [replace(asked, seed=seed) for seed in self.seeds]
+
+
+def scores_of(
+    question: Question, candidates: Sequence[Mapping[str, float]], *, n_jobs: int = 1, told: Told = lambda: None
+) -> list[list[Score]]:
+    """Of each candidate, a score per seed in their order."""
+    jobs = [job for weights in candidates for job in question.jobs(weights)]
+    found: list[Score] = []
+    with parallel_config(backend="loky", n_jobs=n_jobs):
+        for score in Parallel(return_as="generator")(delayed(score_once)(job, question.from_s) for job in jobs):
+            found.append(score)
+            told()
+    per = len(question.seeds)
+    return [found[place : place + per] for place in range(0, len(found), per)]
+
+
+def score_once(job: SimJob, from_s: float) -> Score:
+    """One run, here and now, scored over what arrives from `from_s` on."""
+    records = run_once(job).requests or ()
+    return _score([record for record in records if record.scheduled_s >= from_s])
+
+
+def geometric(values: Sequence[float | None]) -> float | None:
+    """Geometric mean of what is known; None where nothing is."""
+    known = [log(value) for value in values if value]
+    return exp(sum(known) / len(known)) if known else None
+
+
+def _score(records: Sequence[SimRecord]) -> Score:
+    good = [record for record in records if record.error is None]
+    shares = Counter(record.replica for record in good)
+    return Score(
+        n=len(records),
+        errors=len(records) - len(good),
+        ttft_ms_p95=_p95([record.ttft_ms for record in good]),
+        e2e_s_p95=_p95([record.e2e_s for record in good]),
+        max_share=max(shares.values()) / len(good) if good else None,
+    )
+
+
+def _p95(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.quantile(known, 0.95)) if known else None
