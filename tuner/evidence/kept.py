@@ -13,9 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gorgo.config.atomic import write_atomically
 from gorgo.errors import TunerError
 from tuner.evidence.task import Found, Task, run_task
+from tuner.evidence.twin_task import TwinTask, run_twin_task
+
+AnyTask = Task | TwinTask
 
 
-def found_of(tasks: Sequence[Task], *, folder: Path, n_jobs: int, title: str) -> Mapping[Task, Found]:
+def found_of(tasks: Sequence[AnyTask], *, folder: Path, n_jobs: int, title: str) -> Mapping[AnyTask, Found]:
     """What each task gives; those that were done before are read from `folder`.
 
     Raises `TunerError` for a file there that is damaged.
@@ -29,8 +32,8 @@ def found_of(tasks: Sequence[Task], *, folder: Path, n_jobs: int, title: str) ->
     return found
 
 
-def _run(tasks: Sequence[Task], *, folder: Path, n_jobs: int, title: str) -> dict[Task, Found]:
-    found: dict[Task, Found] = {}
+def _run(tasks: Sequence[AnyTask], *, folder: Path, n_jobs: int, title: str) -> dict[AnyTask, Found]:
+    found: dict[AnyTask, Found] = {}
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with (
         Progress(TextColumn(title), *columns, console=Console(stderr=True)) as bar,
@@ -44,8 +47,8 @@ def _run(tasks: Sequence[Task], *, folder: Path, n_jobs: int, title: str) -> dic
     return found
 
 
-def _one(task: Task) -> tuple[Task, Found]:
-    return task, run_task(task)
+def _one(task: AnyTask) -> tuple[AnyTask, Found]:
+    return task, run_task(task) if isinstance(task, Task) else run_twin_task(task)
 
 
 def _read(path: Path) -> Found | None:

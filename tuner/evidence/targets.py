@@ -14,7 +14,9 @@ from typing import Any
 
 from gorgo.apps.demo.options import DEFAULT_POLICIES as PUBLISHED
 from gorgo.apps.simulate.compare import Ratio, ratio_of
+from tuner.evidence.kept import AnyTask
 from tuner.evidence.task import Found, Part, Task
+from tuner.evidence.twin_task import TwinTask
 from tuner.evidence.windows import Windows
 
 TUNING, HELD_OUT = "art-chat-apr5", (("art-chat-apr6", 2.0), ("art-chat-apr7", 3.0))
@@ -37,7 +39,7 @@ BAD_STARTS: Mapping[str, tuple[tuple[tuple[str, float], ...], tuple[tuple[str, f
 HACKED = (("w_rtt", 0.23), ("w_queue", 1e-6))
 HACKED_BOX = (("w_queue", 1e-7, 0.5),)
 
-Runs = Mapping[Task, Found]
+Runs = Mapping[AnyTask, Found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +88,9 @@ class Experiment:
     """Tasks first, then what follows of them: a second lot may depend on what the first has found."""
 
     name: str
-    first: Callable[[Sequence[int]], list[Task]]
+    first: Callable[[Sequence[int]], Sequence[AnyTask]]
     judge: Callable[[Sequence[int], Runs], list[Statement]]
-    then: Callable[[Sequence[int], Runs], list[Task]] | None = None
+    then: Callable[[Sequence[int], Runs], Sequence[AnyTask]] | None = None
 
 
 def campaign(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -208,7 +210,7 @@ def _bad_first(seeds: Sequence[int]) -> list[Task]:
     return [
         task
         for policy in BAD_STARTS
-        for seed in seeds
+        for seed in _half(seeds)
         for task in (
             _bad_task(policy, seed, None, bad=False),
             _bad_task(policy, seed, None, bad=True),
@@ -226,10 +228,10 @@ def _bad_judge(seeds: Sequence[int], runs: Runs) -> Iterator[Statement]:
                     runs[_bad_task(policy, seed, options, bad=True)].tail,
                     runs[_bad_task(policy, seed, None, bad=False)].tail,
                 )
-                for seed in seeds
+                for seed in _half(seeds)
             ]
             tuned = "left alone" if options is None else "tuned by switchback"
-            ends = [runs[_bad_task(policy, seed, options, bad=True)].weights for seed in seeds]
+            ends = [runs[_bad_task(policy, seed, options, bad=True)].weights for seed in _half(seeds)]
             left = sum(any(end[name] != value for name, value in weights) for end in ends)
             yield _statement(
                 "bad start",
@@ -239,6 +241,62 @@ def _bad_judge(seeds: Sequence[int], runs: Runs) -> Iterator[Statement]:
                 note=f"p95 TTFT {r.value:.3f}; left in {left} of {len(ends)} runs"
                 if (r := _ratio(pairs, _ttft))
                 else "",
+            )
+
+
+# -- the twin: search one recorded window, meet the next
+
+#: A load at which weights matter, below the one at which the fleet saturates.
+TWIN_LOAD = 1.25
+NEXT = "art-chat-apr6"
+#: Windows of the next day on which one search's find is checked.
+NEXT_WINDOWS = 3
+
+
+def _search_task(policy: str, seed: int) -> TwinTask:
+    windows = Windows(shapes=(TUNING,), draw=seed, time_scale=TWIN_LOAD)
+    return TwinTask(windows=windows, policy=policy, candidates=16, seeds=2, held_out_seeds=6, seed=seed)
+
+
+def _next_task(policy: str, seed: int, number: int, weights: Mapping[str, float]) -> Task:
+    windows = Windows(shapes=(NEXT,), draw=seed + 100 * number, time_scale=TWIN_LOAD)
+    return Task(windows=windows, policy=policy, seed=seed, weights=tuple(sorted(weights.items())))
+
+
+def _next_first(seeds: Sequence[int]) -> list[AnyTask]:
+    return [_search_task(policy, seed) for policy in (PAPER, OURS) for seed in _fifth(seeds)]
+
+
+def _next_then(seeds: Sequence[int], runs: Runs) -> list[Task]:
+    return [
+        _next_task(policy, seed, number, weights)
+        for policy in (PAPER, OURS)
+        for seed in _fifth(seeds)
+        for number in range(NEXT_WINDOWS)
+        for weights in ({}, runs[_search_task(policy, seed)].weights)
+    ]
+
+
+def _next_judge(seeds: Sequence[int], runs: Runs) -> Iterator[Statement]:
+    for policy in (PAPER, OURS):
+        searches = [(seed, runs[_search_task(policy, seed)]) for seed in _fifth(seeds)]
+        pairs = [
+            (
+                runs[_next_task(policy, seed, number, found.weights)].whole,
+                runs[_next_task(policy, seed, number, {})].whole,
+            )
+            for seed, found in searches
+            for number in range(NEXT_WINDOWS)
+        ]
+        moved = sum(found.accepted for _, found in searches)
+        said = "; ".join(found.reasons[-1] for _, found in searches)
+        for name, figure in (("p95 TTFT", _ttft), ("p95 E2E", _e2e)):
+            yield _statement(
+                "next window",
+                f"{policy}, twin on one window: the next day's, found / defaults, {name}",
+                _ratio(pairs, figure),
+                at_most=1.0 if figure is _ttft else None,
+                note=f"moved in {moved} of {len(searches)}: {said}" if figure is _ttft else "",
             )
 
 
@@ -306,6 +364,16 @@ def _hack_judge(seeds: Sequence[int], runs: Runs) -> Iterator[Statement]:
         )
 
 
+def _half(seeds: Sequence[int]) -> Sequence[int]:
+    """Long runs: half of the seeds, two at least."""
+    return seeds[: max(2, len(seeds) // 2)]
+
+
+def _fifth(seeds: Sequence[int]) -> Sequence[int]:
+    """A search is some forty runs: a fifth of the seeds."""
+    return seeds[: max(1, len(seeds) // 5)]
+
+
 def _twice(seeds: Sequence[int]) -> list[int]:
     """20 seeds where others have 10."""
     return [*seeds, *(seed + 500 for seed in seeds)]
@@ -315,6 +383,7 @@ EXPERIMENTS = (
     Experiment("protocol", _protocol_first, lambda s, r: list(_protocol_judge(s, r)), _protocol_then),
     Experiment("no harm", _harm_first, lambda s, r: list(_harm_judge(s, r))),
     Experiment("bad start", _bad_first, lambda s, r: list(_bad_judge(s, r))),
+    Experiment("next window", _next_first, lambda s, r: list(_next_judge(s, r)), _next_then),
     Experiment("reward hacking", _hack_first, lambda s, r: list(_hack_judge(s, r)), _hack_then),
 )
 

@@ -61,7 +61,7 @@ class Task:
     @property
     def key(self) -> str:
         """The same for the same run by the same code, and no others."""
-        text = f"{self!r}\n{paper_fleet()!r}\n{_digest_of_code()}"
+        text = f"{self!r}\n{paper_fleet()!r}\n{digest_of_code()}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -156,7 +156,8 @@ def _p95(values: Sequence[float | None]) -> float:
 
 
 @cache
-def _digest_of_code() -> str:
+def digest_of_code() -> str:
+    """Of all code on which a figure depends."""
     ours, theirs = Path(tuner.__file__).parent, Path(gorgo.__file__).parent
     files = [ours / "objective.py", ours / "space.py", Path(__file__), Path(__file__).with_name("windows.py")]
     for root, names in ((theirs, _CODE), (ours, _TUNER)):

@@ -1,0 +1,71 @@
+"""One search of the twin as a measurement: a recorded window in, weights out.
+
+Owns the record of such a task and how it is run; its result has the form of `task`'s, so that both are kept alike:
+`whole` are the start's held-out figures, `tail` those of what was taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from time import thread_time
+
+from gorgo.apps.simulate import SimJob
+from tuner.evidence.task import Found, Part, digest_of_code
+from tuner.evidence.windows import Windows, paper_fleet
+from tuner.offline.twin import Tried, TwinOptions, search_twin
+from tuner.offline.verdict import decide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwinTask:
+    """What to search on; the start is the policy's defaults."""
+
+    windows: Windows
+    policy: str
+    candidates: int
+    seeds: int
+    held_out_seeds: int
+    seed: int = 0
+
+    @property
+    def key(self) -> str:
+        """As `Task.key`."""
+        text = f"{self!r}\n{paper_fleet()!r}\n{digest_of_code()}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def run_twin_task(task: TwinTask) -> Found:
+    """Here and now, run after run."""
+    begun_s = thread_time()
+    job = SimJob(
+        trace=" + ".join(task.windows.shapes),
+        feed=task.windows.feed(),
+        policy=task.policy,
+        fleet=paper_fleet(),
+        time_scale=task.windows.time_scale,
+    )
+    options = TwinOptions(
+        candidates=task.candidates, seeds=task.seeds, held_out_seeds=task.held_out_seeds, seed=task.seed
+    )
+    search = search_twin(job, options)
+    result = decide(job, search, options)
+    return Found(
+        whole=_part(result.before),
+        tail=_part(result.after),
+        weights=result.weights,
+        generations=len(search.rows),
+        accepted=int(result.moved),
+        reasons=[result.reason],
+        cpu_s=thread_time() - begun_s,
+    )
+
+
+def _part(tried: Tried) -> Part:
+    return Part(
+        n=sum(score.n for score in tried.scores),
+        errors=tried.errors,
+        ttft_ms_p95=tried.ttft_ms or float("nan"),
+        e2e_s_p95=tried.e2e_s or float("nan"),
+        max_share=tried.max_share,
+    )
