@@ -1,0 +1,154 @@
+# The AWS provider's schema, and no cloud: needs the provider plugin, `terraform init -plugin-dir=DIR`.
+
+mock_provider "aws" {
+  alias = "us_ashburn"
+  mock_data "aws_ec2_instance_type_offerings" {
+    defaults = { locations = ["us-east-1d", "us-east-1b"] }
+  }
+  mock_data "aws_caller_identity" {
+    defaults = { account_id = "123456789012" }
+  }
+}
+
+mock_provider "aws" {
+  alias = "eu_frankfurt"
+  mock_data "aws_ec2_instance_type_offerings" {
+    defaults = { locations = ["eu-central-1a"] }
+  }
+}
+
+mock_provider "aws" {
+  alias = "ap_seoul"
+  mock_data "aws_ec2_instance_type_offerings" {
+    defaults = { locations = ["ap-northeast-2c"] }
+  }
+}
+
+variables {
+  server_name   = "llm.example.org"
+  client_cidrs  = ["198.51.100.0/24"]
+  metrics_cidrs = ["203.0.113.7/32"]
+  wheel         = "tests/gorgo-0.0.0-py3-none-any.whl"
+}
+
+run "the_papers_fleet" {
+  command = apply
+  assert {
+    condition     = length(output.replica_instance_ids) == 3
+    error_message = "One instance in each of three regions."
+  }
+  assert {
+    condition     = yamldecode(output.regions_generated).proxy.region == "us-ashburn"
+    error_message = "The proxy is in Virginia."
+  }
+  assert {
+    condition     = output.secret_names.place == "us-east-1"
+    error_message = "Secrets are where the router is."
+  }
+}
+
+run "only_what_is_needed_is_open" {
+  command = apply
+  module {
+    source = "../../modules/aws/router"
+  }
+  providers = { aws = aws.us_ashburn }
+  variables {
+    name          = "gorgo-test"
+    router        = { name = "gorgo-test-router", address = "10.64.0.10", user_data = "#cloud-config\n" }
+    vpc_id        = "vpc-1"
+    subnet_id     = "subnet-1"
+    replicas      = { us-ashburn = { private_cidr = "10.64.16.0/20", first_port = 30000, last_port = 30001 } }
+    secrets       = { parameter_arns = ["arn:aws:ssm:us-east-1:123456789012:parameter/gorgo/test/engine-key"] }
+    bucket        = "gorgo-test"
+    package_files = {}
+    configuration = { "regions.yaml" = "" }
+  }
+  assert {
+    condition     = toset([for rule in aws_vpc_security_group_ingress_rule.tls : "${rule.cidr_ipv4} ${rule.from_port}-${rule.to_port}"]) == toset(["198.51.100.0/24 443-443", "203.0.113.7/32 443-443"])
+    error_message = "In: port 443, from those who were named."
+  }
+  assert {
+    condition     = aws_vpc_security_group_egress_rule.engines["us-ashburn"].to_port == 30001 && aws_vpc_security_group_egress_rule.https.to_port == 443
+    error_message = "Out: the engines' ports, and HTTPS."
+  }
+  assert {
+    condition     = aws_instance.this.metadata_options[0].http_tokens == "required" && aws_instance.this.root_block_device[0].encrypted && aws_instance.this.root_block_device[0].delete_on_termination
+    error_message = "Tokens for metadata; an encrypted volume that goes with the machine."
+  }
+  assert {
+    condition     = jsondecode(aws_iam_role_policy.reads.policy).Statement[0].Resource == ["arn:aws:ssm:us-east-1:123456789012:parameter/gorgo/test/engine-key"]
+    error_message = "The parameters that were named, and no other."
+  }
+  assert {
+    condition     = aws_s3_bucket.this.force_destroy
+    error_message = "destroy empties the bucket."
+  }
+}
+
+run "replicas_are_reached_by_the_router_alone" {
+  command = apply
+  module {
+    source = "../../modules/aws/replica_pool"
+  }
+  providers = { aws = aws.ap_seoul }
+  variables {
+    name           = "gorgo-test-ap-seoul"
+    instances      = { one = { type = "g6e.12xlarge", address = "10.66.16.10", name = "one", user_data = "#cloud-config\n" } }
+    network        = { first_port = 30000, last_port = 30001 }
+    vpc_id         = "vpc-1"
+    subnet_id      = "subnet-1"
+    router_address = "10.64.0.10"
+    secrets        = { parameter_arns = ["arn:aws:ssm:us-east-1:123456789012:parameter/gorgo/test/engine-key"], key_arn = "arn:aws:kms:us-east-1:123456789012:key/k" }
+    spot           = true
+  }
+  assert {
+    condition     = aws_vpc_security_group_ingress_rule.engines.cidr_ipv4 == "10.64.0.10/32" && aws_vpc_security_group_ingress_rule.engines.from_port == 30000 && aws_vpc_security_group_ingress_rule.engines.to_port == 30001
+    error_message = "In: the engines' ports, from the router."
+  }
+  assert {
+    condition     = !aws_instance.this["one"].associate_public_ip_address && aws_instance.this["one"].private_ip == "10.66.16.10"
+    error_message = "No public address; the private one as computed."
+  }
+  assert {
+    condition     = aws_instance.this["one"].instance_market_options[0].market_type == "spot" && aws_instance.this["one"].instance_market_options[0].spot_options[0].spot_instance_type == "one-time"
+    error_message = "A spot instance that nothing brings back behind terraform's back."
+  }
+  assert {
+    condition     = jsondecode(aws_iam_role_policy.secrets.policy).Statement[1].Action == ["kms:Decrypt"]
+    error_message = "A key of one's own may be used to decrypt."
+  }
+}
+
+run "the_first_zone_that_offers_the_instances" {
+  command = apply
+  module {
+    source = "../../modules/aws/network"
+  }
+  providers = { aws = aws.us_ashburn }
+  variables {
+    name    = "gorgo-test"
+    network = { cidr = "10.64.0.0/16", public_cidr = "10.64.0.0/24", private_cidr = "10.64.16.0/20", has_replicas = true, instance_types = ["g6e.12xlarge"] }
+  }
+  assert {
+    condition     = aws_subnet.private[0].availability_zone == "us-east-1b" && aws_subnet.public.availability_zone == "us-east-1b"
+    error_message = "One zone for both subnets."
+  }
+}
+
+run "a_region_without_the_instances_is_refused" {
+  command = plan
+  module {
+    source = "../../modules/aws/network"
+  }
+  providers = { aws = aws.us_ashburn }
+  variables {
+    name    = "gorgo-test"
+    network = { cidr = "10.64.0.0/16", public_cidr = "10.64.0.0/24", private_cidr = "10.64.16.0/20", has_replicas = true, instance_types = ["g6e.12xlarge"] }
+  }
+  override_data {
+    target = data.aws_ec2_instance_type_offerings.wanted
+    values = { locations = [] }
+  }
+  expect_failures = [aws_vpc.this]
+}

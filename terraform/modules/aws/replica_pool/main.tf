@@ -1,0 +1,110 @@
+# Instances with GPUs that run SGLang. No public address, no SSH: a shell comes by SSM, requests by the router alone.
+
+data "aws_ssm_parameter" "image" {
+  name = var.image_parameter
+}
+
+resource "aws_security_group" "this" {
+  name        = "${var.name}-replicas"
+  description = "Engines: in from the router alone, out by HTTPS"
+  vpc_id      = var.vpc_id
+  tags        = { Name = "${var.name}-replicas" }
+}
+
+resource "aws_vpc_security_group_ingress_rule" "engines" {
+  security_group_id = aws_security_group.this.id
+  description       = "The router"
+  cidr_ipv4         = "${var.router_address}/32"
+  ip_protocol       = "tcp"
+  from_port         = var.network.first_port
+  to_port           = var.network.last_port
+}
+
+resource "aws_vpc_security_group_egress_rule" "https" {
+  security_group_id = aws_security_group.this.id
+  description       = "Image, model, secrets, SSM"
+  cidr_ipv4         = "0.0.0.0/0"
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = 443
+}
+
+resource "aws_iam_role" "this" {
+  name                  = "${var.name}-replicas"
+  force_detach_policies = true
+  assume_role_policy = jsonencode({
+    Version   = "2012-10-17"
+    Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "ec2.amazonaws.com" } }]
+  })
+}
+
+resource "aws_iam_role_policy" "secrets" {
+  name = "secrets"
+  role = aws_iam_role.this.id
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = concat(
+      [{ Effect = "Allow", Action = ["ssm:GetParameter"], Resource = var.secrets.parameter_arns }],
+      var.secrets.key_arn == null ? [] : [{ Effect = "Allow", Action = ["kms:Decrypt"], Resource = [var.secrets.key_arn] }],
+    )
+  })
+}
+
+resource "aws_iam_role_policy_attachment" "ssm" {
+  role       = aws_iam_role.this.name
+  policy_arn = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
+}
+
+resource "aws_iam_instance_profile" "this" {
+  name = "${var.name}-replicas"
+  role = aws_iam_role.this.name
+}
+
+resource "aws_instance" "this" {
+  # checkov:skip=CKV_AWS_126: The engine's and the proxy's own metrics tell more, every 15 s and without a price.
+  for_each                    = var.instances
+  ami                         = data.aws_ssm_parameter.image.insecure_value
+  instance_type               = each.value.type
+  subnet_id                   = var.subnet_id
+  private_ip                  = each.value.address
+  associate_public_ip_address = false
+  vpc_security_group_ids      = [aws_security_group.this.id]
+  iam_instance_profile        = aws_iam_instance_profile.this.name
+  ebs_optimized               = true
+  monitoring                  = false
+  user_data                   = each.value.user_data
+  user_data_replace_on_change = true
+  tags                        = { Name = each.value.name }
+  volume_tags                 = { Name = each.value.name }
+
+  # Taken away means gone: the router sees a dead replica, and the next apply makes it again at the same address.
+  dynamic "instance_market_options" {
+    for_each = var.spot ? [1] : []
+    content {
+      market_type = "spot"
+      spot_options {
+        spot_instance_type             = "one-time"
+        instance_interruption_behavior = "terminate"
+      }
+    }
+  }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+
+  root_block_device {
+    volume_type           = "gp3"
+    volume_size           = var.volume_gib
+    encrypted             = true
+    delete_on_termination = true
+  }
+
+  lifecycle {
+    ignore_changes = [ami] # a newer image is for new instances; a running engine keeps its cache
+  }
+
+  depends_on = [aws_iam_role_policy.secrets, aws_iam_role_policy_attachment.ssm]
+}

@@ -1,0 +1,174 @@
+# The proxy's machine: TLS on 443, everything else on its own loopback.
+
+data "aws_ssm_parameter" "image" {
+  name = var.image_parameter
+}
+
+# -- what it fetches
+
+resource "aws_s3_bucket" "this" {
+  # checkov:skip=CKV_AWS_18: A log of who read it would outlive it; one role reads it.
+  # checkov:skip=CKV_AWS_21: Everything in it is made from files of the operator's; destroy must leave nothing.
+  # checkov:skip=CKV_AWS_144: One machine in the same region reads it.
+  # checkov:skip=CKV_AWS_145: A wheel and addresses, no secret; S3's own key does.
+  # checkov:skip=CKV2_AWS_61: A handful of objects, each replaced in place.
+  # checkov:skip=CKV2_AWS_62: Nobody acts on its changes but the router, which looks.
+  bucket        = var.bucket
+  force_destroy = true
+}
+
+resource "aws_s3_bucket_public_access_block" "this" {
+  bucket                  = aws_s3_bucket.this.id
+  block_public_acls       = true
+  block_public_policy     = true
+  ignore_public_acls      = true
+  restrict_public_buckets = true
+}
+
+resource "aws_s3_bucket_server_side_encryption_configuration" "this" {
+  bucket = aws_s3_bucket.this.id
+  rule {
+    apply_server_side_encryption_by_default {
+      sse_algorithm = "AES256"
+    }
+  }
+}
+
+resource "aws_s3_object" "package" {
+  for_each    = var.package_files
+  bucket      = aws_s3_bucket.this.id
+  key         = "package/${each.key}"
+  source      = each.value
+  source_hash = filesha256(each.value)
+}
+
+resource "aws_s3_object" "configuration" {
+  for_each     = var.configuration
+  bucket       = aws_s3_bucket.this.id
+  key          = "configuration/${each.key}"
+  content      = each.value
+  content_type = "text/plain"
+}
+
+# -- what it may do
+
+resource "aws_iam_role" "this" {
+  name                  = "${var.name}-router"
+  force_detach_policies = true
+  assume_role_policy = jsonencode({
+    Version   = "2012-10-17"
+    Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "ec2.amazonaws.com" } }]
+  })
+}
+
+resource "aws_iam_role_policy" "reads" {
+  name = "reads"
+  role = aws_iam_role.this.id
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = concat(
+      [
+        { Effect = "Allow", Action = ["ssm:GetParameter"], Resource = var.secrets.parameter_arns },
+        { Effect = "Allow", Action = ["s3:GetObject"], Resource = ["${aws_s3_bucket.this.arn}/*"] },
+      ],
+      var.secrets.key_arn == null ? [] : [{ Effect = "Allow", Action = ["kms:Decrypt"], Resource = [var.secrets.key_arn] }],
+    )
+  })
+}
+
+resource "aws_iam_role_policy_attachment" "ssm" {
+  role       = aws_iam_role.this.name
+  policy_arn = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
+}
+
+resource "aws_iam_instance_profile" "this" {
+  name = "${var.name}-router"
+  role = aws_iam_role.this.name
+}
+
+# -- who may reach it, and whom it may reach
+
+resource "aws_security_group" "this" {
+  name        = "${var.name}-router"
+  description = "Router: in by TLS, out to engines and by HTTPS"
+  vpc_id      = var.vpc_id
+  tags        = { Name = "${var.name}-router" }
+}
+
+resource "aws_vpc_security_group_ingress_rule" "tls" {
+  for_each          = toset(concat(var.client_cidrs, var.metrics_cidrs))
+  security_group_id = aws_security_group.this.id
+  description       = "Clients and those that scrape"
+  cidr_ipv4         = each.value
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = 443
+}
+
+resource "aws_vpc_security_group_egress_rule" "engines" {
+  for_each          = var.replicas
+  security_group_id = aws_security_group.this.id
+  description       = "Engines in ${each.key}"
+  cidr_ipv4         = each.value.private_cidr
+  ip_protocol       = "tcp"
+  from_port         = each.value.first_port
+  to_port           = each.value.last_port
+}
+
+resource "aws_vpc_security_group_egress_rule" "https" {
+  security_group_id = aws_security_group.this.id
+  description       = "Packages, S3, SSM"
+  cidr_ipv4         = "0.0.0.0/0"
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = 443
+}
+
+# -- the machine
+
+resource "aws_instance" "this" {
+  # checkov:skip=CKV_AWS_126: The engine's and the proxy's own metrics tell more, every 15 s and without a price.
+  ami                         = data.aws_ssm_parameter.image.insecure_value
+  instance_type               = var.instance_type
+  subnet_id                   = var.subnet_id
+  private_ip                  = var.router.address
+  vpc_security_group_ids      = [aws_security_group.this.id]
+  iam_instance_profile        = aws_iam_instance_profile.this.name
+  ebs_optimized               = true
+  monitoring                  = false
+  user_data                   = var.router.user_data
+  user_data_replace_on_change = true
+  tags                        = { Name = var.router.name }
+  volume_tags                 = { Name = var.router.name }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+
+  root_block_device {
+    volume_type           = "gp3"
+    volume_size           = 20
+    encrypted             = true
+    delete_on_termination = true
+  }
+
+  lifecycle {
+    ignore_changes = [ami] # a newer image is for a new machine; this one has the tuner's history
+  }
+
+  depends_on = [
+    aws_iam_role_policy.reads, aws_iam_role_policy_attachment.ssm, aws_s3_object.package, aws_s3_object.configuration,
+  ]
+}
+
+resource "aws_eip" "this" {
+  domain = "vpc"
+  tags   = { Name = var.router.name }
+}
+
+resource "aws_eip_association" "this" {
+  allocation_id = aws_eip.this.id
+  instance_id   = aws_instance.this.id
+}

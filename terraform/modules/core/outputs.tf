@@ -1,0 +1,103 @@
+output "networks" {
+  description = "Per region with a router or replicas: place, address ranges, what is there, instance types and engine ports."
+  value       = { for region, network in local.networks : region => merge(network, local.demands[region]) }
+
+  precondition {
+    condition     = length(local.region_names) <= 16
+    error_message = "regions: at most 16, one /16 of base_cidr each."
+  }
+  precondition {
+    condition     = length(setsubtract(local.inhabited, local.region_names)) == 0
+    error_message = "regions: proxy.region or a replica's region is not in the list: ${join(", ", setsubtract(local.inhabited, local.region_names))}."
+  }
+  precondition {
+    condition     = length(setsubtract(local.inhabited, keys(var.places))) == 0
+    error_message = "places: no place for ${join(", ", setsubtract(local.inhabited, keys(var.places)))}."
+  }
+}
+
+output "instances" {
+  description = "Instances with GPUs by key: region, type, GPUs, address, name, first-boot text, replicas, ports."
+  value       = local.instances
+
+  precondition {
+    condition     = length(local.unsized) == 0
+    error_message = "replicas: ${join(", ", local.unsized)}: accelerator: expected 1x, 2x, 4x or 8x and one of ${join(", ", keys(var.instance_catalog))}, such as 2xL40S, and no more GPUs than an instance has."
+  }
+  precondition {
+    condition     = alltrue([for replica in local.document.replicas : try(replica.engine, "sglang") == "sglang"])
+    error_message = "replicas: engine: this module starts sglang only."
+  }
+  precondition {
+    condition     = length(distinct(local.document.replicas[*].name)) == length(local.document.replicas)
+    error_message = "replicas: two have the same name."
+  }
+  precondition {
+    condition     = alltrue([for text in values(local.engine_user_data) : length(text) <= 16384])
+    error_message = "The first-boot text of an instance is over the 16 KiB that the cloud takes."
+  }
+}
+
+output "engines" {
+  description = "Replicas by name: instance, address, port, GPUs, tensor parallelism."
+  value       = local.engines
+}
+
+output "engine_units" {
+  description = "Text of the engines' systemd units by name."
+  value       = { for name, unit in local.engine_units : name => unit.text }
+}
+
+output "router" {
+  description = "The router: region, place, private address, first-boot text."
+  value = {
+    region    = local.router_region
+    place     = try(local.networks[local.router_region].place, "")
+    address   = local.router_address
+    name      = "${var.name}-router"
+    user_data = local.router_user_data
+  }
+
+  precondition {
+    condition     = length(local.router_user_data) <= 16384
+    error_message = "The router's first-boot text is over the 16 KiB that the cloud takes."
+  }
+}
+
+output "router_units" {
+  description = "Text of the router's systemd units by name."
+  value       = local.router_units
+}
+
+output "regions_generated" {
+  description = "regions.yaml with the replicas' addresses: what the proxy reads."
+  value       = local.regions_generated
+}
+
+output "configuration" {
+  description = "Files that the router fetches and follows, by name."
+  value       = { "regions.yaml" = local.regions_generated, "replicas.nginx.conf" = local.nginx_replicas }
+}
+
+output "secret_names" {
+  description = "Names in the secret store that the engines and the router read; people put the values there."
+  value = {
+    place   = local.secrets_place
+    engines = ["${var.secrets.prefix}/engine-key"]
+    router  = [for name in ["engine-key", "admin-token", "client-keys", "tls-certificate", "tls-key"] : "${var.secrets.prefix}/${name}"]
+  }
+}
+
+output "peered" {
+  description = "Regions whose network is linked to the router's."
+  value       = [for region in keys(local.networks) : region if region != local.router_region]
+}
+
+output "scraped" {
+  description = "What a Prometheus may scrape over TLS at the router: job, path, labels."
+  value = concat(
+    [{ job = "gorgo", path = "/metrics", labels = {} }],
+    var.tuner.enabled ? [{ job = "gorgo-tuner", path = "/metrics/tuner", labels = {} }] : [],
+    [for name, engine in local.engines : { job = "sglang-${name}", path = "/metrics/replicas/${name}", labels = { replica = name, region = engine.region } }],
+  )
+}
