@@ -20,7 +20,8 @@ from rich.table import Table
 
 from gorgo.config.atomic import write_atomically
 from tuner.evidence.kept import found_of
-from tuner.evidence.targets import EXPERIMENTS, Experiment, Statement
+from tuner.evidence.statement import Experiment, Statement
+from tuner.evidence.targets import EXPERIMENTS
 
 #: Of the table: wide enough for its longest row.
 WIDTH = 170

@@ -106,7 +106,8 @@ class Found:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Found:
-        return cls(**{**row, "whole": Part(**row["whole"]), "tail": Part(**row["tail"])})
+        parts = {name: Part(**row[name]) for name in ("whole", "tail")}
+        return cls(**{**row, **parts, "reasons": tuple(row["reasons"])})
 
 
 def run_task(task: Task) -> Found:
@@ -141,7 +142,7 @@ def run_task(task: Task) -> Found:
         generations=len(tuned.generations),
         accepted=sum(row.accepted for row in tuned.generations[1:]),
         rollbacks=tuned.rollbacks,
-        reasons=[row.reason for row in tuned.generations],
+        reasons=tuple(row.reason for row in tuned.generations),
         cpu_s=thread_time() - begun_s,
     )
 

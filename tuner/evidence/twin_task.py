@@ -56,7 +56,7 @@ def run_twin_task(task: TwinTask) -> Found:
         weights=result.weights,
         generations=len(search.rows),
         accepted=int(result.moved),
-        reasons=[result.reason],
+        reasons=(result.reason,),
         cpu_s=thread_time() - begun_s,
     )
 

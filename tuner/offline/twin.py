@@ -154,7 +154,7 @@ class _Twin:
         specs = make_policy(question.job.policy).weight_specs
         self._start = dict(Weights.of(specs, question.job.weights, widen=True))
         self._box: LogBox = tuned_box(specs, asked=options.asked, box=options.box)
-        self._safe = {**self._start, **self._box.from_log(self._box.start())}
+        self._safe = {**self._start, **{spec.name: spec.default for spec in self._box.specs}}
         rng = np.random.default_rng(options.seed)
         self._optimizer = make_optimizer(options.optimizer, self._box, self._start, rng, budget=options.candidates)
         self._rows: list[Generation] = []

@@ -17,7 +17,8 @@ from tests.tuner.campaign.fleet import START, Effect, Proxy, Run, bowl, nothing
 from tuner.campaign.options import CampaignOptions, Mode
 from tuner.space import LogBox
 
-SEEDS = range(20)
+#: A look at each statement; the figures over 20 seeds and on simulated engines are `make tuning-table`'s.
+SEEDS = range(8)
 HACK = LogBox((WeightSpec("w_rtt", 0.5, 0.05, 2.0, "per ms"), WeightSpec("w_queue", 0.1, 0.001, 0.5, "per token")))
 
 
@@ -54,8 +55,8 @@ def test_window_noise_is_what_the_docstring_says() -> None:
 def test_weights_that_make_no_difference_are_accepted_as_rarely_as_stated() -> None:
     rows = [row for seed in SEEDS for row in finished(seed, nothing, "switchback", generations=5).rows[1:]]
     accepted = sum(row.accepted for row in rows)
-    assert len(rows) == 100
-    assert accepted <= 9  # 5 expected at alpha; 9 or fewer in 97 of 100
+    assert len(rows) == 40
+    assert accepted <= 5  # 2 expected at alpha; 5 or fewer in 98 of 100
 
 
 def test_default_mode_ends_where_it_began_or_better_and_costs_little_on_the_way() -> None:
@@ -79,7 +80,7 @@ def test_default_mode_finds_a_large_gain_and_is_never_talked_into_a_loss() -> No
 
 def test_the_published_protocol_moves_on_noise_alone() -> None:
     runs = [finished(seed, nothing, "paper", generations=17) for seed in SEEDS]
-    assert sum(any(row.accepted for row in run.rows[1:]) for run in runs) >= 18
+    assert sum(any(row.accepted for row in run.rows[1:]) for run in runs) >= 7
     assert all(row.n == 128 for run in runs for row in run.rows)
 
 
@@ -108,7 +109,7 @@ def test_without_the_guard_next_door_is_where_it_ends() -> None:
 def test_a_good_start_that_is_not_the_default_is_kept() -> None:
     start = {"w_rtt": 0.3, "w_queue": 0.2}
     kept = [finished(seed, nothing, "switchback", generations=1, start=start).rows[1].accepted for seed in SEEDS]
-    assert sum(kept) >= 18
+    assert sum(kept) >= 7
 
 
 @pytest.mark.parametrize("optimizer", ["cma", "random"])

@@ -34,6 +34,18 @@ def test_one_seed_gives_one_search() -> None:
     assert one.rows != search(seed=1).rows
 
 
+def test_a_start_at_the_defaults_is_measured_once() -> None:
+    found = search()
+    assert found.defaults is found.start
+    assert len(found.rows) == 1 + FEW.candidates
+
+
+def test_a_start_elsewhere_is_measured_beside_the_defaults() -> None:
+    found = search(job=small_job(60, weights={"w_queue": 0.4}))
+    assert found.start.weights["w_queue"] == 0.4
+    assert [row.reason for row in found.rows[:2]] == ["the start", "the policy's defaults, to compare with"]
+
+
 def test_candidates_meet_the_same_chance() -> None:
     question = Question(job=small_job(60), seeds=(3, 4))
     weights = {"w_rtt": 0.5, "w_queue": 0.1}
