@@ -11,20 +11,19 @@ what a cancellation at any point means.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from gorgo.core.actions import Action, Dispatch
+from gorgo.core.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
 from gorgo.core.request import Ending, Outcome
-from gorgo.core.tokens import MAX_NAME
+from gorgo.proxy.account import Account
 from gorgo.proxy.ask import Ask, read_ask
 from gorgo.proxy.body import ClientGone, draining, read_body
 from gorgo.proxy.errors import HttpError, Message, Receive, Send, error_event, error_of, send_error
 from gorgo.proxy.headers import Header, request_id, upstream_headers
-from gorgo.proxy.logs import log, log_failure, log_missing
+from gorgo.proxy.held import Attempted, Held
+from gorgo.proxy.logs import log_failure, log_missing
 from gorgo.proxy.relay import Relay, RelayPlan, failure_of
-from gorgo.proxy.request_log import RequestLog
 from gorgo.proxy.sink import Sink
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.target import Target
@@ -55,33 +54,25 @@ class HotRoute:
             self._state.exchanges.discard(task)
 
 
-@dataclass(slots=True)
-class Account:
-    """What the log line and the metrics say at the end."""
-
-    replica: str | None = None
-    status: int = 0
-    attempts: int = 0
-    ttft_s: float | None = None
-    outcome: Outcome | None = None
-    code: str | None = None
-    decision_s: float = 0.0
-    ask: Ask | None = None
-
-
 class Exchange:
     """One request and its answer."""
 
     __slots__ = (
         "_account",
+        "_answer",
+        "_ask",
+        "_attempts",
         "_gone",
         "_headers",
+        "_held",
         "_http_version",
         "_id",
         "_method",
         "_receive",
         "_received_s",
+        "_rival",
         "_route",
+        "_route_id",
         "_send",
         "_sink",
         "_state",
@@ -98,15 +89,24 @@ class Exchange:
         self._sink = Sink(send)
         self._received_s = state.clock()
         self._id = request_id(self._headers)
-        self._account = Account()
+        #: By which the Router knows it, while it does.
+        self._route_id: str | None = None
+        self._ask: Ask | None = None
+        self._account = Account(self._received_s)
         self._gone = False
+        #: Where its turn is told while it waits for a replica.
+        self._held: Held | None = None
+        #: Tasks of its open attempts; a second one, sent while the first had not answered; and which one is the answer.
+        self._attempts: dict[str, asyncio.Task[Any]] = {}
+        self._rival: asyncio.Task[Action | None] | None = None
+        self._answer: str | None = None
 
     async def run(self, task: asyncio.Task[Any]) -> None:
         """Serve it, and whatever happens leave one log line and one count."""
         watch: asyncio.Task[None] | None = None
         try:
             try:
-                ask = await self._ask()
+                ask = await self._read()
             except HttpError as refusal:
                 async with draining(self._receive):
                     await self._refuse(refusal)
@@ -130,11 +130,16 @@ class Exchange:
         finally:
             if watch is not None:
                 watch.cancel()
-            self._close_account()
+            if self._rival is not None:
+                await self._end_rival(self._rival)
+            if self._route_id is not None:
+                self._state.desk.leave(self._route_id)
+            sent = self._sink.status
+            self._account.close(self._state, self._route, self._id, sent_status=sent, gone=self._gone)
 
     # -- what is asked
 
-    async def _ask(self) -> Ask:
+    async def _read(self) -> Ask:
         if self._method != "POST":
             raise HttpError(405, "method_not_allowed", "expected POST", headers=((b"allow", b"POST"),))
         limit = self._state.limits.max_in_flight
@@ -150,40 +155,134 @@ class Exchange:
             # connection when it has to answer before the body is complete.
             raise HttpError(505, "http_version", "expected HTTP/1.1")
         started = perf_counter()
-        ask = read_ask(self._state, self._route, self._headers, body, request_id=self._id, received_s=self._received_s)
+        self._route_id = route_id = self._state.desk.enter(self._id, self)
+        ask = read_ask(self._state, self._route, self._headers, body, request_id=route_id, received_s=self._received_s)
         self._account.decision_s = perf_counter() - started
-        self._account.ask = ask
+        self._ask = self._account.ask = ask
         return ask
+
+    @property
+    def _known_id(self) -> str:
+        assert self._route_id is not None, "the Router knows it"
+        return self._route_id
 
     # -- attempts
 
     async def _serve(self, ask: Ask) -> None:
         started = perf_counter()
-        action: Action | None = self._state.router.submit(ask.route, now=self._state.clock())[0]
+        action: Action | None = self._state.desk.submit(ask.route)
         self._state.metrics.decided(self._account.decision_s + perf_counter() - started)
+        taken: Target | None = None
+        if isinstance(action, Hold):
+            action, taken = await self._wait()
         while isinstance(action, Dispatch):
-            action = await self._attempt(ask, action)
-        if action is not None:
+            action = await self._attempt(ask, action, taken or self._take(action))
+            taken = None
+            if action is None and self._rival is not None:
+                # It has lost, or failed while the other one was open: how the request ends is the other's affair.
+                rival, self._rival = self._rival, None
+                action = await rival
+        if isinstance(action, Reject):
             raise error_of(action)
 
-    async def _attempt(self, ask: Ask, dispatch: Dispatch) -> Action | None:
-        """One dispatch to its end. Answers what the Router wants next, `None` when the client has its answer."""
+    async def _wait(self) -> Attempted:
+        """Until the Router has decided, in whichever event that comes to be."""
+        self._held = held = Held(self._state.clock())
+        try:
+            return await held.told
+        except asyncio.CancelledError:
+            left = held.left()
+            if left is None:
+                self._state.desk.abandon(self._known_id)
+            else:
+                self._give_back(*left)
+            raise
+        finally:
+            self._held = None
+            self._account.held_s = self._state.clock() - held.since_s
+            self._state.metrics.held(self._account.held_s)
+
+    def deliver(self, action: Action) -> None:
+        """What the Router wants of this request, from an event of another one or of time. Never waits."""
+        match action:
+            case Dispatch() | Reject() if self._held is not None:
+                target = self._take(action) if isinstance(action, Dispatch) else None
+                if not self._held.tell(action, target) and isinstance(action, Dispatch) and target is not None:
+                    self._give_back(action, target)
+            case Hedge():
+                self._hedge(action.dispatch)
+            case Cancel():
+                self._beat(action.attempt_id)
+            case _:
+                raise AssertionError(f"{type(action).__name__} for a request that does not wait")
+
+    def _take(self, dispatch: Dispatch) -> Target:
         # In the step of the dispatch, so it is the process that the Router meant; it may leave the fleet from here on.
         target = self._state.targets[dispatch.replica]
         target.acquire()
+        return target
+
+    def _give_back(self, action: Action, target: Target | None) -> None:
+        """A dispatch that came when the client had left: nothing was sent."""
+        if isinstance(action, Dispatch) and target is not None:
+            target.release()
+            self._state.desk.finish(action, Outcome(Ending.CLIENT_GONE))
+
+    def _hedge(self, dispatch: Dispatch) -> None:
+        """A second attempt beside the first, in a task of its own, unless the answer has begun."""
+        if self._answer is not None or self._sink.started or self._rival is not None or self._ask is None:
+            self._state.desk.finish(dispatch, Outcome(Ending.SUPERSEDED))
+            return
+        self._account.hedged = True
+        self._state.metrics.hedged(dispatch.replica, dispatch.region)
+        self._rival = asyncio.create_task(self._attempt(self._ask, dispatch, self._take(dispatch)))
+
+    async def _end_rival(self, rival: asyncio.Task[Action | None]) -> None:
+        """The request is over, whatever the second attempt does."""
+        rival.cancel()
+        await asyncio.wait((rival,))
+        if not rival.cancelled() and (failure := rival.exception()) is not None:
+            log_failure("internal_error", failure, request_id=self._id)
+
+    def _beat(self, attempt_id: str) -> None:
+        """Another attempt is the answer."""
+        task = self._attempts.get(attempt_id)
+        if task is not None and self._answer != attempt_id:
+            del self._attempts[attempt_id]
+            task.cancel()
+
+    def _claim(self, dispatch: Dispatch) -> None:
+        """Called before anything is sent to the client: from here on this attempt is the answer."""
+        if self._answer is not None:
+            assert self._answer == dispatch.attempt_id, "two attempts answer"
+            return
+        self._answer = dispatch.attempt_id
+        self._account.replica = dispatch.replica
+        for attempt_id in [other for other in self._attempts if other != dispatch.attempt_id]:
+            self._beat(attempt_id)
+
+    async def _attempt(self, ask: Ask, dispatch: Dispatch, target: Target) -> Action | None:
+        """One dispatch to its end. Answers what the Router wants next, `None` when it wants nothing of this attempt."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._attempts[dispatch.attempt_id] = task
         self._begin(target, dispatch)
         outcome = Outcome(Ending.CLIENT_GONE)
         try:
             outcome = await self._try(ask, dispatch, target)
+        except asyncio.CancelledError:
+            if dispatch.attempt_id in self._attempts or self._gone:
+                raise
+            task.uncancel()
+            outcome = Outcome(Ending.SUPERSEDED)
         finally:
+            self._attempts.pop(dispatch.attempt_id, None)
             target.release()
-            actions = self._state.router.on_finish(dispatch.attempt_id, outcome, now=self._state.clock())
+            action = self._state.desk.finish(dispatch, outcome)
             self._end(ask, dispatch, outcome, target)
-        if not actions:
-            return None
-        if isinstance(actions[0], Dispatch):
+        if isinstance(action, Dispatch):
             self._state.metrics.retried(outcome.ending.value)
-        return actions[0]
+        return action
 
     async def _try(self, ask: Ask, dispatch: Dispatch, target: Target) -> Outcome:
         try:
@@ -214,7 +313,8 @@ class Exchange:
     def _plan(self, dispatch: Dispatch, target: Target, asked: bool) -> RelayPlan:
         def on_content() -> None:
             now = self._state.clock()
-            self._state.router.on_first_token(dispatch.attempt_id, now=now)
+            self._claim(dispatch)
+            self._state.desk.first_content(dispatch.attempt_id, now=now)
             self._account.ttft_s = now - self._received_s
             self._state.metrics.first_content(
                 dispatch.replica,
@@ -233,6 +333,7 @@ class Exchange:
             chunk_limit_s=self._state.limits.between_chunks_timeout_s,
             strip_usage=asked,
             on_content=on_content,
+            on_commit=lambda: self._claim(dispatch),
             on_head=on_head if self._route == "/v1/responses" else None,
         )
 
@@ -312,7 +413,8 @@ class Exchange:
         )
 
     def _end(self, ask: Ask, dispatch: Dispatch, outcome: Outcome, target: Target) -> None:
-        self._account.outcome = outcome
+        if outcome.ending is not Ending.SUPERSEDED:
+            self._account.outcome = outcome
         metrics, replica, region = self._state.metrics, dispatch.replica, dispatch.region
         metrics.ended(replica, region, outcome.ending.value)
         if outcome.ending is Ending.COMPLETED:
@@ -333,45 +435,3 @@ class Exchange:
         believed = dispatch.decision.believed_cached_tokens
         missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, believed_tokens=believed)
         log_missing(dispatch.replica, missing)
-
-    def _close_account(self) -> None:
-        account, state = self._account, self._state
-        if self._gone:
-            account.status = 499
-            state.metrics.client_gone()
-        status = account.status or self._sink.status or 500
-        state.metrics.request(self._route, state.router.policy.name, status)
-        if state.request_log is not None and account.ask is not None:
-            self._keep(state.request_log, account.ask, status)
-        outcome = account.outcome
-        log(
-            "request",
-            request_id=self._id,
-            route=self._route,
-            replica=account.replica,
-            status=status,
-            code=account.code,
-            ttft_ms=None if account.ttft_s is None else round(account.ttft_s * 1e3, 1),
-            e2e_s=round(state.clock() - self._received_s, 4),
-            prompt_tokens=None if outcome is None else outcome.prompt_tokens,
-            cached_tokens=None if outcome is None else outcome.cached_tokens,
-            output_tokens=None if outcome is None else outcome.output_tokens,
-            retries=max(0, account.attempts - 1),
-            error=None if outcome is None else outcome.error,
-        )
-
-    def _keep(self, request_log: RequestLog, ask: Ask, status: int) -> None:
-        """A line for those who replay this traffic, even if nobody could answer: it was asked."""
-        told = self._account.outcome or Outcome(Ending.CLIENT_GONE)
-        model = ask.route.model
-        request_log.add(
-            received_s=self._received_s,
-            # A client chooses it, so it can be of any length.
-            model=None if model is None or len(model) > MAX_NAME else model,
-            input_tokens=ask.route.prompt_tokens if told.prompt_tokens is None else told.prompt_tokens,
-            # What was cut short would have been longer.
-            output_tokens=told.output_tokens if told.ending is Ending.COMPLETED else None,
-            text_bytes=len(ask.prompt.text),
-            status=status,
-            blocks=ask.route.blocks,
-        )

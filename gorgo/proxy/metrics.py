@@ -51,6 +51,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_attempts_total", "counter", (*_REPLICA, "ending"), "Attempts ended, by how they ended."),
     MetricSpec("gorgo_retries_total", "counter", ("reason",), "Attempts after the first, by why the one before ended."),
     MetricSpec("gorgo_rejects_total", "counter", ("reason",), "Requests that the proxy itself answered with an error."),
+    MetricSpec("gorgo_hedges_total", "counter", _REPLICA, "Requests sent to this replica as a second one, being late."),
+    MetricSpec("gorgo_held_seconds", "histogram", (), "Wait at the proxy of requests that had to wait for a replica."),
     MetricSpec("gorgo_client_aborts_total", "counter", (), "Requests whose client went away before their end."),
     MetricSpec("gorgo_ttft_seconds", "histogram", _REPLICA, "Request received to first content, retries included."),
     MetricSpec("gorgo_prediction_error_seconds", "histogram", _REPLICA, "Predicted against measured TTFT, absolute."),
@@ -77,6 +79,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_in_flight_tokens", "gauge", _REPLICA, "Prompt tokens of attempts open on the replica."),
     MetricSpec("gorgo_queued_prefill_tokens", "gauge", _REPLICA, "The part of them still before its first content."),
     MetricSpec("gorgo_replica_eligible", "gauge", _REPLICA, "1 if the next request may go there."),
+    MetricSpec("gorgo_held_requests", "gauge", (), "Requests that wait at the proxy for a replica."),
     MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Blocks that the prefix index believes cached there."),
     MetricSpec("gorgo_weight", "gauge", ("policy", "weight"), "The weights in force."),
     MetricSpec("gorgo_weights_version", "gauge", (), "The version of the weights in force."),
@@ -166,6 +169,12 @@ class Metrics:
     def rejected(self, reason: str) -> None:
         self._child("gorgo_rejects_total", reason).inc()
 
+    def held(self, seconds: float) -> None:
+        self._child("gorgo_held_seconds").observe(seconds)
+
+    def hedged(self, replica: str, region: str) -> None:
+        self._child("gorgo_hedges_total", replica, region).inc()
+
     def client_gone(self) -> None:
         self._aborts.inc()
 
@@ -228,6 +237,7 @@ class _RouterGauges(Collector):
                 families[name].add_metric((view.name, view.region), value)
         for weight, value in self._router.weights.items():
             families["gorgo_weight"].add_metric((self._router.policy.name, weight), value)
+        families["gorgo_held_requests"].add_metric((), self._router.held)
         families["gorgo_weights_version"].add_metric((), self._router.weights.version)
         families["gorgo_weights_frozen"].add_metric((), float(self._config.frozen))
         families["gorgo_config_reload_failed"].add_metric((), float(self._config.refused))

@@ -81,7 +81,7 @@ class Watcher:
     async def probe(self) -> None:
         """One round trip, told to the Router."""
         rtt_s = await self._measure()
-        self._state.router.on_probe(self._target.name, rtt_s, now=self._state.clock())
+        self._state.desk.told(self._state.router.on_probe(self._target.name, rtt_s, now=self._state.clock()))
 
     async def scrape(self) -> None:
         """The engine's own figures, told to the Router."""
@@ -108,7 +108,7 @@ class Watcher:
     def tell(self, look: Look) -> None:
         """Pass on what was kept, now that the Router knows the replica."""
         now = self._state.clock()
-        self._state.router.on_probe(self._target.name, look.rtt_s, now=now)
+        self._state.desk.told(self._state.router.on_probe(self._target.name, look.rtt_s, now=now))
         self._state.router.on_engine_sample(self._target.name, look.sample, now=now)
 
     @property
@@ -252,7 +252,7 @@ async def run_timers(state: ProxyState) -> None:
         due = state.router.next_timer()
         wait_s = 1.0 if due is None else min(1.0, max(0.0, due - state.clock()))
         await asyncio.sleep(max(wait_s, 0.01))
-        state.router.handle_timer(now=state.clock())
+        state.desk.wake()
         standing.tell(state.router.standings())
 
 

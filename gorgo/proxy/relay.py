@@ -46,6 +46,8 @@ class RelayPlan:
         The usage event of the stream was asked for by the proxy, not by the client.
     on_content:
         Called once, when the first content is there and before it is sent.
+    on_commit:
+        Called before the first thing is sent; after it nobody else may answer.
     on_head:
         Called with the first bytes of an answer that is committed to.
     """
@@ -55,6 +57,7 @@ class RelayPlan:
     chunk_limit_s: float
     strip_usage: bool
     on_content: Callable[[], None]
+    on_commit: Callable[[], None]
     on_head: Callable[[bytes], None] | None = None
 
 
@@ -186,6 +189,7 @@ class Relay:
         return Ending.COMPLETED if self._source.status < 400 else Ending.REFUSED
 
     async def _start(self, *, length_kept: bool = True) -> None:
+        self._plan.on_commit()
         headers = downstream_headers(self._source.headers, length_kept=length_kept)
         headers.extend(self._plan.own_headers)
         await self._sink.start(self._source.status, headers)

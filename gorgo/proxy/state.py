@@ -22,6 +22,7 @@ from gorgo.core.tokens import BytesPerToken
 from gorgo.core.weights import Weights
 from gorgo.policies.registry import make_shadow
 from gorgo.proxy.clock import Clock, epoch_clock
+from gorgo.proxy.desk import Desk
 from gorgo.proxy.homes import ResponseHomes
 from gorgo.proxy.kept import Kept, StateFile
 from gorgo.proxy.metrics import Metrics
@@ -45,6 +46,8 @@ class ProxyState:
     router: Router
     clock: Clock
     metrics: Metrics
+    #: How exchanges speak to the Router.
+    desk: Desk
     #: What operators and tuners change goes through here.
     steering: Steering
     #: Replaced as a whole by a reload, in the same step as the Router's fleet: who is in one is in the other.
@@ -64,6 +67,7 @@ class ProxyState:
     leaving: set[Target] = field(default_factory=set)
 
     async def aclose(self) -> None:
+        self.desk.close()
         await self.steering.aclose()
         if self.request_log is not None:
             self.request_log.close()
@@ -112,6 +116,7 @@ def make_state(
         router=router,
         clock=clock,
         metrics=metrics,
+        desk=Desk(router, clock),
         steering=Steering(router, clock, metrics, start, config, state_file),
         targets=targets,
         tls=tls,

@@ -149,7 +149,7 @@ class LiveShell:
         self._state.router.on_path(replica, connection, now=self.kernel.now)
 
     def tell_probe(self, replica: str, rtt_s: float | None) -> None:
-        self._state.router.on_probe(replica, rtt_s, now=self.kernel.now)
+        self._state.desk.told(self._state.router.on_probe(replica, rtt_s, now=self.kernel.now))
 
     def tell_sample(self, replica: str, sample: EngineSample | None) -> None:
         self._state.router.on_engine_sample(replica, sample, now=self.kernel.now)

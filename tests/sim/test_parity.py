@@ -22,6 +22,7 @@ from gorgo.core.decision import Decision
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
 from gorgo.proxy import relay, watchdog
+from gorgo.proxy.desk import Desk
 from gorgo.proxy.state import BLOCK_BYTES, make_state, replica_spec, router_limits
 from gorgo.sim.feed import SimRequest
 from gorgo.sim.fleet import SimFleet, SimReplica
@@ -103,6 +104,7 @@ def live(policy: str, monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> Seen:
         state = make_state(found, policy=make_policy(policy), weights=None, environ={}, key=KEY, seed=SEED)
         await state.aclose()
         state.clock = loop.time
+        state.desk = Desk(state.router, loop.time)
         shell = LiveShell(state, fleet_of(found), FEED, seed=SEED, block_tokens=BLOCK_TOKENS)
         use(state, shell)
         shell.start(probe_interval_s=found.proxy.probe_interval_s, scrape_interval_s=found.proxy.scrape_interval_s)

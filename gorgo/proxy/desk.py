@@ -1,0 +1,116 @@
+"""Between exchanges and the Router: events go in, and each action goes to the exchange that it is for.
+
+Owns which exchange has which request, and the timer by which the Router is woken. What an action means for one exchange
+is `exchange`'s.
+
+Theory of operation. An event of one request can cause actions for others: an end makes room for one that waits, time
+makes another one late. What is for the exchange that tells is answered to it; the rest is delivered there and then, in
+the same step, so that no other event comes between a decision and the one it is for. After each event the Router is
+asked when it wants to be woken, and a timer is set if that is sooner than the one that is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+from gorgo.core.actions import Action, Dispatch, Hedge
+from gorgo.core.request import Ending, Outcome, RouteRequest
+from gorgo.core.router import Router
+from gorgo.proxy.clock import Clock
+
+#: Ends after which the first action may be the request's own.
+_RETRIED = (Ending.FAILED_BEFORE_CONTENT, Ending.BUSY)
+
+
+class Addressee(Protocol):
+    """One open exchange."""
+
+    def deliver(self, action: Action) -> None:
+        """Do this now; may tell the desk of ends, and may not wait."""
+        ...
+
+
+class Desk:
+    """The Router as exchanges use it.
+
+    Parameters
+    ----------
+    router, clock:
+        The proxy's.
+    """
+
+    __slots__ = ("_clock", "_due_s", "_open", "_router", "_timer")
+
+    def __init__(self, router: Router, clock: Clock) -> None:
+        self._router = router
+        self._clock = clock
+        self._open: dict[str, Addressee] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = float("inf")
+
+    def enter(self, request_id: str, exchange: Addressee) -> str:
+        """Answers the id by which the Router is to know the request: a client may use one twice at a time."""
+        while request_id in self._open:
+            request_id += "+"
+        self._open[request_id] = exchange
+        return request_id
+
+    def leave(self, request_id: str) -> None:
+        del self._open[request_id]
+
+    def submit(self, request: RouteRequest) -> Action:
+        """What becomes of it."""
+        actions = self._router.submit(request, now=self._clock())
+        own = actions.pop()
+        self._pass_on(actions)
+        return own
+
+    def abandon(self, request_id: str) -> None:
+        """It waited, and nobody waits for it any more."""
+        self._pass_on(self._router.abandon(request_id, now=self._clock()))
+
+    def first_content(self, attempt_id: str, *, now: float) -> None:
+        self._pass_on(self._router.on_first_token(attempt_id, now=now))
+
+    def finish(self, dispatch: Dispatch, outcome: Outcome) -> Action | None:
+        """What its request wants next: another Dispatch, a Reject, or nothing."""
+        actions = self._router.on_finish(dispatch.attempt_id, outcome, now=self._clock())
+        own: Action | None = None
+        if outcome.ending in _RETRIED and actions and actions[0].request_id == dispatch.request_id:
+            own = actions.pop(0)
+        self._pass_on(actions)
+        return own
+
+    def wake(self) -> None:
+        """Tell the Router the time."""
+        self._set(None, float("inf"))
+        self._pass_on(self._router.handle_timer(now=self._clock()))
+
+    def told(self, actions: Iterable[Action]) -> None:
+        """What a probe or another event outside of exchanges has caused."""
+        self._pass_on(actions)
+
+    def close(self) -> None:
+        """No more timers."""
+        self._set(None, float("-inf"))
+
+    def _pass_on(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            addressee = self._open.get(action.request_id)
+            if addressee is not None:
+                addressee.deliver(action)
+            elif isinstance(action, Dispatch | Hedge):
+                # Nobody is there any more, and what was reserved has to be given back.
+                sent = action if isinstance(action, Dispatch) else action.dispatch
+                self._pass_on(self._router.on_finish(sent.attempt_id, Outcome(Ending.CLIENT_GONE), now=self._clock()))
+        due_s = self._router.next_timer()
+        if due_s is not None and due_s < self._due_s:
+            wait_s = max(0.0, due_s - self._clock())
+            self._set(asyncio.get_running_loop().call_later(wait_s, self.wake), due_s)
+
+    def _set(self, timer: asyncio.TimerHandle | None, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due_s = timer, due_s
