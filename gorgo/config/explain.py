@@ -18,10 +18,10 @@ from gorgo.config.document import Document, Path, Problem, show_value
 from gorgo.config.model import Config
 
 #: Its value should be the name of a variable, but this is where somebody will paste the key itself.
-_SECRET_KEYS = frozenset({"api_key_env"})
+_SECRET_KEYS = frozenset({"api_key_env", "keys_env"})
 
 _PATTERNS = {
-    "api_key_env": "the name of an environment variable: letters, digits and '_'",
+    **dict.fromkeys(_SECRET_KEYS, "the name of an environment variable: letters, digits and '_'"),
     "default": "letters, digits, '.', '_' and '-', the first a letter or digit, at most 63",
 }
 

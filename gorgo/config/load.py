@@ -80,6 +80,7 @@ def _disagreements(document: Document) -> Iterator[Problem]:
     """What is well-formed in itself but does not fit the rest; in plain data, so that no other fault hides it."""
     regions = _names(document.data, "regions")
     yield from _repeated(regions, document)
+    yield from _tls(document)
     yield from _repeated(_names(document.data, "replicas"), document)
     known = sorted(set(regions.values()))
     if not known:
@@ -119,6 +120,22 @@ def _regions_used(data: object) -> Iterator[tuple[Path, str]]:
     rtt_ms = _inside(_inside(data, "simulation"), "rtt_ms")
     for name in rtt_ms:
         yield ("simulation", "rtt_ms", name), name
+
+
+def _tls(document: Document) -> Iterator[Problem]:
+    """Files for TLS where there is none, and half a pair."""
+    for number, item in enumerate(_items(document.data, "replicas")):
+        if not isinstance(item, Mapping):
+            continue
+        path: Path = ("replicas", number)
+        given = [key for key in ("ca_file", "client_cert", "client_key") if item.get(key) is not None]
+        url = item.get("url")
+        if given and isinstance(url, str) and not url.lower().startswith("https:"):
+            place = (*path, given[0])
+            yield Problem(place, document.line(place), "given for a url without TLS", "an https:// url beside it")
+        if ("client_cert" in given) != ("client_key" in given):
+            place = (*path, given[-1])
+            yield Problem(place, document.line(place), "half a pair", "client_cert and client_key, both or neither")
 
 
 def _same_address(document: Document) -> Iterator[Problem]:

@@ -31,6 +31,7 @@ Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Url = Annotated[str, AfterValidator(checked_url)]
+FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 Bind = Annotated[str, AfterValidator(checked_bind)]
 EngineName = Literal["sglang", "vllm", "llamacpp", "openai"]
 
@@ -67,9 +68,37 @@ class Replica:
     api_key_env: EnvironmentName | None = None
     #: Ask for `usage` in streams whose client did not, and take the extra chunk out again.
     request_usage: bool = False
+    #: Whom to believe that it is the replica, in place of the system's authorities; and who the proxy is to it.
+    ca_file: FilePath | None = None
+    client_cert: FilePath | None = None
+    client_key: FilePath | None = None
     #: Send nothing new there. A change of this key sets the mark; an operator's own mark stays until then.
     draining: bool = False
     capacity: Capacity = field(default_factory=Capacity)
+
+
+def _paired(tls: ServerTls) -> ServerTls:
+    if (tls.cert is None) != (tls.key is None):
+        raise ValueError("cert and key, both or neither")
+    return tls
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTls:
+    """Files (PEM) by which the data listener speaks TLS; a new pair under the same names is taken at a reload."""
+
+    cert: FilePath | None = None
+    key: FilePath | None = None
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clients:
+    """Who may send requests: keys by their SHA-256, in a file or an environment variable. Everybody, without either."""
+
+    keys_file: FilePath | None = None
+    keys_env: EnvironmentName | None = None
 
 
 @strict
@@ -84,6 +113,7 @@ class Proxy:
     shadow_policy: Text | None = None
     bind: Bind = "127.0.0.1:8080"
     admin_bind: Bind = "127.0.0.1:9090"
+    tls: Annotated[ServerTls, AfterValidator(_paired)] = field(default_factory=ServerTls)
     probe_interval_s: Positive = 30.0
     scrape_interval_s: Positive = 30.0
     #: A scrape or a ping older than this is stale; default three intervals.
@@ -96,7 +126,13 @@ class Proxy:
 class Limits:
     """Every bound that an operator can move, with the reason for its default in regions.yaml."""
 
+    max_connections: Count = 8192
+    max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
+    max_header_lines: Annotated[int, Field(ge=8)] = 128
+    header_timeout_s: Positive = 10.0
     max_body_bytes: Count = 32 * 1024 * 1024
+    body_timeout_s: Positive = 60.0
+    body_gap_timeout_s: Positive = 15.0
     max_attempts: Count = 3
     max_in_flight: Count = 4096
     connections_per_replica: Count = 1024
@@ -136,5 +172,6 @@ class Config:
     proxy: Proxy
     regions: Annotated[tuple[Region, ...], AfterValidator(_some)]
     replicas: Annotated[tuple[Replica, ...], AfterValidator(_some)]
+    clients: Clients = field(default_factory=Clients)
     limits: Limits = field(default_factory=Limits)
     simulation: Simulation = field(default_factory=Simulation)

@@ -6,7 +6,7 @@ Owns the table of routes and the small GET answers.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -16,6 +16,7 @@ from gorgo.proxy.body import draining
 from gorgo.proxy.errors import HttpError, Message, Receive, Send, send_error, send_json
 from gorgo.proxy.exchange import HotRoute
 from gorgo.proxy.headers import upstream_headers
+from gorgo.proxy.logs import log
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.upstream import UpstreamError
 
@@ -28,6 +29,8 @@ HOT_ROUTES = (
     "/v1/responses",
     "/v1/messages",
 )
+#: For load balancers and Prometheus, which bear no client's key.
+OPEN_ROUTES = ("/health", "/ready", "/metrics")
 #: A replica that does not list its models by then is not asked any longer.
 _MODELS_TIMEOUT_S = 5.0
 
@@ -103,6 +106,39 @@ async def _asked_models(state: ProxyState, scope: Message) -> bytes:
     raise HttpError(503, "no_replica", "no replica could list its models")
 
 
+class DataRouter(Router):
+    """The table of routes behind what is asked of every request: a plain path, and a client's key where one is needed.
+
+    A route has one spelling. With percent signs there would be others, and what stands in front and allows or forbids
+    paths would not know them.
+    """
+
+    def __init__(self, state: ProxyState, routes: list[Route], open_paths: Collection[str]) -> None:
+        super().__init__(routes, redirect_slashes=False, default=not_found)
+        self._state = state
+        self._open_paths = frozenset(open_paths)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._admit(scope)
+            except HttpError as refusal:
+                self._state.metrics.rejected(refusal.code)
+                log("request_refused", status=refusal.status, code=refusal.code)
+                async with draining(receive):
+                    await send_error(send, refusal)
+                return
+        await super().__call__(scope, receive, send)
+
+    def _admit(self, scope: Message) -> None:
+        if b"%" in scope["raw_path"]:
+            raise HttpError(404, "not_found", "there is no such route")
+        keys = self._state.client_keys
+        if keys is not None and scope["path"] not in self._open_paths:
+            # From here on the key is in no header: it was for the proxy.
+            scope["gorgo.client"], scope["headers"] = keys.admit(scope["headers"])
+
+
 async def not_found(scope: Message, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close"})
@@ -116,4 +152,4 @@ def data_app(state: ProxyState) -> Any:
     routes = [Route(path, HotRoute(state, path)) for path in HOT_ROUTES]
     small = {"/health": health, "/ready": ready, "/metrics": metrics, "/v1/models": models}
     routes += [Route(path, SmallRoute(state, answer)) for path, answer in small.items()]
-    return Router(routes, redirect_slashes=False, default=not_found)
+    return DataRouter(state, routes, OPEN_ROUTES)

@@ -36,7 +36,14 @@ class Ask:
 
 
 def read_ask(
-    state: ProxyState, route: str, headers: Sequence[Header], body: bytes, *, request_id: str, received_s: float
+    state: ProxyState,
+    route: str,
+    headers: Sequence[Header],
+    body: bytes,
+    *,
+    request_id: str,
+    received_s: float,
+    client: str | None = None,
 ) -> Ask:
     """Parse `body` once and take out what routing needs. Raises `HttpError` for one that cannot be routed."""
     parsed = parse_body(body, headers)
@@ -59,6 +66,7 @@ def read_ask(
         pinned_replica=_home(state, parsed) if route == "/v1/responses" else None,
         streamed=parsed.get("stream") is True,
         body_bytes=len(body),
+        client=client,
     )
     return Ask(body, prompt, request, _with_usage(route, body, parsed))
 

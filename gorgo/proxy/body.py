@@ -10,27 +10,39 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
-from gorgo.proxy.errors import HttpError, Receive
+from gorgo.config.model import Limits
+from gorgo.proxy.errors import HttpError, Message, Receive
 from gorgo.proxy.headers import Header, find
 from gorgo.proxy.watchdog import Watchdog
-
-#: A client that needs longer than this for its whole body holds memory for nothing; 32 MiB at 5 Mbit/s take 54 s.
-BODY_TIMEOUT_S = 60.0
 
 
 class ClientGone(Exception):  # noqa: N818 - reads as the fact
     """The client closed its connection before its request was complete."""
 
 
-async def read_body(receive: Receive, headers: Iterable[Header], *, limit: int) -> bytes:
+async def read_body(receive: Receive, headers: Iterable[Header], *, limits: Limits) -> bytes:
     """The whole body. Raises `ClientGone`, or `HttpError` for one that is too large or too slow."""
     try:
-        with Watchdog(BODY_TIMEOUT_S):
-            return await _gather(receive, headers, limit)
+        with Watchdog(min(limits.body_timeout_s, limits.body_gap_timeout_s)) as dog:
+            return await _gather(_watched(receive, dog, limits), headers, limits.max_body_bytes)
     except TimeoutError:
-        raise HttpError(408, "request_timeout", f"the body was not complete within {BODY_TIMEOUT_S:.0f} s") from None
+        limit = f"{limits.body_timeout_s:g} s, or stopped for {limits.body_gap_timeout_s:g} s"
+        raise HttpError(408, "request_timeout", f"the body was not complete within {limit}") from None
+
+
+def _watched(receive: Receive, dog: Watchdog, limits: Limits) -> Receive:
+    """`receive` that grants the next piece its time, within that of the whole."""
+    end = monotonic() + limits.body_timeout_s
+
+    async def watched() -> Message:
+        message = await receive()
+        dog.deadline = min(end, monotonic() + limits.body_gap_timeout_s)
+        return message
+
+    return watched
 
 
 def parse_body(body: bytes, headers: Iterable[Header]) -> dict[str, Any]:

@@ -79,8 +79,9 @@ def keep_bound(running: Config, new: Config) -> Config:
     return replace(new, proxy=replace(new.proxy, **{key: getattr(running.proxy, key) for key in _BOUND}))
 
 
-def _process(replica: Replica) -> tuple[str, str]:
-    return replica.url.rstrip("/"), replica.engine
+def _process(replica: Replica) -> tuple[str | None, ...]:
+    # Connections are opened as whom and to whom the files say.
+    return replica.url.rstrip("/"), replica.engine, replica.ca_file, replica.client_cert, replica.client_key
 
 
 def _words(replica: Replica) -> Replica:

@@ -62,6 +62,7 @@ class Exchange:
         "_answer",
         "_ask",
         "_attempts",
+        "_client",
         "_gone",
         "_headers",
         "_held",
@@ -83,6 +84,8 @@ class Exchange:
         self._route = route
         self._method: str = scope["method"]
         self._http_version: str = scope["http_version"]
+        #: Whose key it was, where clients need one.
+        self._client: str | None = scope.get("gorgo.client")
         self._headers: list[Header] = scope["headers"]
         self._receive = receive
         self._send = send
@@ -149,14 +152,22 @@ class Exchange:
             raise HttpError(429, "too_many_in_flight", message, headers=((b"retry-after", b"1"),))
         if self._state.stopping:
             raise HttpError(503, "stopping", "this proxy is stopping", headers=((b"retry-after", b"1"),))
-        body = await read_body(self._receive, self._headers, limit=self._state.limits.max_body_bytes)
+        body = await read_body(self._receive, self._headers, limits=self._state.limits)
         if self._http_version == "2":
             # Over HTTP/2 the server could not show a client that an answer was cut. Only now, because it breaks the
             # connection when it has to answer before the body is complete.
             raise HttpError(505, "http_version", "expected HTTP/1.1")
         started = perf_counter()
         self._route_id = route_id = self._state.desk.enter(self._id, self)
-        ask = read_ask(self._state, self._route, self._headers, body, request_id=route_id, received_s=self._received_s)
+        ask = read_ask(
+            self._state,
+            self._route,
+            self._headers,
+            body,
+            request_id=route_id,
+            received_s=self._received_s,
+            client=self._client,
+        )
         self._account.decision_s = perf_counter() - started
         self._ask = self._account.ask = ask
         return ask

@@ -43,7 +43,11 @@ TARGETS = (
 #: Made anew for the next hop: the client of that hop writes them.
 _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})
 #: Where clients put keys; all of them go when the replica has its own.
-_KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+
+#: What a replica's server says about its own address, which is not where the client is: the client would go another way
+#: than through the proxy, or forget what others keep under the proxy's name.
+_OF_THE_REPLICA = frozenset({b"alt-svc", b"clear-site-data", b"strict-transport-security"})
 
 #: Headers in which clients name their session, most specific first (see the conventions of other routers).
 SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id", b"x-smg-routing-key", b"x-session-token")
@@ -87,7 +91,7 @@ def upstream_headers(headers: Sequence[Header], *, request_id: str, api_key: str
     ]
     kept.append((b"x-request-id", request_id.encode("ascii")))
     if api_key is not None:
-        kept = [pair for pair in kept if pair[0] not in _KEYS]
+        kept = [pair for pair in kept if pair[0] not in KEYS]
         kept.append((b"authorization", b"Bearer " + api_key.encode("latin-1")))
     return kept
 
@@ -101,6 +105,7 @@ def downstream_headers(headers: Sequence[Header], *, length_kept: bool = True) -
         for name, value in lowered
         if name not in HOP_BY_HOP
         and name not in dropped
+        and name not in _OF_THE_REPLICA
         and name != b"x-request-id"
         and not name.startswith(b"x-gorgo-")
         and (length_kept or name != b"content-length")

@@ -1,7 +1,7 @@
 """One listening socket with hypercorn's connections on it.
 
-Owns accepting, and the end of connections: when the client leaves, and when the proxy stops. What is spoken on a
-connection is hypercorn's.
+Owns accepting, how many connections are open at once, and their end: when the client leaves, and when the proxy stops.
+What is spoken on a connection is hypercorn's, as far as `wire` lets it through.
 
 Why not `hypercorn.asyncio.serve`: in hypercorn 0.18 a connection whose client has closed it between two requests stays
 open until the keep-alive time is over, because the task that watches that time is waited for. With 75 s and 100 new
@@ -12,19 +12,38 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Event, Updated
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.utils import wrap_app
+
+from gorgo.proxy.wire import HeadLimits, StrictProtocol
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What a listener asks of those who connect now.
+
+    `connections` may be open at once; one more is closed unanswered, because an answer would need what is short.
+    """
+
+    head: HeadLimits
+    connections: int
 
 
 class Connection(TCPServer):
     """hypercorn's connection, over when its client is gone."""
 
     _over = False
+    head_limits: HeadLimits | None = None
 
     async def protocol_send(self, event: Event) -> None:
         # An answer that ends after its client left must not start to wait for the next request.
@@ -32,14 +51,29 @@ class Connection(TCPServer):
             await super().protocol_send(event)
 
     async def _read_data(self) -> None:
+        made = self.protocol.protocol
+        if self.head_limits is not None and isinstance(made, H11Protocol):
+            self.protocol.protocol = StrictProtocol(made, self.head_limits)
         await super()._read_data()
         self._over = True
         await self.idle_task.stop()
 
 
-async def serve_app(app: Any, config: Config, listener: socket.socket, closing: asyncio.Event) -> None:
+async def serve_app(
+    app: Any,
+    config: Config,
+    listener: socket.socket,
+    closing: asyncio.Event,
+    *,
+    door: Callable[[], Door],
+    tls: ssl.SSLContext | None = None,
+) -> None:
     """Answer what arrives at `listener` until `closing` is set; then end idle connections at once and the others
-    within `config.graceful_timeout`. The listener is closed on return."""
+    within `config.graceful_timeout`. The listener is closed on return.
+
+    `door` is asked for each connection. With `tls` they all speak it, and have as long to agree on it as the first
+    door grants a request's head.
+    """
     loop = asyncio.get_running_loop()
     context = WorkerContext(None)
     wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
@@ -48,11 +82,21 @@ async def serve_app(app: Any, config: Config, listener: socket.socket, closing: 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        asked = door()
+        if len(open_now) >= asked.connections:
+            writer.transport.abort()
+            return
         open_now.add(task)
         task.add_done_callback(open_now.discard)
-        await Connection(wrapped, loop, config, context, {}, reader, writer)
+        connection = Connection(wrapped, loop, config, context, {}, reader, writer)
+        connection.head_limits = asked.head
+        with suppress(OSError):  # the client's end of TLS can fail while ours is closed
+            await connection
 
-    server = await asyncio.start_server(connected, sock=listener, backlog=config.backlog)
+    timeout_s = None if tls is None else door().head.timeout_s
+    server = await asyncio.start_server(
+        connected, sock=listener, backlog=config.backlog, ssl=tls, ssl_handshake_timeout=timeout_s
+    )
     try:
         await closing.wait()
     finally:

@@ -22,11 +22,13 @@ from gorgo.core.weights import Weights
 from gorgo.errors import ConfigError, GorgoError
 from gorgo.policies.registry import make_policy, make_shadow
 from gorgo.proxy.changes import Changes, compare, keep_bound
+from gorgo.proxy.client_keys import read_client_keys
 from gorgo.proxy.config_file import ConfigFile, Found
 from gorgo.proxy.logs import log, log_failure
 from gorgo.proxy.probes import Look, Watcher, Watchers
 from gorgo.proxy.state import ProxyState, replica_spec, router_limits
 from gorgo.proxy.target import Target, api_key, make_target
+from gorgo.proxy.tls import upstream_tls
 
 Looks = Sequence[tuple[Watcher, Look]]
 
@@ -65,7 +67,10 @@ class Reloader:
             policy, weights = _policy(config, self._state.config)
             shadow = make_shadow(config.proxy.shadow_policy, policy)
             changes = compare(self._state.config, config)
+            client_keys = read_client_keys(config.clients, self._environ)
             looks = await self._meet(changes, config, keys)
+            if self._state.served_tls is not None:
+                self._state.served_tls.renew(config.proxy.tls)
         except GorgoError as refusal:
             self._state.metrics.reload_refused()
             log("config_refused", level=logging.ERROR, error=str(refusal), in_force="the configuration as it was")
@@ -76,6 +81,7 @@ class Reloader:
             return
         async with self._state.steering.turn():
             left = self._change(changes, config, keys, policy, weights, shadow, looks)
+            self._state.client_keys = client_keys
         for target, watch in left:
             farewells.create_task(self._see_off(target, watch))
 
@@ -86,7 +92,7 @@ class Reloader:
         async with AsyncExitStack() as undo:
             watchers = []
             for replica in (*changes.added, *changes.replaced):
-                target = make_target(replica, config.limits, keys[replica.name], self._state.tls)
+                target = make_target(replica, config.limits, keys[replica.name], upstream_tls(replica, self._state.tls))
                 undo.push_async_callback(target.upstream.aclose)
                 watchers.append(Watcher(self._state, target))
             looks = await asyncio.gather(*(watcher.look() for watcher in watchers))

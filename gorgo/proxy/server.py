@@ -14,29 +14,32 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hypercorn.config import Config as HypercornConfig
 
 from gorgo.config.addresses import split_bind
-from gorgo.config.model import Config
+from gorgo.config.model import Config, Limits
 from gorgo.core.policy import Policy
 from gorgo.core.weights import Weights
 from gorgo.proxy.admin import admin_app
 from gorgo.proxy.app import data_app
 from gorgo.proxy.config_file import ConfigFile
 from gorgo.proxy.kept import StateFile
-from gorgo.proxy.listener import serve_app
+from gorgo.proxy.listener import Door, serve_app
 from gorgo.proxy.logs import LOGGER, log
 from gorgo.proxy.probes import Watcher, Watchers, first_look, run_timers
 from gorgo.proxy.reload import Reloader
 from gorgo.proxy.request_log import RequestLog
 from gorgo.proxy.request_log_file import BLOCKS_PER_HASH, RequestLogFile
 from gorgo.proxy.state import BLOCK_BYTES, ProxyState, make_state
+from gorgo.proxy.wire import HeadLimits
 
 #: Connections that may wait to be accepted; a burst of clients that connect at once is larger than the usual 100.
 BACKLOG = 1024
@@ -44,8 +47,8 @@ BACKLOG = 1024
 KEEP_ALIVE_S = 75.0
 #: Listeners close within this once nothing is open any more: idle connections only.
 CLOSE_S = 1.0
-#: A long system prompt in a cookie is nobody's use; large `traceparent` and auth tokens fit.
-MAX_HEADER_BYTES = 64 * 1024
+#: Of operators, tuners and their tools, each with a connection or two.
+ADMIN_CONNECTIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,12 @@ class ServerAddresses:
 
     data: tuple[str, int]
     admin: tuple[str, int]
+    #: Clients speak TLS to the data listener.
+    tls: bool = False
 
     @property
     def data_url(self) -> str:
-        return _url(self.data)
+        return _url(self.data, "https" if self.tls else "http")
 
     @property
     def admin_url(self) -> str:
@@ -158,7 +163,7 @@ async def _run(
     stop: asyncio.Event,
     hurry: asyncio.Event,
 ) -> None:
-    addresses = ServerAddresses(_address(data), _address(admin))
+    addresses = ServerAddresses(_address(data), _address(admin), tls=state.served_tls is not None)
     closing = asyncio.Event()
     watchers = [Watcher(state, target) for target in state.targets.values()]
     await first_look(watchers)
@@ -172,8 +177,11 @@ async def _run(
         if follow is not None:
             reloader = Reloader(state, follow.file, at_work, environ=follow.environ)
             loops.append(tasks.create_task(reloader.run()))
-        tasks.create_task(_serve(data_app(state), data, closing))
-        tasks.create_task(_serve(admin_app(state, admin_token), admin, closing))
+        tls = None if state.served_tls is None else state.served_tls.context
+        data_door = partial(_data_door, state)
+        tasks.create_task(_serve(data_app(state), data, closing, data_door, tls))
+        admin_door = partial(_admin_door, state)
+        tasks.create_task(_serve(admin_app(state, admin_token), admin, closing, admin_door))
         if ready is not None:
             ready(addresses)
         log("ready", data=addresses.data_url, admin=addresses.admin_url, replicas=len(state.targets))
@@ -211,7 +219,13 @@ async def _until_idle(state: ProxyState) -> None:
         await asyncio.wait(tuple(state.exchanges))
 
 
-async def _serve(app: Any, listener: socket.socket, closing: asyncio.Event) -> None:
+async def _serve(
+    app: Any,
+    listener: socket.socket,
+    closing: asyncio.Event,
+    door: Callable[[], Door],
+    tls: ssl.SSLContext | None = None,
+) -> None:
     config = HypercornConfig()
     config.errorlog = _hypercorn_log()
     config.accesslog = None
@@ -219,11 +233,23 @@ async def _serve(app: Any, listener: socket.socket, closing: asyncio.Event) -> N
     config.graceful_timeout = CLOSE_S
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = 1_000_000
-    config.h11_max_incomplete_size = MAX_HEADER_BYTES
     # The replica's own `server` and `date` pass; the proxy's own answers bring a date.
     config.include_server_header = False
     config.include_date_header = False
-    await serve_app(app, config, listener, closing)
+    await serve_app(app, config, listener, closing, door=door, tls=tls)
+
+
+def _data_door(state: ProxyState) -> Door:
+    return _door(state.limits, state.limits.max_connections)
+
+
+def _admin_door(state: ProxyState) -> Door:
+    return _door(state.limits, ADMIN_CONNECTIONS)
+
+
+def _door(limits: Limits, connections: int) -> Door:
+    head = HeadLimits(limits.max_header_bytes, limits.max_header_lines, limits.header_timeout_s)
+    return Door(head, connections)
 
 
 def _hypercorn_log() -> logging.Logger:
@@ -272,6 +298,6 @@ def _address(listener: socket.socket) -> tuple[str, int]:
     return str(host), int(port)
 
 
-def _url(address: tuple[str, int]) -> str:
+def _url(address: tuple[str, int], scheme: str = "http") -> str:
     host, port = address
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -21,6 +21,7 @@ from gorgo.core.router import Router, RouterLimits
 from gorgo.core.tokens import BytesPerToken
 from gorgo.core.weights import Weights
 from gorgo.policies.registry import make_shadow
+from gorgo.proxy.client_keys import ClientKeys, read_client_keys
 from gorgo.proxy.clock import Clock, epoch_clock
 from gorgo.proxy.desk import Desk
 from gorgo.proxy.homes import ResponseHomes
@@ -30,6 +31,7 @@ from gorgo.proxy.request_log import RequestLog
 from gorgo.proxy.resume import resume
 from gorgo.proxy.steering import Steering
 from gorgo.proxy.target import Target, api_key, make_target
+from gorgo.proxy.tls import ServedTls, served_tls, upstream_tls
 
 #: Text per block of the prefix index: 64 tokens at 4 bytes each.
 BLOCK_BYTES = 256
@@ -55,6 +57,10 @@ class ProxyState:
     #: Of all replicas, those that a reload adds included.
     tls: ssl.SSLContext
     fingerprinter: Fingerprinter
+    #: `None` while clients need no key.
+    client_keys: ClientKeys | None = None
+    #: `None` where the data listener speaks plain HTTP.
+    served_tls: ServedTls | None = None
     ratios: BytesPerToken = field(default_factory=BytesPerToken)
     homes: ResponseHomes = field(default_factory=ResponseHomes)
     #: `None` where none is asked for.
@@ -93,6 +99,10 @@ def make_state(
     start = resume(kept, config, policy, weights, source="" if state_file is None else str(state_file.path))
     # Before anything is opened, because this can fail.
     keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
+    client_keys = read_client_keys(config.clients, environ)
+    served = served_tls(config.proxy.tls)
+    tls = ssl.create_default_context()
+    tls_of = {replica.name: upstream_tls(replica, tls) for replica in config.replicas}
     clock = epoch_clock()
     router = Router(
         [replica_spec(replica) for replica in config.replicas],
@@ -106,9 +116,9 @@ def make_state(
     for name in sorted(start.draining):
         router.drain(name, now=clock())
     metrics = Metrics(router, clock)
-    tls = ssl.create_default_context()
     targets = {
-        replica.name: make_target(replica, config.limits, keys[replica.name], tls) for replica in config.replicas
+        replica.name: make_target(replica, config.limits, keys[replica.name], tls_of[replica.name])
+        for replica in config.replicas
     }
     return ProxyState(
         config=config,
@@ -121,6 +131,8 @@ def make_state(
         targets=targets,
         tls=tls,
         fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),
+        client_keys=client_keys,
+        served_tls=served,
     )
 
 
