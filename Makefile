@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo laboratory test check lint types bench test-system test-postgres lock clean help
+.PHONY: demo laboratory tuning-table test check lint types bench test-system test-postgres lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -14,6 +14,9 @@ demo: $(READY)   ## three simulated regions, a proxy, a trace, several policies 
 
 laboratory: $(READY) ## every claim about the policies, simulated; minutes to an hour, resumes in runs/laboratory
 	@$(BIN)/gorgo laboratory --out runs/laboratory $(ARGS)
+
+tuning-table: $(READY) ## what the tuner is said to show, simulated; about half an hour, resumes in runs/tuning
+	@$(BIN)/python -m tuner.evidence --out runs/tuning $(ARGS)
 
 test: check      ## style, types, layers, then every test that needs pip alone
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered $(ARGS)
