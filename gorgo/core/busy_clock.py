@@ -40,14 +40,9 @@ class _Waiting:
 class BusyClock:
     """The line of one replica.
 
-    Parameters
-    ----------
-    known_prior:
-        Whether the prior of its prefills was given for this replica.
-
     Example
     -------
-    >>> clock = BusyClock(known_prior=True)
+    >>> clock = BusyClock()
     >>> clock.dispatched("a", arrives_s=10.0, prior_s=0.5, seen=True)
     >>> clock.dispatched("b", arrives_s=10.1, prior_s=0.25, seen=True)
     >>> clock.free_at_s, clock.due_s, clock.waiting_s
@@ -59,8 +54,8 @@ class BusyClock:
 
     __slots__ = ("_anchor_s", "_line", "_prior_s", "due_s", "free_at_s", "speed")
 
-    def __init__(self, *, known_prior: bool) -> None:
-        self.speed = LearnedSpeed(known_prior=known_prior)
+    def __init__(self) -> None:
+        self.speed = LearnedSpeed()
         #: When the engine has done all prefills dispatched to it; in the past when it is idle.
         self.free_at_s = -inf
         #: When the engine should have the first token of the first in line; infinite when none is expected.

@@ -68,7 +68,7 @@ class Decision:
     believed_cached_tokens: int
     predicted_ttft_s: float | None
     fallback: str | None
-    #: Replicas left out and the reason (`draining`, `ejected`, `tried`, `model`).
+    #: Replicas left out and the reason (`draining`, `ejected`, `tried`, `model`, `region`, `slow_start`).
     excluded: Mapping[str, str]
     #: What a shadow policy makes of the replica chosen.
     shadow: ShadowScore | None = None

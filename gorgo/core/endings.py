@@ -6,6 +6,7 @@ Owns status codes and their short stable words (`code`); the Router decides when
 from __future__ import annotations
 
 from gorgo.core.actions import Reject
+from gorgo.core.clients import Excess
 from gorgo.core.ledger import Attempt, RequestState
 from gorgo.core.request import Ending, Outcome, RouteRequest
 from gorgo.core.samples import Sample
@@ -26,6 +27,16 @@ def too_many_in_flight(request: RouteRequest, limit: int) -> Reject:
 def replica_not_found(request: RouteRequest) -> Reject:
     message = f"the replica {request.pinned_replica!r} that holds what this request refers to is gone"
     return Reject(request.request_id, 404, "replica_not_found", message)
+
+
+def client_excess(request: RouteRequest, excess: Excess) -> Reject:
+    return Reject(request.request_id, 429, excess.code, excess.message, excess.retry_after_s)
+
+
+def region_not_allowed(request: RouteRequest) -> Reject:
+    regions = ", ".join(sorted(request.regions or ()))
+    message = f"this request may be served in {regions or 'no region'} only, and no replica is there"
+    return Reject(request.request_id, 403, "region_not_allowed", message)
 
 
 def no_replica(request: RouteRequest, retry_after_s: float) -> Reject:

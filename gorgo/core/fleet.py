@@ -109,7 +109,7 @@ class Fleet:
     columns: Columns = field(default_factory=Columns.empty)
     members: dict[str, Member] = field(default_factory=dict)
     _free: list[int] = field(default_factory=list)
-    _eligible: dict[str | None, Eligible] = field(default_factory=dict)
+    _eligible: dict[tuple[str | None, frozenset[str] | None], Eligible] = field(default_factory=dict)
     #: Models that some replica lists, and whether some replica lists none and so serves any.
     _listed: frozenset[str] = frozenset()
     _any_model: bool = False
@@ -155,14 +155,19 @@ class Fleet:
         """Whether any replica would serve `model`, well or not. An empty fleet refuses none: it may fill."""
         return not self.members or self._any_model or model is None or model in self._listed
 
-    def eligible(self, model: str | None) -> Eligible:
-        """Who may serve `model`. Kept until the next change: the common case costs one dict look-up."""
+    def eligible(self, model: str | None, regions: frozenset[str] | None = None) -> Eligible:
+        """Who may serve `model`, in `regions` only. Kept until the next change: the common case is one look-up."""
         # A name that no replica lists is one group whatever it is, so clients cannot fill the cache with names.
-        key = model if model is None or model in self._listed else ""
+        # Sets of regions come from the configuration.
+        key = (model if model is None or model in self._listed else ""), regions
         found = self._eligible.get(key)
         if found is None:
-            found = self._eligible[key] = self._filter(key)
+            found = self._eligible[key] = self._filter(*key)
         return found
+
+    def anyone_in(self, regions: frozenset[str]) -> bool:
+        """Whether a replica is there, well or not. An empty fleet may fill."""
+        return not self.members or any(member.spec.region in regions for member in self.members.values())
 
     @property
     def nobody(self) -> Eligible:
@@ -175,10 +180,10 @@ class Fleet:
         excluded = {other: "pinned" for other in self.members if other != name}
         return self._rows([member], excluded, panic=False)
 
-    def without(self, eligible: Eligible, tried: set[str]) -> Eligible:
-        """The rows of `eligible` that a request has not been to."""
-        left = [member for member in eligible.members if member.spec.name not in tried]
-        return self._rows(left, {**eligible.excluded, **dict.fromkeys(tried, "tried")}, panic=eligible.panic)
+    def without(self, eligible: Eligible, names: set[str], why: str = "tried") -> Eligible:
+        """The rows of `eligible` but for those named, by default because the request has been there."""
+        left = [member for member in eligible.members if member.spec.name not in names]
+        return self._rows(left, {**eligible.excluded, **dict.fromkeys(names, why)}, panic=eligible.panic)
 
     def health_changed(self, changed: bool) -> None:
         """Pass on what a `Health` event answered."""
@@ -302,11 +307,11 @@ class Fleet:
 
     # -- helpers
 
-    def _filter(self, model: str | None) -> Eligible:
+    def _filter(self, model: str | None, regions: frozenset[str] | None) -> Eligible:
         excluded: dict[str, str] = {}
         available: list[Member] = []
         for name, member in self.members.items():
-            reason = "model" if not _serves(member.spec, model) else "draining" if member.draining else None
+            reason = _unfit(member, model, regions)
             if reason is None:
                 available.append(member)
             else:
@@ -329,7 +334,7 @@ class Fleet:
             self.columns.grow()
             self._free.append(len(self.columns.salt) - 1)
         prior = _prefill_prior(spec)
-        clock = BusyClock(known_prior=prior.known)
+        clock = BusyClock()
         member = Member(spec, self._free.pop(), Health(self.ejection), prior, clock, ToldSpeed(prior))
         self.members[spec.name] = member
         self.columns.salt[member.slot] = _salt(spec.name)
@@ -357,7 +362,7 @@ class Fleet:
         if prior != member.prior:
             # What was learned was the error of the old one.
             member.prior = prior
-            member.clock.speed, member.told = LearnedSpeed(known_prior=prior.known), ToldSpeed(prior)
+            member.clock.speed, member.told = LearnedSpeed(), ToldSpeed(prior)
             self._show_prior(member)
             self.show_clock(member)
 
@@ -366,6 +371,15 @@ class Fleet:
         columns.prefill_base_s[slot] = prior.base_s
         columns.prefill_token_s[slot] = 1.0 / prior.tokens_per_s
         columns.prefill_kappa_s[slot] = prior.kappa_s
+
+
+def _unfit(member: Member, model: str | None, regions: frozenset[str] | None) -> str | None:
+    """Why it may not serve such a request, however well it is."""
+    if not _serves(member.spec, model):
+        return "model"
+    if regions is not None and member.spec.region not in regions:
+        return "region"
+    return "draining" if member.draining else None
 
 
 def _serves(spec: ReplicaSpec, model: str | None) -> bool:

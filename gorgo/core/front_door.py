@@ -36,6 +36,8 @@ MAX_RETRY_S = 60.0
 
 #: Who may serve a request now.
 Filter = Callable[[RouteRequest, float], Eligible]
+#: Who waited, and how that ended.
+Settled = tuple[RequestState, Dispatch | Reject]
 
 
 class FrontDoor:
@@ -95,7 +97,7 @@ class FrontDoor:
         held.drop_s = self._drop_s(request, predicted, deadline_s)
         return self._hold(held, now)
 
-    def walk(self, *, now: float) -> list[Action]:
+    def walk(self, *, now: float) -> list[Settled]:
         """Offer what is open to those who wait, in order, and turn away whose time is over."""
         self.stirred = False
         if not self.room:
@@ -113,19 +115,19 @@ class FrontDoor:
             if isinstance(action, Dispatch):
                 closed = self._closed(now)
             if action is not None:
-                actions.append(action)
+                actions.append((held.state, action))
             looks += 1
             if looks == MAX_LOOKS or len(closed) == len(self._fleet.members):
                 break
         return actions
 
-    def abandon(self, request_id: str) -> bool:
-        """Its client is gone. Whether it waited."""
+    def abandon(self, request_id: str) -> RequestState | None:
+        """Its client is gone. The request, if it waited."""
         held = self.room.get(request_id)
         if held is None:
-            return False
+            return None
         self.room.remove(held)
-        return True
+        return held.state
 
     def next_s(self, *, now: float) -> float | None:
         """When `walk` is next of use; `None` while nobody waits."""
@@ -168,7 +170,7 @@ class FrontDoor:
         held.drop_s = now + self._limits.no_replica_wait_s
         return self._hold(held, now)
 
-    def _look_again(self, held: Held, now: float) -> Action | None:
+    def _look_again(self, held: Held, now: float) -> Dispatch | Reject | None:
         request = held.state.request
         eligible = self._eligible(request, now)
         if not eligible.members:
@@ -208,9 +210,9 @@ class FrontDoor:
         self.room.remove(held)
         return no_replica(held.state.request, self._readmission_s(now))
 
-    def _drop_late(self, now: float) -> list[Action]:
+    def _drop_late(self, now: float) -> list[Settled]:
         """Those whose time may be over are looked at out of turn."""
-        actions: list[Action] = []
+        actions: list[Settled] = []
         while self._drops and self._drops[0][0] <= now:
             held = heappop(self._drops)[2]
             if self._waits(held) and held.drop_s <= now:
@@ -218,7 +220,7 @@ class FrontDoor:
                 if action is None and held.drop_s <= now:
                     action = self._drop(held, now)
                 if action is not None:
-                    actions.append(action)
+                    actions.append((held.state, action))
         return actions
 
     def _drop_s(self, request: RouteRequest, predicted: Forecast, deadline_s: float | None) -> float:

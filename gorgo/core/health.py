@@ -112,6 +112,14 @@ class Health:
         self.probe_failures += 1
         return self.probe_failures >= self._tolerated and self._eject(now)
 
+    def cut_off(self, *, now: float) -> bool:
+        """Nobody in its region can be reached: no need to wait for more failures of its own."""
+        return self.state is not HealthState.EJECTED and self._eject(now)
+
+    def reachable(self, *, now: float) -> bool:
+        """Its region can be reached again: it may be tried."""
+        return self.state is HealthState.EJECTED and self.wake(now=max(now, self.wakes_s or now))
+
     def wake(self, *, now: float) -> bool:
         """The back-off may be over."""
         if self.wakes_s is None or now < self.wakes_s:

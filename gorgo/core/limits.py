@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gorgo.core.clients import ClientRules
 from gorgo.core.health import EjectionLimits
 from gorgo.core.hedging import HedgeLimits
 from gorgo.core.overload import OverloadLimits
@@ -37,6 +38,16 @@ class RouterLimits:
         Who waits at the proxy and who is turned away.
     hedging:
         When a request is sent to a second replica.
+    retry_share, retry_minimum, retry_window_s:
+        Retries that there may be: this share of the requests of the last so many seconds, and this many in any case.
+        Where all replicas are ill, everything would else be sent `max_attempts` times. A broken connection does not
+        count: nobody was asked to do anything.
+    slow_start_s:
+        How long a replica that joins or is readmitted is given more by and by; 0 is not at all.
+    region_window_s:
+        All replicas of a region that fail a probe within this are cut off together.
+    clients:
+        What each client may do.
     """
 
     max_attempts: int = 3
@@ -51,3 +62,9 @@ class RouterLimits:
     ejection: EjectionLimits = field(default_factory=EjectionLimits)
     overload: OverloadLimits = field(default_factory=OverloadLimits)
     hedging: HedgeLimits = field(default_factory=HedgeLimits)
+    retry_share: float = 0.2
+    retry_minimum: int = 20
+    retry_window_s: float = 10.0
+    slow_start_s: float = 0.0
+    region_window_s: float = 30.0
+    clients: ClientRules = field(default_factory=ClientRules)

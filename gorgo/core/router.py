@@ -19,10 +19,14 @@ import numpy as np
 
 from gorgo.core.actions import Action, Cancel, Dispatch, Reject
 from gorgo.core.beliefs import Beliefs
+from gorgo.core.budgets import ShareBudget
+from gorgo.core.clients import ClientBook
 from gorgo.core.decision import Decision
 from gorgo.core.endings import (
+    client_excess,
     failed,
     model_not_found,
+    region_not_allowed,
     replica_not_found,
     sample_of,
     status_of,
@@ -31,16 +35,19 @@ from gorgo.core.endings import (
 from gorgo.core.fleet import Eligible, Fleet, Member
 from gorgo.core.fleet_view import ReplicaView, view_replica
 from gorgo.core.front_door import FrontDoor
+from gorgo.core.health import HealthState
 from gorgo.core.hedging import Hedger
 from gorgo.core.ledger import Attempt, Ledger, RequestState
 from gorgo.core.limits import RouterLimits
 from gorgo.core.placing import Placer
 from gorgo.core.policy import Policy
 from gorgo.core.prefix_index import PrefixIndex
+from gorgo.core.regions import Regions
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, RouteRequest
 from gorgo.core.samples import SampleRing
 from gorgo.core.shadow import check_shadow, shared_index
+from gorgo.core.slow_start import SlowStart
 from gorgo.core.weights import Weights
 
 #: Endings of an attempt after which the request may go to another replica.
@@ -134,6 +141,10 @@ class Router:
         )
         self._door = FrontDoor(self._fleet, self._placer, self._eligible, limits.overload)
         self._hedger = Hedger(self._fleet, self._placer, self._door.doors, self._eligible, limits.hedging)
+        self._retries = _retry_budget(limits)
+        self._slow_start = SlowStart(self._fleet, ramp_s=limits.slow_start_s)
+        self._regions = Regions(self._fleet, window_s=limits.region_window_s)
+        self._clients = ClientBook(limits.clients)
         #: Of the last event: what is due is due by then.
         self._now = float("-inf")
         self._beliefs.replaced(self._fleet.replace(replicas))
@@ -156,18 +167,22 @@ class Router:
         What time has made due for others comes before it.
         """
         actions = self._catch_up(now)
-        refusal = self._refuse(request)
-        if refusal is None:
+        own: Action | None = self._refuse(request, now)
+        if own is None:
             self._hedger.asked(now=now)
-            actions.append(self._sent(self._door.arrive(RequestState(request), now=now)))
-        else:
-            actions.append(refusal)
+            self._retries.note(now=now)
+            own = self._sent(self._door.arrive(RequestState(request), now=now))
+            if isinstance(own, Reject):
+                self._clients.leave(request.client)
+        actions.append(own)
         return actions
 
     def abandon(self, request_id: str, *, now: float) -> list[Action]:
         """The client of a request that waits is gone. One that does not wait is ignored."""
         self._now = now
-        self._door.abandon(request_id)
+        held = self._door.abandon(request_id)
+        if held is not None:
+            self._clients.leave(held.request.client)
         return []
 
     def on_first_token(self, attempt_id: str, *, now: float) -> list[Action]:
@@ -208,7 +223,13 @@ class Router:
         self._now = now
         member = self._fleet.members.get(replica)
         if member is not None:
+            healthy = member.health.state is HealthState.HEALTHY
             self._fleet.probed(member, rtt_s, now=now)
+            self._readmitted(member, healthy, now)
+            if rtt_s is None:
+                self._regions.probe_failed(member, now=now)
+            else:
+                self._regions.probe_succeeded(member, now=now)
         return self._walk(now)
 
     def on_path(self, replica: str, connection: OpenConnection | None, *, now: float) -> list[Action]:
@@ -276,7 +297,12 @@ class Router:
 
     def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:
         """Who stays keeps load, health and index; who leaves loses its entries, and its open attempts may finish."""
-        self._beliefs.replaced(self._fleet.replace(replicas))
+        cold = bool(self._fleet.members)
+        change = self._fleet.replace(replicas)
+        self._beliefs.replaced(change)
+        self._regions.replaced()
+        for member in change.joined if cold else ():
+            self._slow_start.begin(member, now=now)
         self._door.stirred = True
 
     def set_limits(self, limits: RouterLimits, *, now: float) -> None:
@@ -289,6 +315,10 @@ class Router:
         )
         self._door.set_limits(limits.overload)
         self._hedger.set_limits(limits.hedging)
+        self._retries = _retry_budget(limits)
+        self._slow_start.ramp_s = limits.slow_start_s
+        self._regions.window_s = limits.region_window_s
+        self._clients.rules = limits.clients
         self.index.resize(limits.max_index_blocks)
         self._beliefs.block_tokens = limits.block_tokens
         self._beliefs.fit_all()
@@ -327,6 +357,11 @@ class Router:
         """`healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
         return {name: member.health.state.value for name, member in self._fleet.members.items()}
 
+    @property
+    def regions_cut_off(self) -> frozenset[str]:
+        """Regions of which no replica answers a probe."""
+        return self._regions.cut_off
+
     def decisions(self, request_id: str) -> list[Decision]:
         """Decisions made for a request, first attempt first; empty when they are no longer kept."""
         return self._placer.decisions(request_id)
@@ -343,9 +378,11 @@ class Router:
         """Something may have opened a replica."""
         if not self._door.room:
             return []
-        actions = self._door.walk(now=now)
-        for action in actions:
-            self._sent(action)
+        actions: list[Action] = []
+        for state, action in self._door.walk(now=now):
+            if isinstance(action, Reject):
+                self._clients.leave(state.request.client)
+            actions.append(self._sent(action))
         return actions
 
     def _sent(self, action: ActionT) -> ActionT:
@@ -356,20 +393,23 @@ class Router:
             self._hedger.sent(attempt)
         return action
 
-    def _refuse(self, request: RouteRequest) -> Reject | None:
-        """What no replica needs to be asked for."""
+    def _refuse(self, request: RouteRequest, now: float) -> Reject | None:
+        """What no replica needs to be asked for; otherwise the client's count has it."""
         if not self._fleet.serves(request.model):
             return model_not_found(request)
         if len(self._ledger) + len(self._door.room) >= self.limits.max_in_flight:
             return too_many_in_flight(request, self.limits.max_in_flight)
         if request.pinned_replica is not None and request.pinned_replica not in self._fleet.members:
             return replica_not_found(request)
-        return None
+        if request.regions is not None and not self._fleet.anyone_in(request.regions):
+            return region_not_allowed(request)
+        excess = self._clients.enter(request.client, now=now)
+        return None if excess is None else client_excess(request, excess)
 
     def _eligible(self, request: RouteRequest, now: float) -> Eligible:
         """Who may serve it now; nobody for one whose replica has left."""
         if request.pinned_replica is None:
-            return self._fleet.eligible(request.model)
+            return self._slow_start.eased(self._fleet.eligible(request.model, request.regions), now=now)
         if request.pinned_replica in self._fleet.members:
             return self._fleet.only(request.pinned_replica)
         return self._fleet.nobody
@@ -411,13 +451,23 @@ class Router:
         self._beliefs.ended(attempt, outcome)
 
     def _answered(self, attempt: Attempt, now: float) -> None:
-        health = attempt.member.health
-        self._fleet.health_changed(health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now))
+        member = attempt.member
+        healthy = member.health.state is HealthState.HEALTHY
+        self._fleet.health_changed(member.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now))
+        self._readmitted(member, healthy, now)
+
+    def _readmitted(self, member: Member, healthy: bool, now: float) -> None:
+        if not healthy and member.health.state is HealthState.HEALTHY:
+            self._slow_start.begin(member, now=now)
 
     def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> Dispatch | Reject:
         """The next best replica, or the error that the client gets."""
         state = attempt.state
-        if state.request.pinned_replica is None and state.attempts < self.limits.max_attempts:
+        if (
+            state.request.pinned_replica is None
+            and state.attempts < self.limits.max_attempts
+            and (_nobody_worked(outcome) or self._retries.spend(now=now))
+        ):
             left = self._fleet.without(self._eligible(state.request, now), state.tried)
             if left.members:
                 placement = self._placer.look(state.request, left, now=now)
@@ -426,8 +476,18 @@ class Router:
 
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
         attempt.state.closed = True
+        self._clients.leave(attempt.state.request.client)
         self.samples.append(sample_of(attempt, outcome, status, seq=self.samples.next_seq, now=now))
 
     def _view(self, member: Member, now: float) -> ReplicaView:
         blocks = self.index.resident_blocks(member.slot)
         return view_replica(self._fleet, member, index_blocks=blocks, block_tokens=self.limits.block_tokens, now=now)
+
+
+def _retry_budget(limits: RouterLimits) -> ShareBudget:
+    return ShareBudget(share=limits.retry_share, minimum=limits.retry_minimum, window_s=limits.retry_window_s)
+
+
+def _nobody_worked(outcome: Outcome) -> bool:
+    """The connection broke: the replica is gone, and what it was asked is done nowhere."""
+    return outcome.status is None and "timeout" not in (outcome.error or "timeout")

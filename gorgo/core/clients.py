@@ -1,0 +1,126 @@
+"""How much one client may ask: requests at a time, and per second. Pure, on the caller's clock.
+
+Owns the count and the token bucket of each client. Who a client is, and in what order those who wait are served, is
+for others. Memory is bounded: a client with nothing open and a full bucket is like one never seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+#: Accounts kept before those without a debt are dropped; a list of keys has a quarter of it.
+MAX_ACCOUNTS = 4096
+#: A client with too many open has to wait for one of its own to end; nobody knows when that is, s.
+OPEN_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What one client may do; `None` is no bound.
+
+    `burst` requests may come at once before `requests_per_s` counts; as many as in ten seconds by default.
+    """
+
+    max_in_flight: int | None = None
+    requests_per_s: float | None = None
+    burst: float | None = None
+
+    @property
+    def bucket(self) -> float:
+        """Tokens of a full bucket."""
+        if self.burst is not None:
+            return self.burst
+        return max(1.0, 10.0 * (self.requests_per_s or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRules:
+    """Limits of every known client, and of some by name."""
+
+    default: ClientLimits = field(default_factory=ClientLimits)
+    named: Mapping[str, ClientLimits] = field(default_factory=dict)
+
+    def of(self, client: str) -> ClientLimits:
+        return self.named.get(client, self.default)
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to count."""
+        return bool(self.named) or self.default != ClientLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Why a client is turned away, and when it may come again."""
+
+    code: str
+    message: str
+    retry_after_s: float
+
+
+@dataclass(slots=True)
+class _Account:
+    tokens: float
+    filled_s: float
+    open: int = 0
+
+
+class ClientBook:
+    """Counts per client.
+
+    Example
+    -------
+    >>> book = ClientBook(ClientRules(ClientLimits(max_in_flight=1, requests_per_s=0.5, burst=2)))
+    >>> book.enter("a", now=0.0), book.enter("a", now=0.0).code
+    (None, 'client_concurrency')
+    >>> book.leave("a")
+    >>> book.enter("a", now=0.0), book.leave("a"), book.enter("a", now=0.5).retry_after_s
+    (None, None, 1.5)
+    """
+
+    def __init__(self, rules: ClientRules) -> None:
+        self.rules = rules
+        self._accounts: dict[str, _Account] = {}
+
+    def enter(self, client: str | None, *, now: float) -> Excess | None:
+        """Count one more request of `client`, unless that is too much."""
+        if client is None or not self.rules.any:
+            return None
+        limits = self.rules.of(client)
+        account = self._account(client, limits, now)
+        if limits.max_in_flight is not None and account.open >= limits.max_in_flight:
+            message = f"{limits.max_in_flight} requests of this key are open, the most it may have"
+            return Excess("client_concurrency", message, OPEN_RETRY_S)
+        if limits.requests_per_s is not None:
+            if account.tokens < 1.0:
+                wait_s = (1.0 - account.tokens) / limits.requests_per_s
+                message = f"this key may send {limits.requests_per_s * 60:g} requests a minute"
+                return Excess("client_rate", message, wait_s)
+            account.tokens -= 1.0
+        account.open += 1
+        return None
+
+    def leave(self, client: str | None) -> None:
+        """A request of `client` that was counted has ended."""
+        account = None if client is None else self._accounts.get(client)
+        if account is not None and account.open:
+            account.open -= 1
+
+    def _account(self, client: str, limits: ClientLimits, now: float) -> _Account:
+        account = self._accounts.get(client)
+        if account is None:
+            if len(self._accounts) >= MAX_ACCOUNTS:
+                self._forget(now)
+            account = self._accounts[client] = _Account(limits.bucket, now)
+        rate = limits.requests_per_s or 0.0
+        account.tokens = min(limits.bucket, account.tokens + rate * max(0.0, now - account.filled_s))
+        account.filled_s = max(account.filled_s, now)
+        return account
+
+    def _forget(self, now: float) -> None:
+        for name in list(self._accounts):
+            account, limits = self._accounts[name], self.rules.of(name)
+            full_s = (limits.bucket - account.tokens) / (limits.requests_per_s or float("inf"))
+            if not account.open and now - account.filled_s >= full_s:
+                del self._accounts[name]
