@@ -11,14 +11,14 @@ from gorgo.core.busy_clock import BusyClock
 
 def clock_with(*line: tuple[str, float, float], seen: bool = True) -> BusyClock:
     """Whose line is (key, arrival, prior) each."""
-    clock = BusyClock(known_prior=True)
+    clock = BusyClock()
     for key, arrives_s, prior_s in line:
         clock.dispatched(key, arrives_s=arrives_s, prior_s=prior_s, seen=seen)
     return clock
 
 
 def test_an_idle_replica_is_free_and_owes_nothing() -> None:
-    clock = BusyClock(known_prior=True)
+    clock = BusyClock()
     assert (clock.free_at_s, clock.due_s, clock.waiting_s) == (-inf, inf, 0.0)
 
 
@@ -114,7 +114,7 @@ moves = st.lists(
 def test_the_clock_is_idle_again_when_all_have_ended_in_any_order(
     moves: list[tuple[str, int, float, bool]],
 ) -> None:
-    clock, now, known = BusyClock(known_prior=False), 100.0, 0
+    clock, now, known = BusyClock(), 100.0, 0
     keys: list[str] = []
     for move, number, step_s, seen in moves:
         now += step_s
