@@ -19,6 +19,8 @@ from pathlib import Path
 VLLM_VERSION = "0.32.0"
 TORCH_VERSION = "2.13.0"
 AIPERF_VERSION = "0.13.0"
+CHECKOV_VERSION = "3.3.30"
+MOTO_VERSION = "5.2.1"
 
 #: Prints what a wheel needs, less its torch family: the CPU build of vLLM pins parts that have no CPU build.
 _NEEDS = """
@@ -83,6 +85,16 @@ def aiperf_environment() -> Environment:
         if missing is not None:
             missing.pip("install", "-q", f"aiperf=={AIPERF_VERSION}")
     return Environment(cache_folder() / f"aiperf-{AIPERF_VERSION}")
+
+
+def cloud_environment() -> Environment:
+    """A policy scanner of terraform sources and a server that plays AWS: 600 MB, about a minute the first time."""
+    wanted = (f"checkov=={CHECKOV_VERSION}", f"moto[server]=={MOTO_VERSION}")
+    name = f"cloud-{CHECKOV_VERSION}-{MOTO_VERSION}"
+    with _made(name, " ".join(wanted)) as missing:
+        if missing is not None:
+            missing.pip("install", "-q", *wanted)
+    return Environment(cache_folder() / name)
 
 
 def _install_vllm(environment: Environment) -> None:

@@ -11,11 +11,13 @@ output "cidr" {
 output "public_subnet_id" {
   description = "Where the router goes."
   value       = aws_subnet.public.id
+  depends_on  = [aws_route.internet, aws_route_table_association.public] # what is put there boots with a way out
 }
 
 output "private_subnet_id" {
   description = "Where replicas go; null in a region without."
   value       = one(aws_subnet.private[*].id)
+  depends_on  = [aws_route.nat, aws_route_table_association.private]
 }
 
 output "public_route_table_id" {

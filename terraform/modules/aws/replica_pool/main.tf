@@ -50,9 +50,21 @@ resource "aws_iam_role_policy" "secrets" {
   })
 }
 
-resource "aws_iam_role_policy_attachment" "ssm" {
-  role       = aws_iam_role.this.name
-  policy_arn = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
+# A shell by SSM. Not AmazonSSMManagedInstanceCore: that one may read every parameter of the account.
+resource "aws_iam_role_policy" "sessions" {
+  name = "sessions"
+  role = aws_iam_role.this.id
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect = "Allow"
+      Action = [
+        "ssm:UpdateInstanceInformation", "ssmmessages:CreateControlChannel", "ssmmessages:CreateDataChannel",
+        "ssmmessages:OpenControlChannel", "ssmmessages:OpenDataChannel",
+      ]
+      Resource = ["*"] # these know no resources
+    }]
+  })
 }
 
 resource "aws_iam_instance_profile" "this" {
@@ -106,5 +118,5 @@ resource "aws_instance" "this" {
     ignore_changes = [ami] # a newer image is for new instances; a running engine keeps its cache
   }
 
-  depends_on = [aws_iam_role_policy.secrets, aws_iam_role_policy_attachment.ssm]
+  depends_on = [aws_iam_role_policy.secrets, aws_iam_role_policy.sessions]
 }

@@ -76,9 +76,21 @@ resource "aws_iam_role_policy" "reads" {
   })
 }
 
-resource "aws_iam_role_policy_attachment" "ssm" {
-  role       = aws_iam_role.this.name
-  policy_arn = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
+# A shell by SSM. Not AmazonSSMManagedInstanceCore: that one may read every parameter of the account.
+resource "aws_iam_role_policy" "sessions" {
+  name = "sessions"
+  role = aws_iam_role.this.id
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect = "Allow"
+      Action = [
+        "ssm:UpdateInstanceInformation", "ssmmessages:CreateControlChannel", "ssmmessages:CreateDataChannel",
+        "ssmmessages:OpenControlChannel", "ssmmessages:OpenDataChannel",
+      ]
+      Resource = ["*"] # these know no resources
+    }]
+  })
 }
 
 resource "aws_iam_instance_profile" "this" {
@@ -126,13 +138,25 @@ resource "aws_vpc_security_group_egress_rule" "https" {
 
 # -- the machine
 
+# Its addresses are there before it is: it fetches what it needs at its first boot, and a new machine takes them over.
+resource "aws_network_interface" "this" {
+  subnet_id       = var.subnet_id
+  private_ips     = [var.router.address]
+  security_groups = [aws_security_group.this.id]
+  description     = var.router.name
+  tags            = { Name = var.router.name }
+}
+
+resource "aws_eip" "this" {
+  domain            = "vpc"
+  network_interface = aws_network_interface.this.id
+  tags              = { Name = var.router.name }
+}
+
 resource "aws_instance" "this" {
   # checkov:skip=CKV_AWS_126: The engine's and the proxy's own metrics tell more, every 15 s and without a price.
   ami                         = data.aws_ssm_parameter.image.insecure_value
   instance_type               = var.instance_type
-  subnet_id                   = var.subnet_id
-  private_ip                  = var.router.address
-  vpc_security_group_ids      = [aws_security_group.this.id]
   iam_instance_profile        = aws_iam_instance_profile.this.name
   ebs_optimized               = true
   monitoring                  = false
@@ -140,6 +164,11 @@ resource "aws_instance" "this" {
   user_data_replace_on_change = true
   tags                        = { Name = var.router.name }
   volume_tags                 = { Name = var.router.name }
+
+  network_interface {
+    device_index         = 0
+    network_interface_id = aws_network_interface.this.id
+  }
 
   metadata_options {
     http_endpoint               = "enabled"
@@ -159,16 +188,7 @@ resource "aws_instance" "this" {
   }
 
   depends_on = [
-    aws_iam_role_policy.reads, aws_iam_role_policy_attachment.ssm, aws_s3_object.package, aws_s3_object.configuration,
+    aws_iam_role_policy.reads, aws_iam_role_policy.sessions, aws_s3_object.package, aws_s3_object.configuration,
+    aws_eip.this,
   ]
-}
-
-resource "aws_eip" "this" {
-  domain = "vpc"
-  tags   = { Name = var.router.name }
-}
-
-resource "aws_eip_association" "this" {
-  allocation_id = aws_eip.this.id
-  instance_id   = aws_instance.this.id
 }

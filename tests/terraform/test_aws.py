@@ -1,0 +1,182 @@
+"""The AWS modules against the provider's own schema, a policy scanner, and a cloud that is none (moto)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gorgo.config.load import load_config
+from tests.system.environments import Environment
+from tests.terraform.workspace import Workspace
+
+pytestmark = pytest.mark.system
+
+PAPER = "terraform/envs/paper"
+PLACES = {"us_ashburn": "us-east-1", "eu_frankfurt": "eu-central-1", "ap_seoul": "ap-northeast-2"}
+
+#: Serves moto on a free loopback port, says which, and ends when its standard input does.
+MOTO = """
+import sys
+from moto.server import ThreadedMotoServer
+
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+#: Names images as the public parameters do, which moto lacks; in every region.
+IMAGES = """
+import sys
+import boto3
+
+for region in sys.argv[2:]:
+    image = boto3.client("ec2", region_name=region, endpoint_url=sys.argv[1]).describe_images()["Images"][0]["ImageId"]
+    ssm = boto3.client("ssm", region_name=region, endpoint_url=sys.argv[1])
+    ssm.put_parameter(Name="/test/image", Value=image, Type="String")
+"""
+
+#: Prints, as JSON, what is there that costs or stays.
+LEFT = """
+import json
+import sys
+import boto3
+
+left = {}
+for region in sys.argv[2:]:
+    ec2 = boto3.client("ec2", region_name=region, endpoint_url=sys.argv[1])
+    left[region] = {
+        "instances": [
+            i["PrivateIpAddress"] for r in ec2.describe_instances()["Reservations"] for i in r["Instances"]
+            if i["State"]["Name"] not in ("terminated", "shutting-down")
+        ],
+        "volumes": [v["VolumeId"] for v in ec2.describe_volumes()["Volumes"]],
+        "addresses": [a["PublicIp"] for a in ec2.describe_addresses()["Addresses"]],
+        "gateways": [g["NatGatewayId"] for g in ec2.describe_nat_gateways()["NatGateways"] if g["State"] != "deleted"],
+        "networks": [v["VpcId"] for v in ec2.describe_vpcs()["Vpcs"] if not v["IsDefault"]],
+        "peerings": [
+            p["VpcPeeringConnectionId"] for p in ec2.describe_vpc_peering_connections()["VpcPeeringConnections"]
+            if p["Status"]["Code"] != "deleted"
+        ],
+        "logs": boto3.client("logs", region_name=region, endpoint_url=sys.argv[1]).describe_log_groups()["logGroups"],
+    }
+left["roles"] = [r["RoleName"] for r in boto3.client("iam", endpoint_url=sys.argv[1]).list_roles()["Roles"]]
+left["buckets"] = [b["Name"] for b in boto3.client("s3", endpoint_url=sys.argv[1]).list_buckets()["Buckets"]]
+print(json.dumps(left))
+"""
+
+
+def test_the_lock_file_fits_and_the_configuration_is_valid(aws: Workspace) -> None:
+    assert "Success" in aws.terraform("validate", "-no-color", at=PAPER)
+
+
+def test_the_papers_fleet_and_each_module_on_a_mocked_provider(aws: Workspace) -> None:
+    said = aws.terraform("test", "-no-color", at=PAPER)
+    assert re.search(r"Success! \d+ passed, 0 failed", said), said
+
+
+def test_a_policy_scanner_has_no_finding_without_a_reason(cloud: Environment, tmp_path: Path) -> None:
+    folder = Workspace.copied(tmp_path).folder / "terraform"
+    command = [str(cloud.folder / "bin" / "checkov"), "--directory", str(folder), "--framework", "terraform"]
+    done = subprocess.run(
+        [*command, "--skip-download", "--compact", "--output", "json"], capture_output=True, text=True, check=False
+    )
+    report = json.loads(done.stdout)
+    results = report["results"]
+    assert results["parsing_errors"] == []
+    assert [(one["check_id"], one["resource"], one["file_path"]) for one in results["failed_checks"]] == []
+    assert report["summary"]["passed"] > 100, "it looked at something"
+    assert all(len(one["check_result"]["suppress_comment"]) > 20 for one in results["skipped_checks"])
+
+
+class Moto:
+    """A cloud on loopback."""
+
+    def __init__(self, environment: Environment, url: str) -> None:
+        self.environment, self.url = environment, url
+
+    def run(self, program: str) -> str:
+        command = [str(self.environment.python), "-c", program, self.url, *PLACES.values()]
+        environ = os.environ | CREDENTIALS
+        return subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout
+
+    def left(self) -> dict[str, Any]:
+        return dict(json.loads(self.run(LEFT)))
+
+
+#: Made up: moto takes any. The region is for clients of services that have none.
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+
+
+@pytest.fixture
+def moto(cloud: Environment) -> Iterator[Moto]:
+    command = [str(cloud.python), "-c", MOTO]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | CREDENTIALS
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            made = Moto(cloud, f"http://127.0.0.1:{int(process.stdout.readline())}")
+            made.run(IMAGES)
+            yield made
+        finally:
+            process.stdin.close()
+            process.wait(timeout=30)
+
+
+def override(url: str) -> str:
+    """Each provider pointed at that cloud alone: whatever it would call beside these has nowhere to go."""
+    endpoints = "".join(f'    {service} = "{url}"\n' for service in ("ec2", "iam", "s3", "ssm", "sts"))
+    return "".join(
+        f'provider "aws" {{\n  alias = "{alias}"\n  s3_use_path_style = true\n  skip_metadata_api_check = true\n'
+        f"  endpoints {{\n{endpoints}  }}\n}}\n"
+        for alias in PLACES
+    )
+
+
+def test_apply_makes_the_papers_fleet_and_destroy_leaves_nothing(
+    aws: Workspace, moto: Moto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    paper = aws.folder / PAPER
+    (paper / "cloud_override.tf").write_text(override(moto.url))
+    (paper / "test.auto.tfvars.json").write_text(
+        json.dumps(
+            {
+                "server_name": "llm.example.org",
+                "client_cidrs": ["198.51.100.0/24"],
+                "wheel": "tests/gorgo-0.0.0-py3-none-any.whl",
+                "router_image_parameter": "/test/image",
+                "gpu_image_parameter": "/test/image",
+            }
+        )
+    )
+    before = moto.left()
+
+    aws.terraform("apply", "-auto-approve", "-no-color", at=PAPER)
+    there = moto.left()
+    config = load_config(paper / "generated/regions.generated.yaml")
+    hosts = {replica.url.removeprefix("http://").split(":")[0] for replica in config.replicas}
+    assert {ip for place in PLACES.values() for ip in there[place]["instances"]} == hosts | {"10.64.0.10"}
+    assert len(there["us-east-1"]["peerings"]) == 2
+    assert there["buckets"] == ["gorgo-paper-123456789012"]
+    assert len(there["roles"]) == len(before["roles"]) + 4
+
+    aws.terraform("destroy", "-auto-approve", "-no-color", at=PAPER)
+    assert moto.left() == before
+    assert list((paper / "generated").iterdir()) == []
