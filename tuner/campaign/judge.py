@@ -5,7 +5,8 @@ Owns the decision of the switchback. The blocks are `switchback`'s, the meaning 
 Theory of operation: each pair gives one difference of logarithms per figure, so that a tenth is a tenth at any load. A
 candidate is accepted when its p95 TTFT is shown to be lower and the guard's figures do not even look too bad; refused
 as soon as one of those is shown to be worse by more than the margin; given up when it is not ahead after a number of
-pairs, sooner when it looks worse by more than the margin; and at the last pair what is not shown does not move.
+pairs, sooner when it looks worse by more than the margin in any of them; and at the last pair what is not shown does
+not move.
 
 An audit asks the opposite question about a start that is not the policy's defaults: it stays unless its p95 TTFT or p95
 E2E is shown to be worse than theirs, at half of alpha each.
@@ -73,8 +74,10 @@ class Judge:
         """Accepted, refused by the guard, and why."""
         gains = [-ratio for ratio in ratios(pairs, _ttft)]
         looks_bad = None
+        # Fewer pairs have to look worse by more, and by so much more that chance does not end half of the trials.
+        patience = max(1.0, (self._options.harm_pairs / len(pairs)) ** 2)
         if self._options.guarded:
-            if bad := self._shown_bad(pairs):
+            if bad := self._shown_bad(pairs) or self._harms(pairs, patience):
                 return False, True, bad
             looks_bad = self._looks_bad(pairs)
         found = f"p95 TTFT {change(-mean(gains))} in {len(pairs)} pairs of blocks"
@@ -82,7 +85,7 @@ class Judge:
             return True, False, f"{found}, by chance {self._test.chance(gains):.1%}"
         if len(pairs) >= self._options.futility_pairs and mean(gains) <= 0:
             return False, False, f"{found}: not ahead"
-        if len(pairs) >= self._options.harm_pairs and mean(gains) < -log1p(self._options.margin):
+        if mean(gains) < -patience * log1p(self._options.margin):
             return False, False, f"{found}: given up before it does harm"
         if len(pairs) >= self._options.pairs:
             return False, looks_bad is not None, f"{found}: {looks_bad or 'not shown to be better'}"
@@ -114,6 +117,14 @@ class Judge:
         # Bonferroni over the looks: each may refuse.
         alpha = self._options.alpha / self._options.pairs
         return errors_rose(ours, theirs, alpha) or crowded(ours, theirs, self._options.max_share)
+
+    def _harms(self, pairs: Sequence[Pair], patience: float) -> str | None:
+        """A latency that the guard minds and that looks so bad that nobody wants to know for sure."""
+        for name, figure in GUARDED.items():
+            found = ratios(pairs, figure)
+            if found and mean(found) > patience * log1p(self._options.margin):
+                return f"p95 {name} {change(mean(found))} in {len(pairs)} pairs of blocks: given up before it does harm"
+        return None
 
     def _looks_bad(self, pairs: Sequence[Pair]) -> str | None:
         """A guarded figure that is over its margin so far: no reason to refuse yet, but none to accept."""

@@ -35,10 +35,14 @@ class CampaignOptions:
     block_s, discard_s:
         Of the switchback: two minutes are some hundreds of requests; the first 30 s belong to the queues that the block
         before left behind, and late answers to a block are waited for as long.
+    rest_blocks:
+        Of the switchback: for so many blocks the incumbent has all traffic before each pair, unmeasured. What a
+        candidate costs the clients is its share of the time; with two that is a quarter. An audit takes none.
     pairs:
-        At most, per candidate: 20 pairs of 2 x 120 s are 80 minutes.
+        At most, per candidate: 20 pairs of 2 x 120 s and their rests are 160 minutes.
     harm_pairs:
-        From here on a candidate that looks worse by more than the margin is given up: it runs on half of the traffic.
+        From here on a candidate that looks worse by more than the margin, in TTFT or in what the guard minds, is given
+        up: clients pay for it. After two pairs of three the margin is twice as wide for that, after one nine times.
     futility_pairs:
         From here on a candidate that is not even ahead is given up; costs power of a percent or less.
     alpha:
@@ -79,6 +83,7 @@ class CampaignOptions:
     warm_up_s: float = 60.0
     block_s: float = 120.0
     discard_s: float = 30.0
+    rest_blocks: float = 2.0
     pairs: int = 20
     harm_pairs: int = 3
     futility_pairs: int = 8
@@ -116,7 +121,7 @@ class CampaignOptions:
 
 
 #: Times and counts that may be 0; all other numbers must be above it.
-_MAY_BE_0 = {"warm_up_s", "discard_s", "margin"}
+_MAY_BE_0 = {"warm_up_s", "discard_s", "rest_blocks", "margin"}
 #: Shares of something: at most 1.
 _SHARES = {"alpha", "max_share", "hard_errors", "saturated_share"}
 

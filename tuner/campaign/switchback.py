@@ -8,6 +8,9 @@ coin says which goes first. Every block has its own weights version; a block's f
 proxy's clock, and whatever arrives in the `discard_s` after that is left out, because it meets the queues of the block
 before. A pair is scored `discard_s` after its end, so that slow answers still count; meanwhile the next pair has begun.
 A pair in which samples were lost, or that has too few, is void, and drawn again.
+
+Before each pair the incumbent rests on all traffic for a while: what a candidate costs is its share of the time, and
+most candidates are no better. In an audit nobody rests, because the suspect is what is in force anyway.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class Switchback:
         self.offspring_version: int | None = None
         self._voids = 0
         self._settling: tuple[list[Block], float] | None = None
-        self._open_pair()
+        self._open_round()
 
     @property
     def arm(self) -> Arm:
@@ -90,7 +93,7 @@ class Switchback:
     def on_samples(self, samples: Iterable[Sample], *, now: float) -> Outcome:
         for sample in samples:
             block = self._block_of(sample)
-            if block is None:
+            if block is None or (self._resting and block is self._block):
                 continue
             block.add(sample)
             reason = self._watch.add(sample) if self._watch and block.arm == "offspring" else None
@@ -100,7 +103,7 @@ class Switchback:
 
     def on_time(self, *, now: float) -> Outcome:
         outcome = self._settle() if self._settling and now >= self._settling[1] else None
-        if outcome is None and self._block.began_s is not None and now >= self._block.began_s + self._options.block_s:
+        if outcome is None and self._block.began_s is not None and now >= self._block.began_s + self._length_s:
             self._next_block(now)
         return outcome
 
@@ -108,12 +111,12 @@ class Switchback:
         if self._watch:
             self._watch.clear()
         self._settling = None
-        self._open_pair()
+        self._open_round()
 
     def next_time(self) -> float | None:
         times = [] if self._settling is None else [self._settling[1]]
         if self._block.began_s is not None:
-            times.append(self._block.began_s + self._options.block_s)
+            times.append(self._block.began_s + self._length_s)
         return min(times, default=None)
 
     def state(self) -> dict[str, Any]:
@@ -132,11 +135,24 @@ class Switchback:
     def _block(self) -> Block:
         return self._blocks[-1]
 
+    @property
+    def _length_s(self) -> float:
+        return self._options.block_s * (self._options.rest_blocks if self._resting else 1)
+
     def _set_seed(self, seed: int) -> None:
         self._seed = seed
         self._judge = Judge(self._options, seed, audit=self._audit)
 
+    def _open_round(self) -> None:
+        """A rest, and a pair after it."""
+        if self._audit or not self._options.rest_blocks:
+            self._open_pair()
+            return
+        self._resting = True
+        self._open([], "incumbent")
+
     def _open_pair(self) -> None:
+        self._resting = False
         first: Arm = "offspring" if self._rng.random() < 0.5 else "incumbent"
         self._open([], first)
 
@@ -145,11 +161,14 @@ class Switchback:
         self.turn += 1
 
     def _next_block(self, now: float) -> None:
+        if self._resting:
+            self._open_pair()
+            return
         if len(self._blocks) == 1:
             self._open(self._blocks, "incumbent" if self.arm == "offspring" else "offspring")
             return
         self._settling = (self._blocks, now + self._options.discard_s)
-        self._open_pair()
+        self._open_round()
 
     def _block_of(self, sample: Sample) -> Block | None:
         waiting = self._settling[0] if self._settling else []

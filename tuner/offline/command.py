@@ -7,7 +7,7 @@ learned. What is said on the terminal is the command line's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ from tuner.offline.calibration import calibrated
 from tuner.offline.rehearsal import TunedRun, tune_in_simulation
 from tuner.offline.twin import TwinOptions, search_twin
 from tuner.offline.verdict import TwinResult, decide, weights_file
+
+#: What the history says of a search that was interrupted: it is not continued, a repetition finds the same.
+BROKEN_OFF = "broken off"
 
 Told = Callable[[], None]
 
@@ -87,17 +90,19 @@ def tune_twin(
     job = job_of(options, seed=twin.seed)
     history = History(options.database)
     rows: list[GenerationRow] = []
+    outcome = BROKEN_OFF
+    campaign = _begun(history, options, asdict(twin), now())
+
+    def recorded(row: Generation) -> None:
+        rows.append(_stamped(row, now()))
+        history.record(campaign, rows[-1])
+
     try:
-        campaign = _begun(history, options, asdict(twin), now())
-
-        def recorded(row: Generation) -> None:
-            rows.append(_stamped(row, now()))
-            history.record(campaign, rows[-1])
-
         search = search_twin(job, twin, told=told, recorded=recorded)
         result = decide(job, search, twin, told=told)
-        history.end_campaign(campaign, now_s=now(), outcome=f"{search.stopped}; {result.reason}")
+        outcome = f"{search.stopped}; {result.reason}"
     finally:
+        history.end_campaign(campaign, now_s=now(), outcome=outcome)
         history.close()
     created = datetime.fromtimestamp(now(), UTC).isoformat(timespec="seconds")
     file = weights_file(job, result, source="gorgo tune, twin", created=created, window=_window(options, job))
@@ -116,15 +121,16 @@ def rehearse(
     now: Callable[[], float],
 ) -> TunedRun:
     """The live campaign along the window. Raises as `tune_twin` does."""
-    job = job_of(options, seed=seed)
+    begun_s = now()
+    run = tune_in_simulation(
+        job_of(options, seed=seed), campaign_options, optimizer=algorithm, seed=seed, asked=asked, box=box
+    )
     history = History(options.database)
     try:
-        campaign = _begun(history, options, asdict(campaign_options) | {"algorithm": algorithm, "seed": seed}, now())
-        run = tune_in_simulation(job, campaign_options, optimizer=algorithm, seed=seed, asked=asked, box=box)
-        begun_s = now()
-        rows = [GenerationRow(**asdict(row)) for row in run.generations]
-        moved = [replace(row, started_s=begun_s + row.started_s, finished_s=begun_s + row.finished_s) for row in rows]
-        history.write(campaign, generations=moved, outcome=run.stopped or "the end of the window", now_s=now())
+        settings = asdict(campaign_options) | {"algorithm": algorithm, "seed": seed}
+        campaign = _begun(history, options, settings, begun_s)
+        rows = [_later(row, begun_s) for row in run.generations]
+        history.write(campaign, generations=rows, outcome=run.stopped or "the end of the window", now_s=now())
     finally:
         history.close()
     return run
@@ -164,6 +170,12 @@ def _begun(history: History, options: OfflineOptions, settings: Mapping[str, Any
 def _stamped(row: Generation, now_s: float) -> GenerationRow:
     """With the time at which it was made: a candidate has no time of its own."""
     return GenerationRow(**asdict(row) | {"started_s": now_s, "finished_s": now_s})
+
+
+def _later(row: Generation, begun_s: float) -> GenerationRow:
+    """At its virtual time after the beginning."""
+    times = {"started_s": begun_s + row.started_s, "finished_s": begun_s + row.finished_s}
+    return GenerationRow(**asdict(row) | times)
 
 
 def _window(options: OfflineOptions, job: SimJob) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Sidecar:
         self._policy, self._widen, self._now, self._poll_s, self._dry = policy, widen, clock, poll_s, dry_run
         self._paused: str | None = None
         self._trouble: str | None = None
-        self._let_be = False
+        self._let_be = self._pinned_by_others = False
         self._failures = 0
         self._saved: dict[str, Any] | None = None
         self._window = RollingWindow(campaign.options.window, campaign.options.hop)
@@ -171,7 +171,8 @@ class Sidecar:
             self._paused = None
             self._note("thaw", "the weights may be changed again")
             await self._take(self.campaign.on_thawed(now=self._now()))
-        whose = self._orders.whose(found)
+        whose = "foreign" if self._pinned_by_others else self._orders.whose(found)
+        self._pinned_by_others = False
         if whose == "foreign":
             by = found.by or found.source or "somebody"
             self._note("foreign", f"weights that {by} has set: the campaign goes on from there", found.values)
@@ -189,6 +190,8 @@ class Sidecar:
     async def _pause(self, reason: str, found: ProxyWeights) -> None:
         self._orders.drop_puts()
         if self._paused is None:
+            # Remembered here: over a restart the proxy forgets who it was.
+            self._pinned_by_others = found.policy == self._policy and self._orders.whose(found) == "foreign"
             self._note("freeze", f"{reason}; nothing is put until that ends", found.values)
         self._paused = reason
         await self._take(self.campaign.on_frozen(now=self._now()))
@@ -248,6 +251,7 @@ class Sidecar:
         version = self._orders.version
         if version is None:
             version = (await self._client.routing()).version
+        self._orders.try_out(order.values)
         return await self._client.put_weights(
             order.values, expected_version=version, reason=order.reason, by=self._orders.by, widen=self._widen
         )

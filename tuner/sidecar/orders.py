@@ -20,6 +20,8 @@ from tuner.proxy_client import ProxyWeights
 Order = PutWeights | RollBack | Freeze | Stop
 Whose = Literal["known", "ours", "proxy's", "foreign"]
 
+#: Weights that were ours lately: as many as orders can be without an answer while a proxy comes and goes.
+OWN_KEPT = 16
 #: Sources in the proxy's history that are somebody's wish; the others are what a process starts with.
 _WISHES = ("admin", "freeze", "reload")
 
@@ -44,6 +46,7 @@ class Orders:
         self.in_force: Mapping[str, float] | None = None
         self._campaign = campaign
         self._waiting: deque[Order] = deque()
+        self._own: deque[Mapping[str, float]] = deque(maxlen=OWN_KEPT)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -70,6 +73,11 @@ class Orders:
     def see(self, found: ProxyWeights) -> None:
         """These are in force, and that is in order."""
         self.version, self.in_force = found.version, dict(found.values)
+        self._own.append(self.in_force)
+
+    def try_out(self, values: Mapping[str, float]) -> None:
+        """These are about to be put, and may be in force whatever the answer is."""
+        self._own.append(dict(values))
 
     def restarted(self) -> None:
         """Another run of the proxy: its versions begin anew."""
@@ -79,6 +87,8 @@ class Orders:
         """Who put these weights in force; `found` has been asked with who set them unless the version is known."""
         if found.version == self.version:
             return "known"
+        if found.source == "state" and self._own:  # kept over a restart: whoever set them is forgotten
+            return "proxy's" if dict(found.values) in self._own else "foreign"
         if found.source not in _WISHES:
             return "proxy's"
         if found.by == self.by or (self.version is None and (found.by or "").startswith(self._campaign)):

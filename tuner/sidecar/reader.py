@@ -27,6 +27,7 @@ class Source(Protocol):
 class Delivery:
     """What one run of the proxy had to tell. `lost`: how many samples it no longer held.
 
+    At the first contact with a run nothing is lost: nothing of it has been measured yet.
     `unreadable` is what was wrong with rows that are no samples; they are missing, as lost ones are.
     """
 
@@ -72,7 +73,7 @@ class _Walk:
                 continue
             if self._resumed:
                 self._lost += seq - self.after - 1
-            self.after, self._resumed = seq, True
+            self.after = seq
             try:
                 self._samples.append(Sample.from_json(row))
             except TunerError as error:

@@ -37,7 +37,7 @@ def next_door(weights: Mapping[str, float]) -> Effect:
 def finished(
     seed: int, effect: object, mode: Mode, *, generations: int = 6, start: Mapping[str, float] = START, **more: object
 ) -> Run:
-    options = CampaignOptions(mode=mode, max_generations=generations, **more)  # type: ignore[arg-type]
+    options = CampaignOptions(**{"mode": mode, "max_generations": generations, "rest_blocks": 0.0} | more)  # type: ignore[arg-type]
     box = {"box": HACK} if effect is next_door else {}
     run = Run(Proxy(effect, seed=seed, rate=1.5), options, seed=seed, start=start, **box)  # type: ignore[arg-type]
     while not run.stopped:
@@ -61,14 +61,14 @@ def test_weights_that_make_no_difference_are_accepted_as_rarely_as_stated() -> N
 
 def test_default_mode_ends_where_it_began_or_better_and_costs_little_on_the_way() -> None:
     ends, ways = [], []
-    for seed in SEEDS:
-        run = finished(seed, plateau, "switchback")
+    for seed in SEEDS[:4]:
+        run = finished(seed, plateau, "switchback", rest_blocks=2.0)
         ends.append(plateau(run.campaign.incumbent).ttft)
         routed = run.proxy.routed
         ways.append(sum(n * plateau(dict(zip(START, w, strict=True))).ttft for w, n in routed.items()) / routed.total())
     assert np.mean(ends) < 1.005
     assert max(ends) < 1.05  # one candidate in twenty is accepted by chance; one that is much worse is not
-    assert np.mean(ways) < 1.02
+    assert np.mean(ways) < 1.01
 
 
 def test_default_mode_finds_a_large_gain_and_is_never_talked_into_a_loss() -> None:
@@ -114,7 +114,7 @@ def test_a_good_start_that_is_not_the_default_is_kept() -> None:
 
 @pytest.mark.parametrize("optimizer", ["cma", "random"])
 def test_every_optimizer_can_be_driven(optimizer: str) -> None:
-    run = Run(Proxy(bowl), CampaignOptions(max_generations=9), optimizer=optimizer)
+    run = Run(Proxy(bowl), CampaignOptions(max_generations=9, rest_blocks=0.0), optimizer=optimizer)
     while not run.stopped:
         run.step(15.0)
     assert [row.number for row in run.rows] == list(range(10))

@@ -1,0 +1,69 @@
+"""`gorgo tune` in virtual time: from a recorded window to a weights file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gorgo.cli import app
+from gorgo.cli.wiring import compose_policy
+from gorgo.config.load import load_config
+from tuner.history import History
+
+REGIONS = Path(__file__).parents[2] / "regions.yaml"
+WINDOW = ("--trace", "chat-small", "--limit", "60", "--max-output", "16", "--policy", "gorgo", "--config", REGIONS)
+FEW = ("--max-generations", "2", "--seeds", "1", "--held-out-seeds", "2", "--jobs", "1")
+
+
+def run(tmp_path: Path, *words: str | Path) -> Result:
+    database = f"sqlite:///{tmp_path}/history.sqlite3"
+    return CliRunner().invoke(app, ["tune", "--database", database, *(str(word) for word in words)])
+
+
+def test_a_search_leaves_rows_and_a_weights_file_that_serve_takes(tmp_path: Path) -> None:
+    (tmp_path / "fleet.json").write_text(json.dumps({"replicas": [{"name": "ap-seoul-0", "prefill_slowdown": 1.5}]}))
+    out = tmp_path / "found.json"
+    result = run(tmp_path, *WINDOW, *FEW, "--out", out, "--fleet", tmp_path / "fleet.json", "--json")
+    assert result.exit_code == 0, result.stderr
+    shown = json.loads(result.stdout)
+    assert [row["mode"] for row in shown["generations"]] == ["twin"] * 3
+    policy, weights = compose_policy(load_config(REGIONS), source=REGIONS, weights_file=out)
+    assert (policy.name, dict(weights)) == ("gorgo", shown["weights"])
+    assert json.loads(out.read_text())["evidence"]["window"]["calibrated"] is True
+    history = History(f"sqlite:///{tmp_path}/history.sqlite3")
+    (campaign,) = history.campaigns()
+    assert (campaign.target, len(history.generations())) == ("twin of chat-small.jsonl.gz", 3)
+    assert campaign.outcome is not None
+    assert shown["reason"] in campaign.outcome
+    history.close()
+
+
+def test_a_rehearsal_is_the_live_campaign_along_the_window(tmp_path: Path) -> None:
+    paper = ("--mode", "paper", "--window", "16", "--hop", "8", "--warm-up-s", "1", "--max-generations", "2")
+    result = run(tmp_path, *WINDOW, *paper, "--rehearse")
+    assert result.exit_code == 0, result.stderr
+    assert "the start" in result.stdout
+    assert "the run as a whole: p95 TTFT" in result.stdout
+    history = History(f"sqlite:///{tmp_path}/history.sqlite3")
+    assert [row.mode for row in history.generations()][:2] == ["paper", "paper"]
+    history.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--trace", "x", "--request-log", "y"), "expected one of them"),
+        (("--rehearse",), "need --trace or --request-log"),
+        (("--trace", "no-such-trace"), "No such file"),
+        ((*WINDOW, "--start", "w_queue=9"), "'w_queue' is 9.0; expected a number in"),
+        ((*WINDOW, "--fleet", "missing.json"), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    result = run(tmp_path, "--config", REGIONS, *words)
+    assert result.exit_code in (1, 2)
+    assert said in " ".join(result.stderr.split())
+    assert not (tmp_path / "history.sqlite3").exists()
