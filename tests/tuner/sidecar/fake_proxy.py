@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import deque
 from collections.abc import Mapping
@@ -30,13 +29,14 @@ class FakeProxy:
         self.kept, self.page = kept, page
         self.down = self.deaf = False
         self.broken: int | None = None
+        self.frozen: dict[str, str] | None
         self.boots = 0
         self.puts: list[dict[str, Any]] = []
         self.restart()
 
     def restart(self) -> None:
         self.boots += 1
-        self.boot_id, self.version, self.seq = f"boot-{self.boots}", 1, 0
+        self.boot_id, self.version, self.seq = f"boot-{self.boots:03}", 1, 0
         self.policy, self.weights, self.frozen = "gorgo", dict(DEFAULTS), None
         self.history: list[dict[str, Any]] = [{"source": "configuration", "by": None}]
         self.ring: deque[dict[str, Any]] = deque(maxlen=self.kept)
@@ -78,8 +78,8 @@ class FakeProxy:
     def _put(self, body: dict[str, Any]) -> httpx.Response | None:
         if self.frozen is not None or body["expected_version"] != self.version:
             return httpx.Response(409, json={"error": {"message": "frozen" if self.frozen else "version conflict"}})
-        self.puts.append(body)
         self.set(body["weights"], by=body["by"])
+        self.puts.append(body | {"boot": self.boot_id, "version": self.version})
         return None
 
     def _samples(self, after: int) -> dict[str, Any]:
@@ -137,7 +137,3 @@ class Beside:
     @property
     def events(self) -> list[str]:
         return [event.kind for event in self.history.events()]
-
-
-def run(test: Any) -> None:
-    asyncio.run(test)

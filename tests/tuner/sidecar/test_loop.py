@@ -52,6 +52,23 @@ async def test_a_frozen_proxy_is_left_alone_until_it_is_thawed(beside: Beside) -
     assert beside.numbers == [0, 1, 2, 3]
 
 
+async def test_weights_that_somebody_pinned_are_the_incumbent_once_they_are_thawed(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    beside.proxy.set({"w_rtt": 1.5}, by="operator", source="freeze")
+    beside.proxy.frozen = {"reason": "held-out week"}
+    await beside.step()
+    boots = beside.proxy
+    pinned, frozen = boots.weights, boots.frozen
+    boots.restart()
+    boots.weights, boots.frozen, boots.history[-1]["source"] = pinned, frozen, "state"
+    await beside.step()
+    beside.proxy.frozen = None
+    await beside.step()
+    assert beside.sidecar.campaign.incumbent["w_rtt"] == 1.5
+    await beside.until_generation(4)
+
+
 async def test_a_freeze_between_the_look_and_the_put_is_no_error(beside: Beside) -> None:
     await beside.start()
     look = beside.sidecar._look
@@ -235,10 +252,10 @@ async def test_the_end_waits_for_a_proxy_that_is_away(proxy: FakeProxy, tmp_path
     await beside.until_generation(2)
     proxy.deaf = True
     await beside.step(8, seconds=200.0)
-    assert beside.sidecar.stopped is None
+    waiting = beside.sidecar.stopped
     proxy.deaf = False
     await beside.step()
-    assert beside.sidecar.stopped is not None
+    assert (waiting, beside.sidecar.stopped) == (None, "budget of 100 s is spent")
     assert proxy.weights == {**DEFAULTS, **beside.sidecar.campaign.incumbent}
 
 
