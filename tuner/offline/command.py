@@ -26,7 +26,7 @@ from tuner.campaign.options import CampaignOptions
 from tuner.history import GenerationRow, History
 from tuner.offline.calibration import calibrated
 from tuner.offline.rehearsal import TunedRun, tune_in_simulation
-from tuner.offline.twin import TwinOptions, search_twin
+from tuner.offline.twin import TwinOptions, check_start, search_twin
 from tuner.offline.verdict import TwinResult, decide, weights_file
 
 #: What the history says of a search that was interrupted: it is not continued, a repetition finds the same.
@@ -88,6 +88,7 @@ def tune_twin(
     Raises `TraceError`, `TunerError`, `WeightsError`, `HistoryError`, and `OSError` for a file that cannot be written.
     """
     job = job_of(options, seed=twin.seed)
+    check_start(job, twin)
     history = History(options.database)
     rows: list[GenerationRow] = []
     outcome = BROKEN_OFF

@@ -125,6 +125,13 @@ def search_twin(
     return twin.search()
 
 
+def check_start(job: SimJob, options: TwinOptions) -> None:
+    """Raises `WeightsError` for a start outside the box, before anything has run or was written."""
+    specs = make_policy(job.policy).weight_specs
+    box = tuned_box(specs, asked=options.asked, box=options.box)
+    box.to_log(Weights.of(specs, job.weights, widen=True))
+
+
 def held_out_from_s(job: SimJob) -> float:
     """When the part of the window begins that a search does not see, s of the run."""
     if not job.feed:
