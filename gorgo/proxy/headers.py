@@ -49,6 +49,10 @@ KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 #: than through the proxy, or forget what others keep under the proxy's name.
 _OF_THE_REPLICA = frozenset({b"alt-svc", b"clear-site-data", b"strict-transport-security"})
 
+#: What the server can write: it would take anything else for a fault of the proxy. A replica's odd header is left out.
+_NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9a-z]+")
+_VALUE = re.compile(rb"(?:[^\x00\s]+(?:[ \t]+[^\x00\s]+)*)?")
+
 #: Headers in which clients name their session, most specific first (see the conventions of other routers).
 SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id", b"x-smg-routing-key", b"x-session-token")
 
@@ -98,7 +102,7 @@ def upstream_headers(headers: Sequence[Header], *, request_id: str, api_key: str
 
 def downstream_headers(headers: Sequence[Header], *, length_kept: bool = True) -> list[Header]:
     """What the client gets of the replica's headers, names in lower case as HTTP/2 wants them."""
-    lowered = [(name.lower(), value) for name, value in headers]
+    lowered = [(name.lower(), value.strip(b" \t")) for name, value in headers]
     dropped = _named_in_connection(lowered)
     return [
         (name, value)
@@ -109,6 +113,8 @@ def downstream_headers(headers: Sequence[Header], *, length_kept: bool = True) -
         and name != b"x-request-id"
         and not name.startswith(b"x-gorgo-")
         and (length_kept or name != b"content-length")
+        and _NAME.fullmatch(name)
+        and _VALUE.fullmatch(value)
     ]
 
 

@@ -214,7 +214,8 @@ def failure_of(status: int) -> Outcome | None:
     """What a status means before any content: busy, broken, or (`None`) an answer to pass on."""
     if status in (429, 503):
         return Outcome(Ending.BUSY, status=status, error=f"status_{status}")
-    if status >= 500:
+    if not 200 <= status < 300 and not 400 <= status < 500:
+        # A redirect too: neither the proxy nor its client goes where a replica points.
         return Outcome(Ending.FAILED_BEFORE_CONTENT, status=status, error=f"status_{status}")
     return None
 

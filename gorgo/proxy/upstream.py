@@ -22,6 +22,7 @@ from typing import Any, Protocol, cast
 
 import aiohttp
 import httpx
+from aiohttp.client_proto import ResponseHandler
 from httpx_aiohttp import AiohttpTransport
 
 from gorgo.core.path import Pacing, Windows
@@ -131,7 +132,7 @@ class HttpUpstream:
         self._pool = KeptConnections(keep_s=KEEP_ALIVE_S, idling_shrinks=idling_shrinks(), look=_look)
         self._connector = _Connector(self._pool, limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
         self._kept = _transport(self._connector, tls)
-        self._fresh = _transport(aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls), tls)
+        self._fresh = _transport(_FreshConnector(limit=0, force_close=True, ssl=tls), tls)
         self.open_sources = 0
 
     @property
@@ -217,7 +218,26 @@ class _Pieces(httpx.AsyncByteStream):
             yield bytes(self._body[start : start + PIECE_BYTES])
 
 
-class _Connector(aiohttp.TCPConnector):
+class _Handler(ResponseHandler):
+    """aiohttp's side of one connection, which tells the reader of a body too when its framing turns out to be nonsense.
+
+    aiohttp 3.14 closes the connection and leaves the reader to its timeout.
+    """
+
+    def set_exception(self, exc: Any, *cause: Any) -> None:
+        super().set_exception(exc, *cause)
+        payload = self._payload
+        if payload is not None and not payload.is_eof() and payload.exception() is None:
+            payload.set_exception(aiohttp.ClientPayloadError("the body's framing is broken"))
+
+
+class _FreshConnector(aiohttp.TCPConnector):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = cast("partial[ResponseHandler]", partial(_Handler, loop=self._loop))
+
+
+class _Connector(_FreshConnector):
     """Notes for the asking task whether its connection had served another request before."""
 
     def __init__(self, pool: KeptConnections, **options: Any) -> None:
@@ -226,7 +246,10 @@ class _Connector(aiohttp.TCPConnector):
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109 - aiohttp's own signature
         connection = await super().connect(req, traces, timeout)
-        protocol = connection.protocol
+        while (protocol := connection.protocol) is not None and protocol.should_close:
+            # Something came on it while nobody had asked: it would be taken for the answer to this request.
+            connection.close()
+            connection = await super().connect(req, traces, timeout)
         assert protocol is not None, "a connection just taken is open"
         reused = self._pool.taken(protocol, _body_bytes.get())
         _reused.set(reused)

@@ -34,7 +34,7 @@ _DIGITS = re.compile(rb"[0-9]{1,19}")
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 
 _CODES = {
-    400: ("invalid_http", "the request is not HTTP/1.1 that has only one meaning"),
+    400: ("invalid_http", "expected HTTP/1.1, and a request that has one meaning only"),
     408: ("request_timeout", "the request's head was not complete in time"),
     431: ("headers_too_large", "the request's head is too large"),
     501: ("transfer_encoding", "expected chunked as the only transfer coding"),

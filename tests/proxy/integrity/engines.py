@@ -1,0 +1,109 @@
+"""An engine that writes whatever bytes a test wants, true or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+Speaker = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Liar:
+    """Answers each POST by its speaker and every other request with an honest 404."""
+
+    speak: Speaker
+    posts: int = 0
+    port: int = 0
+    #: Connections over which something was asked.
+    connections: int = 0
+    #: Bytes of requests, heads included.
+    heard: list[bytes] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(length(head))
+                if not head.startswith(b"POST"):
+                    writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                    continue
+                self.posts += 1
+                self.heard.append(head)
+                await self.speak(writer)
+                await writer.drain()
+                if writer.is_closing():
+                    await writer.wait_closed()
+                    break
+
+
+def length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return 0
+
+
+def says(*parts: bytes, close: bool = False) -> Speaker:
+    """Writes `parts`, one after the other, then closes the connection or leaves it."""
+
+    async def speak(writer: asyncio.StreamWriter) -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            # Parts are to arrive as parts.
+            await asyncio.sleep(0.01 if len(parts) > 1 else 0)
+        if close:
+            writer.close()
+
+    return speak
+
+
+def forever(begin: bytes, again: bytes) -> Speaker:
+    """Writes until nobody takes it."""
+
+    async def speak(writer: asyncio.StreamWriter) -> None:
+        writer.write(begin)
+        while True:
+            writer.write(again)
+            await writer.drain()
+            # `drain` does not yield while there is room.
+            await asyncio.sleep(0)
+
+    return speak
+
+
+@asynccontextmanager
+async def lying(speak: Speaker) -> AsyncIterator[Liar]:
+    liar = Liar(speak)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        try:
+            await liar.serve(reader, writer)
+        except asyncio.CancelledError:  # the end of the test; nobody else is told
+            return
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1 << 26)
+    liar.port = server.sockets[0].getsockname()[1]
+    try:
+        yield liar
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,0 +1,356 @@
+"""Engines whose answers are not what they say: the next replica's answer, a whole answer, or an error that shows."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import resource
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from gorgo.config.model import Config, Limits, Region, Replica
+from tests.proxy.conftest import QUIET, Running, Start
+from tests.proxy.fakes import DONE, ROLE, answer, chat, delta, stream
+from tests.proxy.integrity.engines import Liar, Speaker, forever, lying, says
+from tests.proxy.raw import connected
+
+CHAT = "/v1/chat/completions"
+OK = b"HTTP/1.1 200 OK\r\n"
+SSE = OK + b"content-type: text/event-stream\r\n"
+JSON = OK + b"content-type: application/json\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+GOOD = delta("good")
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+END = b"0\r\n\r\n"
+
+
+def whole(body: bytes) -> Speaker:
+    return says(JSON + b"content-length: %d\r\n\r\n" % len(body) + body)
+
+
+class Fleet:
+    """One proxy over one liar, with an honest replica behind it or without."""
+
+    def __init__(self, start: Start, stack: AsyncExitStack) -> None:
+        self._start = start
+        self._stack = stack
+
+    async def __call__(self, speak: Speaker, *, honest: bool = True, **limits: float) -> tuple[Running, Liar]:
+        liar = await self._stack.enter_async_context(lying(speak))
+        rows = [Replica(name="liar", region="here", url=liar.url, engine="openai")]
+        replicas = []
+        if honest:
+            replicas.append(await self._start.replica(answer(200, b'{"honest": 1}')))
+            rows.append(Replica(name="honest", region="here", url=replicas[0].url, engine="openai"))
+        bounds = Limits(shutdown_grace_s=1.0, **limits)  # type: ignore[arg-type] # whole numbers and others
+        config = Config(proxy=QUIET, regions=(Region(name="here"),), replicas=tuple(rows), limits=bounds)
+        return await self._start.proxy(config, replicas), liar
+
+
+@pytest.fixture
+async def fleet(start: Start) -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        yield Fleet(start, stack)
+
+
+@pytest.fixture(autouse=True)
+def _no_fault_of_our_own(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+#: Answers that end before anything could be believed: another replica answers instead.
+WITHHELD = {
+    "fewer bytes than the length": says(JSON + b"content-length: 100\r\n\r\n{}", close=True),
+    "a chunk that never ends": says(JSON + CHUNKED + b"ff\r\n{}", close=True),
+    "a chunk size that is none": says(JSON + CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n"),
+    "a negative chunk size": says(JSON + CHUNKED + b"-2\r\n{}\r\n0\r\n\r\n"),
+    "a chunk size beyond all memory": says(JSON + CHUNKED + b"f" * 40 + b"\r\n{}"),
+    "a chunk longer than its size": says(JSON + CHUNKED + b"1\r\n{}\r\n0\r\n\r\n"),
+    "chunks without their end": says(JSON + CHUNKED + chunk(b"{}"), close=True),
+    "no status line": says(b"hello\r\n\r\n", close=True),
+    "a status of letters": says(b"HTTP/1.1 abc OK\r\ncontent-length: 0\r\n\r\n"),
+    "a status of two digits": says(b"HTTP/1.1 20 OK\r\ncontent-length: 0\r\n\r\n"),
+    "status 101": says(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\nxxxx"),
+    "status 000": says(b"HTTP/1.1 000 Nothing\r\ncontent-length: 2\r\n\r\n{}"),
+    "status 999": says(b"HTTP/1.1 999 Much\r\ncontent-length: 2\r\n\r\n{}"),
+    "two lengths": says(JSON + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}}"),
+    "a length with a sign": says(JSON + b"content-length: +2\r\n\r\n{}"),
+    "a negative length": says(JSON + b"content-length: -2\r\n\r\n{}"),
+    "a length and a coding": says(JSON + b"content-length: 1\r\n" + CHUNKED + chunk(b"{}") + END),
+    "a header that never ends": forever(OK + b"x-a: ", b"a" * 16_384),
+    "headers that never end": forever(OK, b"x-a: b\r\n" * 512),
+    "a header without a colon": says(OK + b"nonsense\r\ncontent-length: 2\r\n\r\n{}"),
+    "a NUL in a header": says(OK + b"x-a: \x00\r\ncontent-length: 2\r\n\r\n{}"),
+    "nothing": says(close=True),
+    "another replica's address": says(
+        b"HTTP/1.1 307 Go\r\nlocation: http://169.254.169.254/\r\ncontent-length: 0\r\n\r\n"
+    ),
+    "a redirect to a file": says(b"HTTP/1.1 302 Go\r\nlocation: file:///etc/passwd\r\ncontent-length: 0\r\n\r\n"),
+    "an event stream without events": says(SSE + CHUNKED + END),
+    "an event stream that breaks before content": says(SSE + CHUNKED + chunk(ROLE), close=True),
+    "an event stream that says an error": says(SSE + CHUNKED + chunk(b'data: {"error": {"code": 500}}\n\n') + END),
+}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    ["fewer bytes than the length", "status 101", "headers that never end", "two lengths", "another replica's address"],
+)
+async def test_answer_that_cannot_be_believed_is_replaced(fleet: Fleet, lie: str) -> None:
+    running, liar = await fleet(WITHHELD[lie], first_content_timeout_s=1.0)
+    for _ in range(4):
+        response = await running.client.post(CHAT, content=chat(stream=True))
+        assert (response.status_code, response.content) == (200, b'{"honest": 1}')
+        assert response.headers["x-gorgo-replica"] == "honest"
+    assert liar.posts >= 1
+    await running.idle()
+
+
+async def test_answer_that_cannot_be_replaced_is_a_clear_error(fleet: Fleet) -> None:
+    running, liar = await fleet(says(), honest=False, first_content_timeout_s=1.0)
+    for lie, speak in WITHHELD.items():
+        liar.speak = speak
+        response = await running.client.post(CHAT, content=chat(stream=True))
+        assert response.status_code in (502, 503, 504), lie
+        assert response.json()["error"]["type"] == "server_error", lie
+        assert "location" not in response.headers, lie
+    await running.idle()
+
+
+#: Answers that are strange but whole: passed as they are.
+PASSED: dict[str, tuple[Speaker, int, bytes]] = {
+    "no usage": (says(JSON + b'content-length: 15\r\n\r\n{"choices": []}'), 200, b'{"choices": []}'),
+    "usage of nonsense": (says(JSON + b'content-length: 13\r\n\r\n{"usage": []}\n'), 200, b'{"usage": []}'),
+    "no JSON": (says(JSON + b"content-length: 3\r\n\r\n\xff\xfe\x00"), 200, b"\xff\xfe\x00"),
+    "until the connection ends": (says(JSON + b"\r\n{}", close=True), 200, b"{}"),
+    "informed before": (says(b"HTTP/1.1 100 Continue\r\n\r\n" * 3 + JSON + b"content-length: 2\r\n\r\n{}"), 200, b"{}"),
+    "early hints before": (
+        says(b"HTTP/1.1 103 Hints\r\nlink: x\r\n\r\n" + JSON + b"content-length: 2\r\n\r\n{}"),
+        200,
+        b"{}",
+    ),
+    "no content": (says(b"HTTP/1.1 204 None\r\n\r\n"), 204, b""),
+    "an odd 4xx": (says(b"HTTP/1.1 418 I'm a teapot\r\ncontent-length: 2\r\n\r\n{}"), 418, b"{}"),
+    "a number beyond all": (
+        whole(b'{"usage": {"prompt_tokens": 1e999999}}'),
+        200,
+        b'{"usage": {"prompt_tokens": 1e999999}}',
+    ),
+    "a number of many digits": (
+        whole(b'{"usage": {"prompt_tokens": %b}}' % (b"9" * 5000)),
+        200,
+        b'{"usage": {"prompt_tokens": %b}}' % (b"9" * 5000),
+    ),
+    "a negative count": (whole(b'{"usage": {"prompt_tokens": -7}}'), 200, b'{"usage": {"prompt_tokens": -7}}'),
+    "another version": (says(b"HTTP/2.0 200 OK\r\ncontent-length: 2\r\n\r\n{}", close=True), 200, b"{}"),
+    "deep nesting": (says(JSON + b"content-length: 50000\r\n\r\n" + b"[" * 50_000), 200, b"[" * 50_000),
+    "an event in another coding": (
+        says(SSE + CHUNKED + chunk(b"data: \xff\xfe\n\n") + chunk(GOOD) + END),
+        200,
+        b"data: \xff\xfe\n\n" + GOOD,
+    ),
+    "a line without its end": (
+        says(SSE + CHUNKED + chunk(GOOD + b"data: ") + chunk(b"x" * 200_000) + END),
+        200,
+        GOOD + b"data: " + b"x" * 200_000,
+    ),
+    "trailers": (says(JSON + CHUNKED + chunk(b"{}") + b"0\r\nx-trailer: 1\r\nset-cookie: a=b\r\n\r\n"), 200, b"{}"),
+    "an extension of a chunk": (says(JSON + CHUNKED + b"2;name=value\r\n{}\r\n0\r\n\r\n"), 200, b"{}"),
+}
+
+
+async def test_answer_that_is_only_strange_passes_as_it_is(fleet: Fleet) -> None:
+    running, liar = await fleet(says(), honest=False)
+    for lie, (speak, status, body) in PASSED.items():
+        liar.speak = speak
+        response = await running.client.post(CHAT, content=chat())
+        assert (response.status_code, response.content) == (status, body), lie
+        assert not {"x-trailer", "set-cookie", "link"} & set(response.headers), lie
+    await running.idle()
+
+
+async def test_odd_header_value_of_an_engine_is_no_fault_of_ours(fleet: Fleet) -> None:
+    running, liar = await fleet(says(), honest=False)
+    for value in (b"a\x0bb", b"a\x0cb", b"a\x01b", b"\x7f", b"\xff\xfe", b" ", b"", b"a\tb"):
+        liar.speak = says(JSON + b"x-odd: " + value + b"\r\ncontent-length: 2\r\n\r\n{}")
+        async with connected(running.addresses.data) as client:
+            await client.post(CHAT, chat(), "connection: close")
+            said = await client.rest()
+        assert said.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 502 ")), value
+    await running.idle()
+
+
+async def test_bytes_beyond_the_length_are_not_the_next_answer(fleet: Fleet) -> None:
+    second = JSON + b"content-length: 8\r\n\r\npoisoned"
+    running, liar = await fleet(says(JSON + b"content-length: 2\r\n\r\n{}" + second), honest=False)
+    for _ in range(3):
+        response = await running.client.post(CHAT, content=chat())
+        assert b"poisoned" not in response.content
+        assert response.content == b"{}"
+    assert liar.posts == 3
+    await running.idle()
+
+
+async def test_answer_that_nobody_asked_for_is_not_the_next_one(fleet: Fleet) -> None:
+    late = asyncio.Event()
+
+    async def speak(writer: asyncio.StreamWriter) -> None:
+        writer.write(JSON + b"content-length: 2\r\n\r\n{}")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.write(JSON + b"content-length: 8\r\n\r\npoisoned")
+        late.set()
+
+    running, _ = await fleet(speak, honest=False)
+    for _ in range(3):
+        late.clear()
+        assert (await running.client.post(CHAT, content=chat())).content == b"{}"
+        await late.wait()
+    await running.idle()
+
+
+async def test_gzip_that_was_not_asked_for_passes_unread(fleet: Fleet) -> None:
+    packed = gzip.compress(b'{"usage": {"prompt_tokens": 7}}')
+    head = JSON + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed)
+    running, liar = await fleet(says(head + packed), honest=False)
+    async with connected(running.addresses.data) as client:
+        await client.post(CHAT, chat(), "connection: close")
+        said = await client.rest()
+    assert said.partition(b"\r\n\r\n")[2] == packed
+    assert b"accept-encoding" not in liar.heard[0].lower()
+
+
+async def test_gzip_bomb_is_never_unpacked(fleet: Fleet) -> None:
+    bomb = gzip.compress(b"\0" * (64 << 20))
+    head = SSE + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(bomb)
+    running, _ = await fleet(says(head + bomb), honest=False)
+    async with connected(running.addresses.data) as client:
+        await client.post(CHAT, chat(stream=True), "connection: close")
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert (await client.rest()).endswith(bomb)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
+
+
+async def test_words_about_the_engine_s_own_address_do_not_reach_the_client(fleet: Fleet) -> None:
+    words = b'alt-svc: h3="evil:443"\r\nclear-site-data: "*"\r\nstrict-transport-security: max-age=1\r\nx-kept: 1\r\n'
+    words += b"connection: x-own\r\nx-own: 1\r\nkeep-alive: timeout=5\r\nx-gorgo-replica: other\r\n"
+    running, _ = await fleet(says(JSON + words + b"content-length: 2\r\n\r\n{}"), honest=False)
+    headers = (await running.client.post(CHAT, content=chat())).headers
+    assert not {"alt-svc", "clear-site-data", "strict-transport-security", "x-own", "keep-alive"} & set(headers)
+    assert headers["x-kept"] == "1"
+    assert headers.get_list("x-gorgo-replica") == ["liar"]
+
+
+#: Streams that break when content has gone out.
+BROKEN = {
+    "the connection ends": says(SSE + CHUNKED + chunk(GOOD), b"ff\r\ndata: ha", close=True),
+    "a chunk size that is none": says(SSE + CHUNKED + chunk(GOOD), b"zz\r\n"),
+    "a length that was too long": says(SSE + b"content-length: 99999\r\n\r\n" + GOOD, close=True),
+}
+
+
+@pytest.mark.parametrize("lie", BROKEN)
+async def test_stream_that_breaks_after_content_ends_visibly(fleet: Fleet, lie: str) -> None:
+    running, _ = await fleet(BROKEN[lie])
+    bodies = []
+    for _ in range(4):
+        async with connected(running.addresses.data) as client:
+            await client.post(CHAT, chat(stream=True), "connection: close")
+            said = await client.rest()
+        if b"x-gorgo-replica: liar" in said:
+            bodies.append(said)
+    assert bodies
+    for said in bodies:
+        assert GOOD in said
+        if b"content-length" in said.lower():
+            # Its client counts and sees that it got less.
+            assert len(said.partition(b"\r\n\r\n")[2]) < 99_999
+        else:
+            event = said.rpartition(b"data: ")[2].partition(b"\n\n")[0]
+            assert json.loads(event)["error"]["type"] == "server_error"
+            assert b"[DONE]" not in said
+    await running.idle()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("again", [b"x" * 16_384, b"data: {}\n\n" * 1000, b"\n" * 16_384, b": keep\n" * 2000])
+async def test_answer_without_an_end_takes_no_memory(fleet: Fleet, streamed: bool, again: bytes) -> None:
+    head = (SSE if streamed else JSON) + b"\r\n" + (GOOD if streamed else b"")
+    running, _ = await fleet(forever(head + b"data: ", again), honest=False)
+    async with connected(running.addresses.data) as client:
+        await client.post(CHAT, chat(stream=True))
+        await client.reader.readexactly(1 << 20)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(512):
+            await client.reader.readexactly(1 << 16)
+        client.reset()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 12 << 10  # KiB; a third of what passed
+    await running.idle()
+
+
+async def test_stream_without_content_or_end_is_bounded_before_it_is_committed_to(fleet: Fleet) -> None:
+    running, _ = await fleet(forever(SSE + b"\r\n", b": ping\n\n"), first_content_timeout_s=0.5)
+    async with connected(running.addresses.data) as client:
+        await client.post(CHAT, chat(stream=True))
+        assert await client.head()
+        client.reset()
+    await running.idle()
+
+
+async def test_head_of_an_engine_that_drips_is_given_up(fleet: Fleet) -> None:
+    async def speak(writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        while not writer.is_closing():
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    running, _ = await fleet(speak, first_content_timeout_s=0.3)
+    for _ in range(3):
+        assert (await running.client.post(CHAT, content=chat())).content == b'{"honest": 1}'
+    await running.idle()
+
+
+async def test_model_list_without_an_end_is_given_up(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gorgo.proxy.upstream.FETCH_LIMIT_BYTES", 100_000)
+
+    async def serve(self: Liar, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        try:
+            await forever(JSON + b"\r\n", b" " * 10_000)(writer)
+        except ConnectionError:
+            writer.close()
+
+    monkeypatch.setattr(Liar, "serve", serve)
+    running, _ = await fleet(says(), honest=False)
+    response = await running.client.get("/v1/models")
+    assert response.status_code == 503
+
+
+async def test_head_request_has_a_head_and_no_body(start: Start) -> None:
+    running = await start.fleet([answer(200)])
+    async with connected(running.addresses.data) as client:
+        for path, status in (("/health", b"200"), ("/metrics", b"200"), (CHAT, b"405"), ("/nowhere", b"404")):
+            client.writer.write(b"HEAD %b HTTP/1.1\r\nhost: g\r\n\r\n" % path.encode())
+            head = await client.head()
+            assert head.split()[1] == status
+            assert int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]) > 0
+        client.writer.write(b"GET /health HTTP/1.1\r\nhost: g\r\nconnection: close\r\n\r\n")
+        assert (await client.rest()).startswith(b"HTTP/1.1 200")
+    assert running.replicas[0].seen == []
+
+
+async def test_honest_stream_passes_byte_for_byte(start: Start) -> None:
+    running = await start.fleet([stream(ROLE, GOOD, b"event: odd\r\ndata: \xf0\x9f", b"\x98\x80\r\n\r\n", DONE)])
+    response = await running.client.post(CHAT, content=chat(stream=True))
+    assert response.content == ROLE + GOOD + b"event: odd\r\ndata: \xf0\x9f\x98\x80\r\n\r\n" + DONE

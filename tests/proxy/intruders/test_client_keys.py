@@ -1,0 +1,231 @@
+"""Keys of clients: who gets in, how that is found out, and where a key never goes."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gorgo.config.model import Clients
+from gorgo.errors import ConfigError
+from gorgo.proxy import admin, client_keys
+from gorgo.proxy.client_keys import MAX_KEYS, ClientKeys, read_client_keys
+from gorgo.proxy.errors import HttpError
+from tests.proxy.conftest import Running, Start, config_for
+from tests.proxy.fakes import answer, chat
+
+CHAT = "/v1/chat/completions"
+KEY, OTHER = "sk-the-first-key", "sk-the-second-key"
+
+
+def entry(name: str, key: str) -> str:
+    return f"{name}:{sha256(key.encode()).hexdigest()}"
+
+
+async def guarded(start: Start, **options: Any) -> Running:
+    replica = await start.replica(answer(200))
+    config = replace(config_for([replica]), clients=Clients(keys_env="KEYS"))
+    environ = {"KEYS": f"{entry('team-a', KEY)}, {entry('team-b', OTHER)}"}
+    return await start.proxy(config, [replica], environ=environ, **options)
+
+
+# -- over HTTP
+
+
+async def test_request_without_a_known_key_is_a_401_in_openai_s_shape(start: Start) -> None:
+    fleet = await guarded(start)
+    for headers in (
+        {},
+        {"authorization": KEY},
+        {"authorization": f"Basic {KEY}"},
+        {"authorization": "Bearer"},
+        {"authorization": f"Bearer {KEY}x"},
+        {"authorization": f"Bearer {KEY[:-1]}"},
+        {"authorization": f"Bearer {sha256(KEY.encode()).hexdigest()}"},
+        {"authorization": "Bearer \xff\xfe"},
+        {"x-api-key": "no"},
+        {"authorization": f"Bearer {KEY}", "x-api-key": KEY},
+        {"cookie": f"authorization={KEY}"},
+    ):
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        response = await fleet.client.post(CHAT, content=chat(), headers=raw)
+        assert response.status_code == 401, headers
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert KEY not in response.text
+    assert fleet.replicas[0].seen == []
+
+
+async def test_two_authorizations_are_one_too_many(start: Start) -> None:
+    fleet = await guarded(start)
+    headers = [("authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {OTHER}")]
+    assert (await fleet.client.post(CHAT, content=chat(), headers=headers)).status_code == 401
+
+
+@pytest.mark.parametrize("headers", [{"authorization": f"bearer  {KEY}"}, {"x-api-key": KEY}, {"api-key": OTHER}])
+async def test_known_key_gets_in_and_stays_here(start: Start, headers: dict[str, str]) -> None:
+    fleet = await guarded(start)
+    response = await fleet.client.post(CHAT, content=chat(), headers=headers)
+    assert response.status_code == 200
+    (seen,) = fleet.replicas[0].seen
+    sent = b" ".join(value for _, value in seen.headers)
+    assert KEY.encode() not in sent
+    assert OTHER.encode() not in sent
+
+
+async def test_routes_of_load_balancers_need_no_key_and_those_of_clients_do(start: Start) -> None:
+    fleet = await guarded(start)
+    for path in ("/health", "/ready", "/metrics"):
+        assert (await fleet.client.get(path)).status_code == 200
+    for path in ("/v1/models", "/nowhere", "/v1/%63hat/completions"):
+        assert (await fleet.client.get(path)).status_code in (401, 404)
+    assert (await fleet.client.get("/v1/models")).status_code == 401
+
+
+async def test_key_of_a_client_is_none_of_an_operator(start: Start) -> None:
+    fleet = await guarded(start)
+    response = await fleet.admin.get("/admin/fleet", headers={"authorization": f"Bearer {KEY}"})
+    assert response.status_code == 401
+    assert (await fleet.admin.get("/admin/fleet")).status_code == 200
+
+
+async def test_name_of_the_client_reaches_the_router(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = await guarded(start)
+    clients = []
+    submit = fleet.state.router.submit
+
+    def noted(request: Any, **options: Any) -> Any:
+        clients.append(request.client)
+        return submit(request, **options)
+
+    monkeypatch.setattr(fleet.state.router, "submit", noted)
+    for key in (KEY, OTHER):
+        await fleet.client.post(CHAT, content=chat(), headers={"authorization": f"Bearer {key}"})
+    assert clients == ["team-a", "team-b"]
+
+
+async def test_without_a_list_the_client_s_key_is_for_the_replica(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    await fleet.client.post(CHAT, content=chat(), headers={"authorization": f"Bearer {KEY}"})
+    assert fleet.replicas[0].seen[0].header("authorization") == [f"Bearer {KEY}"]
+
+
+async def test_replica_s_key_takes_the_place_of_the_client_s(start: Start) -> None:
+    replica = await start.replica(answer(200))
+    config = config_for([replica])
+    config = replace(config, replicas=(replace(config.replicas[0], api_key_env="ENGINE"),))
+    fleet = await start.proxy(config, [replica], environ={"ENGINE": "engine-key"})
+    headers = {"authorization": f"Bearer {KEY}", "x-api-key": KEY, "api-key": KEY}
+    response = await fleet.client.post(CHAT, content=chat(), headers=headers)
+    (seen,) = replica.seen
+    assert seen.header("authorization") == ["Bearer engine-key"]
+    assert not seen.header("x-api-key")
+    assert not seen.header("api-key")
+    assert "engine-key" not in str(response.headers) + response.text
+
+
+# -- the list
+
+
+def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "clients.keys"
+    path.write_text(f"# who may\n\n{entry('a', KEY)}  # since May\n")
+    clients = Clients(keys_file=str(path), keys_env="KEYS")
+    keys = read_client_keys(clients, {"KEYS": entry("b", OTHER)})
+    assert keys is not None
+    assert [keys.name_of(word.encode()) for word in (KEY, OTHER, "x", "")] == ["a", "b", None, None]
+
+
+def test_no_list_is_no_check() -> None:
+    assert read_client_keys(Clients(), {"KEYS": entry("b", OTHER)}) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "0 keys; expected 1 to 1024"),
+        (b"# nobody\n", "0 keys"),
+        (KEY.encode(), "line 1 is no entry; expected NAME:SHA256"),
+        (f"\n{KEY}:{KEY}".encode(), "line 2 is no entry"),
+        (b"team-a:" + b"0" * 63, "line 1 is no entry"),
+        (b"\xff\xfe:" + b"0" * 64, "line 1 is no entry"),
+        (b"x" * (1 << 21), "larger than"),
+        (b"a:" + b"0" * 64 + b"\n", None),
+        (b"\n".join(b"a:%064x" % n for n in range(MAX_KEYS + 1)), f"{MAX_KEYS + 1} keys"),
+    ],
+    ids=range(9),
+)
+def test_list_that_is_none_is_an_error_that_repeats_no_key(tmp_path: Path, content: bytes, said: str | None) -> None:
+    path = tmp_path / "clients.keys"
+    path.write_bytes(content)
+    clients = Clients(keys_file=str(path))
+    if said is None:
+        assert read_client_keys(clients, {}) is not None
+        return
+    with pytest.raises(ConfigError) as raised:
+        read_client_keys(clients, {})
+    assert said in str(raised.value)
+    assert KEY not in str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["/nowhere/clients.keys", "/", "a\0b"])
+def test_file_that_cannot_be_read_is_named(path: str) -> None:
+    with pytest.raises(ConfigError, match="keys_file"):
+        read_client_keys(Clients(keys_file=path), {})
+
+
+def test_unset_variable_locks_nobody_in_or_out_silently() -> None:
+    with pytest.raises(ConfigError, match="0 keys"):
+        read_client_keys(Clients(keys_env="KEYS"), {})
+
+
+# -- time
+
+
+def test_every_known_key_is_compared_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+
+    def counted(given: bytes, known: bytes) -> bool:
+        compared.append(known)
+        return given == known
+
+    monkeypatch.setattr(client_keys, "compare_digest", counted)
+    words = [b"first", b"middle", b"last"]
+    keys = ClientKeys((word.decode(), sha256(word).digest()) for word in words)
+    for given in (*words, b"unknown", b""):
+        compared.clear()
+        keys.name_of(given)
+        assert len(compared) == len(words)
+
+
+def test_no_secret_is_compared_by_an_equals_sign() -> None:
+    """Both places that compare secrets do it by `compare_digest`, and by nothing else."""
+    for function, secrets in (
+        (ClientKeys.name_of, {"digest", "known", "key"}),
+        (admin.Admin._check, {"given", "_token"}),
+    ):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        names = {getattr(node.func, "id", getattr(node.func, "attr", "")) for node in calls}
+        assert "compare_digest" in names
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare) and any(isinstance(op, ast.Eq | ast.NotEq | ast.In) for op in node.ops):
+                sides = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(node)}
+                assert not sides & secrets
+
+
+def test_refusal_says_the_same_whatever_is_wrong() -> None:
+    keys = ClientKeys([("a", sha256(KEY.encode()).digest())])
+    said = set()
+    for headers in ([], [(b"authorization", b"Bearer x")], [(b"authorization", b"Basic x")], [(b"x-api-key", b"")]):
+        with pytest.raises(HttpError) as raised:
+            keys.admit(headers)
+        said.add((raised.value.status, raised.value.code, raised.value.message))
+    assert len(said) == 1

@@ -1,0 +1,169 @@
+"""Clients that take their time or all the room: bounded in bytes, lines, seconds and connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+
+from tests.proxy.conftest import Start
+from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream
+from tests.proxy.raw import RawClient, connected
+
+CHAT = "/v1/chat/completions"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n"
+
+
+async def refusal(client: RawClient) -> tuple[int, str]:
+    """Status and code of the answer after which the connection ends."""
+    head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+async def test_head_that_is_never_complete_is_a_408(start: Start) -> None:
+    fleet = await start.fleet([answer(200)], header_timeout_s=0.1)
+    for begun in (b"P", HEAD, HEAD + b"x-a: 1\r\n"):
+        async with connected(fleet.addresses.data) as client:
+            client.writer.write(begun)
+            assert await refusal(client) == (408, "request_timeout")
+    await fleet.idle()
+
+
+async def test_head_that_drips_is_a_408_however_steadily(start: Start) -> None:
+    fleet = await start.fleet([answer(200)], header_timeout_s=0.2)
+    async with connected(fleet.addresses.data) as client:
+
+        async def drip() -> None:
+            client.writer.write(HEAD)
+            while not client.reader.at_eof():
+                client.writer.write(b"x-a: 1\r\n")
+                await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        assert await refusal(client) == (408, "request_timeout")
+        dripping.cancel()
+    assert fleet.replicas[0].seen == []
+    await fleet.idle()
+
+
+async def test_second_head_on_a_connection_has_its_own_time(start: Start) -> None:
+    fleet = await start.fleet([answer(200)], header_timeout_s=0.1)
+    async with connected(fleet.addresses.data) as client:
+        for _ in range(2):
+            await client.post(CHAT, chat())
+            assert b" 200 " in await client.head()
+            await client.reader.readexactly(2)
+        client.writer.write(HEAD)
+        assert await refusal(client) == (408, "request_timeout")
+    await fleet.idle()
+
+
+async def test_head_time_does_not_run_while_a_stream_does(start: Start) -> None:
+    fleet = await start.fleet([hang(delta("good"), rest=[DONE])], header_timeout_s=0.05)
+    async with connected(fleet.addresses.data) as client:
+        client.writer.write(HEAD[:9])
+        await asyncio.sleep(0)
+        body = chat(stream=True)
+        client.writer.write(HEAD[9:] + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+        assert b"good" in await client.reader.readuntil(b"good")
+        await asyncio.sleep(0.1)  # twice the limit
+        fleet.replicas[0].release.set()
+        assert b"[DONE]" in await client.reader.readuntil(b"0\r\n\r\n")
+    await fleet.idle()
+
+
+async def test_connection_that_is_idle_between_requests_is_not_late(start: Start) -> None:
+    fleet = await start.fleet([answer(200)], header_timeout_s=0.05)
+    async with connected(fleet.addresses.data) as client:
+        for _ in range(2):
+            await asyncio.sleep(0.1)  # twice the limit
+            await client.post(CHAT, chat())
+            assert b" 200 " in await client.head()
+            await client.reader.readexactly(2)
+
+
+async def test_body_that_stops_is_a_408(start: Start) -> None:
+    fleet = await start.fleet([answer(200)], body_gap_timeout_s=0.1)
+    async with connected(fleet.addresses.data) as client:
+        await client.post(CHAT, b'{"model"', length=100)
+        assert await refusal(client) == (408, "request_timeout")
+    await fleet.idle()
+
+
+async def test_body_that_drips_is_a_408_when_its_whole_time_is_over(start: Start) -> None:
+    fleet = await start.fleet([answer(200)], body_timeout_s=0.3, body_gap_timeout_s=0.2)
+    async with connected(fleet.addresses.data) as client:
+
+        async def drip() -> None:
+            await client.post(CHAT, b"{", length=1_000_000)
+            while not client.reader.at_eof():
+                client.writer.write(b" ")
+                await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        assert await refusal(client) == (408, "request_timeout")
+        dripping.cancel()
+    await fleet.idle()
+
+
+async def test_head_of_too_many_bytes_is_a_431(start: Start) -> None:
+    fleet = await start.fleet([answer(200)], max_header_bytes=4096)
+    large = HEAD + b"x-a: " + b"a" * 5000
+    for request in (large, large + b"\r\ncontent-length: 2\r\n\r\n{}"):
+        async with connected(fleet.addresses.data) as client:
+            client.writer.write(request)
+            assert await refusal(client) == (431, "headers_too_large")
+    assert fleet.replicas[0].seen == []
+
+
+async def test_head_of_too_many_lines_is_a_431(start: Start) -> None:
+    fleet = await start.fleet([answer(200)], max_header_lines=32)
+    async with connected(fleet.addresses.data) as client:
+        await client.post(CHAT, chat(), *["x-a: 1"] * 30)
+        assert b" 200 " in await client.head()
+    async with connected(fleet.addresses.data) as client:
+        await client.post(CHAT, chat(), *["x-a: 1"] * 31)
+        assert await refusal(client) == (431, "headers_too_large")
+    assert len(fleet.replicas[0].seen) == 1
+
+
+async def test_endless_head_is_cut_while_it_comes(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    async with connected(fleet.addresses.data) as client:
+        written = 0
+        client.writer.write(HEAD + b"x-a: ")
+        try:
+            while not client.writer.is_closing() and written < 1 << 26:
+                client.writer.write(b"a" * 65_536)
+                await client.writer.drain()
+                written += 65_536
+        except ConnectionError:
+            pass
+    # What the buffers of two sockets take on top of the limit.
+    assert written < 1 << 25
+    await fleet.idle()
+
+
+async def test_one_connection_too_many_is_closed_and_the_others_stay(start: Start) -> None:
+    fleet = await start.fleet([stream(delta("good"), DONE)], max_connections=4)
+    async with AsyncExitStack() as stack:
+        held = []
+        for _ in range(4):
+            held.append(await stack.enter_async_context(connected(fleet.addresses.data)))
+            await held[-1].post("/health", b"")
+            await held[-1].head()
+        async with connected(fleet.addresses.data) as late:
+            assert await late.rest() == b""
+        for client in held:
+            await client.reader.readuntil(b"}}")
+            await client.post(CHAT, chat(stream=True))
+            assert b"good" in await client.reader.readuntil(b"0\r\n\r\n")
+    async with asyncio.timeout(10):
+        while not await served(fleet.addresses.data):  # until the server has seen that they left
+            await asyncio.sleep(0)
+
+
+async def served(address: tuple[str, int]) -> bool:
+    async with connected(address) as client:
+        client.writer.write(b"GET /health HTTP/1.1\r\nhost: g\r\nconnection: close\r\n\r\n")
+        return b" 200 " in await client.rest()

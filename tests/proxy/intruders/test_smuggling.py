@@ -1,0 +1,182 @@
+"""Requests that two programs in a row could read as two different ones: refused, and no replica sees any of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+
+import pytest
+
+from tests.proxy.conftest import Start
+from tests.proxy.fakes import DONE, answer, chat, delta, stream
+from tests.proxy.raw import connected
+
+CHAT = b"/v1/chat/completions"
+BODY = chat()
+SIZE = b"%d" % len(BODY)
+LENGTH = b"content-length: " + SIZE + b"\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n"
+IN_CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+#: What a smuggler wants to have read as a request of its own.
+SECOND = b"POST %b HTTP/1.1\r\nhost: g\r\nx-smuggled: yes\r\n%b\r\n%b" % (CHAT, LENGTH, BODY)
+
+
+def post(*lines: bytes, body: bytes = BODY, target: bytes = CHAT, version: bytes = b"1.1") -> bytes:
+    return b"POST %b HTTP/%b\r\nhost: g\r\n%b\r\n%b" % (target, version, b"".join(lines), body)
+
+
+FORMS = {
+    "a length and a coding": post(LENGTH, CHUNKED, body=IN_CHUNKS),
+    "a coding and a length": post(CHUNKED, LENGTH, body=IN_CHUNKS),
+    "a coding and a length of nothing": post(CHUNKED, b"content-length: 0\r\n", body=IN_CHUNKS),
+    "two lengths": post(LENGTH, b"content-length: 5\r\n"),
+    "the same length twice": post(LENGTH, LENGTH),
+    "the same length twice in a line": post(b"content-length: " + SIZE + b", " + SIZE + b"\r\n"),
+    "two lengths in a line": post(b"content-length: " + SIZE + b",5\r\n"),
+    "a length with a sign": post(b"content-length: +" + SIZE + b"\r\n"),
+    "a negative length": post(b"content-length: -1\r\n"),
+    "a hexadecimal length": post(b"content-length: 0x10\r\n"),
+    "a length with an underscore": post(b"content-length: 1_0\r\n"),
+    "a length that is empty": post(b"content-length:\r\n"),
+    "a length with a fraction": post(b"content-length: 5.0\r\n"),
+    "a length in other digits": post(b"content-length: \xd9\xa5\r\n"),
+    "a length of twenty digits": post(b"content-length: 18446744073709551617\r\n"),
+    "a blank before the colon": post(b"content-length : " + SIZE + b"\r\n"),
+    "a blank before the name": post(b" " + LENGTH),
+    "a tab before the colon of a coding": post(LENGTH, b"transfer-encoding\t: chunked\r\n"),
+    "a folded value": post(LENGTH, b"x-a: 1\r\n 2\r\n"),
+    "a folded coding": post(b"transfer-encoding:\r\n chunked\r\n", body=IN_CHUNKS),
+    "a folded value by a tab": post(LENGTH, b"x-a: 1\r\n\tcontent-length: 5\r\n"),
+    "chunked twice": post(CHUNKED, CHUNKED, body=IN_CHUNKS),
+    "chunked twice in a line": post(b"transfer-encoding: chunked, chunked\r\n", body=IN_CHUNKS),
+    "identity before chunked": post(b"transfer-encoding: identity, chunked\r\n", body=IN_CHUNKS),
+    "identity": post(LENGTH, b"transfer-encoding: identity\r\n"),
+    "gzip before chunked": post(b"transfer-encoding: gzip, chunked\r\n", body=IN_CHUNKS),
+    "another coding": post(b"transfer-encoding: xchunked\r\n", body=IN_CHUNKS),
+    "a quoted coding": post(b'transfer-encoding: "chunked"\r\n', body=IN_CHUNKS),
+    "a coding with a vertical tab": post(b"transfer-encoding: \x0bchunked\r\n", body=IN_CHUNKS),
+    "a coding with HTTP/1.0": post(CHUNKED, body=IN_CHUNKS, version=b"1.0"),
+    "a coding with HTTP/1.2": post(CHUNKED, body=IN_CHUNKS, version=b"1.2"),
+    "lines that end with LF": post(LENGTH).replace(b"\r\n", b"\n"),
+    "one line that ends with LF": post(b"x-a: 1\n", LENGTH),
+    "a head that ends with LF": post(LENGTH, body=b"").removesuffix(b"\r\n") + b"\n" + BODY,
+    "a request line that ends with LF": post(LENGTH).replace(b"HTTP/1.1\r\n", b"HTTP/1.1\n"),
+    "a CR in a value": post(LENGTH, b"x-a: 1\r2\r\n"),
+    "two CR before LF": post(LENGTH, b"x-a: 1\r\r\n"),
+    "a NUL in a value": post(LENGTH, b"x-a: 1\x002\r\n"),
+    "a NUL in a name": post(LENGTH, b"x\x00a: 1\r\n"),
+    "no colon": post(LENGTH, b"x-a\r\n"),
+    "no name": post(LENGTH, b": 1\r\n"),
+    "no host": b"POST %b HTTP/1.1\r\n%b\r\n%b" % (CHAT, LENGTH, BODY),
+    "two hosts": post(LENGTH, b"host: other\r\n"),
+    "a whole URL as the target": post(LENGTH, target=b"http://g" + CHAT),
+    "a URL of another host": post(LENGTH, target=b"http://169.254.169.254/latest/meta-data"),
+    "a target without its slash": post(LENGTH, target=b"v1/chat/completions"),
+    "a star as the target": post(LENGTH, target=b"*"),
+    "a blank in the target": post(LENGTH, target=b"/v1/chat completions"),
+    "CONNECT": b"CONNECT 10.0.0.1:80 HTTP/1.1\r\nhost: 10.0.0.1:80\r\n\r\n",
+    "HTTP/0.9": b"GET /health\r\n\r\n",
+    "a version with a second digit": post(LENGTH, version=b"1.11"),
+    "a chunk size with a sign": post(CHUNKED, body=b"+5\r\nhello\r\n0\r\n\r\n"),
+    "a chunk size with 0x": post(CHUNKED, body=b"0x5\r\nhello\r\n0\r\n\r\n"),
+    "a chunk size that ends with LF": post(CHUNKED, body=b"5\nhello\r\n0\r\n\r\n"),
+    "a negative chunk size": post(CHUNKED, body=b"-1\r\nhello\r\n0\r\n\r\n"),
+    "a chunk size of many digits": post(CHUNKED, body=b"0" * 40 + b"5\r\nhello\r\n0\r\n\r\n"),
+    "a chunk that is longer than it says": post(CHUNKED, body=b"1\r\nhello\r\n0\r\n\r\n"),
+    "an extension of a chunk with LF": post(CHUNKED, body=b"5;a\nb\r\nhello\r\n0\r\n\r\n"),
+    "trailers that end with LF": post(CHUNKED, body=IN_CHUNKS[:-2] + b"\n"),
+    "a trailer that ends with LF": post(CHUNKED, body=IN_CHUNKS[:-2] + b"x-a: 1\n\r\n"),
+    "a folded trailer": post(CHUNKED, body=IN_CHUNKS[:-2] + b"x-a: 1\r\n 2\r\n\r\n"),
+}
+
+
+async def test_ambiguous_request_is_refused_and_its_connection_ends(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    for form, request in FORMS.items():
+        async with connected(fleet.addresses.data) as client:
+            client.writer.write(request + SECOND)
+            head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+        assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 501 ")), form
+        assert b"\r\nconnection: close" in head.lower(), form
+        assert json.loads(body)["error"]["type"], form  # and nothing behind it: the rest was not read as a request
+    assert fleet.replicas[0].seen == []
+    await fleet.idle()
+
+
+async def test_ambiguous_request_is_refused_however_it_is_cut(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    for form, request in FORMS.items():
+        async with connected(fleet.addresses.data) as client:
+            answered = b""
+            with suppress(ConnectionError):  # closed before the end was written
+                for at in range(len(request)):
+                    client.writer.write(request[at : at + 1])
+                    await asyncio.sleep(0)
+                client.writer.write(SECOND)
+                answered = await client.rest()
+        assert b" 2" not in answered.split(b"\r\n")[0], form
+        assert answered.count(b"HTTP/1.1 ") <= 1, form
+    assert fleet.replicas[0].seen == []
+    await fleet.idle()
+
+
+async def test_what_a_refused_client_still_sends_is_not_read(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    async with connected(fleet.addresses.data) as client:
+        client.writer.write(FORMS["a length and a coding"])
+        assert b" 400 " in await client.head()
+        client.writer.write(SECOND)
+        await client.rest()
+    assert fleet.replicas[0].seen == []
+    await fleet.idle()
+
+
+async def test_chunked_request_is_taken_and_goes_on_with_its_length(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    trailer = IN_CHUNKS[:-2] + b"x-injected: 1\r\n\r\n"
+    async with connected(fleet.addresses.data) as client:
+        for body in (IN_CHUNKS, b"%X;ext=1\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY), trailer):
+            client.writer.write(post(b"Transfer-Encoding: Chunked\r\n", body=body))
+            assert b" 200 " in await client.head()
+            await client.reader.readexactly(2)
+    for seen in fleet.replicas[0].seen:
+        assert seen.body == BODY
+        assert seen.header("content-length") == [str(len(BODY))]
+        assert not seen.header("transfer-encoding")
+        assert not seen.header("x-injected")
+    assert len(fleet.replicas[0].seen) == 3
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"upgrade: h2c\r\nconnection: upgrade, http2-settings\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n",
+        b"upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        b"sec-websocket-version: 13\r\n",
+        b"upgrade: anything/7\r\nconnection: upgrade\r\n",
+    ],
+    ids=["h2c", "websocket", "anything"],
+)
+async def test_wish_for_another_protocol_is_not_answered_and_not_passed_on(start: Start, lines: bytes) -> None:
+    fleet = await start.fleet([answer(200)])
+    async with connected(fleet.addresses.data) as client:
+        client.writer.write(b"GET /health HTTP/1.1\r\nhost: g\r\n%b\r\n" % lines)
+        head = await client.head()
+        assert b" 200 " in head
+        assert b"upgrade" not in head.lower()
+        await client.reader.readuntil(b"}")
+        client.writer.write(post(LENGTH, lines))
+        assert b" 200 " in await client.head()
+    (seen,) = fleet.replicas[0].seen
+    assert not {"upgrade", "connection", "http2-settings"} & {name.decode().lower() for name, _ in seen.headers}
+
+
+async def test_requests_in_a_row_on_one_connection_are_each_read_once(start: Start) -> None:
+    fleet = await start.fleet([stream(delta("good"), DONE)])
+    async with connected(fleet.addresses.data) as client:
+        client.writer.write(SECOND * 5)
+        for _ in range(5):
+            assert b"good" in await client.reader.readuntil(b"0\r\n\r\n")
+    assert [seen.body for seen in fleet.replicas[0].seen] == [BODY] * 5
+    await fleet.idle()

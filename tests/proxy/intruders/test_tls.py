@@ -1,0 +1,230 @@
+"""TLS on both sides, with certificates made for the test by the `openssl` program."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from aiohttp import web
+
+from gorgo.config.load import parse_config
+from gorgo.config.model import Replica, ServerTls
+from gorgo.errors import ConfigError
+from gorgo.proxy.tls import served_tls, upstream_tls
+from tests.proxy.conftest import QUIET, Running, Start, config_for
+from tests.proxy.fakes import DONE, answer, chat, delta, stream
+from tests.proxy.raw import RawClient, connected
+
+OPENSSL = shutil.which("openssl")
+pytestmark = pytest.mark.skipif(OPENSSL is None, reason="needs the openssl program to make certificates")
+CHAT = "/v1/chat/completions"
+
+
+class Authority:
+    """Makes pairs in a folder: `NAME.crt` and `NAME.key`, signed by `ca.crt`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca = str(folder / "ca.crt")
+        key = str(folder / "ca.key")
+        self._openssl("req", "-x509", *NEW_KEY, "-keyout", key, "-out", self.ca, "-subj", "/CN=authority", "-days", "2")
+
+    def pair(self, name: str) -> tuple[str, str]:
+        cert, key, ask, more = (str(self.folder / f"{name}.{kind}") for kind in ("crt", "key", "csr", "ext"))
+        Path(more).write_text("subjectAltName=IP:127.0.0.1\n")
+        self._openssl("req", *NEW_KEY, "-keyout", key, "-out", ask, "-subj", f"/CN={name}")
+        signing = ("-CA", self.ca, "-CAkey", str(self.folder / "ca.key"), "-CAcreateserial", "-extfile", more)
+        self._openssl("x509", "-req", "-in", ask, "-out", cert, "-days", "2", *signing)
+        return cert, key
+
+    def trusting(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.ca)
+
+    @staticmethod
+    def _openssl(*arguments: str) -> None:
+        assert OPENSSL is not None
+        subprocess.run((OPENSSL, *arguments), check=True, capture_output=True)
+
+
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def pair(authority: Authority) -> tuple[str, str]:
+    return authority.pair("one")
+
+
+# -- clients
+
+
+async def served(start: Start, pair: tuple[str, str]) -> Running:
+    proxy = replace(QUIET, tls=ServerTls(cert=pair[0], key=pair[1]))
+    return await start.fleet([stream(delta("good"), delta("more"), DONE)], proxy=proxy, header_timeout_s=0.5)
+
+
+async def test_clients_are_served_by_tls_and_no_other_way(
+    start: Start, authority: Authority, pair: tuple[str, str]
+) -> None:
+    fleet = await served(start, pair)
+    assert fleet.addresses.data_url.startswith("https://")
+    async with httpx.AsyncClient(base_url=fleet.addresses.data_url, verify=authority.trusting()) as client:
+        for _ in range(2):
+            response = await client.post(CHAT, content=chat(stream=True))
+            assert response.content == delta("good") + delta("more") + DONE
+        assert (await client.get("/health")).status_code == 200
+    async with httpx.AsyncClient(base_url=fleet.addresses.data_url) as stranger:
+        with pytest.raises(httpx.ConnectError, match="verify failed"):
+            await stranger.get("/health")
+    for noise in (b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n", b"\x16\x03\x01\x00\xff" + b"\0" * 255):
+        async with connected(fleet.addresses.data) as plain:
+            plain.writer.write(noise)
+            assert b"HTTP/1.1 200" not in await plain.rest()
+    async with connected(fleet.addresses.data) as silent:
+        assert await silent.rest() == b""  # given up after `header_timeout_s`
+    await fleet.idle()
+
+
+async def test_only_http_1_1_and_no_old_tls_is_offered(
+    start: Start, authority: Authority, pair: tuple[str, str]
+) -> None:
+    fleet = await served(start, pair)
+    context = authority.trusting()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    async with over_tls(fleet, context) as client:
+        assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+    assert fleet.state.served_tls is not None
+    assert fleet.state.served_tls.context.minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+async def test_client_that_vanishes_in_the_middle_of_tls_leaves_nothing(
+    start: Start, authority: Authority, pair: tuple[str, str]
+) -> None:
+    fleet = await served(start, pair)
+    for _ in range(3):
+        async with over_tls(fleet, authority.trusting()) as client:
+            await client.post(CHAT, chat(stream=True))
+            client.reset()
+    async with over_tls(fleet, authority.trusting()) as client:
+        client.writer.write(b"POST / HTTP/1.1\r\n")  # and never more
+        assert b" 408 " in await client.rest()
+    await fleet.idle()
+
+
+async def test_new_certificate_is_shown_without_a_new_start(authority: Authority, pair: tuple[str, str]) -> None:
+    served = served_tls(ServerTls(cert=pair[0], key=pair[1]))
+    assert served is not None
+    cert, key = authority.pair("two")
+    served.renew(ServerTls(cert=cert, key=key))
+    with pytest.raises(ConfigError, match="expected a certificate chain"):
+        served.renew(ServerTls(cert=pair[0], key=key))  # another's key: the pair in force stays
+    assert served_tls(ServerTls()) is None
+
+
+def test_files_that_do_not_fit_are_named(authority: Authority, pair: tuple[str, str], tmp_path: Path) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.write_bytes(b"")
+    for cert, key in (("/nowhere", pair[1]), (pair[0], "/nowhere"), (str(empty), pair[1]), (pair[0], authority.ca)):
+        with pytest.raises(ConfigError, match=r"proxy\.tls"):
+            served_tls(ServerTls(cert=cert, key=key))
+    locked = str(tmp_path / "locked.key")
+    authority._openssl("ec", "-in", pair[1], "-aes256", "-passout", "pass:secret", "-out", locked)
+    with pytest.raises(ConfigError, match="without a passphrase"):
+        served_tls(ServerTls(cert=pair[0], key=locked))
+    replica = Replica(name="a", region="here", url="https://a", ca_file=str(empty))
+    with pytest.raises(ConfigError, match="ca_file"):
+        upstream_tls(replica, ssl.create_default_context())
+
+
+# -- replicas
+
+
+@asynccontextmanager
+async def engine(pair: tuple[str, str], ca: str | None) -> AsyncIterator[str]:
+    """An engine behind TLS, which asks for a certificate of `ca` where one is given."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
+    context.load_cert_chain(*pair)
+    context.verify_mode = ssl.CERT_NONE if ca is None else ssl.CERT_REQUIRED
+
+    async def handle(request: web.Request) -> web.Response:
+        return web.json_response({"safe": True})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    try:
+        yield f"https://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("asks", "trusts", "shows", "status"),
+    [
+        (False, True, False, 200),
+        (False, False, False, 502),
+        (True, True, True, 200),
+        (True, True, False, 502),
+    ],
+    ids=["own authority", "unknown authority", "mutual", "no certificate of ours"],
+)
+async def test_replica_is_believed_and_believes_by_certificates(
+    start: Start, authority: Authority, pair: tuple[str, str], asks: bool, trusts: bool, shows: bool, status: int
+) -> None:
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(engine(pair, authority.ca if asks else None))
+        files = {"ca_file": authority.ca} if trusts else {}
+        files |= dict(zip(("client_cert", "client_key"), pair, strict=True)) if shows else {}
+        honest = await start.replica(answer(200))
+        config = config_for([honest])
+        config = replace(config, replicas=(Replica(name="a", region="here", url=url, engine="openai", **files),))
+        fleet = await start.proxy(config, [])
+        assert (await fleet.client.post(CHAT, content=chat())).status_code == status
+
+
+CONFIG = """
+proxy: {region: us%s}
+regions: [{name: us}]
+replicas: [{name: a, region: us, url: "%s"%s}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("proxy", "url", "replica", "said"),
+    [
+        (", tls: {cert: a.crt}", "http://a", "", "proxy.tls"),
+        (", tls: {key: a.key}", "http://a", "", "cert and key, both or neither"),
+        ("", "http://a", ", ca_file: a", "replicas[0].ca_file (line 4): given for a url without TLS"),
+        ("", "https://a", ", client_cert: a", "client_cert and client_key, both or neither"),
+        ("", "https://a", ", client_key: a", "client_cert and client_key, both or neither"),
+        ("", "https://a", ", ca_file: ''", "replicas[0].ca_file"),
+    ],
+)
+def test_half_a_pair_and_files_without_use_are_refused(proxy: str, url: str, replica: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_config((CONFIG % (proxy, url, replica)).encode())
+    assert said in str(raised.value)
+
+
+@asynccontextmanager
+async def over_tls(fleet: Running, context: ssl.SSLContext) -> AsyncIterator[RawClient]:
+    import asyncio
+
+    reader, writer = await asyncio.open_connection(*fleet.addresses.data, ssl=context)
+    try:
+        yield RawClient(reader, writer)
+    finally:
+        writer.transport.abort()
