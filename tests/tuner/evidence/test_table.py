@@ -13,7 +13,8 @@ from tuner.evidence import kept
 from tuner.evidence.command import as_table, main, measured
 from tuner.evidence.kept import found_of
 from tuner.evidence.statement import Experiment, Runs, Statement, campaign, fifth, half, twice
-from tuner.evidence.task import Found, Task, run_task
+from tuner.evidence.targets import EXPERIMENTS
+from tuner.evidence.task import Found, Part, Task, run_task
 from tuner.evidence.twin_task import TwinTask, run_twin_task
 from tuner.evidence.windows import Windows
 
@@ -96,6 +97,19 @@ def test_a_statement_holds_only_within_its_bounds() -> None:
 def test_fewer_seeds_are_fewer_runs() -> None:
     seeds = range(10)
     assert [len(part) for part in (half(seeds), fifth(seeds), twice(seeds))] == [5, 2, 20]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
+def test_every_experiment_asks_only_for_what_it_runs(experiment: Experiment) -> None:
+    part = Part(n=10, errors=0, ttft_ms_p95=100.0, e2e_s_p95=1.0, max_share=0.5)
+    found = Found(whole=part, tail=part, weights={}, reasons=("nothing",))
+    seeds = range(2)
+    runs = {task: found for task in experiment.first(seeds)}
+    if experiment.then is not None:
+        runs |= {task: found for task in experiment.then(seeds, runs)}
+    rows = experiment.judge(seeds, runs)
+    assert {row.group for row in rows} == {experiment.name}
+    assert all(row.value in (0.5, 1.0) for row in rows)
 
 
 def test_an_experiment_that_does_not_exist_is_a_usage_error() -> None:
