@@ -102,11 +102,11 @@ def test_fewer_seeds_are_fewer_runs() -> None:
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
 def test_every_experiment_asks_only_for_what_it_runs(experiment: Experiment) -> None:
     part = Part(n=10, errors=0, ttft_ms_p95=100.0, e2e_s_p95=1.0, max_share=0.5)
-    found = Found(whole=part, tail=part, weights={}, reasons=("nothing",))
+    found = Found(whole=part, tail=part, weights={"lambda": 0.2, "w_rtt": 0.5, "w_queue": 0.1}, reasons=("nothing",))
     seeds = range(2)
-    runs = {task: found for task in experiment.first(seeds)}
+    runs = dict.fromkeys(experiment.first(seeds), found)
     if experiment.then is not None:
-        runs |= {task: found for task in experiment.then(seeds, runs)}
+        runs |= dict.fromkeys(experiment.then(seeds, runs), found)
     rows = experiment.judge(seeds, runs)
     assert {row.group for row in rows} == {experiment.name}
     assert all(row.value in (0.5, 1.0) for row in rows)
