@@ -59,8 +59,8 @@ async def test_no_secret_is_in_logs_metrics_decisions_samples_files_or_errors(
         for path in (CHAT, "/v1/models", f"/{PROMPT}?key={CLIENT_KEY}"):
             response = await fleet.client.post(path, content=PROMPT, headers=wrong)
             said.append(str(response.headers) + response.text)
-    for path in ("/admin/fleet", "/admin/samples", "/admin/weights", "/admin/policy", "/admin/decisions/id-0"):
-        said.append((await fleet.admin.get(path)).text)
+    paths = ("/admin/fleet", "/admin/samples", "/admin/weights", "/admin/policy", "/admin/decisions/id-0")
+    said.extend([(await fleet.admin.get(path)).text for path in paths])
     said.append((await fleet.admin.get("/admin/fleet", headers={"authorization": f"Bearer {WRONG_KEY}"})).text)
     said.append((await fleet.admin.put("/admin/weights", content=json.dumps({PROMPT: WRONG_KEY})[:-1])).text)
     said.append((await fleet.client.get("/metrics")).text)

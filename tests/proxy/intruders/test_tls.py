@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import ssl
 import subprocess
@@ -186,11 +187,12 @@ async def test_replica_is_believed_and_believes_by_certificates(
 ) -> None:
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(engine(pair, authority.ca if asks else None))
-        files = {"ca_file": authority.ca} if trusts else {}
-        files |= dict(zip(("client_cert", "client_key"), pair, strict=True)) if shows else {}
         honest = await start.replica(answer(200))
+        row = Replica(name="a", region="here", url=url, engine="openai", ca_file=authority.ca if trusts else None)
+        if shows:
+            row = replace(row, client_cert=pair[0], client_key=pair[1])
         config = config_for([honest])
-        config = replace(config, replicas=(Replica(name="a", region="here", url=url, engine="openai", **files),))
+        config = replace(config, replicas=(row,))
         fleet = await start.proxy(config, [])
         assert (await fleet.client.post(CHAT, content=chat())).status_code == status
 
@@ -221,8 +223,6 @@ def test_half_a_pair_and_files_without_use_are_refused(proxy: str, url: str, rep
 
 @asynccontextmanager
 async def over_tls(fleet: Running, context: ssl.SSLContext) -> AsyncIterator[RawClient]:
-    import asyncio
-
     reader, writer = await asyncio.open_connection(*fleet.addresses.data, ssl=context)
     try:
         yield RawClient(reader, writer)

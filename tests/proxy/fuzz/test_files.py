@@ -1,0 +1,76 @@
+"""Files of operators, mutated: read, or refused by an error of ours; never anything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from gorgo.apps.traces.rows import read_row
+from gorgo.config.load import parse_config
+from gorgo.config.model import Clients
+from gorgo.config.weights_file import parse_weights_file
+from gorgo.errors import GorgoError
+from gorgo.proxy.client_keys import read_client_keys
+from gorgo.proxy.kept import parse_kept
+from tests.proxy.fuzz.mutate import EXAMPLES, mutated, odd_value
+
+ROOT = Path(__file__).parents[3]
+REGIONS = (ROOT / "regions.yaml").read_bytes()
+WEIGHTS = b'{"policy": "gorgo-ms", "weights": {"w_rtt": 1.0, "lambda": 0.2}, "note": "x"}'
+STATE = json.dumps(
+    {
+        "gorgo_state": 1,
+        "policy": "gorgo-ms",
+        "weights": {"w_rtt": 1.0},
+        "version": 3,
+        "frozen": None,
+        "draining": [],
+        "configured": {"policy": "gorgo-ms", "weights": {}},
+    }
+).encode()
+ROW = b'{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, 49, 50, 51, 52, 53]}'
+
+
+def read_trace_row(text: bytes) -> object:
+    return read_row(text.decode("utf-8", "surrogateescape"), file="t", line_number=1, index=0)
+
+
+def read_keys(text: bytes) -> object:
+    return read_client_keys(Clients(keys_env="KEYS"), {"KEYS": text.decode("latin-1")})
+
+
+READERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
+    "regions.yaml": (REGIONS, parse_config),
+    "weights": (WEIGHTS, lambda text: parse_weights_file(text, source="w")),
+    "state": (STATE, lambda text: parse_kept(text, source="s")),
+    "trace": (ROW, read_trace_row),
+    "client keys": (b"a:" + b"0" * 64 + b", b:" + b"1" * 64, read_keys),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_file_with_faults_is_read_or_refused_by_an_error_of_ours(kind: str) -> None:
+    good, read = READERS[kind]
+    chance = Random(f"file {kind}")
+    for _ in range(EXAMPLES // 4 if kind == "regions.yaml" else EXAMPLES * 4):
+        text = mutated(chance, good)
+        with suppress(GorgoError):
+            read(text)
+
+
+@pytest.mark.parametrize("kind", ["weights", "state", "trace"])
+def test_file_with_odd_values_is_read_or_refused_by_an_error_of_ours(kind: str) -> None:
+    good, read = READERS[kind]
+    chance = Random(f"values {kind}")
+    for _ in range(EXAMPLES * 4):
+        fields: dict[str, Any] = json.loads(good)
+        for key in chance.sample(list(fields), chance.randint(1, len(fields))):
+            fields[key] = odd_value(chance)
+        with suppress(GorgoError):
+            read(json.dumps(fields).encode())
