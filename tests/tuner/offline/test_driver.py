@@ -45,7 +45,7 @@ def test_what_is_left_at_the_end_is_the_last_accepted_weight_set() -> None:
 
 
 def test_switchback_takes_turns_and_stays_without_evidence() -> None:
-    options = CampaignOptions(block_s=4.0, discard_s=1.0, min_block_samples=3, pairs=6, **QUICK)  # type: ignore[arg-type]
+    options = CampaignOptions(block_s=4.0, rest_blocks=0.0, discard_s=1.0, min_block_samples=3, pairs=6, **QUICK)  # type: ignore[arg-type]
     run = tune_in_simulation(small_job(), options)
     assert len({record.weights_version for record in run.records}) >= 4
     assert run.weights == {"w_rtt": 0.5, "w_queue": 0.1}
