@@ -82,6 +82,8 @@ def _disagreements(document: Document) -> Iterator[Problem]:
     yield from _repeated(regions, document)
     yield from _tls(document)
     yield from _repeated(_names(document.data, "replicas"), document)
+    yield from _repeated(_names(document.data, "models"), document)
+    yield from _repeated(_names(document.data, "rules", "clients"), document)
     known = sorted(set(regions.values()))
     if not known:
         return  # Already reported; every region below would be unknown.
@@ -92,10 +94,11 @@ def _disagreements(document: Document) -> Iterator[Problem]:
     yield from _same_address(document)
 
 
-def _names(data: object, section: str) -> dict[Path, str]:
+def _names(data: object, section: str, within: str | None = None) -> dict[Path, str]:
+    above: Path = () if within is None else (within,)
     return {
-        (section, number, "name"): item["name"]
-        for number, item in enumerate(_items(data, section))
+        (*above, section, number, "name"): item["name"]
+        for number, item in enumerate(_items(data if within is None else _inside(data, within), section))
         if isinstance(item, Mapping) and isinstance(item.get("name"), str)
     }
 
@@ -117,6 +120,8 @@ def _regions_used(data: object) -> Iterator[tuple[Path, str]]:
     for number, item in enumerate(_items(data, "replicas")):
         if isinstance(item, Mapping) and isinstance(item.get("region"), str):
             yield ("replicas", number, "region"), item["region"]
+    yield from _allowed(_inside(data, "clients"), "rules", ("clients",))
+    yield from _allowed(data, "models", ())
     rtt_ms = _inside(_inside(data, "simulation"), "rtt_ms")
     for name in rtt_ms:
         yield ("simulation", "rtt_ms", name), name
@@ -136,6 +141,13 @@ def _tls(document: Document) -> Iterator[Problem]:
         if ("client_cert" in given) != ("client_key" in given):
             place = (*path, given[-1])
             yield Problem(place, document.line(place), "half a pair", "client_cert and client_key, both or neither")
+
+
+def _allowed(data: object, key: str, above: Path) -> Iterator[tuple[Path, str]]:
+    for number, item in enumerate(_items(data, key)):
+        for place, region in enumerate(_items(item, "allowed_regions")):
+            if isinstance(region, str):
+                yield (*above, key, number, "allowed_regions", place), region
 
 
 def _same_address(document: Document) -> Iterator[Problem]:

@@ -94,11 +94,39 @@ class ServerTls:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRule:
+    """What one client, by the name that goes with its key, may do."""
+
+    name: Name
+    max_in_flight: Count | None = None
+    requests_per_minute: Positive | None = None
+    #: Of its requests while they wait at the proxy, and the highest that it may ask for.
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    #: Where its requests may be served; empty means anywhere.
+    allowed_regions: tuple[Name, ...] = ()
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What holds for one model, whoever asks for it."""
+
+    name: Text
+    #: Where it may be served; empty means anywhere.
+    allowed_regions: tuple[Name, ...] = ()
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Clients:
     """Who may send requests: keys by their SHA-256, in a file or an environment variable. Everybody, without either."""
 
     keys_file: FilePath | None = None
     keys_env: EnvironmentName | None = None
+    #: Of each client that has a key and no rule that says otherwise.
+    max_in_flight: Count | None = None
+    requests_per_minute: Positive | None = None
+    rules: tuple[ClientRule, ...] = ()
 
 
 @strict
@@ -145,6 +173,25 @@ class Limits:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overload:
+    """What happens when there is more to do than can be done in time."""
+
+    #: Requests wait at the proxy for a replica with room, where the policy predicts.
+    hold: bool = True
+    max_held: Count = 1000
+    open_work_ms: Positive = 200.0
+    open_in_flight: Count | None = None
+    slo_ttft_ms: Positive | None = None
+    hopeless_wait_ms: NotNegative = 300.0
+    no_replica_wait_s: NotNegative = 2.0
+    hedge_share: Annotated[float, Field(ge=0, le=0.5)] = 0.03
+    hedge_late_ms: Positive = 500.0
+    retry_share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    slow_start_s: NotNegative = 10.0
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
     """What `gorgo engine` and `gorgo demo` imitate."""
 
@@ -173,5 +220,7 @@ class Config:
     regions: Annotated[tuple[Region, ...], AfterValidator(_some)]
     replicas: Annotated[tuple[Replica, ...], AfterValidator(_some)]
     clients: Clients = field(default_factory=Clients)
+    models: tuple[Model, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    overload: Overload = field(default_factory=Overload)
     simulation: Simulation = field(default_factory=Simulation)

@@ -52,6 +52,7 @@ def read_ask(
     except BadRequest as refusal:
         raise HttpError(400, "invalid_request", str(refusal)) from None
     model = _model(parsed)
+    wishes = state.grants.wishes(headers, client=client, model=model)
     ratio = _BYTES_PER_ID if prompt.tokens is not None else state.ratios.ratio(model)
     fingerprint = state.fingerprinter(prompt)
     request = RouteRequest(
@@ -67,6 +68,10 @@ def read_ask(
         streamed=parsed.get("stream") is True,
         body_bytes=len(body),
         client=client,
+        slo_ttft_s=wishes.slo_ttft_s,
+        priority=wishes.priority,
+        regions=wishes.regions,
+        repeatable=_repeatable(route, parsed),
     )
     return Ask(body, prompt, request, _with_usage(route, body, parsed))
 
@@ -74,6 +79,11 @@ def read_ask(
 def _model(parsed: dict[str, Any]) -> str | None:
     model = parsed.get("model")
     return model if isinstance(model, str) and model else None
+
+
+def _repeatable(route: str, parsed: dict[str, Any]) -> bool:
+    """Whether nothing is kept of the answer: a second attempt would leave a second one. `/v1/responses` keeps it."""
+    return parsed.get("store") is False if route == "/v1/responses" else parsed.get("store") is not True
 
 
 def _home(state: ProxyState, parsed: dict[str, Any]) -> str | None:

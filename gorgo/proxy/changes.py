@@ -33,7 +33,7 @@ class Changes:
     weights: bool = False
     shadow: bool = False
     intervals: bool = False
-    #: Other keys of `proxy` and `limits` that differ; all of them are followed at once.
+    #: Other keys of `proxy`, `clients`, `models`, `limits` and `overload` that differ; all are followed at once.
     settings: tuple[str, ...] = ()
     #: Keys that differ from what the process was started with and need a new start.
     restart: tuple[str, ...] = ()
@@ -57,7 +57,9 @@ def compare(old: Config, new: Config) -> Changes:
     before = {replica.name: replica for replica in old.replicas}
     after = {replica.name: replica for replica in new.replicas}
     stay = [(before[name], replica) for name, replica in after.items() if name in before]
-    settings = (*_differ(old.proxy, new.proxy, "proxy"), *_differ(old.limits, new.limits, "limits"))
+    sections = ("proxy", "clients", "limits", "overload")
+    settings = [key for name in sections for key in _differ(getattr(old, name), getattr(new, name), name)]
+    settings += ["models"] if old.models != new.models else []
     restart = tuple(f"proxy.{key}" for key in _BOUND)
     return Changes(
         added=tuple(replica for name, replica in after.items() if name not in before),

@@ -99,8 +99,8 @@ class Exchange:
         self._gone = False
         #: Where its turn is told while it waits for a replica.
         self._held: Held | None = None
-        #: Tasks of its open attempts; a second one, sent while the first had not answered; and which one is the answer.
-        self._attempts: dict[str, asyncio.Task[Any]] = {}
+        #: Tasks of its open attempts (None: yet to begin), the second one, and which one is the answer.
+        self._attempts: dict[str, asyncio.Task[Any] | None] = {}
         self._rival: asyncio.Task[Action | None] | None = None
         self._answer: str | None = None
 
@@ -246,21 +246,33 @@ class Exchange:
             return
         self._account.hedged = True
         self._state.metrics.hedged(dispatch.replica, dispatch.region)
-        self._rival = asyncio.create_task(self._attempt(self._ask, dispatch, self._take(dispatch)))
+        self._rival = asyncio.create_task(self._compete(self._ask, dispatch, self._take(dispatch)))
+        self._attempts[dispatch.attempt_id] = None
+
+    async def _compete(self, ask: Ask, dispatch: Dispatch, target: Target) -> Action | None:
+        """The second attempt, unless it was beaten before its task began."""
+        if dispatch.attempt_id in self._attempts:
+            return await self._attempt(ask, dispatch, target)
+        target.release()
+        return self._state.desk.finish(dispatch, Outcome(Ending.SUPERSEDED))
 
     async def _end_rival(self, rival: asyncio.Task[Action | None]) -> None:
         """The request is over, whatever the second attempt does."""
-        rival.cancel()
+        for attempt_id, task in list(self._attempts.items()):
+            del self._attempts[attempt_id]
+            if task is not None:
+                task.cancel()
         await asyncio.wait((rival,))
         if not rival.cancelled() and (failure := rival.exception()) is not None:
             log_failure("internal_error", failure, request_id=self._id)
 
     def _beat(self, attempt_id: str) -> None:
         """Another attempt is the answer."""
-        task = self._attempts.get(attempt_id)
-        if task is not None and self._answer != attempt_id:
-            del self._attempts[attempt_id]
-            task.cancel()
+        if attempt_id in self._attempts and self._answer != attempt_id:
+            task = self._attempts.pop(attempt_id)
+            # One that has not begun must begin, or it would never give back what is reserved for it.
+            if task is not None:
+                task.cancel()
 
     def _claim(self, dispatch: Dispatch) -> None:
         """Called before anything is sent to the client: from here on this attempt is the answer."""

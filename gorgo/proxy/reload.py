@@ -29,6 +29,7 @@ from gorgo.proxy.probes import Look, Watcher, Watchers
 from gorgo.proxy.state import ProxyState, replica_spec, router_limits
 from gorgo.proxy.target import Target, api_key, make_target
 from gorgo.proxy.tls import upstream_tls
+from gorgo.proxy.wishes import Grants
 
 Looks = Sequence[tuple[Watcher, Look]]
 
@@ -137,6 +138,7 @@ class Reloader:
         state.targets = {row.name: joined.get(row.name) or state.targets[row.name] for row in config.replicas}
         for row in config.replicas:
             state.targets[row.name].update(row, config.limits, keys[row.name])
+        state.grants = Grants.of(config)
         state.config, state.limits = keep_bound(state.config, config), config.limits
         state.leaving.update(gone)
         left = [(target, self._watchers.stop(target.name)) for target in gone]

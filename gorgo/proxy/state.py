@@ -13,8 +13,10 @@ from uuid import uuid4
 
 import numpy as np
 
-from gorgo.config.model import Config, Limits, Replica
+from gorgo.config.model import Config, Limits, Overload, Replica
 from gorgo.core.fingerprint import Fingerprinter
+from gorgo.core.hedging import HedgeLimits
+from gorgo.core.overload import OverloadLimits
 from gorgo.core.policy import Policy
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.router import Router, RouterLimits
@@ -32,6 +34,7 @@ from gorgo.proxy.resume import resume
 from gorgo.proxy.steering import Steering
 from gorgo.proxy.target import Target, api_key, make_target
 from gorgo.proxy.tls import ServedTls, served_tls, upstream_tls
+from gorgo.proxy.wishes import Grants, client_rules
 
 #: Text per block of the prefix index: 64 tokens at 4 bytes each.
 BLOCK_BYTES = 256
@@ -52,6 +55,8 @@ class ProxyState:
     desk: Desk
     #: What operators and tuners change goes through here.
     steering: Steering
+    #: What clients and models are granted; replaced by a reload.
+    grants: Grants
     #: Replaced as a whole by a reload, in the same step as the Router's fleet: who is in one is in the other.
     targets: Mapping[str, Target]
     #: Of all replicas, those that a reload adds included.
@@ -127,6 +132,7 @@ def make_state(
         clock=clock,
         metrics=metrics,
         desk=Desk(router, clock),
+        grants=Grants.of(config),
         steering=Steering(router, clock, metrics, start, config, state_file),
         targets=targets,
         tls=tls,
@@ -146,6 +152,24 @@ def router_limits(config: Config) -> RouterLimits:
         stale_after_s=stale_after_s,
         rtt_ewma_alpha=proxy.rtt_ewma_alpha,
         max_index_blocks=config.limits.prefix_index_blocks,
+        overload=_overload_limits(config.overload),
+        hedging=HedgeLimits(share=config.overload.hedge_share, late_s=config.overload.hedge_late_ms / 1e3),
+        retry_share=config.overload.retry_share,
+        slow_start_s=config.overload.slow_start_s,
+        region_window_s=proxy.probe_interval_s,
+        clients=client_rules(config),
+    )
+
+
+def _overload_limits(overload: Overload) -> OverloadLimits:
+    return OverloadLimits(
+        hold=overload.hold,
+        held=overload.max_held,
+        open_work_s=overload.open_work_ms / 1e3,
+        open_in_flight=overload.open_in_flight,
+        slo_ttft_s=None if overload.slo_ttft_ms is None else overload.slo_ttft_ms / 1e3,
+        hopeless_wait_s=overload.hopeless_wait_ms / 1e3,
+        no_replica_wait_s=overload.no_replica_wait_s,
     )
 
 

@@ -283,9 +283,10 @@ class Site:
             return
         sending.over = True
         del self._open[sending]
-        self._shell.ended(sending, outcome)
+        # Before it is told, as in the proxy: who waited for this end may take the connection.
         if sending.kept is not None:
             self._pool.give_back(sending.kept, now=self._kernel.now)
+        self._shell.ended(sending, outcome)
 
     def _fail(self, sending: Sending, reason: str) -> None:
         if sending.kept is not None:

@@ -12,6 +12,7 @@ import selectors
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from heapq import heappop, heappush
 from typing import Any
 
 from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome
@@ -74,7 +75,13 @@ class LoopKernel(Kernel):
         """The loop says what time it is."""
 
     def at(self, time_s: float, handler: Handler) -> None:
-        self._loop.call_at(time_s, handler)
+        # A loop's own timers come in any order at the same time; whose turn it is is kept here.
+        self._sequence += 1
+        heappush(self._heap, (time_s, self._sequence, handler))
+        self._loop.call_at(time_s, self._handle_next)
+
+    def _handle_next(self) -> None:
+        heappop(self._heap)[2]()
 
 
 class LiveShell:
@@ -138,10 +145,15 @@ class LiveShell:
         )
         answer = self._answers[sending] = asyncio.Queue()
         self.engines[replica].send(sending)
-        outcome = await answer.get()
+        cancel = partial(self.engines[replica].cancel, sending)
+        try:
+            outcome = await answer.get()
+        except asyncio.CancelledError:
+            cancel()
+            raise
         if outcome is not None:
             raise UpstreamError(outcome.error or "disconnected")
-        return SiteSource(answer)
+        return SiteSource(answer, cancel)
 
     # -- what sites tell
 
@@ -216,15 +228,17 @@ class SiteSource:
     status = 200
     headers: Sequence[Header] = ((b"content-type", b"text/event-stream"),)
 
-    def __init__(self, answer: asyncio.Queue[Outcome | None]) -> None:
+    def __init__(self, answer: asyncio.Queue[Outcome | None], cancel: Callable[[], None]) -> None:
         self._answer = answer
+        self._cancel = cancel
 
     @asynccontextmanager
     async def chunks(self) -> AsyncGenerator[AsyncIterator[bytes], None]:
         yield self._events()
 
     async def aclose(self) -> None:
-        """The site keeps its own connections."""
+        """The site keeps its own connections, and does nothing about an answer that has ended."""
+        self._cancel()
 
     async def _events(self) -> AsyncIterator[bytes]:
         yield ROLE + delta("first ")
