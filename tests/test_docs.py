@@ -24,6 +24,7 @@ from gorgo.proxy.admin import Admin
 from gorgo.proxy.app import HOT_ROUTES, data_app
 from gorgo.proxy.metrics import METRICS
 from gorgo.sim.scenario import SCENARIOS
+from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -111,6 +112,14 @@ def test_every_metric_has_a_row_with_its_type_and_labels() -> None:
         code(row[0])[0]: (row[1], code(row[2]), row[3]) for row in rows("metric", "type", "labels", "meaning")
     }
     assert documented == {spec.name: (spec.kind, list(spec.labels), spec.description) for spec in METRICS}
+
+
+def test_every_metric_of_the_tuner_has_a_row_too() -> None:
+    documented = [
+        (code(row[0])[0], row[1], tuple(code(row[2])), row[3])
+        for row in rows("tuner metric", "type", "labels", "meaning")
+    ]
+    assert documented == [(spec.name, spec.kind, spec.labels, spec.description) for spec in TUNER_METRICS]
 
 
 def test_every_key_of_a_result_row_has_a_row() -> None:
@@ -211,6 +220,14 @@ def test_every_response_header_has_a_row() -> None:
     source = (ROOT / "gorgo/proxy/exchange.py").read_text()
     documented = [code(row[0])[0] for row in rows("header", "meaning")]
     assert set(documented) == set(re.findall(r'b"(x-[a-z-]+)"', source))
+
+
+def test_every_row_about_intruders_names_tests_that_exist() -> None:
+    named = {test for row in rows("tried", "what happens", "test") for test in code(row[2])}
+    sources = [path.read_text() for path in (ROOT / "tests/proxy").rglob("test_*.py")]
+    found = {name for source in sources for name in re.findall(r"^(?:async )?def (test_\w+)", source, re.MULTILINE)}
+    assert len(named) >= 25
+    assert named <= found
 
 
 # -- map and files

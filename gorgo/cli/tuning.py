@@ -49,6 +49,9 @@ def tune(
     discard_s: Annotated[
         float, typer.Option(help="First seconds of a block that do not count: they meet the queues of the one before.")
     ] = 30.0,
+    rest_blocks: Annotated[
+        float, typer.Option(help="So many blocks the incumbent has all traffic before each pair, unmeasured.")
+    ] = 2.0,
     pairs: Annotated[int, typer.Option(min=1, help="At most so many pairs of blocks per candidate.")] = 20,
     alpha: Annotated[
         float, typer.Option(help="Probability at most of accepting a candidate that is no better.")
@@ -168,6 +171,7 @@ def tune(
             warm_up_s=warm_up_s,
             block_s=block_s,
             discard_s=discard_s,
+            rest_blocks=rest_blocks,
             pairs=pairs,
             alpha=alpha,
             max_generations=max_generations,

@@ -33,6 +33,20 @@ def test_the_demo_runs_each_policy_on_a_fleet_of_real_processes(tmp_path: Path) 
     assert (tmp_path / "gorgo" / "requests.jsonl").exists()
 
 
+def test_a_demo_with_the_tuner_moves_weights_and_keeps_its_history(tmp_path: Path) -> None:
+    told: list[str] = []
+    filters = TraceFilters(limit=60, max_input=6000, max_output=2)
+    options = DemoOptions(tune=True, filters=filters, time_scale=0.6, out=tmp_path, show_progress=False)
+    (row,) = run_demo(options, tell=told.append)
+    assert (row.policy, row.n, row.errors, row.weights) == ("gorgo", 60, 0, None)
+    history = json.loads((tmp_path / "gorgo" / "history.json").read_text())
+    assert [one["number"] for one in history] == list(range(len(history)))
+    assert len(history) >= 2
+    assert history[1]["weights"] != history[0]["weights"]
+    assert "the start" in told[0]
+    assert "Traceback" not in (tmp_path / "gorgo" / "tune.log").read_text()
+
+
 def test_a_trace_that_cannot_be_read_is_told_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="nowhere"):
         run_demo(DemoOptions(trace=tmp_path / "nowhere.jsonl"))
