@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from gorgo.proxy import body as body_module
 from tests.proxy.conftest import Running, Start, config_for, with_replica
 from tests.proxy.fakes import answer, chat
 from tests.proxy.raw import connected

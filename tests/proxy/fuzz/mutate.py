@@ -13,7 +13,8 @@ EXAMPLES = int(os.environ.get("GORGO_FUZZ_EXAMPLES", "60"))
 SPLINTERS = (
     b"\0", b"\r", b"\n", b"\r\n\r\n", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xf0\x9f\x98", b"NaN",
     b"Infinity", b"1e999999", b"-0", b"9" * 400, b"[" * 3000, b'{"a":' * 3000, b'"\\ud800"', b"null", b"true", b"{}",
-    b"[]", b'""', b",", b":", b"&a *a", b"!!python/object:os.system", b"<<: *a", b"\t", b" " * 300, b"%n%s", b"../" * 20, b"\x1b[2J",
+    b"[]", b'""', b",", b":", b"&a *a", b"!!python/object:os.system", b"<<: *a", b"\t", b" " * 300, b"%n%s",
+    b"../" * 20, b"\x1b[2J",
 )  # fmt: skip
 
 

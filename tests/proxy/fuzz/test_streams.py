@@ -55,7 +55,7 @@ def test_scanner_and_tail_see_the_same_however_a_mutated_stream_is_split() -> No
         seen = []
         for parts in ([stream], pieces(chance, stream), [stream[n : n + 1] for n in range(len(stream))]):
             scanner, tail = ContentScanner(route), UsageTail()
-            scans = []
+            scans: list[Scan] = []
             for part in parts:
                 tail.feed(part)
                 if not scans or scans[-1] is Scan.WAITING:
