@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo laboratory tuning-table test check lint types bench test-system test-postgres lock clean help
+.PHONY: demo laboratory tuning-table test check lint types bench test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -32,6 +32,9 @@ test-system: $(READY) ## tests that need apt, root or many minutes; says what it
 
 test-postgres: $(READY) ## the history's tests on a PostgreSQL server of the distribution's package
 	GORGO_TEST_POSTGRES=1 $(BIN)/python -m pytest -rs tests/tuner/history $(ARGS)
+
+terraform-check: $(READY) ## every check of terraform/ in a table: ran, or not and why; minutes
+	@$(BIN)/python -m tests.terraform
 
 bench: $(READY)  ## speed: printed, never asserted
 	$(BIN)/python -m tests.bench $(ARGS)

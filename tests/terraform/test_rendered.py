@@ -379,10 +379,12 @@ def test_prometheus_scrapes_what_nginx_passes_on(rendered: dict[str, Any]) -> No
 def test_every_query_of_the_dashboard_names_metrics_and_labels_that_exist(rendered: dict[str, Any]) -> None:
     dashboard = json.loads(rendered["observability"]["gorgo-dashboard.json"])
     series: dict[str, set[str]] = {}
-    for spec in (*METRICS, *TUNER_METRICS):
-        labels = set(spec.labels)
-        ends = {"histogram": {"_bucket": {"le"}, "_sum": set(), "_count": set()}}.get(spec.kind, {"": set()})
-        series |= {f"{spec.name}{end}": labels | more for end, more in ends.items()}
+    known = [(one.name, one.kind, one.labels) for one in METRICS]
+    for name, kind, labels in known + [(one.name, one.kind, one.labels) for one in TUNER_METRICS]:
+        ends = (
+            {"_bucket": {"le"}, "_sum": set[str](), "_count": set[str]()} if kind == "histogram" else {"": set[str]()}
+        )
+        series |= {f"{name}{end}": set(labels) | more for end, more in ends.items()}
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(queries) >= 14
     for query in queries:

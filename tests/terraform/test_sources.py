@@ -94,6 +94,12 @@ def test_every_variable_and_output_has_a_description_and_every_variable_a_type()
             assert kind == "output" or re.search(r"^  type\s*= ", body, re.MULTILINE), f"{path}: {name}"
 
 
+def test_every_variable_of_the_environment_has_a_row_and_every_row_a_variable() -> None:
+    found = re.findall(r'^variable "(\w+)"', (TERRAFORM / "envs/paper/variables.tf").read_text(), re.MULTILINE)
+    table = (TERRAFORM / "README.md").read_text().split("| variable | default | meaning |")[1].split("\n\n")[0]
+    assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == sorted(found)
+
+
 def test_the_provider_is_pinned_to_one_version_everywhere() -> None:
     pins = [pin for path in SOURCES for pin in re.findall(r'^\s+version = "(.*)"', path.read_text(), re.MULTILINE)]
     assert len(pins) >= 5
