@@ -150,6 +150,14 @@ run "another_engine_is_refused" {
   expect_failures = [output.instances]
 }
 
+run "files_of_another_machine_are_refused" {
+  command = plan
+  variables {
+    regions_file = "tests/files.yaml"
+  }
+  expect_failures = [output.regions_generated]
+}
+
 run "a_region_without_a_place_is_refused" {
   command = plan
   variables {
