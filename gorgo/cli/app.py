@@ -13,6 +13,7 @@ from gorgo.cli import (
     laboratory,
     looking,
     measuring,
+    overloading,
     ranking,
     reporting,
     running,
@@ -34,6 +35,7 @@ app.command()(running.serve)
 app.command()(running.engine)
 app.command()(measuring.replay)
 app.command()(simulating.simulate)
+app.command()(overloading.overload)
 app.command()(laboratory.laboratory)
 app.command()(measuring.demo)
 app.command()(reporting.report)

@@ -34,6 +34,10 @@ def simulate(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Run each policy on so many seeds, from --seed on.")] = 1,
     scenario: Annotated[str, typer.Option(metavar="NAME", help="What goes wrong, or is different.")] = "steady",
+    slo_ttft_ms: Annotated[
+        float | None,
+        typer.Option(min=1, show_default=False, help="Deadline that every request brings. Default: as configured."),
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Weights file for the policy that it names."),
@@ -90,6 +94,7 @@ def simulate(
         limits=limits_of(loaded),
         probe_interval_s=loaded.proxy.probe_interval_s,
         scrape_interval_s=loaded.proxy.scrape_interval_s,
+        slo_ttft_ms=slo_ttft_ms,
         out=out,
         n_jobs=-1 if jobs is None else jobs,
         backend=backend,

@@ -37,6 +37,7 @@ def run_key(job: SimJob) -> str:
         repr(job.fleet),
         repr(job.filters),
         repr((job.time_scale, job.seed, job.scenario, job.limits, job.probe_interval_s, job.scrape_interval_s)),
+        repr(job.slo_ttft_ms),
         Path(job.trace).name,
         _digest_of_trace(job.trace),
         _digest_of_code(job.policy),

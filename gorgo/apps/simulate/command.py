@@ -35,7 +35,7 @@ class SimulateOptions:
 
     Parameters
     ----------
-    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s:
+    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, slo_ttft_ms:
         As in `SimJob`.
     policies:
         In the order of the table; oracle and floor come behind them.
@@ -62,6 +62,7 @@ class SimulateOptions:
     limits: RouterLimits | None = None
     probe_interval_s: float = 30.0
     scrape_interval_s: float = 30.0
+    slo_ttft_ms: float | None = None
     out: Path | None = None
     n_jobs: int = -1
     backend: Backend = "loky"
@@ -114,6 +115,7 @@ def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
                     limits=options.limits,
                     probe_interval_s=options.probe_interval_s,
                     scrape_interval_s=options.scrape_interval_s,
+                    slo_ttft_ms=options.slo_ttft_ms,
                     keep_requests=options.out is not None,
                 )
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gorgo.apps.results import ResultRow
+from gorgo.apps.simulate.goodput import Goodput
 from gorgo.apps.traces import TraceFilters
 from gorgo.core.limits import RouterLimits
 from gorgo.sim.feed import SimRequest
@@ -43,6 +44,8 @@ class SimJob:
         for every policy.
     limits:
         The Router's bounds; None: those of the proxy.
+    slo_ttft_ms:
+        Deadline that every request brings; None: that of `limits`, if it has one.
     keep_requests:
         Send a record per request back.
     """
@@ -59,6 +62,7 @@ class SimJob:
     limits: RouterLimits | None = None
     probe_interval_s: float = 30.0
     scrape_interval_s: float = 30.0
+    slo_ttft_ms: float | None = None
     keep_requests: bool = False
 
 
@@ -67,10 +71,11 @@ class SimulatedRun:
     """A run that is done. `job` has no feed any more; `requests` are there if they were to be kept.
 
     `cpu_s` is the processor's time for it in whichever process it ran, drawing or reading its feed included where that
-    was not there already.
+    was not there already. `goodput` is None without a request.
     """
 
     job: SimJob
     row: ResultRow
     requests: Sequence[SimRecord] | None = None
     cpu_s: float | None = None
+    goodput: Goodput | None = None

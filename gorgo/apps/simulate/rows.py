@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gorgo.apps.results import ResultRow, Spread
+from gorgo.apps.simulate.goodput import goodput_of
 from gorgo.apps.simulate.job import STEADY, SimJob, SimulatedRun
 from gorgo.sim.feed import SimRequest
 from gorgo.sim.floor import Floor
@@ -22,7 +23,8 @@ from gorgo.sim.records import SimRecord, SimResult
 def simulated_run(job: SimJob, weights: Mapping[str, float], result: SimResult) -> SimulatedRun:
     """What comes back of a simulation."""
     row = _row(job, weights, result.records, _spread_of(result.gaps))
-    return SimulatedRun(_without_feed(job), row, result.records if job.keep_requests else None)
+    kept = result.records if job.keep_requests else None
+    return SimulatedRun(_without_feed(job), row, kept, goodput=goodput_of(result.records))
 
 
 def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: Floor) -> SimulatedRun:
@@ -41,7 +43,8 @@ def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: Floor) -> Simulate
         for request, ttft_s, e2e_s in zip(feed, floor.ttft_s.tolist(), floor.e2e_s.tolist(), strict=True)
     ]
     row = _row(job, None, records, Spread())
-    return SimulatedRun(_without_feed(job), row, records if job.keep_requests else None)
+    kept = records if job.keep_requests else None
+    return SimulatedRun(_without_feed(job), row, kept, goodput=goodput_of(records))
 
 
 def trace_name(job: SimJob) -> str:

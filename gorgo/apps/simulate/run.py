@@ -91,6 +91,7 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
         limits=job.limits,
         probe_interval_s=job.probe_interval_s,
         scrape_interval_s=job.scrape_interval_s,
+        slo_ttft_s=None if job.slo_ttft_ms is None else job.slo_ttft_ms / 1e3,
         controllers=controllers,
     )
     result = simulation.run(feed)
