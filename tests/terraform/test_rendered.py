@@ -135,7 +135,7 @@ def test_the_engines_key_comes_by_the_name_that_the_script_writes(
 
 def test_first_boot_texts_are_cloud_configs_within_the_clouds_limit(first_boots: dict[str, str]) -> None:
     for machine, text in first_boots.items():
-        assert set(cloud_init(text)) <= {"users", "packages", "write_files", "runcmd"}, machine
+        assert set(cloud_init(text)) <= {"users", "write_files", "runcmd"}, machine
         assert len(text.encode()) <= 16384, machine
 
 

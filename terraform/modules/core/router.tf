@@ -59,8 +59,7 @@ locals {
   }
 
   router_user_data = join("\n", ["#cloud-config", yamlencode({
-    users    = ["default", { name = "gorgo", system = true, shell = "/usr/sbin/nologin" }]
-    packages = ["nginx", "python3.11"]
+    users = ["default", { name = "gorgo", system = true, shell = "/usr/sbin/nologin" }]
     write_files = concat(
       [
         { path = "/etc/sysctl.d/90-gorgo.conf", permissions = "0644", content = local.network_sysctl },

@@ -140,25 +140,13 @@ resource "aws_vpc_security_group_egress_rule" "https" {
 
 # -- the machine
 
-# Its addresses are there before it is: it fetches what it needs at its first boot, and a new machine takes them over.
-resource "aws_network_interface" "this" {
-  subnet_id       = var.subnet_id
-  private_ips     = [var.router.address]
-  security_groups = [aws_security_group.this.id]
-  description     = var.router.name
-  tags            = { Name = var.router.name }
-}
-
-resource "aws_eip" "this" {
-  domain            = "vpc"
-  network_interface = aws_network_interface.this.id
-  tags              = { Name = var.router.name }
-}
-
 resource "aws_instance" "this" {
   # checkov:skip=CKV_AWS_126: The engine's and the proxy's own metrics tell more, every 15 s and without a price.
   ami                         = data.aws_ssm_parameter.image.insecure_value
   instance_type               = var.instance_type
+  subnet_id                   = var.subnet_id
+  private_ip                  = var.router.address
+  vpc_security_group_ids      = [aws_security_group.this.id]
   iam_instance_profile        = aws_iam_instance_profile.this.name
   ebs_optimized               = true
   monitoring                  = false
@@ -166,11 +154,6 @@ resource "aws_instance" "this" {
   user_data_replace_on_change = true
   tags                        = { Name = var.router.name }
   volume_tags                 = { Name = var.router.name }
-
-  network_interface {
-    device_index         = 0
-    network_interface_id = aws_network_interface.this.id
-  }
 
   metadata_options {
     http_endpoint               = "enabled"
@@ -191,6 +174,16 @@ resource "aws_instance" "this" {
 
   depends_on = [
     aws_iam_role_policy.reads, aws_iam_role_policy.sessions, aws_s3_object.package, aws_s3_object.configuration,
-    aws_eip.this,
   ]
+}
+
+# The machine has no way out until it has this: what it fetches at its first boot is tried until it comes.
+resource "aws_eip" "this" {
+  domain = "vpc"
+  tags   = { Name = var.router.name }
+}
+
+resource "aws_eip_association" "this" {
+  allocation_id = aws_eip.this.id
+  instance_id   = aws_instance.this.id
 }
