@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 MAX_ACCOUNTS = 4096
 #: A client with too many open has to wait for one of its own to end; nobody knows when that is, s.
 OPEN_RETRY_S = 1.0
+#: Of a clock that counts from the epoch: who comes when told is let in.
+_NOISE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,18 @@ class ClientBook:
             message = f"{limits.max_in_flight} requests of this key are open, the most it may have"
             return Excess("client_concurrency", message, OPEN_RETRY_S)
         if limits.requests_per_s is not None:
-            if account.tokens < 1.0:
+            if account.tokens < 1.0 - _NOISE:
                 wait_s = (1.0 - account.tokens) / limits.requests_per_s
                 message = f"this key may send {limits.requests_per_s * 60:g} requests a minute"
                 return Excess("client_rate", message, wait_s)
             account.tokens -= 1.0
         account.open += 1
         return None
+
+    def open_of(self, client: str) -> int:
+        """Requests of `client` that have not ended."""
+        account = self._accounts.get(client)
+        return 0 if account is None else account.open
 
     def leave(self, client: str | None) -> None:
         """A request of `client` that was counted has ended."""

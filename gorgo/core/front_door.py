@@ -106,7 +106,7 @@ class FrontDoor:
         self._walked_s = now
         actions = self._drop_late(now)
         looks, closed = 0, self._closed(now)
-        if len(closed) == len(self._fleet.members):
+        if closed and len(closed) == len(self._fleet.members):
             return actions
         for held in list(self.room):
             if held.wanted in closed and now - held.looked_s < LOOK_AGAIN_S:
@@ -117,7 +117,7 @@ class FrontDoor:
             if action is not None:
                 actions.append((held.state, action))
             looks += 1
-            if looks == MAX_LOOKS or len(closed) == len(self._fleet.members):
+            if looks == MAX_LOOKS or (closed and len(closed) == len(self._fleet.members)):
                 break
         return actions
 
@@ -136,7 +136,7 @@ class FrontDoor:
         if self.stirred:
             return now
         due = [at for member in self._fleet.members.values() if (at := self.doors.opens_s(member, now=now)) is not None]
-        if len(self._closed(now)) < len(self._fleet.members):
+        if self._limits.hold and len(self._closed(now)) < len(self._fleet.members):
             due.append(self._walked_s + LOOK_AGAIN_S)
         while self._drops and not self._waits(self._drops[0][2]):
             heappop(self._drops)
@@ -156,6 +156,9 @@ class FrontDoor:
 
     def _hold(self, held: Held, now: float) -> Action:
         request = held.state.request
+        if not self.room:
+            # Whatever happened before, this one was asked after it.
+            self.stirred, self._walked_s = False, now
         if len(self.room) >= self._limits.held:
             return queue_full(request, self._limits.held, self.retry_after_s(now))
         self.room.add(held)
@@ -167,7 +170,7 @@ class FrontDoor:
         if self._limits.no_replica_wait_s <= 0.0:
             return no_replica(state.request, self._readmission_s(now))
         held = Held(state, 0.0, since_s=now, stranded_s=now)
-        held.drop_s = now + self._limits.no_replica_wait_s
+        held.drop_s = self._patience_s(held)
         return self._hold(held, now)
 
     def _look_again(self, held: Held, now: float) -> Dispatch | Reject | None:
@@ -202,13 +205,19 @@ class FrontDoor:
     def _stranded(self, held: Held, now: float) -> Reject | None:
         if held.stranded_s is None:
             held.stranded_s = now
-        over_s = held.stranded_s + self._limits.no_replica_wait_s
+        over_s = self._patience_s(held)
         if now < over_s:
             held.wanted, held.looked_s = None, now
             self._set_drop(held, over_s)
             return None
         self.room.remove(held)
         return no_replica(held.state.request, self._readmission_s(now))
+
+    def _patience_s(self, held: Held) -> float:
+        """How long it waits for anybody at all; not beyond its deadline."""
+        assert held.stranded_s is not None, "it has somewhere to go"
+        over_s, deadline_s = held.stranded_s + self._limits.no_replica_wait_s, self._deadline_s(held.state.request)
+        return over_s if deadline_s is None else min(over_s, held.state.request.received_s + deadline_s)
 
     def _drop_late(self, now: float) -> list[Settled]:
         """Those whose time may be over are looked at out of turn."""
@@ -245,6 +254,9 @@ class FrontDoor:
         return self.room.get(held.request_id) is held
 
     def _closed(self, now: float) -> set[str]:
+        """Nobody is while nothing is held back."""
+        if not self._limits.hold:
+            return set()
         return {name for name, member in self._fleet.members.items() if not self.doors.is_open(member, now=now)}
 
     def _deadline_s(self, request: RouteRequest) -> float | None:

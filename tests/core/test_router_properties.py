@@ -1,21 +1,27 @@
 """The ledger under any interleaving: after every event the kept columns equal a naive recount, and zero at the end.
 
-The events come in any order and as often as hypothesis likes: first tokens and finishes twice, of attempts long ended
-or never known, while replicas leave, come back, drain, fail their probes and are readmitted.
+A request is answered once: it waits, has attempts open, or has ended, and what has ended is never heard of again. The
+shell tells the end of a cancelled attempt late, or of another one first, as it likes.
+
+Events come in any order and as often as hypothesis likes: first tokens and finishes twice, of attempts long ended or
+never known, while replicas leave, come back, drain, fail their probes and are readmitted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gorgo.core.actions import Action, Dispatch, Reject
+from gorgo.core.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
+from gorgo.core.clients import ClientLimits, ClientRules
 from gorgo.core.health import EjectionLimits
+from gorgo.core.hedging import HedgeLimits
+from gorgo.core.overload import OverloadLimits
 from gorgo.core.path import Windows
 from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome
 from gorgo.core.router import Router, RouterLimits
@@ -30,6 +36,11 @@ LIMITS = RouterLimits(
     stale_after_s=30.0,
     max_index_blocks=20,
     ejection=EjectionLimits(failures=2, base_s=2.0, max_s=8.0),
+    overload=OverloadLimits(hold=True, held=6, open_work_s=0.1, no_replica_wait_s=5.0),
+    hedging=HedgeLimits(share=0.5),
+    retry_minimum=3,
+    slow_start_s=10.0,
+    clients=ClientRules(ClientLimits(max_in_flight=8)),
 )
 fleets = st.lists(st.sampled_from(NAMES), unique=True, max_size=5)
 names = st.sampled_from(NAMES)
@@ -45,8 +56,18 @@ class Open:
     waiting: bool = True
 
 
+@dataclass
+class Asked:
+    """The naive twin of a request: how often it was answered with an end."""
+
+    client: str | None
+    held: bool = False
+    hedged: bool = False
+    ended: int = 0
+
+
 class LedgerMachine(RuleBasedStateMachine):
-    @initialize(policy=st.sampled_from(sorted(POLICIES)), seed=st.integers(0, 1000))
+    @initialize(policy=st.just("gorgo-ms") | st.sampled_from(sorted(POLICIES)), seed=st.integers(0, 1000))
     def start(self, policy: str, seed: int) -> None:
         self.now = 0.0
         self.router = Router(
@@ -57,31 +78,69 @@ class LedgerMachine(RuleBasedStateMachine):
         self.open: dict[str, Open] = {}
         self.tokens: dict[str, int] = {}
         self.tried: dict[str, list[str]] = {}
+        self.asked: dict[str, Asked] = {}
         self.seen: list[str] = ["never/1"]
         self.samples = 0
 
-    def follow(self, actions: list[Action], request_id: str) -> None:
+    def follow(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Reject):
-                assert action.request_id == request_id
-                continue
-            assert isinstance(action, Dispatch)
-            assert action.attempt_id not in self.open
-            assert action.replica in self.fleet
-            self.tried[request_id].append(action.replica)
-            assert len(set(self.tried[request_id])) == len(self.tried[request_id]) <= LIMITS.max_attempts
-            self.open[action.attempt_id] = Open(action.replica, self.joined[action.replica], self.tokens[request_id])
-            self.seen.append(action.attempt_id)
+            asked = self.asked[action.request_id]
+            match action:
+                case Hold():
+                    assert not asked.held
+                    assert not self.tried[action.request_id]
+                    asked.held = True
+                case Reject():
+                    assert not self.attempts_of(action.request_id)
+                    asked.held, asked.ended = False, asked.ended + 1
+                case Dispatch():
+                    asked.held = False
+                    self.sent(action)
+                case Hedge():
+                    assert not asked.hedged
+                    asked.hedged = True
+                    assert len(self.attempts_of(action.request_id)) == 1
+                    self.sent(action.dispatch)
+                case Cancel():
+                    assert action.attempt_id in self.open
+                    assert asked.hedged
+            assert asked.ended <= 1
+
+    def sent(self, dispatch: Dispatch) -> None:
+        request_id = dispatch.request_id
+        assert not self.asked[request_id].ended
+        assert dispatch.attempt_id not in self.open
+        assert dispatch.replica in self.fleet
+        self.tried[request_id].append(dispatch.replica)
+        assert len(set(self.tried[request_id])) == len(self.tried[request_id]) <= LIMITS.max_attempts + 1
+        self.open[dispatch.attempt_id] = Open(dispatch.replica, self.joined[dispatch.replica], self.tokens[request_id])
+        self.seen.append(dispatch.attempt_id)
+
+    def attempts_of(self, request_id: str) -> list[str]:
+        return [attempt_id for attempt_id in self.open if attempt_id.split("/")[0] == request_id]
 
     @rule(
         tokens=st.integers(0, 10**6),
         words=st.lists(st.integers(0, 2), max_size=6),
         pinned=st.none() | names,
         streamed=st.booleans(),
+        client=st.sampled_from([None, "a", "b"]),
+        priority=st.integers(-1, 1),
+        slo_s=st.none() | st.floats(0.01, 50),
     )
-    def submit(self, tokens: int, words: list[int], pinned: str | None, streamed: bool) -> None:
+    def submit(
+        self,
+        tokens: int,
+        words: list[int],
+        pinned: str | None,
+        streamed: bool,
+        client: str | None,
+        priority: int,
+        slo_s: float | None,
+    ) -> None:
         request_id = f"r{len(self.tokens)}"
         self.tokens[request_id], self.tried[request_id] = tokens, []
+        self.asked[request_id] = Asked(client)
         request = a_request(
             request_id,
             prompt_tokens=tokens,
@@ -91,16 +150,28 @@ class LedgerMachine(RuleBasedStateMachine):
             streamed=streamed,
             body_bytes=4 * tokens,
         )
+        request = replace(request, client=client, priority=priority, slo_ttft_s=slo_s)
         actions = self.router.submit(request, now=self.now)
-        assert len(actions) == 1
-        self.follow(actions, request_id)
+        assert [action.request_id for action in actions].count(request_id) == 1
+        assert actions[-1].request_id == request_id
+        self.follow(actions)
 
     @rule(data=st.data())
     def first_token(self, data: st.DataObject) -> None:
         attempt_id = data.draw(st.sampled_from(self.seen))
-        assert self.router.on_first_token(attempt_id, now=self.now) == []
+        actions = self.router.on_first_token(attempt_id, now=self.now)
+        assert attempt_id in self.open or actions == []
+        self.follow(actions)
         if attempt_id in self.open:
             self.open[attempt_id].waiting = False
+
+    @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from([*self.asked, "never"]))
+        self.follow(self.router.abandon(request_id, now=self.now))
+        if request_id in self.asked and self.asked[request_id].held:
+            self.asked[request_id].held = False
+            self.asked[request_id].ended += 1
 
     @rule(data=st.data(), ending=st.sampled_from(list(Ending)))
     def finish(self, data: st.DataObject, ending: Ending) -> None:
@@ -109,9 +180,21 @@ class LedgerMachine(RuleBasedStateMachine):
     def end(self, attempt_id: str, ending: Ending) -> None:
         actions = self.router.on_finish(attempt_id, Outcome(ending), now=self.now)
         was_open = self.open.pop(attempt_id, None) is not None
-        self.samples += was_open and not any(isinstance(action, Dispatch) for action in actions)
         assert was_open or actions == []
-        self.follow(actions, attempt_id.split("/")[0])
+        request_id = attempt_id.split("/")[0]
+        others = self.attempts_of(request_id)
+        own = [action for action in actions if action.request_id == request_id]
+        self.follow(actions)
+        if not was_open or self.asked[request_id].ended > any(isinstance(action, Reject) for action in own):
+            return
+        goes_on = any(isinstance(action, Dispatch) for action in own)
+        leaves_it = others and ending in (Ending.FAILED_BEFORE_CONTENT, Ending.BUSY, Ending.SUPERSEDED)
+        if goes_on or leaves_it:
+            return
+        self.samples += 1
+        self.asked[request_id].ended = 1
+        cancelled = {action.attempt_id for action in own if isinstance(action, Cancel)}
+        assert cancelled == set(others), "whoever is left is to be stopped"
 
     @rule(fleet=fleets)
     def set_fleet(self, fleet: list[str]) -> None:
@@ -127,7 +210,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(name=names, rtt_s=st.none() | st.floats(0, 1))
     def probe(self, name: str, rtt_s: float | None) -> None:
-        assert self.router.on_probe(name, rtt_s, now=self.now) == []
+        self.follow(self.router.on_probe(name, rtt_s, now=self.now))
 
     @rule(name=names, window=st.none() | st.floats(1_000, 1e6))
     def path(self, name: str, window: float | None) -> None:
@@ -146,7 +229,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(step_s=st.floats(0, 40))
     def time_passes(self, step_s: float) -> None:
         self.now += step_s
-        assert self.router.handle_timer(now=self.now) == []
+        self.follow(self.router.handle_timer(now=self.now))
         due = self.router.next_timer()
         assert due is None or due > self.now
 
@@ -161,6 +244,14 @@ class LedgerMachine(RuleBasedStateMachine):
             assert row.queued_prefill_tokens == sum(one.tokens for one in mine if one.waiting)
         assert self.router.in_flight == len(self.open)
         assert len(self.router.samples) == self.samples
+        assert self.router.held == sum(asked.held for asked in self.asked.values())
+        self.router._door.room.check()
+
+    @invariant()
+    def nobody_is_lost(self) -> None:
+        for request_id, asked in self.asked.items():
+            assert asked.ended <= 1
+            assert asked.ended or asked.held or self.attempts_of(request_id), request_id
 
     @invariant()
     def the_index_is_sound(self) -> None:
@@ -169,8 +260,15 @@ class LedgerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "router"):
             return
-        while self.open:
-            self.end(next(iter(self.open)), Ending.FAILED_BEFORE_CONTENT)
+        while self.open or self.router.held:
+            while self.open:
+                self.end(next(iter(self.open)), Ending.FAILED_BEFORE_CONTENT)
+            for request_id in [name for name, asked in self.asked.items() if asked.held]:
+                self.follow(self.router.abandon(request_id, now=self.now))
+                self.asked[request_id].held, self.asked[request_id].ended = False, 1
+        assert all(asked.ended == 1 for asked in self.asked.values())
+        for client in ("a", "b"):
+            assert self.router._clients.open_of(client) == 0
         self.columns_equal_a_recount()
         for row in self.router.fleet_view(now=self.now):
             assert (row.in_flight_requests, row.in_flight_tokens, row.queued_prefill_tokens) == (0, 0, 0)

@@ -1,0 +1,35 @@
+"""A share over a sliding window: never more than that, and a minimum in any case."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gorgo.core.budgets import ShareBudget
+
+
+def test_what_was_spent_comes_back_when_the_window_has_passed() -> None:
+    budget = ShareBudget(share=0.1, minimum=1, window_s=10.0)
+    assert budget.spend(now=0.0)
+    assert not budget.spend(now=9.0)
+    assert budget.spend(now=11.0)
+
+
+def test_a_minimum_of_zero_allows_nothing_without_requests() -> None:
+    assert not ShareBudget(share=1.0, minimum=0, window_s=10.0).spend(now=0.0)
+
+
+@given(steps=st.lists(st.tuples(st.floats(0, 2), st.booleans()), max_size=200), share=st.floats(0, 1))
+def test_share_is_kept_in_every_window(steps: list[tuple[float, bool]], share: float) -> None:
+    budget, now = ShareBudget(share=share, minimum=2, window_s=10.0), 0.0
+    asked: list[float] = []
+    spent: list[float] = []
+    for step_s, ask in steps:
+        now += step_s
+        if ask:
+            budget.note(now=now)
+            asked.append(now)
+        elif budget.spend(now=now):
+            spent.append(now)
+            within = sum(at > now - 9.0 for at in spent)
+            assert within <= max(2, share * sum(at > now - 11.0 for at in asked))

@@ -1,0 +1,267 @@
+"""Holding and shedding: who goes, who waits, who is turned away, and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gorgo.core.actions import Action, Dispatch, Hold, Reject
+from gorgo.core.clients import ClientLimits, ClientRules
+from gorgo.core.limits import RouterLimits
+from gorgo.core.overload import OverloadLimits
+from gorgo.core.replica import ReplicaSpec
+from gorgo.core.request import RouteRequest
+from gorgo.core.router import Router
+from tests.core.routers import COMPLETED, FAILED, a_request, dispatched, make_router, rejected
+
+HOLDING = RouterLimits(overload=OverloadLimits(hold=True, no_replica_wait_s=2.0))
+#: 1 s per 1,000 tokens, and nothing else.
+SPEED = {"prefill_base_s": 0.0, "prefill_tokens_per_s": 1000.0, "prefill_kappa_s": 0.0}
+
+
+def holding(*names: str, **overload: object) -> Router:
+    limits = replace(HOLDING, overload=replace(HOLDING.overload, **overload))  # type: ignore[arg-type]
+    replicas = [ReplicaSpec(name, f"region-of-{name}", max_running_requests=4, **SPEED) for name in names]
+    router = make_router(policy="gorgo-ms", replicas=replicas, limits=limits)
+    for name in names:
+        router.on_probe(name, 0.0, now=0.0)
+        router.on_probe(name, 0.0, now=0.0)
+    return router
+
+
+def asked(
+    name: str, tokens: int = 1000, *, now: float = 0.0, slo_s: float | None = None, **more: object
+) -> RouteRequest:
+    request = a_request(name, prompt_tokens=tokens, received_s=now)
+    return replace(request, slo_ttft_s=slo_s, **more)  # type: ignore[arg-type]
+
+
+def held(actions: list[Action]) -> bool:
+    (action,) = actions
+    return isinstance(action, Hold)
+
+
+def until(router: Router, limit_s: float = 100.0) -> list[tuple[float, Action]]:
+    """Let time pass as a shell does, until nothing is due."""
+    seen: list[tuple[float, Action]] = []
+    now = 0.0
+    while (due_s := router.next_timer()) is not None and due_s < limit_s:
+        now = max(now, due_s)
+        seen += [(now, action) for action in router.handle_timer(now=now)]
+    return seen
+
+
+def test_a_request_goes_at_once_to_a_replica_with_room() -> None:
+    router = holding("a")
+    assert dispatched(router.submit(asked("r1", 150), now=0.0)).replica == "a"
+    assert dispatched(router.submit(asked("r2", 1000), now=0.0)).replica == "a"  # 150 ms before it: still open
+
+
+def test_a_request_waits_until_the_clock_of_its_replica_has_run_down() -> None:
+    router = holding("a")
+    dispatched(router.submit(asked("r1"), now=0.0))
+    assert held(router.submit(asked("r2"), now=0.0))
+    assert router.held == 1
+    assert router.next_timer() == pytest.approx(0.8)
+    assert router.handle_timer(now=0.79) == []
+    assert dispatched(router.handle_timer(now=0.8)).request_id == "r2"
+    assert router.held == 0
+
+
+def test_a_first_token_that_comes_early_opens_the_door() -> None:
+    router = holding("a")
+    first = dispatched(router.submit(asked("r1"), now=0.0))
+    assert held(router.submit(asked("r2"), now=0.0))
+    assert dispatched(router.on_first_token(first.attempt_id, now=0.3)).request_id == "r2"
+
+
+def test_an_end_that_makes_a_place_opens_the_door() -> None:
+    router = holding("a", open_in_flight=1)
+    first = dispatched(router.submit(asked("r1", 100), now=0.0))
+    assert held(router.submit(asked("r2", 100), now=0.0))
+    assert router.on_first_token(first.attempt_id, now=0.1) == []
+    assert dispatched(router.on_finish(first.attempt_id, COMPLETED, now=3.0)).request_id == "r2"
+
+
+def test_a_request_waits_for_the_best_replica_and_later_ones_pass() -> None:
+    router = holding("near", "far")
+    blocks = b"".join(number.to_bytes(8, "little") for number in range(200))
+    first = asked("r1", 12_800, blocks=blocks)
+    warm = dispatched(router.submit(first, now=0.0)).replica
+    cold = {"near": "far", "far": "near"}[warm]
+    assert held(router.submit(asked("r2", 12_900, now=6.0, blocks=blocks), now=6.0)), "its prefix is worth waiting for"
+    assert dispatched(router.submit(asked("r3", 1000, now=6.0), now=6.0)).replica == cold
+
+
+def test_the_shortest_goes_first() -> None:
+    router = holding("a")
+    attempt = dispatched(router.submit(asked("r0"), now=0.0))
+    for name, tokens in (("long", 3000), ("short", 500), ("middle", 1000)):
+        assert held(router.submit(asked(name, tokens), now=0.0))
+    went = []
+    for now in (1.0, 1.5, 2.5):
+        attempt = dispatched(router.on_first_token(attempt.attempt_id, now=now) or router.handle_timer(now=now))
+        went.append(attempt.request_id)
+    assert went == ["short", "middle", "long"]
+
+
+def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
+    router = holding("a", held=2)
+    dispatched(router.submit(asked("r0", 4000), now=0.0))
+    assert all(held(router.submit(asked(f"r{number}", 3000), now=0.0)) for number in (1, 2))
+    refusal = rejected(router.submit(asked("r3"), now=0.0))
+    assert (refusal.status, refusal.code) == (429, "queue_full")
+    assert refusal.retry_after_s == pytest.approx(10.0)  # 4 s there, twice 3 s here
+
+
+def test_without_a_deadline_nobody_is_turned_away_by_time() -> None:
+    router = holding("a")
+    dispatched(router.submit(asked("r0", 50_000), now=0.0))
+    assert held(router.submit(asked("r1"), now=0.0))
+    assert [type(action) for _, action in until(router)] == [Dispatch]
+
+
+def test_a_request_that_can_no_longer_meet_its_deadline_is_dropped_at_once() -> None:
+    router = holding("a")
+    dispatched(router.submit(asked("r0", 3000), now=0.0))
+    refusal = rejected(router.submit(asked("r1", 500, slo_s=2.0), now=0.0))
+    assert (refusal.status, refusal.code) == (429, "deadline_unreachable")
+    assert refusal.retry_after_s == pytest.approx(3.0)
+
+
+def test_a_request_that_waits_goes_while_it_can_still_meet_its_deadline() -> None:
+    router = holding("a")
+    dispatched(router.submit(asked("r0", 1000), now=0.0))
+    assert held(router.submit(asked("r1", 500, slo_s=1.6), now=0.0))
+    ((when, action),) = until(router)
+    assert (type(action), when) == (Dispatch, pytest.approx(0.8, abs=0.01))
+
+
+def test_a_request_for_which_no_place_comes_is_dropped_when_its_last_chance_is_over() -> None:
+    router = holding("a", open_in_flight=1)
+    first = dispatched(router.submit(asked("r0", 100), now=0.0))
+    router.on_first_token(first.attempt_id, now=0.1)  # and from here on it generates
+    assert held(router.submit(asked("r1", 500, slo_s=1.8), now=0.1))
+    ((when, action),) = until(router)
+    assert (type(action), when) == (Reject, pytest.approx(1.3, abs=0.01))
+
+
+def test_who_has_nobody_to_go_to_waits_no_longer_than_its_deadline() -> None:
+    router = holding("a")
+    dispatched(router.submit(asked("r0", 1000), now=0.0))
+    assert held(router.submit(asked("r1", 500, slo_s=1.8), now=0.0))
+    router.drain("a", now=0.1)
+    ((when, action),) = until(router)
+    assert (type(action), when) == (Reject, pytest.approx(1.8))
+
+
+def test_a_prompt_too_long_for_its_deadline_is_served_if_there_is_room() -> None:
+    router = holding("a")
+    assert dispatched(router.submit(asked("long", 10_000, slo_s=2.0), now=0.0)).replica == "a"
+
+
+def test_a_prompt_too_long_for_its_deadline_waits_a_moment_only() -> None:
+    router = holding("a")
+    dispatched(router.submit(asked("r0", 1000), now=0.0))
+    assert held(router.submit(asked("long", 10_000, slo_s=2.0), now=0.0))
+    ((when, action),) = until(router)
+    assert (type(action), when) == (Reject, pytest.approx(0.3))
+
+
+def test_a_prompt_too_long_gets_the_room_that_comes_within_that_moment() -> None:
+    router = holding("a")
+    first = dispatched(router.submit(asked("r0", 1000), now=0.0))
+    assert held(router.submit(asked("long", 10_000, slo_s=2.0), now=0.0))
+    assert dispatched(router.on_first_token(first.attempt_id, now=0.25)).request_id == "long"
+
+
+def test_deadlines_come_from_the_limits_where_a_request_has_none() -> None:
+    router = holding("a", slo_ttft_s=1.0)
+    dispatched(router.submit(asked("r0", 900), now=0.0))
+    assert rejected(router.submit(asked("r1", 500), now=0.0)).code == "deadline_unreachable"
+    assert held(router.submit(asked("r2", 500, slo_s=5.0), now=0.0))
+
+
+def test_who_left_while_waiting_is_never_sent() -> None:
+    router = holding("a")
+    dispatched(router.submit(asked("r0"), now=0.0))
+    assert held(router.submit(asked("r1"), now=0.0))
+    assert router.abandon("r1", now=0.1) == router.abandon("never", now=0.1) == []
+    assert router.held == 0
+    assert until(router) == []
+
+
+def test_a_client_that_left_while_waiting_may_come_again() -> None:
+    limits = replace(HOLDING, clients=ClientRules(ClientLimits(max_in_flight=1)))
+    router = holding("a")
+    router.set_limits(limits, now=0.0)
+    dispatched(router.submit(asked("r0", client="other"), now=0.0))
+    assert held(router.submit(asked("r1", client="c"), now=0.0))
+    assert rejected(router.submit(asked("r2", client="c"), now=0.0)).code == "client_concurrency"
+    router.abandon("r1", now=0.1)
+    assert held(router.submit(asked("r3", client="c"), now=0.2))
+
+
+def test_a_request_that_nobody_may_take_waits_a_little_under_any_policy() -> None:
+    router = make_router("a", limits=RouterLimits(overload=OverloadLimits(no_replica_wait_s=2.0)))
+    router.drain("a", now=0.0)
+    assert held(router.submit(asked("r1"), now=0.0))
+    assert router.next_timer() == 2.0
+    router.drain("a", False, now=1.0)
+    assert [action.request_id for action in router.handle_timer(now=1.0)] == ["r1"]
+
+
+def test_a_request_that_nobody_takes_in_time_is_a_503() -> None:
+    router = make_router("a", limits=HOLDING)
+    router.drain("a", now=0.0)
+    assert held(router.submit(asked("r1"), now=0.0))
+    refusal = rejected(router.handle_timer(now=2.0))
+    assert (refusal.status, refusal.code) == (503, "no_replica")
+    assert refusal.retry_after_s is not None
+
+
+def test_a_retry_does_not_wait() -> None:
+    router = holding("a", "b")
+    first = dispatched(router.submit(asked("r1"), now=0.0))
+    other = dispatched(router.submit(asked("r2"), now=0.0))
+    assert first.replica != other.replica
+    assert dispatched(router.on_finish(first.attempt_id, FAILED, now=0.1)).replica == other.replica
+
+
+def test_policies_without_predictions_send_at_once() -> None:
+    router = make_router("a", policy="gorgo", limits=HOLDING)
+    assert all(isinstance(router.submit(asked(f"r{n}"), now=0.0)[-1], Dispatch) for n in range(10))
+
+
+def test_turned_off_everything_is_sent_at_once_and_who_waited_goes() -> None:
+    router = holding("a")
+    dispatched(router.submit(asked("r0"), now=0.0))
+    assert held(router.submit(asked("r1"), now=0.0))
+    router.set_limits(RouterLimits(), now=0.1)
+    assert [action.request_id for action in router.handle_timer(now=0.1)] == ["r1"]
+    assert isinstance(router.submit(asked("r2"), now=0.1)[-1], Dispatch)
+
+
+def test_a_lost_pinned_replica_ends_the_wait() -> None:
+    router = holding("a", "b")
+    dispatched(router.submit(asked("r0", pinned_replica="a"), now=0.0))
+    assert held(router.submit(asked("r1", pinned_replica="a"), now=0.0))
+    router.set_fleet([ReplicaSpec("b", "region-of-b", **SPEED)], now=0.1)
+    ((_, action),) = until(router)
+    assert isinstance(action, Reject)
+
+
+def test_the_timer_is_never_in_the_past_after_it_was_handled() -> None:
+    router = holding("a")
+    dispatched(router.submit(asked("r0", 500), now=1e9))
+    assert held(router.submit(asked("r1"), now=1e9))
+    now = 1e9
+    for _ in range(100):
+        due_s = router.next_timer()
+        assert due_s is not None
+        assert due_s > now or router.held == 0
+        now = due_s
+        if router.handle_timer(now=now):
+            break
+    assert router.held == 0
