@@ -38,6 +38,14 @@ def simulate(
         float | None,
         typer.Option(min=1, show_default=False, help="Deadline that every request brings. Default: as configured."),
     ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Policy that ranks each choice, for `gorgo rank`; best with random.",
+        ),
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Weights file for the policy that it names."),
@@ -95,6 +103,7 @@ def simulate(
         probe_interval_s=loaded.proxy.probe_interval_s,
         scrape_interval_s=loaded.proxy.scrape_interval_s,
         slo_ttft_ms=slo_ttft_ms,
+        shadow=shadow,
         out=out,
         n_jobs=-1 if jobs is None else jobs,
         backend=backend,

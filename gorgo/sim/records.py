@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gorgo.core.shadow import ShadowScore
 from gorgo.sim.gaps import GapHistogram
 
 
@@ -38,10 +39,12 @@ class SimRecord:
     #: How long it waited at the proxy, and whether it was sent to a second replica as well.
     held_s: float = 0.0
     hedged: bool = False
+    #: What a shadow policy made of the replica chosen.
+    shadow: ShadowScore | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """A line of requests.jsonl: its keys, and `believed_cached_tokens`."""
-        return {
+        """A line of requests.jsonl: its keys, `believed_cached_tokens`, and what `gorgo rank` reads of a shadow."""
+        return self._shadow_json() | {
             "id": self.id,
             "scheduled_s": round(self.scheduled_s, 6),
             "sent_s": round(self.sent_s, 6),
@@ -57,6 +60,15 @@ class SimRecord:
             "weights_version": self.weights_version,
             "predicted_ttft_ms": _rounded(self.predicted_ttft_ms, 1),
             "believed_cached_tokens": self.believed_cached_tokens,
+        }
+
+    def _shadow_json(self) -> dict[str, Any]:
+        if self.shadow is None:
+            return {}
+        return {
+            "shadow_policy": self.shadow.policy,
+            "shadow_rank": self.shadow.rank,
+            "retries": max(self.attempts - 1, 0),
         }
 
 

@@ -351,6 +351,7 @@ class Simulation:
         record.attempts = dispatch.attempt
         record.weights_version = decision.weights_version
         record.believed_cached_tokens = decision.believed_cached_tokens
+        record.shadow = decision.shadow
         predicted_s = decision.predicted_ttft_s
         record.predicted_ttft_ms = None if predicted_s is None else predicted_s * 1e3
         sending = Sending(

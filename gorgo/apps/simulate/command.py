@@ -16,12 +16,13 @@ from pathlib import Path
 
 from gorgo.apps.demo.options import DEFAULT_POLICIES as PUBLISHED
 from gorgo.apps.results import ResultRow, write_results
-from gorgo.apps.simulate.job import FLOOR, ORACLE, STEADY, SimJob, SimulatedRun
+from gorgo.apps.simulate.job import FLOOR, ORACLE, STEADY, YARDSTICKS, SimJob, SimulatedRun
 from gorgo.apps.simulate.progress import shown_progress
 from gorgo.apps.simulate.run import Backend, policy_of, run_many
 from gorgo.apps.traces import TraceFilters
 from gorgo.core.limits import RouterLimits
 from gorgo.core.weights import Weights
+from gorgo.policies.registry import make_shadow
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.scenario import find_scenario
 
@@ -35,7 +36,7 @@ class SimulateOptions:
 
     Parameters
     ----------
-    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, slo_ttft_ms:
+    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, slo_ttft_ms, shadow:
         As in `SimJob`.
     policies:
         In the order of the table; oracle and floor come behind them.
@@ -63,6 +64,7 @@ class SimulateOptions:
     probe_interval_s: float = 30.0
     scrape_interval_s: float = 30.0
     slo_ttft_ms: float | None = None
+    shadow: str | None = None
     out: Path | None = None
     n_jobs: int = -1
     backend: Backend = "loky"
@@ -116,6 +118,7 @@ def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
                     probe_interval_s=options.probe_interval_s,
                     scrape_interval_s=options.scrape_interval_s,
                     slo_ttft_ms=options.slo_ttft_ms,
+                    shadow=None if policy in YARDSTICKS else options.shadow,
                     keep_requests=options.out is not None,
                 )
 
@@ -126,6 +129,9 @@ def _check(options: SimulateOptions) -> None:
     for name in options.names:
         if name != FLOOR:
             Weights.of(policy_of(name).weight_specs, options.weights.get(name), version=1, widen=True)
+    for name in options.policies:
+        if name not in YARDSTICKS:
+            make_shadow(options.shadow, policy_of(name))
 
 
 def _place(job: SimJob) -> tuple[float, str, int]:

@@ -48,6 +48,8 @@ class SimJob:
         Deadline that every request brings; None: that of `limits`, if it has one.
     keep_requests:
         Send a record per request back.
+    shadow:
+        A policy that scores each decision without a say; its rank of the replica chosen is in the requests.
     """
 
     trace: str
@@ -64,6 +66,7 @@ class SimJob:
     scrape_interval_s: float = 30.0
     slo_ttft_ms: float | None = None
     keep_requests: bool = False
+    shadow: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

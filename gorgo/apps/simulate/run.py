@@ -24,7 +24,7 @@ from gorgo.apps.traces import TraceFilters
 from gorgo.core.policy import Policy
 from gorgo.core.weights import Weights
 from gorgo.errors import MissingExtra
-from gorgo.policies.registry import make_policy
+from gorgo.policies.registry import make_policy, make_shadow
 from gorgo.sim.feed import SimRequest, scaled
 from gorgo.sim.floor import floor_of
 from gorgo.sim.oracle import make_oracle
@@ -92,6 +92,7 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
         probe_interval_s=job.probe_interval_s,
         scrape_interval_s=job.scrape_interval_s,
         slo_ttft_s=None if job.slo_ttft_ms is None else job.slo_ttft_ms / 1e3,
+        shadow=make_shadow(job.shadow, policy),
         controllers=controllers,
     )
     result = simulation.run(feed)
