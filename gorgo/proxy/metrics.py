@@ -79,6 +79,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_in_flight_tokens", "gauge", _REPLICA, "Prompt tokens of attempts open on the replica."),
     MetricSpec("gorgo_queued_prefill_tokens", "gauge", _REPLICA, "The part of them still before its first content."),
     MetricSpec("gorgo_replica_eligible", "gauge", _REPLICA, "1 if the next request may go there."),
+    MetricSpec("gorgo_region_cut_off", "gauge", ("region",), "1 while no replica of the region answers a probe."),
     MetricSpec("gorgo_held_requests", "gauge", (), "Requests that wait at the proxy for a replica."),
     MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Blocks that the prefix index believes cached there."),
     MetricSpec("gorgo_weight", "gauge", ("policy", "weight"), "The weights in force."),
@@ -232,11 +233,15 @@ class _RouterGauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         families = {spec.name: _gauge(spec) for spec in METRICS if spec.kind == "gauge"}
-        for view in self._router.fleet_view(now=self._clock()):
+        views = self._router.fleet_view(now=self._clock())
+        for view in views:
             for name, value in _replica_gauges(view):
                 families[name].add_metric((view.name, view.region), value)
         for weight, value in self._router.weights.items():
             families["gorgo_weight"].add_metric((self._router.policy.name, weight), value)
+        cut_off = self._router.regions_cut_off
+        for region in sorted({view.region for view in views}):
+            families["gorgo_region_cut_off"].add_metric((region,), float(region in cut_off))
         families["gorgo_held_requests"].add_metric((), self._router.held)
         families["gorgo_weights_version"].add_metric((), self._router.weights.version)
         families["gorgo_weights_frozen"].add_metric((), float(self._config.frozen))

@@ -253,6 +253,7 @@ async def run_timers(state: ProxyState) -> None:
         wait_s = 1.0 if due is None else min(1.0, max(0.0, due - state.clock()))
         await asyncio.sleep(max(wait_s, 0.01))
         state.desk.wake()
+        standing.tell_regions(state.router.regions_cut_off)
         standing.tell(state.router.standings())
 
 

@@ -17,6 +17,18 @@ def specs(*names: str) -> list[ReplicaSpec]:
     return [ReplicaSpec(name, region=f"region-of-{name}") for name in names]
 
 
+def timed(name: str, region: str | None = None, *, max_running_requests: int | None = None) -> ReplicaSpec:
+    """A replica that prefills 1,000 tokens a second, and nothing else."""
+    return ReplicaSpec(
+        name,
+        region or f"region-of-{name}",
+        max_running_requests=max_running_requests,
+        prefill_base_s=0.0,
+        prefill_tokens_per_s=1000.0,
+        prefill_kappa_s=0.0,
+    )
+
+
 def make_router(
     *names: str,
     policy: str = "nearest",

@@ -10,12 +10,10 @@ from gorgo.core.actions import Action, Cancel, Dispatch, Hedge
 from gorgo.core.hedging import HedgeLimits
 from gorgo.core.limits import RouterLimits
 from gorgo.core.overload import OverloadLimits
-from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, Outcome, RouteRequest
 from gorgo.core.router import Router
-from tests.core.routers import COMPLETED, FAILED, GONE, REFUSED, a_request, dispatched, make_router
+from tests.core.routers import COMPLETED, FAILED, GONE, REFUSED, a_request, dispatched, make_router, timed
 
-SPEED = {"prefill_base_s": 0.0, "prefill_tokens_per_s": 1000.0, "prefill_kappa_s": 0.0}
 LIMITS = RouterLimits(hedging=HedgeLimits(share=0.5, window_s=1000.0))
 SUPERSEDED = Outcome(Ending.SUPERSEDED)
 
@@ -26,9 +24,7 @@ def asked(name: str, tokens: int = 100, *, now: float = 0.0, **more: object) -> 
 
 def hedging(*names: str, limits: RouterLimits = LIMITS) -> Router:
     """Two requests have been served, so that the budget has room for one more attempt."""
-    router = make_router(
-        policy="gorgo-ms", replicas=[ReplicaSpec(name, f"r-{name}", **SPEED) for name in names], limits=limits
-    )
+    router = make_router(policy="gorgo-ms", replicas=[timed(name) for name in names], limits=limits)
     for number in range(2):
         attempt = dispatched(router.submit(asked(f"before-{number}", now=-9.0), now=-9.0)).attempt_id
         router.on_first_token(attempt, now=-8.9)

@@ -10,19 +10,16 @@ from gorgo.core.actions import Action, Dispatch, Hold, Reject
 from gorgo.core.clients import ClientLimits, ClientRules
 from gorgo.core.limits import RouterLimits
 from gorgo.core.overload import OverloadLimits
-from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import RouteRequest
 from gorgo.core.router import Router
-from tests.core.routers import COMPLETED, FAILED, a_request, dispatched, make_router, rejected
+from tests.core.routers import COMPLETED, FAILED, a_request, dispatched, make_router, rejected, timed
 
 HOLDING = RouterLimits(overload=OverloadLimits(hold=True, no_replica_wait_s=2.0))
-#: 1 s per 1,000 tokens, and nothing else.
-SPEED = {"prefill_base_s": 0.0, "prefill_tokens_per_s": 1000.0, "prefill_kappa_s": 0.0}
 
 
 def holding(*names: str, **overload: object) -> Router:
     limits = replace(HOLDING, overload=replace(HOLDING.overload, **overload))  # type: ignore[arg-type]
-    replicas = [ReplicaSpec(name, f"region-of-{name}", max_running_requests=4, **SPEED) for name in names]
+    replicas = [timed(name, max_running_requests=4) for name in names]
     router = make_router(policy="gorgo-ms", replicas=replicas, limits=limits)
     for name in names:
         router.on_probe(name, 0.0, now=0.0)
@@ -135,7 +132,8 @@ def test_a_request_that_waits_goes_while_it_can_still_meet_its_deadline() -> Non
     dispatched(router.submit(asked("r0", 1000), now=0.0))
     assert held(router.submit(asked("r1", 500, slo_s=1.6), now=0.0))
     ((when, action),) = until(router)
-    assert (type(action), when) == (Dispatch, pytest.approx(0.8, abs=0.01))
+    assert isinstance(action, Dispatch)
+    assert when == pytest.approx(0.8, abs=0.01)
 
 
 def test_a_request_for_which_no_place_comes_is_dropped_when_its_last_chance_is_over() -> None:
@@ -144,7 +142,8 @@ def test_a_request_for_which_no_place_comes_is_dropped_when_its_last_chance_is_o
     router.on_first_token(first.attempt_id, now=0.1)  # and from here on it generates
     assert held(router.submit(asked("r1", 500, slo_s=1.8), now=0.1))
     ((when, action),) = until(router)
-    assert (type(action), when) == (Reject, pytest.approx(1.3, abs=0.01))
+    assert isinstance(action, Reject)
+    assert when == pytest.approx(1.3, abs=0.01)
 
 
 def test_who_has_nobody_to_go_to_waits_no_longer_than_its_deadline() -> None:
@@ -153,7 +152,8 @@ def test_who_has_nobody_to_go_to_waits_no_longer_than_its_deadline() -> None:
     assert held(router.submit(asked("r1", 500, slo_s=1.8), now=0.0))
     router.drain("a", now=0.1)
     ((when, action),) = until(router)
-    assert (type(action), when) == (Reject, pytest.approx(1.8))
+    assert isinstance(action, Reject)
+    assert when == pytest.approx(1.8)
 
 
 def test_a_prompt_too_long_for_its_deadline_is_served_if_there_is_room() -> None:
@@ -166,7 +166,8 @@ def test_a_prompt_too_long_for_its_deadline_waits_a_moment_only() -> None:
     dispatched(router.submit(asked("r0", 1000), now=0.0))
     assert held(router.submit(asked("long", 10_000, slo_s=2.0), now=0.0))
     ((when, action),) = until(router)
-    assert (type(action), when) == (Reject, pytest.approx(0.3))
+    assert isinstance(action, Reject)
+    assert when == pytest.approx(0.3)
 
 
 def test_a_prompt_too_long_gets_the_room_that_comes_within_that_moment() -> None:
@@ -247,7 +248,7 @@ def test_a_lost_pinned_replica_ends_the_wait() -> None:
     router = holding("a", "b")
     dispatched(router.submit(asked("r0", pinned_replica="a"), now=0.0))
     assert held(router.submit(asked("r1", pinned_replica="a"), now=0.0))
-    router.set_fleet([ReplicaSpec("b", "region-of-b", **SPEED)], now=0.1)
+    router.set_fleet([timed("b")], now=0.1)
     ((_, action),) = until(router)
     assert isinstance(action, Reject)
 

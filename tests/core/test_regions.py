@@ -1,0 +1,146 @@
+"""A region that is cut off is one event; a cold replica is not given everything; who may serve where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gorgo.core.actions import Dispatch
+from gorgo.core.health import EjectionLimits
+from gorgo.core.limits import RouterLimits
+from gorgo.core.replica import ReplicaSpec
+from gorgo.core.request import Ending, Outcome
+from gorgo.core.router import Router
+from tests.core.routers import COMPLETED, FAILED, a_request, dispatched, make_router, rejected
+
+FLEET = [ReplicaSpec("e0", "east"), ReplicaSpec("e1", "east"), ReplicaSpec("w0", "west")]
+
+
+def fleet(**limits: object) -> Router:
+    return make_router(replicas=FLEET, limits=RouterLimits(**limits))  # type: ignore[arg-type]
+
+
+def test_a_region_whose_replicas_all_fail_one_probe_is_left_out_at_once() -> None:
+    router = fleet(panic_threshold=0.0)
+    router.on_probe("e0", None, now=10.0)
+    assert router.regions_cut_off == frozenset()
+    router.on_probe("e1", None, now=11.0)
+    assert router.regions_cut_off == frozenset({"east"})
+    assert router.standings() == {"e0": "ejected", "e1": "ejected", "w0": "healthy"}
+    assert dispatched(router.submit(a_request(), now=11.0)).replica == "w0"
+
+
+def test_failures_far_apart_are_no_cut() -> None:
+    router = fleet(region_window_s=30.0)
+    router.on_probe("e0", None, now=10.0)
+    router.on_probe("e1", None, now=50.0)
+    assert router.regions_cut_off == frozenset()
+
+
+def test_a_region_that_answers_again_may_be_tried_at_once() -> None:
+    router = fleet(ejection=EjectionLimits(base_s=100.0))
+    for name in ("e0", "e1"):
+        router.on_probe(name, None, now=10.0)
+    router.on_probe("e1", 0.02, now=20.0)
+    assert router.regions_cut_off == frozenset()
+    assert set(router.standings().values()) == {"half_open", "healthy"}
+
+
+def test_a_single_replica_is_ejected_by_its_own_count() -> None:
+    router = fleet()
+    router.on_probe("w0", None, now=10.0)
+    assert router.standings()["w0"] == "healthy"
+    for now in (11.0, 12.0):
+        router.on_probe("w0", None, now=now)
+    assert (router.standings()["w0"], router.regions_cut_off) == ("ejected", frozenset({"west"}))
+
+
+def test_a_region_that_leaves_the_fleet_is_forgotten() -> None:
+    router = fleet()
+    for name in ("e0", "e1"):
+        router.on_probe(name, None, now=10.0)
+    router.set_fleet([FLEET[2]], now=20.0)
+    assert router.regions_cut_off == frozenset()
+
+
+def test_a_request_goes_only_where_it_may() -> None:
+    router = fleet()
+    request = replace(a_request(), regions=frozenset({"west"}))
+    dispatch = dispatched(router.submit(request, now=0.0))
+    assert (dispatch.replica, dispatch.decision.excluded) == ("w0", {"e0": "region", "e1": "region"})
+
+
+def test_a_request_that_may_go_nowhere_is_a_403_not_an_outage() -> None:
+    refusal = rejected(fleet().submit(replace(a_request(), regions=frozenset({"south"})), now=0.0))
+    assert (refusal.status, refusal.code) == (403, "region_not_allowed")
+    assert "south" in refusal.message
+
+
+def test_a_request_whose_region_is_down_is_a_503_and_goes_nowhere_else() -> None:
+    router = fleet()
+    router.drain("w0", now=0.0)
+    refusal = rejected(router.submit(replace(a_request(), regions=frozenset({"west"})), now=0.0))
+    assert (refusal.status, refusal.code) == (503, "no_replica")
+
+
+def test_a_retry_stays_where_it_may() -> None:
+    router = fleet()
+    request = replace(a_request(), regions=frozenset({"east"}))
+    first = dispatched(router.submit(request, now=0.0))
+    second = dispatched(router.on_finish(first.attempt_id, FAILED, now=0.1))
+    assert {first.replica, second.replica} == {"e0", "e1"}
+    assert rejected(router.on_finish(second.attempt_id, FAILED, now=0.2)).status == 502
+
+
+def test_a_replica_that_joins_gets_more_by_and_by() -> None:
+    router = make_router("a", limits=RouterLimits(slow_start_s=7.0))
+    router.set_fleet([ReplicaSpec("new", "here"), ReplicaSpec("a", "region-of-a")], now=100.0)
+    router.on_probe("new", 0.001, now=100.0)  # nearest by far
+    router.on_probe("a", 0.01, now=100.0)
+
+    def sent_to_new(count: int, now: float) -> int:
+        names = [dispatched(router.submit(a_request(f"{now}-{number}"), now=now)).replica for number in range(count)]
+        return names.count("new")
+
+    assert sent_to_new(10, 100.0) == 2
+    assert sent_to_new(10, 101.0) == 2  # four in all: it doubles each second
+    assert sent_to_new(300, 107.0) == 300
+
+
+def test_a_readmitted_replica_is_on_its_ramp_and_the_last_one_left_is_not() -> None:
+    router = make_router("a", "b", limits=RouterLimits(slow_start_s=7.0))
+    for now in (1.0, 2.0, 3.0):
+        router.on_probe("a", None, now=now)
+    router.handle_timer(now=8.0)
+    router.on_probe("a", 0.001, now=8.0)
+    names = [dispatched(router.submit(a_request(f"r{number}"), now=8.0)).replica for number in range(5)]
+    assert names == ["a", "a", "b", "b", "b"]
+    router.drain("b", now=8.0)
+    assert dispatched(router.submit(a_request("last"), now=8.0)).replica == "a"
+
+
+def test_a_fleet_that_fails_everything_is_not_sent_three_times_the_load() -> None:
+    limits = RouterLimits(retry_share=0.2, retry_minimum=2, ejection=EjectionLimits(failures=10**6))
+    router = make_router("a", "b", "c", limits=limits)
+    attempts = 0
+    for number in range(100):
+        actions = router.submit(a_request(f"r{number}"), now=1.0)
+        while isinstance(actions[-1], Dispatch):
+            attempts += 1
+            actions = router.on_finish(actions[-1].attempt_id, FAILED, now=1.0)
+    assert 100 < attempts <= 100 + max(2, 0.2 * 100)
+
+
+def test_a_replica_that_is_gone_costs_no_budget() -> None:
+    gone = Outcome(Ending.FAILED_BEFORE_CONTENT, error="connect_failed")
+    router = make_router("a", "b", limits=RouterLimits(retry_share=0.0, retry_minimum=0))
+    for number in range(3):
+        first = dispatched(router.submit(a_request(f"r{number}"), now=1.0))
+        second = dispatched(router.on_finish(first.attempt_id, gone, now=1.0))
+        router.on_finish(second.attempt_id, COMPLETED, now=1.0)
+
+
+def test_a_time_out_costs_budget() -> None:
+    slow = Outcome(Ending.FAILED_BEFORE_CONTENT, error="timeout")
+    router = make_router("a", "b", limits=RouterLimits(retry_share=0.0, retry_minimum=0))
+    first = dispatched(router.submit(a_request("r"), now=1.0))
+    assert rejected(router.on_finish(first.attempt_id, slow, now=1.0)).status == 504
