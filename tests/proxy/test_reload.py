@@ -377,9 +377,7 @@ async def test_policy_and_its_shadow_can_change_in_one_edit(start: Start, tmp_pa
     assert (router.policy.name, router.shadow and router.shadow.name, router.index.bounded) == ("gorgo", "gorgo", False)
 
 
-async def test_shadow_that_cannot_go_with_the_policy_is_a_refused_file(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_shadow_that_cannot_go_with_the_policy_is_a_refused_file(start: Start, tmp_path: Path) -> None:
     a = await start.replica(stream(delta("a"), DONE))
     followed = await follow(start, tmp_path, regions({"a": a}), [a])
     await followed.rewrite(regions({"a": a}, proxy={"policy": "gorgo", "shadow_policy": "gorgo-ms"}))
