@@ -78,7 +78,7 @@ class FrontDoor:
             return self._strand(state, now)
         placement = self._placer.look(request, eligible, now=now)
         forecast = placement.choice.forecast
-        if not self._limits.hold or forecast is None:
+        if forecast is None or not self._limits.hold:
             return self._placer.dispatch(state, placement, now=now)
         opened = self.doors.is_open(placement.member, now=now)
         deadline_s = self._deadline_s(request)

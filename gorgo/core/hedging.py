@@ -97,8 +97,8 @@ class Hedger:
 
     def sent(self, attempt: Attempt) -> None:
         """An attempt is on its way."""
-        predicted_s = _predicted_s(attempt)
-        if predicted_s is not None and self._may(attempt):
+        predicted_s, request = _predicted_s(attempt), attempt.state.request
+        if predicted_s is not None and request.streamed and request.repeatable:
             self._look_at(attempt.dispatched_s + predicted_s + max(self._limits.late_s, predicted_s), attempt)
 
     def overtaken(self, attempts: list[Attempt], *, now: float) -> None:
@@ -112,16 +112,20 @@ class Hedger:
     def next_s(self) -> float | None:
         """When `look` is next of use."""
         times = self._times
-        while times and not self._may(times[0][2]):
+        while times:
+            due_s, _, attempt = times[0]
+            # Most have their first token by now, or have ended; the rest is asked when it is due.
+            if attempt.first_token_s is None and attempt in attempt.state.open:
+                return due_s
             heappop(times)
-        return times[0][0] if times else None
+        return None
 
     def look(self, *, now: float) -> list[Hedge]:
         """Send those again whose time is up."""
         hedges: list[Hedge] = []
         while (due_s := self.next_s()) is not None and due_s <= now:
             attempt = heappop(self._times)[2]
-            hedge = self._hedge(attempt, now)
+            hedge = self._hedge(attempt, now) if self._may(attempt) else None
             if hedge is not None:
                 hedges.append(hedge)
         return hedges

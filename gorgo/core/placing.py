@@ -24,9 +24,9 @@ from gorgo.core.shadow import Shadow, ShadowScore
 from gorgo.core.weights import Weights
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: one is made for each decision, and that takes three times as long
 class Placement:
-    """What the policy would do with a request now. Nothing is reserved."""
+    """What the policy would do with a request now. Nothing is reserved, and nobody changes it."""
 
     eligible: Eligible
     choice: Choice

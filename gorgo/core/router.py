@@ -169,7 +169,8 @@ class Router:
         actions = self._catch_up(now)
         own: Action | None = self._refuse(request, now)
         if own is None:
-            self._hedger.asked(now=now)
+            if self._hedger.on:
+                self._hedger.asked(now=now)
             self._retries.note(now=now)
             own = self._sent(self._door.arrive(RequestState(request), now=now))
             if isinstance(own, Reject):
@@ -252,8 +253,11 @@ class Router:
 
     def next_timer(self) -> float | None:
         """When `handle_timer` is next of use. Any event can move it; without one it is not in the past."""
-        due = [self._fleet.next_timer(), self._hedger.next_s(), self._door.next_s(now=self._now)]
-        return min((at for at in due if at is not None), default=None)
+        due_s = self._fleet.next_timer()
+        for other_s in (self._hedger.next_s(), self._door.next_s(now=self._now)):
+            if other_s is not None and (due_s is None or other_s < due_s):
+                due_s = other_s
+        return due_s
 
     def handle_timer(self, *, now: float) -> list[Action]:
         """Figures go stale, back-offs end, requests are late or their time is over. Safe to call at any time."""
@@ -371,7 +375,12 @@ class Router:
     def _catch_up(self, now: float) -> list[Action]:
         """A decision never depends on how late the shell's timer is, so live and simulated runs agree."""
         self._now = now
-        due_s = self.next_timer()
+        if self._door.room:
+            due_s = self.next_timer()
+        else:
+            due_s, late_s = self._fleet.next_timer(), self._hedger.next_s()
+            if late_s is not None and late_s <= now:
+                due_s = late_s
         return self.handle_timer(now=now) if due_s is not None and due_s <= now else []
 
     def _walk(self, now: float) -> list[Action]:
