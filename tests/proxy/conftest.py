@@ -55,8 +55,8 @@ class Running:
     task: asyncio.Task[None]
 
     async def idle(self) -> None:
-        """Wait until no exchange is open, and check that nothing is reserved any more."""
-        await until(lambda: not self.state.exchanges)
+        """Wait until no exchange and no answer of a replica is open, and check that nothing is reserved any more."""
+        await until(lambda: not self.state.exchanges and not self._open_sources())
         self.check()
 
     async def stop(self) -> None:
@@ -68,7 +68,10 @@ class Running:
         assert self.state.router.in_flight == 0
         for view in self.state.router.fleet_view(now=self.state.clock()):
             assert (view.in_flight_requests, view.in_flight_tokens, view.queued_prefill_tokens) == (0, 0, 0)
-        assert all(target.upstream.open_sources == 0 for target in self.state.targets.values())
+        assert not self._open_sources()
+
+    def _open_sources(self) -> int:
+        return sum(target.upstream.open_sources for target in self.state.targets.values())
 
 
 async def until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
