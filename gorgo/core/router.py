@@ -1,8 +1,9 @@
 """The Router: events in with `now`, actions out. One synchronous object without sockets, clock or chance of its own.
 
-Owns the order of things: filter, match, choose, reserve, retry, sample. Leaves the cells to `fleet`, the reservations
-to `ledger`, who is ill to `health`, what is cached where to `prefix_index`, the words of a refusal and of a sample to
-`endings`, and the choice to the policy.
+Owns the wiring and the order of things: what each event means for whom, and what is asked first. Leaves who goes, waits
+or is turned away to `front_door`, a request's life after that to `lives`, late ones to `hedging`, the look at all
+candidates and the reservation to `placing`, the cells to `fleet`, what is cached where to `prefix_index` and `beliefs`,
+and the choice to the policy.
 
 Theory of operation: `submit` selects and reserves before it returns, so two requests never see the same empty replica
 and no lock is needed. An attempt ends once; every later word about it is ignored. A request lives until its last
@@ -17,19 +18,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from gorgo.core.actions import Action, Cancel, Dispatch, Reject
+from gorgo.core.actions import Action, Dispatch, Reject
 from gorgo.core.beliefs import Beliefs
-from gorgo.core.budgets import ShareBudget
 from gorgo.core.clients import ClientBook
 from gorgo.core.decision import Decision
 from gorgo.core.endings import (
     client_excess,
-    failed,
     model_not_found,
     region_not_allowed,
     replica_not_found,
-    sample_of,
-    status_of,
     too_many_in_flight,
 )
 from gorgo.core.fleet import Eligible, Fleet, Member
@@ -37,25 +34,19 @@ from gorgo.core.fleet_view import ReplicaView, view_replica
 from gorgo.core.front_door import FrontDoor
 from gorgo.core.health import HealthState
 from gorgo.core.hedging import Hedger
-from gorgo.core.ledger import Attempt, Ledger, RequestState
+from gorgo.core.ledger import Ledger, RequestState
 from gorgo.core.limits import RouterLimits
+from gorgo.core.lives import Lives
 from gorgo.core.placing import Placer
 from gorgo.core.policy import Policy
 from gorgo.core.prefix_index import PrefixIndex
 from gorgo.core.regions import Regions
 from gorgo.core.replica import ReplicaSpec
-from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, RouteRequest
+from gorgo.core.request import EngineSample, OpenConnection, Outcome, RouteRequest
 from gorgo.core.samples import SampleRing
 from gorgo.core.shadow import check_shadow, shared_index
 from gorgo.core.slow_start import SlowStart
 from gorgo.core.weights import Weights
-
-#: Endings of an attempt after which the request may go to another replica.
-_RETRIED = (Ending.FAILED_BEFORE_CONTENT, Ending.BUSY)
-#: Endings of an attempt that are not the request's while another attempt is open.
-_LEAVES_IT_TO_OTHERS = (*_RETRIED, Ending.SUPERSEDED)
-#: Endings that prove the replica alive: it answered, even if with a 4xx.
-_ANSWERED = (Ending.COMPLETED, Ending.REFUSED)
 
 _DEFAULTS = RouterLimits()
 
@@ -89,7 +80,7 @@ class Router:
     Example
     -------
     >>> from gorgo.policies.registry import make_policy
-    >>> from gorgo.core.request import RouteRequest
+    >>> from gorgo.core.request import Ending, Outcome, RouteRequest
     >>> replicas = [ReplicaSpec("near", "us-ashburn"), ReplicaSpec("far", "ap-seoul")]
     >>> router = Router(replicas, make_policy("gorgo"), rng=np.random.default_rng(0), boot_id="example")
     >>> router.on_probe("near", 0.002, now=0.0), router.on_probe("far", 0.180, now=0.0)
@@ -141,10 +132,19 @@ class Router:
         )
         self._door = FrontDoor(self._fleet, self._placer, self._eligible, limits.overload)
         self._hedger = Hedger(self._fleet, self._placer, self._door.doors, self._eligible, limits.hedging)
-        self._retries = _retry_budget(limits)
         self._slow_start = SlowStart(self._fleet, ramp_s=limits.slow_start_s)
         self._regions = Regions(self._fleet, window_s=limits.region_window_s)
         self._clients = ClientBook(limits.clients)
+        self._lives = Lives(
+            self._fleet,
+            self._placer,
+            self._beliefs,
+            self._slow_start,
+            self._clients,
+            self.samples,
+            self._eligible,
+            limits,
+        )
         #: Of the last event: what is due is due by then.
         self._now = float("-inf")
         self._beliefs.replaced(self._fleet.replace(replicas))
@@ -171,7 +171,7 @@ class Router:
         if own is None:
             if self._hedger.on:
                 self._hedger.asked(now=now)
-            self._retries.note(now=now)
+            self._lives.asked(now=now)
             own = self._sent(self._door.arrive(RequestState(request), now=now))
             if isinstance(own, Reject):
                 self._clients.leave(request.client)
@@ -197,12 +197,10 @@ class Router:
         attempt = self._ledger.first_token(attempt_id, now=now)
         if attempt is None:
             return []
-        self._answered(attempt, now)
-        self._beliefs.first_token(attempt)
         if ahead and attempt.state.request.streamed:
             waiting = [other for key in ahead if (other := self._ledger.find(key)) is not None]
             self._hedger.overtaken(waiting, now=now)
-        return [*self._won(attempt), *self._walk(now)]
+        return [*self._lives.first_token(attempt, now=now), *self._walk(now)]
 
     def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> list[Action]:
         """The attempt ended: release its load, judge the replica, and go on with the request or close it.
@@ -214,8 +212,10 @@ class Router:
         attempt = self._ledger.close(attempt_id, now=now)
         if attempt is None:
             return []
-        self._judge(attempt, outcome, now)
-        return [*self._go_on(attempt, outcome, now), *self._walk(now)]
+        actions = self._lives.ended(attempt, outcome, now=now)
+        for action in actions:
+            self._sent(action)
+        return [*actions, *self._walk(now)]
 
     # -- what probes, scrapes and time tell
 
@@ -226,7 +226,7 @@ class Router:
         if member is not None:
             healthy = member.health.state is HealthState.HEALTHY
             self._fleet.probed(member, rtt_s, now=now)
-            self._readmitted(member, healthy, now)
+            self._lives.readmitted(member, was_healthy=healthy, now=now)
             if rtt_s is None:
                 self._regions.probe_failed(member, now=now)
             else:
@@ -319,7 +319,7 @@ class Router:
         )
         self._door.set_limits(limits.overload)
         self._hedger.set_limits(limits.hedging)
-        self._retries = _retry_budget(limits)
+        self._lives.set_limits(limits)
         self._slow_start.ramp_s = limits.slow_start_s
         self._regions.window_s = limits.region_window_s
         self._clients.rules = limits.clients
@@ -423,80 +423,6 @@ class Router:
             return self._fleet.only(request.pinned_replica)
         return self._fleet.nobody
 
-    def _won(self, attempt: Attempt) -> list[Action]:
-        """The first content of a request: whoever else is at it may stop."""
-        state = attempt.state
-        if state.answer is not None or state.closed:
-            return []
-        state.answer = attempt
-        return self._stop_others(attempt)
-
-    def _stop_others(self, attempt: Attempt) -> list[Action]:
-        request_id = attempt.state.request.request_id
-        return [Cancel(request_id, other.attempt_id) for other in attempt.state.open if other is not attempt]
-
-    def _go_on(self, attempt: Attempt, outcome: Outcome, now: float) -> list[Action]:
-        """What the end of one attempt means for its request."""
-        state = attempt.state
-        if state.closed or (state.open and outcome.ending in _LEAVES_IT_TO_OTHERS):
-            return []
-        if outcome.ending not in _RETRIED:
-            self._close(attempt, outcome, status_of(outcome), now)
-            return self._stop_others(attempt)
-        action = self._retry(attempt, outcome, now)
-        if isinstance(action, Reject):
-            self._close(attempt, outcome, action.status, now)
-        return [action]
-
-    def _judge(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """What the end says about the replica and about the belief that its prompt is cached there."""
-        member = attempt.member
-        self._fleet.health_changed(member.health.attempt_ended(attempt.attempt_id))
-        if outcome.ending in _ANSWERED:
-            self._answered(attempt, now)
-        elif outcome.ending is Ending.FAILED_BEFORE_CONTENT:
-            self._fleet.health_changed(member.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now))
-        member.failures += outcome.ending in (Ending.FAILED_BEFORE_CONTENT, Ending.FAILED_AFTER_CONTENT)
-        self._beliefs.ended(attempt, outcome)
-
-    def _answered(self, attempt: Attempt, now: float) -> None:
-        member = attempt.member
-        healthy = member.health.state is HealthState.HEALTHY
-        self._fleet.health_changed(member.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now))
-        self._readmitted(member, healthy, now)
-
-    def _readmitted(self, member: Member, healthy: bool, now: float) -> None:
-        if not healthy and member.health.state is HealthState.HEALTHY:
-            self._slow_start.begin(member, now=now)
-
-    def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> Dispatch | Reject:
-        """The next best replica, or the error that the client gets."""
-        state = attempt.state
-        if (
-            state.request.pinned_replica is None
-            and state.attempts < self.limits.max_attempts
-            and (_nobody_worked(outcome) or self._retries.spend(now=now))
-        ):
-            left = self._fleet.without(self._eligible(state.request, now), state.tried)
-            if left.members:
-                placement = self._placer.look(state.request, left, now=now)
-                return self._sent(self._placer.dispatch(state, placement, now=now))
-        return failed(state, outcome)
-
-    def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
-        attempt.state.closed = True
-        self._clients.leave(attempt.state.request.client)
-        self.samples.append(sample_of(attempt, outcome, status, seq=self.samples.next_seq, now=now))
-
     def _view(self, member: Member, now: float) -> ReplicaView:
         blocks = self.index.resident_blocks(member.slot)
         return view_replica(self._fleet, member, index_blocks=blocks, block_tokens=self.limits.block_tokens, now=now)
-
-
-def _retry_budget(limits: RouterLimits) -> ShareBudget:
-    return ShareBudget(share=limits.retry_share, minimum=limits.retry_minimum, window_s=limits.retry_window_s)
-
-
-def _nobody_worked(outcome: Outcome) -> bool:
-    """The connection broke: the replica is gone, and what it was asked is done nowhere."""
-    return outcome.status is None and "timeout" not in (outcome.error or "timeout")

@@ -23,6 +23,7 @@ from gorgo.proxy.errors import HttpError, Message, Receive, Send, error_event, e
 from gorgo.proxy.headers import Header, request_id, upstream_headers
 from gorgo.proxy.held import Attempted, Held
 from gorgo.proxy.logs import log_failure, log_missing
+from gorgo.proxy.race import Race
 from gorgo.proxy.relay import Relay, RelayPlan, failure_of
 from gorgo.proxy.sink import Sink
 from gorgo.proxy.state import ProxyState
@@ -59,9 +60,7 @@ class Exchange:
 
     __slots__ = (
         "_account",
-        "_answer",
         "_ask",
-        "_attempts",
         "_client",
         "_gone",
         "_headers",
@@ -69,9 +68,9 @@ class Exchange:
         "_http_version",
         "_id",
         "_method",
+        "_race",
         "_receive",
         "_received_s",
-        "_rival",
         "_route",
         "_route_id",
         "_send",
@@ -99,10 +98,7 @@ class Exchange:
         self._gone = False
         #: Where its turn is told while it waits for a replica.
         self._held: Held | None = None
-        #: Tasks of its open attempts (None: yet to begin), the second one, and which one is the answer.
-        self._attempts: dict[str, asyncio.Task[Any] | None] = {}
-        self._rival: asyncio.Task[Action | None] | None = None
-        self._answer: str | None = None
+        self._race = Race()
 
     async def run(self, task: asyncio.Task[Any]) -> None:
         """Serve it, and whatever happens leave one log line and one count."""
@@ -133,8 +129,8 @@ class Exchange:
         finally:
             if watch is not None:
                 watch.cancel()
-            if self._rival is not None:
-                await self._end_rival(self._rival)
+            if self._race.second is not None and (fault := await self._race.end()) is not None:
+                log_failure("internal_error", fault, request_id=self._id)
             if self._route_id is not None:
                 self._state.desk.leave(self._route_id)
             sent = self._sink.status
@@ -189,10 +185,9 @@ class Exchange:
         while isinstance(action, Dispatch):
             action = await self._attempt(ask, action, taken or self._take(action))
             taken = None
-            if action is None and self._rival is not None:
+            if action is None and self._race.second is not None:
                 # It has lost, or failed while the other one was open: how the request ends is the other's affair.
-                rival, self._rival = self._rival, None
-                action = await rival
+                action = await self._race.join()
         if isinstance(action, Reject):
             raise error_of(action)
 
@@ -223,7 +218,7 @@ class Exchange:
             case Hedge():
                 self._hedge(action.dispatch)
             case Cancel():
-                self._beat(action.attempt_id)
+                self._race.beat(action.attempt_id)
             case _:
                 raise AssertionError(f"{type(action).__name__} for a request that does not wait")
 
@@ -241,65 +236,41 @@ class Exchange:
 
     def _hedge(self, dispatch: Dispatch) -> None:
         """A second attempt beside the first, in a task of its own, unless the answer has begun."""
-        if self._answer is not None or self._sink.started or self._rival is not None or self._ask is None:
+        if self._race.answer is not None or self._sink.started or self._race.second is not None or self._ask is None:
             self._state.desk.finish(dispatch, Outcome(Ending.SUPERSEDED))
             return
         self._account.hedged = True
         self._state.metrics.hedged(dispatch.replica, dispatch.region)
-        self._rival = asyncio.create_task(self._compete(self._ask, dispatch, self._take(dispatch)))
-        self._attempts[dispatch.attempt_id] = None
+        self._race.add(dispatch.attempt_id, self._compete(self._ask, dispatch, self._take(dispatch)))
 
     async def _compete(self, ask: Ask, dispatch: Dispatch, target: Target) -> Action | None:
         """The second attempt, unless it was beaten before its task began."""
-        if dispatch.attempt_id in self._attempts:
+        if dispatch.attempt_id in self._race:
             return await self._attempt(ask, dispatch, target)
         target.release()
         return self._state.desk.finish(dispatch, Outcome(Ending.SUPERSEDED))
 
-    async def _end_rival(self, rival: asyncio.Task[Action | None]) -> None:
-        """The request is over, whatever the second attempt does."""
-        for attempt_id, task in list(self._attempts.items()):
-            del self._attempts[attempt_id]
-            if task is not None:
-                task.cancel()
-        await asyncio.wait((rival,))
-        if not rival.cancelled() and (failure := rival.exception()) is not None:
-            log_failure("internal_error", failure, request_id=self._id)
-
-    def _beat(self, attempt_id: str) -> None:
-        """Another attempt is the answer."""
-        if attempt_id in self._attempts and self._answer != attempt_id:
-            task = self._attempts.pop(attempt_id)
-            # One that has not begun must begin, or it would never give back what is reserved for it.
-            if task is not None:
-                task.cancel()
-
     def _claim(self, dispatch: Dispatch) -> None:
         """Called before anything is sent to the client: from here on this attempt is the answer."""
-        if self._answer is not None:
-            assert self._answer == dispatch.attempt_id, "two attempts answer"
-            return
-        self._answer = dispatch.attempt_id
+        self._race.claim(dispatch.attempt_id)
         self._account.replica = dispatch.replica
-        for attempt_id in [other for other in self._attempts if other != dispatch.attempt_id]:
-            self._beat(attempt_id)
 
     async def _attempt(self, ask: Ask, dispatch: Dispatch, target: Target) -> Action | None:
         """One dispatch to its end. Answers what the Router wants next, `None` when it wants nothing of this attempt."""
         task = asyncio.current_task()
         assert task is not None
-        self._attempts[dispatch.attempt_id] = task
+        self._race.begin(dispatch.attempt_id)
         self._begin(target, dispatch)
         outcome = Outcome(Ending.CLIENT_GONE)
         try:
             outcome = await self._try(ask, dispatch, target)
         except asyncio.CancelledError:
-            if dispatch.attempt_id in self._attempts or self._gone:
+            if dispatch.attempt_id in self._race or self._gone:
                 raise
             task.uncancel()
             outcome = Outcome(Ending.SUPERSEDED)
         finally:
-            self._attempts.pop(dispatch.attempt_id, None)
+            self._race.over(dispatch.attempt_id)
             target.release()
             action = self._state.desk.finish(dispatch, outcome)
             self._end(ask, dispatch, outcome, target)

@@ -1,0 +1,85 @@
+"""The open attempts of one request, at most two, and which of them is the answer.
+
+Owns who has to stop and how. What an attempt does is `exchange`'s.
+
+Theory of operation. The first attempt runs in the task of its exchange, so that a request without a second one pays
+nothing. A second one has a task of its own. Before anything is sent to the client an attempt claims it, in one step
+that also cancels the other's task: a task that was cancelled runs no further line of its own, so two never write. One
+whose task has not begun is not cancelled, because then it never would begin, and nobody would give back what is
+reserved for it: it finds itself beaten as its first act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+from gorgo.core.actions import Action
+
+_Second = asyncio.Task[Action | None]
+
+
+class Race:
+    """Attempts by id."""
+
+    __slots__ = ("_tasks", "answer", "second")
+
+    def __init__(self) -> None:
+        #: Open attempts and their tasks; none for one that has yet to begin.
+        self._tasks: dict[str, asyncio.Task[object] | None] = {}
+        #: Which attempt the client is sent, once that is known.
+        self.answer: str | None = None
+        #: The task of the second attempt, until it has been joined.
+        self.second: _Second | None = None
+
+    def __contains__(self, attempt_id: object) -> bool:
+        """Open and not beaten."""
+        return attempt_id in self._tasks
+
+    def begin(self, attempt_id: str) -> None:
+        """It runs in the current task."""
+        self._tasks[attempt_id] = asyncio.current_task()
+
+    def over(self, attempt_id: str) -> None:
+        """It has ended, however."""
+        self._tasks.pop(attempt_id, None)
+
+    def add(self, attempt_id: str, run: Coroutine[object, object, Action | None]) -> None:
+        """A second attempt, in a task of its own, which begins after this step."""
+        assert self.second is None, "a request has two attempts at most"
+        self._tasks[attempt_id] = None
+        self.second = asyncio.create_task(run)
+
+    def claim(self, attempt_id: str) -> None:
+        """This one is the answer: the other has to stop."""
+        assert self.answer in (None, attempt_id), "two attempts answer"
+        self.answer = attempt_id
+        for other in [other for other in self._tasks if other != attempt_id]:
+            self._stop(other)
+
+    def beat(self, attempt_id: str) -> None:
+        """Another one is the answer, so this one has to stop."""
+        if attempt_id in self._tasks and attempt_id != self.answer:
+            self._stop(attempt_id)
+
+    async def join(self) -> Action | None:
+        """What the Router wants after the second attempt, which is waited for."""
+        assert self.second is not None, "there is a second one"
+        # Not awaited itself: who waits may be cancelled, and it is to end in its own way.
+        await asyncio.wait((self.second,))
+        second, self.second = self.second, None
+        return second.result()
+
+    async def end(self) -> BaseException | None:
+        """The request is over: stop whoever is left. Answers what the second attempt failed by."""
+        if self.second is None:
+            return None
+        for attempt_id in list(self._tasks):
+            self._stop(attempt_id)
+        await asyncio.wait((self.second,))
+        return None if self.second.cancelled() else self.second.exception()
+
+    def _stop(self, attempt_id: str) -> None:
+        task = self._tasks.pop(attempt_id)
+        if task is not None:
+            task.cancel()
