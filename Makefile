@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo laboratory tuning-table test check lint types bench test-system test-postgres terraform-check lock clean help
+.PHONY: demo laboratory tuning-table test coverage check lint types bench test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -19,6 +19,9 @@ tuning-table: $(READY) ## what the tuner is said to show, simulated; about half 
 	@$(BIN)/python -m tuner.evidence --out runs/tuning $(ARGS)
 
 test: check      ## style, types, layers, then every test that needs pip alone
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+coverage: $(READY) ## the same tests with the lines that they reach; tracing costs half as much time again
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered $(ARGS)
 
 check: $(READY)  ## ruff, mypy strict, import-linter
