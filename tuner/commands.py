@@ -9,12 +9,13 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.campaign.generation import Generation
 from tuner.campaign.options import CampaignOptions
-from tuner.history import DEFAULT_DATABASE, CampaignRow, EventRow, GenerationRow, History
+from tuner.history import DEFAULT_DATABASE, CampaignRow, EventRow, History
 
 if TYPE_CHECKING:  # the simulator is not loaded for a sidecar
     from tuner.offline.command import OfflineOptions as OfflineOptions
@@ -24,7 +25,7 @@ __all__ = [
     "CampaignOptions",
     "CampaignRow",
     "EventRow",
-    "GenerationRow",
+    "Generation",
     "OfflineFound",
     "note_freeze",
     "offline_options",
@@ -63,7 +64,7 @@ async def tune_live(stop: asyncio.Event, *, campaign: CampaignOptions, **options
 class OfflineFound:
     """What tuning in virtual time has to say: the rows of the history, the weights, and why; `figures` are for JSON."""
 
-    rows: Sequence[GenerationRow]
+    rows: Sequence[Generation]
     weights: Mapping[str, float]
     reason: str
     figures: Mapping[str, Any]
@@ -111,20 +112,16 @@ def rehearse_offline(options: OfflineOptions, campaign: CampaignOptions, **searc
     row = run.row
     whole = f"the run as a whole: p95 TTFT {row.ttft_ms.p95 or 0:.0f} ms, p95 E2E {row.e2e_s.p95 or 0:.2f} s"
     return OfflineFound(
-        rows=_rows(run.generations),
+        rows=run.generations,
         weights=run.weights,
         reason=f"{run.stopped or 'the window ends'}; {whole}, {row.errors} errors",
         figures={"row": row.as_json(), "rollbacks": run.rollbacks},
     )
 
 
-def _rows(generations: Sequence[Any]) -> list[GenerationRow]:
-    return [GenerationRow(**asdict(row)) for row in generations]
-
-
 def read_history(
     database: str, *, campaign: int | None, limit: int
-) -> tuple[CampaignRow | None, list[GenerationRow], list[EventRow]]:
+) -> tuple[CampaignRow | None, list[Generation], list[EventRow]]:
     """A campaign (the newest by default), its last generations and its events."""
     history = History(database)
     try:
@@ -155,7 +152,7 @@ def note_freeze(database: str, weights: Mapping[str, float], reason: str) -> Non
         history.close()
 
 
-def write_history(path: Path, campaign: CampaignRow | None, generations: list[GenerationRow]) -> None:
+def write_history(path: Path, campaign: CampaignRow | None, generations: list[Generation]) -> None:
     """`history.json` as `gorgo report` reads it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = [

@@ -17,7 +17,7 @@ from gorgo.cli.tables import Cell, table
 if TYPE_CHECKING:
     import asyncio
 
-    from tuner.commands import CampaignOptions, GenerationRow, OfflineOptions
+    from tuner.commands import CampaignOptions, Generation, OfflineOptions
 
 Database = Annotated[
     str,
@@ -374,7 +374,7 @@ def history(
         typer.echo(f"{_when(event.at_s)}  {event.kind}: {event.reason}")
 
 
-def generations_table(generations: Sequence[GenerationRow]) -> str:
+def generations_table(generations: Sequence[Generation]) -> str:
     """One row per generation."""
     header = [
         "gen",
@@ -392,7 +392,7 @@ def generations_table(generations: Sequence[GenerationRow]) -> str:
     return table(header, [_row(one) for one in generations])
 
 
-def _row(one: GenerationRow) -> list[Cell]:
+def _row(one: Generation) -> list[Cell]:
     return [
         one.number,
         _when(one.finished_s),

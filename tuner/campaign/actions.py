@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tuner.campaign.generation import Generation
+
 
 @dataclass(frozen=True, slots=True)
 class PutWeights:
@@ -26,32 +28,6 @@ class RollBack:
     values: Mapping[str, float]
     reason: str
     ticket: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """One set of weights under test, and what became of it; the fields are the history's.
-
-    Number 0 is the start. `errors` counts failed requests; `objective_ms` is p95 TTFT. None is unknown.
-    """
-
-    number: int
-    started_s: float
-    finished_s: float
-    weights: Mapping[str, float]
-    weights_version: int | None
-    sigma: float | None
-    mode: str
-    optimizer: str
-    n: int
-    objective_ms: float | None
-    incumbent_objective_ms: float | None
-    e2e_s_p95: float | None
-    itl_ms_p95: float | None
-    errors: int
-    max_share: float | None
-    accepted: bool
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

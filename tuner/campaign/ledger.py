@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.campaign.actions import Generation, Record
+from tuner.campaign.actions import Record
+from tuner.campaign.generation import Generation
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.trial import Verdict
 from tuner.objective import Figures

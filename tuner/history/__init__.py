@@ -1,6 +1,6 @@
 """The tuner's memory: every campaign, generation and event, in SQLite or PostgreSQL, append only."""
 
-from tuner.history.rows import CampaignRow, EventRow, GenerationRow
+from tuner.history.rows import CampaignRow, EventRow
 from tuner.history.store import DEFAULT_DATABASE, History
 
-__all__ = ["DEFAULT_DATABASE", "CampaignRow", "EventRow", "GenerationRow", "History"]
+__all__ = ["DEFAULT_DATABASE", "CampaignRow", "EventRow", "History"]

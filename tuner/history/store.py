@@ -14,9 +14,11 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
 from gorgo.errors import HistoryError
+from tuner.campaign.generation import Generation
 from tuner.history.database import open_engine, reading, shown, writing
-from tuner.history.models import Campaign, Event, Generation, State
-from tuner.history.rows import CampaignRow, EventKind, EventRow, GenerationRow
+from tuner.history.models import Campaign, Event, State
+from tuner.history.models import Generation as GenerationTable
+from tuner.history.rows import CampaignRow, EventKind, EventRow
 from tuner.history.schema import upgrade
 
 DEFAULT_DATABASE = "sqlite:///gorgo-history.sqlite3"
@@ -58,7 +60,7 @@ class History:
         with writing(self._engine) as connection:
             return int(connection.execute(insert(Campaign).values(row).returning(Campaign.id)).scalar_one())
 
-    def record(self, campaign: int, generation: GenerationRow) -> None:
+    def record(self, campaign: int, generation: Generation) -> None:
         """Append a generation. The same one again is left as it is: a sidecar that was killed may say it twice."""
         with writing(self._engine) as connection:
             _append(connection, campaign, generation)
@@ -94,7 +96,7 @@ class History:
         self,
         campaign: int,
         *,
-        generations: Sequence[GenerationRow] = (),
+        generations: Sequence[Generation] = (),
         events: Sequence[EventRow] = (),
         state: Mapping[str, Any] | None = None,
         outcome: str | None = None,
@@ -145,12 +147,12 @@ class History:
             rows = connection.execute(select(Campaign.__table__).order_by(Campaign.id.desc()).limit(limit)).mappings()
             return [CampaignRow(**row) for row in rows]
 
-    def generations(self, campaign: int | None = None, limit: int = MAX_ROWS) -> list[GenerationRow]:
+    def generations(self, campaign: int | None = None, limit: int = MAX_ROWS) -> list[Generation]:
         """The last `limit` of a campaign (the newest one by default), in order."""
         with reading(self._engine) as connection:
             chosen = _newest(connection) if campaign is None else campaign
-            wanted = select(Generation.__table__).where(Generation.campaign_id == chosen)
-            rows = connection.execute(wanted.order_by(Generation.number.desc()).limit(limit)).mappings().all()
+            wanted = select(GenerationTable.__table__).where(GenerationTable.campaign_id == chosen)
+            rows = connection.execute(wanted.order_by(GenerationTable.number.desc()).limit(limit)).mappings().all()
         return [_generation(row) for row in reversed(rows)]
 
     def events(self, campaign: int | None = None, limit: int = MAX_ROWS) -> list[EventRow]:
@@ -178,11 +180,11 @@ class History:
 
 
 def _one_generation(wanted: str, campaign: int | None) -> Any:
-    query = select(Generation.weights).where(Generation.campaign_id == campaign)
+    query = select(GenerationTable.weights).where(GenerationTable.campaign_id == campaign)
     if wanted == "best":
-        return query.where(Generation.accepted).order_by(Generation.number.desc()).limit(1)
+        return query.where(GenerationTable.accepted).order_by(GenerationTable.number.desc()).limit(1)
     if wanted.isdecimal():
-        return query.where(Generation.number == int(wanted))
+        return query.where(GenerationTable.number == int(wanted))
     raise HistoryError(f"{wanted!r} names no weights; expected `best` or a generation's number")
 
 
@@ -192,19 +194,19 @@ def _newest(connection: Connection) -> int | None:
 
 
 def _has_generation(connection: Connection, campaign: int, number: int) -> bool:
-    same = select(Generation.id).where(Generation.campaign_id == campaign, Generation.number == number)
+    same = select(GenerationTable.id).where(GenerationTable.campaign_id == campaign, GenerationTable.number == number)
     return connection.execute(same).first() is not None
 
 
-def _append(connection: Connection, campaign: int, generation: GenerationRow) -> None:
+def _append(connection: Connection, campaign: int, generation: Generation) -> None:
     row = {**asdict(generation), "weights": dict(generation.weights), "campaign_id": campaign}
     if not _has_generation(connection, campaign, generation.number):
-        connection.execute(insert(Generation).values(row))
+        connection.execute(insert(GenerationTable).values(row))
 
 
 def _event(event: EventRow) -> dict[str, Any]:
     return asdict(event) | {"weights": None if event.weights is None else dict(event.weights)}
 
 
-def _generation(row: RowMapping) -> GenerationRow:
-    return GenerationRow(**{name: value for name, value in row.items() if name not in ("id", "campaign_id")})
+def _generation(row: RowMapping) -> Generation:
+    return Generation(**{name: value for name, value in row.items() if name not in ("id", "campaign_id")})

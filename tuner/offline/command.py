@@ -7,7 +7,7 @@ learned. What is said on the terminal is the command line's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from gorgo.config.weights_file import WeightsFile, write_weights_file
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import TunerError
 from gorgo.sim.fleet import SimFleet
-from tuner.campaign.actions import Generation
+from tuner.campaign.generation import Generation
 from tuner.campaign.options import CampaignOptions
-from tuner.history import GenerationRow, History
+from tuner.history import History
 from tuner.offline.calibration import calibrated
 from tuner.offline.rehearsal import TunedRun, tune_in_simulation
 from tuner.offline.twin import TwinOptions, check_start, search_twin
@@ -75,7 +75,7 @@ class OfflineOptions:
 class Tuned:
     """What `gorgo tune` tells of a search: the rows of the history, the decision, and the file of it."""
 
-    rows: Sequence[GenerationRow]
+    rows: Sequence[Generation]
     result: TwinResult
     file: WeightsFile
 
@@ -90,7 +90,7 @@ def tune_twin(
     job = job_of(options, seed=twin.seed)
     check_start(job, twin)
     history = History(options.database)
-    rows: list[GenerationRow] = []
+    rows: list[Generation] = []
     outcome = BROKEN_OFF
     campaign = _begun(history, options, asdict(twin), now())
 
@@ -168,15 +168,14 @@ def _begun(history: History, options: OfflineOptions, settings: Mapping[str, Any
     return history.begin_campaign(now_s=now_s, target=target, policy=options.policy, options=plain)
 
 
-def _stamped(row: Generation, now_s: float) -> GenerationRow:
+def _stamped(row: Generation, now_s: float) -> Generation:
     """With the time at which it was made: a candidate has no time of its own."""
-    return GenerationRow(**asdict(row) | {"started_s": now_s, "finished_s": now_s})
+    return replace(row, started_s=now_s, finished_s=now_s)
 
 
-def _later(row: Generation, begun_s: float) -> GenerationRow:
+def _later(row: Generation, begun_s: float) -> Generation:
     """At its virtual time after the beginning."""
-    times = {"started_s": begun_s + row.started_s, "finished_s": begun_s + row.finished_s}
-    return GenerationRow(**asdict(row) | times)
+    return replace(row, started_s=begun_s + row.started_s, finished_s=begun_s + row.finished_s)
 
 
 def _window(options: OfflineOptions, job: SimJob) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from gorgo.core.router import Router
-from tuner.campaign.actions import Action, Freeze, Generation, PutWeights, Record, RollBack, Stop, Wait
+from tuner.campaign.actions import Action, Freeze, PutWeights, Record, RollBack, Stop, Wait
+from tuner.campaign.generation import Generation
 from tuner.campaign.machine import Campaign
 from tuner.objective import Sample
 

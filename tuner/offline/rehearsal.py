@@ -16,7 +16,7 @@ from gorgo.apps.simulate import SimJob, run_once
 from gorgo.core.weights import Weights
 from gorgo.policies.registry import make_policy
 from gorgo.sim.records import SimRecord
-from tuner.campaign.actions import Generation
+from tuner.campaign.generation import Generation
 from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
 from tuner.offline.driver import POLL_S, CampaignDriver

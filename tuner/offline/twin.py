@@ -20,7 +20,7 @@ from gorgo.apps.simulate import SimJob
 from gorgo.core.weights import Weights
 from gorgo.errors import TunerError
 from gorgo.policies.registry import make_policy
-from tuner.campaign.actions import Generation
+from tuner.campaign.generation import Generation
 from tuner.campaign.ledger import REFUSED
 from tuner.campaign.options import CampaignOptions
 from tuner.offline.score import Question, Score, Told, geometric, scores_of

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import cma
 import numpy as np
 
 from tuner.optimizers.base import BUDGET, Base, finite, generator_of, generator_state
@@ -76,6 +75,8 @@ class CmaEs(Base):
         self._origin, self._origin_rng = point, generator_state(self._rng)
         self._values: list[float] = []
         self._population: list[Any] = []
+        import cma  # here, because it brings its plots along: a second of every start with any optimizer
+
         self._es = cma.CMAEvolutionStrategy(list(point), self._sigma0, self._options())
 
     def _options(self) -> dict[str, Any]:

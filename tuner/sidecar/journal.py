@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gorgo.errors import HistoryError
-from tuner.history import CampaignRow, EventRow, GenerationRow, History
+from tuner.campaign.generation import Generation
+from tuner.history import CampaignRow, EventRow, History
 
 #: Generations and events that wait. Campaigns have some hundreds of rows; a thousand are 1 MB.
 MAX_WAITING = 1000
@@ -54,7 +55,7 @@ class Journal:
         self.campaign = campaign
         self.error: str | None = None
         self._history, self._beginning, self._complain = history, beginning, complain
-        self._rows: deque[GenerationRow | EventRow] = deque()
+        self._rows: deque[Generation | EventRow] = deque()
         self._state: Mapping[str, Any] | None = None
         self._outcome: str | None = None
         self._retry_s, self._not_before_s = FIRST_RETRY_S, float("-inf")
@@ -64,7 +65,7 @@ class Journal:
         """Rows that are not in the database yet."""
         return len(self._rows)
 
-    def add(self, row: GenerationRow | EventRow) -> None:
+    def add(self, row: Generation | EventRow) -> None:
         if self._history is None:
             return
         self._rows.append(row)
@@ -108,7 +109,7 @@ class Journal:
             self._find_again(self._history)
         self._history.write(
             self.campaign,
-            generations=[row for row in self._rows if isinstance(row, GenerationRow)],
+            generations=[row for row in self._rows if isinstance(row, Generation)],
             events=[row for row in self._rows if isinstance(row, EventRow)],
             state=self._state,
             outcome=self._outcome,
@@ -138,6 +139,6 @@ class Journal:
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
 
 
-def as_line(row: GenerationRow | EventRow) -> str:
+def as_line(row: Generation | EventRow) -> str:
     """A row as one line of JSON."""
     return json.dumps(asdict(row) | {"weights": None if row.weights is None else dict(row.weights)})

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from gorgo.errors import ProxyRefused, ProxyUnreachable
-from tuner.campaign.actions import Action, Freeze, Generation, PutWeights, Record, RollBack, Stop, Wait
+from tuner.campaign.actions import Action, Freeze, PutWeights, Record, RollBack, Stop, Wait
+from tuner.campaign.generation import Generation
 from tuner.campaign.machine import Campaign
 from tuner.campaign.switchback import Switchback
-from tuner.history import EventRow, GenerationRow
+from tuner.history import EventRow
 from tuner.history.rows import EventKind
 from tuner.objective import RollingWindow, Sample
 from tuner.proxy_client import ProxyClient, ProxyWeights
@@ -214,7 +215,7 @@ class Sidecar:
         self._figures.generation(row)
         self._reporter.say(verdict(row))
         whole = {**self.campaign.start, **row.weights}  # with those that are not moved: what `gorgo freeze` is to pin
-        self._journal.add(GenerationRow(**asdict(row) | {"weights": whole}))
+        self._journal.add(replace(row, weights=whole))
         await self._save()
 
     async def _carry_out(self) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, start_http_server
 
-from tuner.campaign.actions import Generation
+from tuner.campaign.generation import Generation
 from tuner.sidecar.progress import Progress
 
 

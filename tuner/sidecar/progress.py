@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from tuner.campaign.actions import Generation
+from tuner.campaign.generation import Generation
 
 #: Between two lines in a log: a day of them is 1,440.
 LINE_EVERY_S = 60.0

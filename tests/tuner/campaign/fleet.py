@@ -15,7 +15,8 @@ from math import exp, log
 import numpy as np
 
 from gorgo.core.weights import WeightSpec
-from tuner.campaign.actions import Action, Freeze, Generation, PutWeights, Record, RollBack, Stop
+from tuner.campaign.actions import Action, Freeze, PutWeights, Record, RollBack, Stop
+from tuner.campaign.generation import Generation
 from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
 from tuner.objective import Sample

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tuner.history import GenerationRow
+from tuner.campaign.generation import Generation
 
-_GENERATION = GenerationRow(
+_GENERATION = Generation(
     number=0,
     started_s=1_000.0,
     finished_s=1_060.0,
@@ -28,5 +28,5 @@ _GENERATION = GenerationRow(
 )
 
 
-def generation(number: int = 0, **changes: Any) -> GenerationRow:
+def generation(number: int = 0, **changes: Any) -> Generation:
     return replace(_GENERATION, number=number, **changes)
