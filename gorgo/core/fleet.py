@@ -57,6 +57,8 @@ class Member:
     #: For an engine that does not tell its KV capacity.
     learned_capacity: LearnedCapacity = field(default_factory=LearnedCapacity)
     draining: bool = False
+    #: When the mark was set.
+    drained_s: float | None = None
     probed_s: float | None = None
     scraped_s: float | None = None
     #: Attempts dispatched there, and those that failed (before or after content), since it joined.
@@ -139,8 +141,10 @@ class Fleet:
         except KeyError:
             raise UnknownReplica(f"no replica named {name!r}; the fleet has: {', '.join(self.members)}") from None
 
-    def drain(self, name: str, draining: bool) -> None:
-        self.member(name).draining = draining
+    def drain(self, name: str, draining: bool, *, now: float) -> None:
+        member = self.member(name)
+        if draining != member.draining:
+            member.draining, member.drained_s = draining, now if draining else None
         self._eligible.clear()
 
     def set_limits(self, *, stale_after_s: float, rtt_ewma_alpha: float, panic_threshold: float) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from gorgo.core.columns import Columns
 from gorgo.core.fleet import Fleet, Member
+from gorgo.core.health import HealthState
+from gorgo.core.slow_start import SlowStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,13 @@ class ReplicaView:
     #: Ejection is ignored because too few replicas are healthy.
     panic: bool
     ejected_for_s: float | None
+    #: What ejected it: `attempts`, `probes` or its whole `region`; `None` while it is healthy.
+    ejected_by: str | None
+    #: How long it has been in its state; `None` is since it joined.
+    in_state_for_s: float | None
+    #: Slow start: how long yet, and how many requests may be in flight there until then.
+    slow_start_for_s: float | None
+    slow_start_in_flight: int | None
     failures_in_a_row: int
     rtt_ms: float | None
     probe_age_s: float | None
@@ -34,6 +43,8 @@ class ReplicaView:
     prefill_slowdown: float
     #: The same by the engine's own counters of prefill, which count where no prior was given.
     prefill_slowdown_told: float | None
+    #: The linear rate of prefills by the prior and what was learned.
+    prefill_tokens_per_s: float
     running_requests: float | None
     queued_requests: float | None
     used_tokens: float | None
@@ -51,10 +62,13 @@ class ReplicaView:
         return asdict(self)
 
 
-def view_replica(fleet: Fleet, member: Member, *, index_blocks: int, block_tokens: float, now: float) -> ReplicaView:
+def view_replica(
+    fleet: Fleet, slow_start: SlowStart, member: Member, *, index_blocks: int, block_tokens: float, now: float
+) -> ReplicaView:
     """The row of `member`."""
     columns, health, spec = fleet.columns, member.health, member.spec
     eligible = fleet.eligible(spec.models[0] if spec.models else "")
+    slow_start_s = slow_start.left_s(member, now=now)
     return ReplicaView(
         name=spec.name,
         region=spec.region,
@@ -63,6 +77,10 @@ def view_replica(fleet: Fleet, member: Member, *, index_blocks: int, block_token
         eligible=spec.name in eligible.names,
         panic=eligible.panic,
         ejected_for_s=None if health.wakes_s is None else max(0.0, health.wakes_s - now),
+        ejected_by=None if health.state is HealthState.HEALTHY else health.ejected_by,
+        in_state_for_s=_in_state_s(member, now),
+        slow_start_for_s=slow_start_s,
+        slow_start_in_flight=None if slow_start_s is None else int(slow_start.allowed(member, now=now)),
         failures_in_a_row=max(health.attempt_failures, health.probe_failures),
         rtt_ms=_scaled(_cell(columns, "rtt_s", member), 1e3),
         probe_age_s=None if member.probed_s is None else now - member.probed_s,
@@ -72,6 +90,7 @@ def view_replica(fleet: Fleet, member: Member, *, index_blocks: int, block_token
         busy_s=max(0.0, float(columns.free_at_s[member.slot]) - now - fleet.one_way_s(member)),
         prefill_slowdown=member.clock.speed.factor,
         prefill_slowdown_told=member.told.factor,
+        prefill_tokens_per_s=member.prior.tokens_per_s / member.clock.speed.factor,
         running_requests=_cell(columns, "running_requests", member),
         queued_requests=_cell(columns, "queued_requests", member),
         used_tokens=_cell(columns, "used_tokens", member),
@@ -83,6 +102,11 @@ def view_replica(fleet: Fleet, member: Member, *, index_blocks: int, block_token
         attempts=member.attempts,
         failures=member.failures,
     )
+
+
+def _in_state_s(member: Member, now: float) -> float | None:
+    since_s = member.drained_s if member.draining else member.health.changed_s
+    return None if since_s is None or since_s == float("-inf") else now - since_s
 
 
 def _cell(columns: Columns, name: str, member: Member) -> float | None:

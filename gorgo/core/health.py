@@ -56,7 +56,17 @@ class Health:
     (True, 'ejected', 6.0)
     """
 
-    __slots__ = ("_limits", "attempt_failures", "changed_s", "ejections", "probe_failures", "state", "trial", "wakes_s")
+    __slots__ = (
+        "_limits",
+        "attempt_failures",
+        "changed_s",
+        "ejected_by",
+        "ejections",
+        "probe_failures",
+        "state",
+        "trial",
+        "wakes_s",
+    )
 
     def __init__(self, limits: EjectionLimits) -> None:
         self._limits = limits
@@ -65,6 +75,8 @@ class Health:
         self.probe_failures = 0
         #: Ejections since the last good attempt: the exponent of the back-off.
         self.ejections = 0
+        #: What ejected it last: failed `attempts`, failed `probes`, or that its `region` is cut off.
+        self.ejected_by: str | None = None
         #: When the replica was last ejected or let in.
         self.changed_s = float("-inf")
         #: End of the back-off, `None` unless ejected.
@@ -100,7 +112,7 @@ class Health:
         if dispatched_s < self.changed_s or self.state is HealthState.EJECTED:
             return False
         self.attempt_failures += 1
-        return self.attempt_failures >= self._tolerated and self._eject(now)
+        return self.attempt_failures >= self._tolerated and self._eject("attempts", now)
 
     def probe_succeeded(self, *, now: float) -> bool:
         self.probe_failures = 0
@@ -110,11 +122,11 @@ class Health:
         if self.state is HealthState.EJECTED:
             return False
         self.probe_failures += 1
-        return self.probe_failures >= self._tolerated and self._eject(now)
+        return self.probe_failures >= self._tolerated and self._eject("probes", now)
 
     def cut_off(self, *, now: float) -> bool:
         """Nobody in its region can be reached: no need to wait for more failures of its own."""
-        return self.state is not HealthState.EJECTED and self._eject(now)
+        return self.state is not HealthState.EJECTED and self._eject("region", now)
 
     def reachable(self, *, now: float) -> bool:
         """Its region can be reached again: it may be tried."""
@@ -131,12 +143,12 @@ class Health:
     def _tolerated(self) -> int:
         return 1 if self.ejections else self._limits.failures
 
-    def _eject(self, now: float) -> bool:
+    def _eject(self, by: str, now: float) -> bool:
         # 2 ** 32 base periods are past any maximum; the bound keeps the float finite.
         back_off = self._limits.base_s * 2.0 ** min(self.ejections, 32)
         self.ejections += 1
         self.attempt_failures = self.probe_failures = 0
-        self.state, self.changed_s = HealthState.EJECTED, now
+        self.state, self.changed_s, self.ejected_by = HealthState.EJECTED, now, by
         self.wakes_s = now + min(back_off, self._limits.max_s)
         return True
 

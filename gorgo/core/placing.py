@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +87,10 @@ class Placer:
     def decisions(self, request_id: str) -> list[Decision]:
         """Decisions made for a request, first attempt first; empty when they are no longer kept."""
         return [decision for decision in self._decisions if decision.request_id == request_id]
+
+    def newest(self, limit: int) -> list[Decision]:
+        """The last decisions, newest first."""
+        return list(islice(reversed(self._decisions), limit))
 
     def look(self, request: RouteRequest, eligible: Eligible, *, now: float) -> Placement:
         """Ask the policy. `eligible` has a member."""

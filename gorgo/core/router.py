@@ -329,7 +329,7 @@ class Router:
 
     def drain(self, replica: str, draining: bool = True, *, now: float) -> None:
         """Send nothing new there (or again). Raises `UnknownReplica`."""
-        self._fleet.drain(replica, draining)
+        self._fleet.drain(replica, draining, now=now)
         self._door.stirred = True
 
     def flush(self, replica: str | None = None, *, now: float) -> None:
@@ -369,6 +369,10 @@ class Router:
     def decisions(self, request_id: str) -> list[Decision]:
         """Decisions made for a request, first attempt first; empty when they are no longer kept."""
         return self._placer.decisions(request_id)
+
+    def newest_decisions(self, limit: int) -> list[Decision]:
+        """The last decisions, whatever for, newest first."""
+        return self._placer.newest(limit)
 
     # -- helpers
 
@@ -425,4 +429,11 @@ class Router:
 
     def _view(self, member: Member, now: float) -> ReplicaView:
         blocks = self.index.resident_blocks(member.slot)
-        return view_replica(self._fleet, member, index_blocks=blocks, block_tokens=self.limits.block_tokens, now=now)
+        return view_replica(
+            self._fleet,
+            self._slow_start,
+            member,
+            index_blocks=blocks,
+            block_tokens=self.limits.block_tokens,
+            now=now,
+        )

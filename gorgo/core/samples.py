@@ -80,6 +80,10 @@ class SampleRing:
     def next_seq(self) -> int:
         return self.last_seq + 1
 
+    def newest(self, limit: int) -> list[Sample]:
+        """The last samples, newest first."""
+        return list(islice(reversed(self._samples), limit))
+
     def append(self, sample: Sample) -> None:
         assert sample.seq == self.next_seq, "samples are numbered without gaps"
         self.last_seq = sample.seq

@@ -45,6 +45,11 @@ class SlowStart:
             return float("inf")
         return float(FIRST * (LAST / FIRST) ** (max(0.0, now - since_s) / self.ramp_s))
 
+    def left_s(self, member: Member, *, now: float) -> float | None:
+        """Time to the end of its ramp; `None` off it."""
+        since_s = self._since.get(member)
+        return None if since_s is None or now - since_s >= self.ramp_s else self.ramp_s - (now - since_s)
+
     def eased(self, eligible: Eligible, *, now: float) -> Eligible:
         """Without those that have as many as they may, unless nobody is left."""
         if not self._since:
