@@ -101,6 +101,21 @@ class Ledger:
         self._fleet.show_clock(member)
         return attempt
 
+    def check(self) -> None:
+        """Assert that every replica is charged with what is open there and nothing else; visits all of it."""
+        columns = self._fleet.columns
+        for name, member in self._fleet.members.items():
+            tokens = [each.state.request.prompt_tokens for each in self._open.values() if each.member is member]
+            waiting = [
+                each.state.request.prompt_tokens
+                for each in self._open.values()
+                if each.member is member and each.first_token_s is None
+            ]
+            charged = columns.in_flight_requests[member.slot], columns.in_flight_tokens[member.slot]
+            assert charged == (len(tokens), sum(tokens)), f"{name}: {charged} reserved for {len(tokens)} open attempts"
+            assert columns.queued_prefill_tokens[member.slot] == sum(waiting), f"{name}: tokens before a first token"
+            member.clock.check()
+
     def close(self, attempt_id: str, *, now: float) -> Attempt | None:
         """The attempt if it was open, with its load released; `None` at any later time."""
         attempt = self._open.pop(attempt_id, None)

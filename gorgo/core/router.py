@@ -374,6 +374,11 @@ class Router:
         """The last decisions, whatever for, newest first."""
         return self._placer.newest(limit)
 
+    def check(self) -> None:
+        """Assert every invariant of index, ledger and clocks; visits all of them."""
+        self.index.check()
+        self._ledger.check()
+
     # -- helpers
 
     def _catch_up(self, now: float) -> list[Action]:

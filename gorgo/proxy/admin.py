@@ -27,6 +27,7 @@ from gorgo.errors import (
 )
 from gorgo.proxy.admin_calls import count_of, json_response, read_body
 from gorgo.proxy.errors import HttpError, error_json
+from gorgo.proxy.inside import INTERNAL_VARIABLE, look_inside
 from gorgo.proxy.logs import log
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.steering_routes import SteeringRoutes
@@ -60,6 +61,7 @@ class Admin:
             ("GET", "/admin/decisions/{request_id:path}", self.decisions),
             ("POST", "/admin/replicas/{name}/drain", steering.drain),
             ("POST", "/admin/flush", self.flush),
+            ("GET", "/admin/check", self.check),
         ]
         return [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in table]
 
@@ -98,6 +100,11 @@ class Admin:
         self._state.router.flush(replica, now=self._state.clock())
         log("index_flushed", replica=replica)
         return json_response({"replica": replica, "flushed": True})
+
+    async def check(self, request: Request) -> Response:  # noqa: ARG002
+        if not self._state.internal_routes:
+            raise HttpError(404, "not_found", f"internal routes are off: start the proxy with {INTERNAL_VARIABLE}=1")
+        return json_response(look_inside(self._state))
 
     async def on_refused_change(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
         assert isinstance(error, GorgoError)

@@ -27,6 +27,7 @@ from gorgo.proxy.client_keys import ClientKeys, read_client_keys
 from gorgo.proxy.clock import Clock, epoch_clock
 from gorgo.proxy.desk import Desk
 from gorgo.proxy.homes import ResponseHomes
+from gorgo.proxy.inside import INTERNAL_VARIABLE
 from gorgo.proxy.kept import Kept, StateFile
 from gorgo.proxy.metrics import Metrics
 from gorgo.proxy.request_log import RequestLog
@@ -70,6 +71,8 @@ class ProxyState:
     homes: ResponseHomes = field(default_factory=ResponseHomes)
     #: `None` where none is asked for.
     request_log: RequestLog | None = None
+    #: `GET /admin/check` answers.
+    internal_routes: bool = False
     #: Set once, at the first signal: nothing new is taken.
     stopping: bool = False
     #: Tasks of the open exchanges, for the end of the grace period.
@@ -139,6 +142,7 @@ def make_state(
         fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),
         client_keys=client_keys,
         served_tls=served,
+        internal_routes=environ.get(INTERNAL_VARIABLE) == "1",
     )
 
 

@@ -25,6 +25,7 @@ CALLS = [
     ("GET", "/admin/decisions/x"),
     ("POST", "/admin/replicas/r0/drain"),
     ("POST", "/admin/flush"),
+    ("GET", "/admin/check"),
 ]
 
 
