@@ -5,28 +5,21 @@ Owns the record of a task, its result as JSON, and how the one becomes the other
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
-from pathlib import Path
 from time import thread_time
 from typing import Any
 
 import numpy as np
 
-import gorgo
-import tuner
 from gorgo.apps.simulate import SimJob, run_once
+from gorgo.core.router import Router
 from gorgo.sim.records import SimRecord
 from tuner.campaign.options import CampaignOptions
+from tuner.evidence.key import key_of
 from tuner.evidence.windows import Windows, paper_fleet
 from tuner.offline.rehearsal import tune_in_simulation
-
-#: Code on which a figure depends. Reports, command line and the live proxy's shell do not change one.
-_CODE = ("core", "policies", "sim", "apps/datasets", "apps/traces", "apps/simulate")
-_TUNER = ("campaign", "offline", "optimizers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +40,8 @@ class Task:
         As in `tuned_box`, the box as (name, low, high).
     after:
         Figures of `tail` are over requests from this one on.
+    later:
+        Weights that are put when this many requests have arrived; None: none.
     """
 
     windows: Windows
@@ -57,12 +52,13 @@ class Task:
     asked: bool = False
     box: tuple[tuple[str, float, float], ...] = ()
     after: int = 0
+    later: tuple[int, tuple[tuple[str, float], ...]] | None = None
 
     @property
     def key(self) -> str:
-        """The same for the same run by the same code, and no others."""
-        text = f"{self!r}\n{paper_fleet()!r}\n{digest_of_code()}"
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        """The same for the same run by code that behaves alike, and no others."""
+        mode = None if self.campaign is None else dict(self.campaign).get("mode", CampaignOptions().mode)
+        return key_of(self, policy=self.policy, shapes=self.windows.shapes, tuner=mode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +120,7 @@ def run_task(task: Task) -> Found:
         keep_requests=True,
     )
     if task.campaign is None:
-        run = run_once(job)
+        run = run_once(job, controllers=_put_later(task))
         whole, tail = _parts(run.requests or (), task.after)
         return Found(whole=whole, tail=tail, weights=run.row.weights or {}, cpu_s=thread_time() - begun_s)
     tuned = tune_in_simulation(
@@ -147,6 +143,31 @@ def run_task(task: Task) -> Found:
     )
 
 
+class _PutOnce:
+    """A controller of a simulation that puts weights at one time."""
+
+    def __init__(self, at_s: float, weights: Mapping[str, float]) -> None:
+        self._next_s: float | None = at_s
+        self._weights = weights
+
+    @property
+    def next_s(self) -> float | None:
+        """When; None once it is done."""
+        return self._next_s
+
+    def act(self, router: Router, now: float) -> None:
+        """Puts them."""
+        router.set_weights(self._weights, now=now, widen=True)
+        self._next_s = None
+
+
+def _put_later(task: Task) -> Sequence[_PutOnce]:
+    if task.later is None:
+        return ()
+    index, weights = task.later
+    return (_PutOnce(task.windows.feed()[index].arrival_s * task.windows.time_scale, dict(weights)),)
+
+
 def _parts(records: Sequence[SimRecord], after: int) -> tuple[Part, Part]:
     return Part.of(records), Part.of(records[after:])
 
@@ -154,16 +175,3 @@ def _parts(records: Sequence[SimRecord], after: int) -> tuple[Part, Part]:
 def _p95(values: Sequence[float | None]) -> float:
     known = [value for value in values if value is not None]
     return float(np.quantile(known, 0.95)) if known else float("nan")
-
-
-@cache
-def digest_of_code() -> str:
-    """Of all code on which a figure depends."""
-    ours, theirs = Path(tuner.__file__).parent, Path(gorgo.__file__).parent
-    files = [ours / "objective.py", ours / "space.py", Path(__file__), Path(__file__).with_name("windows.py")]
-    for root, names in ((theirs, _CODE), (ours, _TUNER)):
-        files += [path for name in names for path in sorted((root / name).rglob("*.py"))]
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()

@@ -6,12 +6,12 @@ Owns the record of such a task and how it is run; its result has the form of `ta
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from time import thread_time
 
 from gorgo.apps.simulate import SimJob
-from tuner.evidence.task import Found, Part, digest_of_code
+from tuner.evidence.key import key_of
+from tuner.evidence.task import Found, Part
 from tuner.evidence.windows import Windows, paper_fleet
 from tuner.offline.twin import Tried, TwinOptions, search_twin
 from tuner.offline.verdict import decide
@@ -19,7 +19,17 @@ from tuner.offline.verdict import decide
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinTask:
-    """What to search on; the start is the policy's defaults."""
+    """What to search on.
+
+    Parameters
+    ----------
+    windows, policy, seed:
+        As in `Task`.
+    candidates, seeds, held_out_seeds:
+        As in `TwinOptions`.
+    weights, box, asked:
+        As in `Task`: where the search starts, and in what box.
+    """
 
     windows: Windows
     policy: str
@@ -27,12 +37,14 @@ class TwinTask:
     seeds: int
     held_out_seeds: int
     seed: int = 0
+    weights: tuple[tuple[str, float], ...] = ()
+    box: tuple[tuple[str, float, float], ...] = ()
+    asked: bool = False
 
     @property
     def key(self) -> str:
         """As `Task.key`."""
-        text = f"{self!r}\n{paper_fleet()!r}\n{digest_of_code()}"
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return key_of(self, policy=self.policy, shapes=self.windows.shapes, tuner="twin")
 
 
 def run_twin_task(task: TwinTask) -> Found:
@@ -42,11 +54,17 @@ def run_twin_task(task: TwinTask) -> Found:
         trace=" + ".join(task.windows.shapes),
         feed=task.windows.feed(),
         policy=task.policy,
+        weights=dict(task.weights) or None,
         fleet=paper_fleet(),
         time_scale=task.windows.time_scale,
     )
     options = TwinOptions(
-        candidates=task.candidates, seeds=task.seeds, held_out_seeds=task.held_out_seeds, seed=task.seed
+        candidates=task.candidates,
+        seeds=task.seeds,
+        held_out_seeds=task.held_out_seeds,
+        seed=task.seed,
+        asked=task.asked,
+        box={name: (low, high) for name, low, high in task.box},
     )
     search = search_twin(job, options)
     result = decide(job, search, options)
