@@ -32,7 +32,8 @@ BAD_STARTS: Mapping[str, tuple[tuple[tuple[str, float], ...], tuple[tuple[str, f
 }
 
 
-def _bad_task(policy: str, seed: int, options: Mapping[str, Any] | None, *, bad: bool) -> Task:
+def bad_task(policy: str, seed: int, options: Mapping[str, Any] | None, *, bad: bool) -> Task:
+    """Three windows end to end, from the bad start or from the defaults."""
     weights, box, asked = BAD_STARTS[policy]
     return Task(
         windows=Windows(shapes=(TUNING,) * 3, draw=seed, time_scale=1.0),
@@ -52,9 +53,9 @@ def _bad_first(seeds: Sequence[int]) -> list[Task]:
         for policy in BAD_STARTS
         for seed in half(seeds)
         for task in (
-            _bad_task(policy, seed, None, bad=False),
-            _bad_task(policy, seed, None, bad=True),
-            _bad_task(policy, seed, SWITCHBACK, bad=True),
+            bad_task(policy, seed, None, bad=False),
+            bad_task(policy, seed, None, bad=True),
+            bad_task(policy, seed, SWITCHBACK, bad=True),
         )
     ]
 
@@ -65,13 +66,13 @@ def _bad_judge(seeds: Sequence[int], runs: Runs) -> Iterator[Statement]:
         for options, bound in ((None, None), (SWITCHBACK, 1.05)):
             pairs = [
                 (
-                    runs[_bad_task(policy, seed, options, bad=True)].tail,
-                    runs[_bad_task(policy, seed, None, bad=False)].tail,
+                    runs[bad_task(policy, seed, options, bad=True)].tail,
+                    runs[bad_task(policy, seed, None, bad=False)].tail,
                 )
                 for seed in half(seeds)
             ]
             tuned = "left alone" if options is None else "tuned by switchback"
-            ends = [runs[_bad_task(policy, seed, options, bad=True)].weights for seed in half(seeds)]
+            ends = [runs[bad_task(policy, seed, options, bad=True)].weights for seed in half(seeds)]
             left = sum(any(end[name] != value for name, value in weights) for end in ends)
             yield stated(
                 "bad start",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.evidence import bad_start, hacking, next_window, no_harm, protocol
+from tuner.evidence import bad_start, bad_start_twin, hacking, next_window, no_harm, protocol, protocol_twin
 
 EXPERIMENTS = (
     protocol.EXPERIMENT,
@@ -10,4 +10,6 @@ EXPERIMENTS = (
     bad_start.EXPERIMENT,
     next_window.EXPERIMENT,
     hacking.EXPERIMENT,
+    bad_start_twin.EXPERIMENT,
+    protocol_twin.EXPERIMENT,
 )

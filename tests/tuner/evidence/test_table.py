@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gorgo.errors import TunerError
-from tuner.evidence import kept
+from gorgo.policies.gorgo import Gorgo
+from gorgo.policies.nearest import Nearest
+from tuner.evidence import kept, key
 from tuner.evidence.command import as_table, main, measured
 from tuner.evidence.kept import found_of
 from tuner.evidence.statement import Experiment, Runs, Statement, campaign, fifth, half, twice
@@ -17,6 +20,17 @@ from tuner.evidence.targets import EXPERIMENTS
 from tuner.evidence.task import Found, Part, Task, run_task
 from tuner.evidence.twin_task import TwinTask, run_twin_task
 from tuner.evidence.windows import Windows
+
+
+@pytest.fixture(autouse=True)
+def few_requests_tell_how_the_code_behaves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(key, "SHORT", Windows(shapes=("art-chat-apr5",), draw=0, limit=60))
+    forget = (key._behaviour.cache_clear, key._feed.cache_clear)
+    for clear in forget:
+        clear()
+    yield
+    for clear in forget:
+        clear()
 
 
 def windows(count: int = 1, draw: int = 0) -> Windows:
@@ -59,6 +73,35 @@ def test_what_a_figure_depends_on_is_in_the_key() -> None:
         Task(windows=windows(), policy="gorgo", campaign=campaign({"mode": "paper"})),
     ]
     assert len({task.key, *(other.key for other in others)}) == 4
+
+
+def test_the_key_changes_with_what_the_code_does_and_not_with_how_it_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task = Task(windows=windows(), policy="gorgo")
+    before = task.key
+    choose = Gorgo.choose
+    monkeypatch.setattr(Gorgo, "choose", lambda self, *given: choose(self, *given))
+    key._behaviour.cache_clear()
+    assert task.key == before
+    monkeypatch.setattr(Gorgo, "choose", Nearest.choose)
+    key._behaviour.cache_clear()
+    assert task.key != before
+
+
+def test_a_field_at_its_default_is_not_in_the_key() -> None:
+    said = key._said(Task(windows=windows(), policy="gorgo"))
+    assert "later" not in said
+    assert "later" in key._said(Task(windows=windows(), policy="gorgo", later=(10, (("w_rtt", 1.0),))))
+
+
+def test_weights_put_later_are_in_force_from_then_on() -> None:
+    far = (("w_queue", 1e-6), ("w_rtt", 2.0))
+    task = Task(windows=windows(), policy="gorgo", after=20)
+    put, always = run_task(replace(task, later=(20, far))), run_task(replace(task, weights=far))
+    plain = run_task(task)
+    assert put.tail != plain.tail
+    assert put.whole != always.whole
 
 
 def test_a_tuner_and_a_twin_are_tasks_too() -> None:
