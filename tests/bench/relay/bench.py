@@ -38,11 +38,12 @@ class Relay:
     version: str = ""
 
 
-def run(plan: scenarios.Plan) -> None:
-    """Measure and print everything."""
+def run(plan: scenarios.Plan, *, against: str | None = None) -> None:
+    """Measure and print everything; `against` is a commit whose `gorgo serve` takes part."""
     started_s = time.monotonic()
     print(f"Relay overhead\n{measure.describe_machine()}\ncommit {_commit()}", flush=True)
-    with running(targets.RELAYS) as relays:
+    earlier = {f"gorgo {against}": targets.earlier_gorgo(against)} if against else {}
+    with running({**targets.RELAYS, **earlier}) as relays:
         runs = _measured(plan, relays)
     for relay in relays:
         print(f"{relay.name}: {relay.version}" if relay.version else f"{relay.name}: the engine itself, no relay")

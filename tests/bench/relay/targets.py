@@ -15,7 +15,7 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from tests.bench.relay.wire import MODEL
 SGLANG_ROUTER, PY_SPY = "sglang-router==0.3.2", "py-spy==0.4.3"
 
 _INSTALL_S_MAX = 300
+_ROOT = Path(__file__).parents[3]
 _STOP_S_MAX = 10
 
 
@@ -39,6 +40,8 @@ class Launch:
     arguments: Sequence[str]
     environment: Mapping[str, str]
     version: str
+    #: Where it runs, None for here: which tree's modules Python finds.
+    tree: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,21 @@ def gorgo(place: Place) -> Launch:
         environment={"GORGO_ADMIN_TOKEN": secrets.token_hex(16)},
         version=f"gorgo (hypercorn {version('hypercorn')}, httpx {version('httpx')}, aiohttp {version('aiohttp')})",
     )
+
+
+def earlier_gorgo(commit: str) -> Callable[[Place], Launch]:
+    """`gorgo serve` as it was at `commit`, on the packages of today."""
+
+    def launch(place: Place) -> Launch:
+        tree = place.folder / "tree"
+        tree.mkdir()
+        archive = subprocess.run(["git", "archive", commit], cwd=_ROOT, capture_output=True, check=False)
+        if archive.returncode:
+            raise UnavailableError(f"git archive {commit}: {archive.stderr.decode().strip()}")
+        subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+        return replace(gorgo(place), tree=tree, version=f"gorgo at {commit}")
+
+    return launch
 
 
 def nginx(place: Place) -> Launch:
@@ -153,6 +171,7 @@ def start(launch: Launch, folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             list(launch.arguments),
             env={**os.environ, **launch.environment},
+            cwd=launch.tree,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
