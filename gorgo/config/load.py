@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeGuard
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -81,6 +82,7 @@ def _disagreements(document: Document) -> Iterator[Problem]:
     regions = _names(document.data, "regions")
     yield from _repeated(regions, document)
     yield from _tls(document)
+    yield from _deadlines(document)
     yield from _repeated(_names(document.data, "replicas"), document)
     yield from _repeated(_names(document.data, "models"), document)
     yield from _repeated(_names(document.data, "rules", "clients"), document)
@@ -141,6 +143,32 @@ def _tls(document: Document) -> Iterator[Problem]:
         if ("client_cert" in given) != ("client_key" in given):
             place = (*path, given[-1])
             yield Problem(place, document.line(place), "half a pair", "client_cert and client_key, both or neither")
+
+
+#: Phases of a request, none of which can be allowed more than the whole.
+_PHASES = ("connect_timeout_s", "first_content_timeout_s", "whole_answer_timeout_s", "between_chunks_timeout_s")
+
+
+def _deadlines(document: Document) -> Iterator[Problem]:
+    """A phase that is written to take longer than the whole that is written beside it, or that it inherits."""
+    limits = _inside(document.data, "limits")
+    yield from _too_long(document, ("limits",), limits, limits.get("total_timeout_s"))
+    for number, region in enumerate(_items(document.data, "regions")):
+        own = _inside(region, "limits")
+        total = own.get("total_timeout_s", limits.get("total_timeout_s"))
+        yield from _too_long(document, ("regions", number, "limits"), own, total)
+
+
+def _too_long(document: Document, above: Path, limits: Mapping[str, object], total: object) -> Iterator[Problem]:
+    for key in _PHASES:
+        given = limits.get(key)
+        if _is_number(given) and _is_number(total) and given > total:
+            path: Path = (*above, key)
+            yield Problem(path, document.line(path), f"{given:g}", f"at most total_timeout_s, which is {total:g}")
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _allowed(data: object, key: str, above: Path) -> Iterator[tuple[Path, str]]:

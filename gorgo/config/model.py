@@ -166,7 +166,9 @@ class Limits:
     connections_per_replica: Count = 1024
     connect_timeout_s: Positive = 5.0
     first_content_timeout_s: Positive = 120.0
+    whole_answer_timeout_s: Positive = 600.0
     between_chunks_timeout_s: Positive = 60.0
+    total_timeout_s: Positive = 3600.0
     prefix_index_blocks: Count = 4_000_000
     shutdown_grace_s: NotNegative = 30.0
 
@@ -205,10 +207,23 @@ class Simulation:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionLimits:
+    """Deadlines of attempts in one region, in place of those in `limits` under the same names."""
+
+    connect_timeout_s: Positive | None = None
+    first_content_timeout_s: Positive | None = None
+    whole_answer_timeout_s: Positive | None = None
+    between_chunks_timeout_s: Positive | None = None
+    total_timeout_s: Positive | None = None
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
     """A place where replicas or clients are."""
 
     name: Name
+    limits: RegionLimits = field(default_factory=RegionLimits)
 
 
 @strict

@@ -60,6 +60,8 @@ def failed(state: RequestState, outcome: Outcome) -> Reject:
     if outcome.ending is Ending.BUSY:
         status = 429 if outcome.status == 429 else 503
         return Reject(request_id, status, "replicas_busy", f"every replica is busy ({tried})", RETRY_AFTER_S)
+    if outcome.ending is Ending.OUT_OF_TIME:
+        return Reject(request_id, 504, "total_timeout", f"the request took longer than it may in all ({tried})")
     if outcome.status == 504 or "timeout" in (outcome.error or ""):
         return Reject(request_id, 504, "upstream_timeout", f"no replica answered in time ({tried})")
     return Reject(request_id, 502, "upstream_failed", f"no replica could answer ({tried})")
@@ -71,6 +73,8 @@ def status_of(outcome: Outcome) -> int:
         return 499
     if outcome.ending is Ending.FAILED_AFTER_CONTENT:
         return 502
+    if outcome.ending is Ending.OUT_OF_TIME:
+        return 504
     return outcome.status or 200
 
 

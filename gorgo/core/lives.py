@@ -5,7 +5,7 @@ request is `front_door`'s; that load is released once is `ledger`'s; the words o
 
 Theory of operation. A request lives until its last attempt ends or one of them is its answer, and then leaves one
 sample. While two are open, what ends without an answer leaves it to the other. Retries are within a budget, except
-where the connection broke: then the replica is gone, and what it was asked is done nowhere.
+where the connection broke or never came to be: what the replica was asked is done nowhere.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ class Lives:
         """Judge the replica, and go on with the request or close it. `attempt` is not open any more."""
         self._judge(attempt, outcome, now)
         state = attempt.state
-        if state.closed or (state.open and outcome.ending in _LEAVES_IT_TO_OTHERS):
+        if state.closed or (state.open and (outcome.ending in _LEAVES_IT_TO_OTHERS or _unanswered(outcome))):
             return []
-        if outcome.ending not in _RETRIED:
+        if outcome.ending not in _RETRIED and not _unanswered(outcome):
             self._close(attempt, outcome, status_of(outcome), now)
             return _stop_others(attempt)
-        action = self._retry(attempt, outcome, now)
+        action = failed(state, outcome) if _unanswered(outcome) else self._retry(attempt, outcome, now)
         if isinstance(action, Reject):
             self._close(attempt, outcome, action.status, now)
         return [action]
@@ -145,5 +145,11 @@ def _stop_others(attempt: Attempt) -> list[Action]:
     return [Cancel(request_id, other.attempt_id) for other in attempt.state.open if other is not attempt]
 
 
+def _unanswered(outcome: Outcome) -> bool:
+    """Its time was over before it had an answer: the client is still to be told."""
+    return outcome.ending is Ending.OUT_OF_TIME and outcome.status is None
+
+
 def _nobody_worked(outcome: Outcome) -> bool:
-    return outcome.status is None and "timeout" not in (outcome.error or "timeout")
+    """The connection broke or never came to be, so the replica does not do what it was asked."""
+    return outcome.status is None and not (outcome.error or "timeout").startswith("timeout")

@@ -100,6 +100,8 @@ class Ending(Enum):
     REFUSED = "refused"
     #: Cancelled, because another attempt of the same request answered first.
     SUPERSEDED = "superseded"
+    #: The request took longer than it may in all: not tried elsewhere, and nobody is to blame.
+    OUT_OF_TIME = "out_of_time"
 
 
 @dataclass(frozen=True, slots=True)

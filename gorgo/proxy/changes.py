@@ -33,7 +33,7 @@ class Changes:
     weights: bool = False
     shadow: bool = False
     intervals: bool = False
-    #: Other keys of `proxy`, `clients`, `models`, `limits` and `overload` that differ; all are followed at once.
+    #: Other keys of `proxy`, `regions`, `clients`, `models`, `limits` and `overload` that differ; all followed at once.
     settings: tuple[str, ...] = ()
     #: Keys that differ from what the process was started with and need a new start.
     restart: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ def compare(old: Config, new: Config) -> Changes:
     stay = [(before[name], replica) for name, replica in after.items() if name in before]
     sections = ("proxy", "clients", "limits", "overload")
     settings = [key for name in sections for key in _differ(getattr(old, name), getattr(new, name), name)]
-    settings += ["models"] if old.models != new.models else []
+    settings += [key for key in ("regions", "models") if getattr(old, key) != getattr(new, key)]
     restart = tuple(f"proxy.{key}" for key in _BOUND)
     return Changes(
         added=tuple(replica for name, replica in after.items() if name not in before),

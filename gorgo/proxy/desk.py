@@ -15,13 +15,13 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
-from gorgo.core.actions import Action, Dispatch, Hedge
+from gorgo.core.actions import Action, Dispatch, Hedge, Reject
 from gorgo.core.request import Ending, Outcome, RouteRequest
 from gorgo.core.router import Router
 from gorgo.proxy.clock import Clock
 
 #: Ends after which the first action may be the request's own.
-_RETRIED = (Ending.FAILED_BEFORE_CONTENT, Ending.BUSY)
+_GOES_ON = (Ending.FAILED_BEFORE_CONTENT, Ending.BUSY, Ending.OUT_OF_TIME)
 
 
 class Addressee(Protocol):
@@ -78,7 +78,7 @@ class Desk:
         """What its request wants next: another Dispatch, a Reject, or nothing."""
         actions = self._router.on_finish(dispatch.attempt_id, outcome, now=self._clock())
         own: Action | None = None
-        if outcome.ending in _RETRIED and actions and actions[0].request_id == dispatch.request_id:
+        if outcome.ending in _GOES_ON and actions and _is_next(actions[0], dispatch.request_id):
             own = actions.pop(0)
         self._pass_on(actions)
         return own
@@ -114,3 +114,7 @@ class Desk:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._due_s = timer, due_s
+
+
+def _is_next(action: Action, request_id: str) -> bool:
+    return action.request_id == request_id and isinstance(action, Dispatch | Reject)

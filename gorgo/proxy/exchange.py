@@ -11,7 +11,7 @@ what a cancellation at any point means.
 from __future__ import annotations
 
 import asyncio
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from gorgo.core.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
@@ -181,7 +181,7 @@ class Exchange:
         self._state.metrics.decided(self._account.decision_s + perf_counter() - started)
         taken: Target | None = None
         if isinstance(action, Hold):
-            action, taken = await self._wait()
+            action, taken = await self._wait_in_time()
         while isinstance(action, Dispatch):
             action = await self._attempt(ask, action, taken or self._take(action))
             taken = None
@@ -190,6 +190,15 @@ class Exchange:
                 action = await self._race.join()
         if isinstance(action, Reject):
             raise error_of(action)
+
+    async def _wait_in_time(self) -> Attempted:
+        limit_s = self._state.limits.total_timeout_s
+        try:
+            async with asyncio.timeout(limit_s - (self._state.clock() - self._received_s)):
+                return await self._wait()
+        except TimeoutError:
+            message = f"no replica could take the request within the {limit_s:g} s that it may take in all"
+            raise HttpError(504, "total_timeout", message) from None
 
     async def _wait(self) -> Attempted:
         """Until the Router has decided, in whichever event that comes to be."""
@@ -279,12 +288,17 @@ class Exchange:
         return action
 
     async def _try(self, ask: Ask, dispatch: Dispatch, target: Target) -> Outcome:
+        limits, spent_s = target.deadlines, self._state.clock() - self._received_s
+        first_s = limits.first_content_s if ask.route.streamed else limits.whole_answer_s
+        dog = Watchdog(first_s, last=monotonic() + limits.total_s - spent_s)
         try:
-            with Watchdog(self._state.limits.first_content_timeout_s) as dog:
+            with dog:
                 return await self._relay(ask, dispatch, target, dog)
         except UpstreamError as failure:
             return await self._broken(failure.reason)
         except TimeoutError:
+            if dog.out_of_time:
+                return await self._out_of_time()
             if self._sink.sending:
                 # The client stopped reading for as long as a replica may stay silent: it is cut, not waited for.
                 self._gone = True
@@ -324,7 +338,7 @@ class Exchange:
         return RelayPlan(
             route=self._route,
             own_headers=self._own_headers(dispatch),
-            chunk_limit_s=self._state.limits.between_chunks_timeout_s,
+            chunk_limit_s=target.deadlines.between_chunks_s,
             strip_usage=asked,
             on_content=on_content,
             on_commit=lambda: self._claim(dispatch),
@@ -338,6 +352,13 @@ class Exchange:
             return Outcome(ending, error=reason)
         await self._end_stream(502, "upstream_failed", "the replica broke off in the middle of its answer")
         return Outcome(Ending.FAILED_AFTER_CONTENT, status=self._sink.status, error=reason)
+
+    async def _out_of_time(self) -> Outcome:
+        """It has taken as long as it may in all, other attempts and waits included. No replica is to blame."""
+        if not self._sink.started:
+            return Outcome(Ending.OUT_OF_TIME, error="total_timeout")
+        await self._end_stream(504, "total_timeout", "the answer took longer than a request may take in all")
+        return Outcome(Ending.OUT_OF_TIME, status=self._sink.status, error="total_timeout")
 
     def _own_headers(self, dispatch: Dispatch) -> list[Header]:
         decision = dispatch.decision

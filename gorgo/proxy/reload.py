@@ -16,6 +16,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 
+from gorgo.config.deadlines import deadlines_by_region
 from gorgo.config.model import Config
 from gorgo.core.policy import Policy
 from gorgo.core.weights import Weights
@@ -92,8 +93,10 @@ class Reloader:
         """Probe newcomers before they take traffic; who does not answer joins all the same, as at the start."""
         async with AsyncExitStack() as undo:
             watchers = []
+            deadlines = deadlines_by_region(config)
             for replica in (*changes.added, *changes.replaced):
-                target = make_target(replica, config.limits, keys[replica.name], upstream_tls(replica, self._state.tls))
+                tls = upstream_tls(replica, self._state.tls)
+                target = make_target(replica, config.limits, deadlines[replica.region], keys[replica.name], tls)
                 undo.push_async_callback(target.upstream.aclose)
                 watchers.append(Watcher(self._state, target))
             looks = await asyncio.gather(*(watcher.look() for watcher in watchers))
@@ -136,8 +139,9 @@ class Reloader:
             self._set_shadow(shadow)
         gone = [state.targets[name] for name in (*changes.removed, *(replica.name for replica in changes.replaced))]
         state.targets = {row.name: joined.get(row.name) or state.targets[row.name] for row in config.replicas}
+        deadlines = deadlines_by_region(config)
         for row in config.replicas:
-            state.targets[row.name].update(row, config.limits, keys[row.name])
+            state.targets[row.name].update(row, config.limits, deadlines[row.region], keys[row.name])
         state.grants = Grants.of(config)
         state.config, state.limits = keep_bound(state.config, config), config.limits
         state.leaving.update(gone)

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from gorgo.config.deadlines import deadlines_by_region
 from gorgo.config.model import Config, Limits, Overload, Replica
 from gorgo.core.fingerprint import Fingerprinter
 from gorgo.core.hedging import HedgeLimits
@@ -124,8 +125,11 @@ def make_state(
     for name in sorted(start.draining):
         router.drain(name, now=clock())
     metrics = Metrics(router, clock)
+    deadlines = deadlines_by_region(config)
     targets = {
-        replica.name: make_target(replica, config.limits, keys[replica.name], tls_of[replica.name])
+        replica.name: make_target(
+            replica, config.limits, deadlines[replica.region], keys[replica.name], tls_of[replica.name]
+        )
         for replica in config.replicas
     }
     return ProxyState(

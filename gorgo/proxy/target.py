@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gorgo.config.deadlines import Deadlines
 from gorgo.config.model import Limits, Replica
 from gorgo.engines.base import EngineDialect
 from gorgo.engines.registry import dialect
@@ -29,6 +30,8 @@ class Target:
     dialect: EngineDialect
     #: What the engine should report and does not.
     reports: ReportWatch
+    #: Of attempts from now on; those in progress keep theirs.
+    deadlines: Deadlines
     request_usage: bool = False
     api_key: str | None = field(default=None, repr=False)
     #: Attempts in progress; kept by `acquire` and `release`.
@@ -49,13 +52,16 @@ class Target:
             self._left.clear()
             await self._left.wait()
 
-    def update(self, replica: Replica, limits: Limits, key: str | None) -> None:
+    def update(self, replica: Replica, limits: Limits, deadlines: Deadlines, key: str | None) -> None:
         """Take over what may change about a process that stays the same one; streams in progress go on."""
         self.region, self.request_usage, self.api_key = replica.region, replica.request_usage, key
-        self.upstream.set_limits(connections=limits.connections_per_replica, connect_timeout_s=limits.connect_timeout_s)
+        self.deadlines = deadlines
+        self.upstream.set_limits(connections=limits.connections_per_replica, connect_timeout_s=deadlines.connect_s)
 
 
-def make_target(replica: Replica, limits: Limits, key: str | None, tls: ssl.SSLContext) -> Target:
+def make_target(
+    replica: Replica, limits: Limits, deadlines: Deadlines, key: str | None, tls: ssl.SSLContext
+) -> Target:
     """Needs a running loop: connection pools belong to one."""
     spoken = dialect(replica.engine)
     return Target(
@@ -64,11 +70,12 @@ def make_target(replica: Replica, limits: Limits, key: str | None, tls: ssl.SSLC
         upstream=HttpUpstream(
             replica.url,
             connections=limits.connections_per_replica,
-            connect_timeout_s=limits.connect_timeout_s,
+            connect_timeout_s=deadlines.connect_s,
             tls=tls,
         ),
         dialect=spoken,
         reports=ReportWatch(spoken),
+        deadlines=deadlines,
         request_usage=replica.request_usage,
         api_key=key,
     )

@@ -127,7 +127,7 @@ class HttpUpstream:
     def __init__(self, base_url: str, *, connections: int, connect_timeout_s: float, tls: ssl.SSLContext) -> None:
         self._base = base_url.rstrip("/")
         self._limit = connections
-        self._extensions = {"timeout": {"connect": connect_timeout_s}}
+        self._extensions = _connect_within(connect_timeout_s)
         self._urls: dict[str, httpx.URL] = {}
         self._pool = KeptConnections(keep_s=KEEP_ALIVE_S, idling_shrinks=idling_shrinks(), look=_look)
         self._connector = _Connector(self._pool, limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
@@ -148,7 +148,7 @@ class HttpUpstream:
     def set_limits(self, *, connections: int, connect_timeout_s: float) -> None:
         """Other limits from the next request on."""
         self._limit = connections
-        self._extensions = {"timeout": {"connect": connect_timeout_s}}
+        self._extensions = _connect_within(connect_timeout_s)
 
     async def open(self, path: str, headers: Sequence[Header], body: bytes) -> Source:
         if self.open_sources >= self._limit:
@@ -205,6 +205,11 @@ class HttpUpstream:
             return await self._fresh.handle_async_request(request)
         except _FAILURES as failure:
             raise UpstreamError(_reason(failure, begun=False)) from failure
+
+
+def _connect_within(limit_s: float) -> dict[str, dict[str, float]]:
+    """aiohttp's bound on one socket leaves the name out and begins anew with each address; its pool's has them all."""
+    return {"timeout": {"connect": limit_s, "pool": limit_s}}
 
 
 class _Pieces(httpx.AsyncByteStream):

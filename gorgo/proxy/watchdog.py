@@ -6,6 +6,7 @@ Owns the conversion of an expiry into `TimeoutError`; leaves to its user what a 
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from time import monotonic
 from types import TracebackType
 
@@ -14,18 +15,25 @@ class Watchdog:
     """Cancels the current task's wait once `deadline` (monotonic s) has passed, and turns that into `TimeoutError`.
 
     Used as a context manager. Who moves `deadline` later may just assign it: the timer looks at it when it fires, and
-    re-arms itself for what is left. `push(limit_s)` may also move it nearer.
+    re-arms itself for what is left. `push(limit_s)` may also move it nearer. `last` (monotonic s) is the end, wherever
+    `deadline` is moved to.
     """
 
-    __slots__ = ("_armed_for", "_cancelling", "_handle", "_task", "deadline", "expired")
+    __slots__ = ("_armed_for", "_cancelling", "_handle", "_task", "deadline", "expired", "last")
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, *, last: float = inf) -> None:
         self.deadline = monotonic() + limit_s
+        self.last = last
         self.expired = False
         self._task: asyncio.Task[object] | None = None
         self._handle: asyncio.TimerHandle | None = None
-        self._armed_for = self.deadline
+        self._armed_for = min(self.deadline, last)
         self._cancelling = 0
+
+    @property
+    def out_of_time(self) -> bool:
+        """It has expired, and no later deadline would have helped."""
+        return self.expired and monotonic() >= self.last
 
     def push(self, limit_s: float) -> None:
         """From now on, `limit_s` more."""
@@ -53,12 +61,12 @@ class Watchdog:
             raise TimeoutError from exc
 
     def _arm(self) -> None:
-        self._armed_for = self.deadline
-        wait_s = max(0.0, self.deadline - monotonic())
+        self._armed_for = min(self.deadline, self.last)
+        wait_s = max(0.0, self._armed_for - monotonic())
         self._handle = asyncio.get_running_loop().call_later(wait_s, self._look)
 
     def _look(self) -> None:
-        if monotonic() < self.deadline:
+        if monotonic() < min(self.deadline, self.last):
             self._arm()
             return
         self.expired = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gorgo.config.deadlines import Deadlines, deadlines_by_region
 from gorgo.config.load import MAX_PROBLEMS_SHOWN, load_config, parse_config
 from gorgo.config.model import Capacity, Config, Limits, Proxy, Replica, Simulation
 from gorgo.errors import ConfigError
@@ -67,6 +68,20 @@ def test_good_file_loads() -> None:
     )
 
 
+def test_region_inherits_each_deadline_that_it_does_not_set() -> None:
+    text = changed("- name: eu\n", "- name: eu\n    limits: {connect_timeout_s: 9, total_timeout_s: 40}\n")
+    config = parse_config(text.replace("max_attempts: 2", "first_content_timeout_s: 7").encode())
+    expected = Deadlines(
+        connect_s=5.0, first_content_s=7.0, whole_answer_s=600.0, between_chunks_s=60.0, total_s=3600.0
+    )
+    assert deadlines_by_region(config) == {"us": expected, "eu": replace(expected, connect_s=9.0, total_s=40.0)}
+
+
+def test_region_may_have_a_longer_phase_than_the_whole_elsewhere() -> None:
+    text = changed("- name: eu\n", "- name: eu\n    limits: {connect_timeout_s: 9, total_timeout_s: 10}\n")
+    assert parse_config(text.replace("max_attempts: 2", "total_timeout_s: 8").encode())
+
+
 def test_shipped_regions_file_loads_and_has_the_three_regions() -> None:
     config = load_config(ROOT / "regions.yaml")
     assert config.simulation.rtt_ms == {"us-ashburn": 2, "eu-frankfurt": 95, "ap-seoul": 180}
@@ -109,6 +124,26 @@ CASES = [
     ("max_attempts: 2", "max_attempts: 0", "limits.max_attempts (line 17): 0; expected a number of at least 1"),
     ("max_attempts: 2", "max_attempts: 010", "limits.max_attempts (line 17): '010'; expected a whole number"),
     ("max_attempts: 2", "max_attempts: !!int 2", "limits.max_attempts (line 17): a YAML tag; expected plain YAML"),
+    (
+        "- name: eu\n",
+        "- name: eu\n    limits: {total_timeout_s: 0}\n",
+        "regions[1].limits.total_timeout_s (line 7): 0; expected a number greater than 0",
+    ),
+    (
+        "- name: eu\n",
+        "- name: eu\n    limits: {max_attempts: 2}\n",
+        "regions[1].limits.max_attempts (line 7): unknown key; expected one of connect_timeout_s, first_content_",
+    ),
+    (
+        "max_attempts: 2",
+        "between_chunks_timeout_s: 61\n  total_timeout_s: 60",
+        "limits.between_chunks_timeout_s (line 17): 61; expected at most total_timeout_s, which is 60",
+    ),
+    (
+        "- name: eu\n",
+        "- name: eu\n    limits: {first_content_timeout_s: 9.5, total_timeout_s: 9}\n",
+        "regions[1].limits.first_content_timeout_s (line 7): 9.5; expected at most total_timeout_s, which is 9",
+    ),
     ("{w_rtt: 0.5}", "{w_rtt: yes}", "proxy.weights.w_rtt (line 3): 'yes'; expected a number"),
     ("{w_rtt: 0.5}", "[0.5]", "proxy.weights (line 3): a list; expected a mapping"),
     ("[a, b]", "a", "replicas[1].models (line 14): 'a'; expected a list"),

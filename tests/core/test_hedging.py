@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.core.actions import Action, Cancel, Dispatch, Hedge
+from gorgo.core.actions import Action, Cancel, Dispatch, Hedge, Reject
 from gorgo.core.hedging import HedgeLimits
 from gorgo.core.limits import RouterLimits
 from gorgo.core.overload import OverloadLimits
@@ -117,6 +117,17 @@ def test_a_failure_leaves_the_request_to_the_other_attempt() -> None:
     assert router.on_finish(third.attempt_id, COMPLETED, now=2.0) == []
     *_, sample = router.samples
     assert (sample.retries, sample.hedged) == (1, True)
+
+
+def test_two_attempts_whose_time_is_over_leave_one_refusal() -> None:
+    router = hedging("a", "b", "c")
+    first, hedge = late(router)
+    over = Outcome(Ending.OUT_OF_TIME, error="total_timeout")
+    assert router.on_finish(first.attempt_id, over, now=1.0) == []
+    refusal = only(router.on_finish(hedge.dispatch.attempt_id, over, now=1.0))
+    assert isinstance(refusal, Reject)
+    assert refusal.code == "total_timeout"
+    assert (router.in_flight, len(router.samples)) == (0, 3)
 
 
 def test_a_client_that_leaves_ends_both() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gorgo.core.actions import Dispatch
+from gorgo.core.actions import Dispatch, Reject
 from gorgo.core.health import EjectionLimits
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, EngineSample, Outcome
@@ -212,6 +212,33 @@ def test_other_endings_are_not_retried(outcome: Outcome) -> None:
     router = make_router("a", "b")
     attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
     assert router.on_finish(attempt, outcome, now=1.0) == []
+
+
+def test_a_request_whose_time_is_over_is_not_tried_elsewhere_and_blames_nobody() -> None:
+    router = make_router("a", "b")
+    attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
+    reject = rejected(router.on_finish(attempt, Outcome(Ending.OUT_OF_TIME, error="total_timeout"), now=1.0))
+    assert (reject.status, reject.code) == (504, "total_timeout")
+    (view, _) = router.fleet_view(now=1.0)
+    assert (view.failures, view.failures_in_a_row) == (0, 0)
+    assert [sample.status for sample in router.samples] == [504]
+
+
+def test_an_answer_that_is_cut_at_the_end_of_its_time_has_its_sample_and_nothing_more_to_say() -> None:
+    router = make_router("a", "b")
+    attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
+    router.on_first_token(attempt, now=0.5)
+    assert router.on_finish(attempt, Outcome(Ending.OUT_OF_TIME, status=200, error="total_timeout"), now=1.0) == []
+    assert [sample.status for sample in router.samples] == [504]
+    assert router.in_flight == 0
+
+
+@pytest.mark.parametrize(("error", "again"), [("timeout", False), ("connect_timeout", True), ("connect_failed", True)])
+def test_what_never_reached_a_replica_is_tried_elsewhere_beyond_the_budget(error: str, again: bool) -> None:
+    router = make_router("a", "b", limits=RouterLimits(retry_share=0.0, retry_minimum=0))
+    attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
+    (action,) = router.on_finish(attempt, Outcome(Ending.FAILED_BEFORE_CONTENT, error=error), now=1.0)
+    assert isinstance(action, Dispatch if again else Reject)
 
 
 # -- health
@@ -443,7 +470,8 @@ def test_a_sample_tells_the_whole_request() -> None:
     end = Outcome(Ending.COMPLETED, 200, prompt_tokens=260, cached_tokens=64, output_tokens=20, itl_s_p95=0.02)
     router.on_finish(second.attempt_id, end, now=13.0)
     (row,) = router.samples.after(0)["samples"]
-    rtt_ms = row.pop("rtt_ms")
+    rtt_ms, parts_ms = row.pop("rtt_ms"), row.pop("ttft_parts_ms")
+    assert sum(parts_ms.values()) == pytest.approx(2500.0)
     assert rtt_ms == pytest.approx((0.7 * 0.02 + 0.3 * 0.09) * 1e3)
     assert row == {
         "seq": 1,
@@ -469,6 +497,7 @@ def test_a_sample_tells_the_whole_request() -> None:
         "shadow_rank": None,
         "shadow_cost": None,
         "shadow_predicted_ttft_ms": None,
+        "best_cached_tokens": 0,
     }
 
 

@@ -188,7 +188,8 @@ class LedgerMachine(RuleBasedStateMachine):
         if not was_open or self.asked[request_id].ended > any(isinstance(action, Reject) for action in own):
             return
         goes_on = any(isinstance(action, Dispatch) for action in own)
-        leaves_it = others and ending in (Ending.FAILED_BEFORE_CONTENT, Ending.BUSY, Ending.SUPERSEDED)
+        unanswered = (Ending.FAILED_BEFORE_CONTENT, Ending.BUSY, Ending.SUPERSEDED, Ending.OUT_OF_TIME)
+        leaves_it = others and ending in unanswered
         if goes_on or leaves_it:
             return
         self.samples += 1

@@ -40,6 +40,22 @@ async def test_deadline_moved_nearer_is_kept() -> None:
         await guarded()
 
 
+async def test_last_moment_is_kept_wherever_the_deadline_is_moved_to() -> None:
+    loop = asyncio.get_running_loop()
+    dog = Watchdog(1000, last=loop.time() + 0.01)
+    dog.deadline += 1000
+    with pytest.raises(TimeoutError), dog:
+        await forever()
+    assert dog.out_of_time
+
+
+async def test_expiry_before_the_last_moment_is_not_the_end_of_all_time() -> None:
+    dog = Watchdog(0.01, last=asyncio.get_running_loop().time() + 1000)
+    with pytest.raises(TimeoutError), dog:
+        await forever()
+    assert not dog.out_of_time
+
+
 async def test_cancellation_by_another_counts_more_than_expiry() -> None:
     async def guarded() -> None:
         with Watchdog(1000) as dog:

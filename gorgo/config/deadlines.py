@@ -1,0 +1,58 @@
+"""How long an attempt may take in each of its phases, by the region that it goes to.
+
+Owns what a region inherits. What happens when a deadline has passed is the proxy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gorgo.config.model import Config, Limits, RegionLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Of one region's attempts.
+
+    Parameters
+    ----------
+    connect_s:
+        To open a connection: name, TCP and TLS.
+    first_content_s:
+        Of a stream, from dispatch to its first content.
+    whole_answer_s:
+        Of an answer in one piece, from dispatch to its end: before that nothing of it can be seen.
+    between_chunks_s:
+        Longest silence after the first content.
+    total_s:
+        From the request's first byte at the proxy to its answer's last, waits and other attempts included.
+    """
+
+    connect_s: float
+    first_content_s: float
+    whole_answer_s: float
+    between_chunks_s: float
+    total_s: float
+
+
+def deadlines_by_region(config: Config) -> Mapping[str, Deadlines]:
+    """For each region of the file: its own where it has any, else those of `limits`.
+
+    >>> from gorgo.config.load import parse_config
+    >>> text = b"{proxy: {region: a}, regions: [{name: a, limits: {total_timeout_s: 9}}, {name: b}], replicas: [%b]}"
+    >>> found = deadlines_by_region(parse_config(text % b"{name: r, region: a, url: 'http://127.0.0.1:1'}"))
+    >>> found["a"].total_s, found["b"].total_s
+    (9.0, 3600.0)
+    """
+    return {region.name: _deadlines(config.limits, region.limits) for region in config.regions}
+
+
+def _deadlines(limits: Limits, own: RegionLimits) -> Deadlines:
+    return Deadlines(
+        connect_s=own.connect_timeout_s or limits.connect_timeout_s,
+        first_content_s=own.first_content_timeout_s or limits.first_content_timeout_s,
+        whole_answer_s=own.whole_answer_timeout_s or limits.whole_answer_timeout_s,
+        between_chunks_s=own.between_chunks_timeout_s or limits.between_chunks_timeout_s,
+        total_s=own.total_timeout_s or limits.total_timeout_s,
+    )

@@ -1,0 +1,230 @@
+"""A replica that hangs at each phase of a request: what its client gets, what is learned, and that it is let go."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gorgo.config.model import Limits, Overload, Region, RegionLimits
+from tests.proxy.conftest import QUIET, Running, Start, config_for, until, with_replica
+from tests.proxy.fakes import DONE, ROLE, Script, answer, chat, delta, hang, stream
+from tests.proxy.followed import follow, regions
+from tests.proxy.raw import connected
+
+CHAT = "/v1/chat/completions"
+GOOD = stream(ROLE, delta("good"), DONE)
+SHORT_S = 0.15
+#: Far beyond what a test takes: a deadline of this length is not the one that ended anything.
+LONG_S = 1000.0
+LONG = {f"{phase}_timeout_s": LONG_S for phase in ("connect", "first_content", "whole_answer", "between_chunks")}
+
+
+def drip(*chunks: bytes, again: bytes, every_s: float = 0.01) -> Script:
+    """Sends `chunks`, then `again` without an end."""
+
+    async def script(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(chunk)
+        while True:
+            await response.write(again)
+            await asyncio.sleep(every_s)
+
+    return script
+
+
+def after(wait_s: float, script: Script) -> Script:
+    async def late(request: web.Request, body: bytes) -> web.StreamResponse:
+        await asyncio.sleep(wait_s)
+        return await script(request, body)
+
+    return late
+
+
+@contextmanager
+def silent_port(*, accepts: bool) -> Iterator[int]:
+    """A port that never says a word; one that does not accept drops the first packet of a handshake."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64 if accepts else 0))
+        port: int = listener.getsockname()[1]
+        for _ in range(0 if accepts else 4):
+            # The kernel keeps one that nobody accepts; the others wait for it as the proxy will.
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        yield port
+
+
+def health(fleet: Running, replica: str = "r0") -> tuple[int, int]:
+    """Failures in all, and those in a row that eject."""
+    views = {view.name: view for view in fleet.state.router.fleet_view(now=fleet.state.clock())}
+    return views[replica].failures, views[replica].failures_in_a_row
+
+
+async def ask(fleet: Running, **fields: Any) -> tuple[int, str | None, bytes]:
+    response = await fleet.client.post(CHAT, content=chat(**{"stream": True, **fields}))
+    body = response.json() if "json" in response.headers["content-type"] else {}
+    return response.status_code, body.get("error", {}).get("code"), response.content
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_replica_that_takes_no_connection_is_passed_over_and_blamed(
+    start: Start, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.setattr("gorgo.proxy.probes.LOOK_S", 0.05)
+    good = await start.replica(GOOD)
+    with silent_port(accepts=scheme == "https") as port:
+        config = config_for([good, good], **LONG | {"connect_timeout_s": SHORT_S})
+        fleet = await start.proxy(with_replica(config, 0, url=f"{scheme}://127.0.0.1:{port}"), [good])
+        assert (await ask(fleet))[0] == 200
+        fleet.state.router.drain("r1", now=fleet.state.clock())
+        assert (await ask(fleet))[:2] == (504, "upstream_timeout")
+        assert health(fleet) == (2, 2)
+        await fleet.idle()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(hang(), id="before its headers"),
+        pytest.param(hang(ROLE), id="after a role"),
+        pytest.param(drip(again=b": still here\n\n"), id="with comments"),
+    ],
+)
+async def test_stream_without_content_is_tried_elsewhere_and_its_replica_blamed(start: Start, script: Script) -> None:
+    fleet = await start.fleet([script], [GOOD], **LONG | {"first_content_timeout_s": SHORT_S})
+    assert (await ask(fleet))[2] == ROLE + delta("good") + DONE
+    assert health(fleet) == (1, 1)
+    fleet.state.router.drain("r1", now=fleet.state.clock())
+    assert (await ask(fleet))[:2] == (504, "upstream_timeout")
+    assert health(fleet) == (2, 2)
+    await until(fleet.replicas[0].dropped.is_set)
+    await fleet.idle()
+
+
+async def test_answer_in_one_piece_has_a_deadline_of_its_own(start: Start) -> None:
+    whole = after(2 * SHORT_S, answer(200, b'{"choices": []}'))
+    fleet = await start.fleet([whole, hang()], **LONG | {"first_content_timeout_s": SHORT_S})
+    assert (await ask(fleet, stream=False))[::2] == (200, b'{"choices": []}')
+    target = fleet.state.targets["r0"]
+    target.deadlines = replace(target.deadlines, whole_answer_s=SHORT_S)
+    assert (await ask(fleet, stream=False))[:2] == (504, "upstream_timeout")
+    assert health(fleet) == (1, 1)
+    await until(fleet.replicas[0].dropped.is_set)
+    await fleet.idle()
+
+
+async def test_silence_after_content_ends_the_stream_and_is_noted_of_its_replica(start: Start) -> None:
+    fleet = await start.fleet([hang(delta("a"))], [GOOD], **LONG | {"between_chunks_timeout_s": SHORT_S})
+    status, _, body = await ask(fleet)
+    assert (status, body.startswith(delta("a")), b'"code": "upstream_failed"' in body) == (200, True, True)
+    await until(fleet.replicas[0].dropped.is_set)
+    await fleet.idle()
+    # It has answered, so it is not on the way to being ejected; what it does before content decides that.
+    assert health(fleet) == (1, 0)
+    assert fleet.replicas[1].seen == []
+
+
+async def test_stream_that_goes_on_for_too_long_is_ended_and_nobody_is_blamed(start: Start) -> None:
+    fleet = await start.fleet([drip(again=delta("a"))], **LONG, total_timeout_s=SHORT_S)
+    status, _, body = await ask(fleet)
+    assert (status, body.startswith(delta("a")), b'"code": "total_timeout"' in body) == (200, True, True)
+    assert DONE not in body
+    await until(fleet.replicas[0].dropped.is_set)
+    await fleet.idle()
+    assert health(fleet) == (0, 0)
+    (sample,) = fleet.state.router.samples
+    assert (sample.status, sample.ttft_ms is None) == (504, False)
+
+
+async def test_body_that_goes_on_for_too_long_is_cut(start: Start) -> None:
+    async def endless(request: web.Request, _: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "application/json"})
+        await response.prepare(request)
+        while True:
+            await response.write(b" " * 50_000)
+            await asyncio.sleep(0.01)
+
+    fleet = await start.fleet([endless], **LONG, total_timeout_s=SHORT_S)
+    async with connected(fleet.addresses.data) as client:
+        await client.post(CHAT, chat())
+        assert (await client.head()).startswith(b"HTTP/1.1 200")
+        assert b"\r\n0\r\n\r\n" not in await client.rest()
+    await fleet.idle()
+    assert health(fleet) == (0, 0)
+
+
+async def test_request_whose_time_is_over_is_not_tried_elsewhere(start: Start) -> None:
+    fleet = await start.fleet([hang()], [GOOD], **LONG, total_timeout_s=SHORT_S)
+    assert (await ask(fleet))[:2] == (504, "total_timeout")
+    await until(fleet.replicas[0].dropped.is_set)
+    await fleet.idle()
+    assert fleet.replicas[1].seen == []
+    assert health(fleet) == (0, 0)
+
+
+async def test_retry_has_what_is_left_of_the_whole_time(start: Start) -> None:
+    fleet = await start.fleet([hang()], [hang()], **LONG | {"first_content_timeout_s": SHORT_S}, total_timeout_s=0.2)
+    assert (await ask(fleet))[:2] == (504, "total_timeout")
+    await fleet.idle()
+    assert [len(replica.seen) for replica in fleet.replicas] == [1, 1]
+    assert [health(fleet, name) for name in ("r0", "r1")] == [(1, 1), (0, 0)]
+    text = (await fleet.client.get("/metrics")).text
+    assert 'gorgo_attempts_total{ending="out_of_time",region="here",replica="r1"} 1.0' in text
+
+
+async def test_wait_at_the_proxy_counts(start: Start) -> None:
+    replica = await start.replica(hang(ROLE, delta("a"), rest=(DONE,)), GOOD)
+    config = config_for([replica], replace(QUIET, policy="gorgo-ms"), **LONG)
+    fleet = await start.proxy(replace(config, overload=Overload(open_in_flight=1)), [replica])
+    async with fleet.client.stream("POST", CHAT, content=chat(stream=True)) as first:
+        fleet.state.limits = replace(config.limits, total_timeout_s=SHORT_S)
+        assert (await ask(fleet))[:2] == (504, "total_timeout")
+        replica.release.set()
+        await first.aread()
+    await fleet.idle()
+    assert (len(replica.seen), fleet.state.router.held) == (1, 0)
+
+
+async def test_each_region_has_the_deadlines_that_it_sets(start: Start) -> None:
+    replicas = [await start.replica(hang()), await start.replica(hang())]
+    config = replace(
+        config_for(replicas),
+        regions=(Region(name="here"), Region(name="far", limits=RegionLimits(first_content_timeout_s=SHORT_S))),
+        limits=Limits(first_content_timeout_s=LONG_S, shutdown_grace_s=0.0),
+    )
+    fleet = await start.proxy(with_replica(config, 0, region="far"), replicas)
+    asked = asyncio.create_task(ask(fleet))
+    # Given up in the region with the short one, and waited for in the other.
+    await until(replicas[1].arrived.is_set)
+    assert health(fleet) == (1, 1)
+    assert not asked.done()
+    replicas[1].release.set()
+    await asked
+
+
+async def test_reload_changes_the_deadlines_of_attempts_from_then_on(start: Start, tmp_path: Path) -> None:
+    replica = await start.replica(hang())
+    followed = await follow(start, tmp_path, regions({"a": replica}), [replica])
+    running = asyncio.create_task(ask(followed.fleet))
+    await until(replica.arrived.is_set)
+    await followed.rewrite(regions({"a": replica}, limits={"first_content_timeout_s": SHORT_S}))
+    assert (await ask(followed.fleet))[:2] == (504, "upstream_timeout")
+    assert not running.done()
+    text = regions({"a": replica}).replace(
+        b'{"name": "here"}', b'{"name": "here", "limits": {"first_content_timeout_s": 0.05}}'
+    )
+    await followed.rewrite(text)
+    assert followed.state.targets["a"].deadlines.first_content_s == 0.05
+    assert (await ask(followed.fleet))[:2] == (504, "upstream_timeout")
+    replica.release.set()
+    await running
