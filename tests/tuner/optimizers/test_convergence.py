@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import exp, log
+from math import cos, exp, log, pi, sin
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,17 +61,48 @@ def _down_the_noisy_bowl(kind: type[OnePlusOneES] | type[CmaEs], seed: int) -> d
     return optimizer.incumbent
 
 
-def test_about_one_proposal_in_five_succeeds_on_the_way_down() -> None:
-    # A little less than 1/5: sigma has to shrink with the distance, so that failures outweigh.
-    successes = []
+@pytest.mark.parametrize("seed", range(20))
+def test_one_proposal_in_five_succeeds_where_the_bottom_stays_as_far_away(seed: int) -> None:
+    # Nothing but the rule sets the step here: each time the bottom lies at the same distance, wherever it is.
+    optimizer = OnePlusOneES(WIDE, {}, np.random.default_rng(seed), sigma0=0.01, sigma_min=1e-6, patience=1000)
+    compass, far = np.random.default_rng(1000 + seed), 0.01
+    successes = 0
+    for _ in range(500):
+        angle = compass.uniform(0, 2 * pi)
+        bottom = _log(optimizer.incumbent) + far * np.array([cos(angle), sin(angle)])
+        weights = optimizer.ask()
+        better = bool(np.linalg.norm(_log(weights) - bottom) < far)
+        optimizer.tell(weights, 1.0, accepted=better)
+        successes += better
+    assert successes / 500 == pytest.approx(0.2, abs=0.01)
+
+
+def test_fewer_succeed_on_the_way_down_by_what_sigma_has_to_shrink() -> None:
+    # Sigma stays in proportion to the distance, so ln sigma falls as fast as ln distance, phi per proposal. By the
+    # rule it changes by (5 p - 1) / (4 d): p = 1/5 - 4/5 d phi. With two weights (d = 2) that is about 0.1.
+    rates, expected = [], []
     for seed in range(20):
-        optimizer = OnePlusOneES(WIDE, {}, np.random.default_rng(seed), sigma_min=1e-9, patience=1000)
-        for _ in range(100):
-            before = optimizer.incumbent
-            weights = optimizer.ask()
-            optimizer.tell(weights, sphere(weights))
-            successes.append(optimizer.incumbent != before)
-    assert 0.1 < np.mean(successes) < 0.25
+        optimizer = OnePlusOneES(WIDE, {}, np.random.default_rng(seed), sigma_min=1e-12, patience=1000)
+        for _ in range(20):  # from the first step's size to the right one
+            _one_step(optimizer)
+        before = distance(optimizer.incumbent)
+        taken = [_one_step(optimizer) for _ in range(80)]
+        phi = log(before / distance(optimizer.incumbent)) / len(taken)
+        rates.append(np.mean(taken))
+        expected.append(1 / 5 - 4 / 5 * optimizer.damping * phi)
+    assert np.mean(rates) == pytest.approx(np.mean(expected), abs=0.01)
+    assert 0.08 < np.mean(rates) < 0.14
+
+
+def _one_step(optimizer: OnePlusOneES) -> bool:
+    before = optimizer.incumbent
+    weights = optimizer.ask()
+    optimizer.tell(weights, sphere(weights))
+    return optimizer.incumbent != before
+
+
+def _log(weights: dict[str, float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.log(list(weights.values()))
 
 
 def test_sigma_follows_the_rule_and_stands_still_at_one_success_in_five() -> None:
