@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.ttft import TtftOutlook
+
 if TYPE_CHECKING:
     from gorgo.core.shadow import ShadowScore
 
@@ -66,7 +68,10 @@ class Decision:
     cost: NDArray[np.float64] | None
     prompt_tokens: int
     believed_cached_tokens: int
+    #: The same on whichever candidate has most.
+    best_cached_tokens: int
     predicted_ttft_s: float | None
+    outlook: TtftOutlook
     fallback: str | None
     #: Replicas left out and the reason (`draining`, `ejected`, `tried`, `model`, `region`, `slow_start`).
     excluded: Mapping[str, str]
@@ -91,7 +96,9 @@ class Decision:
             "replica": self.replica,
             "prompt_tokens": self.prompt_tokens,
             "believed_cached_tokens": self.believed_cached_tokens,
+            "best_cached_tokens": self.best_cached_tokens,
             "predicted_ttft_ms": None if self.predicted_ttft_s is None else self.predicted_ttft_s * 1e3,
+            "outlook_ms": dict(self.outlook.as_ms()),
             "fallback": self.fallback,
             "shadow": None if self.shadow is None else self.shadow.as_dict(),
             "candidates": rows,

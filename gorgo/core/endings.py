@@ -82,6 +82,7 @@ def sample_of(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
     """The one sample of a request whose last attempt was `attempt`."""
     request, spec = attempt.state.request, attempt.member.spec
     first_s, shadow = attempt.first_token_s, attempt.shadow
+    ttft_s = None if first_s is None else first_s - request.received_s
     return Sample(
         seq=seq,
         request_id=request.request_id,
@@ -96,7 +97,7 @@ def sample_of(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         output_tokens=outcome.output_tokens,
         rtt_ms=_ms(None if attempt.rtt_s != attempt.rtt_s else attempt.rtt_s),
         predicted_ttft_ms=_ms(attempt.predicted_ttft_s),
-        ttft_ms=_ms(None if first_s is None else first_s - request.received_s),
+        ttft_ms=_ms(ttft_s),
         e2e_s=now - request.received_s,
         itl_ms_p95=_ms(outcome.itl_s_p95),
         status=status,
@@ -107,6 +108,8 @@ def sample_of(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         shadow_rank=None if shadow is None else shadow.rank,
         shadow_cost=None if shadow is None else shadow.cost,
         shadow_predicted_ttft_ms=None if shadow is None else _ms(shadow.predicted_ttft_s),
+        best_cached_tokens=attempt.best_cached_tokens,
+        ttft_parts_ms=None if ttft_s is None else attempt.outlook.split(ttft_s).as_ms(),
     )
 
 

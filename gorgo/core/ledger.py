@@ -14,6 +14,7 @@ from gorgo.core.fleet import Fleet, Member
 from gorgo.core.prefix_index import Belief
 from gorgo.core.request import RouteRequest
 from gorgo.core.shadow import ShadowScore
+from gorgo.core.ttft import TtftOutlook
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +31,7 @@ class RequestState:
     #: The attempt that is the answer, and whether the request's sample is written.
     answer: Attempt | None = None
     closed: bool = False
+    first_dispatched_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +45,9 @@ class Attempt:
     policy: str
     weights_version: int
     believed_cached_tokens: int
+    best_cached_tokens: int
     predicted_ttft_s: float | None
+    outlook: TtftOutlook
     rtt_s: float
     #: When it should reach the engine, and how long its prefill takes by the replica's prior.
     arrives_s: float

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from gorgo.core.policy import Policy
 from gorgo.core.prefix_index import PrefixIndex
 from gorgo.core.request import RouteRequest
 from gorgo.core.shadow import Shadow, ShadowScore
+from gorgo.core.ttft import TtftOutlook, expected_queue_s
 from gorgo.core.weights import Weights
 
 
@@ -37,6 +39,20 @@ class Placement:
     @property
     def member(self) -> Member:
         return self.eligible.members[self.choice.row]
+
+    @property
+    def best_cached_tokens(self) -> int:
+        """Of the prompt, on whichever candidate has most of it."""
+        matched = self.matched if self.eligible.whole else self.matched[self.eligible.slots]
+        return int(matched[matched.argmax()])
+
+
+class _Way(NamedTuple):
+    """Of a request to the replica chosen: when it arrives, half a round trip, and its prefill by the prior."""
+
+    arrives_s: float
+    one_way_s: float
+    prior_s: float
 
 
 class Placer:
@@ -110,8 +126,12 @@ class Placer:
         request, member = state.request, placement.member
         state.attempts += 1
         state.tried.add(member.spec.name)
-        decision = self._decide(state, placement, int(placement.matched[member.slot]), now)
-        attempt = self._reserve(state, member, decision, placement.choice, now)
+        if state.first_dispatched_s is None:
+            state.first_dispatched_s = now
+        cached_tokens = int(placement.matched[member.slot])
+        way = self._way(request, member, cached_tokens, now)
+        decision = self._decide(state, placement, cached_tokens, self._outlook(state, member, way, now), now)
+        attempt = self._reserve(state, member, decision, placement.choice, way, now)
         return Dispatch(
             request.request_id, attempt.attempt_id, state.attempts, member.spec.name, member.spec.region, decision
         )
@@ -120,7 +140,28 @@ class Placer:
         # A child of the Router's generator, which draws nothing from it: decisions are the same without the shadow.
         return None if policy is None else Shadow(policy, self._rng.spawn(1)[0])
 
-    def _decide(self, state: RequestState, placement: Placement, cached_tokens: int, now: float) -> Decision:
+    def _way(self, request: RouteRequest, member: Member, cached_tokens: int, now: float) -> _Way:
+        return _Way(
+            self._fleet.arrives_s(member, request.body_bytes, now=now),
+            self._fleet.one_way_s(member),
+            member.prior.seconds(request.prompt_tokens - cached_tokens, cached_tokens),
+        )
+
+    def _outlook(self, state: RequestState, member: Member, way: _Way, now: float) -> TtftOutlook:
+        """Before the reservation, which puts the request itself on the replica's clock."""
+        first_s, rtt_s = state.first_dispatched_s, self._fleet.columns.rtt_s[member.slot]
+        assert first_s is not None, "it is being dispatched"
+        return TtftOutlook(
+            first_s - state.request.received_s,
+            now - first_s,
+            way.arrives_s - now + way.one_way_s if rtt_s == rtt_s else None,
+            expected_queue_s(member.clock, arrives_s=way.arrives_s, one_way_s=way.one_way_s, now=now),
+            way.prior_s * member.clock.speed.factor,
+        )
+
+    def _decide(
+        self, state: RequestState, placement: Placement, cached_tokens: int, outlook: TtftOutlook, now: float
+    ) -> Decision:
         eligible, choice = placement.eligible, placement.choice
         decision = Decision(
             request_id=state.request.request_id,
@@ -136,7 +177,9 @@ class Placer:
             cost=choice.cost,
             prompt_tokens=state.request.prompt_tokens,
             believed_cached_tokens=cached_tokens,
+            best_cached_tokens=placement.best_cached_tokens,
             predicted_ttft_s=choice.predicted_ttft_s,
+            outlook=outlook,
             fallback=choice.fallback,
             excluded=eligible.excluded,
             shadow=placement.shadow,
@@ -144,7 +187,9 @@ class Placer:
         self._decisions.append(decision)
         return decision
 
-    def _reserve(self, state: RequestState, member: Member, decision: Decision, choice: Choice, now: float) -> Attempt:
+    def _reserve(
+        self, state: RequestState, member: Member, decision: Decision, choice: Choice, way: _Way, now: float
+    ) -> Attempt:
         attempt = Attempt(
             self._ledger.new_id(state),
             state,
@@ -153,12 +198,12 @@ class Placer:
             policy=decision.policy,
             weights_version=decision.weights_version,
             believed_cached_tokens=decision.believed_cached_tokens,
+            best_cached_tokens=decision.best_cached_tokens,
             predicted_ttft_s=decision.predicted_ttft_s,
+            outlook=decision.outlook,
             rtt_s=float(self._fleet.columns.rtt_s[member.slot]),
-            arrives_s=self._fleet.arrives_s(member, state.request.body_bytes, now=now),
-            prior_s=member.prior.seconds(
-                decision.prompt_tokens - decision.believed_cached_tokens, decision.believed_cached_tokens
-            ),
+            arrives_s=way.arrives_s,
+            prior_s=way.prior_s,
             terms={name: float(column[choice.row]) for name, column in choice.terms.items()},
             shadow=decision.shadow,
         )

@@ -20,7 +20,9 @@ class Sample:
 
     `status` is HTTP as the client would judge it: 499 when it went away, 502 when the stream broke after content.
     `policy`, `weights_version`, `believed_cached_tokens`, `rtt_ms`, the prediction, `terms` (of the replica's cost, in
-    the policy's unit) and what the shadow policy made of it are those of the last dispatch.
+    the policy's unit) and what the shadow policy made of it are those of the last dispatch. `best_cached_tokens` is
+    what the candidate with most of the prompt was believed to have of it; `ttft_parts_ms` (`core.ttft`) adds up to
+    `ttft_ms`.
     """
 
     seq: int
@@ -47,6 +49,8 @@ class Sample:
     shadow_rank: int | None = None
     shadow_cost: float | None = None
     shadow_predicted_ttft_ms: float | None = None
+    best_cached_tokens: int | None = None
+    ttft_parts_ms: Mapping[str, float] | None = None
 
 
 class SampleRing:
