@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+WHEEL  := $(VENV)/wheel
 
-.PHONY: demo laboratory tuning-table test coverage check lint types bench test-system test-postgres terraform-check lock clean help
+.PHONY: wheel demo laboratory tuning-table test coverage check lint types bench test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -42,6 +43,10 @@ terraform-check: $(READY) ## every check of terraform/ in a table: ran, or not a
 bench: $(READY)  ## speed: printed, never asserted
 	$(BIN)/python -m tests.bench $(ARGS)
 
+wheel: $(WHEEL)/.ready ## wheel and sdist in dist/, without the developers' tools; the same sources make the same bytes
+	@rm -rf dist
+	@$(WHEEL)/bin/python -m hatchling build -d dist
+
 lock:            ## renew requirements.lock from pyproject.toml
 	$(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
@@ -49,11 +54,17 @@ lock:            ## renew requirements.lock from pyproject.toml
 	  --strip-extras --allow-unsafe --quiet --no-header --output-file requirements.lock pyproject.toml
 
 clean:           ## remove what this file made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage*
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage*
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "GORGO needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(WHEEL)/.ready: requirements.lock packaging/locked.py
+	@$(PYTHON) -m venv $(WHEEL)
+	@$(WHEEL)/bin/python packaging/locked.py hatchling > $(WHEEL)/picked.lock
+	@$(WHEEL)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r $(WHEEL)/picked.lock
 	@touch $@
