@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WHEEL  := $(VENV)/wheel
 
-.PHONY: wheel demo laboratory tuning-table test coverage check lint types bench test-system test-postgres terraform-check lock clean help
+.PHONY: wheel demo laboratory tuning-table test coverage check lint types bench soak test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -46,6 +46,9 @@ bench: $(READY)  ## speed: printed, never asserted
 wheel: $(WHEEL)/.ready ## wheel and sdist in dist/, without the developers' tools; the same sources make the same bytes
 	@rm -rf dist
 	@$(WHEEL)/bin/python -m hatchling build -d dist
+
+soak: $(READY)   ## 100,000 short requests beside 500 slow streams: what is left of them; minutes, 1 if anything is
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 lock:            ## renew requirements.lock from pyproject.toml
 	$(PYTHON) -m venv $(VENV)/lock

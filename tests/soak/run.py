@@ -1,0 +1,224 @@
+"""One soak from beginning to end: real processes, the load in this one, looks through the proxy's window in between.
+
+Owns the order of things and every wait's bound. What is sent is `load`, what is demanded `verdict`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import yaml
+
+from gorgo.apps.demo.processes import Processes
+from tests.bench.relay.measure import cpu_times, resident_bytes
+from tests.bench.relay.wire import MODEL
+from tests.soak.ledgers import Ledgers
+from tests.soak.load import Load
+from tests.soak.verdict import Soak, fds_allowed
+
+#: For the proxy to write what it holds: it may be in the middle of a look at all its garbage.
+LOOK_S_MAX = 20.0
+#: For ledgers, tasks and open files to come back: idle connections to replicas are kept for 4 s.
+BACK_S_MAX = 30.0
+#: For slow streams to end when the engines have ended them.
+STREAMS_S_MAX = 60.0
+#: Of all short requests; a proxy that answers nothing must not hold the run for ever.
+SHORTS_S_MAX = 1800.0
+#: Between two looks at the proxy's memory from outside.
+SAMPLE_S = 1.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much.
+
+    Parameters
+    ----------
+    shorts, streams:
+        Short requests that count, and slow streams that are open all the while.
+    warm_up:
+        Short requests before those, beside the same streams. They fill what is kept up to a bound: 10,000 samples,
+        1,000 decisions and the prefix index.
+    connections:
+        Short requests at a time.
+    leave:
+        Slow streams whose clients go away in the end; the others end by themselves.
+    """
+
+    shorts: int = 100_000
+    streams: int = 500
+    warm_up: int = 30_000
+    connections: int = 16
+    replicas: int = 3
+    clients: int = 4
+    leave: int = 100
+
+
+def soak(plan: Plan, folder: Path, *, tell: Callable[[str], None] = lambda _: None) -> Soak:
+    """Run it. `tell` is told of each step. Raises `FleetError` if a process does not start, `TimeoutError` if a wait
+    is over its bound.
+    """
+    keys = [secrets.token_hex(16) for _ in range(plan.clients)]
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1", "GORGO_ADMIN_TOKEN": secrets.token_hex(16)}
+    environ["GORGO_SOAK_KEYS"] = " ".join(
+        f"client-{number}:{sha256(key.encode()).hexdigest()}" for number, key in enumerate(keys)
+    )
+    with Processes(folder, environ) as processes:
+        return asyncio.run(_Run(plan, folder, processes, keys, tell).run())
+
+
+class _Run:
+    def __init__(
+        self, plan: Plan, folder: Path, processes: Processes, keys: list[str], tell: Callable[[str], None]
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._processes = processes
+        self._keys = keys
+        self._tell = tell
+        self._window = folder / "ledgers.json"
+        self._resident: list[int] = []
+
+    async def run(self) -> Soak:
+        plan = self._plan
+        host, port = self._start()
+        load = Load(host, port, self._keys)
+        try:
+            fresh = await self._look()
+            self._tell(f"{plan.streams} slow streams")
+            await load.open_streams(plan.streams)
+            self._tell(f"{plan.warm_up} short requests to warm up")
+            warm_up_s = await self._shorts(load, plan.warm_up)
+            warm = await self._look()
+            self._tell(f"{plan.shorts} short requests")
+            spent_s, _ = cpu_times([self._proxy])
+            wall_s = await self._shorts(load, plan.shorts)
+            cpu_s = cpu_times([self._proxy])[0] - spent_s
+            streaming, end = load.streaming, await self._look()
+            self._tell("the streams end")
+            await self._end_streams(load)
+        finally:
+            load.close()
+        after = await self._back(fresh)
+        return Soak(
+            fresh=fresh,
+            warm=warm,
+            end=end,
+            after=after,
+            replicas=plan.replicas,
+            shorts=plan.shorts,
+            streams=plan.streams,
+            answered=load.answered,
+            expected=plan.warm_up + plan.shorts + plan.streams - plan.leave,
+            streaming=streaming,
+            streamed_tokens=load.streamed,
+            wall_s=wall_s,
+            warm_up_s=warm_up_s,
+            cpu_s=cpu_s,
+            exit_code=self._stop(),
+            problems=dict(load.problems),
+            resident=tuple(self._resident),
+        )
+
+    def _start(self) -> tuple[str, int]:
+        urls = {}
+        for number in range(self._plan.replicas):
+            name = f"engine-{number}"
+            self._processes.start_command(name, [sys.executable, "-m", "tests.soak.engine"])
+            urls[name] = self._processes.wait_for_line(name, r"listening on (http://\S+)")[1]
+        config = self._folder / "regions.yaml"
+        config.write_text(yaml.safe_dump(_config(urls), sort_keys=False), encoding="utf-8")
+        command = [sys.executable, "-m", "tests.soak.served", str(self._window), "serve", "--config", str(config)]
+        command += ["--seed", "1", "--state", str(self._folder / "state.json")]
+        command += ["--request-log", str(self._folder / "requests.jsonl")]
+        self._processes.start_command("serve", command)
+        found = self._processes.wait_for_line("serve", r"listening on http://(\S+):(\d+)")
+        return found[1], int(found[2])
+
+    @property
+    def _proxy(self) -> int:
+        return self._processes._running["serve"].pid
+
+    async def _shorts(self, load: Load, count: int) -> float:
+        sampler = asyncio.create_task(self._sample())
+        try:
+            async with asyncio.timeout(SHORTS_S_MAX):
+                return await load.shorts(count, connections=self._plan.connections)
+        finally:
+            sampler.cancel()
+
+    async def _sample(self) -> None:
+        while True:
+            self._resident.append(resident_bytes([self._proxy]))
+            await asyncio.sleep(SAMPLE_S)
+
+    async def _look(self) -> Ledgers:
+        """What the proxy holds now."""
+        before = Ledgers.read(self._window)
+        seen = 0 if before is None else before.number
+        os.kill(self._proxy, signal.SIGUSR1)
+        async with asyncio.timeout(LOOK_S_MAX):
+            while (found := Ledgers.read(self._window)) is None or found.number == seen:
+                self._processes.check_alive()
+                await asyncio.sleep(_POLL_S)
+        return found
+
+    async def _end_streams(self, load: Load) -> None:
+        load.leave(load.streams[: self._plan.leave])
+        for number in range(self._plan.replicas):
+            os.kill(self._processes._running[f"engine-{number}"].pid, signal.SIGUSR1)
+        async with asyncio.timeout(STREAMS_S_MAX):
+            await load.streams_end()
+
+    async def _back(self, fresh: Ledgers) -> Ledgers:
+        """When nothing is open any more, or what is left when the time is over."""
+        over_s = asyncio.get_running_loop().time() + BACK_S_MAX
+        while True:
+            found = await self._look()
+            back = found.tasks <= fresh.tasks and found.fds <= fds_allowed(fresh, self._plan.replicas)
+            if (back and not found.open_ledgers()) or asyncio.get_running_loop().time() > over_s:
+                return found
+            await asyncio.sleep(0.2)
+
+    def _stop(self) -> int:
+        process = self._processes._running["serve"]
+        process.terminate()
+        return process.wait(BACK_S_MAX)
+
+
+def _config(urls: dict[str, str]) -> dict[str, object]:
+    """Small pools, so that the prefix index is full after the warm-up; everything else as it comes."""
+    capacity = {"kv_tokens": 100_000, "max_running_requests": 4096}
+    return {
+        "proxy": {
+            "region": "here",
+            "policy": "gorgo-ms",
+            "shadow_policy": "nearest",
+            "bind": "127.0.0.1:0",
+            "admin_bind": "127.0.0.1:0",
+            "probe_interval_s": 2.0,
+            "scrape_interval_s": 2.0,
+        },
+        "regions": [{"name": "here"}],
+        "replicas": [
+            {
+                "name": name,
+                "region": "here",
+                "url": url,
+                "engine": "openai",
+                "models": [MODEL],
+                "capacity": dict(capacity),
+            }
+            for name, url in urls.items()
+        ],
+        "clients": {"keys_env": "GORGO_SOAK_KEYS", "max_in_flight": 2000},
+    }

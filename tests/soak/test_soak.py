@@ -1,0 +1,73 @@
+"""The soak in small: real processes, every ledger back at zero, and clients that see what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.bench.relay.wire import TOKEN_MARK
+from tests.soak.load import Load
+from tests.soak.run import Plan, soak
+from tests.soak.verdict import MAX_GROWTH, violations
+
+
+@pytest.mark.timeout(180)
+def test_after_short_requests_beside_slow_streams_nothing_is_left(tmp_path: Path) -> None:
+    found = soak(Plan(shorts=900, streams=20, warm_up=200, connections=8, replicas=2, leave=5), tmp_path)
+    # What is kept up to a bound is still being filled after so few requests: the whole soak judges memory.
+    assert [wrong for wrong in violations(found) if not wrong.startswith("memory grew")] == []
+    assert found.growth < 10 * MAX_GROWTH
+    assert found.end.clients == dict.fromkeys(("client-0", "client-1", "client-2", "client-3"), 5)
+    assert found.end.index_blocks > found.warm.index_blocks > 0
+    # Tokens of fifteen streams that ended by themselves, each checked against its usage; five were left.
+    assert found.streamed_tokens >= 15
+
+
+def response(tokens: int, said: int, status: int = 200) -> bytes:
+    body = b"data: {" + TOKEN_MARK + b"}\n\n"
+    parts = [body] * tokens + [b'data: {"usage":{"completion_tokens":%d}}\n\n' % said]
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+    return b"HTTP/1.1 %d OK\r\ntransfer-encoding: chunked\r\n\r\n%s0\r\n\r\n" % (status, chunks)
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (response(1, 1), None),
+        (response(1, 1, 503), "status 503"),
+        (response(0, 1), "0 tokens of 1"),
+        (response(2, 2), "2 tokens of 2, 1 asked for"),
+        (response(1, 1)[:-9], "the connection closed"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n{}", "unreadable response"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", "an answer without its usage"),
+    ],
+)
+async def test_a_client_sees_what_is_wrong(answer: bytes, problem: str | None) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}}")  # of the options at the end of its body
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        load = Load("127.0.0.1", server.sockets[0].getsockname()[1], ["key"])
+        await load.shorts(1, connections=1)
+    if problem is None:
+        assert (load.answered, load.problems) == (1, {})
+    else:
+        (found,) = load.problems
+        assert found.startswith(problem)
+
+
+async def test_a_proxy_that_is_gone_ends_the_load() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server.close()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    load = Load("127.0.0.1", server.sockets[0].getsockname()[1], ["key"])
+    async with asyncio.timeout(20):
+        await load.shorts(50, connections=1)
+    assert load.problems["never sent, because no connection was left"] >= 48
