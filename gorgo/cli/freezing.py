@@ -107,7 +107,8 @@ def _found(spec: str, database: str | None) -> tuple[WeightsFile, str | None]:
 
     A file of that name goes before a word of the history.
     """
-    from gorgo.cli.tuning import DATABASE, found_in_history
+    from gorgo.cli.tuning import found_in_history
+    from gorgo.cli.tuning_options import DATABASE
     from gorgo.config.weights_file import WeightsFile, read_weights_file
     from gorgo.policies.registry import make_policy
 

@@ -2,147 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from gorgo.cli import options
+from gorgo.cli import tuning_options as given
 from gorgo.cli.failures import BAD_INPUT, FAILED, fail
-from gorgo.cli.tables import Cell, table
+from gorgo.cli.generations import campaign_in_words, generations_table, weights_in_words
 
 if TYPE_CHECKING:
     import asyncio
 
-    from tuner.commands import CampaignOptions, Generation, OfflineOptions
+    from tuner.commands import CampaignOptions, OfflineFound, OfflineOptions
 
-Database = Annotated[
-    str,
-    typer.Option(
-        envvar="GORGO_DATABASE_URL", metavar="URL", help="The tuner's history: sqlite:///FILE or postgresql://..."
-    ),
-]
-DATABASE = "sqlite:///gorgo-history.sqlite3"
-
-
-#: As in tuner/optimizers/registry.py, which is not imported for `--help`.
-ALGORITHMS = ("es", "cma", "random", "fixed")
+    # For modules beside this one, which have no door to the tuner of their own.
+    from tuner.commands import CampaignRow as CampaignRow
+    from tuner.commands import EventRow as EventRow
+    from tuner.commands import Generation as Generation
 
 
 def tune(
     url: options.AdminUrl = options.ADMIN_URL,
     token: options.AdminToken = None,
-    algorithm: Annotated[str, typer.Option(metavar="NAME", help="Who proposes: es, cma, random or fixed.")] = "es",
-    mode: Annotated[
-        str,
-        typer.Option(
-            metavar="MODE",
-            help="How weight sets are compared: switchback (blocks of minutes, a test), guarded or paper (windows).",
-        ),
-    ] = "switchback",
-    window: Annotated[int, typer.Option(min=2, help="Samples per window.")] = 128,
-    hop: Annotated[int, typer.Option(min=1, help="Samples between two looks at a window.")] = 32,
-    block_s: Annotated[float, typer.Option(help="Length of a block of one weight set, in seconds.")] = 120.0,
-    discard_s: Annotated[
-        float, typer.Option(help="First seconds of a block that do not count: they meet the queues of the one before.")
-    ] = 30.0,
-    rest_blocks: Annotated[
-        float, typer.Option(help="So many blocks the incumbent has all traffic before each pair, unmeasured.")
-    ] = 2.0,
-    pairs: Annotated[int, typer.Option(min=1, help="At most so many pairs of blocks per candidate.")] = 20,
-    alpha: Annotated[
-        float, typer.Option(help="Probability at most of accepting a candidate that is no better.")
-    ] = 0.05,
-    warm_up_s: Annotated[float, typer.Option(help="Seconds before the weights in force are measured.")] = 60.0,
-    no_guard: Annotated[
-        bool, typer.Option("--no-guard", help="Accept a gain in TTFT whatever it does to everything else.")
-    ] = False,
-    tune_lambda: Annotated[
-        bool, typer.Option("--tune-lambda", help="Move weights too that are preferences, as lambda.")
-    ] = False,
-    widen: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=LO:HI", show_default=False, help="Other bounds for a weight. Repeatable."),
-    ] = None,
-    start: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=V", show_default=False, help="Begin there instead of at what is in force. Repeatable."
-        ),
-    ] = None,
-    max_generations: Annotated[int, typer.Option(min=1, help="Stop after so many.")] = 100,
-    budget_s: Annotated[float | None, typer.Option(help="Stop after so many seconds.", show_default=False)] = None,
-    freeze: Annotated[bool, typer.Option("--freeze", help="Pin what was found when the campaign stops.")] = False,
-    new: Annotated[
-        bool, typer.Option("--new", help="Leave an unfinished campaign on that proxy, and begin another.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Measure, say what would be put, and end; nothing is put or written.")
-    ] = False,
-    database: Database = DATABASE,
-    poll_s: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the proxy.")] = 1.0,
-    metrics_bind: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", show_default=False, help="Own Prometheus figures there; port 0 takes a free one."
-        ),
-    ] = None,
+    algorithm: given.Algorithm = "es",
+    mode: given.Mode = "switchback",
+    window: given.Window = 128,
+    hop: given.Hop = 32,
+    block_s: given.BlockS = 120.0,
+    discard_s: given.DiscardS = 30.0,
+    rest_blocks: given.RestBlocks = 2.0,
+    pairs: given.Pairs = 20,
+    alpha: given.Alpha = 0.05,
+    warm_up_s: given.WarmUpS = 60.0,
+    no_guard: given.NoGuard = False,
+    tune_lambda: given.TuneLambda = False,
+    widen: given.Widen = None,
+    start: given.StartAt = None,
+    max_generations: given.MaxGenerations = 100,
+    budget_s: given.BudgetS = None,
+    freeze: given.Freeze = False,
+    new: given.BeginAnew = False,
+    dry_run: given.DryRun = False,
+    database: given.Database = given.DATABASE,
+    poll_s: given.PollS = 1.0,
+    metrics_bind: given.MetricsBind = None,
     seed: options.MaybeSeed = None,
-    trace: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TRACE", show_default=False, help="Tune in virtual time on this trace, data set or shape instead."
-        ),
-    ] = None,
-    request_log: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="The same on what `gorgo serve --request-log` wrote."),
-    ] = None,
-    rehearse: Annotated[
-        bool,
-        typer.Option("--rehearse", help="In virtual time: run the live campaign along the window, not the search."),
-    ] = False,
+    trace: given.Trace = None,
+    request_log: given.RequestLog = None,
+    rehearse: given.Rehearse = False,
     time_scale: options.TimeScale = 1.0,
     config: options.Config = options.REGIONS_YAML,
-    policy: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", show_default=False, help="In virtual time. Default: that of regions.yaml."),
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", show_default=False, help="In virtual time: start from this file's.")
-    ] = None,
-    fleet: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", show_default=False, help="In virtual time: engines as learned, a saved GET /admin/fleet."
-        ),
-    ] = None,
+    policy: given.Policy = None,
+    weights: given.Weights = None,
+    fleet: given.Learned = None,
     limit: options.Limit = None,
     max_input: options.MaxInput = None,
     max_output: options.MaxOutput = None,
     spread: options.Spread = 0.0,
-    begin: Annotated[
-        str | None,
-        typer.Option("--from", metavar="TIME", show_default=False, help="Window start, as --start of replay."),
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="TIME", show_default=False, help="Window end, not included.")
-    ] = None,
+    begin: given.From = None,
+    end: given.To = None,
     origin: options.Origin = options.WEEK_ORIGIN,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="In virtual time: runs per candidate.")] = 3,
-    held_out_seeds: Annotated[
-        int, typer.Option(min=2, max=1000, help="In virtual time: runs of each finalist, which decide.")
-    ] = 10,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="In virtual time: write a weights file, with evidence."),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="Runs at a time. Default: one per core.")
-    ] = None,
+    seeds: given.Seeds = 3,
+    held_out_seeds: given.HeldOutSeeds = 10,
+    out: given.WeightsOut = None,
+    jobs: given.Jobs = None,
     as_json: options.Json = False,
 ) -> None:
     """Tune the weights of a running proxy, or in virtual time on a recorded window.
@@ -180,8 +107,8 @@ def tune(
         )
     except TunerError as error:
         raise fail(str(error), code=BAD_INPUT) from error
-    if algorithm not in ALGORITHMS:
-        raise typer.BadParameter(f"--algorithm {algorithm}: expected one of {', '.join(ALGORITHMS)}")
+    if algorithm not in given.ALGORITHMS:
+        raise typer.BadParameter(f"--algorithm {algorithm}: expected one of {', '.join(given.ALGORITHMS)}")
     if offline:
         window_filters = options.trace_filters(
             limit=limit,
@@ -198,19 +125,14 @@ def tune(
             config=config,
             policy=policy,
             weights=weights,
-            start={name: number(text, "--start") for name, text in named(start, "--start NAME=V")},
+            start=given.start_of(start),
             fleet=fleet,
             filters=window_filters,
             time_scale=options.positive(time_scale),
             database=database,
             out=out,
         )
-        search = {
-            "algorithm": algorithm,
-            "seed": seed or 0,
-            "asked": tune_lambda,
-            "box": {name: bounds(text) for name, text in named(widen, "--widen NAME=LO:HI")},
-        }
+        search = {"algorithm": algorithm, "seed": seed or 0, "asked": tune_lambda, "box": given.box_of(widen)}
         if rehearse:
             _rehearse(recorded, campaign, search, as_json=as_json)
         else:
@@ -222,14 +144,14 @@ def tune(
         "token": token,
         "database": database,
         "algorithm": algorithm,
-        "start": {name: number(text, "--start") for name, text in named(start, "--start NAME=V")},
-        "widen": {name: bounds(text) for name, text in named(widen, "--widen NAME=LO:HI")},
+        "start": given.start_of(start),
+        "widen": given.box_of(widen),
         "tune_lambda": tune_lambda,
         "seed": seed,
         "begin_anew": new,
         "dry_run": dry_run,
         "poll_s": poll_s,
-        "metrics_bind": None if metrics_bind is None else host_and_port(metrics_bind),
+        "metrics_bind": None if metrics_bind is None else given.host_and_port(metrics_bind),
     }
     left_in_order = []
 
@@ -265,54 +187,21 @@ def _recorded(source: str | None, *, config: Path, start: Mapping[str, float], *
 def _search(recorded: OfflineOptions, search: Mapping[str, Any], *, n_jobs: int, as_json: bool) -> None:
     from tuner.commands import search_offline
 
-    found = search_offline(recorded, n_jobs=n_jobs, **search)
-    if as_json:
-        options.print_json(found.as_json())
-        return
-    typer.echo(generations_table(found.rows))
-    typer.echo(f"\n{_weights(found.weights)}: {found.reason}")
+    _tell(search_offline(recorded, n_jobs=n_jobs, **search), as_json=as_json)
 
 
 def _rehearse(recorded: OfflineOptions, campaign: CampaignOptions, search: Mapping[str, Any], *, as_json: bool) -> None:
     from tuner.commands import rehearse_offline
 
-    found = rehearse_offline(recorded, campaign, **search)
+    _tell(rehearse_offline(recorded, campaign, **search), as_json=as_json)
+
+
+def _tell(found: OfflineFound, *, as_json: bool) -> None:
     if as_json:
         options.print_json(found.as_json())
         return
     typer.echo(generations_table(found.rows))
-    typer.echo(f"\n{_weights(found.weights)}: {found.reason}")
-
-
-def named(pairs: Sequence[str] | None, expected: str) -> list[tuple[str, str]]:
-    """`NAME=TEXT` options as pairs."""
-    for pair in pairs or []:
-        if "=" not in pair:
-            raise typer.BadParameter(f"{pair!r}: expected {expected}")
-    return [(pair.partition("=")[0], pair.partition("=")[2]) for pair in pairs or []]
-
-
-def number(text: str, option: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{option}: {text!r} is no number") from None
-
-
-def bounds(text: str) -> tuple[float, float]:
-    low, colon, high = text.partition(":")
-    if not colon:
-        raise typer.BadParameter(f"--widen: {text!r}: expected LO:HI")
-    return number(low, "--widen"), number(high, "--widen")
-
-
-def host_and_port(bind: str) -> tuple[str, int]:
-    from gorgo.config.addresses import split_bind
-
-    try:
-        return split_bind(bind)
-    except ValueError as error:
-        raise typer.BadParameter(f"--metrics-bind: expected {error}") from error
+    typer.echo(f"\n{weights_in_words(found.weights)}: {found.reason}")
 
 
 def found_in_history(wanted: str, database: str) -> tuple[str, Mapping[str, float]]:
@@ -330,7 +219,7 @@ def note_freeze(database: str, weights: Mapping[str, float], reason: str) -> Non
 
 
 def history(
-    database: Database = DATABASE,
+    database: given.Database = given.DATABASE,
     campaign: Annotated[int | None, typer.Option(min=1, show_default=False, help="Default: the newest.")] = None,
     last: Annotated[int, typer.Option(min=1, max=100_000, help="The last so many generations.")] = 1000,
     out: Annotated[
@@ -364,54 +253,4 @@ def history(
         }
         options.print_json(shown)
         return
-    if row is None:
-        typer.echo(f"{database}: no campaign yet; `gorgo tune` starts one")
-        return
-    ended = "running, or to be continued" if row.outcome is None else row.outcome
-    typer.echo(f"campaign {row.id}: {row.policy} on {row.target} since {_when(row.started_s)}; {ended}\n")
-    typer.echo(generations_table(generations))
-    for event in events:
-        typer.echo(f"{_when(event.at_s)}  {event.kind}: {event.reason}")
-
-
-def generations_table(generations: Sequence[Generation]) -> str:
-    """One row per generation."""
-    header = [
-        "gen",
-        "ended",
-        "weights",
-        "sigma",
-        "n",
-        "TTFT p95 ms",
-        "incumbent",
-        "E2E p95 s",
-        "errors",
-        "taken",
-        "why",
-    ]
-    return table(header, [_row(one) for one in generations])
-
-
-def _row(one: Generation) -> list[Cell]:
-    return [
-        one.number,
-        _when(one.finished_s),
-        _weights(one.weights),
-        None if one.sigma is None else f"{one.sigma:.3f}",
-        one.n,
-        one.objective_ms,
-        one.incumbent_objective_ms,
-        one.e2e_s_p95,
-        one.errors,
-        "yes" if one.accepted else "no",
-        one.reason,
-    ]
-
-
-def _weights(weights: Mapping[str, float]) -> str:
-    return " ".join(f"{name}={value:.3g}" for name, value in weights.items())
-
-
-def _when(at_s: float) -> str:
-    """UTC, to the second: logs of other machines are read beside it."""
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    typer.echo(campaign_in_words(database, row, generations, events))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gorgo.cli import admin_call, app, tuning
+from gorgo.cli import admin_call, app, tuning, tuning_options
 from tuner.campaign.options import CampaignOptions
 from tuner.optimizers.registry import OPTIMIZERS
 
@@ -99,7 +99,7 @@ def test_the_options_of_tune_begin_where_the_campaign_s_do() -> None:
     same = set(defaults) & set(ours)
     assert {"mode", "window", "hop", "block_s", "discard_s", "rest_blocks", "alpha", "max_generations"} <= same
     assert {name: defaults[name] for name in same} == {name: ours[name] for name in same}
-    assert tuple(OPTIMIZERS) == tuning.ALGORITHMS
+    assert tuple(OPTIMIZERS) == tuning_options.ALGORITHMS
 
 
 def test_freeze_takes_its_weights_from_the_history_and_leaves_an_event_there(

@@ -22,7 +22,7 @@ OURS, PAPER = "gorgo-ms", "gorgo"
 PROTOCOL: dict[str, Any] = {"mode": "paper", "max_generations": 17}
 SWITCHBACK: dict[str, Any] = {"mode": "switchback"}
 #: A search of the twin, as small as finds anything: candidates, runs of each, runs of each finalist.
-SEARCH: dict[str, int] = {"candidates": 12, "seeds": 2, "held_out_seeds": 6}
+SEARCH: dict[str, Any] = {"candidates": 12, "seeds": 2, "held_out_seeds": 6}
 
 Runs = Mapping[AnyTask, Found]
 
