@@ -27,7 +27,6 @@ app = typer.Typer(
     cls=Commands,
     help="A router for LLM replicas in several regions. Exit codes: 0 ok, 1 failed, 2 bad usage or input.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
