@@ -20,7 +20,7 @@ from gorgo.proxy.account import Account
 from gorgo.proxy.ask import Ask, read_ask
 from gorgo.proxy.body import ClientGone, draining, read_body
 from gorgo.proxy.errors import HttpError, Message, Receive, Send, error_event, error_of, send_error
-from gorgo.proxy.headers import Header, request_id, upstream_headers
+from gorgo.proxy.headers import Header, new_id, request_id, upstream_headers
 from gorgo.proxy.held import Attempted, Held
 from gorgo.proxy.logs import log_failure, log_missing
 from gorgo.proxy.race import Race
@@ -33,6 +33,8 @@ from gorgo.proxy.watchdog import Watchdog
 
 #: For the last words to a client that may have stopped reading.
 _LAST_WORDS_S = 5.0
+#: Ends of an attempt that the replica did not make.
+_LEFT = frozenset({Ending.CLIENT_GONE, Ending.SUPERSEDED, Ending.OUT_OF_TIME})
 #: The replica had no connection left for one more: busy, not broken.
 _BUSY_REASONS = frozenset({"connections_exhausted"})
 
@@ -270,9 +272,10 @@ class Exchange:
         assert task is not None
         self._race.begin(dispatch.attempt_id)
         self._begin(target, dispatch)
+        engine_id = new_id() if ask.nameable and target.dialect.id_header else None
         outcome = Outcome(Ending.CLIENT_GONE)
         try:
-            outcome = await self._try(ask, dispatch, target)
+            outcome = await self._try(ask, dispatch, target, engine_id)
         except asyncio.CancelledError:
             if dispatch.attempt_id in self._race or self._gone:
                 raise
@@ -280,6 +283,8 @@ class Exchange:
             outcome = Outcome(Ending.SUPERSEDED)
         finally:
             self._race.over(dispatch.attempt_id)
+            if engine_id is not None and _given_up(outcome):
+                self._state.aborts.tell(target, engine_id)
             target.release()
             action = self._state.desk.finish(dispatch, outcome)
             self._end(ask, dispatch, outcome, target)
@@ -287,13 +292,13 @@ class Exchange:
             self._state.metrics.retried(outcome.ending.value)
         return action
 
-    async def _try(self, ask: Ask, dispatch: Dispatch, target: Target) -> Outcome:
+    async def _try(self, ask: Ask, dispatch: Dispatch, target: Target, engine_id: str | None) -> Outcome:
         limits, spent_s = target.deadlines, self._state.clock() - self._received_s
         first_s = limits.first_content_s if ask.route.streamed else limits.whole_answer_s
         dog = Watchdog(first_s, last=monotonic() + limits.total_s - spent_s)
         try:
             with dog:
-                return await self._relay(ask, dispatch, target, dog)
+                return await self._relay(ask, dispatch, target, dog, engine_id)
         except UpstreamError as failure:
             return await self._broken(failure.reason)
         except TimeoutError:
@@ -305,10 +310,14 @@ class Exchange:
                 return Outcome(Ending.CLIENT_GONE, status=self._sink.status, error="client_stalled")
             return await self._broken("timeout")
 
-    async def _relay(self, ask: Ask, dispatch: Dispatch, target: Target, dog: Watchdog) -> Outcome:
+    async def _relay(
+        self, ask: Ask, dispatch: Dispatch, target: Target, dog: Watchdog, engine_id: str | None
+    ) -> Outcome:
         asked = target.request_usage and ask.with_usage is not None
         body = ask.with_usage if asked and ask.with_usage is not None else ask.body
         headers = upstream_headers(self._headers, request_id=self._id, api_key=target.api_key)
+        if engine_id is not None and target.dialect.id_header is not None:
+            headers.append((target.dialect.id_header.encode(), engine_id.encode()))
         source = await target.upstream.open(self._route, headers, body)
         try:
             failure = failure_of(source.status)
@@ -450,3 +459,8 @@ class Exchange:
         believed = dispatch.decision.believed_cached_tokens
         missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, believed_tokens=believed)
         log_missing(dispatch.replica, missing)
+
+
+def _given_up(outcome: Outcome) -> bool:
+    """It is the proxy that ended it: the engine may be at it still."""
+    return outcome.ending in _LEFT or outcome.error == "timeout"

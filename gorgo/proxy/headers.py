@@ -69,6 +69,11 @@ def request_id(headers: Iterable[Header]) -> str:
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode("ascii")
+    return new_id()
+
+
+def new_id() -> str:
+    """One that nobody else has, of no meaning."""
     return f"{_IDS.getrandbits(128):032x}"
 
 

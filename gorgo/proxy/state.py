@@ -24,6 +24,7 @@ from gorgo.core.router import Router, RouterLimits
 from gorgo.core.tokens import BytesPerToken
 from gorgo.core.weights import Weights
 from gorgo.policies.registry import make_shadow
+from gorgo.proxy.aborts import Aborts
 from gorgo.proxy.client_keys import ClientKeys, read_client_keys
 from gorgo.proxy.clock import Clock, epoch_clock
 from gorgo.proxy.desk import Desk
@@ -70,6 +71,7 @@ class ProxyState:
     served_tls: ServedTls | None = None
     ratios: BytesPerToken = field(default_factory=BytesPerToken)
     homes: ResponseHomes = field(default_factory=ResponseHomes)
+    aborts: Aborts = field(default_factory=Aborts)
     #: `None` where none is asked for.
     request_log: RequestLog | None = None
     #: `GET /admin/check` answers.
@@ -84,6 +86,7 @@ class ProxyState:
     async def aclose(self) -> None:
         self.desk.close()
         await self.steering.aclose()
+        await self.aborts.aclose()
         if self.request_log is not None:
             self.request_log.close()
         for target in (*self.targets.values(), *self.leaving):

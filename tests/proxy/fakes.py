@@ -59,6 +59,8 @@ class FakeReplica:
     #: A script that hangs waits for this.
     release: asyncio.Event = field(default_factory=asyncio.Event)
     pings: int = 0
+    #: Ids that it was told to end.
+    aborted: list[str] = field(default_factory=list)
     metrics: str | None = None
     loads: object = None
     port: int = 0
@@ -82,6 +84,10 @@ class FakeReplica:
         self.pings += 1
         return web.Response()
 
+    async def abort(self, request: web.Request) -> web.Response:
+        self.aborted.append((await request.json())["rid"])
+        return web.Response()
+
     async def get_metrics(self, request: web.Request) -> web.Response:
         return web.Response(status=404) if self.metrics is None else web.Response(text=self.metrics)
 
@@ -99,6 +105,7 @@ async def running(*scripts: Script) -> AsyncIterator[FakeReplica]:
     app = web.Application(client_max_size=1 << 30)
     app[REPLICA] = replica
     app.router.add_get("/ping", replica.ping)
+    app.router.add_post("/abort_request", replica.abort)
     app.router.add_get("/metrics", replica.get_metrics)
     app.router.add_get("/v1/loads", replica.get_loads)
     app.router.add_route("*", "/{path:.*}", replica.handle)
