@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,26 @@ if TYPE_CHECKING:
 
 REGIONS_YAML = Path("regions.yaml")
 ADMIN_URL = "http://127.0.0.1:9090"
+
+
+def admin_token(given: str | None = None) -> str | None:
+    """The token given, else that of GORGO_ADMIN_TOKEN, else what is in the file that GORGO_ADMIN_TOKEN_FILE names.
+
+    Secrets of containers and credentials of systemd are files, and an environment is easier to look into. A file that
+    cannot be read, or is empty, is a usage error: nobody who names one wants no token.
+    """
+    token = given or os.environ.get("GORGO_ADMIN_TOKEN") or None
+    name = os.environ.get("GORGO_ADMIN_TOKEN_FILE")
+    if token is not None or not name:
+        return token
+    try:
+        text = Path(name).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"GORGO_ADMIN_TOKEN_FILE={name}: expected a file with the token: {error}") from error
+    if not text:
+        raise typer.BadParameter(f"GORGO_ADMIN_TOKEN_FILE={name}: expected the token, found nothing")
+    return text
+
 
 Config = Annotated[
     Path, typer.Option(envvar="GORGO_CONFIG", metavar="FILE", help="Regions, replicas, policy and limits.")
@@ -27,7 +48,11 @@ AdminUrl = Annotated[str, typer.Option("--url", envvar="GORGO_ADMIN_URL", help="
 AdminToken = Annotated[
     str | None,
     typer.Option(
-        "--token", envvar="GORGO_ADMIN_TOKEN", show_default=False, help="Admin token; better in the environment."
+        "--token",
+        envvar="GORGO_ADMIN_TOKEN",
+        callback=admin_token,
+        show_default=False,
+        help="Admin token; better in the environment, or in a file that GORGO_ADMIN_TOKEN_FILE names.",
     ),
 ]
 

@@ -70,7 +70,7 @@ def serve(
     chosen, values = compose_policy(loaded, source=config, policy=policy, weights_file=weights)
     # A weights file is read once, and goes before regions.yaml at each reload too.
     pinned = None if weights is None else (chosen, values)
-    token = os.environ.get("GORGO_ADMIN_TOKEN") or None
+    token = options.admin_token()
     if token is None:
         typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will refuse every request", err=True)
 

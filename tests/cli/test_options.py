@@ -1,0 +1,48 @@
+"""Options that several commands share: where the admin token comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from gorgo.cli.options import admin_token
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GORGO_ADMIN_TOKEN", "GORGO_ADMIN_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_any_there_is_none() -> None:
+    assert admin_token() is None
+
+
+def test_the_file_is_read_and_its_line_end_is_none_of_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("from-a-file\n")
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN_FILE", str(tmp_path / "token"))
+    assert admin_token() == "from-a-file"
+
+
+def test_the_option_goes_before_the_environment_and_that_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN_FILE", str(tmp_path / "not-even-there"))
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN", "from-the-environment")
+    assert admin_token() == "from-the-environment"
+    assert admin_token("given") == "given"
+
+
+@pytest.mark.parametrize("content", [None, b"", b" \n", b"\xff\xfe"])
+def test_a_file_without_a_token_is_an_error_that_names_it(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if content is not None:
+        (tmp_path / "token").write_bytes(content)
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises(typer.BadParameter, match=r"GORGO_ADMIN_TOKEN_FILE=.*token: expected"):
+        admin_token()
