@@ -27,7 +27,7 @@ class ReplicaView:
     ejected_for_s: float | None
     #: What ejected it: `attempts`, `probes` or its whole `region`; `None` while it is healthy.
     ejected_by: str | None
-    #: How long it has been in its state; `None` is since it joined.
+    #: How long it has been in its state, trials that failed included; `None` is since it joined.
     in_state_for_s: float | None
     #: Slow start: how long yet, and how many requests may be in flight there until then.
     slow_start_for_s: float | None
@@ -105,7 +105,8 @@ def view_replica(
 
 
 def _in_state_s(member: Member, now: float) -> float | None:
-    since_s = member.drained_s if member.draining else member.health.changed_s
+    health = member.health
+    since_s = member.drained_s if member.draining else health.ill_since_s or health.changed_s
     return None if since_s is None or since_s == float("-inf") else now - since_s
 
 

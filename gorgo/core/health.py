@@ -62,6 +62,7 @@ class Health:
         "changed_s",
         "ejected_by",
         "ejections",
+        "ill_since_s",
         "probe_failures",
         "state",
         "trial",
@@ -77,6 +78,8 @@ class Health:
         self.ejections = 0
         #: What ejected it last: failed `attempts`, failed `probes`, or that its `region` is cut off.
         self.ejected_by: str | None = None
+        #: When it was ejected first, `None` once it is let in: failed trials in between begin nothing anew.
+        self.ill_since_s: float | None = None
         #: When the replica was last ejected or let in.
         self.changed_s = float("-inf")
         #: End of the back-off, `None` unless ejected.
@@ -149,10 +152,12 @@ class Health:
         self.ejections += 1
         self.attempt_failures = self.probe_failures = 0
         self.state, self.changed_s, self.ejected_by = HealthState.EJECTED, now, by
+        self.ill_since_s = now if self.ill_since_s is None else self.ill_since_s
         self.wakes_s = now + min(back_off, self._limits.max_s)
         return True
 
     def _readmit(self, now: float) -> bool:
         self.state, self.changed_s, self.wakes_s = HealthState.HEALTHY, now, None
+        self.ill_since_s = None
         self.attempt_failures = self.probe_failures = 0
         return True

@@ -46,6 +46,18 @@ def test_ejected_replica_says_what_ejected_it_and_since_when(router: Router) -> 
     assert (row.state, row.ejected_by, row.in_state_for_s) == ("ejected", "probes", 1.0)
 
 
+def test_replica_whose_trial_fails_is_away_since_it_was_ejected_first(router: Router) -> None:
+    for second in (1.0, 2.0, 3.0):
+        router.on_probe("a", None, now=second)
+    router.handle_timer(now=8.0)
+    assert view(router, "a", 8.5).state == "half_open"
+    router.on_probe("a", None, now=9.0)
+    assert (view(router, "a", 10.0).state, view(router, "a", 10.0).in_state_for_s) == ("ejected", 7.0)
+    router.handle_timer(now=19.0)
+    router.on_probe("a", 0.01, now=20.0)
+    assert (view(router, "a", 21.0).state, view(router, "a", 21.0).in_state_for_s) == ("healthy", 1.0)
+
+
 def test_region_that_is_cut_off_says_so_at_each_of_its_replicas(router: Router) -> None:
     for name in "bc":
         router.on_probe(name, None, now=1.0)
