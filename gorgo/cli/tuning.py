@@ -107,8 +107,7 @@ def tune(
         )
     except TunerError as error:
         raise fail(str(error), code=BAD_INPUT) from error
-    if algorithm not in given.ALGORITHMS:
-        raise typer.BadParameter(f"--algorithm {algorithm}: expected one of {', '.join(given.ALGORITHMS)}")
+    given.checked_algorithm(algorithm)
     if offline:
         window_filters = options.trace_filters(
             limit=limit,

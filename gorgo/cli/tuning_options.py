@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,15 @@ import typer
 DATABASE = "sqlite:///gorgo-history.sqlite3"
 #: As in tuner/optimizers/registry.py, which is not imported either.
 ALGORITHMS = ("es", "cma", "random", "fixed")
+
+
+def checked_algorithm(name: str) -> str:
+    """A name of the registry, or one that another package offers to it."""
+    known = [*ALGORITHMS, *(found.name for found in entry_points(group="gorgo.optimizers"))]
+    if name not in known:
+        raise typer.BadParameter(f"--algorithm {name}: expected one of {', '.join(known)}")
+    return name
+
 
 Database = Annotated[
     str,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, with_config
 
 from gorgo.config.addresses import checked_bind, checked_url
+from gorgo.config.engine_names import checked_engine
 
 _Entry = TypeVar("_Entry")
 
@@ -33,7 +34,7 @@ EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 Url = Annotated[str, AfterValidator(checked_url)]
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 Bind = Annotated[str, AfterValidator(checked_bind)]
-EngineName = Literal["sglang", "vllm", "llamacpp", "openai"]
+EngineName = Annotated[str, AfterValidator(checked_engine)]
 
 #: A key that is not a field is an error, never ignored: a misspelt limit would otherwise silently keep its default.
 strict = with_config(ConfigDict(extra="forbid"))

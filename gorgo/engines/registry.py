@@ -1,15 +1,23 @@
-"""Engine dialects by the name that `engine:` has in regions.yaml."""
+"""Engine dialects by the name that `engine:` has in regions.yaml: the ones here, and those that other packages offer.
+
+A new dialect here is one file, a line below, and its name in `config.engine_names`. Another package adds its own by
+an entry point in the group `gorgo.engines` whose name is the engine's and whose object is the class; it cannot replace
+a name from here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from types import MappingProxyType
 
+from gorgo.config.engine_names import ENTRY_POINTS
 from gorgo.engines.base import EngineDialect
 from gorgo.engines.llamacpp import LlamaCpp
 from gorgo.engines.openai import OpenAI
 from gorgo.engines.sglang import SGLang
 from gorgo.engines.vllm import VLLM
+from gorgo.errors import ConfigError
 
 _BUILT_IN: tuple[type[EngineDialect], ...] = (SGLang, VLLM, LlamaCpp, OpenAI)
 
@@ -19,7 +27,18 @@ DIALECTS: Mapping[str, type[EngineDialect]] = MappingProxyType({kind.name: kind 
 def dialect(name: str) -> EngineDialect:
     """The dialect of that name; the configuration allows no other names.
 
+    Raises `ConfigError` for an entry point that offers something else, and for a name that nobody has.
+
     >>> dialect("sglang").probe_path
     '/ping'
     """
-    return DIALECTS[name]()
+    if name in DIALECTS:
+        return DIALECTS[name]()
+    for offered in entry_points(group=ENTRY_POINTS, name=name):
+        kind = offered.load()()
+        if not isinstance(kind, EngineDialect):
+            raise ConfigError(
+                f"{offered.value} of the entry point {name!r} is not an engine dialect (gorgo.engines.base)"
+            )
+        return kind
+    raise ConfigError(f"no engine named {name!r}; there are: {', '.join(DIALECTS)}")

@@ -15,10 +15,11 @@ from gorgo.core.columns import Columns
 from gorgo.core.decision import Choice
 from gorgo.core.policy import Policy
 from gorgo.core.weights import Weights
-from gorgo.policies.registry import POLICIES, make_policy
+from gorgo.policies.registry import make_policy, policy_names
 from tests.policies.table import COUNTS, choose, request, table
 
-pytestmark = pytest.mark.parametrize("name", POLICIES)
+#: Those that other packages offer as well, where they are installed.
+pytestmark = pytest.mark.parametrize("name", policy_names())
 
 #: Engine figures that may be unknown.
 SIGNALS = tuple(item.name for item in fields(Columns) if item.name not in (*COUNTS, "salt"))

@@ -1,8 +1,14 @@
-"""Optimizers by name, as `gorgo tune --algorithm` knows them. A new one is a file and a line here."""
+"""Optimizers by name, as `gorgo tune --algorithm` knows them: the ones here, and those that other packages offer.
+
+A new one here is a file, a line below, and its name in `cli.tuning_options`. Another package adds its own by an entry
+point in the group `gorgo.optimizers` whose name is the optimizer's and whose object is the class, made as `Base` is; it
+cannot replace a name from here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
@@ -15,18 +21,31 @@ from tuner.optimizers.fixed import Fixed
 from tuner.optimizers.random_search import RandomSearch
 from tuner.space import LogBox
 
+ENTRY_POINTS = "gorgo.optimizers"
+
 OPTIMIZERS: dict[str, type[Base]] = {kind.name: kind for kind in (OnePlusOneES, CmaEs, RandomSearch, Fixed)}
+
+
+def optimizer_names() -> list[str]:
+    """Every name that `make_optimizer` knows, this package's first."""
+    others = {found.name for found in entry_points(group=ENTRY_POINTS)} - set(OPTIMIZERS)
+    return [*OPTIMIZERS, *sorted(others)]
 
 
 def make_optimizer(
     name: str, box: LogBox, start: Mapping[str, float], rng: np.random.Generator, *, budget: int = BUDGET
 ) -> Optimizer:
-    """A new optimizer by its name. Raises `TunerError` for a name that is not registered."""
-    try:
-        kind = OPTIMIZERS[name]
-    except KeyError:
-        raise TunerError(f"optimizer {name!r} is unknown; expected one of {', '.join(OPTIMIZERS)}") from None
-    return kind(box, start, rng, budget=budget)
+    """A new optimizer by its name. Raises `TunerError` for a name that nobody has."""
+    return _kind(name)(box, start, rng, budget=budget)
+
+
+def _kind(name: str) -> Callable[..., Optimizer]:
+    if name in OPTIMIZERS:
+        return OPTIMIZERS[name]
+    for offered in entry_points(group=ENTRY_POINTS, name=name):
+        kind: Callable[..., Optimizer] = offered.load()
+        return kind
+    raise TunerError(f"optimizer {name!r} is unknown; expected one of {', '.join(optimizer_names())}")
 
 
 def load_optimizer(box: LogBox, state: Mapping[str, Any]) -> Optimizer:

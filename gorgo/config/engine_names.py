@@ -1,0 +1,26 @@
+"""Names that `engine:` may have in regions.yaml: those of this package's dialects, and those that other packages offer.
+
+Owns the names only, so that a file can be checked without loading a dialect; `gorgo.engines.registry` has the classes.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+#: Group in which another package offers a dialect: the entry point's name is the engine's, its object the class.
+ENTRY_POINTS = "gorgo.engines"
+BUILT_IN = ("sglang", "vllm", "llamacpp", "openai")
+
+
+def engine_names() -> list[str]:
+    """Every name that is allowed, this package's first. Looked up on each call: finding the others reads files."""
+    others = {found.name for found in entry_points(group=ENTRY_POINTS)} - set(BUILT_IN)
+    return [*BUILT_IN, *sorted(others)]
+
+
+def checked_engine(name: str) -> str:
+    """`name`; raises `ValueError` with what was expected."""
+    if name in BUILT_IN or name in engine_names():
+        return name
+    *first, last = (f"'{known}'" for known in engine_names())
+    raise ValueError(f"{', '.join(first)} or {last}")
