@@ -106,7 +106,8 @@ def view_replica(
 
 def _in_state_s(member: Member, now: float) -> float | None:
     health = member.health
-    since_s = member.drained_s if member.draining else health.ill_since_s or health.changed_s
+    sick_s = health.changed_s if health.ill_since_s is None else health.ill_since_s
+    since_s = member.drained_s if member.draining else sick_s
     return None if since_s is None or since_s == float("-inf") else now - since_s
 
 

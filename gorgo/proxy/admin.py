@@ -5,6 +5,7 @@ Owns the table of routes, who may call, the errors, and what only reads; `steeri
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -29,6 +30,7 @@ from gorgo.proxy.admin_calls import count_of, json_response, read_body
 from gorgo.proxy.errors import HttpError, error_json
 from gorgo.proxy.inside import INTERNAL_VARIABLE, look_inside
 from gorgo.proxy.logs import log
+from gorgo.proxy.page.routes import Page
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.steering_routes import SteeringRoutes
 
@@ -40,12 +42,13 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Admin:
-    """The handlers, over one running proxy."""
+    """The handlers, over one running proxy; `closing` ends what would else go on."""
 
-    def __init__(self, state: ProxyState, token: str | None) -> None:
+    def __init__(self, state: ProxyState, token: str | None, closing: asyncio.Event) -> None:
         self._state = state
         self._token = None if token is None else token.encode()
         self._steering = SteeringRoutes(state)
+        self._page = Page(state, self._token, self._check, closing)
 
     def routes(self) -> list[Route]:
         steering = self._steering
@@ -63,7 +66,8 @@ class Admin:
             ("POST", "/admin/flush", self.flush),
             ("GET", "/admin/check", self.check),
         ]
-        return [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in table]
+        calls = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in table]
+        return calls + self._page.routes()
 
     async def fleet(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
         views = self._state.router.fleet_view(now=self._state.clock())
@@ -131,7 +135,7 @@ class Admin:
 _CHALLENGE = ((b"www-authenticate", b"Bearer"),)
 
 
-def admin_app(state: ProxyState, token: str | None) -> Starlette:
+def admin_app(state: ProxyState, token: str | None, closing: asyncio.Event) -> Starlette:
     """The ASGI app of the admin listener."""
     handlers: dict[Any, Any] = {
         HttpError: _on_http_error,
@@ -141,7 +145,7 @@ def admin_app(state: ProxyState, token: str | None) -> Starlette:
         UnknownPolicy: _on_bad_input,
         UnknownReplica: _on_unknown_replica,
     }
-    admin = Admin(state, token)
+    admin = Admin(state, token, closing)
     handlers |= dict.fromkeys((WeightsFrozen, VersionConflict, StateError), admin.on_refused_change)
     app = Starlette(routes=admin.routes(), exception_handlers=handlers)
     app.router.redirect_slashes = False

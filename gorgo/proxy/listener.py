@@ -88,7 +88,9 @@ async def serve_app(
             return
         open_now.add(task)
         task.add_done_callback(open_now.discard)
-        connection = Connection(wrapped, loop, config, context, {}, reader, writer)
+        # For an app whose client does not read: an orderly end would wait for it.
+        shared = {"abort": writer.transport.abort}
+        connection = Connection(wrapped, loop, config, context, shared, reader, writer)
         connection.head_limits = asked.head
         with suppress(OSError):  # the client's end of TLS can fail while ours is closed
             await connection

@@ -80,8 +80,7 @@ class Watcher:
 
     async def probe(self) -> None:
         """One round trip, told to the Router."""
-        rtt_s = await self._measure()
-        self._state.desk.told(self._state.router.on_probe(self._target.name, rtt_s, now=self._state.clock()))
+        self._probed(await self._measure(), self._state.clock())
 
     async def scrape(self) -> None:
         """The engine's own figures, told to the Router."""
@@ -108,8 +107,12 @@ class Watcher:
     def tell(self, look: Look) -> None:
         """Pass on what was kept, now that the Router knows the replica."""
         now = self._state.clock()
-        self._state.desk.told(self._state.router.on_probe(self._target.name, look.rtt_s, now=now))
+        self._probed(look.rtt_s, now)
         self._state.router.on_engine_sample(self._target.name, look.sample, now=now)
+
+    def _probed(self, rtt_s: float | None, now: float) -> None:
+        self._state.desk.told(self._state.router.on_probe(self._target.name, rtt_s, now=now))
+        self._state.trips.note(self._target.name, rtt_s, now=now)
 
     @property
     def _has_figures(self) -> bool:

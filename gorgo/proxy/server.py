@@ -181,7 +181,7 @@ async def _run(
         data_door = partial(_data_door, state)
         tasks.create_task(_serve(data_app(state), data, closing, data_door, tls))
         admin_door = partial(_admin_door, state)
-        tasks.create_task(_serve(admin_app(state, admin_token), admin, closing, admin_door))
+        tasks.create_task(_serve(admin_app(state, admin_token, closing), admin, closing, admin_door))
         if ready is not None:
             ready(addresses)
         log("ready", data=addresses.data_url, admin=addresses.admin_url, replicas=len(state.targets))

@@ -32,6 +32,7 @@ from gorgo.proxy.homes import ResponseHomes
 from gorgo.proxy.inside import INTERNAL_VARIABLE
 from gorgo.proxy.kept import Kept, StateFile
 from gorgo.proxy.metrics import Metrics
+from gorgo.proxy.page.trips import RoundTrips
 from gorgo.proxy.request_log import RequestLog
 from gorgo.proxy.resume import resume
 from gorgo.proxy.steering import Steering
@@ -65,12 +66,16 @@ class ProxyState:
     #: Of all replicas, those that a reload adds included.
     tls: ssl.SSLContext
     fingerprinter: Fingerprinter
+    #: By `clock`.
+    started_s: float
     #: `None` while clients need no key.
     client_keys: ClientKeys | None = None
     #: `None` where the data listener speaks plain HTTP.
     served_tls: ServedTls | None = None
     ratios: BytesPerToken = field(default_factory=BytesPerToken)
     homes: ResponseHomes = field(default_factory=ResponseHomes)
+    #: The last probes of each replica, for the status page.
+    trips: RoundTrips = field(default_factory=RoundTrips)
     aborts: Aborts = field(default_factory=Aborts)
     #: `None` where none is asked for.
     request_log: RequestLog | None = None
@@ -147,6 +152,7 @@ def make_state(
         targets=targets,
         tls=tls,
         fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),
+        started_s=clock(),
         client_keys=client_keys,
         served_tls=served,
         internal_routes=environ.get(INTERNAL_VARIABLE) == "1",

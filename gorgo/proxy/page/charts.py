@@ -1,0 +1,132 @@
+"""Small drawings as SVG in the page: the course of TTFT, of a replica's round trips, the terms of a cost, a weight in
+its box.
+
+Owns geometry alone; colours and strokes are the style sheet's, by class. Nothing here is text of somebody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gorgo.proxy.page import words
+from gorgo.proxy.page.figures import Bin
+from gorgo.proxy.page.markup import Html, joined, tag
+from gorgo.proxy.page.trips import Trip
+
+_HEIGHT = 100.0
+#: A round trip that moves by less than this share of itself is drawn as the calm line that it is.
+_CALM = 0.2
+
+Point = tuple[float, float | None]
+
+
+def ttft_chart(bins: Sequence[Bin]) -> tuple[Html, float]:
+    """p50 and p95 over the window, and the value at the top, ms."""
+    top = nice_top(max((one.ttft_ms_p95 or 0.0 for one in bins), default=0.0))
+    lines = [
+        tag("path", d=_path(_points([one.ttft_ms_p95 for one in bins], 0.0, top)), class_="p95"),
+        tag("path", d=_path(_points([one.ttft_ms_p50 for one in bins], 0.0, top)), class_="p50"),
+    ]
+    grid = [tag("path", d=f"M0 {_HEIGHT * part:g}H{len(bins)}", class_="grid") for part in (0.0, 0.5, 1.0)]
+    hover = [
+        tag("rect", tag("title", _bin_words(one)), x=place, y=0, width=1, height=f"{_HEIGHT:g}")
+        for place, one in enumerate(bins)
+        if one.n
+    ]
+    return _svg("chart", len(bins), [*grid, *lines, *hover], label="time to first token, p50 and p95"), top
+
+
+def trip_line(trips: Sequence[Trip]) -> Html:
+    """The round trips of the last probes; one that failed is a mark at the foot."""
+    known = [rtt_s for _, rtt_s in trips if rtt_s is not None]
+    if len(trips) < 2:
+        return Html("")
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    slack = max(_CALM * high - (high - low), 0.0) / 2
+    points = _points([rtt_s for _, rtt_s in trips], low - slack, max(high + slack, low + 1e-6))
+    failed = [
+        tag("path", d=f"M{place + 0.5:g} {_HEIGHT:g}V{_HEIGHT * 0.6:g}", class_="failed")
+        for place, (_, rtt_s) in enumerate(trips)
+        if rtt_s is None
+    ]
+    return _svg("trips", len(trips), [tag("title", _trip_words(trips)), tag("path", d=_path(points)), *failed])
+
+
+def term_bar(values: Sequence[float], most: float) -> Html:
+    """One candidate's terms side by side; `most` fills the width. What is not positive has no width."""
+    drawn: list[Html] = []
+    at = 0.0
+    for term, value in enumerate(values):
+        width = 100.0 * max(value, 0.0) / most if most > 0 else 0.0
+        drawn.append(
+            tag("rect", x=f"{at:.2f}", y=0, width=f"{width:.2f}", height=f"{_HEIGHT:g}", class_=f"t{term % 6}")
+        )
+        at += width
+    return _svg("bar", 100, drawn)
+
+
+def box_line(value: float, low: float, high: float) -> Html:
+    """Where a weight lies in its box."""
+    place = 100.0 * min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 50.0
+    line = tag("path", d=f"M0 {_HEIGHT / 2:g}H100")
+    dot = tag("rect", x=f"{min(max(place - 1.5, 0.0), 97.0):.1f}", y=20, width=3, height=60)
+    return _svg("box", 100, [line, dot])
+
+
+def nice_top(value: float) -> float:
+    """The least of 1, 2, 5 times a power of ten that is not below `value`.
+
+    >>> nice_top(0.0), nice_top(34.0), nice_top(1200.0)
+    (1.0, 50.0, 2000.0)
+    """
+    top = 1.0
+    while True:
+        for step in (1.0, 2.0, 5.0):
+            if top * step >= value:
+                return top * step
+        top *= 10.0
+
+
+def _points(values: Sequence[float | None], low: float, high: float) -> list[Point]:
+    return [
+        (place + 0.5, None if value is None else _HEIGHT * (1.0 - (value - low) / (high - low)))
+        for place, value in enumerate(values)
+    ]
+
+
+def _path(points: Iterable[Point]) -> str:
+    """Lines between neighbours that are known; one that stands alone is a short dash."""
+    drawn: list[str] = []
+    pen = False
+    for x, y in points:
+        if y is None:
+            pen = False
+            continue
+        drawn.append(f"L{x:g} {y:.1f}" if pen else f"M{x - 0.3:.1f} {y:.1f}H{x:g}")
+        pen = True
+    return "".join(drawn) or "M0 0"
+
+
+def _svg(kind: str, width: float, drawn: Iterable[Html], *, label: str | None = None) -> Html:
+    return tag(
+        "svg",
+        joined(drawn),
+        class_=kind,
+        viewBox=f"0 0 {width:g} {_HEIGHT:g}",
+        preserveAspectRatio="none",
+        role="img" if label else None,
+        aria_label=label,
+        aria_hidden=None if label else "true",
+    )
+
+
+def _bin_words(one: Bin) -> str:
+    ended = f"{words.clock(one.start_s)} to {words.clock(one.start_s + one.length_s)}"
+    return f"{ended}: p50 {words.ms(one.ttft_ms_p50)} ms, p95 {words.ms(one.ttft_ms_p95)} ms, {one.n} requests"
+
+
+def _trip_words(trips: Sequence[Trip]) -> str:
+    known = [rtt_s * 1e3 for _, rtt_s in trips if rtt_s is not None]
+    span = words.age(trips[-1][0] - trips[0][0])
+    between = f"{words.ms(min(known))} to {words.ms(max(known))} ms" if known else "none answered"
+    return f"{len(trips)} probes in {span}: {between}, {len(trips) - len(known)} failed"

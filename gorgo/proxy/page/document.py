@@ -1,0 +1,110 @@
+"""The page as a whole, and its parts by name: one markup for the first answer and for each update.
+
+Owns the frame, the form to sign in, and which parts there are. It works without a script: what is here is a snapshot
+with a link that reloads it, and `details` open by themselves. `page.js` puts newer parts in the places of the old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gorgo.proxy.page import words
+from gorgo.proxy.page.decisions_part import decisions_part
+from gorgo.proxy.page.fleet_part import fleet_part
+from gorgo.proxy.page.markup import Child, Html, joined, tag, void
+from gorgo.proxy.page.status import Status
+from gorgo.proxy.page.summary_part import alerts_part, chart_part, figures_part
+from gorgo.proxy.page.weights_part import weights_part
+
+#: Where the page is; its cookie goes nowhere else.
+ROOT = "/admin/page"
+
+Part = Callable[[Status], Html]
+
+#: What is updated, in the order of the page.
+PARTS: dict[str, Part] = {
+    "alerts": alerts_part,
+    "figures": figures_part,
+    "chart": chart_part,
+    "fleet": fleet_part,
+    "decisions": decisions_part,
+    "weights": weights_part,
+}
+
+
+def parts_of(status: Status) -> dict[str, Html]:
+    """Every part as it is now."""
+    return {name: part(status) for name, part in PARTS.items()}
+
+
+def status_page(status: Status, *, every_s: int | None = None) -> str:
+    """The page. `every_s` has it reload by itself, for browsers without scripts."""
+    parts = parts_of(status)
+    reload_it = void("meta", http_equiv="refresh", content=every_s) if every_s else None
+    body = [
+        _header(status),
+        tag("noscript", _without_script(every_s)),
+        tag("main", _held(parts, "alerts"), _held(parts, "figures"), _held(parts, "chart"), *_sections(parts)),
+    ]
+    return _page(f"GORGO {status.region}", body, head=[reload_it, tag("script", src=f"{ROOT}/page.js", defer=True)])
+
+
+def login_page(*, wrong: bool = False) -> str:
+    """The form that takes the admin token."""
+    field = void("input", type="password", name="token", id="token", required=True, autofocus=True, autocomplete="off")
+    form = tag(
+        "form",
+        tag("label", "Admin token", for_="token"),
+        field,
+        tag("button", "Sign in"),
+        tag("p", "That is not this proxy's token.", class_="bad", role="alert") if wrong else None,
+        tag("p", "What GORGO_ADMIN_TOKEN was when the proxy started.", class_="quiet"),
+        method="post",
+        action=f"{ROOT}/login",
+    )
+    return _page("GORGO: sign in", [tag("main", tag("h1", "GORGO"), form, class_="login")])
+
+
+def off_page(variable: str) -> str:
+    """What a proxy without a token says."""
+    text = f"The admin API is off: start the proxy with a token in {variable}."
+    return _page("GORGO", [tag("main", tag("h1", "GORGO"), tag("p", text), class_="login")])
+
+
+def _header(status: Status) -> Html:
+    live = tag("span", f"snapshot of {words.clock(status.now)} UTC", id="live", class_="quiet", role="status")
+    leave = tag("form", tag("button", "Sign out"), method="post", action=f"{ROOT}/logout")
+    return tag("header", tag("h1", "GORGO ", tag("span", status.region)), live, leave)
+
+
+def _without_script(every_s: int | None) -> Html:
+    again = tag("a", "reload", href=ROOT)
+    by_itself = tag("a", "have it reload every 10 s", href=f"{ROOT}?every=10")
+    rest = f"; it reloads every {every_s} s." if every_s else joined([", or ", by_itself, "."])
+    return tag("p", "Without scripts this is a snapshot: ", again, rest, class_="quiet")
+
+
+def _sections(parts: Mapping[str, Html]) -> list[Html]:
+    wait = tag("span", "waits while one is open", class_="quiet waits", hidden=True)
+    return [
+        tag("section", tag("h2", "Fleet"), _held(parts, "fleet")),
+        tag("section", tag("h2", "Last decisions ", wait), _held(parts, "decisions")),
+        tag("section", tag("h2", "Weights"), _held(parts, "weights")),
+    ]
+
+
+def _held(parts: Mapping[str, Html], name: str) -> Html:
+    return tag("div", parts[name], id=name, data_part=True)
+
+
+def _page(title: str, body: list[Html], *, head: list[Html | None] | None = None) -> str:
+    metas: list[Child] = [
+        void("meta", charset="utf-8"),
+        void("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        void("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        void("link", rel="icon", href=f"{ROOT}/icon.svg", type="image/svg+xml"),
+        void("link", rel="stylesheet", href=f"{ROOT}/page.css"),
+        *(head or []),
+    ]
+    return f"<!DOCTYPE html>\n{tag('html', tag('head', *metas), tag('body', *body), lang='en')}\n"

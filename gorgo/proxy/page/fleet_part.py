@@ -1,0 +1,143 @@
+"""The fleet by region, as a table: who is ready and why not, how far, how busy, what was learned, how it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gorgo.core.fleet_view import ReplicaView
+from gorgo.proxy.page import words
+from gorgo.proxy.page.charts import trip_line
+from gorgo.proxy.page.markup import Child, Html, joined, tag
+from gorgo.proxy.page.status import ReplicaStatus, Status
+
+#: Groups of columns, and each column with what it means.
+COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "round trip, ms",
+        (
+            ("now", "smoothed, by probes from this proxy"),
+            ("course", "the last probes; a mark at the foot is one that failed"),
+            ("age", "since the last probe"),
+        ),
+    ),
+    (
+        "sent from here",
+        (
+            ("open", "requests in flight"),
+            ("tokens", "their prompt tokens"),
+            ("to prefill", "prompt tokens that wait for a first token"),
+            ("work, ms", "prefill still to do there, by the busy clock"),
+        ),
+    ),
+    (
+        "engine's report",
+        (
+            ("running", "requests in its batch"),
+            ("queued", "requests in its own queue"),
+            ("KV", "of its KV cache in use"),
+            ("age", "since it was scraped"),
+        ),
+    ),
+    (
+        "learned",
+        (
+            ("cached", "prompt tokens believed cached there"),
+            ("prefill/s", "tokens it prefills in a second, by prior and experience"),
+        ),
+    ),
+    (
+        "recent requests",
+        (
+            ("n", "finished there lately"),
+            ("p50, ms", "median TTFT"),
+            ("p95, ms", "TTFT, 95th percentile"),
+            ("hit", "share of prompt tokens found in cache, by the engine"),
+            ("failed", "with 5xx"),
+        ),
+    ),
+)
+WIDTH = 2 + sum(len(columns) for _, columns in COLUMNS)
+
+
+def fleet_part(status: Status) -> Html:
+    """A body of the table per region."""
+    bodies = (_region(name, rows, status) for name, rows in status.regions.items())
+    return tag("div", tag("table", _head(), joined(bodies), class_="fleet"), class_="wide")
+
+
+def _head() -> Html:
+    groups = [tag("th", name, colspan=len(columns), scope="colgroup", class_="first") for name, columns in COLUMNS]
+    names = [
+        tag("th", name, title=meaning, scope="col", class_="first" if place == 0 else None)
+        for _, columns in COLUMNS
+        for place, (name, meaning) in enumerate(columns)
+    ]
+    empty = tag("th", "replica", scope="col", rowspan=2, class_="name"), tag("th", "state", scope="col", rowspan=2)
+    return tag("thead", tag("tr", *empty, *groups, class_="groups"), tag("tr", *names))
+
+
+def _region(name: str, rows: Sequence[ReplicaStatus], status: Status) -> Html:
+    open_now = sum(row.view.in_flight_requests for row in rows)
+    here = " · the proxy is here" if name == status.region else ""
+    cut = tag("span", "cut off", class_="chip ejected") if name in status.cut_off else None
+    many = f" · {len(rows)} replicas, {open_now} open" if len(rows) > 1 else ""
+    title = tag("th", tag("b", name), here, many, " ", cut, colspan=WIDTH, scope="rowgroup")
+    return tag("tbody", tag("tr", title, class_="region"), joined(map(_replica, rows)))
+
+
+def _replica(row: ReplicaStatus) -> Html:
+    first = tag("th", row.view.name, scope="row", class_="name", title=", ".join(row.view.models) or "any model")
+    groups = (_trip(row), _sent(row.view), _reported(row.view), _learned(row.view), _recent(row))
+    cells = [
+        tag("td", cell, class_="first" if place == 0 else None) for group in groups for place, cell in enumerate(group)
+    ]
+    return tag("tr", first, tag("td", _state(row), class_="state"), *cells, data_replica=row.view.name)
+
+
+def _state(row: ReplicaStatus) -> Html:
+    word = row.standing.word
+    chip = tag("span", word, class_=f"chip {word.replace(' ', '-')}")
+    since = None if row.view.in_state_for_s is None else f"since {words.age(row.view.in_state_for_s)}"
+    notes = " · ".join(note for note in (since, row.standing.why) if note)
+    return joined([chip, tag("small", notes) if notes else None])
+
+
+def _trip(row: ReplicaStatus) -> Iterator[Child]:
+    yield words.ms(row.view.rtt_ms)
+    yield trip_line(row.trips)
+    yield words.age(row.view.probe_age_s)
+
+
+def _sent(view: ReplicaView) -> Iterator[Child]:
+    yield words.count(view.in_flight_requests)
+    yield words.count(view.in_flight_tokens)
+    yield words.count(view.queued_prefill_tokens)
+    yield words.ms(view.busy_s * 1e3) if view.busy_s else "0"
+
+
+def _reported(view: ReplicaView) -> Iterator[Child]:
+    yield words.count(view.running_requests)
+    yield words.count(view.queued_requests)
+    yield words.share(_kv_share(view))
+    yield words.age(view.scrape_age_s)
+
+
+def _learned(view: ReplicaView) -> Iterator[Child]:
+    yield words.count(view.index_tokens)
+    factor = view.prefill_slowdown
+    yield tag("span", words.count(view.prefill_tokens_per_s), title=f"prefills take {factor:.2f} times the prior")
+
+
+def _recent(row: ReplicaStatus) -> Iterator[Child]:
+    figures = row.figures
+    yield words.count(figures.n)
+    yield words.ms(figures.ttft_ms_p50)
+    yield words.ms(figures.ttft_ms_p95)
+    yield words.share(figures.cached_share)
+    yield tag("span", figures.failed, class_="bad") if figures.failed else "0"
+
+
+def _kv_share(view: ReplicaView) -> float | None:
+    if view.used_tokens is None or not view.kv_capacity_tokens:
+        return None
+    return view.used_tokens / view.kv_capacity_tokens

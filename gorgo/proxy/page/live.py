@@ -1,0 +1,137 @@
+"""The page's updates as server-sent events: the parts that have changed, once a second.
+
+Owns who listens, how often, and how long anybody is waited for. What a part looks like is `document`'s.
+
+Theory of operation. Nothing runs while nobody listens. Each listener has its own loop, which asks for the parts, sends
+those that differ from what it sent before, and waits. The parts are made once per interval, whoever asks first; a
+browser that comes late or comes again begins with all of them, so there is nothing to replay and no queue to bound. One
+that does not read is cut when a write has waited too long, and keeps no other waiting. Each round ends with a `tick`,
+which is the heartbeat too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from gorgo.proxy.errors import HttpError, Message, Receive, Send, send_error
+from gorgo.proxy.page.markup import Html
+
+#: Faster than anybody reads, and less than a hundredth of a core at 64 replicas.
+INTERVAL_S = 1.0
+#: A browser on a bad line catches up within this; who does not is asleep.
+PATIENCE_S = 10.0
+#: Of operators with the page open; each costs a copy of what has changed.
+LISTENERS = 8
+#: After which a browser that was cut asks again, ms.
+_RETRY_MS = 2000
+
+Parts = Mapping[str, Html]
+
+
+class Live:
+    """The updates of one proxy.
+
+    Parameters
+    ----------
+    parts:
+        Makes them, and says when in a word.
+    closing:
+        Ends every stream when it is set.
+    interval_s, patience_s, listeners:
+        The bounds above.
+    """
+
+    def __init__(
+        self,
+        parts: Callable[[], tuple[str, Parts]],
+        closing: asyncio.Event,
+        *,
+        interval_s: float = INTERVAL_S,
+        patience_s: float = PATIENCE_S,
+        listeners: int = LISTENERS,
+    ) -> None:
+        self._parts = parts
+        self._closing = closing
+        self._most = listeners
+        self._made: tuple[float, str, Parts] | None = None
+        self.interval_s = interval_s
+        self.patience_s = patience_s
+        #: Streams that are open.
+        self.listeners = 0
+
+    def now(self) -> tuple[str, Parts]:
+        """The parts, at most an interval old."""
+        if self._made is None or monotonic() - self._made[0] >= 0.9 * self.interval_s:
+            self._made = (monotonic(), *self._parts())
+        return self._made[1:]
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One listener, as ASGI has it, from its request to its end."""
+        if self.listeners >= self._most:
+            retry = ((b"retry-after", b"10"),)
+            error = HttpError(503, "too_many_listeners", f"{self._most} pages are open already", headers=retry)
+            await send_error(send, error)
+            return
+        self.listeners += 1
+        gone = asyncio.create_task(_until_gone(receive))
+        closing = asyncio.create_task(self._closing.wait())
+        try:
+            await self._stream(scope, send, gone, closing)
+        finally:
+            self.listeners -= 1
+            gone.cancel()
+            closing.cancel()
+
+    async def _stream(self, scope: Message, send: Send, gone: asyncio.Task[None], closing: asyncio.Task[bool]) -> None:
+        sent: dict[str, Html] = {}
+        try:
+            await self._start(send)
+            while not gone.done() and not closing.done():
+                await self._write(send, self._news(sent))
+                await asyncio.wait((gone, closing), timeout=self.interval_s, return_when=asyncio.FIRST_COMPLETED)
+            if not gone.done():
+                async with asyncio.timeout(self.patience_s):
+                    await send({"type": "http.response.body", "body": b"event: end\ndata: \n\n", "more_body": False})
+        except TimeoutError:
+            _cut(scope)
+
+    def _news(self, sent: dict[str, Html]) -> bytes:
+        """What differs from `sent`, which is brought up to date."""
+        at, parts = self.now()
+        events = []
+        for name, html in parts.items():
+            if sent.get(name) != html:
+                sent[name] = html
+                events.append(f"event: part\ndata: {json.dumps({'name': name, 'html': html})}\n\n")
+        events.append(f"event: tick\ndata: {at}\n\n")
+        return "".join(events).encode()
+
+    async def _start(self, send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-store"),
+            # For an nginx in front of it, which would gather events.
+            (b"x-accel-buffering", b"no"),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._write(send, b"retry: %d\n\n" % _RETRY_MS)
+
+    async def _write(self, send: Send, body: bytes) -> None:
+        async with asyncio.timeout(self.patience_s):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _cut(scope: Message) -> None:
+    """Reset the connection: an orderly end would wait for the same client to read."""
+    abort = scope.get("state", {}).get("abort")
+    if abort is not None:
+        abort()

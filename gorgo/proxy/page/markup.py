@@ -1,0 +1,59 @@
+"""HTML that is escaped by construction: text becomes markup in one place.
+
+Owns the rule. A `str` is text and is escaped wherever it is put; only `Html` goes in as it is, and only this module
+makes it of anything else than constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+
+class Html(str):
+    """Markup."""
+
+    __slots__ = ()
+
+
+#: What can stand inside an element; `None` is nothing.
+Child = str | int | None
+
+_NOTHING = Html("")
+
+
+def tag(name: str, /, *children: Child, **attributes: Child | bool) -> Html:
+    """An element. Attributes may end in `_`, which is left out, and have `_` for `-`; `None` and False leave one out.
+
+    >>> tag("p", "1 < 2 ", tag("b", "so"), class_="a", data_id='"')
+    '<p class="a" data-id="&quot;">1 &lt; 2 <b>so</b></p>'
+    """
+    inner = "".join(map(_text, children))
+    return Html(f"<{name}{''.join(_attribute(*pair) for pair in attributes.items())}>{inner}</{name}>")
+
+
+def void(name: str, /, **attributes: Child | bool) -> Html:
+    """An element that has no end tag.
+
+    >>> void("input", type="password", required=True)
+    '<input type="password" required>'
+    """
+    return Html(f"<{name}{''.join(_attribute(*pair) for pair in attributes.items())}>")
+
+
+def joined(parts: Iterable[Child]) -> Html:
+    """One after another."""
+    return Html("".join(map(_text, parts)))
+
+
+def _text(child: Child) -> str:
+    if child is None:
+        return _NOTHING
+    return child if isinstance(child, Html) else escape(str(child))
+
+
+def _attribute(name: str, value: Child | bool) -> str:
+    if value is None or value is False:
+        return ""
+    name = name.rstrip("_").replace("_", "-")
+    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'

@@ -1,0 +1,62 @@
+"""The top of the page: is anything wrong, and the figures that say how well requests are served."""
+
+from __future__ import annotations
+
+from gorgo.proxy.page import words
+from gorgo.proxy.page.charts import ttft_chart
+from gorgo.proxy.page.markup import Html, joined, tag
+from gorgo.proxy.page.status import Status
+
+
+def alerts_part(status: Status) -> Html:
+    """What an operator reads first."""
+    title = f"GORGO {status.region}"
+    if not status.alerts:
+        ready = sum(len(rows) for rows in status.regions.values())
+        many = "The one replica is" if ready == 1 else f"All {ready} replicas are"
+        return tag("ul", tag("li", f"{many} ready", class_="good"), data_title=title)
+    lines = [tag("li", alert.text, class_=alert.level) for alert in status.alerts]
+    return tag("ul", *lines, data_title=f"({len(lines)}) {title}")
+
+
+def figures_part(status: Status) -> Html:
+    """Tiles; what they cover stands below them."""
+    figures = status.figures
+    failed = f"{figures.failed} failed" if figures.failed else "none failed"
+    rate = words.UNKNOWN if status.per_s is None else f"{status.per_s:.1f}"
+    believed = f"believed {words.share(figures.believed_share)}"
+    tiles = (
+        ("TTFT, median", words.ms(figures.ttft_ms_p50), "ms", None),
+        ("TTFT, p95", words.ms(figures.ttft_ms_p95), "ms", None),
+        ("requests", rate, "/s", failed),
+        ("in flight", words.count(status.in_flight), "", f"{status.held} held at the proxy"),
+        ("prompt in cache", words.share(figures.cached_share), "", believed),
+        ("prediction off by", words.ms(figures.off_ms_p50), "ms", "median"),
+    )
+    covered = f"{figures.n:,} requests that finished in the last {words.age(status.span_s)}"
+    up = f"up for {words.age(status.up_s)}"
+    return joined(
+        [tag("div", *(_tile(*one) for one in tiles), class_="tiles"), tag("p", f"{covered}; {up}.", class_="quiet")]
+    )
+
+
+def chart_part(status: Status) -> Html:
+    """TTFT over the window. Its labels are HTML, so that they do not stretch with it."""
+    chart, top = ttft_chart(status.course)
+    scale = tag(
+        "div", tag("span", f"{words.ms(top)} ms"), tag("span", words.ms(top / 2)), tag("span", "0"), class_="scale"
+    )
+    axis = tag(
+        "div",
+        tag("span", f"{words.age(sum(one.length_s for one in status.course))} ago"),
+        tag("span", "now"),
+        class_="axis",
+    )
+    legend = joined([tag("i", class_="p50"), "median ", tag("i", class_="p95"), "p95"])
+    caption = tag("figcaption", tag("b", "Time to first token"), tag("span", legend, class_="legend"))
+    return tag("figure", caption, tag("div", scale, chart, class_="plot"), axis)
+
+
+def _tile(name: str, value: str, unit: str, note: str | None) -> Html:
+    shown = tag("b", value, tag("small", unit) if unit else None)
+    return tag("div", tag("span", name), shown, tag("small", note) if note else None, class_="tile")

@@ -1,0 +1,90 @@
+"""Numbers and times as people read them. Unknown is a dash, never 0."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+UNKNOWN = "-"
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds with as many digits as anybody can use.
+
+    >>> ms(2.04), ms(95.2), ms(12345.0), ms(None)
+    ('2.0', '95', '12,345', '-')
+    """
+    if value is None:
+        return UNKNOWN
+    return f"{value:.1f}" if abs(value) < 10 else f"{value:,.0f}"
+
+
+def signed_ms(value: float | None) -> str:
+    """A difference.
+
+    >>> signed_ms(12.3), signed_ms(-4.04), signed_ms(None)
+    ('+12', '-4.0', '-')
+    """
+    return UNKNOWN if value is None else ("+" if value >= 0 else "-") + ms(abs(value))
+
+
+def count(value: float | None) -> str:
+    """A whole number; tens of thousands and more in thousands, millions, to three digits.
+
+    >>> count(983549), count(11_234), count(1234), count(12_345_678), count(None)
+    ('984k', '11.2k', '1,234', '12.3M', '-')
+    """
+    if value is None:
+        return UNKNOWN
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:.1f}M"
+    if abs(value) >= 1e4:
+        return f"{value / 1e3:.1f}k" if abs(value) < 1e5 else f"{value / 1e3:.0f}k"
+    return f"{value:,.0f}"
+
+
+def share(value: float | None) -> str:
+    """A share in per cent.
+
+    >>> share(0.5), share(0.004), share(None)
+    ('50 %', '0.4 %', '-')
+    """
+    if value is None:
+        return UNKNOWN
+    return f"{value:.1%}".replace("%", " %") if 0 < value < 0.1 else f"{value:.0%}".replace("%", " %")
+
+
+def age(seconds: float | None) -> str:
+    """How long something has lasted.
+
+    >>> age(0.4), age(75.0), age(7300.0), age(200_000.0), age(None)
+    ('0 s', '75 s', '2.0 h', '2.3 d', '-')
+    """
+    if seconds is None:
+        return UNKNOWN
+    for size, unit in ((86_400.0, "d"), (3600.0, "h")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+def clock(epoch_s: float) -> str:
+    """The time of day, UTC.
+
+    >>> clock(0.0)
+    '00:00:00'
+    """
+    return datetime.fromtimestamp(epoch_s, UTC).strftime("%H:%M:%S")
+
+
+def moment(iso: str) -> str:
+    """A time stamp without what nobody reads.
+
+    >>> moment("2026-05-01T12:03:04.567+00:00")
+    '2026-05-01 12:03:04'
+    """
+    return iso[:19].replace("T", " ")
+
+
+def number(value: float) -> str:
+    """A weight."""
+    return f"{value:g}"
