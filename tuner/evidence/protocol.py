@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from gorgo.apps.demo.options import DEFAULT_POLICIES as PUBLISHED
+from gorgo.apps.demo.options import PUBLISHED
 from tuner.evidence.statement import (
     OURS,
     PAPER,

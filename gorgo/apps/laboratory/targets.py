@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gorgo.apps.demo.options import DEFAULT_POLICIES as PUBLISHED
+from gorgo.apps.demo.options import PUBLISHED
 from gorgo.apps.laboratory.setting import Setting
 from gorgo.apps.laboratory.target import Target
 from gorgo.apps.simulate import ORACLE

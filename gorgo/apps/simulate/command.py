@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gorgo.apps.demo.options import DEFAULT_POLICIES as PUBLISHED
+from gorgo.apps.demo.options import PUBLISHED
 from gorgo.apps.results import ResultRow, write_results
 from gorgo.apps.simulate.job import FLOOR, ORACLE, STEADY, YARDSTICKS, SimJob, SimulatedRun
 from gorgo.apps.simulate.progress import shown_progress
