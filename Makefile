@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WHEEL  := $(VENV)/wheel
 
-.PHONY: wheel demo laboratory tuning-table test coverage check lint types bench soak test-system test-postgres terraform-check lock clean help
+.PHONY: wheel demo laboratory tuning-table test coverage check lint types bench soak overload-live test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -49,6 +49,9 @@ wheel: $(WHEEL)/.ready ## wheel and sdist in dist/, without the developers' tool
 
 soak: $(READY)   ## 100,000 short requests beside 500 slow streams: what is left of them; minutes, 1 if anything is
 	@$(BIN)/python -m tests.soak $(ARGS)
+
+overload-live: $(READY) ## capacity and beyond over HTTP beside the same load simulated: about eight minutes
+	@$(BIN)/python -m tests.overload $(ARGS)
 
 lock:            ## renew requirements.lock from pyproject.toml
 	$(PYTHON) -m venv $(VENV)/lock

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -28,7 +29,8 @@ def main() -> int:
     plan = Plan(
         shorts=given.requests, streams=given.streams, warm_up=given.warm_up, leave=min(asked.leave, given.streams)
     )
-    print(describe_machine())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped
+    print(describe_machine(), flush=True)
     begun_s = time.monotonic()
 
     def tell(step: str) -> None:

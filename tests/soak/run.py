@@ -28,8 +28,8 @@ from tests.soak.verdict import Soak, fds_allowed
 LOOK_S_MAX = 20.0
 #: For ledgers, tasks and open files to come back: idle connections to replicas are kept for 4 s.
 BACK_S_MAX = 30.0
-#: For slow streams to end when the engines have ended them.
-STREAMS_S_MAX = 60.0
+#: For slow streams to begin, through the slow start of new replicas, and to end when the engines have ended them.
+STREAMS_S_MAX = 120.0
 #: Of all short requests; a proxy that answers nothing must not hold the run for ever.
 SHORTS_S_MAX = 1800.0
 #: Between two looks at the proxy's memory from outside.
@@ -95,7 +95,8 @@ class _Run:
         try:
             fresh = await self._look()
             self._tell(f"{plan.streams} slow streams")
-            await load.open_streams(plan.streams)
+            async with asyncio.timeout(STREAMS_S_MAX):
+                await load.open_streams(plan.streams)
             self._tell(f"{plan.warm_up} short requests to warm up")
             warm_up_s = await self._shorts(load, plan.warm_up)
             warm = await self._look()

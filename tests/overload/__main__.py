@@ -1,0 +1,108 @@
+"""`python -m tests.overload`: capacity by simulation, then the same loads over HTTP, and the two side by side.
+
+Eight runs of `--seconds` each, sent at once and held, and one of clients that obey `Retry-After`. Exit code 1 if a
+target is missed or the queue outgrew its bound.
+"""
+
+# ruff: noqa: T201 - a command says what it found
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gorgo.apps.datasets import load_requests
+from gorgo.apps.traces import TraceFilters, TraceRequest
+from gorgo.config.load import load_config
+from gorgo.config.model import Config
+from tests.bench.relay.measure import describe_machine
+from tests.overload.fleet import configuration, running, write_configuration
+from tests.overload.live import LiveRun, live
+from tests.overload.obeying import Obedience, obedient
+from tests.overload.show import Pair, missed, show_obedience, show_pairs
+from tests.overload.simulated import capacity_of, simulated
+from tests.overload.window import covers, cut
+
+LOADS = (0.7, 1.0, 1.3, 3.0)
+SLO_TTFT_MS = 2000.0
+#: The load of obeying clients: so many are turned away that coming back matters, and there is room to come back to.
+OBEYED_LOAD = 1.3
+
+
+def main() -> int:
+    given = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped
+    filters = TraceFilters(max_input=given.max_input, max_output=given.max_output, spread_s=given.spread)
+    requests = load_requests(given.trace, filters, seed=0)
+    overload = {} if given.open_in_flight is None else {"open_in_flight": given.open_in_flight}
+    print(describe_machine(), flush=True)
+    with tempfile.TemporaryDirectory(prefix="gorgo-overload-") as folder:
+        config = load_config(
+            write_configuration(
+                Path(folder) / "regions.yaml", configuration(held=True, slo_ttft_ms=SLO_TTFT_MS, urls={}, **overload)
+            )
+        )
+        capacity = capacity_of(requests, config, lasts_s=given.seconds)
+        print(f"capacity of {given.trace} for {given.seconds:g} s: time scale {capacity:.3f} (simulated)", flush=True)
+        pairs = _pairs(requests, config, capacity, given, Path(folder), overload)
+        obeyed = None if given.no_obeying else _obeyed(requests, capacity, given, Path(folder), overload)
+    show_pairs(pairs)
+    if obeyed is not None:
+        show_obedience(OBEYED_LOAD, obeyed)
+    wrong = missed(pairs, obeyed, max_held=config.overload.max_held)
+    print("\n".join(["", "missed:", *wrong]) if wrong else "\nevery target met")
+    return 1 if wrong else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.overload", description=__doc__)
+    parser.add_argument("--trace", default="art-chat-apr5")
+    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--max-input", type=int)
+    parser.add_argument("--max-output", type=int)
+    parser.add_argument("--spread", type=float, default=0.0)
+    parser.add_argument("--open-in-flight", type=int)
+    parser.add_argument("--load", type=float, action="append", help=f"default: {', '.join(map(str, LOADS))}")
+    parser.add_argument("--no-obeying", action="store_true", help="leave out the clients that obey Retry-After")
+    return parser.parse_args()
+
+
+def _pairs(
+    requests: Sequence[TraceRequest],
+    config: Config,
+    capacity: float,
+    given: argparse.Namespace,
+    folder: Path,
+    overload: dict[str, int],
+) -> list[Pair]:
+    pairs = []
+    for load in given.load or LOADS:
+        offer = cut(requests, load=load, capacity=capacity, lasts_s=given.seconds)
+        if not covers(requests, offer):
+            print(f"{given.trace} is too short for {load:g} times its capacity: its last requests are missing")
+        for held in (False, True):
+            begun_s = time.monotonic()
+            place = folder / f"{load:g}-{'held' if held else 'once'}"
+            with running(place, held=held, slo_ttft_ms=SLO_TTFT_MS, **overload) as fleet:
+                seen: LiveRun = live(offer, fleet)
+            virtual = simulated(offer, config, held=held, slo_ttft_ms=SLO_TTFT_MS)
+            pairs.append(Pair(load=load, held=held, live=seen, simulated=virtual))
+            print(f"{load:g} {'held' if held else 'at once'}: {time.monotonic() - begun_s:.0f} s", flush=True)
+    return pairs
+
+
+def _obeyed(
+    requests: Sequence[TraceRequest], capacity: float, given: argparse.Namespace, folder: Path, overload: dict[str, int]
+) -> Obedience:
+    offer = cut(requests, load=OBEYED_LOAD, capacity=capacity, lasts_s=given.seconds)
+    with running(folder / "obeying", held=True, slo_ttft_ms=SLO_TTFT_MS, **overload) as fleet:
+        return obedient(offer, fleet)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
