@@ -1,6 +1,6 @@
-"""What one exchange leaves behind: its log line, its count, and its line in the request log.
+"""What one exchange leaves behind: its figures, its log line, and its line in the request log.
 
-Owns the words; the exchange fills in what it learns.
+Owns the words, and what each event of an exchange means for the figures; when they happen is the exchange's.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gorgo.core.actions import Dispatch
 from gorgo.core.request import Ending, Outcome
 from gorgo.core.tokens import MAX_NAME
 from gorgo.proxy.ask import Ask
-from gorgo.proxy.logs import log
+from gorgo.proxy.logs import log, log_missing
 from gorgo.proxy.state import ProxyState
+from gorgo.proxy.target import Target
 
 
 @dataclass(slots=True)
@@ -31,6 +33,41 @@ class Account:
     #: How long it waited at the proxy, and whether it was sent to a second replica as well.
     held_s: float | None = None
     hedged: bool = False
+
+    def began(self, state: ProxyState, dispatch: Dispatch) -> None:
+        """An attempt is on its way."""
+        self.attempts = dispatch.attempt
+        self.replica = dispatch.replica
+        state.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
+
+    def first_content(self, state: ProxyState, dispatch: Dispatch, *, now: float) -> None:
+        """The attempt that is the answer has something to show."""
+        self.ttft_s = ttft_s = now - self.received_s
+        decision = dispatch.decision
+        state.metrics.first_content(
+            dispatch.replica,
+            dispatch.region,
+            ttft_s,
+            predicted_s=decision.predicted_ttft_s,
+            parts=decision.outlook.split(ttft_s),
+        )
+
+    def ended(self, state: ProxyState, ask: Ask, dispatch: Dispatch, outcome: Outcome, target: Target) -> None:
+        """An attempt has ended, and what its answer told is learned."""
+        if outcome.ending is not Ending.SUPERSEDED:
+            self.outcome = outcome
+        replica, region = dispatch.replica, dispatch.region
+        state.metrics.ended(replica, region, outcome.ending.value)
+        if outcome.ending is Ending.COMPLETED:
+            believed = dispatch.decision.believed_cached_tokens
+            e2e_s = state.clock() - self.received_s
+            state.metrics.completed(replica, region, e2e_s, outcome, believed_cached_tokens=believed)
+            if outcome.prompt_tokens is not None:
+                # An answer with usage tells whether its engine reports what it had cached.
+                missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, believed_tokens=believed)
+                log_missing(replica, missing)
+        if outcome.prompt_tokens is not None and ask.prompt.tokens is None:
+            state.ratios.learn(ask.route.model, text_bytes=len(ask.prompt.text), prompt_tokens=outcome.prompt_tokens)
 
     def close(self, state: ProxyState, route: str, request_id: str, *, sent_status: int, gone: bool) -> None:
         """One count, one line in each log. `sent_status` is what the client was sent, 0 for nothing."""

@@ -22,7 +22,7 @@ from gorgo.proxy.body import ClientGone, draining, read_body
 from gorgo.proxy.errors import HttpError, Message, Receive, Send, error_event, error_of, send_error
 from gorgo.proxy.headers import Header, new_id, request_id, upstream_headers
 from gorgo.proxy.held import Attempted, Held
-from gorgo.proxy.logs import log_failure, log_missing
+from gorgo.proxy.logs import log_failure
 from gorgo.proxy.race import Race
 from gorgo.proxy.relay import Relay, RelayPlan, failure_of
 from gorgo.proxy.sink import Sink
@@ -155,6 +155,7 @@ class Exchange:
             # Over HTTP/2 the server could not show a client that an answer was cut. Only now, because it breaks the
             # connection when it has to answer before the body is complete.
             raise HttpError(505, "http_version", "expected HTTP/1.1")
+        self._state.metrics.body_read(self._state.clock() - self._received_s)
         started = perf_counter()
         self._route_id = route_id = self._state.desk.enter(self._id, self)
         ask = read_ask(
@@ -271,7 +272,7 @@ class Exchange:
         task = asyncio.current_task()
         assert task is not None
         self._race.begin(dispatch.attempt_id)
-        self._begin(target, dispatch)
+        self._account.began(self._state, dispatch)
         engine_id = new_id() if ask.nameable and target.dialect.id_header else None
         outcome = Outcome(Ending.CLIENT_GONE)
         try:
@@ -287,7 +288,7 @@ class Exchange:
                 self._state.aborts.tell(target, engine_id)
             target.release()
             action = self._state.desk.finish(dispatch, outcome)
-            self._end(ask, dispatch, outcome, target)
+            self._account.ended(self._state, ask, dispatch, outcome, target)
         if isinstance(action, Dispatch):
             self._state.metrics.retried(outcome.ending.value)
         return action
@@ -332,13 +333,7 @@ class Exchange:
             now = self._state.clock()
             self._claim(dispatch)
             self._state.desk.first_content(dispatch.attempt_id, now=now)
-            self._account.ttft_s = now - self._received_s
-            self._state.metrics.first_content(
-                dispatch.replica,
-                dispatch.region,
-                self._account.ttft_s,
-                predicted_s=dispatch.decision.predicted_ttft_s,
-            )
+            self._account.first_content(self._state, dispatch, now=now)
 
         def on_head(head: bytes) -> None:
             if self._state.targets.get(dispatch.replica) is target:
@@ -424,41 +419,6 @@ class Exchange:
         except TimeoutError:
             self._gone = True
 
-    # -- accounts
-
-    def _begin(self, target: Target, dispatch: Dispatch) -> None:
-        self._account.attempts = dispatch.attempt
-        self._account.replica = dispatch.replica
-        self._state.metrics.dispatched(
-            target.name,
-            target.region,
-            prompt_tokens=dispatch.decision.prompt_tokens,
-            believed_cached_tokens=dispatch.decision.believed_cached_tokens,
-        )
-
-    def _end(self, ask: Ask, dispatch: Dispatch, outcome: Outcome, target: Target) -> None:
-        if outcome.ending is not Ending.SUPERSEDED:
-            self._account.outcome = outcome
-        metrics, replica, region = self._state.metrics, dispatch.replica, dispatch.region
-        metrics.ended(replica, region, outcome.ending.value)
-        if outcome.ending is Ending.COMPLETED:
-            e2e_s = self._state.clock() - self._received_s
-            metrics.completed(
-                replica, region, e2e_s, cached_tokens=outcome.cached_tokens, output_tokens=outcome.output_tokens
-            )
-            self._check_reports(dispatch, outcome, target)
-        if outcome.prompt_tokens is not None and ask.prompt.tokens is None:
-            self._state.ratios.learn(
-                ask.route.model, text_bytes=len(ask.prompt.text), prompt_tokens=outcome.prompt_tokens
-            )
-
-    def _check_reports(self, dispatch: Dispatch, outcome: Outcome, target: Target) -> None:
-        """An answer with usage tells whether its engine reports what it had cached."""
-        if outcome.prompt_tokens is None:
-            return
-        believed = dispatch.decision.believed_cached_tokens
-        missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, believed_tokens=believed)
-        log_missing(dispatch.replica, missing)
 
 
 def _given_up(outcome: Outcome) -> bool:

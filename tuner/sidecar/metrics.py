@@ -1,36 +1,32 @@
 """The sidecar's own figures for Prometheus, on a listener of its own.
 
-Owns names, types, labels and help; the README's table is tested against `METRICS`. Labels are bounded: weights by the
-policy, the rest by short lists in the code.
+Owns names, types, labels and help; the README's tables are tested against `METRICS` and `LABELS`. Labels are bounded:
+weights by the policy, the rest by short lists in the code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from math import nan
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, start_http_server
 
+from gorgo.proxy.metric_table import LabelSpec, MetricSpec, label_of
 from tuner.campaign.generation import Generation
 from tuner.sidecar.progress import Progress
 
-
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
-    """One row of the table."""
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    labels: tuple[str, ...]
-    description: str
-
-
 METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec("gorgo_tuner_generation", "gauge", (), "Number of the generation under test, or of the last one."),
     MetricSpec("gorgo_tuner_generations_total", "counter", ("outcome",), "Generations, `accepted` or `rejected`."),
     MetricSpec("gorgo_tuner_rollbacks_total", "counter", (), "Times that weights had to go at once."),
     MetricSpec("gorgo_tuner_objective_seconds", "gauge", ("arm",), "p95 TTFT of the last generation's two arms."),
+    MetricSpec(
+        "gorgo_tuner_window_ttft_seconds",
+        "gauge",
+        (),
+        "p95 TTFT of the newest window under the weights in force; NaN without one.",
+    ),
     MetricSpec("gorgo_tuner_sigma", "gauge", (), "Step size in log space."),
     MetricSpec("gorgo_tuner_weight", "gauge", ("weight", "set"), "Weights `in_force`, and those of the `incumbent`."),
     MetricSpec("gorgo_tuner_comparing", "gauge", (), "1 while two weight sets are compared."),
@@ -44,6 +40,14 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_tuner_history_waiting_rows", "gauge", (), "Rows that could not be written yet."),
 )
 
+LABELS: tuple[LabelSpec, ...] = (
+    LabelSpec("outcome", (), "what became of a generation", ("accepted", "rejected")),
+    LabelSpec("arm", (), "whose window it is", ("offspring", "incumbent")),
+    LabelSpec("weight", (), "of the policy that is tuned", bound="its weights"),
+    LabelSpec("set", (), "where weights are", ("in_force", "incumbent")),
+    LabelSpec("result", (), "of a look", ("ok", "failed")),
+)
+
 
 class Figures:
     """The metrics of one sidecar."""
@@ -52,6 +56,11 @@ class Figures:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types there
         self.registry = CollectorRegistry()
         self._all = {spec.name: _made(spec, self.registry) for spec in METRICS}
+        for spec in METRICS:
+            if spec.kind == "counter" and len(spec.labels) == 1:
+                for value in label_of(spec.name, *spec.labels, labels=LABELS).values:
+                    # There from the start: a counter that appears with its first event has no rate for it.
+                    self._all[spec.name].labels(value)
 
     def count(self, name: str, *labels: str, by: int = 1) -> None:
         metric = self._all[name]
@@ -70,6 +79,9 @@ class Figures:
         for kind, weights in (("in_force", progress.weights or {}), ("incumbent", progress.incumbent)):
             for name, value in weights.items():
                 self._set("gorgo_tuner_weight", value, name, kind)
+        ttft_ms = progress.ttft_ms_p95
+        self._set("gorgo_tuner_generation", progress.generation)
+        self._set("gorgo_tuner_window_ttft_seconds", nan if ttft_ms is None else ttft_ms / 1e3)
         self._set("gorgo_tuner_comparing", float(progress.phase == "comparing"))
         self._set("gorgo_tuner_paused", float(progress.phase == "frozen"))
         self._set("gorgo_tuner_history_waiting_rows", waiting)

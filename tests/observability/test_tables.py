@@ -1,0 +1,95 @@
+"""The tables of metrics and labels against the README and against the code that fills them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from gorgo.proxy.app import HOT_ROUTES
+from gorgo.proxy.metric_table import LABELS, METRICS, REJECT_REASONS, LabelSpec, MetricSpec, buckets_of, label_of
+from tuner.sidecar.metrics import LABELS as TUNER_LABELS
+from tuner.sidecar.metrics import METRICS as TUNER_METRICS
+
+ROOT = Path(__file__).parents[2]
+BOTH = pytest.mark.parametrize(
+    ("heading", "metrics", "labels"),
+    [("label", METRICS, LABELS), ("tuner label", TUNER_METRICS, TUNER_LABELS)],
+    ids=["proxy", "tuner"],
+)
+#: Where the refusals of requests for a replica are made; those of operators and of small GET routes count elsewhere.
+REFUSING = ("core/endings.py", "core/clients.py", "proxy/body.py", "proxy/client_keys.py", "proxy/wishes.py")
+REFUSING_TOO = ("proxy/exchange.py", "proxy/ask.py")
+
+
+def table(first: str) -> list[list[str]]:
+    """Cells of the README's table with the header `first | of | values | at most`."""
+    header = f"| {first} | of | values | at most |"
+    (part,) = [part for part in (ROOT / "README.md").read_text().split("\n\n") if header in part.splitlines()]
+    lines = part.splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[lines.index(header) + 2 :]]
+
+
+@BOTH
+def test_every_label_has_a_row_with_its_values_and_how_many_there_can_be(
+    heading: str, metrics: Sequence[MetricSpec], labels: Sequence[LabelSpec]
+) -> None:
+    documented = []
+    for name, of, values, at_most in table(heading):
+        meaning, _, told = values.partition(": ")
+        found = tuple(re.findall(r"`([^`]*)`", told))
+        documented.append((name.strip("`"), tuple(re.findall(r"`([^`]*)`", of)), meaning, found, at_most))
+    assert documented == [(spec.label, spec.of, spec.meaning, spec.values, spec.at_most) for spec in labels]
+
+
+@BOTH
+def test_every_label_of_every_metric_has_one_bound(
+    heading: str, metrics: Sequence[MetricSpec], labels: Sequence[LabelSpec]
+) -> None:
+    used = {label_of(metric.name, label, labels) for metric in metrics for label in metric.labels}
+    assert used == set(labels)
+    for metric in metrics:
+        for label in metric.labels:
+            assert (
+                len([spec for spec in labels if spec.label == label and (not spec.of or metric.name in spec.of)]) == 1
+            )
+    assert all(bool(spec.values) != bool(spec.bound) for spec in labels)
+
+
+@BOTH
+def test_names_end_in_their_unit(heading: str, metrics: Sequence[MetricSpec], labels: Sequence[LabelSpec]) -> None:
+    """As `promtool check metrics` wants: base units, `_total` for counters and for them alone."""
+    for metric in metrics:
+        assert re.fullmatch(r"gorgo_[a-z0-9]+(_[a-z0-9]+)*", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert not re.search(r"_(ms|us|kb|mb|minutes|hours)(_|$)", metric.name)
+        assert metric.kind != "histogram" or metric.name.endswith("_seconds")
+
+
+def test_buckets_of_every_histogram_ascend() -> None:
+    for metric in METRICS:
+        if metric.kind == "histogram":
+            assert list(buckets_of(metric.name)) == sorted(set(buckets_of(metric.name)))
+
+
+def codes(path: Path) -> Iterator[str]:
+    """Of every refusal that a module makes, where it is a word in the source."""
+    position = {"HttpError": 1, "Reject": 2, "Excess": 0}
+    for call in ast.walk(ast.parse(path.read_text())):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in position:
+            code = call.args[position[call.func.id]]
+            if isinstance(code, ast.Constant):
+                yield str(code.value)
+
+
+def test_reasons_of_rejects_are_the_codes_that_the_source_has() -> None:
+    found = {code for name in (*REFUSING, *REFUSING_TOO) for code in codes(ROOT / "gorgo" / name)}
+    # The one route that is counted before it is known which one it is.
+    assert found | {"not_found"} == set(REJECT_REASONS)
+
+
+def test_bound_of_routes_is_their_number() -> None:
+    assert label_of("gorgo_requests_total", "route").at_most == str(len(HOT_ROUTES))
