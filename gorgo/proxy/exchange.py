@@ -420,7 +420,6 @@ class Exchange:
             self._gone = True
 
 
-
 def _given_up(outcome: Outcome) -> bool:
     """It is the proxy that ended it: the engine may be at it still."""
     return outcome.ending in _LEFT or outcome.error == "timeout"
