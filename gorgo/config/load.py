@@ -94,6 +94,7 @@ def _disagreements(document: Document) -> Iterator[Problem]:
             what = f"{json.dumps(region)} is not a region of this file{closest(region, known)}"
             yield Problem(path, document.line(path), what, f"one of {', '.join(known)}")
     yield from _same_address(document)
+    yield from _ready_replicas(document)
 
 
 def _names(data: object, section: str, within: str | None = None) -> dict[Path, str]:
@@ -184,6 +185,13 @@ def _same_address(document: Document) -> Iterator[Problem]:
     if isinstance(bind, str) and bind == admin and not bind.endswith(":0"):
         path: Path = ("proxy", "admin_bind")
         yield Problem(path, document.line(path), f"{json.dumps(bind)} is also proxy.bind", "an address of its own")
+
+
+def _ready_replicas(document: Document) -> Iterator[Problem]:
+    wanted, have = _inside(document.data, "proxy").get("ready_replicas"), len(_items(document.data, "replicas"))
+    if _is_number(wanted) and wanted > max(have, 1):
+        path: Path = ("proxy", "ready_replicas")
+        yield Problem(path, document.line(path), f"{wanted:g}", f"at most the number of replicas, which is {have}")
 
 
 def _inside(data: object, key: str) -> Mapping[str, object]:

@@ -145,6 +145,8 @@ class Proxy:
     tls: Annotated[ServerTls, AfterValidator(_paired)] = field(default_factory=ServerTls)
     probe_interval_s: Positive = 30.0
     scrape_interval_s: Positive = 30.0
+    #: `/ready` says so only while as many replicas are in good standing.
+    ready_replicas: Count = 1
     #: A scrape or a ping older than this is stale; default three intervals.
     stale_after_s: Positive | None = None
     rtt_ewma_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3

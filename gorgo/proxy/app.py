@@ -65,8 +65,14 @@ async def ready(state: ProxyState, scope: Message, send: Send) -> None:  # noqa:
     """Whether a load balancer should send requests here."""
     if state.stopping:
         raise HttpError(503, "stopping", "this proxy is stopping")
-    if not any(view.eligible for view in state.router.fleet_view(now=state.clock())):
+    views = state.router.fleet_view(now=state.clock())
+    if not any(view.eligible for view in views):
         raise HttpError(503, "no_replica", "no replica can take a request now")
+    wanted = state.config.proxy.ready_replicas
+    standing = sum(view.state == "healthy" and view.rtt_ms is not None for view in views)
+    # One that is wanted may be any that can be asked: a single lost ping must not take the only replica away.
+    if standing < wanted and wanted > 1:
+        raise HttpError(503, "too_few_replicas", f"{standing} replicas are ready, of {wanted} that are wanted")
     await send_json(send, 200, b'{"status": "ready"}')
 
 

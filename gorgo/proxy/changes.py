@@ -60,7 +60,7 @@ def compare(old: Config, new: Config) -> Changes:
     sections = ("proxy", "clients", "limits", "overload")
     settings = [key for name in sections for key in _differ(getattr(old, name), getattr(new, name), name)]
     settings += [key for key in ("regions", "models") if getattr(old, key) != getattr(new, key)]
-    restart = tuple(f"proxy.{key}" for key in _BOUND)
+    restart = tuple(f"proxy.{key}" for key in (*_BOUND, *_turned(old, new)))
     return Changes(
         added=tuple(replica for name, replica in after.items() if name not in before),
         replaced=tuple(now for was, now in stay if _process(was) != _process(now)),
@@ -78,7 +78,13 @@ def compare(old: Config, new: Config) -> Changes:
 
 def keep_bound(running: Config, new: Config) -> Config:
     """`new` with what only a new start can change as it is in `running`, so that the next comparison says so again."""
-    return replace(new, proxy=replace(new.proxy, **{key: getattr(running.proxy, key) for key in _BOUND}))
+    kept = (*_BOUND, *_turned(running, new))
+    return replace(new, proxy=replace(new.proxy, **{key: getattr(running.proxy, key) for key in kept}))
+
+
+def _turned(old: Config, new: Config) -> tuple[str, ...]:
+    """TLS for clients, if it goes on or off; another certificate is no such change."""
+    return ("tls",) if (old.proxy.tls.cert is None) != (new.proxy.tls.cert is None) else ()
 
 
 def _process(replica: Replica) -> tuple[str | None, ...]:

@@ -70,6 +70,8 @@ class Reloader:
             shadow = make_shadow(config.proxy.shadow_policy, policy)
             changes = compare(self._state.config, config)
             client_keys = read_client_keys(config.clients, self._environ)
+            # Read before anything changes, because files can be wrong; those who join read their own.
+            tls_of = {row.name: upstream_tls(row, self._state.tls) for row in config.replicas}
             looks = await self._meet(changes, config, keys)
             if self._state.served_tls is not None:
                 self._state.served_tls.renew(config.proxy.tls)
@@ -84,6 +86,8 @@ class Reloader:
         async with self._state.steering.turn():
             left = self._change(changes, config, keys, policy, weights, shadow, looks)
             self._state.client_keys = client_keys
+            for name, tls in tls_of.items():
+                self._state.targets[name].upstream.set_tls(tls)
         for target, watch in left:
             farewells.create_task(self._see_off(target, watch))
 

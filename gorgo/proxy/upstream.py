@@ -132,7 +132,8 @@ class HttpUpstream:
         self._pool = KeptConnections(keep_s=KEEP_ALIVE_S, idling_shrinks=idling_shrinks(), look=_look)
         self._connector = _Connector(self._pool, limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
         self._kept = _transport(self._connector, tls)
-        self._fresh = _transport(_FreshConnector(limit=0, force_close=True, ssl=tls), tls)
+        self._fresh_connector = _FreshConnector(limit=0, force_close=True, ssl=tls)
+        self._fresh = _transport(self._fresh_connector, tls)
         self.open_sources = 0
 
     @property
@@ -149,6 +150,11 @@ class HttpUpstream:
         """Other limits from the next request on."""
         self._limit = connections
         self._extensions = _connect_within(connect_timeout_s)
+
+    def set_tls(self, tls: ssl.SSLContext) -> None:
+        """Whom to believe and who to be, on connections opened from now on."""
+        self._connector.use(tls)
+        self._fresh_connector.use(tls)
 
     async def open(self, path: str, headers: Sequence[Header], body: bytes) -> Source:
         if self.open_sources >= self._limit:
@@ -242,6 +248,10 @@ class _FreshConnector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._factory = cast("partial[ResponseHandler]", partial(_Handler, loop=self._loop))
+
+    def use(self, tls: ssl.SSLContext) -> None:
+        """aiohttp has no way to change it; it looks here for each connection that it opens."""
+        self._ssl = tls
 
 
 class _Connector(_FreshConnector):

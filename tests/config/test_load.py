@@ -144,6 +144,11 @@ CASES = [
         "- name: eu\n    limits: {first_content_timeout_s: 9.5, total_timeout_s: 9}\n",
         "regions[1].limits.first_content_timeout_s (line 7): 9.5; expected at most total_timeout_s, which is 9",
     ),
+    (
+        "  weights",
+        "  ready_replicas: 3\n  weights",
+        "proxy.ready_replicas (line 3): 3; expected at most the number of replicas, which is 2",
+    ),
     ("{w_rtt: 0.5}", "{w_rtt: yes}", "proxy.weights.w_rtt (line 3): 'yes'; expected a number"),
     ("{w_rtt: 0.5}", "[0.5]", "proxy.weights (line 3): a list; expected a mapping"),
     ("[a, b]", "a", "replicas[1].models (line 14): 'a'; expected a list"),

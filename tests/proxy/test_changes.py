@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.model import Capacity, Config, Limits, Proxy, Region, Replica
+from gorgo.config.model import Capacity, Config, Limits, Proxy, Region, Replica, ServerTls
 from gorgo.proxy.changes import Changes, compare, keep_bound
 
 OLD = Config(
@@ -84,6 +84,16 @@ def test_settings_are_named_and_intervals_told_apart() -> None:
     new = replace(with_proxy(probe_interval_s=1.0, rtt_ewma_alpha=0.5), limits=Limits(max_attempts=2))
     expected = ("proxy.probe_interval_s", "proxy.rtt_ewma_alpha", "limits.max_attempts")
     assert compare(OLD, new) == Changes(intervals=True, settings=expected)
+
+
+def test_tls_turned_on_or_off_needs_a_new_start_and_another_certificate_does_not() -> None:
+    encrypted = with_proxy(tls=ServerTls(cert="a.crt", key="a.key"))
+    for running, new in ((OLD, encrypted), (encrypted, OLD)):
+        assert compare(running, new) == Changes(restart=("proxy.tls",))
+        assert keep_bound(running, new).proxy.tls == running.proxy.tls
+    renewed = with_proxy(tls=ServerTls(cert="b.crt", key="b.key"))
+    assert compare(encrypted, renewed) == Changes(settings=("proxy.tls",))
+    assert keep_bound(encrypted, renewed) == renewed
 
 
 def test_addresses_need_a_new_start_and_are_named_each_time() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.proxy.conftest import Running, Start, config_for, with_replica
+from tests.proxy.conftest import QUIET, Running, Start, config_for, with_replica
 from tests.proxy.fakes import answer, chat
 from tests.proxy.raw import connected
 
@@ -212,6 +214,32 @@ async def test_health_and_ready(start: Start) -> None:
     fleet.state.router.drain("r0", now=fleet.state.clock())
     checked(await fleet.client.get("/ready"), 503, "no_replica")
     assert (await fleet.client.get("/health")).status_code == 200
+
+
+async def test_ready_waits_for_as_many_replicas_as_are_wanted(start: Start) -> None:
+    fleet = await start.fleet([answer(200)], [answer(200)], proxy=replace(QUIET, ready_replicas=2))
+    assert (await fleet.client.get("/ready")).status_code == 200
+    now = fleet.state.clock()
+    fleet.state.router.drain("r0", now=now)
+    checked(await fleet.client.get("/ready"), 503, "too_few_replicas")
+    fleet.state.router.drain("r0", False, now=now)
+    assert (await fleet.client.get("/ready")).status_code == 200
+    for _ in range(3):
+        fleet.state.router.on_probe("r1", None, now=now)
+    checked(await fleet.client.get("/ready"), 503, "too_few_replicas")
+    assert (await fleet.client.post(CHAT, content=chat())).status_code == 200
+
+
+async def test_replica_that_has_never_answered_is_not_counted_as_ready(start: Start) -> None:
+    good = await start.replica(answer(200))
+    config = config_for([good, good], replace(QUIET, ready_replicas=2))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        config = with_replica(config, 0, url=f"http://127.0.0.1:{unused.getsockname()[1]}")
+        fleet = await start.proxy(config, [good])
+    checked(await fleet.client.get("/ready"), 503, "too_few_replicas")
+    fleet.state.router.on_probe("r0", 0.01, now=fleet.state.clock())
+    assert (await fleet.client.get("/ready")).status_code == 200
 
 
 async def test_models_are_those_of_the_configuration(start: Start) -> None:

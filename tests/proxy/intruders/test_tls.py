@@ -21,6 +21,7 @@ from gorgo.errors import ConfigError
 from gorgo.proxy.tls import served_tls, upstream_tls
 from tests.proxy.conftest import QUIET, Running, Start, config_for
 from tests.proxy.fakes import DONE, answer, chat, delta, stream
+from tests.proxy.followed import follow, regions
 from tests.proxy.raw import RawClient, connected
 
 OPENSSL = shutil.which("openssl")
@@ -121,6 +122,63 @@ async def test_client_that_vanishes_in_the_middle_of_tls_leaves_nothing(
         client.writer.write(b"POST / HTTP/1.1\r\n")  # and never more
         assert b" 408 " in await client.rest()
     await fleet.idle()
+
+
+async def test_renewed_certificate_is_shown_from_the_next_handshake_on(
+    start: Start, authority: Authority, tmp_path: Path
+) -> None:
+    cert, key = authority.pair("renewed")
+    replica = await start.replica(stream(delta("good"), DONE))
+    text = regions({"a": replica}, proxy={"tls": {"cert": cert, "key": key}})
+    followed = await follow(start, tmp_path, text, [replica])
+    async with over_tls(followed.fleet, authority.trusting()) as before:
+        first = before.writer.get_extra_info("ssl_object").getpeercert(True)
+        authority.pair("renewed")
+        await followed.rewrite(text)
+        async with over_tls(followed.fleet, authority.trusting()) as after:
+            assert after.writer.get_extra_info("ssl_object").getpeercert(True) != first
+        Path(key).write_text("no key")
+        await followed.rewrite(text)
+        assert followed.count("refused") == 1
+        async with over_tls(followed.fleet, authority.trusting()) as still:
+            assert still.writer.get_extra_info("ssl_object").getpeercert(True) != first
+        before.writer.write(b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n")
+        assert (await before.head()).startswith(b"HTTP/1.1 200")
+
+
+async def test_tls_that_is_turned_off_in_the_file_stays_on_and_the_log_says_so(
+    start: Start, authority: Authority, pair: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = await start.replica(answer(200))
+    text = regions({"a": replica}, proxy={"tls": {"cert": pair[0], "key": pair[1]}})
+    followed = await follow(start, tmp_path, text, [replica])
+    for _ in range(2):
+        await followed.rewrite(regions({"a": replica}))
+    told = [record.fields for record in caplog.records if record.getMessage() == "config_reloaded"]  # type: ignore[attr-defined]
+    assert [fields["restart_needed"] for fields in told] == [["proxy.tls"], ["proxy.tls"]]
+    async with over_tls(followed.fleet, authority.trusting()) as client:
+        client.writer.write(b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n")
+        assert (await client.head()).startswith(b"HTTP/1.1 200")
+
+
+async def test_renewed_authority_of_a_replica_is_believed_after_a_reload(
+    start: Start, authority: Authority, pair: tuple[str, str], tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes(Path(Authority(other).ca).read_bytes())
+    async with engine(pair, None) as url:
+        text = regions({"a": {"url": url, "ca_file": str(ca)}})
+        followed = await follow(start, tmp_path, text, [])
+        assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 502
+        ca.write_bytes(Path(authority.ca).read_bytes())
+        await followed.rewrite(text)
+        assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
+        ca.write_text("no certificate")
+        await followed.rewrite(text)
+        assert followed.count("refused") == 1
+        assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
 
 
 async def test_new_certificate_is_shown_without_a_new_start(authority: Authority, pair: tuple[str, str]) -> None:
