@@ -19,8 +19,8 @@ class EngineDialect(Protocol):
     and `loads_path` are `None` where the engine has no such route. Both readers answer what they find and `None` for
     the rest; they never raise for a text that is not what they expect, because an engine's next version will differ.
 
-    In `id_header` a request is given an id of the router's choice, and `abort_path` takes `{"rid": id}` to end it; `None`
-    where a closed connection is the way to do that.
+    In `id_header` a request is given an id of the router's choice, and `abort_path` takes `{"rid": id}` to end it; both
+    are `None` where a closed connection is the way to do that.
 
     `report_flags` has the engine's own flag for each report that it makes only when told to: `cached_tokens`,
     `metrics`.

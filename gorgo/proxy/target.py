@@ -59,9 +59,7 @@ class Target:
         self.upstream.set_limits(connections=limits.connections_per_replica, connect_timeout_s=deadlines.connect_s)
 
 
-def make_target(
-    replica: Replica, limits: Limits, deadlines: Deadlines, key: str | None, tls: ssl.SSLContext
-) -> Target:
+def make_target(replica: Replica, limits: Limits, deadlines: Deadlines, key: str | None, tls: ssl.SSLContext) -> Target:
     """Needs a running loop: connection pools belong to one."""
     spoken = dialect(replica.engine)
     return Target(
