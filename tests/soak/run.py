@@ -56,7 +56,7 @@ class Plan:
 
     shorts: int = 100_000
     streams: int = 500
-    warm_up: int = 30_000
+    warm_up: int = 15_000
     connections: int = 16
     replicas: int = 3
     clients: int = 4
