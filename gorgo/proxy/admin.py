@@ -30,6 +30,7 @@ from gorgo.proxy.admin_calls import count_of, json_response, read_body
 from gorgo.proxy.errors import HttpError, error_json
 from gorgo.proxy.inside import INTERNAL_VARIABLE, look_inside
 from gorgo.proxy.logs import log
+from gorgo.proxy.openapi.documents import admin_document
 from gorgo.proxy.page.routes import Page
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.steering_routes import SteeringRoutes
@@ -65,6 +66,7 @@ class Admin:
             ("POST", "/admin/replicas/{name}/drain", steering.drain),
             ("POST", "/admin/flush", self.flush),
             ("GET", "/admin/check", self.check),
+            ("GET", "/admin/openapi.json", self.description),
         ]
         calls = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in table]
         return calls + self._page.routes()
@@ -109,6 +111,9 @@ class Admin:
         if not self._state.internal_routes:
             raise HttpError(404, "not_found", f"internal routes are off: start the proxy with {INTERNAL_VARIABLE}=1")
         return json_response(look_inside(self._state))
+
+    async def description(self, request: Request) -> Response:  # noqa: ARG002
+        return Response(await asyncio.to_thread(admin_document), media_type="application/json")
 
     async def on_refused_change(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
         assert isinstance(error, GorgoError)

@@ -5,6 +5,7 @@ Owns the table of routes and the small GET answers.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
@@ -17,6 +18,7 @@ from gorgo.proxy.errors import HttpError, Message, Receive, Send, send_error, se
 from gorgo.proxy.exchange import HotRoute
 from gorgo.proxy.headers import upstream_headers
 from gorgo.proxy.logs import log
+from gorgo.proxy.openapi.documents import client_document
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.upstream import UpstreamError
 
@@ -29,8 +31,8 @@ HOT_ROUTES = (
     "/v1/responses",
     "/v1/messages",
 )
-#: For load balancers and Prometheus, which bear no client's key.
-OPEN_ROUTES = ("/health", "/ready", "/metrics")
+#: For load balancers, Prometheus and generators of clients, which bear no client's key.
+OPEN_ROUTES = ("/health", "/ready", "/metrics", "/openapi.json")
 #: A replica that does not list its models by then is not asked any longer.
 _MODELS_TIMEOUT_S = 5.0
 
@@ -112,6 +114,11 @@ async def _asked_models(state: ProxyState, scope: Message) -> bytes:
     raise HttpError(503, "no_replica", "no replica could list its models")
 
 
+async def description(state: ProxyState, scope: Message, send: Send) -> None:  # noqa: ARG001
+    """What this listener can be asked."""
+    await send_json(send, 200, await asyncio.to_thread(client_document))
+
+
 class DataRouter(Router):
     """The table of routes behind what is asked of every request: a plain path, and a client's key where one is needed.
 
@@ -156,6 +163,12 @@ async def not_found(scope: Message, receive: Receive, send: Send) -> None:
 def data_app(state: ProxyState) -> Any:
     """The ASGI app of the data listener."""
     routes = [Route(path, HotRoute(state, path)) for path in HOT_ROUTES]
-    small = {"/health": health, "/ready": ready, "/metrics": metrics, "/v1/models": models}
+    small = {
+        "/health": health,
+        "/ready": ready,
+        "/metrics": metrics,
+        "/v1/models": models,
+        "/openapi.json": description,
+    }
     routes += [Route(path, SmallRoute(state, answer)) for path, answer in small.items()]
     return DataRouter(state, routes, OPEN_ROUTES)
