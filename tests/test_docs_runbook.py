@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ PARTS = ("**Symptom.**", "**Look.**", "**Likely causes", "**Do.**", "**Over when
 PROCESS = {"gorgo_process_resident_memory_bytes", "gorgo_process_open_fds"}
 _SUFFIXES = ("_bucket", "_sum", "_count")
 
-SPECS = {spec.name: spec for spec in (*METRICS, *TUNER_METRICS)}
+SPECS: dict[str, Any] = {spec.name: spec for spec in (*METRICS, *TUNER_METRICS)}
 QUERIES = [line for block in blocks(RUNBOOK, "promql") for line in block.splitlines()]
 
 
