@@ -18,10 +18,8 @@ import yaml
 
 from gorgo.cli import app
 from gorgo.config.load import load_config
-from gorgo.proxy.metrics import METRICS
 from gorgo.proxy.target import api_key
-from tests.terraform.workspace import Workspace
-from tuner.sidecar.metrics import METRICS as TUNER_METRICS
+from tests.terraform.workspace import ROOT, Workspace
 
 #: What a secret would look like if one had got into a text: a name that says so, and a value that is no reference.
 SECRET = re.compile(
@@ -376,27 +374,8 @@ def test_prometheus_scrapes_what_nginx_passes_on(rendered: dict[str, Any]) -> No
     assert len({one["job_name"] for one in scrapes}) == len(scrapes) == 5
 
 
-def test_every_query_of_the_dashboard_names_metrics_and_labels_that_exist(rendered: dict[str, Any]) -> None:
-    dashboard = json.loads(rendered["observability"]["gorgo-dashboard.json"])
-    series: dict[str, set[str]] = {}
-    known = [(one.name, one.kind, one.labels) for one in METRICS]
-    for name, kind, labels in known + [(one.name, one.kind, one.labels) for one in TUNER_METRICS]:
-        ends = (
-            {"_bucket": {"le"}, "_sum": set[str](), "_count": set[str]()} if kind == "histogram" else {"": set[str]()}
-        )
-        series |= {f"{name}{end}": set(labels) | more for end, more in ends.items()}
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    assert len(queries) >= 14
-    for query in queries:
-        names = re.findall(r"\bgorgo_\w+", query)
-        assert names, query
-        assert set(names) <= set(series), query
-        grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(",")}
-        assert all(grouped <= series[name] for name in names), query
-
-
-def test_panels_of_the_dashboard_stand_beside_each_other(rendered: dict[str, Any]) -> None:
-    panels = json.loads(rendered["observability"]["gorgo-dashboard.json"])["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
-    assert all(panel["title"] for panel in panels)
+def test_dashboard_and_alerts_are_those_that_are_tested(rendered: dict[str, Any]) -> None:
+    """`tests/observability` holds the two files to the metrics that exist."""
+    for name in ("gorgo-dashboard.json", "gorgo-rules.yml"):
+        assert rendered["observability"][name] == (ROOT / "terraform/modules/observability" / name).read_text()
+    assert yaml.safe_load(rendered["observability"]["prometheus.yml"])["rule_files"] == ["gorgo-rules.yml"]

@@ -23,7 +23,8 @@ variable "scrape_interval_s" {
 
 locals {
   prometheus = yamlencode({
-    global = { scrape_interval = "${var.scrape_interval_s}s" }
+    global     = { scrape_interval = "${var.scrape_interval_s}s" }
+    rule_files = ["gorgo-rules.yml"]
     scrape_configs = [for one in var.scraped : {
       job_name       = one.job
       scheme         = "https"
@@ -34,6 +35,10 @@ locals {
 }
 
 output "files" {
-  description = "Texts by file name: the scrape configuration of Prometheus, and a dashboard to import into Grafana."
-  value       = { "prometheus.yml" = local.prometheus, "gorgo-dashboard.json" = file("${path.module}/gorgo-dashboard.json") }
+  description = "Texts by file name: Prometheus' scrape configuration and alerts, and a dashboard to import into Grafana."
+  value = {
+    "prometheus.yml"       = local.prometheus
+    "gorgo-rules.yml"      = file("${path.module}/gorgo-rules.yml")
+    "gorgo-dashboard.json" = file("${path.module}/gorgo-dashboard.json")
+  }
 }

@@ -1,0 +1,150 @@
+"""The dashboard and the alerts: what Grafana wants of the one, and that both ask for what the processes show."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gorgo.core.router import Router
+from gorgo.policies.registry import make_policy
+from gorgo.proxy.metric_table import LABELS, METRICS, label_of
+from gorgo.proxy.metrics import Metrics
+from tests.core.routers import specs
+from tests.observability.promql import (
+    INTERVAL,
+    Target,
+    alert_targets,
+    alerts,
+    dashboard,
+    dashboard_targets,
+    panels,
+    series_labels,
+)
+from tuner.sidecar.metrics import LABELS as TUNER_LABELS
+from tuner.sidecar.metrics import Figures
+
+ROOT = Path(__file__).parents[2]
+TARGETS = [*dashboard_targets(), *alert_targets()]
+EVERY = pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"{target.title}: {target.expr[:60]}")
+#: Of Prometheus itself.
+_OTHERS = ("up",)
+
+
+@pytest.fixture(scope="module")
+def shown() -> set[str]:
+    """Every series name of the two expositions, read back from their text."""
+    router = Router(specs("a"), make_policy("gorgo-ms"), rng=np.random.default_rng(0), boot_id="boot")
+    texts = (Metrics(router, lambda: 0.0).exposition(), generate_latest(Figures().registry))
+    names: set[str] = set()
+    for text in texts:
+        for family in text_string_to_metric_families(text.decode()):
+            ends = ("_bucket", "_sum", "_count") if family.type == "histogram" else ("",)
+            total = "_total" if family.type == "counter" else ""
+            names |= {f"{family.name}{total}{end}" for end in ends}
+    return names
+
+
+@EVERY
+def test_metrics_of_queries_are_exposed(target: Target, shown: set[str]) -> None:
+    assert target.names or target.expr.startswith(_OTHERS)
+    assert target.names <= shown
+
+
+@EVERY
+def test_labels_of_queries_are_labels_of_their_metrics(target: Target) -> None:
+    known = series_labels()
+    for name, label, value in target.labels_used():
+        assert label in known[name], (name, label)
+        if value is not None:
+            values = label_of(name, label, (*LABELS, *TUNER_LABELS)).values
+            assert not values or value in values, (name, label, value)
+
+
+@EVERY
+def test_legends_name_labels_that_the_query_leaves(target: Target) -> None:
+    grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", target.expr) for label in group.split(",")}
+    known = series_labels()
+    plain = set().union(*(known.get(name, set()) for name in target.names)) if "by (" not in target.expr else set()
+    assert set(re.findall(r"\{\{(\w+)\}\}", target.legend)) <= (grouped | plain) - {"le"}
+
+
+@EVERY
+def test_brackets_of_queries_close(target: Target) -> None:
+    for opening, closing in ("()", "[]", "{}"):
+        assert target.expr.count(opening) == target.expr.count(closing)
+
+
+def test_rates_are_over_grafana_s_own_interval() -> None:
+    for target in dashboard_targets():
+        assert set(re.findall(r"\[([^\]]*)\]", target.expr)) <= {INTERVAL}
+        counters = [name for name in target.names if name.endswith(("_total", "_bucket", "_count", "_sum"))]
+        assert not counters or INTERVAL in target.expr or target.title == "Generation", target
+
+
+@pytest.mark.parametrize(
+    "wanted", [metric.name for metric in METRICS if metric.name not in {"gorgo_build_info", "gorgo_in_flight_tokens"}]
+)
+def test_every_metric_has_a_panel_an_alert_or_a_reason_not_to(wanted: str) -> None:
+    #: Told by others: sizes of what is drawn as times, of the index, and times that alerts need no more than a person.
+    beside = {"gorgo_queued_prefill_tokens", "gorgo_index_blocks", "gorgo_output_tokens_total"}
+    beside |= {"gorgo_config_reloads_total", "gorgo_config_last_reload_timestamp_seconds"}
+    asked = {re.sub(r"_(bucket|sum|count)$", "", name) for target in TARGETS for name in target.names}
+    assert (wanted in asked) != (wanted in beside)
+
+
+# -- the form
+
+
+def test_dashboard_has_what_grafana_wants() -> None:
+    found = dashboard()
+    assert found["schemaVersion"] >= 36, "data sources by uid"
+    assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", found["uid"])
+    assert "id" not in found, "a number of one Grafana's own"
+    (variable,) = found["templating"]["list"]
+    assert (variable["type"], variable["query"]) == ("datasource", "prometheus")
+    own = {"type": "prometheus", "uid": f"${{{variable['name']}}}"}
+    for panel in panels():
+        assert panel["datasource"] == own
+        assert panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert [target["refId"] for target in panel["targets"]] == [chr(65 + n) for n in range(len(panel["targets"]))]
+        assert all(target["datasource"] == own for target in panel["targets"])
+
+
+def test_panels_stand_beside_each_other_within_the_width() -> None:
+    everything = dashboard()["panels"]
+    assert len({panel["id"] for panel in everything}) == len(everything)
+    places = [panel["gridPos"] for panel in everything]
+    assert all(place["x"] >= 0 and place["x"] + place["w"] <= 24 and place["h"] > 0 for place in places)
+
+    def apart(one: dict[str, int], other: dict[str, int], at: str, size: str) -> bool:
+        return one[at] + one[size] <= other[at] or other[at] + other[size] <= one[at]
+
+    for one, other in combinations(places, 2):
+        assert apart(one, other, "x", "w") or apart(one, other, "y", "h"), (one, other)
+
+
+def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    runbook = (ROOT / "docs/runbook.md").read_text()
+    titles = [heading.lower() for heading in re.findall(r"(?m)^## (.*)", runbook)]
+    anchors = {re.sub(r"[^a-z0-9 -]", "", title).replace(" ", "-") for title in titles}
+    assert len({rule["alert"] for rule in alerts()}) == len(alerts()) >= 8
+    for rule in alerts():
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        assert rule["annotations"]["summary"].endswith(".")
+        page, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert (ROOT / page).is_file()
+        assert not anchor or anchor in anchors, rule["alert"]
+
+
+def test_every_alert_is_tried_with_series_that_fire_it_and_series_that_do_not() -> None:
+    cases = yaml.safe_load((Path(__file__).parent / "rules_test.yml").read_text())["tests"]
+    tried = [(case["alertname"], bool(case.get("exp_alerts"))) for test in cases for case in test["alert_rule_test"]]
+    assert set(tried) == {(rule["alert"], fires) for rule in alerts() for fires in (True, False)}
