@@ -93,6 +93,10 @@ class SampleRing:
         self.last_seq = sample.seq
         self._samples.append(sample)
 
+    def of(self, request_id: str) -> Sample | None:
+        """The newest sample of a request, while it is held."""
+        return next((sample for sample in reversed(self._samples) if sample.request_id == request_id), None)
+
     def after(self, seq: int, limit: int = 1000) -> dict[str, Any]:
         """JSON form: samples numbered above `seq`, oldest first, at most `limit`."""
         start = max(0, seq + 1 - self.first_seq)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from starlette.applications import Starlette
@@ -97,7 +98,15 @@ class Admin:
         found = self._state.router.decisions(request_id)
         if not found:
             raise HttpError(404, "decision_not_found", "no decision for that request id is kept any more")
-        return json_response({"request_id": request_id, "decisions": [decision.as_dict() for decision in found]})
+        sample = self._state.router.samples.of(request_id)
+        return json_response(
+            {
+                "request_id": request_id,
+                "decisions": [decision.as_dict() for decision in found],
+                # How it went, when it has ended: what the decisions expected is held against it.
+                "sample": None if sample is None else asdict(sample),
+            }
+        )
 
     async def flush(self, request: Request) -> Response:
         replica = (await read_body(request)).get("replica")

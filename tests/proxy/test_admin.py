@@ -142,6 +142,11 @@ async def test_decision_shows_every_candidates_terms(fleet: Running) -> None:
     (decision,) = shown["decisions"]
     assert {row["replica"] for row in decision["candidates"]} == {"r0", "r1"}
     assert all(row["terms"] for row in decision["candidates"])
+    assert list(decision["outlook_ms"]) == ["router", "earlier", "network", "queue", "prefill"]
+    await fleet.idle()
+    sample = (await fleet.admin.get("/admin/decisions/r:1")).json()["sample"]
+    assert sample["request_id"] == "r:1"
+    assert sum(sample["ttft_parts_ms"].values()) == pytest.approx(sample["ttft_ms"])
     checked(await fleet.admin.get("/admin/decisions/other"), 404, "decision_not_found")
 
 
