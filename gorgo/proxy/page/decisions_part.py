@@ -136,6 +136,8 @@ def _facts(row: DecisionStatus) -> Html:
     """What was measured, as far as the request is over."""
     decision, sample = row.decision, row.sample
     facts = [f"{decision.believed_cached_tokens:,} of {decision.prompt_tokens:,} prompt tokens believed cached there"]
+    if decision.best_cached_tokens > decision.believed_cached_tokens:
+        facts.append(f"{decision.best_cached_tokens:,} where most of it is")
     if sample is not None:
         if sample.cached_tokens is not None:
             facts.append(f"{sample.cached_tokens:,} by the engine")

@@ -177,7 +177,7 @@ async def _token_of(request: Request) -> bytes:
         if len(body) > MAX_FORM_BYTES:
             raise HttpError(413, "request_too_large", f"the form is larger than {MAX_FORM_BYTES} bytes")
     try:
-        fields = parse_qs(bytes(body), max_num_fields=4)
+        fields = parse_qs(body.decode("latin-1"), max_num_fields=4)
     except ValueError:
         raise HttpError(400, "invalid_request", "expected a form with the field token") from None
-    return fields.get(b"token", [b""])[0]
+    return fields.get("token", [""])[0].encode()
