@@ -1,10 +1,9 @@
-"""The README against the code, both ways: what is there has a row, and what has a row is there."""
+"""README and docs/ against the code, both ways: what is there has a row, and what has a row is there."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -24,10 +23,13 @@ from gorgo.proxy.admin import Admin
 from gorgo.proxy.app import HOT_ROUTES, data_app
 from gorgo.proxy.metrics import METRICS
 from gorgo.sim.scenario import SCENARIOS
+from tests.documents import check_gorgo_lines
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+#: The README and the pages beside it, as one text; pages of single policies have tests of their own.
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = "\n\n".join(page.read_text() for page in PAGES)
 
 
 def rows(*header: str) -> list[list[str]]:
@@ -190,15 +192,10 @@ def test_weights_file_in_the_readme_is_one(tmp_path: Path) -> None:
     assert weights["w_rtt"] == json.loads(example)["weights"]["w_rtt"]
 
 
-def test_commands_in_the_readme_s_blocks_are_spelt_right() -> None:
-    known = {name: {option for p in command.params for option in p.opts} for name, command in commands()}
-    shell = "".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL))
-    lines = [shlex.split(line, comments=True) for line in re.findall(r"^(?:\$ )?gorgo (.*)", shell, re.MULTILINE)]
-    assert len(lines) >= 6
-    for words in lines:
-        name = next((name for name in (" ".join(words[:2]), words[0]) if name in known), None)
-        assert name is not None, words
-        assert {word for word in words if word.startswith("--")} <= known[name], words
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_shell_blocks_are_spelt_right(page: Path) -> None:
+    checked = check_gorgo_lines(page.read_text())
+    assert checked >= 6 or page != PAGES[0]
 
 
 # -- HTTP
@@ -248,11 +245,37 @@ def test_map_names_only_what_is_there() -> None:
     assert [code(row[0])[0] for row in rows("where", "what") if not (ROOT / code(row[0])[0]).exists()] == []
 
 
-@pytest.mark.parametrize("document", ["README.md", "DESIGN.md", "CHANGELOG.md", "terraform/README.md"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        "DESIGN.md",
+        "CHANGELOG.md",
+        "terraform/README.md",
+        *(str(page.relative_to(ROOT)) for page in (*PAGES, *sorted((ROOT / "docs/policies").glob("*.md")))),
+    ],
+)
 def test_links_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
-    targets = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
+    targets = [link for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if not link.startswith("http")]
     assert [link for link in targets if not ((ROOT / document).parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_within_pages_lead_to_a_heading(page: Path) -> None:
+    for path, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text()):
+        if not path.startswith("http"):
+            target = page if not path else page.parent / path
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), flags=re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, anchor
+
+
+def test_results_in_the_readme_are_rows_of_the_pages_and_none_that_is_missed_is_left_out() -> None:
+    readme = PAGES[0].read_text().split("## Results in short")[1].split("\n## ")[0]
+    rows_of_pages = {line for page in PAGES[1:] for line in page.read_text().splitlines() if line.startswith("|")}
+    shown = {line for line in readme.splitlines() if line.startswith("|") and not line.startswith("|---")}
+    assert shown <= rows_of_pages
+    laboratory = (ROOT / "docs/results.md").read_text().split("<!-- laboratory:begin -->")[1]
+    assert {line for line in laboratory.splitlines() if "| missed" in line} <= shown
 
 
 def test_every_dependency_has_its_reason() -> None:

@@ -26,9 +26,10 @@ REFUSING_TOO = ("proxy/exchange.py", "proxy/ask.py")
 
 
 def table(first: str) -> list[list[str]]:
-    """Cells of the README's table with the header `first | of | values | at most`."""
+    """Cells of the reference's table with the header `first | of | values | at most`."""
     header = f"| {first} | of | values | at most |"
-    (part,) = [part for part in (ROOT / "README.md").read_text().split("\n\n") if header in part.splitlines()]
+    text = "\n\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
+    (part,) = [part for part in text.split("\n\n") if header in part.splitlines()]
     lines = part.splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[lines.index(header) + 2 :]]
 
