@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from tuner.campaign.options import CampaignOptions
 from tuner.history import DEFAULT_DATABASE, CampaignRow, EventRow, History
 
 if TYPE_CHECKING:  # the simulator is not loaded for a sidecar
+    from rich.console import Console
+
     from tuner.offline.command import OfflineOptions as OfflineOptions
 
 __all__ = [
@@ -38,6 +41,12 @@ __all__ = [
 ]
 
 
+def _print(console: Console, line: str) -> None:
+    """A log that cannot grow, for its disk is full or a limit is reached, loses lines; the campaign goes on."""
+    with suppress(OSError):
+        console.print(line, markup=False)
+
+
 async def tune_live(stop: asyncio.Event, *, campaign: CampaignOptions, **options: Any) -> bool:
     """A sidecar with the options of `SidecarOptions`, until its campaign is over or `stop` is set.
 
@@ -50,8 +59,8 @@ async def tune_live(stop: asyncio.Event, *, campaign: CampaignOptions, **options
 
     out, err = Console(soft_wrap=True, highlight=False), Console(stderr=True, soft_wrap=True, highlight=False)
     reporter = Reporter(
-        lambda line: out.print(line, markup=False),
-        lambda line: err.print(f"gorgo: {line}", markup=False),
+        lambda line: _print(out, line),
+        lambda line: _print(err, f"gorgo: {line}"),
         out if out.is_terminal else None,
     )
     try:

@@ -110,6 +110,7 @@ def _reason(error: DBAPIError) -> str:
         "not a database": "this is another kind of file; name another one",
         "readonly": "the file or its folder is read-only",
         "full": "the disk is full; what was written before is safe",
+        "disk I/O error": "the disk or a limit on file sizes refuses it; what was written before is safe",
         "unable to open": "the file or its folder cannot be opened",
     }
     hint = next((words for key, words in advice.items() if key in said), None)
