@@ -22,7 +22,8 @@ class Relay(threading.Thread):
         super().__init__(daemon=True)
         self.port, self._to = free_port(), port
         self._loop = asyncio.new_event_loop()
-        self._open, self._server = set[asyncio.StreamWriter](), None
+        self._open = set[asyncio.StreamWriter]()
+        self._server: asyncio.Server | None = None
         self._passing = asyncio.Event()
 
     @property
