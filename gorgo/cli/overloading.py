@@ -18,6 +18,7 @@ def overload(
     trace: options.Trace,
     policy: Annotated[str, typer.Option(metavar="NAME", help="One that predicts.")] = "gorgo-ms",
     slo_ttft_ms: Annotated[float, typer.Option(min=1, help="Deadline of every request's first token.")] = 2000.0,
+    slo_e2e_ms: Annotated[float, typer.Option(min=1, help="When every last token should be there.")] = 10_000.0,
     open_in_flight: Annotated[
         int | None,
         typer.Option(min=1, show_default=False, help="Send no more to a replica with so many. Default: as configured."),
@@ -41,7 +42,8 @@ def overload(
     """Find a fleet's capacity on a trace in virtual time, and show what is served beyond it.
 
     Capacity is the highest load at which 95 % of requests have their first token within 2 s and their last within 10 s
-    when everything is sent at once. At each multiple of it: sent at once, and held at the proxy with a deadline.
+    when everything is sent at once. At each multiple of it: sent at once, and held at the proxy with a deadline
+    for the first token and a goal for the last.
     """
     from gorgo.apps.simulate import SimJob
     from gorgo.apps.simulate.fleet import fleet_of, limits_of
@@ -72,7 +74,9 @@ def overload(
     )
     capacity = capacity_scale(replace(job, slo_ttft_ms=None))
     job = replace(job, scenario=scenario)
-    rows = overload_rows(job, capacity=capacity, loads=tuple(load or LOADS), open_in_flight=open_in_flight)
+    rows = overload_rows(
+        job, capacity=capacity, loads=tuple(load or LOADS), open_in_flight=open_in_flight, slo_e2e_ms=slo_e2e_ms
+    )
     if as_json:
         options.print_json([row.as_json() for row in rows])
     else:

@@ -187,6 +187,7 @@ class Overload:
     open_work_ms: Positive = 200.0
     open_in_flight: Count | None = None
     slo_ttft_ms: Positive | None = None
+    slo_e2e_ms: Positive | None = None
     hopeless_wait_ms: NotNegative = 300.0
     no_replica_wait_s: NotNegative = 2.0
     hedge_share: Annotated[float, Field(ge=0, le=0.5)] = 0.03

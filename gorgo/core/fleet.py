@@ -19,6 +19,7 @@ from math import inf, nan
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.batch_bound import BatchBound
 from gorgo.core.busy_clock import BusyClock
 from gorgo.core.cache_reports import LearnedCapacity
 from gorgo.core.columns import Columns
@@ -54,6 +55,8 @@ class Member:
     prior: PrefillPrior
     clock: BusyClock
     told: ToldSpeed
+    #: How many it may have in flight if answers are to end in time.
+    batch: BatchBound = field(default_factory=BatchBound)
     #: For an engine that does not tell its KV capacity.
     learned_capacity: LearnedCapacity = field(default_factory=LearnedCapacity)
     draining: bool = False

@@ -56,6 +56,8 @@ class Attempt:
     terms: Mapping[str, float] = field(default_factory=dict)
     shadow: ShadowScore | None = None
     first_token_s: float | None = None
+    #: In flight on the replica when it was sent, itself included.
+    beside: float = 0.0
     #: What the replica had shown to hold of the prompt at dispatch.
     belief: Belief = field(default_factory=Belief)
 
@@ -86,6 +88,7 @@ class Ledger:
         attempt.state.open.append(attempt)
         member, request = attempt.member, attempt.state.request
         self._fleet.reserve(member, request.prompt_tokens)
+        attempt.beside = float(self._fleet.columns.in_flight_requests[member.slot])
         member.clock.dispatched(
             attempt.attempt_id, arrives_s=attempt.arrives_s, prior_s=attempt.prior_s, seen=request.streamed
         )

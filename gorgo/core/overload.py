@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from gorgo.core.busy_clock import LATE_S
 from gorgo.core.decision import Forecast
 from gorgo.core.fleet import Fleet, Member
+from gorgo.core.ledger import Attempt
 
 #: Clocks count from the epoch, where a float has a quarter of a microsecond.
 _NOISE_S = 1e-6
@@ -42,6 +43,9 @@ class OverloadLimits:
         A replica with so many requests in flight is closed; `None`: its `max_running_requests`.
     slo_ttft_s:
         Deadline of requests that bring none, s; `None`: none.
+    slo_e2e_s:
+        When the last token should be there, s: a replica whose answers take too long is closed with fewer in flight.
+        Nobody is turned away for it. `None`: no matter.
     hopeless_wait_s:
         What could not meet its deadline even alone waits so long at most, s.
     no_replica_wait_s:
@@ -53,6 +57,7 @@ class OverloadLimits:
     open_work_s: float = 0.2
     open_in_flight: int | None = None
     slo_ttft_s: float | None = None
+    slo_e2e_s: float | None = None
     hopeless_wait_s: float = 0.3
     no_replica_wait_s: float = 0.0
 
@@ -94,13 +99,22 @@ class Doors:
             return clock.waiting_s + late_s
         return max(0.0, clock.free_at_s - now - self._fleet.one_way_s(member))
 
+    def ended(self, attempt: Attempt, *, now: float) -> None:
+        """An answer is complete, which tells how long one stays there."""
+        goal_s = self.limits.slo_e2e_s
+        if goal_s is not None:
+            attempt.member.batch.ended(stayed_s=now - attempt.dispatched_s, beside=attempt.beside, goal_s=goal_s)
+
     def _late_s(self, member: Member, *, now: float) -> float:
         return now - LATE_S - member.clock.due_s - self._fleet.one_way_s(member)
 
     def _has_place(self, member: Member) -> bool:
         columns, slot, most = self._fleet.columns, member.slot, self.limits.open_in_flight
+        in_flight = columns.in_flight_requests[slot]
+        if self.limits.slo_e2e_s is not None and in_flight >= member.batch.most:
+            return False
         # Unknown is NaN, and no comparison with it is true.
-        return not columns.in_flight_requests[slot] >= (columns.max_running_requests[slot] if most is None else most)
+        return not in_flight >= (columns.max_running_requests[slot] if most is None else most)
 
 
 def is_hopeless(forecast: Forecast, *, waited_s: float, deadline_s: float, limits: OverloadLimits) -> bool:

@@ -42,7 +42,7 @@ from gorgo.core.policy import Policy
 from gorgo.core.prefix_index import PrefixIndex
 from gorgo.core.regions import Regions
 from gorgo.core.replica import ReplicaSpec
-from gorgo.core.request import EngineSample, OpenConnection, Outcome, RouteRequest
+from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, RouteRequest
 from gorgo.core.samples import SampleRing
 from gorgo.core.shadow import check_shadow, shared_index
 from gorgo.core.slow_start import SlowStart
@@ -212,6 +212,8 @@ class Router:
         attempt = self._ledger.close(attempt_id, now=now)
         if attempt is None:
             return []
+        if outcome.ending is Ending.COMPLETED:
+            self._door.doors.ended(attempt, now=now)
         actions = self._lives.ended(attempt, outcome, now=now)
         for action in actions:
             self._sent(action)

@@ -185,6 +185,7 @@ def _overload_limits(overload: Overload) -> OverloadLimits:
         open_work_s=overload.open_work_ms / 1e3,
         open_in_flight=overload.open_in_flight,
         slo_ttft_s=None if overload.slo_ttft_ms is None else overload.slo_ttft_ms / 1e3,
+        slo_e2e_s=None if overload.slo_e2e_ms is None else overload.slo_e2e_ms / 1e3,
         hopeless_wait_s=overload.hopeless_wait_ms / 1e3,
         no_replica_wait_s=overload.no_replica_wait_s,
     )

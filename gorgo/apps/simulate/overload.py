@@ -2,7 +2,7 @@
 
 Owns the search and the list of runs behind `gorgo overload`. Capacity is the highest load at which the policy, sending
 everything at once, serves 95 % of requests well (`goodput`). At each multiple of it two rows follow: sent at once, and
-held at the proxy with a deadline.
+held at the proxy with a deadline for the first token and a goal for the last.
 """
 
 from __future__ import annotations
@@ -55,9 +55,11 @@ def at_once(limits: RouterLimits) -> RouterLimits:
     return replace(limits, overload=replace(limits.overload, hold=False), hedging=HedgeLimits(share=0.0))
 
 
-def held(limits: RouterLimits, *, open_in_flight: int | None) -> RouterLimits:
-    """The same, holding; `open_in_flight` as in `OverloadLimits`, its own where None."""
+def held(limits: RouterLimits, *, open_in_flight: int | None = None, slo_e2e_ms: float | None = None) -> RouterLimits:
+    """The same, holding; `open_in_flight` and the goal for answers as in `OverloadLimits`, its own where None."""
     overload = replace(limits.overload, hold=True)
+    if slo_e2e_ms is not None:
+        overload = replace(overload, slo_e2e_s=slo_e2e_ms / 1e3)
     if open_in_flight is not None:
         overload = replace(overload, open_in_flight=open_in_flight)
     return replace(limits, overload=overload)
@@ -85,11 +87,14 @@ def overload_rows(
     capacity: float,
     loads: Sequence[float] = LOADS,
     open_in_flight: int | None = None,
+    slo_e2e_ms: float | None = None,
     n_jobs: int = -1,
     backend: Backend = "loky",
 ) -> list[OverloadRow]:
     """Two rows per load, in order. `job` has the deadline; `capacity` is its time scale there."""
-    jobs = {(load, way): _job(job, capacity / load, way, open_in_flight) for load in loads for way in (False, True)}
+    limits = job.limits or RouterLimits()
+    ways = {False: at_once(limits), True: held(limits, open_in_flight=open_in_flight, slo_e2e_ms=slo_e2e_ms)}
+    jobs = {(load, way): _job(job, capacity / load, way, ways[way]) for load in loads for way in ways}
     runs = {_place(run.job): run for run in run_many(list(jobs.values()), n_jobs=n_jobs, backend=backend)}
     return list(_rows(jobs, runs))
 
@@ -103,11 +108,8 @@ def _rows(
         yield OverloadRow(load=load, time_scale=job.time_scale, held=way, row=run.row, goodput=run.goodput)
 
 
-def _job(job: SimJob, time_scale: float, way: bool, open_in_flight: int | None) -> SimJob:
-    limits = job.limits or RouterLimits()
-    if way:
-        return replace(job, time_scale=time_scale, limits=held(limits, open_in_flight=open_in_flight))
-    return replace(job, time_scale=time_scale, limits=at_once(limits), slo_ttft_ms=None)
+def _job(job: SimJob, time_scale: float, way: bool, limits: RouterLimits) -> SimJob:
+    return replace(job, time_scale=time_scale, limits=limits, slo_ttft_ms=job.slo_ttft_ms if way else None)
 
 
 def _place(job: SimJob) -> tuple[float, bool]:

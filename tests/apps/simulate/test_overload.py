@@ -93,5 +93,6 @@ def test_beyond_capacity_holding_serves_more_in_time_and_as_much_at_three_times_
 def test_sent_at_once_nothing_waits_and_held_takes_the_bound_given() -> None:
     limits = held(RouterLimits(), open_in_flight=7)
     assert (limits.overload.hold, limits.overload.open_in_flight) == (True, 7)
-    assert held(limits, open_in_flight=None).overload.open_in_flight == 7
+    assert held(limits).overload.open_in_flight == 7
+    assert held(limits, slo_e2e_ms=9000.0).overload.slo_e2e_s == 9.0
     assert (at_once(limits).overload.hold, at_once(limits).hedging.share) == (False, 0.0)
