@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.bench.relay.measure import describe_machine
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=asked.shorts)
     parser.add_argument("--streams", type=int, default=asked.streams)
     parser.add_argument("--warm-up", type=int, default=asked.warm_up)
+    parser.add_argument("--folder", type=Path, help="for logs and configuration, and kept; default: one that is not")
     given = parser.parse_args()
     plan = Plan(
         shorts=given.requests, streams=given.streams, warm_up=given.warm_up, leave=min(asked.leave, given.streams)
@@ -36,8 +38,10 @@ def main() -> int:
     def tell(step: str) -> None:
         print(f"{time.monotonic() - begun_s:6.0f} s  {step}", flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="gorgo-soak-") as folder:
-        found = soak(plan, Path(folder), tell=tell)
+    with tempfile.TemporaryDirectory(prefix="gorgo-soak-") as passing:
+        folder = given.folder or Path(passing)
+        folder.mkdir(parents=True, exist_ok=True)
+        found = soak(plan, folder, tell=tell)
     show(found, time.monotonic() - begun_s)
     wrong = violations(found)
     print("\n".join(["", "wrong:", *wrong]) if wrong else "\nnothing is wrong")
@@ -52,7 +56,7 @@ def show(found: Soak, wall_s: float) -> None:
     for name in _SHOWN:
         print(f"{name:24}" + "".join(f"{_value(look, name):>10}" for look in looks))
     served, requests_s = found.shorts / found.wall_s, found.cpu_s / found.shorts * 1e6
-    print(f"memory after warm-up {found.growth:+.1%} (highest {max(found.resident, default=0) / _MIB:.1f} MiB)")
+    print(f"memory after warm-up {found.growth:+.1%}; on the way, MiB: {_way(found.resident)}")
     print(
         f"{found.shorts} short requests beside {found.streaming} slow streams in {found.wall_s:.0f} s: {served:.0f}/s"
     )
@@ -66,6 +70,11 @@ _SHOWN = (
     *("in_flight", "replica_tokens", "held", "clients open", "exchanges", "retries_spent", "hedges_spent"),
     *("hedge_watch", "tasks", "fds", "index_blocks", "samples"),
 )
+
+
+def _way(resident: Sequence[int], steps: int = 12) -> str:
+    """A few of many."""
+    return " ".join(f"{value / _MIB:.0f}" for value in resident[:: max(1, len(resident) // steps)])
 
 
 def _value(look: Ledgers, name: str) -> int:
