@@ -6,16 +6,21 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 
 from gorgo.proxy.metrics import METRICS
-from tests.documents import DOCS, ROOT, blocks, check_gorgo_lines, code, headings, section
+from tests.documents import DOCS, ROOT, blocks, check_gorgo_lines, code, headings, rows_of, section
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 
 RUNBOOK = (DOCS / "runbook.md").read_text()
 #: What each situation has, in this order.
 PARTS = ("**Symptom.**", "**Look.**", "**Likely causes", "**Do.**", "**Over when**", "**Do not**")
 #: Of prometheus_client, under the proxy's own prefix; they exist on Linux only, so they are named here.
-PROCESS = {"gorgo_process_resident_memory_bytes", "gorgo_process_open_fds"}
+PROCESS = {
+    "gorgo_process_resident_memory_bytes",
+    "gorgo_process_open_fds",
+    "gorgo_process_start_time_seconds",
+}
 _SUFFIXES = ("_bucket", "_sum", "_count")
 
 SPECS: dict[str, Any] = {spec.name: spec for spec in (*METRICS, *TUNER_METRICS)}
@@ -78,6 +83,12 @@ def test_routes_of_calls_exist_with_their_methods() -> None:
         (path,) = re.findall(r"http://127\.0\.0\.1:9090(/admin/[\w/-]*)", call)
         patterns = [re.sub(r"\{\w+\}", "[^/]+", route) for allowed, route in routes if allowed == method]
         assert any(re.fullmatch(pattern, path) for pattern in patterns), call
+
+
+def test_every_alert_leads_to_a_section() -> None:
+    rules = yaml.safe_load((ROOT / "terraform/modules/observability/gorgo-rules.yml").read_text())
+    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    assert {alert for row in rows_of(RUNBOOK, "alert", "section") for alert in code(row[0])} == alerts
 
 
 def test_events_codes_and_keys_are_words_of_the_code() -> None:
