@@ -29,7 +29,7 @@ from tests.overload.simulated import capacity_of, simulated
 from tests.overload.window import covers, cut
 
 LOADS = (0.7, 1.0, 1.3, 3.0)
-SLO_TTFT_MS = 2000.0
+SLO_TTFT_MS, SLO_E2E_MS = 2000.0, 10_000.0
 #: The load of obeying clients: so many are turned away that coming back matters, and there is room to come back to.
 OBEYED_LOAD = 1.3
 
@@ -39,7 +39,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is stopped
     filters = TraceFilters(max_input=given.max_input, max_output=given.max_output, spread_s=given.spread)
     requests = load_requests(given.trace, filters, seed=0)
-    overload = {} if given.open_in_flight is None else {"open_in_flight": given.open_in_flight}
+    overload: dict[str, float] = {"slo_e2e_ms": SLO_E2E_MS}
+    if given.open_in_flight is not None:
+        overload["open_in_flight"] = given.open_in_flight
     print(describe_machine(), flush=True)
     with tempfile.TemporaryDirectory(prefix="gorgo-overload-") as folder:
         config = load_config(
@@ -78,7 +80,7 @@ def _pairs(
     capacity: float,
     given: argparse.Namespace,
     folder: Path,
-    overload: dict[str, int],
+    overload: dict[str, float],
 ) -> list[Pair]:
     pairs = []
     for load in given.load or LOADS:
@@ -97,7 +99,11 @@ def _pairs(
 
 
 def _obeyed(
-    requests: Sequence[TraceRequest], capacity: float, given: argparse.Namespace, folder: Path, overload: dict[str, int]
+    requests: Sequence[TraceRequest],
+    capacity: float,
+    given: argparse.Namespace,
+    folder: Path,
+    overload: dict[str, float],
 ) -> Obedience:
     offer = cut(requests, load=OBEYED_LOAD, capacity=capacity, lasts_s=given.seconds)
     with running(folder / "obeying", held=True, slo_ttft_ms=SLO_TTFT_MS, **overload) as fleet:
