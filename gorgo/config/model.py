@@ -132,6 +132,17 @@ class Clients:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tracing:
+    """Traces of requests to an OpenTelemetry collector; off without an endpoint."""
+
+    #: Takes OTLP over HTTP.
+    endpoint: Url | None = None
+    #: Of the requests that bring no decision of their own in `traceparent`.
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
     """The regional proxy itself."""
 
@@ -143,6 +154,7 @@ class Proxy:
     bind: Bind = "127.0.0.1:8080"
     admin_bind: Bind = "127.0.0.1:9090"
     tls: Annotated[ServerTls, AfterValidator(_paired)] = field(default_factory=ServerTls)
+    tracing: Tracing = field(default_factory=Tracing)
     probe_interval_s: Positive = 30.0
     scrape_interval_s: Positive = 30.0
     #: `/ready` says so only while as many replicas are in good standing.

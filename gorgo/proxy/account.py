@@ -6,7 +6,7 @@ Owns the words, and what each event of an exchange means for the figures; when t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gorgo.core.actions import Dispatch
 from gorgo.core.request import Ending, Outcome
@@ -15,6 +15,9 @@ from gorgo.proxy.ask import Ask
 from gorgo.proxy.logs import log, log_missing
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.target import Target
+
+if TYPE_CHECKING:
+    from gorgo.proxy.spans import Trace
 
 
 @dataclass(slots=True)
@@ -33,24 +36,34 @@ class Account:
     #: How long it waited at the proxy, and whether it was sent to a second replica as well.
     held_s: float | None = None
     hedged: bool = False
+    #: `None` unless this request is traced.
+    trace: Trace | None = None
+
+    def asked(self, state: ProxyState) -> None:
+        """The whole body is there."""
+        now = state.clock()
+        state.metrics.body_read(now - self.received_s)
+        if self.trace is not None:
+            self.trace.asked(now)
 
     def began(self, state: ProxyState, dispatch: Dispatch) -> None:
         """An attempt is on its way."""
         self.attempts = dispatch.attempt
         self.replica = dispatch.replica
         state.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
+        if self.trace is not None:
+            self.trace.began(dispatch)
 
     def first_content(self, state: ProxyState, dispatch: Dispatch, *, now: float) -> None:
         """The attempt that is the answer has something to show."""
         self.ttft_s = ttft_s = now - self.received_s
         decision = dispatch.decision
+        parts = decision.outlook.split(ttft_s)
         state.metrics.first_content(
-            dispatch.replica,
-            dispatch.region,
-            ttft_s,
-            predicted_s=decision.predicted_ttft_s,
-            parts=decision.outlook.split(ttft_s),
+            dispatch.replica, dispatch.region, ttft_s, predicted_s=decision.predicted_ttft_s, parts=parts
         )
+        if self.trace is not None:
+            self.trace.first_content(dispatch, now=now, parts=parts)
 
     def ended(self, state: ProxyState, ask: Ask, dispatch: Dispatch, outcome: Outcome, target: Target) -> None:
         """An attempt has ended, and what its answer told is learned."""
@@ -58,6 +71,8 @@ class Account:
             self.outcome = outcome
         replica, region = dispatch.replica, dispatch.region
         state.metrics.ended(replica, region, outcome.ending.value)
+        if self.trace is not None:
+            self.trace.ended(dispatch, outcome, now=state.clock())
         if outcome.ending is Ending.COMPLETED:
             believed = dispatch.decision.believed_cached_tokens
             e2e_s = state.clock() - self.received_s
@@ -78,7 +93,15 @@ class Account:
         state.metrics.request(route, state.router.policy.name, status)
         if state.request_log is not None and self.ask is not None:
             self._keep(state, self.ask, status)
+        if self.trace is not None:
+            self.trace.close(
+                status=status, code=self.code, retries=self._retries, hedged=self.hedged, now=state.clock()
+            )
         self._log(state, route, request_id, status)
+
+    @property
+    def _retries(self) -> int:
+        return max(0, self.attempts - 1 - self.hedged)
 
     def _log(self, state: ProxyState, route: str, request_id: str, status: int) -> None:
         outcome = self.outcome
@@ -94,7 +117,7 @@ class Account:
             prompt_tokens=None if outcome is None else outcome.prompt_tokens,
             cached_tokens=None if outcome is None else outcome.cached_tokens,
             output_tokens=None if outcome is None else outcome.output_tokens,
-            retries=max(0, self.attempts - 1 - self.hedged),
+            retries=self._retries,
             **self._unusual(),
             error=None if outcome is None else outcome.error,
         )

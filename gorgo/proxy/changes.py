@@ -12,8 +12,8 @@ from typing import Any
 
 from gorgo.config.model import Config, Replica
 
-#: Sockets are bound once.
-_BOUND = ("bind", "admin_bind")
+#: Sockets are bound once, and one exporter is made.
+_BOUND = ("bind", "admin_bind", "tracing")
 _INTERVALS = ("probe_interval_s", "scrape_interval_s")
 
 

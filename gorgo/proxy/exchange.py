@@ -97,6 +97,10 @@ class Exchange:
         self._route_id: str | None = None
         self._ask: Ask | None = None
         self._account = Account(self._received_s)
+        if state.tracing is not None:
+            self._account.trace = state.tracing.begin(
+                self._headers, route=route, request_id=self._id, received_s=self._received_s
+            )
         self._gone = False
         #: Where its turn is told while it waits for a replica.
         self._held: Held | None = None
@@ -155,7 +159,7 @@ class Exchange:
             # Over HTTP/2 the server could not show a client that an answer was cut. Only now, because it breaks the
             # connection when it has to answer before the body is complete.
             raise HttpError(505, "http_version", "expected HTTP/1.1")
-        self._state.metrics.body_read(self._state.clock() - self._received_s)
+        self._account.asked(self._state)
         started = perf_counter()
         self._route_id = route_id = self._state.desk.enter(self._id, self)
         ask = read_ask(
@@ -319,6 +323,8 @@ class Exchange:
         headers = upstream_headers(self._headers, request_id=self._id, api_key=target.api_key)
         if engine_id is not None and target.dialect.id_header is not None:
             headers.append((target.dialect.id_header.encode(), engine_id.encode()))
+        if self._account.trace is not None:
+            headers = self._account.trace.carry(headers, dispatch.attempt_id)
         source = await target.upstream.open(self._route, headers, body)
         try:
             failure = failure_of(source.status)

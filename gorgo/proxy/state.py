@@ -9,6 +9,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import numpy as np
@@ -38,7 +39,11 @@ from gorgo.proxy.resume import resume
 from gorgo.proxy.steering import Steering
 from gorgo.proxy.target import Target, api_key, make_target
 from gorgo.proxy.tls import ServedTls, served_tls, upstream_tls
+from gorgo.proxy.tracing import make_tracing
 from gorgo.proxy.wishes import Grants, client_rules
+
+if TYPE_CHECKING:
+    from gorgo.proxy.spans import Tracing
 
 #: Text per block of the prefix index: 64 tokens at 4 bytes each.
 BLOCK_BYTES = 256
@@ -79,6 +84,8 @@ class ProxyState:
     aborts: Aborts = field(default_factory=Aborts)
     #: `None` where none is asked for.
     request_log: RequestLog | None = None
+    #: `None` unless requests are traced.
+    tracing: Tracing | None = None
     #: `GET /admin/check` answers.
     internal_routes: bool = False
     #: Set once, at the first signal: nothing new is taken.
@@ -94,6 +101,8 @@ class ProxyState:
         await self.aborts.aclose()
         if self.request_log is not None:
             self.request_log.close()
+        if self.tracing is not None:
+            self.tracing.queue.shutdown()
         for target in (*self.targets.values(), *self.leaving):
             await target.upstream.aclose()
 
@@ -155,6 +164,7 @@ def make_state(
         started_s=clock(),
         client_keys=client_keys,
         served_tls=served,
+        tracing=make_tracing(config.proxy.tracing, region=config.proxy.region, count=metrics.trace_spans),
         internal_routes=environ.get(INTERNAL_VARIABLE) == "1",
     )
 

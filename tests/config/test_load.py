@@ -92,7 +92,7 @@ def test_shipped_regions_file_states_every_default_truly() -> None:
     config = load_config(ROOT / "regions.yaml")
     assert config.limits == Limits()
     for default in fields(Proxy):
-        if default.name not in ("region", "weights", "tls"):
+        if default.name not in ("region", "weights", "tls", "tracing"):
             assert getattr(config.proxy, default.name) == default.default, default.name
 
 

@@ -1,0 +1,237 @@
+"""Traces: what a collector gets, what a replica is sent, and what neither is ever told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from gorgo.config.model import Proxy, Tracing
+from gorgo.core.ttft import PARTS
+from gorgo.errors import MissingExtra
+from gorgo.proxy import span_queue
+from gorgo.proxy.tracing import make_tracing
+from tests.observability.collector import Collector, Received, collecting
+from tests.proxy.conftest import QUIET, Running, Start
+from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
+
+CHAT = "/v1/chat/completions"
+TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAMPLED, NOT_SAMPLED = f"00-{TRACE_ID}-{PARENT_ID}-01", f"00-{TRACE_ID}-{PARENT_ID}-00"
+GOOD = stream(delta("a"), USAGE, DONE)
+
+
+@pytest.fixture
+async def collector() -> AsyncIterator[Collector]:
+    async with collecting() as running:
+        yield running
+
+
+def traced(collector: Collector, ratio: float = 1.0, policy: str = "round-robin") -> Proxy:
+    return replace(QUIET, policy=policy, tracing=Tracing(endpoint=collector.endpoint, sample_ratio=ratio))
+
+
+async def ask(fleet: Running, **headers: str) -> None:
+    response = await fleet.client.post(CHAT, content=chat(stream=True), headers=headers)
+    assert response.status_code == 200, response.text
+
+
+async def sent(fleet: Running, collector: Collector) -> dict[str, list[Received]]:
+    """Spans by name, when the proxy has stopped and sent everything."""
+    await fleet.stop()
+    found: dict[str, list[Received]] = {}
+    for span in collector.spans:
+        found.setdefault(span.name, []).append(span)
+    return found
+
+
+def header(fleet: Running, name: str, replica: int = 0) -> list[str]:
+    return fleet.replicas[replica].seen[-1].header(name)
+
+
+async def test_a_request_is_a_span_with_its_decision_attempt_and_first_content(
+    start: Start, collector: Collector
+) -> None:
+    fleet = await start.fleet([GOOD], proxy=traced(collector, policy="gorgo-ms"))
+    await ask(fleet, **{"x-request-id": "r:1"})
+    spans = await sent(fleet, collector)
+    assert {name: len(found) for name, found in spans.items()} == dict.fromkeys(
+        ("POST /v1/chat/completions", "decision", "attempt", "first content"), 1
+    )
+    (root,), (decision,) = spans["POST /v1/chat/completions"], spans["decision"]
+    (attempt,), (first,) = spans["attempt"], spans["first content"]
+    assert {span.trace_id for found in spans.values() for span in found} == {root.trace_id}
+    assert (root.parent_id, decision.parent_id, attempt.parent_id) == ("", root.span_id, root.span_id)
+    assert first.parent_id == attempt.span_id
+    assert root.start_ns <= decision.start_ns <= decision.end_ns == attempt.start_ns == first.start_ns
+    assert first.start_ns < first.end_ns <= attempt.end_ns <= root.end_ns
+    assert collector.resources[0]["service.name"] == "gorgo"
+    assert collector.resources[0]["cloud.region"] == "here"
+
+
+async def test_spans_say_what_was_decided_and_what_came_of_it(start: Start, collector: Collector) -> None:
+    fleet = await start.fleet([GOOD], proxy=traced(collector, policy="gorgo-ms"))
+    await ask(fleet, **{"x-request-id": "r:1"})
+    await fleet.idle()
+    (sample,) = fleet.state.router.samples
+    spans = await sent(fleet, collector)
+    decision, attempt = spans["decision"][0].attributes, spans["attempt"][0].attributes
+    assert (decision["gorgo.policy"], decision["gorgo.replica"], decision["gorgo.candidates"]) == ("gorgo-ms", "r0", 1)
+    assert {name.removeprefix("gorgo.term.") for name in decision if ".term." in name} == set(sample.terms)
+    assert decision["gorgo.predicted_ttft_ms"] == pytest.approx(sample.predicted_ttft_ms)
+    assert (attempt["gorgo.ending"], attempt["http.response.status_code"]) == ("completed", 200)
+    assert (attempt["gen_ai.usage.input_tokens"], attempt["gorgo.cached_tokens"]) == (12, 8)
+    first = spans["first content"][0].attributes
+    assert [first[f"gorgo.ttft_{part}_ms"] for part in PARTS] == pytest.approx(
+        list((sample.ttft_parts_ms or {}).values())
+    )
+    root = spans["POST /v1/chat/completions"][0].attributes
+    assert root["gorgo.request_id"] == "r:1"
+    assert root["gorgo.ttft_ms"] == pytest.approx(sample.ttft_ms)
+
+
+async def test_a_trace_of_the_client_goes_on_to_the_replica_under_the_attempt_s_span(
+    start: Start, collector: Collector
+) -> None:
+    fleet = await start.fleet([GOOD], proxy=traced(collector, ratio=0.0))
+    await ask(fleet, traceparent=SAMPLED, tracestate="vendor=1")
+    (given,), state = header(fleet, "traceparent"), header(fleet, "tracestate")
+    spans = await sent(fleet, collector)
+    (root,), (attempt,) = spans["POST /v1/chat/completions"], spans["attempt"]
+    assert (root.trace_id, root.parent_id) == (TRACE_ID, PARENT_ID)
+    assert (given, state) == (f"00-{TRACE_ID}-{attempt.span_id}-01", ["vendor=1"])
+
+
+async def test_each_attempt_is_a_span_of_its_own_and_a_failure_shows(start: Start, collector: Collector) -> None:
+    fleet = await start.fleet([answer(500)], [GOOD], proxy=traced(collector))
+    await ask(fleet)
+    given = [fleet.replicas[n].seen[-1].header("traceparent")[0].split("-")[2] for n in (0, 1)]
+    spans = await sent(fleet, collector)
+    attempts = sorted(spans["attempt"], key=lambda span: span.start_ns)
+    assert [span.span_id for span in attempts] == given
+    assert [span.failed for span in attempts] == [True, False]
+    assert [span.attributes["gorgo.attempt"] for span in attempts] == [1, 2]
+    assert attempts[0].attributes["gorgo.ending"] == "failed_before_content"
+    assert len(spans["decision"]) == 2
+    assert spans["POST /v1/chat/completions"][0].attributes["gorgo.retries"] == 1
+
+
+async def test_a_request_that_is_refused_is_a_span_with_its_code(start: Start, collector: Collector) -> None:
+    fleet = await start.fleet([GOOD], proxy=traced(collector))
+    assert (await fleet.client.post(CHAT, content=b"[]")).status_code == 400
+    (root,) = (await sent(fleet, collector))["POST /v1/chat/completions"]
+    assert (root.attributes["http.response.status_code"], root.attributes["error.type"]) == (400, "invalid_json")
+    assert not root.failed, "the client's own mistake"
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+async def test_a_client_s_no_is_a_no(start: Start, collector: Collector, ratio: float) -> None:
+    fleet = await start.fleet([GOOD], proxy=traced(collector, ratio=ratio))
+    await ask(fleet, traceparent=NOT_SAMPLED)
+    assert header(fleet, "traceparent") == [NOT_SAMPLED]
+    assert await sent(fleet, collector) == {}
+
+
+async def test_who_is_not_traced_is_sent_on_as_it_came(start: Start, collector: Collector) -> None:
+    fleet = await start.fleet([GOOD], proxy=traced(collector, ratio=0.0))
+    await ask(fleet, tracestate="vendor=1")
+    assert (header(fleet, "traceparent"), header(fleet, "tracestate")) == ([], ["vendor=1"])
+    assert await sent(fleet, collector) == {}
+
+
+@pytest.mark.parametrize("given", ["00-zz-00-01", "ff-" + SAMPLED[3:], "00-" + "0" * 32 + f"-{PARENT_ID}-01", ""])
+async def test_nonsense_from_a_client_begins_a_new_trace(start: Start, collector: Collector, given: str) -> None:
+    fleet = await start.fleet([GOOD], proxy=traced(collector))
+    await ask(fleet, traceparent=given, tracestate="vendor=1")
+    (root,) = (await sent(fleet, collector))["POST /v1/chat/completions"]
+    assert root.parent_id == ""
+    assert header(fleet, "traceparent")[0].split("-")[1] == root.trace_id
+    assert header(fleet, "tracestate") == [], "of a trace that there is not"
+
+
+async def test_without_tracing_the_headers_pass_as_they_are(start: Start) -> None:
+    fleet = await start.fleet([GOOD])
+    assert fleet.state.tracing is None
+    await ask(fleet, traceparent="whatever the client sends", tracestate="vendor=1")
+    assert header(fleet, "traceparent") == ["whatever the client sends"]
+    assert header(fleet, "tracestate") == ["vendor=1"]
+
+
+async def test_no_prompt_model_or_key_is_in_a_span(start: Start, collector: Collector) -> None:
+    fleet = await start.fleet([GOOD], [answer(500, b"the-engine-said")], proxy=traced(collector))
+    secrets = {
+        "prompt": "my-own-words",
+        "model": "my-own-model",
+        "authorization": "my-own-key",
+        "cookie": "my-own-cookie",
+    }
+    body = chat(stream=True, model=secrets["model"], messages=[{"role": "user", "content": secrets["prompt"]}])
+    for _ in range(2):
+        headers = {"authorization": f"Bearer {secrets['authorization']}", "cookie": secrets["cookie"]}
+        await fleet.client.post(CHAT, content=body, headers=headers)
+    await sent(fleet, collector)
+    assert len(collector.spans) >= 8
+    told = b"".join(collector.bodies)
+    assert [word for word in (*secrets.values(), "the-engine-said") if word.encode() in told] == []
+
+
+async def spans_counted(fleet: Running) -> dict[str, float]:
+    text = (await fleet.client.get("/metrics")).text
+    rows = [line for line in text.splitlines() if line.startswith("gorgo_trace_spans_total{")]
+    return {row.split('"')[1]: float(row.split()[-1]) for row in rows}
+
+
+async def test_a_collector_in_trouble_costs_spans_and_no_request(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gorgo")
+    monkeypatch.setattr(span_queue, "FLUSH_S", 0.01)
+    async with collecting(400, 200) as collector:
+        fleet = await start.fleet([GOOD], proxy=traced(collector))
+        await ask(fleet)
+        await collector.arrived.wait()
+        await ask(fleet)
+        async with asyncio.timeout(10):
+            while (await spans_counted(fleet))["exported"] == 0:
+                await asyncio.sleep(0.01)
+        counted = await spans_counted(fleet)
+        assert counted["failed"] >= 1
+        assert counted["failed"] + counted["exported"] <= 8
+        events = [record.getMessage() for record in caplog.records if record.getMessage().startswith("trace_")]
+        assert events == ["trace_export_failed", "trace_export_resumed"]
+
+
+async def test_spans_beyond_the_queue_are_dropped_and_counted(
+    start: Start, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(span_queue, "MAX_WAITING", 6)
+    monkeypatch.setattr(span_queue, "FLUSH_S", 1e6)
+    fleet = await start.fleet([GOOD], proxy=traced(collector))
+    for _ in range(3):
+        await ask(fleet)
+    await fleet.idle()
+    assert (await spans_counted(fleet))["dropped"] == 6
+    await fleet.stop()
+    assert len(collector.spans) == 6
+
+
+async def test_a_proxy_without_the_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "gorgo.proxy.spans", raising=False)
+    with pytest.raises(MissingExtra, match=r"pip install 'gorgo\[otel\]'"):
+        make_tracing(Tracing(endpoint="http://127.0.0.1:1/v1/traces"), region="here", count=lambda *_: None)
+
+
+async def test_headers_for_the_collector_come_from_the_environment(
+    start: Start, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-collector-key=abc")
+    fleet = await start.fleet([GOOD], proxy=traced(collector))
+    await ask(fleet)
+    await sent(fleet, collector)
+    assert collector.headers[0]["x-collector-key"] == "abc"
