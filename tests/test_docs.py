@@ -260,6 +260,11 @@ def test_links_lead_somewhere(document: str) -> None:
     assert [link for link in targets if not ((ROOT / document).parent / link).exists()] == []
 
 
+def test_every_page_is_in_the_index_of_the_documentation() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    assert [page.name for page in PAGES[1:] if page.name != "README.md" and f"]({page.name})" not in index] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_within_pages_lead_to_a_heading(page: Path) -> None:
     for path, anchor in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text()):
