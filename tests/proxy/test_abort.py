@@ -145,7 +145,7 @@ async def test_engine_is_told_the_id_of_a_request_that_nobody_waits_for(start: S
 
 
 @pytest.mark.parametrize("limits", [{"first_content_timeout_s": 0.1}, {"total_timeout_s": 0.1}])
-async def test_engine_is_told_when_a_deadline_has_passed(start: Start, limits: dict[str, float]) -> None:
+async def test_engine_is_told_when_a_deadline_has_passed(start: Start, limits: dict[str, Any]) -> None:
     fleet = await start.fleet([hang()], **limits)
     assert (await fleet.client.post(CHAT, content=BODY)).status_code == 504
     (replica,) = fleet.replicas

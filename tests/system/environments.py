@@ -21,6 +21,7 @@ TORCH_VERSION = "2.13.0"
 AIPERF_VERSION = "0.13.0"
 CHECKOV_VERSION = "3.3.30"
 MOTO_VERSION = "5.2.1"
+SCHEMATHESIS_VERSION = "4.32.5"
 HADOLINT_VERSION = "2.15.1"
 CHECK_JSONSCHEMA_VERSION = "0.39.0"
 
@@ -87,6 +88,14 @@ def aiperf_environment() -> Environment:
         if missing is not None:
             missing.pip("install", "-q", f"aiperf=={AIPERF_VERSION}")
     return Environment(cache_folder() / f"aiperf-{AIPERF_VERSION}")
+
+
+def schemathesis_environment() -> Environment:
+    """A tester of HTTP APIs by their description: 60 MB, some seconds the first time."""
+    with _made(f"schemathesis-{SCHEMATHESIS_VERSION}", f"schemathesis=={SCHEMATHESIS_VERSION}") as missing:
+        if missing is not None:
+            missing.pip("install", "-q", f"schemathesis=={SCHEMATHESIS_VERSION}")
+    return Environment(cache_folder() / f"schemathesis-{SCHEMATHESIS_VERSION}")
 
 
 def cloud_environment() -> Environment:

@@ -18,7 +18,7 @@ import httpx
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 40.0
-_TOKEN = "token-of-a-test"
+TOKEN = "token-of-a-test"
 _LISTENING = re.compile(r"gorgo serve listening on (?P<data>\S+) \(admin (?P<admin>\S+)\)")
 
 _REGIONS = """
@@ -35,9 +35,11 @@ class RouterProcess:
 
     url: str
     admin_url: str
+    #: Where its `regions.yaml` and its `router.log` are.
+    folder: Path
 
     def admin(self, path: str) -> Any:
-        answer = httpx.get(f"{self.admin_url}{path}", headers={"authorization": f"Bearer {_TOKEN}"}, timeout=10)
+        answer = httpx.get(f"{self.admin_url}{path}", headers={"authorization": f"Bearer {TOKEN}"}, timeout=10)
         answer.raise_for_status()
         return answer.json()
 
@@ -58,7 +60,7 @@ def router_process(folder: Path, replicas: Mapping[str, str], *, engine: str) ->
     with (folder / "router.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "gorgo", "serve", "--config", str(config)],
-            env={**os.environ, "GORGO_ADMIN_TOKEN": _TOKEN},
+            env={**os.environ, "GORGO_ADMIN_TOKEN": TOKEN},
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -78,4 +80,4 @@ def _announced(process: subprocess.Popen[str], folder: Path) -> RouterProcess:
     found = _LISTENING.search(process.stdout.readline()) if readable else None
     if found is None:
         raise RuntimeError("gorgo serve did not start: " + (folder / "router.log").read_text()[-2000:])
-    return RouterProcess(found["data"], found["admin"])
+    return RouterProcess(found["data"], found["admin"], folder)

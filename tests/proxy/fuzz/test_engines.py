@@ -1,0 +1,147 @@
+"""Answers of engines, mutated and split anywhere: passed whole, replaced, or ended so that it shows. Nothing hangs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from gorgo.apps.traces import load_trace
+from gorgo.config.model import Config, Limits, Region, Replica
+from gorgo.core.request import Ending
+from gorgo.errors import TraceError
+from gorgo.proxy.headers import Header
+from gorgo.proxy.relay import Relay, RelayPlan
+from gorgo.proxy.sink import Sink
+from gorgo.proxy.upstream import UpstreamError
+from gorgo.proxy.watchdog import Watchdog
+from tests.proxy.conftest import QUIET, Start
+from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
+from tests.proxy.fuzz.mutate import EXAMPLES, mutated
+from tests.proxy.integrity.engines import lying, says
+from tests.proxy.raw import connected
+
+CHAT = "/v1/chat/completions"
+STREAM = ROLE + b": ping\n\n" + delta("Hé") + delta("b") + USAGE + DONE
+WHOLE = b'{"choices": [], "usage": {"prompt_tokens": 3}}'
+
+
+def chunked(*parts: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+ANSWERS = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(WHOLE) + WHOLE,
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    + chunked(ROLE, delta("a"), delta("b"), USAGE, DONE),
+    b"HTTP/1.1 429 Busy\r\nretry-after: 1\r\ncontent-length: 2\r\n\r\n{}",
+)
+
+
+async def test_answer_with_faults_ends_for_the_client_and_leaves_nothing(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    chance = Random("answers")
+    async with AsyncExitStack() as stack:
+        liar = await stack.enter_async_context(lying(says()))
+        config = Config(
+            proxy=QUIET,
+            regions=(Region(name="here"),),
+            replicas=(Replica(name="liar", region="here", url=liar.url, engine="openai"),),
+            limits=Limits(first_content_timeout_s=0.05, whole_answer_timeout_s=0.05, between_chunks_timeout_s=0.05),
+        )
+        fleet = await start.proxy(config, [])
+        for _ in range(EXAMPLES):
+            said = mutated(chance, chance.choice(ANSWERS))
+            liar.speak = says(said, close=chance.random() < 0.5)
+            async with connected(fleet.addresses.data) as client:
+                await client.post(CHAT, chat(stream=True), "connection: close")
+                got = await client.rest()
+            assert 200 <= int(got.split()[1]) <= 504, said
+            assert b"internal_error" not in got, said
+        await fleet.idle()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+class Pieces:
+    """An answer in pieces, which may break off."""
+
+    status = 200
+
+    def __init__(self, parts: Sequence[bytes], *, breaks: bool) -> None:
+        self.headers: list[Header] = [(b"Content-Type", b"text/event-stream")]
+        self._parts = parts
+        self._breaks = breaks
+
+    @asynccontextmanager
+    async def chunks(self) -> AsyncIterator[AsyncIterator[bytes]]:
+        async def each() -> AsyncIterator[bytes]:
+            for part in self._parts:
+                yield part
+            if self._breaks:
+                raise UpstreamError("disconnected")
+
+        yield each()
+
+    async def aclose(self) -> None:
+        return
+
+
+async def relayed(parts: Sequence[bytes], *, strip: bool = False, breaks: bool = False) -> tuple[bytes, Ending | str]:
+    """What its client was sent, and how it ended."""
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    plan = RelayPlan(CHAT, (), 1000.0, strip, on_content=lambda: None, on_commit=lambda: None)
+    with Watchdog(1000.0) as dog:
+        try:
+            outcome = await Relay(Pieces(parts, breaks=breaks), Sink(send), dog, plan).run()
+        except UpstreamError as failure:
+            return b"".join(sent), failure.reason
+    return b"".join(sent), outcome.ending
+
+
+async def test_stream_passes_whole_wherever_it_is_split() -> None:
+    for at in range(len(STREAM) + 1):
+        parts = [STREAM[:at], STREAM[at:]]
+        assert await relayed(parts) == (STREAM, Ending.COMPLETED)
+        assert await relayed(parts, strip=True) == (STREAM.replace(USAGE, b""), Ending.COMPLETED)
+    assert await relayed([STREAM[n : n + 1] for n in range(len(STREAM))]) == (STREAM, Ending.COMPLETED)
+
+
+async def test_stream_that_breaks_off_anywhere_is_kept_back_or_passed_so_far() -> None:
+    first = delta("Hé")
+    content = STREAM.index(first) + len(first)
+    for at in range(len(STREAM)):
+        got, ended = await relayed([STREAM[:at]], breaks=True)
+        assert ended == "disconnected"
+        assert got == (STREAM[:at] if at >= content else b"")
+
+
+async def test_mutated_stream_passes_as_it_is_or_not_at_all() -> None:
+    chance = Random("relay")
+    for _ in range(EXAMPLES * 4):
+        stream = mutated(chance, STREAM)
+        cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(8)))
+        parts = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+        got, ended = await relayed([part for part in parts if part])
+        assert got == (stream if isinstance(ended, Ending) and got else b""), ended
+
+
+def test_trace_file_with_faults_is_read_or_refused_by_an_error_of_ours(tmp_path: Path) -> None:
+    row = {"timestamp": 1, "input_length": 10, "output_length": 1, "hash_ids": [1, 2]}
+    good = b"".join(json.dumps(row | {"timestamp": number}).encode() + b"\n" for number in range(5))
+    chance, path = Random("traces"), tmp_path / "trace.jsonl"
+    for number in range(EXAMPLES * 2):
+        path.write_bytes(mutated(chance, gzip.compress(good, mtime=0) if number % 3 == 0 else good))
+        with suppress(TraceError):
+            load_trace(path)
