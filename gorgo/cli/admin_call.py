@@ -13,21 +13,35 @@ from gorgo.cli.failures import FAILED, fail
 TIMEOUT_S = 10.0
 
 
+class CallError(Exception):
+    """No answer, or not the one that was asked for; the message is for the person at the terminal."""
+
+
 def call_admin(
     method: str, url: str, path: str, token: str | None, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The JSON object that comes back; anything else ends the program with exit code 1."""
+    try:
+        return ask_admin(method, url, path, token, body)
+    except CallError as failure:
+        raise fail(str(failure), code=FAILED) from failure
+
+
+def ask_admin(
+    method: str, url: str, path: str, token: str | None, body: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The same for a caller that goes on without an answer. Raises `CallError`."""
     address = f"{url.rstrip('/')}{path}"
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     try:
         response = httpx.request(method, address, headers=headers, json=body, timeout=TIMEOUT_S)
         if response.is_error:
-            raise fail(f"{address} answered {response.status_code}{_why(response)}", code=FAILED)
+            raise CallError(f"{address} answered {response.status_code}{_why(response)}")
         answer = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise fail(f"{address}: {error}; is `gorgo serve` running there?", code=FAILED) from error
+        raise CallError(f"{address}: {error}; is `gorgo serve` running there?") from error
     if not isinstance(answer, dict):
-        raise fail(f"{address} answered something else than a JSON object; is it the admin address?", code=FAILED)
+        raise CallError(f"{address} answered something else than a JSON object; is it the admin address?")
     return answer
 
 

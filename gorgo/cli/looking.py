@@ -11,10 +11,13 @@ import typer
 
 from gorgo.cli import options
 from gorgo.cli.failures import FAILED, fail
-from gorgo.cli.tables import Cell, table
+from gorgo.cli.tables import table
 
 if TYPE_CHECKING:
     from gorgo.cli.reach import Reached
+
+#: What `gorgo status` asks for.
+STATUS_PATH = "/admin/status"
 
 
 def check(
@@ -64,51 +67,31 @@ def policies(as_json: options.Json = False) -> None:
 
 
 def status(
-    url: options.AdminUrl = options.ADMIN_URL, token: options.AdminToken = None, as_json: options.Json = False
+    url: options.AdminUrl = options.ADMIN_URL,
+    token: options.AdminToken = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
+    decisions: Annotated[
+        int, typer.Option(min=0, max=12, help="The last so many decisions, with every candidate's terms.")
+    ] = 3,
+    as_json: options.Json = False,
 ) -> None:
     """Show the fleet as the proxy sees it.
 
-    Asks its admin listener; `-` is unknown or stale. The last line says which weights are in force, and whether they
-    are frozen.
+    What is wrong, the fleet by region, the last decisions with every candidate's terms, and the weights with their
+    history; `-` is unknown or stale. The last line says which weights are in force, and whether they are frozen. The
+    same is on the proxy's status page. With --watch, --json is a line per look.
     """
     from gorgo.cli.admin_call import call_admin
-    from gorgo.cli.freezing import routing_line
+    from gorgo.cli.watching import show_status, watch_status
 
-    fleet = call_admin("GET", url, "/admin/fleet", token)
+    if watch:
+        watch_status(url, token, decisions=decisions, as_json=as_json)
+        return
+    shown = call_admin("GET", url, STATUS_PATH, token)
     if as_json:
-        options.print_json(fleet)
+        options.print_json(shown)
     else:
-        typer.echo(fleet_table(fleet["replicas"]))
-        typer.echo(routing_line(fleet["routing"]))
-
-
-#: Column of `gorgo status`, and the key of `/admin/fleet` that it shows.
-FLEET_COLUMNS = {
-    "replica": "name",
-    "region": "region",
-    "state": "state",
-    "rtt ms": "rtt_ms",
-    "in flight": "in_flight_requests",
-    "tokens": "in_flight_tokens",
-    "to prefill": "queued_prefill_tokens",
-    "running": "running_requests",
-    "queued": "queued_requests",
-    "kv used": "used_tokens",
-    "kv size": "kv_capacity_tokens",
-    "indexed": "index_tokens",
-    "attempts": "attempts",
-    "failures": "failures",
-}
-
-
-def fleet_table(replicas: Sequence[dict[str, Any]]) -> str:
-    """The rows of `/admin/fleet` as a table; counts that came as floats are shown whole."""
-    rows: list[list[Cell]] = [[_cell(replica.get(key), key) for key in FLEET_COLUMNS.values()] for replica in replicas]
-    return table(list(FLEET_COLUMNS), rows)
-
-
-def _cell(value: Cell, key: str) -> Cell:
-    return round(value) if isinstance(value, float) and key != "rtt_ms" else value
+        show_status(shown, decisions=decisions)
 
 
 def _print_reached(reached: Sequence[Reached]) -> None:

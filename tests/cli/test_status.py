@@ -1,0 +1,158 @@
+"""`gorgo status`: what it prints of a status, how wide, and how it watches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from io import StringIO
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from gorgo.cli import app, watching
+from gorgo.cli.admin_call import CallError
+from gorgo.cli.status_tables import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
+from gorgo.proxy.kept import Frozen
+from gorgo.proxy.page.standing import Alert
+from gorgo.proxy.page.status import DecisionStatus
+from tests.proxy.page.made import change, decision, row, sample, status, view
+
+NASTY = "[bold]\x1b[2J\x07x"
+
+
+def printed(shown: Mapping[str, Any], *, width: int = WIDE, decisions: int = 3) -> str:
+    console = Console(width=width, record=True, file=StringIO())
+    console.print(status_view(shown, width=width, decisions=decisions))
+    return console.export_text()
+
+
+def look(**changes: Any) -> dict[str, Any]:
+    """As it comes over HTTP."""
+    made: dict[str, Any] = json.loads(json.dumps(status(**changes).as_dict()))
+    return made
+
+
+def test_everything_an_operator_asks_is_there() -> None:
+    ill = row(view("eu-0", region="far", state="ejected", ejected_by="probes", ejected_for_s=4.0, in_state_for_s=75.0))
+    text = printed(look(regions={"near": [row(view())], "far": [ill]}, alerts=[Alert("bad", "eu-0 is ejected: it")]))
+    lines = text.splitlines()
+    assert lines[1] == "! eu-0 is ejected: it"
+    assert any(line.split()[:3] == ["near", "us-0", "ready"] for line in lines)
+    assert any(line.split()[:5] == ["far", "eu-0", "ejected", "75", "s"] for line in lines)
+    assert any(line.split()[:5] == ["r1", "*", "us-0", "2.0", "30.0"] for line in lines)
+    assert any("eu-0" in line and "115" in line for line in lines)
+    assert lines[-1] == "policy gorgo-ms m_rtt=1, version 1, not frozen"
+
+
+def test_calm_fleet_says_so() -> None:
+    assert "the one replica is ready" in printed(look())
+    assert "all 2 replicas are ready" in printed(look(regions={"near": [row(view("a")), row(view("b"))]}))
+
+
+def test_regions_are_named_once() -> None:
+    text = printed(look(regions={"near": [row(view("a")), row(view("b"))]}))
+    assert text.count("near") == 2  # the headline has it too
+
+
+@pytest.mark.parametrize("width", [80, 110, WIDE, 240])
+def test_terminal_is_never_asked_for_more_than_it_has(width: int) -> None:
+    text = printed(look(), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    heads = next(line for line in text.splitlines() if "replica" in line and "state" in line).split()
+    assert ("prefill/s" in heads) == (width >= WIDE)
+
+
+def test_wide_table_fits_with_long_names() -> None:
+    long = row(view("eu-frankfurt-0", region="eu-frankfurt", state="draining", in_state_for_s=7300.0))
+    text = printed(look(regions={"eu-frankfurt": [long]}))
+    assert "…" not in text
+    assert all(name in text for name, _, _ in FLEET)
+
+
+def test_unknown_is_a_dash() -> None:
+    blank = view(rtt_ms=None, probe_age_s=None, running_requests=None, queued_requests=None, used_tokens=None)
+    line = next(one for one in printed(look(regions={"near": [row(blank)]})).splitlines() if "us-0" in one)
+    assert line.split().count("-") >= 5
+
+
+def test_words_of_others_neither_style_nor_move_anything() -> None:
+    made = DecisionStatus(decision(NASTY, terms={NASTY: np.array([1.0, 2.0])}), None, None, followed=False)
+    shown = look(
+        region=NASTY,
+        alerts=[Alert("bad", NASTY)],
+        regions={NASTY: [row(view(NASTY, region=NASTY))]},
+        decisions=[made],
+        history=[change(reason=NASTY, by=NASTY)],
+        frozen=Frozen("2026-05-01T00:00:00", NASTY, NASTY),
+    )
+    text = printed(shown, width=240)
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert text.count("[bold]?[2J?x") >= 9
+
+
+def test_chosen_candidate_stands_first_however_many_there_are() -> None:
+    many = 2 * CANDIDATES_SHOWN
+    names = tuple(f"c{n}" for n in range(many))
+    costs = np.arange(float(many))
+    made = decision(candidates=names, replica=names[-1], terms={"rtt": costs}, cost=costs)
+    lines = printed(look(decisions=[DecisionStatus(made, None, sample(), followed=False)])).splitlines()
+    shown = [line for line in lines if f" {names[-1]} " in line or any(f"  {name} " in line for name in names[:-1])]
+    assert f"* {names[-1]}" in shown[0]
+    assert len(shown) == CANDIDATES_SHOWN
+
+
+def test_policy_without_a_cost_shows_its_candidates_all_the_same() -> None:
+    made = decision(terms={}, cost=None, predicted_ttft_s=None)
+    assert "* us-0" in printed(look(decisions=[DecisionStatus(made, None, None, followed=True)]))
+    assert "went on" in printed(look(decisions=[DecisionStatus(made, None, None, followed=True)]))
+
+
+def test_no_decisions_are_shown_where_none_are_wanted() -> None:
+    assert "candidate" not in printed(look(), decisions=0)
+
+
+def test_newest_versions_stand_first() -> None:
+    lines = printed(look(history=[change(n) for n in range(1, 20)])).splitlines()
+    versions = [int(line.split()[0]) for line in lines if "2026-05-01 12:03:04" in line]
+    assert versions == list(range(19, 19 - VERSIONS_SHOWN, -1))
+
+
+# -- watching
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | BaseException]:
+    """What the proxy answers, one look after another; Ctrl-C after the last."""
+    answers: list[dict[str, Any] | BaseException] = []
+
+    def ask(*arguments: Any) -> dict[str, Any]:
+        answer = answers.pop(0) if answers else KeyboardInterrupt()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(watching, "call_admin", ask)
+    monkeypatch.setattr(watching, "ask_admin", ask)
+    monkeypatch.setattr(watching, "INTERVAL_S", 0.0)
+    return answers
+
+
+def test_watching_goes_on_while_the_proxy_is_away_and_ends_by_ctrl_c(
+    looks: list[dict[str, Any] | BaseException],
+) -> None:
+    looks += [look(version=1), CallError("nobody there"), look(version=2)]
+    result = CliRunner().invoke(app, ["status", "--watch"])
+    assert result.exit_code == 0
+    assert result.stdout.index("version 1") < result.stdout.index("nobody there") < result.stdout.index("version 2")
+
+
+def test_watching_as_json_is_a_line_per_look(looks: list[dict[str, Any] | BaseException]) -> None:
+    looks += [look(), CallError("nobody there")]
+    result = CliRunner().invoke(app, ["status", "--watch", "--json"])
+    first, second = (json.loads(line) for line in result.stdout.splitlines())
+    assert first["routing"]["version"] == 1
+    assert second == {"failure": "nobody there"}
