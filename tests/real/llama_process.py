@@ -1,6 +1,6 @@
 """The program of a llama.cpp server's process: serves one GGUF file on loopback until SIGTERM.
 
-Prints `listening URL` when it answers; the port is a free one. Run by `llama_server.py` in a process of its own,
+Prints `listening URL` when it answers. Run by `llama_server.py` in a process of its own,
 because the server is C++ with threads and sockets that a test cannot take down within its process.
 """
 
@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--slots", type=int, required=True, help="requests at once")
     parser.add_argument("--context", type=int, required=True, help="KV cells in all, shared evenly by the slots")
+    parser.add_argument("--port", type=int, default=0, help="a free one by default")
     parser.add_argument("--no-metrics", action="store_true")
     asked = parser.parse_args()
     stop = {signal.SIGTERM, signal.SIGINT}
@@ -36,7 +37,7 @@ def _server(asked: argparse.Namespace) -> Any:
     parameters.model.path = asked.model
     parameters.model_alias = {"tiny"}
     parameters.hostnames = ["127.0.0.1"]
-    parameters.port = 0
+    parameters.port = asked.port
     parameters.n_parallel = asked.slots
     parameters.n_ctx = asked.context
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1

@@ -33,6 +33,10 @@ class LlamaServer:
     url: str
     pid: int
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     def processing(self) -> int:
         """Requests that the engine itself says it works on."""
         slots = httpx.get(f"{self.url}/slots", timeout=10).json()
@@ -40,9 +44,12 @@ class LlamaServer:
 
 
 @contextmanager
-def llama_server(model: Path, *, slots: int = 4, context: int = 16_384, metrics: bool = True) -> Iterator[LlamaServer]:
-    """A server with `slots` places of `context / slots` tokens each; stopped by its pid at the end."""
+def llama_server(
+    model: Path, *, slots: int = 4, context: int = 16_384, metrics: bool = True, port: int = 0
+) -> Iterator[LlamaServer]:
+    """A server with `slots` places of `context / slots` tokens each; stopped by its pid at the end, if it runs yet."""
     command = [sys.executable, str(_PROGRAM), "--model", str(model), "--slots", str(slots), "--context", str(context)]
+    command += ["--port", str(port)]
     log = model.with_suffix(f".{'metrics' if metrics else 'plain'}.log")
     with log.open("ab") as errors:
         process = subprocess.Popen(

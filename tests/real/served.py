@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -53,19 +53,31 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    replicas: Mapping[str, str], *, engine: EngineName = "llamacpp", policy: str = "gorgo", request_usage: bool = False
+    replicas: Mapping[str, str],
+    *,
+    engine: EngineName = "llamacpp",
+    policy: str = "gorgo",
+    request_usage: bool = False,
+    probe_interval_s: float = 30.0,
+    limits: Limits | None = None,
 ) -> AsyncIterator[Served]:
     """A proxy before `replicas` (name to URL), all in one region, on free ports of loopback."""
     stop = asyncio.Event()
     started: asyncio.Future[ServerAddresses] = asyncio.get_running_loop().create_future()
     config = Config(
-        proxy=Proxy(region="here", policy=policy, bind="127.0.0.1:0", admin_bind="127.0.0.1:0"),
+        proxy=Proxy(
+            region="here",
+            policy=policy,
+            bind="127.0.0.1:0",
+            admin_bind="127.0.0.1:0",
+            probe_interval_s=probe_interval_s,
+        ),
         regions=(Region(name="here"),),
         replicas=tuple(
             Replica(name=name, region="here", url=url, engine=engine, request_usage=request_usage)
             for name, url in replicas.items()
         ),
-        limits=Limits(shutdown_grace_s=2.0),
+        limits=limits or Limits(shutdown_grace_s=2.0),
     )
     running = asyncio.create_task(
         serve(
@@ -98,3 +110,11 @@ async def eventually(holds: Callable[[], Any], *, within_s: float = 5.0) -> None
     while not await asyncio.to_thread(holds):
         assert asyncio.get_running_loop().time() < deadline, f"not within {within_s} s"
         await asyncio.sleep(0.01)
+
+
+async def eventually_so(tells: Callable[[], Awaitable[str]], *expected: str, within_s: float = 10.0) -> None:
+    """Asks until the answer is one of those expected."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while (told := await tells()) not in expected:
+        assert asyncio.get_running_loop().time() < deadline, f"{told} after {within_s} s, not {' or '.join(expected)}"
+        await asyncio.sleep(0.02)

@@ -22,6 +22,8 @@ _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
 _BLOCK_TOKENS = 32
 MAX_MODEL_TOKENS = 8192
+#: Streams at once; others wait.
+MAX_SEQUENCES = 8
 CACHED_TOKENS_FLAG = "--enable-prompt-tokens-details"
 
 
@@ -30,6 +32,16 @@ class VllmServer:
     """A running server."""
 
     url: str
+    #: Of its process group.
+    pid: int
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def kill(self) -> None:
+        """As `kill -9` of the server and of its engine's core."""
+        os.killpg(self.pid, signal.SIGKILL)
 
     def running(self) -> float:
         """Requests that the engine itself says it works on."""
@@ -38,9 +50,13 @@ class VllmServer:
 
 
 @contextmanager
-def vllm_server(environment: Environment, checkpoint: Path, *flags: str) -> Iterator[VllmServer]:
-    """A server on a free port; ready once this returns is left to `wait_until_ready`, so that several start at once."""
-    port = _free_port()
+def vllm_server(
+    environment: Environment, checkpoint: Path, *flags: str, port: int | None = None
+) -> Iterator[VllmServer]:
+    """A server, on a free port unless one is given; that it is ready is left to `wait_until_ready`, so that several
+    start at once.
+    """
+    port = _free_port() if port is None else port
     log = checkpoint.parent / f"vllm-{port}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -52,7 +68,7 @@ def vllm_server(environment: Environment, checkpoint: Path, *flags: str) -> Iter
             start_new_session=True,
         )
     try:
-        yield VllmServer(f"http://127.0.0.1:{port}")
+        yield VllmServer(f"http://127.0.0.1:{port}", process.pid)
     finally:
         _stop(process)
 
@@ -89,7 +105,7 @@ def _command(environment: Environment, checkpoint: Path, port: int) -> list[str]
         "--host": "127.0.0.1",
         "--port": str(port),
         "--max-model-len": str(MAX_MODEL_TOKENS),
-        "--max-num-seqs": "8",
+        "--max-num-seqs": str(MAX_SEQUENCES),
         "--block-size": str(_BLOCK_TOKENS),
         # 32,000 KV tokens: what the tests cache fits, and start-up does not measure the machine's memory.
         "--num-gpu-blocks-override": "1000",
