@@ -1,7 +1,8 @@
 """`python -m tests.overload`: capacity by simulation, then the same loads over HTTP, and the two side by side.
 
-Eight runs of `--seconds` each, sent at once and held, and one of clients that obey `Retry-After`. Exit code 1 if a
-target is missed or the queue outgrew its bound.
+Six runs of `--seconds` each, sent at once and held, and one of clients that obey `Retry-After`. Engines start cold, and
+capacity is that of so many seconds on cold engines; the longest prompts, which take two seconds alone there, are left
+out. Exit code 1 if a target is missed or the queue outgrew its bound.
 """
 
 # ruff: noqa: T201 - a command says what it found
@@ -28,7 +29,7 @@ from tests.overload.show import Pair, missed, show_obedience, show_pairs
 from tests.overload.simulated import capacity_of, simulated
 from tests.overload.window import covers, cut
 
-LOADS = (0.7, 1.0, 1.3, 3.0)
+LOADS = (0.7, 1.3, 3.0)
 SLO_TTFT_MS, SLO_E2E_MS = 2000.0, 10_000.0
 #: The load of obeying clients: so many are turned away that coming back matters, and there is room to come back to.
 OBEYED_LOAD = 1.3
@@ -64,9 +65,9 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.overload", description=__doc__)
     parser.add_argument("--trace", default="art-chat-apr5")
-    parser.add_argument("--seconds", type=float, default=40.0)
-    parser.add_argument("--max-input", type=int)
-    parser.add_argument("--max-output", type=int)
+    parser.add_argument("--seconds", type=float, default=50.0)
+    parser.add_argument("--max-input", type=int, default=12_000)
+    parser.add_argument("--max-output", type=int, default=256)
     parser.add_argument("--spread", type=float, default=0.0)
     parser.add_argument("--open-in-flight", type=int)
     parser.add_argument("--load", type=float, action="append", help=f"default: {', '.join(map(str, LOADS))}")

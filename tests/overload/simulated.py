@@ -44,16 +44,21 @@ def simulated(offer: Offer, config: Config, *, held: bool, slo_ttft_ms: float, s
 def capacity_of(requests: Sequence[TraceRequest], config: Config, *, lasts_s: float) -> float:
     """The least time scale at which 95 % of what is offered for `lasts_s` is served well when sent at once, to 5 %.
 
-    Raises `TraceError` where there is none, or the trace is too short to find it.
+    Raises `TraceError` where there is none. Engines are cold at first, so it is less than that of a whole trace.
     """
 
     def well(time_scale: float) -> bool:
         offer = cut(requests, load=1.0, capacity=time_scale, lasts_s=lasts_s)
         return simulated(offer, config, held=False, slo_ttft_ms=0.0).good >= AT_CAPACITY
 
-    low, high = HIGHEST, LOWEST
-    if not well(high) or well(low):
-        raise TraceError(f"no capacity between time scales {HIGHEST:g} and {LOWEST:g} in {lasts_s:g} s of this trace")
+    high = 1.0
+    while high > HIGHEST and well(high):
+        high /= 2
+    while not well(high):
+        high *= 2
+        if high > LOWEST:
+            raise TraceError(f"{lasts_s:g} s of this trace are at no load served well: leave out the longest requests")
+    low = high / 2
     while high / low > EXACT:
         middle = sqrt(low * high)
         low, high = (low, middle) if well(middle) else (middle, high)
