@@ -13,7 +13,6 @@ import argparse
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from tests.bench.relay.measure import describe_machine
 from tests.overload.fleet import configuration, running, write_configuration
 from tests.overload.live import LiveRun, live
 from tests.overload.obeying import Obedience, obedient
-from tests.overload.show import Pair, missed, show_obedience, show_pairs
+from tests.overload.show import HEAD, Pair, missed, show_obedience, show_pair
 from tests.overload.simulated import capacity_of, simulated
 from tests.overload.window import covers, cut
 
@@ -52,9 +51,8 @@ def main() -> int:
         )
         capacity = capacity_of(requests, config, lasts_s=given.seconds)
         print(f"capacity of {given.trace} for {given.seconds:g} s: time scale {capacity:.3f} (simulated)", flush=True)
-        pairs = _pairs(requests, config, capacity, given, Path(folder), overload)
+        pairs = [] if given.obeying_alone else _pairs(requests, config, capacity, given, Path(folder), overload)
         obeyed = None if given.no_obeying else _obeyed(requests, capacity, given, Path(folder), overload)
-    show_pairs(pairs)
     if obeyed is not None:
         show_obedience(OBEYED_LOAD, obeyed)
     wrong = missed(pairs, obeyed, max_held=config.overload.max_held)
@@ -71,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--spread", type=float, default=0.0)
     parser.add_argument("--open-in-flight", type=int)
     parser.add_argument("--load", type=float, action="append", help=f"default: {', '.join(map(str, LOADS))}")
+    parser.add_argument("--obeying-alone", action="store_true", help="nothing but the clients that obey Retry-After")
     parser.add_argument("--no-obeying", action="store_true", help="leave out the clients that obey Retry-After")
     return parser.parse_args()
 
@@ -83,19 +82,19 @@ def _pairs(
     folder: Path,
     overload: dict[str, float],
 ) -> list[Pair]:
-    pairs = []
+    pairs: list[Pair] = []
+    print(HEAD, flush=True)
     for load in given.load or LOADS:
         offer = cut(requests, load=load, capacity=capacity, lasts_s=given.seconds)
         if not covers(requests, offer):
             print(f"{given.trace} is too short for {load:g} times its capacity: its last requests are missing")
         for held in (False, True):
-            begun_s = time.monotonic()
             place = folder / f"{load:g}-{'held' if held else 'once'}"
             with running(place, held=held, slo_ttft_ms=SLO_TTFT_MS, **overload) as fleet:
                 seen: LiveRun = live(offer, fleet)
             virtual = simulated(offer, config, held=held, slo_ttft_ms=SLO_TTFT_MS)
             pairs.append(Pair(load=load, held=held, live=seen, simulated=virtual))
-            print(f"{load:g} {'held' if held else 'at once'}: {time.monotonic() - begun_s:.0f} s", flush=True)
+            show_pair(pairs[-1])
     return pairs
 
 

@@ -30,22 +30,24 @@ class Pair:
     simulated: Served
 
 
-def show_pairs(pairs: Sequence[Pair]) -> None:
-    """A row per load and way; simulated figures in brackets."""
-    print("\n  load  way      offered  good %          good/s         turned away %   TTFT p95 ms     waited  slip ms")
-    for pair in pairs:
-        seen, virtual = pair.live.served, pair.simulated
-        cells = (
-            f"{seen.good * 100:5.1f} ({virtual.good * 100:5.1f})",
-            f"{seen.per_s:5.2f} ({virtual.per_s:5.2f})",
-            f"{seen.rejected * 100:5.1f} ({virtual.rejected * 100:5.1f})",
-            f"{_ms(seen.ttft_ms_p95):>5} ({_ms(virtual.ttft_ms_p95):>5})",
-        )
-        print(
-            f"{pair.load:>6g}  {'held' if pair.held else 'at once':<7}  {seen.offered:>7}  "
-            + "  ".join(f"{cell:<14}" for cell in cells)
-            + f"  {pair.live.most_held:>5}  {pair.live.slip_ms_p95:>7.0f}"
-        )
+HEAD = "\n  load  way      offered  good %          good/s         turned away %   TTFT p95 ms     waited  slip ms"
+
+
+def show_pair(pair: Pair) -> None:
+    """A row under `HEAD`; simulated figures in brackets."""
+    seen, virtual = pair.live.served, pair.simulated
+    cells = (
+        f"{seen.good * 100:5.1f} ({virtual.good * 100:5.1f})",
+        f"{seen.per_s:5.2f} ({virtual.per_s:5.2f})",
+        f"{seen.rejected * 100:5.1f} ({virtual.rejected * 100:5.1f})",
+        f"{_ms(seen.ttft_ms_p95):>5} ({_ms(virtual.ttft_ms_p95):>5})",
+    )
+    print(
+        f"{pair.load:>6g}  {'held' if pair.held else 'at once':<7}  {seen.offered:>7}  "
+        + "  ".join(f"{cell:<14}" for cell in cells)
+        + f"  {pair.live.most_held:>5}  {pair.live.slip_ms_p95:>7.0f}",
+        flush=True,
+    )
 
 
 def show_obedience(load: float, found: Obedience) -> None:
