@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WHEEL  := $(VENV)/wheel
 
-.PHONY: wheel demo laboratory tuning-table test coverage check lint types bench soak overload-live test-system test-postgres terraform-check lock clean help
+.PHONY: wheel demo laboratory tuning-table test coverage check lint types bench chaos chaos-short soak overload-live test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -39,6 +39,12 @@ test-postgres: $(READY) ## the history's tests on a PostgreSQL server of the dis
 
 terraform-check: $(READY) ## every check of terraform/ in a table: ran, or not and why; minutes
 	@$(BIN)/python -m tests.terraform
+
+chaos: $(READY)  ## nine minutes of load on real processes while a seeded schedule breaks them; fails if anything does not hold
+	@$(BIN)/python -m tests.chaos $(ARGS)
+
+chaos-short: $(READY) ## the same for a minute; also a test
+	@$(BIN)/python -m tests.chaos --short $(ARGS)
 
 bench: $(READY)  ## speed: printed, never asserted
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -1,0 +1,51 @@
+"""`python -m tests.chaos [--short] [--seed N] [--seconds S] [--keep FOLDER]`: exit code 1 if anything did not hold."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.chaos.invariants import judge_run
+from tests.chaos.report import print_report
+from tests.chaos.run import FULL, SHORT, run_chaos
+
+
+def main(arguments: list[str]) -> int:
+    asked = _parser().parse_args(arguments)
+    plan = SHORT if asked.short else FULL
+    if asked.seconds is not None:
+        plan = replace(plan, load_s=asked.seconds)
+    seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
+    console = Console(width=150)
+    console.print(f"seed {seed}: {plan.load_s:g} s of load at {plan.per_s:g} requests/s", markup=False)
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gorgo-chaos-") as scratch:
+        run = asyncio.run(run_chaos(plan, seed, asked.keep or Path(scratch)))
+    findings = judge_run(run)
+    print_report(run, findings, console)
+    broken = sum(bool(finding.violations) for finding in findings)
+    held = f"{len(findings) - broken} of {len(findings)} invariants hold"
+    again = f"make chaos{'-short' if asked.short else ''} ARGS='--seed {seed}'"
+    console.print(f"{held}; {time.monotonic() - began_s:.0f} s; the same schedule again: {again}", markup=False)
+    return 1 if broken else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--short", action="store_true", help="the form of one minute")
+    parser.add_argument("--seed", type=int, help="of schedule and load; by chance without one")
+    parser.add_argument("--seconds", type=float, help="of load")
+    parser.add_argument("--keep", type=Path, help="an empty folder where configuration, logs and database stay")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""Looks at the proxy from outside and inside: memory, descriptors, tasks, ledger, index, state file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import httpx
+
+from gorgo.errors import ConfigError
+from gorgo.proxy.kept import StateFile
+from tests.chaos.fleet import SERVE, TOKEN, Fleet
+
+#: Between two looks under load, and before and after it.
+LOOK_S, IDLE_LOOK_S = 1.0, 0.5
+#: Idle looks that make the measure to which everything must come back, over more than two of the proxy's pings of
+#: kept connections (2 s) and its probes (1 s).
+IDLE_LOOKS = 10
+#: For what is closed late: kept connections (4 s), pings and probes that hang (5 s), a scrape that hangs (10 s).
+SETTLE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen at one moment. `inside` is the answer of `GET /admin/check`."""
+
+    at_s: float
+    rss_kb: int
+    descriptors: int
+    inside: Mapping[str, Any]
+    #: Why the state file is none, if it is none.
+    state_fault: str | None = None
+
+    @property
+    def open_things(self) -> dict[str, int]:
+        """Everything that must be zero when nobody asks for anything."""
+        inside = self.inside
+        counts = {name: int(inside[name]) for name in ("in_flight", "held", "exchanges", "leaving")}
+        return counts | {name: sum(inside[name].values()) for name in ("users", "sources")}
+
+    @property
+    def tasks(self) -> int:
+        return sum(self.inside["tasks"].values())
+
+
+@dataclass(slots=True)
+class Watch:
+    """Looks before, while and after the load, and what the proxy counted and logged."""
+
+    before: list[Look] = field(default_factory=list)
+    during: list[Look] = field(default_factory=list)
+    after: list[Look] = field(default_factory=list)
+
+
+class Observer:
+    """Looks at the proxy of a fleet; one connection of its own, kept open."""
+
+    def __init__(self, fleet: Fleet, admin: httpx.AsyncClient) -> None:
+        self._fleet = fleet
+        self._admin = admin
+        self._state_file = StateFile(fleet.state_file)
+        self.watch = Watch()
+
+    async def look(self) -> Look:
+        inside = (await self._admin.get("/admin/check")).raise_for_status().json()
+        process = Path(f"/proc/{self._fleet.pid(SERVE)}")
+        status = (process / "status").read_text()
+        rss_kb = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
+        return Look(monotonic(), rss_kb, len(list((process / "fd").iterdir())), inside, self._state_fault())
+
+    async def before(self) -> None:
+        for _ in range(IDLE_LOOKS):
+            await asyncio.sleep(IDLE_LOOK_S)
+            self.watch.before.append(await self.look())
+
+    async def during(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.watch.during.append(await self.look())
+            await asyncio.sleep(LOOK_S)
+
+    async def after(self) -> None:
+        """Until everything is as it was before, or the time for that is over."""
+        deadline_s = monotonic() + SETTLE_S
+        while True:
+            await asyncio.sleep(IDLE_LOOK_S)
+            look = await self.look()
+            self.watch.after.append(look)
+            if settled(look, self.watch.before) or look.at_s > deadline_s:
+                return
+
+    async def fleet_rows(self) -> list[dict[str, Any]]:
+        """The proxy's own view of its replicas."""
+        rows: list[dict[str, Any]] = (await self._admin.get("/admin/fleet")).raise_for_status().json()["replicas"]
+        return rows
+
+    def _state_fault(self) -> str | None:
+        try:
+            return None if self._state_file.read() is not None else "there is no state file"
+        except ConfigError as error:
+            return str(error)
+
+
+def settled(look: Look, before: list[Look]) -> bool:
+    """Nothing is open, and no more descriptors and tasks are there than were before the load."""
+    return (
+        not any(look.open_things.values())
+        and look.descriptors <= max(each.descriptors for each in before)
+        and look.tasks <= max(each.tasks for each in before)
+    )
+
+
+def admin_client(fleet: Fleet) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    return httpx.AsyncClient(base_url=fleet.admin_url, headers=headers, timeout=20.0, trust_env=False)
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The JSON lines of a process's output; what is none is left out."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]

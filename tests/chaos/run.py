@@ -1,0 +1,86 @@
+"""One run from its seed to its record: fleet up, load and faults, quiet, everything looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tests.chaos.faults import Saboteur, read_history
+from tests.chaos.fleet import REPLICAS, SERVE, Fleet, running_fleet
+from tests.chaos.invariants import Run
+from tests.chaos.load import Load
+from tests.chaos.observe import Observer, admin_client, events_of
+from tests.chaos.questions import draw_questions
+from tests.chaos.schedule import draw_schedule
+
+#: For the sidecar to put its best weights back and end.
+SIDECAR_END_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long, how hard. Times in seconds."""
+
+    load_s: float
+    per_s: float
+    #: Mean time between the starts of two faults, and how long they last.
+    every_s: float
+    length_s: tuple[float, float]
+
+
+#: With starting and settling nine and a half minutes, and one.
+FULL = Plan(load_s=520.0, per_s=10.0, every_s=4.5, length_s=(2.0, 7.0))
+SHORT = Plan(load_s=44.0, per_s=6.0, every_s=1.5, length_s=(1.2, 2.4))
+
+
+async def run_chaos(plan: Plan, seed: int, folder: Path) -> Run:
+    """Everything that became of it, for the invariants."""
+    questions = draw_questions(seed, seconds=plan.load_s, per_s=plan.per_s)
+    planned = draw_schedule(
+        np.random.default_rng([seed, 0]), REPLICAS, seconds=plan.load_s, every_s=plan.every_s, length_s=plan.length_s
+    )
+    async with running_fleet(folder, seed) as fleet, admin_client(fleet) as admin:
+        observer, saboteur = Observer(fleet, admin), Saboteur(fleet)
+        await observer.before()
+        await fleet.start_sidecar()
+        load = Load(fleet.url, questions)
+        looking = asyncio.create_task(observer.during())
+        async with asyncio.TaskGroup() as at_work:
+            at_work.create_task(load.run())
+            at_work.create_task(saboteur.run(planned, seconds=plan.load_s))
+        looking.cancel()
+        with suppress(asyncio.CancelledError):
+            await looking
+        sidecar_exit = await asyncio.to_thread(_end_sidecar, fleet)
+        saboteur.histories.append(read_history(fleet.database))
+        await observer.after()
+        rows = await observer.fleet_rows()
+    return Run(
+        seed=seed,
+        replicas=REPLICAS,
+        questions=questions,
+        notes=load.notes,
+        applied=saboteur.applied,
+        watch=observer.watch,
+        log=events_of(fleet.said(f"{SERVE}-1")),
+        said={name: fleet.said(name) for name in fleet.names},
+        histories=saboteur.histories,
+        sidecar_exit=sidecar_exit,
+        reloads=saboteur.reloads,
+        refusals=saboteur.refusals,
+        fleet=rows,
+        passed={name: gate.passed for name, gate in fleet.gates.items()},
+    )
+
+
+def _end_sidecar(fleet: Fleet) -> int | None:
+    """Its exit code; None where it does not end."""
+    process = fleet._process("tune")
+    process.terminate()
+    with suppress(TimeoutError):
+        return process.wait(SIDECAR_END_S)
+    return None

@@ -1,0 +1,57 @@
+"""The schedule: the same for the same seed, every kind in it, and somebody always well."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tests.chaos.fleet import REPLICAS
+from tests.chaos.run import FULL, SHORT, Plan
+from tests.chaos.schedule import CONFIGURATION, RECOVERY_S, Kind, Planned, draw_schedule
+
+
+def drawn(seed: int, plan: Plan = SHORT) -> list[Planned]:
+    rng = np.random.default_rng([seed, 0])
+    return draw_schedule(rng, REPLICAS, seconds=plan.load_s, every_s=plan.every_s, length_s=plan.length_s)
+
+
+def test_a_seed_is_a_schedule() -> None:
+    assert drawn(7) == drawn(7)
+    assert drawn(7) != drawn(8)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_replica_is_well_at_every_moment_but_in_a_blackout(seed: int) -> None:
+    planned = drawn(seed, FULL)
+    for fault in planned:
+        if not fault.ill or fault.kind is Kind.BLACKOUT:
+            continue
+        beside = [each for each in planned if each.ill and each.start_s <= fault.start_s < each.end_s + RECOVERY_S]
+        assert Kind.BLACKOUT not in {each.kind for each in beside}
+        assert len({each.target for each in beside}) < len(REPLICAS)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_thing_at_a_time_happens_to_each(seed: int) -> None:
+    planned = drawn(seed, FULL)
+    for target in (*REPLICAS, CONFIGURATION):
+        mine = [each for each in planned if target in (each.target, CONFIGURATION if _edits(each) else None)]
+        assert all(before.end_s < after.start_s for before, after in pairwise(mine))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_kind_comes_and_is_got_over_in_time(seed: int) -> None:
+    planned = drawn(seed, FULL)
+    counts = [sum(each.kind is kind for each in planned) for kind in Kind]
+    assert min(counts) >= 3
+    assert all(each.end_s + RECOVERY_S <= FULL.load_s for each in planned)
+
+
+def test_the_short_form_has_nearly_all_of_them() -> None:
+    assert min(len({each.kind for each in drawn(seed)}) for seed in range(20)) >= len(Kind) - 2
+
+
+def _edits(fault: Planned) -> bool:
+    return fault.kind is Kind.RELOAD
