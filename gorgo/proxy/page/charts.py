@@ -7,6 +7,7 @@ Owns geometry alone; colours and strokes are the style sheet's, by class. Nothin
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from gorgo.proxy.page import words
 from gorgo.proxy.page.figures import Bin
@@ -36,7 +37,8 @@ def ttft_chart(bins: Sequence[Bin]) -> tuple[Html, float]:
     return _svg("chart", len(bins), [*grid, *lines, *hover], label="time to first token, p50 and p95"), top
 
 
-def trip_line(trips: Sequence[Trip]) -> Html:
+@lru_cache(maxsize=256)
+def trip_line(trips: tuple[Trip, ...]) -> Html:
     """The round trips of the last probes; one that failed is a mark at the foot."""
     known = [rtt_s for _, rtt_s in trips if rtt_s is not None]
     if len(trips) < 2:
@@ -53,16 +55,15 @@ def trip_line(trips: Sequence[Trip]) -> Html:
 
 
 def term_bar(values: Sequence[float], most: float) -> Html:
-    """One candidate's terms side by side; `most` fills the width. What is not positive has no width."""
-    drawn: list[Html] = []
+    """One candidate's terms side by side; `most` fills the width. What is not positive is not drawn."""
+    drawn: list[str] = []
     at = 0.0
     for term, value in enumerate(values):
-        width = 100.0 * max(value, 0.0) / most if most > 0 else 0.0
-        drawn.append(
-            tag("rect", x=f"{at:.2f}", y=0, width=f"{width:.2f}", height=f"{_HEIGHT:g}", class_=f"t{term % 6}")
-        )
-        at += width
-    return _svg("bar", 100, drawn)
+        if value > 0.0 and most > 0.0:
+            width = 100.0 * value / most
+            drawn.append(f'<path class="t{term % 6}" d="M{at:.1f} 0h{width:.1f}v{_HEIGHT:g}h-{width:.1f}z"/>')
+            at += width
+    return _svg("bar", 100, [Html("".join(drawn))])
 
 
 def box_line(value: float, low: float, high: float) -> Html:
@@ -74,14 +75,14 @@ def box_line(value: float, low: float, high: float) -> Html:
 
 
 def nice_top(value: float) -> float:
-    """The least of 1, 2, 5 times a power of ten that is not below `value`.
+    """The least round number that is not below `value`, and whose half is one too.
 
     >>> nice_top(0.0), nice_top(34.0), nice_top(1200.0)
-    (1.0, 50.0, 2000.0)
+    (1.0, 40.0, 2000.0)
     """
     top = 1.0
     while True:
-        for step in (1.0, 2.0, 5.0):
+        for step in (1.0, 2.0, 3.0, 4.0, 6.0, 8.0):
             if top * step >= value:
                 return top * step
         top *= 10.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf, isnan
 
 from gorgo.core.decision import Decision
@@ -17,12 +17,28 @@ CANDIDATES_SHOWN = 16
 _HEADS = ("time, UTC", "replica", "prompt", "cached", "predicted", "observed", "off", "status", "request")
 
 
-def decisions_part(status: Status) -> Html:
-    """Newest first."""
-    if not status.decisions:
-        return tag("p", "No request has been routed yet.", class_="quiet")
-    head = tag("div", *(tag("span", name) for name in _HEADS), class_="line head", aria_hidden="true")
-    return joined([head, *map(_decision, status.decisions)])
+class DecisionsPart:
+    """Newest first. One is written when it is made and again when its request is over, not at each look."""
+
+    def __init__(self) -> None:
+        self._written: dict[tuple[object, ...], Html] = {}
+
+    def __call__(self, status: Status) -> Iterator[Html]:
+        if not status.decisions:
+            yield tag("p", "No request has been routed yet.", class_="quiet")
+            return
+        yield tag("div", *(tag("span", name) for name in _HEADS), class_="line head", aria_hidden="true")
+        before, self._written = self._written, {}
+        for row in status.decisions:
+            key = (
+                row.decision.decided_s,
+                row.decision.request_id,
+                row.decision.attempt,
+                row.sample is None,
+                row.followed,
+            )
+            html = self._written[key] = before.get(key) or _decision(row)
+            yield html
 
 
 def _decision(row: DecisionStatus) -> Html:
@@ -86,7 +102,9 @@ def _terms(decision: Decision) -> Html:
     names = list(decision.terms)
     most = max((_sum(decision, place) for place in order), default=0.0)
     heads = [tag("th", tag("i", class_=f"t{at % 6}"), name, scope="col") for at, name in enumerate(names)]
-    head = tag("tr", tag("th", "replica", scope="col", class_="name"), *heads, tag("th", "cost", scope="col"))
+    head = tag(
+        "tr", tag("th", "replica", scope="col", class_="name"), *heads, tag("th", "cost", scope="col"), tag("th")
+    )
     rows = [_candidate(decision, names, place, most) for place in order]
     left = len(decision.candidates) - len(order)
     more = tag("caption", f"{left} dearer ones are left out here") if left else None

@@ -6,40 +6,55 @@ with a link that reloads it, and `details` open by themselves. `page.js` puts ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 from gorgo.proxy.page import words
-from gorgo.proxy.page.decisions_part import decisions_part
+from gorgo.proxy.page.decisions_part import DecisionsPart
 from gorgo.proxy.page.fleet_part import fleet_part
 from gorgo.proxy.page.markup import Child, Html, joined, tag, void
 from gorgo.proxy.page.status import Status
 from gorgo.proxy.page.summary_part import alerts_part, chart_part, figures_part
-from gorgo.proxy.page.weights_part import weights_part
+from gorgo.proxy.page.weights_part import WeightsPart
 
 #: Where the page is; its cookie goes nowhere else.
 ROOT = "/admin/page"
 
-Part = Callable[[Status], Html]
-
-#: What is updated, in the order of the page.
-PARTS: dict[str, Part] = {
-    "alerts": alerts_part,
-    "figures": figures_part,
-    "chart": chart_part,
-    "fleet": fleet_part,
-    "decisions": decisions_part,
-    "weights": weights_part,
-}
+#: A part, piece by piece; each piece takes a millisecond or less.
+Part = Callable[[Status], Iterator[Html]]
+Parts = Mapping[str, Html]
 
 
-def parts_of(status: Status) -> dict[str, Html]:
-    """Every part as it is now."""
-    return {name: part(status) for name, part in PARTS.items()}
+class Writer:
+    """Writes the parts of one proxy's page, and keeps what need not be written again at the next look.
+
+    Between two pieces everything else that waits gets its turn: streams go on while a page of 64 replicas is written.
+    """
+
+    def __init__(self) -> None:
+        #: What is updated, in the order of the page.
+        self.parts: dict[str, Part] = {
+            "alerts": alerts_part,
+            "figures": figures_part,
+            "chart": chart_part,
+            "fleet": fleet_part,
+            "decisions": DecisionsPart(),
+            "weights": WeightsPart(),
+        }
+
+    async def write(self, status: Status) -> Parts:
+        """Every part as it is in `status`."""
+        return {name: joined([piece async for piece in _in_turns(part(status))]) for name, part in self.parts.items()}
 
 
-def status_page(status: Status, *, every_s: int | None = None) -> str:
+async def _in_turns(pieces: Iterator[Html]) -> AsyncIterator[Html]:
+    for piece in pieces:
+        yield piece
+        await asyncio.sleep(0)
+
+
+def status_page(status: Status, parts: Parts, *, every_s: int | None = None) -> str:
     """The page. `every_s` has it reload by itself, for browsers without scripts."""
-    parts = parts_of(status)
     reload_it = void("meta", http_equiv="refresh", content=every_s) if every_s else None
     body = [
         _header(status),
@@ -85,7 +100,7 @@ def _without_script(every_s: int | None) -> Html:
 
 
 def _sections(parts: Mapping[str, Html]) -> list[Html]:
-    wait = tag("span", "waits while one is open", class_="quiet waits", hidden=True)
+    wait = tag("span", "newer ones wait while one is open", class_="quiet waits", hidden=True)
     return [
         tag("section", tag("h2", "Fleet"), _held(parts, "fleet")),
         tag("section", tag("h2", "Last decisions ", wait), _held(parts, "decisions")),

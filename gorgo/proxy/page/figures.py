@@ -14,7 +14,7 @@ from gorgo.core.samples import Sample
 #: What "recent" means: long enough for a p95 at one request a second, short enough to show an incident at once.
 RECENT_S = 300.0
 #: Looked at once a second beside live traffic, so bounded: about a millisecond.
-RECENT_SAMPLES = 2000
+RECENT_SAMPLES = 1000
 #: Of the course over time: 5 s each, and less while the process is young.
 BINS = 60
 _SPANS_S = (60.0, 120.0, RECENT_S)

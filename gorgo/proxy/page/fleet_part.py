@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from gorgo.core.fleet_view import ReplicaView
 from gorgo.proxy.page import words
@@ -59,12 +60,16 @@ COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 WIDTH = 2 + sum(len(columns) for _, columns in COLUMNS)
 
 
-def fleet_part(status: Status) -> Html:
+def fleet_part(status: Status) -> Iterator[Html]:
     """A body of the table per region."""
-    bodies = (_region(name, rows, status) for name, rows in status.regions.items())
-    return tag("div", tag("table", _head(), joined(bodies), class_="fleet"), class_="wide")
+    yield Html('<div class="wide"><table class="fleet">')
+    yield _head()
+    for name, rows in status.regions.items():
+        yield _region(name, rows, status)
+    yield Html("</table></div>")
 
 
+@cache
 def _head() -> Html:
     groups = [tag("th", name, colspan=len(columns), scope="colgroup", class_="first") for name, columns in COLUMNS]
     names = [

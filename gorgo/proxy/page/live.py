@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
 
 from gorgo.proxy.errors import HttpError, Message, Receive, Send, send_error
 from gorgo.proxy.page.markup import Html
 
-#: Faster than anybody reads, and less than a hundredth of a core at 64 replicas.
+#: Faster than anybody reads.
 INTERVAL_S = 1.0
 #: A browser on a bad line catches up within this; who does not is asleep.
 PATIENCE_S = 10.0
@@ -28,7 +28,8 @@ LISTENERS = 8
 #: After which a browser that was cut asks again, ms.
 _RETRY_MS = 2000
 
-Parts = Mapping[str, Html]
+#: A time in words, and the parts as they were then.
+Look = tuple[str, Mapping[str, Html]]
 
 
 class Live:
@@ -36,8 +37,8 @@ class Live:
 
     Parameters
     ----------
-    parts:
-        Makes them, and says when in a word.
+    look:
+        Makes the parts.
     closing:
         Ends every stream when it is set.
     interval_s, patience_s, listeners:
@@ -48,7 +49,7 @@ class Live:
 
     def __init__(
         self,
-        parts: Callable[[], tuple[str, Parts]],
+        look: Callable[[], Awaitable[Look]],
         closing: asyncio.Event,
         *,
         interval_s: float = INTERVAL_S,
@@ -56,21 +57,24 @@ class Live:
         listeners: int = LISTENERS,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._parts = parts
+        self._look = look
+        #: One look at a time: whoever comes meanwhile gets the same.
+        self._turn = asyncio.Lock()
         self._closing = closing
         self._most = listeners
         self._clock = clock
-        self._made: tuple[float, str, Parts] | None = None
+        self._made: tuple[float, Look] | None = None
         self.interval_s = interval_s
         self.patience_s = patience_s
         #: Streams that are open.
         self.listeners = 0
 
-    def now(self) -> tuple[str, Parts]:
+    async def now(self) -> Look:
         """The parts, at most an interval old."""
-        if self._made is None or self._clock() - self._made[0] >= 0.9 * self.interval_s:
-            self._made = (self._clock(), *self._parts())
-        return self._made[1:]
+        async with self._turn:
+            if self._made is None or self._clock() - self._made[0] >= 0.9 * self.interval_s:
+                self._made = self._clock(), await self._look()
+            return self._made[1]
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """One listener, as ASGI has it, from its request to its end."""
@@ -94,7 +98,7 @@ class Live:
         try:
             await self._start(send)
             while not gone.done() and not closing.done():
-                await self._write(send, self._news(sent))
+                await self._write(send, self._news(sent, await self.now()))
                 await asyncio.wait((gone, closing), timeout=self.interval_s, return_when=asyncio.FIRST_COMPLETED)
             if not gone.done():
                 async with asyncio.timeout(self.patience_s):
@@ -102,9 +106,9 @@ class Live:
         except TimeoutError:
             _cut(scope)
 
-    def _news(self, sent: dict[str, Html]) -> bytes:
+    def _news(self, sent: dict[str, Html], look: Look) -> bytes:
         """What differs from `sent`, which is brought up to date."""
-        at, parts = self.now()
+        at, parts = look
         events = []
         for name, html in parts.items():
             if sent.get(name) != html:

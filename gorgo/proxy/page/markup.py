@@ -7,6 +7,7 @@ makes it of anything else than constants.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from html import escape
 
 
@@ -29,6 +30,8 @@ def tag(name: str, /, *children: Child, **attributes: Child | bool) -> Html:
     '<p class="a" data-id="&quot;">1 &lt; 2 <b>so</b></p>'
     """
     inner = "".join(map(_text, children))
+    if not attributes:
+        return Html(f"<{name}>{inner}</{name}>")
     return Html(f"<{name}{''.join(_attribute(*pair) for pair in attributes.items())}>{inner}</{name}>")
 
 
@@ -49,9 +52,14 @@ def joined(parts: Iterable[Child]) -> Html:
 def _text(child: Child) -> str:
     if child is None:
         return _NOTHING
-    return child if isinstance(child, Html) else escape(str(child))
+    if isinstance(child, Html):
+        return child
+    text = str(child)
+    # Most of what is shown are numbers.
+    return text if text.isalnum() else escape(text)
 
 
+@lru_cache(maxsize=2048, typed=True)
 def _attribute(name: str, value: Child | bool) -> str:
     if value is None or value is False:
         return ""

@@ -54,6 +54,9 @@ function listen() {
   });
 }
 
+// Nobody waits for the next second after closing what was open. The event does not bubble.
+document.addEventListener("toggle", showLater, true);
+
 // A tab that nobody sees holds no stream.
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) {

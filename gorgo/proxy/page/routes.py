@@ -19,8 +19,8 @@ from starlette.routing import Route
 from gorgo.proxy.admin_calls import count_of, json_response
 from gorgo.proxy.errors import HttpError
 from gorgo.proxy.page import words
-from gorgo.proxy.page.document import ROOT, login_page, off_page, parts_of, status_page
-from gorgo.proxy.page.live import Live, Parts
+from gorgo.proxy.page.document import ROOT, Writer, login_page, off_page, status_page
+from gorgo.proxy.page.live import Live, Look
 from gorgo.proxy.page.sessions import SESSION_S, Sessions
 from gorgo.proxy.page.status import status_of
 from gorgo.proxy.state import ProxyState
@@ -71,7 +71,8 @@ class Page:
         self._state = state
         self._refuse = refuse
         self._sessions = None if token is None else Sessions(token, lambda: state.clock())
-        self.live = Live(self._parts, closing)
+        self._writer = Writer()
+        self.live = Live(self._look, closing)
 
     def routes(self) -> list[Route]:
         table: list[tuple[str, str, Handler]] = [
@@ -97,7 +98,8 @@ class Page:
         every_s = count_of(request, "every", 0)
         if every_s and not EVERY_S[0] <= every_s <= EVERY_S[1]:
             raise HttpError(400, "invalid_request", f"every: expected {EVERY_S[0]} to {EVERY_S[1]} seconds")
-        return _html(status_page(status_of(self._state), every_s=every_s or None))
+        status = status_of(self._state)
+        return _html(status_page(status, await self._writer.write(status), every_s=every_s or None))
 
     async def login_form(self, request: Request) -> Response:
         if self._sessions is None:
@@ -137,9 +139,9 @@ class Page:
     def _signed_in(self, request: Request) -> bool:
         return self._sessions is not None and self._sessions.holds(request.cookies.get(COOKIE))
 
-    def _parts(self) -> tuple[str, Parts]:
+    async def _look(self) -> Look:
         status = status_of(self._state)
-        return f"{words.clock(status.now)} UTC", parts_of(status)
+        return f"{words.clock(status.now)} UTC", await self._writer.write(status)
 
 
 class _Streamed(Response):

@@ -196,9 +196,11 @@ def _decisions(
 ) -> list[DecisionStatus]:
     """A client may use an id again, so a sample counts for a decision only if it ended after it."""
     regions = {view.name: view.region for view in views}
+    wanted = {decision.request_id for decision in decisions}
     finished: dict[str, Sample] = {}
     for sample in samples:
-        finished.setdefault(sample.request_id, sample)
+        if sample.request_id in wanted:
+            finished.setdefault(sample.request_id, sample)
     last: dict[str, int] = {}
     rows: list[DecisionStatus] = []
     for decision in decisions:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gorgo.proxy.page import words
 from gorgo.proxy.page.charts import ttft_chart
 from gorgo.proxy.page.markup import Html, joined, tag
 from gorgo.proxy.page.status import Status
 
 
-def alerts_part(status: Status) -> Html:
+def alerts_part(status: Status) -> Iterator[Html]:
     """What an operator reads first."""
-    title = f"GORGO {status.region}"
-    if not status.alerts:
-        ready = sum(len(rows) for rows in status.regions.values())
-        many = "The one replica is" if ready == 1 else f"All {ready} replicas are"
-        return tag("ul", tag("li", f"{many} ready", class_="good"), data_title=title)
     lines = [tag("li", alert.text, class_=alert.level) for alert in status.alerts]
-    return tag("ul", *lines, data_title=f"({len(lines)}) {title}")
+    many = f"({len(lines)}) " if lines else ""
+    yield tag("ul", *(lines or [_all_ready(status)]), data_title=f"{many}GORGO {status.region}")
 
 
-def figures_part(status: Status) -> Html:
+def figures_part(status: Status) -> Iterator[Html]:
     """Tiles; what they cover stands below them."""
     figures = status.figures
     failed = f"{figures.failed} failed" if figures.failed else "none failed"
@@ -35,12 +33,12 @@ def figures_part(status: Status) -> Html:
     )
     covered = f"{figures.n:,} requests that finished in the last {words.age(status.span_s)}"
     up = f"up for {words.age(status.up_s)}"
-    return joined(
+    yield joined(
         [tag("div", *(_tile(*one) for one in tiles), class_="tiles"), tag("p", f"{covered}; {up}.", class_="quiet")]
     )
 
 
-def chart_part(status: Status) -> Html:
+def chart_part(status: Status) -> Iterator[Html]:
     """TTFT over the window. Its labels are HTML, so that they do not stretch with it."""
     chart, top = ttft_chart(status.course)
     scale = tag(
@@ -54,7 +52,12 @@ def chart_part(status: Status) -> Html:
     )
     legend = joined([tag("i", class_="p50"), "median ", tag("i", class_="p95"), "p95"])
     caption = tag("figcaption", tag("b", "Time to first token"), tag("span", legend, class_="legend"))
-    return tag("figure", caption, tag("div", scale, chart, class_="plot"), axis)
+    yield tag("figure", caption, tag("div", scale, chart, class_="plot"), axis)
+
+
+def _all_ready(status: Status) -> Html:
+    n = sum(len(rows) for rows in status.regions.values())
+    return tag("li", "The one replica is ready" if n == 1 else f"All {n} replicas are ready", class_="good")
 
 
 def _tile(name: str, value: str, unit: str, note: str | None) -> Html:

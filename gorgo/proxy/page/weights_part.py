@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gorgo.proxy.page import words
 from gorgo.proxy.page.charts import box_line
@@ -14,9 +14,18 @@ from gorgo.proxy.steering import WeightsChange
 VERSIONS_SHOWN = 6
 
 
-def weights_part(status: Status) -> Html:
-    """In force on top, versions newest first below."""
-    return joined([_standing(status), _in_force(status), _history(status.history)])
+class WeightsPart:
+    """In force on top, versions newest first below. Written again only when something has changed."""
+
+    def __init__(self) -> None:
+        self._written: tuple[object, Html] | None = None
+
+    def __call__(self, status: Status) -> Iterator[Html]:
+        key = (status.policy, status.version, status.frozen, status.durable, *status.history[-1:])
+        if self._written is None or self._written[0] != key:
+            html = joined([_standing(status), _in_force(status), _history(status.history)])
+            self._written = key, html
+        yield self._written[1]
 
 
 def _standing(status: Status) -> Html:

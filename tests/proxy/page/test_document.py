@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from html.parser import HTMLParser
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 from gorgo.proxy.kept import Frozen
 from gorgo.proxy.page.charts import term_bar, trip_line, ttft_chart
-from gorgo.proxy.page.decisions_part import CANDIDATES_SHOWN, decisions_part
-from gorgo.proxy.page.document import PARTS, login_page, off_page, parts_of, status_page
+from gorgo.proxy.page.decisions_part import CANDIDATES_SHOWN, DecisionsPart
+from gorgo.proxy.page.document import Writer, login_page, off_page, status_page
 from gorgo.proxy.page.figures import BINS, course
+from gorgo.proxy.page.markup import Html, joined
 from gorgo.proxy.page.standing import Alert
 from gorgo.proxy.page.status import DecisionStatus, Status
 from gorgo.proxy.page.weights_part import VERSIONS_SHOWN
@@ -20,6 +22,14 @@ from tests.proxy.page.made import NOW, change, decision, row, sample, status, vi
 
 NASTY = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
 _VOID = {"meta", "link", "input"}
+
+
+def parts_of(shown: Status) -> dict[str, Html]:
+    return {name: joined(part(shown)) for name, part in Writer().parts.items()}
+
+
+def page_of(shown: Status, *, every_s: int | None = None) -> str:
+    return status_page(shown, parts_of(shown), every_s=every_s)
 
 
 class Reader(HTMLParser):
@@ -76,7 +86,7 @@ def nasty_status() -> Status:
 
 
 def test_no_name_or_word_from_elsewhere_becomes_markup() -> None:
-    calm, nasty = Reader(status_page(status())), Reader(status_page(nasty_status()))
+    calm, nasty = Reader(page_of(status())), Reader(page_of(nasty_status()))
     assert [attributes for name, attributes in nasty.elements if name == "script"] == [
         {"src": "/admin/page/page.js", "defer": None}
     ]
@@ -88,31 +98,31 @@ def test_no_name_or_word_from_elsewhere_becomes_markup() -> None:
 
 
 def test_page_has_no_inline_script_style_or_handler_for_its_policy_to_forbid() -> None:
-    for text in (status_page(nasty_status()), login_page(wrong=True), off_page("T")):
+    for text in (page_of(nasty_status()), login_page(wrong=True), off_page("T")):
         for name, attributes in Reader(text).elements:
             assert name != "style"
             assert not [key for key in attributes if key.startswith("on") or key == "style"]
 
 
 def test_page_asks_for_nothing_from_elsewhere() -> None:
-    for text in (status_page(status()), login_page()):
+    for text in (page_of(status()), login_page()):
         for _, attributes in Reader(text).elements:
             for key in ("src", "href", "action"):
                 assert (attributes.get(key) or "/admin/page").startswith("/admin/page")
 
 
 def test_every_part_has_its_place_in_the_page() -> None:
-    elements = Reader(status_page(status())).elements
-    assert [attributes["id"] for _, attributes in elements if "data-part" in attributes] == list(PARTS)
+    elements = Reader(page_of(status())).elements
+    assert [attributes["id"] for _, attributes in elements if "data-part" in attributes] == list(Writer().parts)
 
 
 def test_page_without_scripts_reloads_by_itself_when_asked_to() -> None:
     def refreshes(text: str) -> list[dict[str, str | None]]:
         return [found for name, found in Reader(text).elements if name == "meta" and "http-equiv" in found]
 
-    assert refreshes(status_page(status())) == []
-    assert refreshes(status_page(status(), every_s=10)) == [{"http-equiv": "refresh", "content": "10"}]
-    assert "reloads every 10 s" in status_page(status(), every_s=10)
+    assert refreshes(page_of(status())) == []
+    assert refreshes(page_of(status(), every_s=10)) == [{"http-equiv": "refresh", "content": "10"}]
+    assert "reloads every 10 s" in page_of(status(), every_s=10)
 
 
 def test_fleet_says_state_reason_and_figures_of_each_replica() -> None:
@@ -146,7 +156,9 @@ def test_decision_has_every_candidate_with_its_terms_cheapest_first() -> None:
         terms={"rtt": np.array([1.0, 0.5, np.nan]), "queue": np.array([2.0, 0.5, 1234.5])},
         excluded={"d": "ejected"},
     )
-    text = Reader(decisions_part(status(decisions=[DecisionStatus(made, "near", sample(), followed=False)]))).text
+    text = Reader(
+        parts_of(status(decisions=[DecisionStatus(made, "near", sample(), followed=False)]))["decisions"]
+    ).text
     assert text.index(" b ") < text.index(" a ") < text.index(" c ")
     assert "1,234" in text
     assert "Not asked: d (ejected)." in " ".join(text.split()).replace(" .", ".")
@@ -162,7 +174,7 @@ def test_of_many_candidates_the_chosen_one_is_always_shown() -> None:
         terms={"rtt": np.arange(float(many))},
         cost=np.arange(float(many)),
     )
-    part = decisions_part(status(decisions=[DecisionStatus(made, None, None, followed=False)]))
+    part = parts_of(status(decisions=[DecisionStatus(made, None, None, followed=False)]))["decisions"]
     assert part.count("<tr") == CANDIDATES_SHOWN + 1
     assert f"c{many - 1} " in part
     assert f"{many - CANDIDATES_SHOWN} dearer ones" in part
@@ -180,17 +192,17 @@ def test_of_many_candidates_the_chosen_one_is_always_shown() -> None:
 )
 def test_decision_says_what_became_of_it(changes: dict[str, Any], followed: bool, said: str) -> None:
     made = DecisionStatus(decision(**changes), "near", None, followed=followed)
-    assert said in Reader(decisions_part(status(decisions=[made]))).text
+    assert said in Reader(parts_of(status(decisions=[made]))["decisions"]).text
 
 
 def test_first_token_s_parts_are_told_where_they_are_known() -> None:
     told = sample(ttft_parts_ms={"router": 1.0, "network": 95.0})
     made = DecisionStatus(decision(), "near", told, followed=False)
-    assert "router 1.0, network 95" in decisions_part(status(decisions=[made]))
+    assert "router 1.0, network 95" in parts_of(status(decisions=[made]))["decisions"]
 
 
 def test_without_a_decision_it_says_so() -> None:
-    assert "No request has been routed yet" in decisions_part(status(decisions=[]))
+    assert "No request has been routed yet" in parts_of(status(decisions=[]))["decisions"]
 
 
 def test_weights_say_what_each_version_changed_and_who_set_it() -> None:
@@ -227,7 +239,7 @@ def test_unknown_figures_are_dashes() -> None:
 def test_charts_stay_within_their_frame() -> None:
     bins = course([sample(n, finished_s=NOW - 7 * n, ttft_ms=100.0 * n) for n in range(1, 40)], now=NOW, up_s=1e6)
     chart, top = ttft_chart(bins)
-    assert top == 5000.0
+    assert top == 4000.0
     for text in (chart, trip_line(((0.0, 0.1), (1.0, None), (2.0, 0.3), (3.0, 0.1)))):
         (box,) = [found["viewbox"] for name, found in Reader(text).elements if name == "svg"]
         width = float((box or "").split()[2])
@@ -247,5 +259,39 @@ def test_charts_stay_within_their_frame() -> None:
     assert ttft_chart(course([], now=NOW, up_s=1e6))[1] == 1.0
     assert trip_line(()) == ""
     assert "none answered" in trip_line(((0.0, None), (1.0, None)))
-    assert 'width="100.00"' in term_bar([5.0], 5.0)
-    assert 'width="0.00"' in term_bar([0.0, -1.0], 0.0)
+    assert 'd="M0.0 0h100.0v' in term_bar([5.0], 5.0)
+    assert "<path" not in term_bar([0.0, -1.0], 0.0)
+
+
+async def test_what_has_not_changed_is_not_written_again() -> None:
+    writer, open_now = Writer(), DecisionStatus(decision(), "near", None, followed=False)
+    first = await writer.write(status(decisions=[open_now]))
+    second = await writer.write(status(decisions=[open_now], now=NOW + 1.0))
+    assert second == first
+    over = await writer.write(status(decisions=[DecisionStatus(decision(), "near", sample(), followed=False)]))
+    assert over["decisions"] != first["decisions"]
+    frozen = await writer.write(status(frozen=Frozen("2026-05-01T12:00:00", None, None)))
+    assert frozen["weights"] != first["weights"]
+
+
+async def test_others_get_their_turn_while_a_large_fleet_is_written() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    regions = {f"g{n}": [row(view(f"r{n}"))] for n in range(20)}
+    await Writer().write(status(regions=regions))
+    task.cancel()
+    assert turns >= 20
+
+
+def test_decisions_that_are_shown_no_more_are_not_kept() -> None:
+    part = DecisionsPart()
+    for number in range(50):
+        list(part(status(decisions=[DecisionStatus(decision(f"r{number}"), "near", None, followed=False)])))
+    assert len(part._written) == 1

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
-from gorgo.proxy.page.live import Live, Parts
+from gorgo.proxy.page.live import Live, Look
 from gorgo.proxy.page.markup import Html
 from tests.proxy.conftest import until
 
@@ -54,12 +53,12 @@ class Page:
         self.parts: dict[str, Html] = {"a": Html("1"), "b": Html("1")}
         self.made = 0
 
-    def __call__(self) -> tuple[str, Parts]:
+    async def __call__(self) -> Look:
         self.made += 1
         return "12:00:00 UTC", dict(self.parts)
 
 
-def live(page: Callable[[], tuple[str, Parts]], closing: asyncio.Event | None = None, **bounds: Any) -> Live:
+def live(page: Page, closing: asyncio.Event | None = None, **bounds: Any) -> Live:
     return Live(page, closing or asyncio.Event(), **{"interval_s": 0.01, "patience_s": 0.05, **bounds})
 
 
@@ -137,11 +136,10 @@ async def test_parts_are_made_once_per_interval_however_many_ask() -> None:
     now = [0.0]
     page = Page()
     served = live(page, interval_s=1.0, clock=lambda: now[0])
-    for _ in range(5):
-        served.now()
+    await asyncio.gather(*(served.now() for _ in range(5)))
     assert page.made == 1
     now[0] = 0.95
-    served.now()
+    await served.now()
     assert page.made == 2
 
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from gorgo.proxy.page import routes
-from gorgo.proxy.page.document import parts_of
+from gorgo.proxy.page.document import Parts, Writer
 from gorgo.proxy.page.live import Live
 from gorgo.proxy.page.markup import Html
 from gorgo.proxy.page.status import Status
@@ -279,10 +279,10 @@ async def test_browser_that_does_not_read_is_cut(
 ) -> None:
     round_of = iter(range(1_000_000))
 
-    def large(status: Status) -> dict[str, Html]:
-        return {**parts_of(status), "fleet": Html("x" * (1 << 20) + str(next(round_of)))}
+    async def large(writer: Writer, status: Status) -> Parts:
+        return {"fleet": Html("x" * (1 << 20) + str(next(round_of)))}
 
-    monkeypatch.setattr(routes, "parts_of", large)
+    monkeypatch.setattr(Writer, "write", large)
     async with _asleep(fleet) as client:
         await until(lambda: lives[0].listeners == 1)
         await until(lambda: lives[0].listeners == 0)

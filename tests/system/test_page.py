@@ -1,0 +1,185 @@
+"""The status page in a real browser: Chromium, headless, before a real proxy with three simulated engines under load.
+
+Makes the screenshot of docs/status-page.md where `GORGO_SCREENSHOT` says (a path), else in the test's own folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gorgo.apps.demo.fleet import REPLICAS, Fleet, running_fleet
+from tests.system.webdriver import Browser, browser, missing_reason
+
+NASTY = "<img src=x onerror='window.hurt = 1'><script>window.hurt = 1</script>"
+MAX_BYTES = 300_000
+WIDTH = 1280
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The page, open and signed in."""
+
+    fleet: Fleet
+    browser: Browser
+
+    @property
+    def url(self) -> str:
+        return f"{self.fleet.admin_url}/admin/page"
+
+    def put(self, method: str, path: str, body: Mapping[str, object]) -> None:
+        headers = {"authorization": f"Bearer {self.fleet.token}"}
+        answer = httpx.request(method, self.fleet.admin_url + path, json=body, headers=headers, trust_env=False)
+        answer.raise_for_status()
+
+    def finished(self) -> int:
+        headers = {"authorization": f"Bearer {self.fleet.token}"}
+        answer = httpx.get(f"{self.fleet.admin_url}/admin/status", headers=headers, trust_env=False)
+        return int(answer.json()["recent"]["n"])
+
+    def newest(self) -> str:
+        return str(self.browser.run("return (document.querySelector('#decisions details') || {id: ''}).id"))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
+    """Signed in by the form, while a trace is replayed through the proxy, for about a minute."""
+    reason = missing_reason()
+    if reason is not None:
+        pytest.skip(f"PAGE TESTS SKIPPED: {reason}")
+    folder = tmp_path_factory.mktemp("page")
+    with running_fleet("gorgo-ms", folder=folder, seed=3) as fleet, browser(folder) as opened:
+        fleet.processes.start("replay", ["replay", "chat-small", "--url", fleet.url, "--time-scale", "2.5"])
+        opened.go("about:blank")
+        opened.requested()
+        opened.console_errors()
+        opened.go(f"{fleet.admin_url}/")
+        opened.type("#token", fleet.token)
+        opened.click("button")
+        opened.until(lambda: opened.text("#live").startswith("live"), "the page went live")
+        yield Open(fleet, opened)
+
+
+def test_every_replica_has_its_row_with_a_round_trip(page: Open) -> None:
+    rows = page.browser.run(
+        "const rows = [...document.querySelectorAll('tr[data-replica]')];"
+        "return rows.map(row => [row.dataset.replica, row.cells[2].innerText])"
+    )
+    assert [name for name, _ in rows] == list(REPLICAS)
+    assert all(float(rtt_ms) > 0 for _, rtt_ms in rows)
+    assert page.browser.run("return document.title") in ("GORGO us-ashburn", "(1) GORGO us-ashburn")
+
+
+def test_updates_change_what_is_shown_without_a_reload(page: Open) -> None:
+    page.browser.run("window.loadedOnce = true")
+    before, told = page.newest(), page.browser.text("#live")
+    page.browser.until(lambda: page.newest() not in ("", before), "a newer decision appeared")
+    page.browser.until(lambda: page.browser.text("#live") != told, "the time of the last news moved")
+    assert page.browser.run("return window.loadedOnce") is True
+
+
+def test_decision_opens_on_click_and_stays_while_it_is_read(page: Open) -> None:
+    page.browser.until(lambda: page.browser.count("#decisions details") >= 3, "three decisions")
+    first = page.newest()
+    chosen = page.browser.run("return document.querySelectorAll('#decisions details')[1].id")
+    assert page.browser.run("return document.querySelector('#decisions .inside').checkVisibility()") is False
+    page.browser.click(f"[id='{chosen}'] summary")
+    terms = page.browser.text(f"[id='{chosen}'] table.terms").split()
+    assert {*REPLICAS, "rtt", "queue", "prefill", "externality", "cost", "chosen"} <= set(terms)
+    page.browser.until(
+        lambda: page.browser.run("return !document.querySelector('.waits').hidden"), "newer decisions waited"
+    )
+    assert page.browser.run("return document.getElementById(arguments[0]).open", chosen) is True
+    page.browser.click(f"[id='{chosen}'] summary")
+    page.browser.until(
+        lambda: page.browser.run("return document.querySelector('.waits').hidden"), "the newer ones took their place"
+    )
+    assert page.newest() != first
+
+
+def test_drained_replica_is_said_at_the_top_and_in_its_row(page: Open) -> None:
+    page.put("POST", "/admin/replicas/seoul-0/drain", {})
+    page.browser.until(lambda: "seoul-0 is draining" in page.browser.text("#alerts"), "the alert")
+    assert "draining" in page.browser.text("tr[data-replica='seoul-0'] .state")
+    assert page.browser.run("return document.title").startswith("(")
+    page.put("POST", "/admin/replicas/seoul-0/drain", {"drain": False})
+    page.browser.until(lambda: "seoul-0" not in page.browser.text("#alerts"), "the alert left")
+
+
+def test_screenshot_of_the_page_under_load(page: Open, tmp_path: Path) -> None:
+    page.browser.until(lambda: page.finished() >= 100, "a hundred requests finished", limit_s=60)
+    for value, reason in ((1.15, "campaign 1, generation 3"), (0.92, "campaign 1, generation 4")):
+        order = {"weights": {"m_queue": value}, "by": "gorgo tune", "reason": reason}
+        page.put("PUT", "/admin/weights", order)
+    page.put("POST", "/admin/freeze", {"by": "mara", "reason": "held over the weekend"})
+    page.browser.colours("light")
+    page.browser.until(lambda: "held over the weekend" in page.browser.text("#weights"), "the freeze was shown")
+    page.browser.until(lambda: _finished(page), "a decision's outcome was shown")
+    page.browser.run("document.querySelector('#decisions .seen.shown').closest('details').open = true")
+    shot = page.browser.screenshot(WIDTH)
+    Path(os.environ.get("GORGO_SCREENSHOT", tmp_path / "status-page.png")).write_bytes(shot)
+    assert shot.startswith(b"\x89PNG")
+    assert len(shot) < MAX_BYTES
+    page.browser.colours("dark")
+    assert page.browser.screenshot(WIDTH) != shot
+    page.browser.run("document.querySelectorAll('#decisions details').forEach(one => { one.open = false })")
+    page.put("POST", "/admin/thaw", {})
+
+
+def _finished(page: Open) -> object:
+    """Marks the newest decision whose first token came."""
+    return page.browser.run(
+        "const seen = [...document.querySelectorAll('#decisions .seen')].find(one => one.innerText !== '-');"
+        "if (seen) seen.classList.add('shown'); return !!seen"
+    )
+
+
+def test_words_of_others_are_text(page: Open) -> None:
+    page.put("PUT", "/admin/weights", {"weights": {"m_rtt": 1.1}, "reason": NASTY, "by": NASTY})
+    page.browser.until(lambda: NASTY in page.browser.text("#weights"), "the reason was shown")
+    assert page.browser.count("#weights img, #weights script") == 0
+    assert page.browser.run("return window.hurt === undefined") is True
+
+
+def test_browser_has_nothing_against_the_page_and_asked_nobody_else(page: Open) -> None:
+    assert page.browser.console_errors() == []
+    asked = page.browser.requested()
+    assert f"{page.url}/events" in asked
+    assert [url for url in asked if not url.startswith(f"{page.fleet.admin_url}/")] == []
+
+
+def test_without_scripts_the_page_is_a_snapshot_that_opens_and_reloads(page: Open) -> None:
+    page.browser.scripts(False)
+    try:
+        page.browser.go(page.url)
+        assert page.browser.text("#live").startswith("snapshot of")
+        assert "Without scripts this is a snapshot" in page.browser.text("noscript")
+        page.browser.click("#decisions details summary")
+        assert "chosen" in page.browser.text("#decisions details table.terms")
+        page.browser.click("noscript a + a")
+        assert "it reloads every 10 s" in page.browser.text("noscript")
+    finally:
+        page.browser.scripts(True)
+
+
+def test_signing_out_leads_back_to_the_form(page: Open) -> None:
+    page.browser.go(page.url)
+    page.browser.click("header button")
+    assert page.browser.count("#token") == 1
+    page.browser.type("#token", "wrong")
+    page.browser.click("button")
+    assert "not this proxy's token" in page.browser.text("main")
+    page.browser.type("#token", page.fleet.token)
+    page.browser.click("button")
+    assert page.browser.count("tr[data-replica]") == len(REPLICAS)
+
+
+def test_page_says_when_the_proxy_is_gone(page: Open) -> None:
+    page.browser.until(lambda: page.browser.text("#live").startswith("live"), "the page went live again")
+    page.fleet.processes.finish("serve")
+    page.browser.until(lambda: page.browser.text("#live").startswith("connection lost"), "the page said so")
