@@ -16,7 +16,7 @@ demo: $(READY)   ## three simulated regions, a proxy, a trace, several policies 
 laboratory: $(READY) ## every claim about the policies, simulated; minutes to an hour, resumes in runs/laboratory
 	@$(BIN)/gorgo laboratory --out runs/laboratory $(ARGS)
 
-tuning-table: $(READY) ## what the tuner is said to show, simulated; about half an hour, resumes in runs/tuning
+tuning-table: $(READY) ## what the tuner is said to show, simulated; an hour and more, resumes in runs/tuning
 	@$(BIN)/python -m tuner.evidence --out runs/tuning $(ARGS)
 
 test: check      ## style, types, layers, then every test that needs pip alone
