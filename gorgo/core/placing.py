@@ -34,6 +34,8 @@ class Placement:
     eligible: Eligible
     choice: Choice
     matched: NDArray[np.float64]
+    #: The most of the prompt that any replica has, a candidate or not.
+    most_matched: float
     shadow: ShadowScore | None
 
     @property
@@ -43,13 +45,18 @@ class Placement:
     @property
     def best_cached_tokens(self) -> int:
         """Of the prompt, on whichever candidate has most of it."""
-        matched = self.matched if self.eligible.whole else self.matched[self.eligible.slots]
+        if self.eligible.whole:
+            return int(self.most_matched)
+        matched = self.matched[self.eligible.slots]
         return int(matched[matched.argmax()])
 
 
 class _Way(NamedTuple):
-    """Of a request to the replica chosen: when it arrives, half a round trip, and its prefill by the prior."""
+    """Of a request to the replica chosen: its round trip (NaN if unknown), when it arrives, half a round trip as a
+    clock needs it, and its prefill by the prior.
+    """
 
+    rtt_s: float
     arrives_s: float
     one_way_s: float
     prior_s: float
@@ -112,14 +119,16 @@ class Placer:
         """Ask the policy. `eligible` has a member."""
         columns = self._fleet.columns
         matched = self._index.match(request.blocks, len(columns.salt)) * request.block_tokens
-        if matched[matched.argmax()] > request.prompt_tokens:  # full blocks rarely are more than the prompt
+        most = matched[matched.argmax()]
+        if most > request.prompt_tokens:  # full blocks rarely are more than the prompt
             np.minimum(matched, request.prompt_tokens, out=matched)
+            most = request.prompt_tokens
         candidates = Candidates(
             eligible.slots, eligible.names, columns, matched, request.prompt_tokens, whole=eligible.whole, now=now
         )
         choice = self.policy.choose(request, candidates, self.weights, self._rng)
         scored = None if self._shadow is None else self._shadow.score(request, candidates, choice.row)
-        return Placement(eligible, choice, matched, scored)
+        return Placement(eligible, choice, matched, most, scored)
 
     def dispatch(self, state: RequestState, placement: Placement, *, now: float) -> Dispatch:
         """Reserve what was chosen. `placement` is of this very moment."""
@@ -142,6 +151,7 @@ class Placer:
 
     def _way(self, request: RouteRequest, member: Member, cached_tokens: int, now: float) -> _Way:
         return _Way(
+            float(self._fleet.columns.rtt_s[member.slot]),
             self._fleet.arrives_s(member, request.body_bytes, now=now),
             self._fleet.one_way_s(member),
             member.prior.seconds(request.prompt_tokens - cached_tokens, cached_tokens),
@@ -149,12 +159,12 @@ class Placer:
 
     def _outlook(self, state: RequestState, member: Member, way: _Way, now: float) -> TtftOutlook:
         """Before the reservation, which puts the request itself on the replica's clock."""
-        first_s, rtt_s = state.first_dispatched_s, self._fleet.columns.rtt_s[member.slot]
+        first_s = state.first_dispatched_s
         assert first_s is not None, "it is being dispatched"
         return TtftOutlook(
             first_s - state.request.received_s,
             now - first_s,
-            way.arrives_s - now + way.one_way_s if rtt_s == rtt_s else None,
+            way.arrives_s - now + way.one_way_s if way.rtt_s == way.rtt_s else None,
             expected_queue_s(member.clock, arrives_s=way.arrives_s, one_way_s=way.one_way_s, now=now),
             way.prior_s * member.clock.speed.factor,
         )
@@ -201,7 +211,7 @@ class Placer:
             best_cached_tokens=decision.best_cached_tokens,
             predicted_ttft_s=decision.predicted_ttft_s,
             outlook=decision.outlook,
-            rtt_s=float(self._fleet.columns.rtt_s[member.slot]),
+            rtt_s=way.rtt_s,
             arrives_s=way.arrives_s,
             prior_s=way.prior_s,
             terms={name: float(column[choice.row]) for name, column in choice.terms.items()},
