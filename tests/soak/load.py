@@ -13,6 +13,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 from tests.bench.relay.wire import MODEL, NUMBER_BYTES, ResponseReader
@@ -155,7 +156,7 @@ class Load:
             for client in ramp:
                 client.send(self._numbered(*body), wanted=None, plain=False)
             self.streams += ramp
-            await self._until(lambda ramp=ramp: all(client.reader.tokens or not client.busy for client in ramp))
+            await self._until(partial(_begun, ramp))
 
     @property
     def streaming(self) -> int:
@@ -254,6 +255,10 @@ class Load:
                     await self._moved.wait()
             except TimeoutError:
                 continue
+
+
+def _begun(streams: Sequence[Client]) -> bool:
+    return all(client.reader.tokens or not client.busy for client in streams)
 
 
 def _request(size: int, tokens: int, *, stream: bool, shared: bool = False, gap_ms: int = 0) -> tuple[bytes, bytes]:

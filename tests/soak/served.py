@@ -16,6 +16,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 from gorgo.cli import main
 from gorgo.proxy import server
@@ -98,5 +99,5 @@ class _Window:
 
 if __name__ == "__main__":
     window = _Window(Path(sys.argv.pop(1)))
-    server.make_state = window.open  # the name that `serve` calls
-    main()
+    with patch.object(server, "make_state", window.open):  # the name that `serve` calls
+        main()
