@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.chaos.faults import Applied, HistorySeen
 from tests.chaos.load import Note
-from tests.chaos.observe import Look, Watch
+from tests.chaos.observe import Look, Watch, left_over
 from tests.chaos.questions import Ending, Question
 from tests.chaos.schedule import RECOVERY_S, Kind
 
@@ -25,8 +25,11 @@ SHOWN = 5
 RSS_GROWTH = 0.10
 #: A third of fewer looks says nothing about growth: too little has come by.
 RSS_LOOKS = 60
-#: Statuses with which the proxy's log says that the client was gone.
-_GONE = 499
+#: Of which there are some in any proxy.
+_COUNTED = ("descriptors", "tasks")
+#: The proxy answers a look within milliseconds. Where half of them take so long, processes wait for the processor for
+#: about as long as they are granted for an answer, and what fails then says nothing about them.
+STARVED_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +144,10 @@ def no_own_faults(run: Run) -> Finding:
 
 
 def ledger_empty(run: Run) -> Finding:
-    last = run.watch.after[-1]
-    wrong = [f"{name}: {count}" for name, count in last.open_things.items() if count]
+    left = {name: count for name, count in left_over(run.watch).items() if name not in _COUNTED}
     most = max((look.open_things["in_flight"] for look in run.watch.during), default=0)
-    return Finding("ledger back to zero", f"at most {most} in flight, now {last.open_things['in_flight']}", wrong)
+    figures = f"at most {most} in flight, now {run.watch.after[-1].open_things['in_flight']}"
+    return Finding("ledger back to zero", figures, [f"{name}: {count}" for name, count in left.items()])
 
 
 def index_consistent(run: Run) -> Finding:
@@ -157,11 +160,11 @@ def index_consistent(run: Run) -> Finding:
 def no_leak(run: Run) -> Finding:
     """No more tasks and descriptors than before, however long one waits."""
     last, before = run.watch.after[-1], run.watch.before
-    wrong = []
-    for name in ("descriptors", "tasks"):
-        most, now = max(getattr(look, name) for look in before), getattr(last, name)
-        if now > most:
-            wrong.append(f"{now} {name}, before the load {most} at most: {dict(last.inside['tasks'])}")
+    left = {name: count for name, count in left_over(run.watch).items() if name in _COUNTED}
+    wrong = [
+        f"{count} {name}, before the load {max(getattr(look, name) for look in before)} at most: {last.inside['tasks']}"
+        for name, count in left.items()
+    ]
     peak = max((look.descriptors for look in run.watch.during), default=0)
     figures = f"descriptors {before[-1].descriptors} -> {peak} -> {last.descriptors}, tasks -> {last.tasks}"
     return Finding("no task, connection or descriptor leaked", figures, wrong)
@@ -243,6 +246,12 @@ INVARIANTS: Sequence[Callable[[Run], Finding]] = (
 
 def judge_run(run: Run) -> list[Finding]:
     return [invariant(run) for invariant in INVARIANTS]
+
+
+def starved_s(run: Run) -> float | None:
+    """How long half of the looks took, where that is too long for a judgement."""
+    half_s = median(look.took_s for look in run.watch.during)
+    return half_s if half_s > STARVED_S else None
 
 
 def _cut_before_content(note: Note) -> bool:

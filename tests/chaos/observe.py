@@ -35,6 +35,8 @@ class Look:
     inside: Mapping[str, Any]
     #: Why the state file is none, if it is none.
     state_fault: str | None = None
+    #: How long the proxy took to answer.
+    took_s: float = 0.0
 
     @property
     def open_things(self) -> dict[str, int]:
@@ -67,11 +69,13 @@ class Observer:
         self.watch = Watch()
 
     async def look(self) -> Look:
+        asked_s = monotonic()
         inside = (await self._admin.get("/admin/check")).raise_for_status().json()
+        took_s = monotonic() - asked_s
         process = Path(f"/proc/{self._fleet.pid(SERVE)}")
         status = (process / "status").read_text()
         rss_kb = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
-        return Look(monotonic(), rss_kb, len(list((process / "fd").iterdir())), inside, self._state_fault())
+        return Look(monotonic(), rss_kb, len(list((process / "fd").iterdir())), inside, self._state_fault(), took_s)
 
     async def before(self) -> None:
         for _ in range(IDLE_LOOKS):
@@ -91,7 +95,7 @@ class Observer:
             await asyncio.sleep(IDLE_LOOK_S)
             look = await self.look()
             self.watch.after.append(look)
-            if settled(look, self.watch.before) or look.at_s > deadline_s:
+            if not left_over(self.watch) or look.at_s > deadline_s:
                 return
 
     async def fleet_rows(self) -> list[dict[str, Any]]:
@@ -106,13 +110,17 @@ class Observer:
             return str(error)
 
 
-def settled(look: Look, before: list[Look]) -> bool:
-    """Nothing is open, and no more descriptors and tasks are there than were before the load."""
-    return (
-        not any(look.open_things.values())
-        and look.descriptors <= max(each.descriptors for each in before)
-        and look.tasks <= max(each.tasks for each in before)
-    )
+def left_over(watch: Watch) -> dict[str, int]:
+    """What never came back to nothing, or to what it was before the load; by name, the least that was seen of it.
+
+    Each for itself: probes and pings go on, so that something of theirs is open at many a look.
+    """
+    least = {name: min(look.open_things[name] for look in watch.after) for name in watch.after[-1].open_things}
+    for name in ("descriptors", "tasks"):
+        least[name] = min(getattr(look, name) for look in watch.after)
+        if least[name] <= max(getattr(look, name) for look in watch.before):
+            least[name] = 0
+    return {name: count for name, count in least.items() if count}
 
 
 def admin_client(fleet: Fleet) -> httpx.AsyncClient:

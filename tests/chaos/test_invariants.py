@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.faults import Applied, HistorySeen
-from tests.chaos.invariants import RSS_LOOKS, Run, judge_run
+from tests.chaos.invariants import RSS_LOOKS, Run, judge_run, starved_s
 from tests.chaos.load import Note
 from tests.chaos.observe import Look, Watch
 from tests.chaos.questions import Ending, Question, Verdict
@@ -121,7 +121,8 @@ def shed(run: Run) -> None:
 
 
 def after(run: Run, **inside: Any) -> None:
-    run.watch.after.append(look(**inside))
+    """As it stays, for as long as one looks."""
+    run.watch.after[:] = [look(**inside)] * 3
 
 
 def grow(run: Run) -> None:
@@ -180,6 +181,19 @@ def test_what_is_broken_is_found_and_nothing_else(name: str, what: str, change: 
     run = good()
     change(run)
     assert broken(run) == [name], what
+
+
+def test_what_probes_open_for_a_moment_is_no_leak() -> None:
+    run = good()
+    run.watch.after[:] = [look(descriptors=21), look(sources={"a": 1})]
+    assert broken(run) == []
+
+
+def test_a_machine_that_gives_processes_no_time_judges_nobody() -> None:
+    run = good()
+    assert starved_s(run) is None
+    run.watch.during = [replace(each, took_s=0.5) for each in run.watch.during]
+    assert starved_s(run) == 0.5
 
 
 def test_every_invariant_is_shown_to_fail() -> None:
