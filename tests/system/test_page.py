@@ -99,7 +99,7 @@ def test_decision_opens_on_click_and_stays_while_it_is_read(page: Open) -> None:
     page.browser.until(
         lambda: page.browser.run("return document.querySelector('.waits').hidden"), "the newer ones took their place"
     )
-    assert page.newest() != first
+    page.browser.until(lambda: page.newest() != first, "the list went on")
 
 
 def test_drained_replica_is_said_at_the_top_and_in_its_row(page: Open) -> None:
@@ -122,6 +122,8 @@ def test_screenshot_of_the_page_under_load(page: Open, tmp_path: Path) -> None:
     page.browser.until(lambda: _finished(page), "a decision's outcome was shown")
     page.browser.run("document.querySelector('#decisions .seen.shown').closest('details').open = true")
     shot = page.browser.screenshot(WIDTH)
+    hidden = "const wide = document.querySelector('#fleet .wide'); return wide.scrollWidth - wide.clientWidth"
+    assert page.browser.run(hidden) == 0
     Path(os.environ.get("GORGO_SCREENSHOT", tmp_path / "status-page.png")).write_bytes(shot)
     assert shot.startswith(b"\x89PNG")
     assert len(shot) < MAX_BYTES
@@ -162,7 +164,7 @@ def test_without_scripts_the_page_is_a_snapshot_that_opens_and_reloads(page: Ope
         page.browser.click("#decisions details summary")
         assert "chosen" in page.browser.text("#decisions details table.terms")
         page.browser.click("noscript a + a")
-        assert "it reloads every 10 s" in page.browser.text("noscript")
+        page.browser.until(lambda: "it reloads every 10 s" in page.browser.text("noscript"), "it reloads")
     finally:
         page.browser.scripts(True)
 
@@ -170,13 +172,13 @@ def test_without_scripts_the_page_is_a_snapshot_that_opens_and_reloads(page: Ope
 def test_signing_out_leads_back_to_the_form(page: Open) -> None:
     page.browser.go(page.url)
     page.browser.click("header button")
-    assert page.browser.count("#token") == 1
+    page.browser.until(lambda: page.browser.count("#token") == 1, "the form appeared")
     page.browser.type("#token", "wrong")
     page.browser.click("button")
-    assert "not this proxy's token" in page.browser.text("main")
+    page.browser.until(lambda: page.browser.count(".login .bad") == 1, "the token was refused")
     page.browser.type("#token", page.fleet.token)
     page.browser.click("button")
-    assert page.browser.count("tr[data-replica]") == len(REPLICAS)
+    page.browser.until(lambda: page.browser.count("tr[data-replica]") == len(REPLICAS), "the page came back")
 
 
 def test_page_says_when_the_proxy_is_gone(page: Open) -> None:
