@@ -55,11 +55,10 @@ def show(found: Soak, wall_s: float) -> None:
     print(f"{'memory MiB':24}" + "".join(f"{look.resident / _MIB:>10.1f}" for look in looks))
     for name in _SHOWN:
         print(f"{name:24}" + "".join(f"{_value(look, name):>10}" for look in looks))
-    served, requests_s = found.shorts / found.wall_s, found.cpu_s / found.shorts * 1e6
+    sent = found.shorts - found.unsent
+    served, requests_s = sent / max(found.wall_s, 1e-9), found.cpu_s / max(sent, 1) * 1e6
     print(f"memory after warm-up {found.growth:+.1%}; on the way, MiB: {_way(found.resident)}")
-    print(
-        f"{found.shorts} short requests beside {found.streaming} slow streams in {found.wall_s:.0f} s: {served:.0f}/s"
-    )
+    print(f"{sent} short requests beside {found.streaming} slow streams in {found.wall_s:.0f} s: {served:.0f}/s")
     print(f"processor time of the proxy {requests_s:.0f} us per short request, streams included")
     print(
         f"{sum(found.problems.values())} errors, {found.streamed_tokens} tokens of slow streams, {wall_s:.0f} s in all"

@@ -128,6 +128,9 @@ class Load:
         self._moved = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
         self.answered = 0
+        #: Short requests that `stop` left.
+        self.unsent = 0
+        self._stopped = False
         self.problems: Counter[str] = Counter()
         self.streams: list[Client] = []
         #: Tokens of slow streams that ended whole.
@@ -136,6 +139,9 @@ class Load:
     async def shorts(self, count: int, *, connections: int) -> float:
         """`count` requests, `connections` at a time; how long that took, s."""
         begun_s = time.perf_counter()
+        if self._stopped:
+            self.unsent += count
+            return 0.0
         self._left = count
         self._idle.clear()
         for _ in range(connections):
@@ -147,6 +153,12 @@ class Load:
         if self._left:
             self.problems["never sent, because no connection was left"] += self._left
         return time.perf_counter() - begun_s
+
+    def stop(self) -> None:
+        """Send no more short requests; those that are open end."""
+        self._stopped = True
+        self.unsent += self._left
+        self._left = 0
 
     async def open_streams(self, count: int, *, gap_ms: int = GAP_MS) -> None:
         """Slow streams; each has its first token when this is over, or is among the problems."""

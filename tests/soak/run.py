@@ -30,8 +30,8 @@ LOOK_S_MAX = 20.0
 BACK_S_MAX = 30.0
 #: For slow streams to begin, through the slow start of new replicas, and to end when the engines have ended them.
 STREAMS_S_MAX = 120.0
-#: Of all short requests; a proxy that answers nothing must not hold the run for ever.
-SHORTS_S_MAX = 1800.0
+#: For the last short requests to end when no more are sent; a proxy that answers nothing must not hold the run.
+SHORTS_S_MAX = 60.0
 #: Between two looks at the proxy's memory from outside.
 SAMPLE_S = 1.0
 _POLL_S = 0.05
@@ -50,6 +50,8 @@ class Plan:
         1,000 decisions and the prefix index.
     connections:
         Short requests at a time.
+    limit_s:
+        Short requests that are not sent by then are not sent: the whole is ten minutes at most.
     leave:
         Slow streams whose clients go away in the end; the others end by themselves.
     """
@@ -58,6 +60,7 @@ class Plan:
     streams: int = 500
     warm_up: int = 15_000
     connections: int = 16
+    limit_s: float = 450.0
     replicas: int = 3
     clients: int = 4
     leave: int = 100
@@ -98,6 +101,7 @@ class _Run:
             async with asyncio.timeout(STREAMS_S_MAX):
                 await load.open_streams(plan.streams)
             self._tell(f"{plan.warm_up} short requests to warm up")
+            over = asyncio.get_running_loop().call_later(plan.limit_s, load.stop)
             warm_up_s = await self._shorts(load, plan.warm_up)
             warm = await self._look()
             self._tell(f"{plan.shorts} short requests")
@@ -105,6 +109,7 @@ class _Run:
             wall_s = await self._shorts(load, plan.shorts)
             cpu_s = cpu_times([self._proxy])[0] - spent_s
             streaming, end = load.streaming, await self._look()
+            over.cancel()
             self._tell("the streams end")
             await self._end_streams(load)
         finally:
@@ -117,9 +122,10 @@ class _Run:
             after=after,
             replicas=plan.replicas,
             shorts=plan.shorts,
+            unsent=load.unsent,
             streams=plan.streams,
             answered=load.answered,
-            expected=plan.warm_up + plan.shorts + plan.streams - plan.leave,
+            expected=plan.warm_up + plan.shorts - load.unsent + plan.streams - plan.leave,
             streaming=streaming,
             streamed_tokens=load.streamed,
             wall_s=wall_s,
@@ -152,7 +158,7 @@ class _Run:
     async def _shorts(self, load: Load, count: int) -> float:
         sampler = asyncio.create_task(self._sample())
         try:
-            async with asyncio.timeout(SHORTS_S_MAX):
+            async with asyncio.timeout(self._plan.limit_s + SHORTS_S_MAX):
                 return await load.shorts(count, connections=self._plan.connections)
         finally:
             sampler.cancel()

@@ -71,3 +71,10 @@ async def test_a_proxy_that_is_gone_ends_the_load() -> None:
     async with asyncio.timeout(20):
         await load.shorts(50, connections=1)
     assert load.problems["never sent, because no connection was left"] >= 48
+
+
+async def test_what_there_is_no_time_for_is_counted_and_not_sent() -> None:
+    load = Load("127.0.0.1", 1, ["key"])
+    load.stop()
+    assert await load.shorts(50, connections=1) == 0.0
+    assert (load.unsent, load.answered, load.problems) == (50, 0, {})

@@ -30,6 +30,8 @@ class Soak:
         When everybody has left.
     replicas, shorts, streams:
         How many there were, and were asked for.
+    unsent:
+        Short requests for which there was no time.
     answered, expected, streaming:
         Answers that came to their end, how many there have to be, and slow streams open at the last short request.
     problems:
@@ -50,6 +52,7 @@ class Soak:
     after: Ledgers
     replicas: int
     shorts: int
+    unsent: int
     streams: int
     answered: int
     expected: int
@@ -84,7 +87,8 @@ def violations(soak: Soak) -> list[str]:
 
 
 def _answers(soak: Soak) -> list[str]:
-    found = [f"{count} answers: {problem}" for problem, count in soak.problems.items()]
+    found = [f"{soak.unsent} of {soak.shorts} short requests were not sent in time"] if soak.unsent else []
+    found += [f"{count} answers: {problem}" for problem, count in soak.problems.items()]
     if soak.answered != soak.expected:
         found.append(f"{soak.answered} whole answers of {soak.expected}")
     if soak.streaming != soak.streams:
