@@ -16,6 +16,7 @@ from gorgo.config.model import Clients
 from gorgo.errors import ConfigError
 from gorgo.proxy import admin, client_keys
 from gorgo.proxy.client_keys import MAX_KEYS, ClientKeys, read_client_keys
+from gorgo.proxy.page.sessions import Sessions
 from gorgo.proxy.errors import HttpError
 from tests.proxy.conftest import Running, Start, config_for
 from tests.proxy.fakes import answer, chat
@@ -206,10 +207,11 @@ def test_every_known_key_is_compared_whoever_asks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_no_secret_is_compared_by_an_equals_sign() -> None:
-    """Both places that compare secrets do it by `compare_digest`, and by nothing else."""
+    """All places that compare secrets do it by `compare_digest`, and by nothing else."""
     for function, secrets in (
         (ClientKeys.name_of, {"digest", "known", "key"}),
         (admin.Admin._check, {"given", "_token"}),
+        (Sessions.begin, {"given", "_token"}),
     ):
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
