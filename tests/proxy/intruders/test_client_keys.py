@@ -16,8 +16,8 @@ from gorgo.config.model import Clients
 from gorgo.errors import ConfigError
 from gorgo.proxy import admin, client_keys
 from gorgo.proxy.client_keys import MAX_KEYS, ClientKeys, read_client_keys
-from gorgo.proxy.page.sessions import Sessions
 from gorgo.proxy.errors import HttpError
+from gorgo.proxy.page.sessions import Sessions
 from tests.proxy.conftest import Running, Start, config_for
 from tests.proxy.fakes import answer, chat
 
