@@ -14,7 +14,7 @@ from gorgo.apps.traces.text import prompt_text
 from tests.real.served import Served, eventually_so
 
 #: Longer than any of these streams takes on a busy machine: beyond it something hangs.
-_PATIENCE_S = 120.0
+_PATIENCE_S = 240.0
 EMPTY_LEDGER = {"in_flight_requests": 0, "in_flight_tokens": 0, "queued_prefill_tokens": 0}
 
 

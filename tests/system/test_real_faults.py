@@ -20,10 +20,13 @@ from tests.real.served import served
 from tests.real.tiny_model import make_tiny_model
 from tests.system.environments import Environment
 from tests.system.long_path import long_path
-from tests.system.vllm_server import MAX_SEQUENCES, vllm_server, wait_until_ready
+from tests.system.vllm_server import vllm_server, wait_until_ready
 
 RTT_MS = 90.0
 LLAMA_SLOTS = 4
+#: Few and short: on a busy machine one vLLM that serves what two were asked takes minutes.
+VLLM_SLOTS = 2
+VLLM_FLAGS = ("--max-num-seqs", str(VLLM_SLOTS))
 
 
 async def test_killed_llama_cpp_over_a_long_path(iptables: None, tmp_path: Path) -> None:
@@ -47,14 +50,14 @@ async def test_killed_llama_cpp_over_a_long_path(iptables: None, tmp_path: Path)
 
 async def test_killed_vllm(vllm: Environment, checkpoint: Path) -> None:
     with ExitStack() as stack:
-        victim, other = (stack.enter_context(vllm_server(vllm, checkpoint)) for _ in range(2))
+        victim, other = (stack.enter_context(vllm_server(vllm, checkpoint, *VLLM_FLAGS)) for _ in range(2))
         wait_until_ready(victim, other)
 
         async def restart() -> None:
-            again = stack.enter_context(vllm_server(vllm, checkpoint, port=victim.port))
+            again = stack.enter_context(vllm_server(vllm, checkpoint, *VLLM_FLAGS, port=victim.port))
             await asyncio.to_thread(wait_until_ready, again)
 
-        death = Death(MAX_SEQUENCES, 150, kill=victim.kill, restart=restart)
+        death = Death(VLLM_SLOTS, 100, kill=victim.kill, restart=restart)
         urls = {"victim": victim.url, "other": other.url}
         async with served(urls, engine="vllm", policy="round-robin", probe_interval_s=0.5) as proxy:
             await survive(proxy, death)

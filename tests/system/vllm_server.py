@@ -22,8 +22,6 @@ _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
 _BLOCK_TOKENS = 32
 MAX_MODEL_TOKENS = 8192
-#: Streams at once; others wait.
-MAX_SEQUENCES = 8
 CACHED_TOKENS_FLAG = "--enable-prompt-tokens-details"
 
 
@@ -105,7 +103,7 @@ def _command(environment: Environment, checkpoint: Path, port: int) -> list[str]
         "--host": "127.0.0.1",
         "--port": str(port),
         "--max-model-len": str(MAX_MODEL_TOKENS),
-        "--max-num-seqs": str(MAX_SEQUENCES),
+        "--max-num-seqs": "8",
         "--block-size": str(_BLOCK_TOKENS),
         # 32,000 KV tokens: what the tests cache fits, and start-up does not measure the machine's memory.
         "--num-gpu-blocks-override": "1000",
