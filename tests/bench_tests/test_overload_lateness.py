@@ -7,7 +7,7 @@ from tests.bench.overload_lateness import WAYS, line, one, ratio
 
 
 def test_without_clock_and_hedging_a_freeze_is_not_minded_and_the_switch_is_back_afterwards() -> None:
-    neither, clock, both = (one("freezing", way, 0, requests=150) for way in WAYS)
+    neither, clock, both = (one("freezing", way, 0, requests=700) for way in WAYS)
     assert busy_clock.LATE_S == 0.3
     assert neither.goodput is not None
     assert neither.goodput.hedged == 0.0

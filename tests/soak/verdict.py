@@ -31,7 +31,7 @@ class Soak:
     replicas, shorts, streams:
         How many there were, and were asked for.
     unsent:
-        Short requests for which there was no time.
+        Short requests for which there was no time, those to warm up included.
     answered, expected, streaming:
         Answers that came to their end, how many there have to be, and slow streams open at the last short request.
     problems:
@@ -87,7 +87,7 @@ def violations(soak: Soak) -> list[str]:
 
 
 def _answers(soak: Soak) -> list[str]:
-    found = [f"{soak.unsent} of {soak.shorts} short requests were not sent in time"] if soak.unsent else []
+    found = [f"{soak.unsent} short requests were not sent in time"] if soak.unsent else []
     found += [f"{count} answers: {problem}" for problem, count in soak.problems.items()]
     if soak.answered != soak.expected:
         found.append(f"{soak.answered} whole answers of {soak.expected}")
