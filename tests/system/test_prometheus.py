@@ -64,7 +64,7 @@ class Observed:
 
     def ask_replay(self, query: str) -> list[dict[str, Any]]:
         """The series that answer a query at any moment of the replay."""
-        params = {"query": query, "start": self.began_s, "end": self.ended_s, "step": SCRAPE_S}
+        params: dict[str, str | float] = {"query": query, "start": self.began_s, "end": self.ended_s, "step": SCRAPE_S}
         answer = httpx.get(f"{self.prometheus_url}/api/v1/query_range", params=params, timeout=10, trust_env=False)
         assert answer.status_code == 200, (query, answer.text)
         found: list[dict[str, Any]] = answer.json()["data"]["result"]
