@@ -1,4 +1,4 @@
-"""`python -m tests.chaos [--short] [--seed N] [--seconds S] [--keep FOLDER]`.
+"""`python -m tests.chaos [--short] [--seed N] [--seconds S] [--per-s R] [--keep FOLDER]`.
 
 The exit code is 1 if anything did not hold, and 3 if so on a machine on which nothing else could be expected.
 """
@@ -13,6 +13,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 
@@ -28,6 +29,8 @@ def main(arguments: list[str]) -> int:
     plan = SHORT if asked.short else FULL
     if asked.seconds is not None:
         plan = replace(plan, load_s=asked.seconds)
+    if asked.per_s is not None:
+        plan = replace(plan, per_s=asked.per_s)
     seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
     console = Console(width=150)
     console.print(f"seed {seed}: {plan.load_s:g} s of load at {plan.per_s:g} requests/s", markup=False)
@@ -39,6 +42,8 @@ def main(arguments: list[str]) -> int:
     broken = sum(bool(finding.violations) for finding in findings)
     held = f"{len(findings) - broken} of {len(findings)} invariants hold"
     again = f"make chaos{'-short' if asked.short else ''} ARGS='--seed {seed}'"
+    half_s = median(look.took_s for look in run.watch.during)
+    console.print(f"half of the looks at the proxy took {half_s * 1e3:.0f} ms or less", markup=False)
     console.print(f"{held}; {time.monotonic() - began_s:.0f} s; the same schedule again: {again}", markup=False)
     starved = starved_s(run)
     if broken and starved is not None:
@@ -52,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--short", action="store_true", help="the form of one minute")
     parser.add_argument("--seed", type=int, help="of schedule and load; by chance without one")
     parser.add_argument("--seconds", type=float, help="of load")
+    parser.add_argument("--per-s", type=float, help="requests per second")
     parser.add_argument("--keep", type=Path, help="an empty folder where configuration, logs and database stay")
     return parser
 

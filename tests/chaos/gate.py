@@ -61,7 +61,7 @@ class _End(asyncio.Protocol):
 
     def leave(self, *, reset: bool) -> None:
         """The other end is gone: so is this one, in the same way."""
-        if self.transport is None:
+        if self.transport is None or self.transport.is_closing():
             return
         if not reset:
             self.transport.close()

@@ -26,7 +26,7 @@ RSS_GROWTH = 0.10
 #: A third of fewer looks says nothing about growth: too little has come by.
 RSS_LOOKS = 60
 #: Of which there are some in any proxy.
-_COUNTED = ("descriptors", "tasks")
+_COUNTED = ("other_descriptors", "tasks", "kept")
 #: The proxy answers a look within milliseconds. Where half of them take so long, processes wait for the processor for
 #: about as long as they are granted for an answer, and what fails then says nothing about them.
 STARVED_S = 0.2
@@ -158,7 +158,7 @@ def index_consistent(run: Run) -> Finding:
 
 
 def no_leak(run: Run) -> Finding:
-    """No more tasks and descriptors than before, however long one waits."""
+    """No more tasks and descriptors than before, however long one waits; kept connections within their bound."""
     last, before = run.watch.after[-1], run.watch.before
     left = {name: count for name, count in left_over(run.watch).items() if name in _COUNTED}
     wrong = [
@@ -166,7 +166,7 @@ def no_leak(run: Run) -> Finding:
         for name, count in left.items()
     ]
     peak = max((look.descriptors for look in run.watch.during), default=0)
-    figures = f"descriptors {before[-1].descriptors} -> {peak} -> {last.descriptors}, tasks -> {last.tasks}"
+    figures = f"descriptors {before[-1].descriptors} -> {peak} -> {last.descriptors}, {last.kept} of them to replicas"
     return Finding("no task, connection or descriptor leaked", figures, wrong)
 
 

@@ -21,6 +21,8 @@ LOOK_S, IDLE_LOOK_S = 1.0, 0.5
 #: Idle looks that make the measure to which everything must come back, over more than two of the proxy's pings of
 #: kept connections (2 s) and its probes (1 s).
 IDLE_LOOKS = 10
+#: Connections that an idle proxy has to a replica: two pings, a probe and a scrape may be under way at once.
+KEPT_PER_REPLICA = 4
 #: For what is closed late: kept connections (4 s), pings and probes that hang (5 s), a scrape that hangs (10 s).
 SETTLE_S = 30.0
 
@@ -44,6 +46,16 @@ class Look:
         inside = self.inside
         counts = {name: int(inside[name]) for name in ("in_flight", "held", "exchanges", "leaving")}
         return counts | {name: sum(inside[name].values()) for name in ("users", "sources")}
+
+    @property
+    def kept(self) -> int:
+        """Connections to replicas that the proxy keeps."""
+        return sum(self.inside["kept_connections"].values())
+
+    @property
+    def other_descriptors(self) -> int:
+        """All but those."""
+        return self.descriptors - self.kept
 
     @property
     def tasks(self) -> int:
@@ -116,10 +128,12 @@ def left_over(watch: Watch) -> dict[str, int]:
     Each for itself: probes and pings go on, so that something of theirs is open at many a look.
     """
     least = {name: min(look.open_things[name] for look in watch.after) for name in watch.after[-1].open_things}
-    for name in ("descriptors", "tasks"):
+    for name in ("other_descriptors", "tasks"):
         least[name] = min(getattr(look, name) for look in watch.after)
         if least[name] <= max(getattr(look, name) for look in watch.before):
             least[name] = 0
+    kept = min(look.kept for look in watch.after)
+    least["kept"] = kept if kept > KEPT_PER_REPLICA * len(watch.after[-1].inside["kept_connections"]) else 0
     return {name: count for name, count in least.items() if count}
 
 

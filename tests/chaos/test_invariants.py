@@ -160,6 +160,11 @@ BREAKS: list[tuple[str, str, Break]] = [
     (LEDGER, "an answer that was never closed", lambda run: after(run, sources={"a": 1})),
     (INDEX, "an index that miscounts", lambda run: run.watch.during.append(look(violation="PrefixIndex.check"))),
     (LEAK, "a descriptor", lambda run: after(run, descriptors=21)),
+    (
+        LEAK,
+        "connections to a replica",
+        lambda run: after(run, descriptors=31, kept_connections={"a": 13, "b": 2, "c": 2}),
+    ),
     (LEAK, "a task", lambda run: after(run, tasks={"Watcher.run": 3, "Exchange._watch": 1})),
     (MEMORY, "memory that grows", grow),
     (HISTORY, "a damaged database", lambda run: run.histories.append(HistorySeen(fault="malformed"))),
