@@ -16,6 +16,7 @@ import pytest
 from tests.system.environments import Environment, InstallError
 
 ROOT = Path(__file__).parents[2]
+GUIDES = sorted((ROOT / "docs").glob("first-hour-*.md"))
 _HERE = Path(__file__).parent
 #: An install of what the wheel needs, and servers that start on two busy cores.
 _SYSTEM_TIMEOUT_S = 900

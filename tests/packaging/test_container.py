@@ -186,6 +186,11 @@ def scrape_jobs() -> list[dict[str, Any]]:
     return cast(list[dict[str, Any]], yaml.safe_load((PACKAGING / "prometheus.yml").read_text())["scrape_configs"])
 
 
+def test_prometheus_has_the_rules_that_it_reads() -> None:
+    (rules,) = yaml.safe_load((PACKAGING / "prometheus.yml").read_text())["rule_files"]
+    assert f"../terraform/modules/observability/gorgo-rules.yml:{rules}:ro" in SERVICES["prometheus"]["volumes"]
+
+
 def test_prometheus_calls_jobs_and_replicas_as_terraform_s_does() -> None:
     fleet = load_config(PACKAGING / "fleet/regions.yaml")
     outputs = (ROOT / "terraform/modules/core/outputs.tf").read_text()
