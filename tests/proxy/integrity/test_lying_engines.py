@@ -315,9 +315,9 @@ async def test_head_of_an_engine_that_drips_is_given_up(fleet: Fleet) -> None:
             await writer.drain()
             await asyncio.sleep(0.02)
 
-    running, _ = await fleet(speak, first_content_timeout_s=0.3)
-    for _ in range(3):
-        assert (await running.client.post(CHAT, content=chat())).content == b'{"honest": 1}'
+    running, _ = await fleet(speak, first_content_timeout_s=0.3, whole_answer_timeout_s=0.3)
+    for streamed in (True, False, True):
+        assert (await running.client.post(CHAT, content=chat(stream=streamed))).content == b'{"honest": 1}'
     await running.idle()
 
 
