@@ -76,7 +76,7 @@ class Pieces:
     status = 200
 
     def __init__(self, parts: Sequence[bytes], *, breaks: bool) -> None:
-        self.headers: list[Header] = [(b"Content-Type", b"text/event-stream")]
+        self.headers: Sequence[Header] = [(b"Content-Type", b"text/event-stream")]
         self._parts = parts
         self._breaks = breaks
 
