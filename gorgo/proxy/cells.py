@@ -15,7 +15,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from gorgo.proxy.metric_table import MetricSpec, buckets_of, label_of
+from gorgo.core.metric_spec import MetricSpec, label_of
+from gorgo.proxy.metric_table import LABELS, buckets_of
 
 #: A metric's name and the values of its labels.
 Key = tuple[str, ...]
@@ -67,7 +68,7 @@ class Cells(Collector):
             if not spec.labels:
                 make(spec.name)
             elif len(spec.labels) == 1:
-                for value in label_of(spec.name, *spec.labels).values:
+                for value in label_of(spec.name, *spec.labels, labels=LABELS).values:
                     make(spec.name, value)
 
     def count(self, *key: str) -> CountCell:

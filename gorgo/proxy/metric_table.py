@@ -7,43 +7,10 @@ exposed against both. No label ever carries anything that a client sent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
+from gorgo.core.metric_spec import LabelSpec, MetricSpec
 from gorgo.core.request import Ending
 from gorgo.core.ttft import PARTS
-
-Kind = Literal["counter", "gauge", "histogram"]
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
-    """One row of the table."""
-
-    name: str
-    kind: Kind
-    labels: tuple[str, ...]
-    description: str
-
-
-@dataclass(frozen=True, slots=True)
-class LabelSpec:
-    """One label, of all metrics that have it or of those named in `of`.
-
-    `values` are all that there are, where the code knows them. `bound` says how many there can be; a number is that of
-    `values`.
-    """
-
-    label: str
-    of: tuple[str, ...]
-    meaning: str
-    values: tuple[str, ...] = ()
-    bound: str = ""
-
-    @property
-    def at_most(self) -> str:
-        return self.bound or str(len(self.values))
-
 
 _REPLICA = ("replica", "region")
 
@@ -216,8 +183,3 @@ _BUCKETS: Mapping[str, Sequence[float]] = {
 def buckets_of(name: str) -> Sequence[float]:
     """Upper bounds of a histogram, without the infinite one."""
     return _BUCKETS.get(name, _LATENCY_BUCKETS)
-
-
-def label_of(name: str, label: str, labels: Sequence[LabelSpec] = LABELS) -> LabelSpec:
-    """What is known of a label of a metric."""
-    return next(spec for spec in labels if spec.label == label and (not spec.of or name in spec.of))

@@ -18,11 +18,12 @@ from prometheus_client.registry import Collector
 from gorgo import __version__
 from gorgo.core.decision import Decision
 from gorgo.core.fleet_view import ReplicaView
+from gorgo.core.metric_spec import MetricSpec
 from gorgo.core.request import Outcome
 from gorgo.core.router import Router
 from gorgo.core.ttft import PARTS, TtftParts
 from gorgo.proxy.cells import Cells, CountCell, HistogramCell, Key
-from gorgo.proxy.metric_table import METRICS, MetricSpec
+from gorgo.proxy.metric_table import METRICS
 
 __all__ = ["METRICS", "ConfigInForce", "Metrics"]
 

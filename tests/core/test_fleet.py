@@ -63,7 +63,7 @@ def test_who_is_eligible_is_worked_out_once_per_change(fleet: Fleet) -> None:
     assert fleet.eligible(None) is fleet.eligible(None)
     fleet.probed(fleet.member("a"), 0.1, now=0.0)
     before = fleet.eligible(None)
-    fleet.drain("b", True)
+    fleet.drain("b", True, now=0.0)
     assert fleet.eligible(None) is not before
 
 
@@ -73,13 +73,13 @@ def test_names_that_clients_make_up_do_not_fill_the_cache(fleet: Fleet) -> None:
 
 
 def test_draining_and_ejected_replicas_are_left_out_with_the_reason(fleet: Fleet) -> None:
-    fleet.drain("a", True)
+    fleet.drain("a", True, now=0.0)
     eject(fleet, "b")
     eligible = fleet.eligible(None)
     assert eligible.names == ("c",)
     assert eligible.excluded == {"a": "draining", "b": "ejected"}
     assert not eligible.whole
-    fleet.drain("a", False)
+    fleet.drain("a", False, now=0.0)
     assert fleet.eligible(None).names == ("a", "c")
 
 
@@ -113,8 +113,8 @@ def test_half_healthy_is_no_panic(fleet: Fleet) -> None:
 
 
 def test_draining_replicas_do_not_count_for_the_panic_threshold(fleet: Fleet) -> None:
-    fleet.drain("a", True)
-    fleet.drain("b", True)
+    fleet.drain("a", True, now=0.0)
+    fleet.drain("b", True, now=0.0)
     eject(fleet, "c")
     assert fleet.eligible(None).names == ("c",)
 
@@ -172,7 +172,7 @@ def test_reloading_an_unchanged_prior_does_not_undo_what_the_engine_told(fleet: 
 
 def test_who_stays_keeps_slot_load_marks_and_health(fleet: Fleet) -> None:
     fleet.reserve(fleet.member("c"), 100)
-    fleet.drain("c", True)
+    fleet.drain("c", True, now=0.0)
     member = fleet.member("c")
     change = fleet.replace(specs("c", "d"))
     assert fleet.member("c") is member
@@ -213,7 +213,7 @@ def test_two_replicas_of_one_name_are_refused_and_nothing_changes(fleet: Fleet) 
 
 def test_an_unknown_name_is_answered_with_the_names_that_there_are(fleet: Fleet) -> None:
     with pytest.raises(UnknownReplica, match="'z'; the fleet has: a, b, c"):
-        fleet.drain("z", True)
+        fleet.drain("z", True, now=0.0)
 
 
 def counters(tokens: float, prior: PrefillPrior, *, slowdown: float) -> EngineSample:

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from gorgo.proxy.metric_table import METRICS, MetricSpec
+from gorgo.core.metric_spec import MetricSpec
+from gorgo.proxy.metric_table import METRICS
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 
 FOLDER = Path(__file__).parents[2] / "terraform/modules/observability"

@@ -12,9 +12,10 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gorgo.core.metric_spec import label_of
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.metric_table import LABELS, METRICS, label_of
+from gorgo.proxy.metric_table import LABELS, METRICS
 from gorgo.proxy.metrics import Metrics
 from tests.core.routers import specs
 from tests.observability.promql import (

@@ -7,8 +7,9 @@ import re
 import yaml
 
 from gorgo.config.load import parse_config
+from gorgo.core.metric_spec import label_of
 from gorgo.core.ttft import PARTS
-from gorgo.proxy.metric_table import METRICS, label_of
+from gorgo.proxy.metric_table import LABELS, METRICS
 from gorgo.proxy.span_queue import MAX_WAITING
 from tests.documents import DOCS, ROOT, blocks, code, rows_of
 from tests.observability.promql import alerts, panels
@@ -41,7 +42,7 @@ def test_every_figure_on_the_page_exists_with_the_labels_named_beside_it() -> No
 def test_values_on_the_page_are_values_of_their_labels() -> None:
     (row,) = [row for row in QUESTIONS if row[0].startswith("What is refused")]
     assert set(code(row[2])) - {"gorgo_rejects_total", "reason"} <= set(
-        label_of("gorgo_rejects_total", "reason").values
+        label_of("gorgo_rejects_total", "reason", LABELS).values
     )
 
 

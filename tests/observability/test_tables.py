@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gorgo.core.metric_spec import LabelSpec, MetricSpec, label_of
 from gorgo.proxy.app import HOT_ROUTES
-from gorgo.proxy.metric_table import LABELS, METRICS, REJECT_REASONS, LabelSpec, MetricSpec, buckets_of, label_of
+from gorgo.proxy.metric_table import LABELS, METRICS, REJECT_REASONS, buckets_of
 from tuner.sidecar.metrics import LABELS as TUNER_LABELS
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 
@@ -93,4 +94,4 @@ def test_reasons_of_rejects_are_the_codes_that_the_source_has() -> None:
 
 
 def test_bound_of_routes_is_their_number() -> None:
-    assert label_of("gorgo_requests_total", "route").at_most == str(len(HOT_ROUTES))
+    assert label_of("gorgo_requests_total", "route", LABELS).at_most == str(len(HOT_ROUTES))

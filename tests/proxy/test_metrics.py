@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gorgo.core.metric_spec import label_of
 from gorgo.core.request import Ending, Outcome
 from gorgo.core.ttft import PARTS, TtftParts
-from gorgo.proxy.metric_table import label_of
+from gorgo.proxy.metric_table import LABELS
 from gorgo.proxy.metrics import METRICS, Metrics
 from tests.proxy.conftest import Running, Start
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
@@ -47,7 +48,7 @@ async def test_table_names_every_metric_with_its_type_and_labels(start: Start) -
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == set(spec.labels)
             for label in spec.labels:
-                values = label_of(spec.name, label).values
+                values = label_of(spec.name, label, LABELS).values
                 assert not values or sample.labels[label] in values
 
 

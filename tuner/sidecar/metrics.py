@@ -12,7 +12,7 @@ from math import nan
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, start_http_server
 
-from gorgo.proxy.metric_table import LabelSpec, MetricSpec, label_of
+from gorgo.core.metric_spec import LabelSpec, MetricSpec, label_of
 from tuner.campaign.generation import Generation
 from tuner.sidecar.progress import Progress
 
