@@ -83,7 +83,9 @@ def demo(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", show_default=False, help="Repeatable. Default: gorgo-ms, gorgo and the four of its paper."),
+        typer.Option(
+            metavar="NAME", show_default=False, help="Repeatable. Default: gorgo-ms, gorgo and the four of its paper."
+        ),
     ] = None,
     time_scale: options.TimeScale = 1.0,
     limit: options.Limit = None,
