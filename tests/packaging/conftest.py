@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs").glob("first-hour-*.md"))
 _HERE = Path(__file__).parent
 #: An install of what the wheel needs, and servers that start on two busy cores.
-_SYSTEM_TIMEOUT_S = 900
+_SYSTEM_TIMEOUT_S = 1800
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -19,7 +19,7 @@ from tests.packaging.guide import run, steps
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("default::UserWarning")]
 
 #: The longest runs a campaign of two generations on an hour's traffic, on two cores that may be busy.
-TIMEOUT_S = 800
+TIMEOUT_S = 1500
 
 
 @pytest.fixture
