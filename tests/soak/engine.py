@@ -21,6 +21,9 @@ from tests.bench.relay.wire import MODEL, TOKEN_MARK, number_in
 
 #: Asked-for tokens that mean: until told otherwise.
 HELD = 1_000_000
+#: Tokens with which a slow stream begins: 40 kB, more than a relay keeps of a stream's end to find its usage in. It would
+#: else grow by that in the first minutes, and look like a leak.
+FIRST = 250
 #: Kept of a request that is not whole yet; the soak's largest is a few kilobytes.
 MAX_REQUEST_BYTES = 1 << 20
 
@@ -73,9 +76,9 @@ class SlowStreams:
         self._gap_s = 0.0
 
     def add(self, transport: asyncio.WriteTransport, gap_ms: int) -> None:
-        """The first token goes out with the head."""
-        transport.write(_HEAD + _ROLE + _TOKEN)
-        self._open[transport] = 1
+        """The first tokens go out with the head."""
+        transport.write(_HEAD + _ROLE + _TOKEN * FIRST)
+        self._open[transport] = FIRST
         self._gap_s = gap_ms / 1e3
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(self._gap_s, self._step)
