@@ -21,8 +21,8 @@ from tests.bench.relay.wire import MODEL, TOKEN_MARK, number_in
 
 #: Asked-for tokens that mean: until told otherwise.
 HELD = 1_000_000
-#: Tokens with which a slow stream begins: 40 kB, more than a relay keeps of a stream's end to find its usage in. It would
-#: else grow by that in the first minutes, and look like a leak.
+#: Tokens with which a slow stream begins: 40 kB, more than a relay keeps of a stream to find its usage in. That would
+#: else be filled in the first minutes, and look like a leak.
 FIRST = 250
 #: Kept of a request that is not whole yet; the soak's largest is a few kilobytes.
 MAX_REQUEST_BYTES = 1 << 20
