@@ -102,7 +102,8 @@ class Fleet:
     rtt_ewma_alpha:
         Weight of a new probe in the smoothed round trip.
     panic_threshold:
-        Share of healthy replicas under which ejection is ignored; 0 never ignores it.
+        Share of healthy replicas under which ejection for failed attempts is ignored, because what fails everywhere is
+        rarely the replica's fault; any ejection is where nobody else is left. 0 never ignores it.
     ejection:
         When a replica is ejected and for how long.
     """
@@ -325,9 +326,11 @@ class Fleet:
                 excluded[name] = reason
         healthy = sum(member.health.state is HealthState.HEALTHY for member in available)
         panic = healthy < self.panic_threshold * len(available)
-        if not panic:
-            excluded |= {member.spec.name: "ejected" for member in available if not member.health.accepts}
-            available = [member for member in available if member.health.accepts]
+        left = [member for member in available if member.health.accepts or (panic and not member.health.unreachable)]
+        if left or not panic:
+            staying = {member.spec.name for member in left}
+            excluded |= {member.spec.name: "ejected" for member in available if member.spec.name not in staying}
+            available = left
         return self._rows(available, excluded, panic=panic)
 
     def _rows(self, members: Sequence[Member], excluded: Mapping[str, str], *, panic: bool) -> Eligible:

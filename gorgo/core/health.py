@@ -92,6 +92,11 @@ class Health:
         """Whether a new attempt may go there, panic aside."""
         return self.state is HealthState.HEALTHY or (self.state is HealthState.HALF_OPEN and self.trial is None)
 
+    @property
+    def unreachable(self) -> bool:
+        """Ejected because it, or its whole region, answers no ping: a fact, where failed attempts are a guess."""
+        return self.state is not HealthState.HEALTHY and self.ejected_by != "attempts"
+
     def attempt_started(self, attempt_id: str) -> bool:
         if self.state is not HealthState.HALF_OPEN or self.trial is not None:
             return False

@@ -25,6 +25,8 @@ IDLE_LOOKS = 10
 KEPT_PER_REPLICA = 4
 #: For what is closed late: kept connections (4 s), pings and probes that hang (5 s), a scrape that hangs (10 s).
 SETTLE_S = 30.0
+#: For a replica that was ejected in vain several times: the longest back-off (60 s), and a probe.
+READMITTED_S = 65.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,13 @@ class Observer:
                 return
 
     async def fleet_rows(self) -> list[dict[str, Any]]:
-        """The proxy's own view of its replicas."""
-        rows: list[dict[str, Any]] = (await self._admin.get("/admin/fleet")).raise_for_status().json()["replicas"]
-        return rows
+        """The proxy's own view of its replicas, as soon as all are healthy or the longest back-off is over."""
+        deadline_s = monotonic() + READMITTED_S
+        while True:
+            rows: list[dict[str, Any]] = (await self._admin.get("/admin/fleet")).raise_for_status().json()["replicas"]
+            if all(row["state"] == "healthy" for row in rows) or monotonic() > deadline_s:
+                return rows
+            await asyncio.sleep(IDLE_LOOK_S)
 
     def _state_fault(self) -> str | None:
         try:

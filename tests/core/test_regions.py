@@ -29,6 +29,25 @@ def test_a_region_whose_replicas_all_fail_one_probe_is_left_out_at_once() -> Non
     assert dispatched(router.submit(a_request(), now=11.0)).replica == "w0"
 
 
+def test_a_region_that_is_cut_off_is_left_out_however_few_are_left() -> None:
+    """Panic is for judgements that may be wrong. That nobody answers a ping is none."""
+    east = [ReplicaSpec(f"e{number}", "east") for number in range(6)]
+    router = make_router(replicas=[*east, ReplicaSpec("w0", "west"), ReplicaSpec("w1", "west")])
+    for number in range(6):
+        router.on_probe(f"e{number}", None, now=10.0)
+    sent = [dispatched(router.submit(a_request(request_id=f"r{n}"), now=11.0)) for n in range(8)]
+    assert {dispatch.replica for dispatch in sent} <= {"w0", "w1"}
+
+
+def test_when_nobody_at_all_answers_everybody_is_tried() -> None:
+    router = fleet()
+    for now in (10.0, 11.0, 12.0):
+        for replica in FLEET:
+            router.on_probe(replica.name, None, now=now)
+    assert set(router.standings().values()) == {"ejected"}
+    assert dispatched(router.submit(a_request(), now=12.0)).replica in {"e0", "e1", "w0"}
+
+
 def test_failures_far_apart_are_no_cut() -> None:
     router = fleet(region_window_s=30.0)
     router.on_probe("e0", None, now=10.0)
