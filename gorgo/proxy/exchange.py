@@ -275,11 +275,12 @@ class Exchange:
         """One dispatch to its end. Answers what the Router wants next, `None` when it wants nothing of this attempt."""
         task = asyncio.current_task()
         assert task is not None
-        self._race.begin(dispatch.attempt_id)
-        self._account.began(self._state, dispatch)
-        engine_id = new_id() if ask.nameable and target.dialect.id_header else None
+        engine_id: str | None = None
         outcome = Outcome(Ending.CLIENT_GONE)
         try:
+            self._race.begin(dispatch.attempt_id)
+            self._account.began(self._state, dispatch)
+            engine_id = new_id() if ask.nameable and target.dialect.id_header else None
             outcome = await self._try(ask, dispatch, target, engine_id)
         except asyncio.CancelledError:
             if dispatch.attempt_id in self._race or self._gone:
@@ -287,11 +288,12 @@ class Exchange:
             task.uncancel()
             outcome = Outcome(Ending.SUPERSEDED)
         finally:
+            # What must be given back comes first, whatever befalls those who only keep accounts.
             self._race.over(dispatch.attempt_id)
-            if engine_id is not None and _given_up(outcome):
-                self._state.aborts.tell(target, engine_id)
             target.release()
             action = self._state.desk.finish(dispatch, outcome)
+            if engine_id is not None and _given_up(outcome):
+                self._state.aborts.tell(target, engine_id)
             self._account.ended(self._state, ask, dispatch, outcome, target)
         if isinstance(action, Dispatch):
             self._state.metrics.retried(outcome.ending.value)

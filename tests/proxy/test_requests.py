@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from gorgo.proxy.account import Account
 from tests.proxy.conftest import QUIET, Running, Start, config_for, with_replica
 from tests.proxy.fakes import answer, chat
 from tests.proxy.raw import connected
@@ -308,3 +310,17 @@ async def test_fault_of_the_proxy_itself_is_a_500_without_the_text(
     (record,) = [record for record in caplog.records if record.getMessage() == "internal_error"]
     assert record.fields["error"] == "KeyError"  # type: ignore[attr-defined]
     assert "my secret" not in response.text + json.dumps(vars(record), default=str)
+
+
+@pytest.mark.parametrize("accounting", ["began", "first_content", "ended"])
+async def test_fault_in_the_accounts_leaves_nothing_reserved(
+    fleet: Running, monkeypatch: pytest.MonkeyPatch, accounting: str
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise TypeError("a fault of the proxy itself")
+
+    monkeypatch.setattr(Account, accounting, fail)
+    # Whether it is told before or after the answer has begun, nothing may be left of it.
+    with suppress(httpx.RemoteProtocolError):
+        await fleet.client.post(CHAT, content=chat(stream=True))
+    await fleet.idle()
