@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated
 
 import typer
@@ -66,4 +67,8 @@ def _gorgo(
 
 def main() -> None:
     """Entry point of the `gorgo` command and of `python -m gorgo`."""
-    app()
+    try:
+        app()
+    finally:
+        # The exit code is decided: a SIGTERM that comes while the interpreter ends must not replace it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

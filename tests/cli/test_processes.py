@@ -131,3 +131,14 @@ def output(words: list[str]) -> str:
     done = subprocess.run(words, env=environ(), capture_output=True, text=True, timeout=STOP_TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_sigterm_while_the_interpreter_ends_does_not_replace_the_exit_code() -> None:
+    program = (
+        "import atexit, os, signal, sys\n"
+        "from gorgo.cli import main\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
+        "sys.argv = ['gorgo', '--version']\n"
+        "main()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False).returncode == 0
