@@ -79,7 +79,7 @@ class Eligible:
     #: The rows are all slots of the columns, in order.
     whole: bool
     excluded: Mapping[str, str]
-    #: Too few are healthy, so ejection is ignored.
+    #: Too few are healthy.
     panic: bool = False
 
 
@@ -102,8 +102,8 @@ class Fleet:
     rtt_ewma_alpha:
         Weight of a new probe in the smoothed round trip.
     panic_threshold:
-        Share of healthy replicas under which ejection for failed attempts is ignored, because what fails everywhere is
-        rarely the replica's fault; any ejection is where nobody else is left. 0 never ignores it.
+        Share of healthy replicas under which those ejected for failed attempts are tried again soon, because what fails
+        everywhere is rarely the replica's fault; with nobody healthy ejection is ignored. 0 never does either.
     ejection:
         When a replica is ejected and for how long.
     """
@@ -198,6 +198,7 @@ class Fleet:
         if changed:
             self._eligible.clear()
             self._due_known = False
+            self._hurry()
 
     # -- load, written by the Router's ledger
 
@@ -326,12 +327,20 @@ class Fleet:
                 excluded[name] = reason
         healthy = sum(member.health.state is HealthState.HEALTHY for member in available)
         panic = healthy < self.panic_threshold * len(available)
-        left = [member for member in available if member.health.accepts or (panic and not member.health.unreachable)]
-        if left or not panic:
-            staying = {member.spec.name for member in left}
-            excluded |= {member.spec.name: "ejected" for member in available if member.spec.name not in staying}
-            available = left
-        return self._rows(available, excluded, panic=panic)
+        left = [member for member in available if member.health.accepts]
+        if panic and not healthy:
+            guessed = [each for each in available if each.health.accepts or not each.health.unreachable]
+            left = guessed or available
+        staying = {member.spec.name for member in left}
+        excluded |= {member.spec.name: "ejected" for member in available if member.spec.name not in staying}
+        return self._rows(left, excluded, panic=panic)
+
+    def _hurry(self) -> None:
+        """In a panic whoever was ejected for failed attempts is tried again soon."""
+        here = [member.health for member in self.members.values() if not member.draining]
+        if sum(health.state is HealthState.HEALTHY for health in here) < self.panic_threshold * len(here):
+            for health in here:
+                health.hurry()
 
     def _rows(self, members: Sequence[Member], excluded: Mapping[str, str], *, panic: bool) -> Eligible:
         rows = sorted(members, key=lambda member: member.slot)

@@ -21,6 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+#: In a panic an ejected replica is tried again so long after its ejection, s. Where the judgement was wrong it is back
+#: before the few others are overrun; where it was right, the retries of four such replicas are within their budget.
+PANIC_BACK_OFF_S = 2.0
+
 
 class HealthState(Enum):
     HEALTHY = "healthy"
@@ -146,6 +150,11 @@ class Health:
             return False
         self.state, self.wakes_s = HealthState.HALF_OPEN, None
         return True
+
+    def hurry(self) -> None:
+        """Few others are healthy, and failed attempts may be the fault of load: the back-off is a short one."""
+        if self.wakes_s is not None and not self.unreachable:
+            self.wakes_s = min(self.wakes_s, self.changed_s + PANIC_BACK_OFF_S)
 
     @property
     def _tolerated(self) -> int:

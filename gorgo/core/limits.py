@@ -31,7 +31,7 @@ class RouterLimits:
     decisions_kept, samples_kept:
         Newest decisions (with every candidate's terms) and samples held for a reader.
     panic_threshold:
-        Share of healthy replicas under which ejection is ignored, except of those who answer no ping.
+        Share of healthy replicas under which those ejected for failed attempts are tried again soon (`Fleet`).
     ejection:
         When a replica is ejected and for how long.
     overload:

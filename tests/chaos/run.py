@@ -33,7 +33,7 @@ class Plan:
 
 
 #: With starting and settling nine and a half minutes, and one.
-FULL = Plan(load_s=500.0, per_s=10.0, every_s=4.5, length_s=(2.0, 7.0))
+FULL = Plan(load_s=500.0, per_s=6.0, every_s=4.5, length_s=(2.0, 7.0))
 SHORT = Plan(load_s=44.0, per_s=6.0, every_s=1.5, length_s=(1.2, 2.4))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.fleet import Fleet
-from gorgo.core.health import EjectionLimits
+from gorgo.core.health import PANIC_BACK_OFF_S, EjectionLimits
 from gorgo.core.path import Pacing, Windows, paced_trips
 from gorgo.core.prefill import PrefillPrior
 from gorgo.core.replica import ReplicaSpec
@@ -97,10 +97,32 @@ def test_a_replica_serves_the_models_that_it_lists_and_any_when_it_lists_none(fl
     assert not fleet.serves("m2")
 
 
-def test_ejection_is_ignored_when_fewer_than_half_are_healthy(fleet: Fleet) -> None:
-    eject(fleet, "a")
-    assert fleet.eligible(None).names == ("b", "c")
-    eject(fleet, "b")
+def test_ejected_replicas_are_tried_again_soon_when_fewer_than_half_are_healthy(fleet: Fleet) -> None:
+    eject(fleet, "a", now=1.0)
+    assert fleet.next_timer() == 6.0
+    assert not fleet.eligible(None).panic
+    eject(fleet, "b", now=1.5)
+    eligible = fleet.eligible(None)
+    assert eligible.names == ("c",)
+    assert eligible.panic
+    assert fleet.next_timer() == 1.0 + PANIC_BACK_OFF_S
+    fleet.handle_timer(now=1.5 + PANIC_BACK_OFF_S)
+    assert fleet.eligible(None).names == ("a", "b", "c")
+
+
+def test_a_replica_that_fails_its_trials_has_its_trials_in_a_panic_and_no_more(fleet: Fleet) -> None:
+    eject(fleet, "a", now=0.0)
+    eject(fleet, "b", now=0.0)
+    for number in range(1, 10):
+        fleet.handle_timer(now=number * PANIC_BACK_OFF_S)
+        assert "a" in fleet.eligible(None).names
+        eject(fleet, "a", now=number * PANIC_BACK_OFF_S)
+        assert "a" not in fleet.eligible(None).names
+
+
+def test_ejection_is_ignored_when_nobody_is_healthy(fleet: Fleet) -> None:
+    for name in ("a", "b", "c"):
+        eject(fleet, name)
     eligible = fleet.eligible(None)
     assert eligible.names == ("a", "b", "c")
     assert eligible.panic
