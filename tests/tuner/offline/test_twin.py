@@ -86,6 +86,7 @@ def test_nothing_moves_unless_the_whole_interval_is_below_one() -> None:
     base = tried(100, 1.0)
     assert not_shown(tried(95, 1.0, noise=0.001), base, FEW) is None
     assert "p95 TTFT is" in (not_shown(tried(95, 1.0, noise=0.2), base, FEW) or "")
+    assert "p95 TTFT is -1" in (not_shown(tried(99, 1.0, noise=0.001), base, FEW) or ""), "another day takes that much"
     assert "pays for" in (not_shown(tried(95, 1.08, noise=0.001), base, FEW) or "")
 
 
