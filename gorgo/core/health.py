@@ -8,6 +8,8 @@ Theory of operation::
                                         ^                           |
                                         '---- any failure, back-off doubled
 
+One that was ejected for failed probes is half open as soon as a probe succeeds.
+
 Failures of attempts and of probes are counted apart: a server whose engine is broken still answers a ping, and that
 answer must not wipe out the failed attempts. For the same reason a good probe lets a replica back in, but only a good
 attempt forgets how often it was ejected; until then one failure ejects again, for twice as long.
@@ -128,6 +130,9 @@ class Health:
 
     def probe_succeeded(self, *, now: float) -> bool:
         self.probe_failures = 0
+        if self.state is HealthState.EJECTED and self.unreachable:
+            # What it was ejected for is over, however long the back-off has grown.
+            return self.reachable(now=now)
         return self.state is HealthState.HALF_OPEN and self._readmit(now)
 
     def probe_failed(self, *, now: float) -> bool:
@@ -141,7 +146,7 @@ class Health:
         return self.state is not HealthState.EJECTED and self._eject("region", now)
 
     def reachable(self, *, now: float) -> bool:
-        """Its region can be reached again: it may be tried."""
+        """It, or another one of its region, can be reached again: it may be tried."""
         return self.state is HealthState.EJECTED and self.wake(now=max(now, self.wakes_s or now))
 
     def wake(self, *, now: float) -> bool:

@@ -64,6 +64,18 @@ def test_a_region_that_answers_again_may_be_tried_at_once() -> None:
     assert set(router.standings().values()) == {"half_open", "healthy"}
 
 
+def test_a_replica_that_was_out_of_reach_may_be_tried_as_soon_as_it_answers() -> None:
+    """However long its back-off has grown: what it was ejected for is over."""
+    router = fleet(ejection=EjectionLimits(base_s=100.0))
+    for now in (10.0, 11.0, 12.0):
+        router.on_probe("w0", None, now=now)
+    assert router.standings()["w0"] == "ejected"
+    router.on_probe("w0", 0.02, now=13.0)
+    assert router.standings()["w0"] == "half_open"
+    router.on_probe("w0", 0.02, now=14.0)
+    assert router.standings()["w0"] == "healthy"
+
+
 def test_a_single_replica_is_ejected_by_its_own_count() -> None:
     router = fleet()
     router.on_probe("w0", None, now=10.0)

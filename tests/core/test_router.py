@@ -280,13 +280,14 @@ def test_a_trial_whose_client_leaves_makes_room_for_another() -> None:
     assert dispatched(router.submit(a_request("r3"), now=7.0)).replica == "a"
 
 
-def test_a_good_probe_readmits_after_the_back_off() -> None:
+def test_a_replica_that_answered_no_ping_is_tried_after_one_good_one_and_readmitted_after_two() -> None:
     router = make_router("a", "b")
     for now in (1.0, 2.0, 3.0):
         router.on_probe("a", None, now=now)
+    assert dispatched(router.submit(a_request("r0"), now=3.5)).replica == "b"
     router.on_probe("a", 0.01, now=4.0)
-    assert dispatched(router.submit(a_request("r1"), now=4.0)).replica == "b"
-    router.handle_timer(now=8.0)
+    sent = [dispatched(router.submit(a_request(f"r{n}"), now=4.0)).replica for n in range(1, 4)]
+    assert sent == ["a", "b", "b"]
     router.on_probe("a", 0.01, now=8.0)
     assert [dispatched(router.submit(a_request(f"s{n}"), now=9.0)).replica for n in range(3)] == ["a", "a", "a"]
 
