@@ -160,7 +160,8 @@ async def test_a_connection_may_end_after_a_hundred_requests_unseen_by_clients(b
     counts = [connection.count(CHAT) for connection in bench.connections()]
     assert sum(counts) == 2 * MAX_REQUESTS_A_CONNECTION + 50  # no request was sent twice
     assert 50 < max(counts) <= MAX_REQUESTS_A_CONNECTION  # the pool was used, up to the engine's limit
-    assert sum(bool(connection.closed_by) for connection in bench.connections()) >= 2
+    # One of the two engines had 125 or more; the other need not have had its hundred.
+    assert any(connection.closed_by for connection in bench.connections())
 
 
 async def test_connections_outlast_the_engines_idle_limit_unseen_by_clients(bench: Bench) -> None:
