@@ -55,8 +55,11 @@ def _faults(run: Run) -> Table:
 
 
 def touched_by(applied: Applied, run: Run, notes: dict[str, Note]) -> set[str]:
-    """Requests that were sent to where the fault was, and not over when it began."""
+    """Requests that were sent to where the fault was, and not over when it began; in a blackout, all there were."""
     planned = applied.planned
+    if planned.kind is Kind.BLACKOUT:
+        alive = (each for each in notes.values() if each.ended_s >= applied.began_s)
+        return {each.question.request_id for each in alive if each.asked_s <= applied.ended_s}
     gates = run.replicas if planned.kind is Kind.TUNER else planned.takes(run.replicas)
     return {
         request_id
