@@ -16,6 +16,8 @@ from gorgo.core.events import MAX_EVENT_BYTES
 
 #: Kept of a stream's end: more than any usage object with what follows it, little enough for thousands of streams.
 TAIL_BYTES = 16 * 1024
+#: Kept beyond that before it is cut again, so that the copy costs little per chunk.
+SLACK_BYTES = 2 * 1024
 #: Kept of a stream's start, where Anthropic's dialect tells the prompt's length.
 HEAD_BYTES = 2 * 1024
 
@@ -52,8 +54,7 @@ class UsageTail:
             self._head += chunk[: HEAD_BYTES - len(self._head)]
         tail = self._tail
         tail += chunk
-        # Cut rarely, so that the copy costs little per chunk.
-        if len(tail) > 2 * TAIL_BYTES:
+        if len(tail) > TAIL_BYTES + SLACK_BYTES:
             del tail[:-TAIL_BYTES]
 
     def usage(self) -> Usage | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import pairwise
 from typing import Any
 
@@ -96,11 +97,14 @@ def test_stream_without_usage_has_none() -> None:
     assert tail.usage() is None
 
 
-def test_tail_stays_small() -> None:
+@pytest.mark.parametrize("size", [1, 160, 1_000, 100_000])
+def test_tail_takes_no_more_memory_however_long_the_stream_is(size: int) -> None:
     tail = UsageTail()
-    for _ in range(100):
-        tail.feed(b"x" * 10_000)
-    assert len(tail._tail) <= 2 * TAIL_BYTES
+    most = 0
+    for _ in range(max(10, 100_000 // size)):
+        tail.feed(b"x" * size)
+        most = max(most, sys.getsizeof(tail._tail))
+    assert most <= 1.25 * TAIL_BYTES
 
 
 @given(data=st.binary(max_size=60_000), sizes=st.lists(st.integers(1, 20_000), min_size=1, max_size=8))
