@@ -104,7 +104,7 @@ def test_tail_takes_no_more_memory_however_long_the_stream_is(size: int) -> None
     for _ in range(max(10, 100_000 // size)):
         tail.feed(b"x" * size)
         most = max(most, sys.getsizeof(tail._tail))
-    assert most <= 1.25 * TAIL_BYTES
+    assert most <= 1.3 * TAIL_BYTES, "beyond it the copy's slack and what a bytearray over-allocates"
 
 
 @given(data=st.binary(max_size=60_000), sizes=st.lists(st.integers(1, 20_000), min_size=1, max_size=8))
