@@ -1,4 +1,4 @@
-"""Real engines that are killed in the middle of their streams: llama.cpp over 90 ms of real TCP, and vLLM.
+"""Real engines killed in the middle of their streams: llama.cpp over 90 ms of real TCP, vLLM near and over that path.
 
 What must hold is the same as for any fault: every stream ends once, whole or with an error that shows; who had no
 content yet is served by the other engine; nothing stays reserved; the dead one is left out, and let in when it is back.
@@ -48,16 +48,21 @@ async def test_killed_llama_cpp_over_a_long_path(iptables: None, tmp_path: Path)
             await survive(proxy, death)
 
 
-async def test_killed_vllm(vllm: Environment, checkpoint: Path) -> None:
+async def test_killed_vllm_near_and_over_a_long_path(vllm: Environment, checkpoint: Path, iptables: None) -> None:
     with ExitStack() as stack:
-        victim, other = (stack.enter_context(vllm_server(vllm, checkpoint, *VLLM_FLAGS)) for _ in range(2))
-        wait_until_ready(victim, other)
+        first, other = (stack.enter_context(vllm_server(vllm, checkpoint, *VLLM_FLAGS)) for _ in range(2))
+        wait_until_ready(first, other)
+        urls = {"victim": first.url, "other": other.url}
+        victims = [first]
 
         async def restart() -> None:
-            again = stack.enter_context(vllm_server(vllm, checkpoint, *VLLM_FLAGS, port=victim.port))
-            await asyncio.to_thread(wait_until_ready, again)
+            victims.append(stack.enter_context(vllm_server(vllm, checkpoint, *VLLM_FLAGS, port=first.port)))
+            await asyncio.to_thread(wait_until_ready, victims[-1])
 
-        death = Death(VLLM_SLOTS, 100, kill=victim.kill, restart=restart)
-        urls = {"victim": victim.url, "other": other.url}
+        death = Death(VLLM_SLOTS, 100, kill=lambda: victims[-1].kill(), restart=restart)
         async with served(urls, engine="vllm", policy="round-robin", probe_interval_s=0.5) as proxy:
+            await survive(proxy, death)
+        stack.enter_context(long_path(first.port, other.port, rtt_ms=RTT_MS))
+        async with served(urls, engine="vllm", policy="round-robin", probe_interval_s=0.5) as proxy:
+            assert min(row["rtt_ms"] for row in await proxy.fleet()) >= RTT_MS
             await survive(proxy, death)
