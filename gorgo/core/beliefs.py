@@ -7,8 +7,9 @@ Owns the step from an outcome to the index, and the size that the index gives ea
 from __future__ import annotations
 
 from gorgo.core.cache_reports import contradicts
-from gorgo.core.fleet import Change, Fleet, Member
+from gorgo.core.fleet import Change, Fleet
 from gorgo.core.ledger import Attempt
+from gorgo.core.member import Member
 from gorgo.core.prefix_index import PrefixIndex
 from gorgo.core.request import Ending, Outcome
 

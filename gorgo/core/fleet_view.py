@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gorgo.core.columns import Columns
-from gorgo.core.fleet import Fleet, Member
+from gorgo.core.fleet import Fleet
 from gorgo.core.health import HealthState
+from gorgo.core.member import Member
 from gorgo.core.slow_start import SlowStart
+from gorgo.core.way import one_way_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def view_replica(
 ) -> ReplicaView:
     """The row of `member`."""
     columns, health, spec = fleet.columns, member.health, member.spec
-    eligible = fleet.eligible(spec.models[0] if spec.models else "")
+    eligible = fleet.eligibility.of(spec.models[0] if spec.models else "")
     slow_start_s = slow_start.left_s(member, now=now)
     return ReplicaView(
         name=spec.name,
@@ -87,7 +89,7 @@ def view_replica(
         in_flight_requests=int(columns.in_flight_requests[member.slot]),
         in_flight_tokens=int(columns.in_flight_tokens[member.slot]),
         queued_prefill_tokens=int(columns.queued_prefill_tokens[member.slot]),
-        busy_s=max(0.0, float(columns.free_at_s[member.slot]) - now - fleet.one_way_s(member)),
+        busy_s=max(0.0, float(columns.free_at_s[member.slot]) - now - one_way_s(columns, member.slot)),
         prefill_slowdown=member.clock.speed.factor,
         prefill_slowdown_told=member.told.factor,
         prefill_tokens_per_s=member.prior.tokens_per_s / member.clock.speed.factor,

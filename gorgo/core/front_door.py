@@ -17,8 +17,9 @@ from heapq import heapify, heappop, heappush
 
 from gorgo.core.actions import Action, Dispatch, Hold, Reject
 from gorgo.core.decision import Forecast
+from gorgo.core.eligible import Eligible
 from gorgo.core.endings import no_replica, queue_full, too_late
-from gorgo.core.fleet import Eligible, Fleet
+from gorgo.core.fleet import Fleet
 from gorgo.core.ledger import RequestState
 from gorgo.core.overload import Doors, OverloadLimits, is_hopeless, last_chance_s
 from gorgo.core.placing import Placement, Placer

@@ -21,7 +21,7 @@ from heapq import heapify, heappop, heappush
 
 from gorgo.core.actions import Hedge
 from gorgo.core.budgets import ShareBudget
-from gorgo.core.fleet import Eligible, Fleet
+from gorgo.core.eligible import Eligible
 from gorgo.core.ledger import Attempt
 from gorgo.core.overload import Doors
 from gorgo.core.placing import Placer
@@ -59,7 +59,7 @@ class Hedger:
 
     Parameters
     ----------
-    fleet, placer, doors:
+    placer, doors:
         The Router's.
     eligible:
         Who may serve a request now.
@@ -69,13 +69,11 @@ class Hedger:
 
     def __init__(
         self,
-        fleet: Fleet,
         placer: Placer,
         doors: Doors,
         eligible: Callable[[RouteRequest, float], Eligible],
         limits: HedgeLimits,
     ) -> None:
-        self._fleet = fleet
         self._placer = placer
         self._doors = doors
         self._eligible = eligible
@@ -150,7 +148,7 @@ class Hedger:
         state = attempt.state
         if not self._budget.has_room(now=now):
             return None
-        left = self._fleet.without(self._eligible(state.request, now), state.tried)
+        left = self._eligible(state.request, now).without(state.tried)
         if not left.members:
             return None
         placement = self._placer.look(state.request, left, now=now)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gorgo.core.fleet import Fleet, Member
+from gorgo.core.fleet import Fleet
+from gorgo.core.member import Member
 from gorgo.core.prefix_index import Belief
 from gorgo.core.request import RouteRequest
 from gorgo.core.shadow import ShadowScore
 from gorgo.core.ttft import TtftOutlook
+from gorgo.core.way import one_way_s
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +94,7 @@ class Ledger:
         member.clock.dispatched(
             attempt.attempt_id, arrives_s=attempt.arrives_s, prior_s=attempt.prior_s, seen=request.streamed
         )
-        self._fleet.show_clock(member)
+        member.show_clock(self._fleet.columns)
 
     def first_token(self, attempt_id: str, *, now: float) -> Attempt | None:
         """The attempt if this is its first first-token, else `None`."""
@@ -104,8 +106,8 @@ class Ledger:
         self._fleet.release_prefill(member, request.prompt_tokens)
         member.told.sent(request.prompt_tokens - attempt.believed_cached_tokens, attempt.prior_s)
         tell = member.clock.first_token if request.streamed else member.clock.left
-        tell(attempt_id, engine_s=now - self._fleet.one_way_s(member))
-        self._fleet.show_clock(member)
+        tell(attempt_id, engine_s=now - one_way_s(self._fleet.columns, member.slot))
+        member.show_clock(self._fleet.columns)
         return attempt
 
     def check(self) -> None:
@@ -132,7 +134,7 @@ class Ledger:
         member, tokens = attempt.member, attempt.state.request.prompt_tokens
         if attempt.first_token_s is None:
             self._fleet.release_prefill(member, tokens)
-            member.clock.left(attempt_id, engine_s=now + self._fleet.one_way_s(member))
-            self._fleet.show_clock(member)
+            member.clock.left(attempt_id, engine_s=now + one_way_s(self._fleet.columns, member.slot))
+            member.show_clock(self._fleet.columns)
         self._fleet.release(member, tokens)
         return attempt

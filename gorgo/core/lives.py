@@ -16,11 +16,13 @@ from gorgo.core.actions import Action, Cancel, Dispatch, Reject
 from gorgo.core.beliefs import Beliefs
 from gorgo.core.budgets import ShareBudget
 from gorgo.core.clients import ClientBook
+from gorgo.core.eligible import Eligible
 from gorgo.core.endings import failed, sample_of, status_of
-from gorgo.core.fleet import Eligible, Fleet, Member
+from gorgo.core.fleet import Fleet
 from gorgo.core.health import HealthState
 from gorgo.core.ledger import Attempt
 from gorgo.core.limits import RouterLimits
+from gorgo.core.member import Member
 from gorgo.core.placing import Placer
 from gorgo.core.request import Ending, Outcome, RouteRequest
 from gorgo.core.samples import SampleRing
@@ -129,7 +131,7 @@ class Lives:
         """The next best replica, or the error that the client gets."""
         state = attempt.state
         if state.request.pinned_replica is None and state.attempts < self._max_attempts:
-            left = self._fleet.without(self._eligible(state.request, now), state.tried)
+            left = self._eligible(state.request, now).without(state.tried)
             if left.members and (_nobody_worked(outcome) or self._retries.spend(now=now)):
                 return self._placer.dispatch(state, self._placer.look(state.request, left, now=now), now=now)
         return failed(state, outcome)

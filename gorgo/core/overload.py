@@ -18,8 +18,10 @@ from dataclasses import dataclass
 
 from gorgo.core.busy_clock import LATE_S
 from gorgo.core.decision import Forecast
-from gorgo.core.fleet import Fleet, Member
+from gorgo.core.fleet import Fleet
 from gorgo.core.ledger import Attempt
+from gorgo.core.member import Member
+from gorgo.core.way import one_way_s
 
 #: Clocks count from the epoch, where a float has a quarter of a microsecond.
 _NOISE_S = 1e-6
@@ -88,7 +90,7 @@ class Doors:
         clock = member.clock
         if not self._has_place(member) or clock.free_at_s == float("inf") or self._late_s(member, now=now) > 0.0:
             return None
-        at_s = clock.free_at_s - self._fleet.one_way_s(member) - self.limits.open_work_s
+        at_s = clock.free_at_s - one_way_s(self._fleet.columns, member.slot) - self.limits.open_work_s
         return at_s if at_s > now + _NOISE_S else None
 
     def work_s(self, member: Member, *, now: float) -> float:
@@ -97,7 +99,7 @@ class Doors:
         late_s = self._late_s(member, now=now)
         if late_s > 0.0:
             return clock.waiting_s + late_s
-        return max(0.0, clock.free_at_s - now - self._fleet.one_way_s(member))
+        return max(0.0, clock.free_at_s - now - one_way_s(self._fleet.columns, member.slot))
 
     def ended(self, attempt: Attempt, *, now: float) -> None:
         """An answer is complete, which tells how long one stays there."""
@@ -106,7 +108,7 @@ class Doors:
             attempt.member.batch.ended(stayed_s=now - attempt.dispatched_s, beside=attempt.beside, goal_s=goal_s)
 
     def _late_s(self, member: Member, *, now: float) -> float:
-        return now - LATE_S - member.clock.due_s - self._fleet.one_way_s(member)
+        return now - LATE_S - member.clock.due_s - one_way_s(self._fleet.columns, member.slot)
 
     def _has_place(self, member: Member) -> bool:
         columns, slot, most = self._fleet.columns, member.slot, self.limits.open_in_flight

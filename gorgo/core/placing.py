@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 from gorgo.core.actions import Dispatch
 from gorgo.core.candidates import Candidates
 from gorgo.core.decision import Choice, Decision
-from gorgo.core.fleet import Eligible, Fleet, Member
+from gorgo.core.eligible import Eligible
+from gorgo.core.fleet import Fleet
 from gorgo.core.ledger import Attempt, Ledger, RequestState
+from gorgo.core.member import Member
 from gorgo.core.policy import Policy
 from gorgo.core.prefix_index import PrefixIndex
 from gorgo.core.request import RouteRequest
 from gorgo.core.shadow import Shadow, ShadowScore
 from gorgo.core.ttft import TtftOutlook, expected_queue_s
+from gorgo.core.way import arrives_s, one_way_s
 from gorgo.core.weights import Weights
 
 
@@ -150,10 +153,11 @@ class Placer:
         return None if policy is None else Shadow(policy, self._rng.spawn(1)[0])
 
     def _way(self, request: RouteRequest, member: Member, cached_tokens: int, now: float) -> _Way:
+        columns, slot = self._fleet.columns, member.slot
         return _Way(
-            float(self._fleet.columns.rtt_s[member.slot]),
-            self._fleet.arrives_s(member, request.body_bytes, now=now),
-            self._fleet.one_way_s(member),
+            float(columns.rtt_s[slot]),
+            arrives_s(columns, slot, request.body_bytes, now=now),
+            one_way_s(columns, slot),
             member.prior.seconds(request.prompt_tokens - cached_tokens, cached_tokens),
         )
 

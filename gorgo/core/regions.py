@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gorgo.core.fleet import Fleet, Member
+from gorgo.core.fleet import Fleet
 from gorgo.core.health import HealthState
+from gorgo.core.member import Member
 
 
 class Regions:

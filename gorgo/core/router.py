@@ -22,6 +22,7 @@ from gorgo.core.actions import Action, Dispatch, Reject
 from gorgo.core.beliefs import Beliefs
 from gorgo.core.clients import ClientBook
 from gorgo.core.decision import Decision
+from gorgo.core.eligible import Eligible
 from gorgo.core.endings import (
     client_excess,
     model_not_found,
@@ -29,7 +30,7 @@ from gorgo.core.endings import (
     replica_not_found,
     too_many_in_flight,
 )
-from gorgo.core.fleet import Eligible, Fleet, Member
+from gorgo.core.fleet import Fleet
 from gorgo.core.fleet_view import ReplicaView, view_replica
 from gorgo.core.front_door import FrontDoor
 from gorgo.core.health import HealthState
@@ -37,6 +38,7 @@ from gorgo.core.hedging import Hedger
 from gorgo.core.ledger import Ledger, RequestState
 from gorgo.core.limits import RouterLimits
 from gorgo.core.lives import Lives
+from gorgo.core.member import Member
 from gorgo.core.placing import Placer
 from gorgo.core.policy import Policy
 from gorgo.core.prefix_index import PrefixIndex
@@ -46,6 +48,7 @@ from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, Ro
 from gorgo.core.samples import SampleRing
 from gorgo.core.shadow import check_shadow, shared_index
 from gorgo.core.slow_start import SlowStart
+from gorgo.core.way import show_connection
 from gorgo.core.weights import Weights
 
 _DEFAULTS = RouterLimits()
@@ -131,7 +134,7 @@ class Router:
             decisions_kept=limits.decisions_kept,
         )
         self._door = FrontDoor(self._fleet, self._placer, self._eligible, limits.overload)
-        self._hedger = Hedger(self._fleet, self._placer, self._door.doors, self._eligible, limits.hedging)
+        self._hedger = Hedger(self._placer, self._door.doors, self._eligible, limits.hedging)
         self._slow_start = SlowStart(self._fleet, ramp_s=limits.slow_start_s)
         self._regions = Regions(self._fleet, window_s=limits.region_window_s)
         self._clients = ClientBook(limits.clients)
@@ -242,7 +245,7 @@ class Router:
         """
         member = self._fleet.members.get(replica)
         if member is not None:
-            self._fleet.on_path(member, connection)
+            show_connection(self._fleet.columns, member.slot, connection)
         return []
 
     def on_engine_sample(self, replica: str, sample: EngineSample | None, *, now: float) -> list[Action]:
@@ -415,24 +418,24 @@ class Router:
 
     def _refuse(self, request: RouteRequest, now: float) -> Reject | None:
         """What no replica needs to be asked for; otherwise the client's count has it."""
-        if not self._fleet.serves(request.model):
+        if not self._fleet.eligibility.serves(request.model):
             return model_not_found(request)
         if len(self._ledger) + len(self._door.room) >= self.limits.max_in_flight:
             return too_many_in_flight(request, self.limits.max_in_flight)
         if request.pinned_replica is not None and request.pinned_replica not in self._fleet.members:
             return replica_not_found(request)
-        if request.regions is not None and not self._fleet.anyone_in(request.regions):
+        if request.regions is not None and not self._fleet.eligibility.anyone_in(request.regions):
             return region_not_allowed(request)
         excess = self._clients.enter(request.client, now=now)
         return None if excess is None else client_excess(request, excess)
 
     def _eligible(self, request: RouteRequest, now: float) -> Eligible:
         """Who may serve it now; nobody for one whose replica has left."""
+        everyone = self._fleet.eligibility
         if request.pinned_replica is None:
-            return self._slow_start.eased(self._fleet.eligible(request.model, request.regions), now=now)
-        if request.pinned_replica in self._fleet.members:
-            return self._fleet.only(request.pinned_replica)
-        return self._fleet.nobody
+            return self._slow_start.eased(everyone.of(request.model, request.regions), now=now)
+        pinned = self._fleet.members.get(request.pinned_replica)
+        return everyone.nobody if pinned is None else everyone.only(pinned)
 
     def _view(self, member: Member, now: float) -> ReplicaView:
         blocks = self.index.resident_blocks(member.slot)

@@ -7,7 +7,9 @@ are left are at their bound the bound does not count.
 
 from __future__ import annotations
 
-from gorgo.core.fleet import Eligible, Fleet, Member
+from gorgo.core.eligible import Eligible
+from gorgo.core.fleet import Fleet
+from gorgo.core.member import Member
 
 #: In flight on a replica that has just come: two, so that one long prefill does not hide whether it works.
 FIRST = 2.0
@@ -64,4 +66,4 @@ class SlowStart:
         }
         if not full or len(full) == len(eligible.members):
             return eligible
-        return self._fleet.without(eligible, full, "slow_start")
+        return eligible.without(full, "slow_start")

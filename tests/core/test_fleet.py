@@ -11,6 +11,7 @@ from gorgo.core.path import Pacing, Windows, paced_trips
 from gorgo.core.prefill import PrefillPrior
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import EngineSample, OpenConnection
+from gorgo.core.way import arrives_s, show_connection
 from gorgo.errors import ConfigError, UnknownReplica
 from tests.core.routers import specs
 
@@ -34,8 +35,8 @@ def test_a_request_reaches_its_engine_after_the_round_trips_that_its_body_takes(
     fleet.probed(member, 0.1, now=0.0)
     arrivals = []
     for windows in (None, Windows(), Windows(114_600.0, 131_070.0)):
-        fleet.on_path(member, None if windows is None else OpenConnection(windows, 9.9))
-        arrivals.append(fleet.arrives_s(member, 100_000, now=10.0))
+        show_connection(fleet.columns, member.slot, None if windows is None else OpenConnection(windows, 9.9))
+        arrivals.append(arrives_s(fleet.columns, member.slot, 100_000, now=10.0))
     assert arrivals == pytest.approx([10.35, 10.25, 10.05])
 
 
@@ -46,68 +47,68 @@ def test_a_sender_that_paces_is_slower_and_so_is_the_next_one_that_is_opened(fle
     plain = OpenConnection(Windows(200_000.0, 200_000.0), 9.9)
     arrivals = []
     for connection in (paced, None, plain, None):
-        fleet.on_path(member, connection)
-        arrivals.append(fleet.arrives_s(member, 100_000, now=10.0))
+        show_connection(fleet.columns, member.slot, connection)
+        arrivals.append(arrives_s(fleet.columns, member.slot, 100_000, now=10.0))
     new_s = 0.1 * (1.0 + paced_trips(100_000, Windows(), Pacing()) - 0.5)
     assert arrivals == pytest.approx([10.10, 10.0 + new_s, 10.05, 10.35])
 
 
 def test_all_replicas_are_candidates_and_their_columns_need_no_gathering(fleet: Fleet) -> None:
-    eligible = fleet.eligible(None)
+    eligible = fleet.eligibility.of(None)
     assert eligible.names == ("a", "b", "c")
     assert eligible.whole
     assert eligible.excluded == {}
 
 
 def test_who_is_eligible_is_worked_out_once_per_change(fleet: Fleet) -> None:
-    assert fleet.eligible(None) is fleet.eligible(None)
+    assert fleet.eligibility.of(None) is fleet.eligibility.of(None)
     fleet.probed(fleet.member("a"), 0.1, now=0.0)
-    before = fleet.eligible(None)
+    before = fleet.eligibility.of(None)
     fleet.drain("b", True, now=0.0)
-    assert fleet.eligible(None) is not before
+    assert fleet.eligibility.of(None) is not before
 
 
 def test_names_that_clients_make_up_do_not_fill_the_cache(fleet: Fleet) -> None:
-    answers = {id(fleet.eligible(f"made-up-{index}")) for index in range(50)}
+    answers = {id(fleet.eligibility.of(f"made-up-{index}")) for index in range(50)}
     assert len(answers) == 1
 
 
 def test_draining_and_ejected_replicas_are_left_out_with_the_reason(fleet: Fleet) -> None:
     fleet.drain("a", True, now=0.0)
     eject(fleet, "b")
-    eligible = fleet.eligible(None)
+    eligible = fleet.eligibility.of(None)
     assert eligible.names == ("c",)
     assert eligible.excluded == {"a": "draining", "b": "ejected"}
     assert not eligible.whole
     fleet.drain("a", False, now=0.0)
-    assert fleet.eligible(None).names == ("a", "c")
+    assert fleet.eligibility.of(None).names == ("a", "c")
 
 
 def test_a_replica_serves_the_models_that_it_lists_and_any_when_it_lists_none(fleet: Fleet) -> None:
     fleet.replace([ReplicaSpec("a", "x", ("m1",)), ReplicaSpec("b", "x", ("m1", "m2")), ReplicaSpec("c", "x")])
-    assert fleet.eligible("m1").names == ("a", "b", "c")
-    assert fleet.eligible("m2").names == ("b", "c")
-    assert fleet.eligible("other").names == ("c",)
-    assert fleet.eligible(None).names == ("a", "b", "c")
-    assert fleet.eligible("m2").excluded == {"a": "model"}
-    assert fleet.serves("other")
+    assert fleet.eligibility.of("m1").names == ("a", "b", "c")
+    assert fleet.eligibility.of("m2").names == ("b", "c")
+    assert fleet.eligibility.of("other").names == ("c",)
+    assert fleet.eligibility.of(None).names == ("a", "b", "c")
+    assert fleet.eligibility.of("m2").excluded == {"a": "model"}
+    assert fleet.eligibility.serves("other")
     fleet.replace([ReplicaSpec("a", "x", ("m1",))])
-    assert fleet.serves("m1")
-    assert fleet.serves(None)
-    assert not fleet.serves("m2")
+    assert fleet.eligibility.serves("m1")
+    assert fleet.eligibility.serves(None)
+    assert not fleet.eligibility.serves("m2")
 
 
 def test_ejected_replicas_are_tried_again_soon_when_fewer_than_half_are_healthy(fleet: Fleet) -> None:
     eject(fleet, "a", now=1.0)
     assert fleet.next_timer() == 6.0
-    assert not fleet.eligible(None).panic
+    assert not fleet.eligibility.of(None).panic
     eject(fleet, "b", now=1.5)
-    eligible = fleet.eligible(None)
+    eligible = fleet.eligibility.of(None)
     assert eligible.names == ("c",)
     assert eligible.panic
     assert fleet.next_timer() == 1.0 + PANIC_BACK_OFF_S
     fleet.handle_timer(now=1.5 + PANIC_BACK_OFF_S)
-    assert fleet.eligible(None).names == ("a", "b", "c")
+    assert fleet.eligibility.of(None).names == ("a", "b", "c")
 
 
 def test_a_replica_that_fails_its_trials_has_its_trials_in_a_panic_and_no_more(fleet: Fleet) -> None:
@@ -115,15 +116,15 @@ def test_a_replica_that_fails_its_trials_has_its_trials_in_a_panic_and_no_more(f
     eject(fleet, "b", now=0.0)
     for number in range(1, 10):
         fleet.handle_timer(now=number * PANIC_BACK_OFF_S)
-        assert "a" in fleet.eligible(None).names
+        assert "a" in fleet.eligibility.of(None).names
         eject(fleet, "a", now=number * PANIC_BACK_OFF_S)
-        assert "a" not in fleet.eligible(None).names
+        assert "a" not in fleet.eligibility.of(None).names
 
 
 def test_ejection_is_ignored_when_nobody_is_healthy(fleet: Fleet) -> None:
     for name in ("a", "b", "c"):
         eject(fleet, name)
-    eligible = fleet.eligible(None)
+    eligible = fleet.eligibility.of(None)
     assert eligible.names == ("a", "b", "c")
     assert eligible.panic
 
@@ -131,23 +132,23 @@ def test_ejection_is_ignored_when_nobody_is_healthy(fleet: Fleet) -> None:
 def test_half_healthy_is_no_panic(fleet: Fleet) -> None:
     fleet.replace(specs("a", "b"))
     eject(fleet, "a")
-    assert fleet.eligible(None).names == ("b",)
+    assert fleet.eligibility.of(None).names == ("b",)
 
 
 def test_draining_replicas_do_not_count_for_the_panic_threshold(fleet: Fleet) -> None:
     fleet.drain("a", True, now=0.0)
     fleet.drain("b", True, now=0.0)
     eject(fleet, "c")
-    assert fleet.eligible(None).names == ("c",)
+    assert fleet.eligibility.of(None).names == ("c",)
 
 
 def test_the_timer_ends_ejections(fleet: Fleet) -> None:
     eject(fleet, "a", now=1.0)
     assert fleet.next_timer() == 6.0
     fleet.handle_timer(now=5.9)
-    assert fleet.eligible(None).names == ("b", "c")
+    assert fleet.eligibility.of(None).names == ("b", "c")
     fleet.handle_timer(now=6.0)
-    assert fleet.eligible(None).names == ("a", "b", "c")
+    assert fleet.eligibility.of(None).names == ("a", "b", "c")
     assert fleet.next_timer() is None
 
 
