@@ -40,8 +40,8 @@ class RouterLimits:
         When a request is sent to a second replica.
     retry_share, retry_minimum, retry_window_s:
         Retries that there may be: this share of the requests of the last so many seconds, and this many in any case.
-        Where all replicas are ill, everything would else be sent `max_attempts` times. A broken connection does not
-        count: nobody was asked to do anything.
+        Where all replicas are ill, everything would else be sent `max_attempts` times. What never
+        reached a replica does not count, nor a connection that broke while others are in good standing.
     slow_start_s:
         How long a replica that joins or is readmitted is given more by and by; 0 is not at all.
     region_window_s:

@@ -5,7 +5,8 @@ request is `front_door`'s; that load is released once is `ledger`'s; the words o
 
 Theory of operation. A request lives until its last attempt ends or one of them is its answer, and then leaves one
 sample. While two are open, what ends without an answer leaves it to the other. Retries are within a budget, except
-where the connection broke or never came to be: what the replica was asked is done nowhere.
+where nobody has worked in vain: no connection came to be, or it broke while others are in good standing, as when a
+replica dies. Where nobody is, connections that break are what the replicas do, and cost as any failure.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ _RETRIED = (Ending.FAILED_BEFORE_CONTENT, Ending.BUSY)
 _LEAVES_IT_TO_OTHERS = (*_RETRIED, Ending.SUPERSEDED)
 #: Endings that prove the replica alive: it answered, even if with a 4xx.
 _ANSWERED = (Ending.COMPLETED, Ending.REFUSED)
+#: Words of an outcome for a connection that never came to be, and for one that ended before an answer.
+_NEVER_ASKED = frozenset({"connect_failed", "connect_timeout", "connections_exhausted"})
+_BROKE = "disconnected"
 
 
 class Lives:
@@ -132,7 +136,7 @@ class Lives:
         state = attempt.state
         if state.request.pinned_replica is None and state.attempts < self._max_attempts:
             left = self._eligible(state.request, now).without(state.tried)
-            if left.members and (_nobody_worked(outcome) or self._retries.spend(now=now)):
+            if left.members and (_costs_nothing(outcome, left) or self._retries.spend(now=now)):
                 return self._placer.dispatch(state, self._placer.look(state.request, left, now=now), now=now)
         return failed(state, outcome)
 
@@ -152,6 +156,8 @@ def _unanswered(outcome: Outcome) -> bool:
     return outcome.ending is Ending.OUT_OF_TIME and outcome.status is None
 
 
-def _nobody_worked(outcome: Outcome) -> bool:
-    """The connection broke or never came to be, so the replica does not do what it was asked."""
-    return outcome.status is None and not (outcome.error or "timeout").startswith("timeout")
+def _costs_nothing(outcome: Outcome, left: Eligible) -> bool:
+    """The replica was never asked, or it is gone and somebody else is well."""
+    if outcome.error in _NEVER_ASKED:
+        return True
+    return outcome.error == _BROKE and any(member.health.state is HealthState.HEALTHY for member in left.members)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from gorgo.core.actions import Dispatch
 from gorgo.core.health import EjectionLimits
 from gorgo.core.limits import RouterLimits
@@ -175,3 +177,33 @@ def test_a_time_out_costs_budget() -> None:
     router = make_router("a", "b", limits=RouterLimits(retry_share=0.0, retry_minimum=0))
     first = dispatched(router.submit(a_request("r"), now=1.0))
     assert rejected(router.on_finish(first.attempt_id, slow, now=1.0)).status == 504
+
+
+@pytest.mark.parametrize("error", ["no_content", "protocol_error"])
+def test_an_answer_that_is_none_costs_budget(error: str) -> None:
+    """The replica has done its work, whatever it made of it."""
+    router = make_router("a", "b", limits=RouterLimits(retry_share=0.0, retry_minimum=0))
+    first = dispatched(router.submit(a_request("r"), now=1.0))
+    outcome = Outcome(Ending.FAILED_BEFORE_CONTENT, error=error)
+    assert rejected(router.on_finish(first.attempt_id, outcome, now=1.0)).status == 502
+
+
+def test_a_fleet_that_breaks_every_connection_is_not_sent_three_times_the_load() -> None:
+    broke = Outcome(Ending.FAILED_BEFORE_CONTENT, error="disconnected")
+    router = make_router("a", "b", "c", limits=RouterLimits(retry_share=0.2, retry_minimum=2))
+    attempts = 0
+    for number in range(100):
+        actions = router.submit(a_request(f"r{number}"), now=1.0)
+        while isinstance(actions[-1], Dispatch):
+            attempts += 1
+            actions = router.on_finish(actions[-1].attempt_id, broke, now=1.0)
+    before_all_are_ejected = 2 * 3
+    assert 100 < attempts <= 100 + before_all_are_ejected + 0.2 * 100
+
+
+def test_a_replica_that_dies_with_many_requests_costs_no_budget_while_another_is_well() -> None:
+    broke = Outcome(Ending.FAILED_BEFORE_CONTENT, error="disconnected")
+    router = make_router("a", "b", limits=RouterLimits(retry_share=0.0, retry_minimum=0))
+    first = [dispatched(router.submit(a_request(f"r{number}"), now=1.0)) for number in range(50)]
+    again = [dispatched(router.on_finish(dispatch.attempt_id, broke, now=1.0)) for dispatch in first]
+    assert {dispatch.replica for dispatch in again} == {"b"}
