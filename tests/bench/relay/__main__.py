@@ -1,22 +1,36 @@
-"""`python -m tests.bench.relay [--quick | --profile] [--against COMMIT]`: the relay's part of `make bench` alone."""
+"""`python -m tests.bench.relay [--quick | --profile] [--against COMMIT]`: the relay's part of `make bench` alone.
+
+A change is tried with `--against HEAD --no-others --rounds 12 --scale 0.4 --only ttft_small requests_small`: what that
+says of a tree without a change is the smallest difference that it can tell.
+"""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from tests.bench.relay import bench, profile, scenarios
 
 
 def main() -> None:
+    names = [scenarios.MEMORY, *(scenario.name for scenario in scenarios.each_round(scenarios.FULL))]
     parser = argparse.ArgumentParser(prog="python -m tests.bench.relay", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round, well under a minute")
     parser.add_argument("--profile", action="store_true", help="top functions of the relay under load, by py-spy")
     parser.add_argument("--against", metavar="COMMIT", help="measure gorgo as it was there as well, in the same rounds")
+    parser.add_argument("--no-others", action="store_true", help="without nginx and sglang-router")
+    parser.add_argument("--rounds", type=int, help="an even number gives every relay each place in the order as often")
+    parser.add_argument("--scale", type=float, help="factor on the length of each job")
+    parser.add_argument("--only", nargs="+", choices=names, default=(), metavar="JOB", help=", ".join(names))
     options = parser.parse_args()
     if options.profile:
         profile.run()
-    else:
-        bench.run(scenarios.QUICK if options.quick else scenarios.FULL, against=options.against)
+        return
+    plan = scenarios.QUICK if options.quick else scenarios.FULL
+    plan = replace(
+        plan, rounds=options.rounds or plan.rounds, scale=options.scale or plan.scale, only=tuple(options.only)
+    )
+    bench.run(plan, against=options.against, others=not options.no_others)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """Runs the benchmark: starts engine and relays, lets the load visit them in turn, prints the table.
 
 Engine and load share core 0, relays have core 1. Every scenario of a round visits every relay before the next begins,
-so that what else the machine does meets all alike.
+so that what else the machine does meets all alike; every other round visits them in the opposite order, so that what a
+visit leaves behind for the next one does too.
 """
 
 from __future__ import annotations
 
 import json
 import resource
+import select
 import subprocess
 import sys
 import tempfile
@@ -38,13 +40,16 @@ class Relay:
     version: str = ""
 
 
-def run(plan: scenarios.Plan, *, against: str | None = None) -> None:
-    """Measure and print everything; `against` is a commit whose `gorgo serve` takes part."""
+def run(plan: scenarios.Plan, *, against: str | None = None, others: bool = True) -> None:
+    """Measure and print everything; `against` is a commit whose `gorgo serve` takes part, `others` are nginx and
+    sglang-router.
+    """
     started_s = time.monotonic()
     print(f"Relay overhead\n{measure.describe_machine()}\ncommit {_commit()}", flush=True)
+    known = targets.RELAYS if others else {"gorgo": targets.RELAYS["gorgo"]}
     earlier = {f"gorgo {against}": targets.earlier_gorgo(against)} if against else {}
-    with running({**targets.RELAYS, **earlier}) as relays:
-        runs = _measured(plan, relays)
+    with running({**known, **earlier}) as (relays, load):
+        runs = _measured(plan, relays, load)
     for relay in relays:
         print(f"{relay.name}: {relay.version}" if relay.version else f"{relay.name}: the engine itself, no relay")
     took_s = time.monotonic() - started_s
@@ -53,70 +58,74 @@ def run(plan: scenarios.Plan, *, against: str | None = None) -> None:
 
 
 @contextmanager
-def running(relays: Mapping[str, Any]) -> Iterator[list[Relay]]:
-    """Engine and relays, started, answering, and stopped at the end; what cannot run is said and left out."""
+def running(relays: Mapping[str, Any]) -> Iterator[tuple[list[Relay], Load]]:
+    """Engine, relays and load, started, answering, and stopped at the end; what cannot run is said and left out."""
     _raise_open_files()
     with ExitStack() as stack:
-        ports = _start_engine(stack)
+        engine = _start_on_load_core(stack, "engine", str(REPLICAS))
+        assert engine.stdout is not None, "it is a pipe"
+        ports = [int(port) for port in engine.stdout.readline().split()]
+        load = Load(_start_on_load_core(stack, "load"))
         found = [Relay(report.DIRECT, ports[0], None)]
         for name, launch in relays.items():
             try:
-                found.append(_start_relay(stack, name, launch, ports))
+                found.append(_start_relay(stack, name, launch, ports, load))
             except targets.UnavailableError as why:
                 print(f"SKIPPED {name}: {why}", flush=True)
-        yield found
+        yield found, load
 
 
-def load(relay: Relay, scenario: scenarios.Scenario) -> Mapping[str, Any]:
-    """One job against one relay."""
-    job = {**scenario.job, "port": relay.port, "process": relay.process}
-    with measure.on_load_core():
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.bench.relay.load"],
-            input=json.dumps(job) + "\n",
-            cwd=_ROOT,
-            capture_output=True,
-            text=True,
-            timeout=_JOB_S_MAX,
-            check=False,
-        )
-    if done.returncode:
-        problem = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return asdict(Figures(bad=1, problem=f"load failed: {problem}"))
-    figures: Mapping[str, Any] = json.loads(done.stdout)
-    return figures
+class Load:
+    """The load generator's process: one for all jobs, because its start takes longer than a short job."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def __call__(self, relay: Relay, scenario: scenarios.Scenario) -> Mapping[str, Any]:
+        """One job against one relay."""
+        told, answers = self._process.stdin, self._process.stdout
+        assert told is not None, "it is a pipe"
+        assert answers is not None, "it is a pipe"
+        if self._process.poll() is None:
+            told.write(json.dumps({**scenario.job, "port": relay.port, "process": relay.process}) + "\n")
+            told.flush()
+        line = answers.readline() if select.select([answers], [], [], _JOB_S_MAX)[0] else ""
+        if not line:
+            self._process.kill()
+            return asdict(Figures(bad=1, problem="the load generator has ended"))
+        figures: Mapping[str, Any] = json.loads(line)
+        return figures
 
 
-def _measured(plan: scenarios.Plan, relays: list[Relay]) -> dict[tuple[str, str, int], Mapping[str, Any]]:
+def _measured(plan: scenarios.Plan, relays: list[Relay], load: Load) -> dict[tuple[str, str, int], Mapping[str, Any]]:
     runs: dict[tuple[str, str, int], Mapping[str, Any]] = {}
-    for relay in relays:
+    for relay in relays if plan.takes(scenarios.MEMORY) else ():
         if relay.process is not None:
-            runs[relay.name, "memory", 0] = load(relay, scenarios.memory(plan))
+            runs[relay.name, scenarios.MEMORY, 0] = load(relay, scenarios.memory(plan))
     for number in range(plan.rounds):
         for scenario in scenarios.each_round(plan):
-            for relay in relays:
+            for relay in relays if number % 2 == 0 else reversed(relays):
                 if scenario.direct or relay.process is not None:
                     runs[relay.name, scenario.name, number] = load(relay, scenario)
         print(f"round {number + 1} of {plan.rounds} done", file=sys.stderr, flush=True)
     return runs
 
 
-def _start_engine(stack: ExitStack) -> list[int]:
+def _start_on_load_core(stack: ExitStack, module: str, *arguments: str) -> subprocess.Popen[str]:
     with measure.on_load_core():
-        engine = subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.relay.engine", str(REPLICAS)],
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"tests.bench.relay.{module}", *arguments],
             cwd=_ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-    stack.enter_context(engine)
-    stack.callback(engine.terminate)
-    assert engine.stdout is not None
-    return [int(port) for port in engine.stdout.readline().split()]
+    stack.enter_context(process)
+    stack.callback(process.terminate)
+    return process
 
 
-def _start_relay(stack: ExitStack, name: str, launch: Any, replicas: list[int]) -> Relay:
+def _start_relay(stack: ExitStack, name: str, launch: Any, replicas: list[int], load: Load) -> Relay:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"gorgo-bench-{name}-")))
     place = targets.Place(port=targets.free_port(), replicas=replicas, folder=folder)
     told: targets.Launch = launch(place)
@@ -124,11 +133,11 @@ def _start_relay(stack: ExitStack, name: str, launch: Any, replicas: list[int]) 
         process = targets.start(told, folder)
     stack.callback(targets.stop, process)
     relay = Relay(name, place.port, process.pid, told.version)
-    _wait_until_answering(relay, process, folder)
+    _wait_until_answering(relay, process, folder, load)
     return relay
 
 
-def _wait_until_answering(relay: Relay, process: subprocess.Popen[bytes], folder: Path) -> None:
+def _wait_until_answering(relay: Relay, process: subprocess.Popen[bytes], folder: Path, load: Load) -> None:
     until_s = time.monotonic() + _START_S_MAX
     job = {"kind": "closed", "seconds": 0.2, "size": scenarios.SMALL, "tokens": 1, "connections": 2}
     figures: Mapping[str, Any] = {"problem": "it never listened"}

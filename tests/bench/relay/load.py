@@ -1,4 +1,4 @@
-"""The load generator, a process of its own: one job from standard input, one line of figures to standard output.
+"""The load generator, a process of its own: for each job on standard input one line of figures on standard output.
 
 Reads the relay's CPU time and memory itself, at the instants at which it starts and stops to count, so that the figures
 of a window belong to the requests and events of that window.
@@ -241,10 +241,18 @@ class _Load:
         )
 
 
+def _figures(job: Job) -> Figures:
+    try:
+        return uvloop.run(_Load(job).run())
+    except OSError as error:  # nobody listens, or nothing came in time
+        return Figures(bad=1, problem=f"load failed: {error!r}")
+
+
 def main() -> None:
-    job = Job(**json.loads(sys.stdin.readline()))
-    gc.disable()  # a short life with few cycles; a collection would look like a slow relay
-    print(json.dumps(asdict(uvloop.run(_Load(job).run()))))
+    gc.disable()  # a collection would look like a slow relay
+    for line in sys.stdin:
+        print(json.dumps(asdict(_figures(Job(**json.loads(line))))), flush=True)
+        gc.collect()
 
 
 if __name__ == "__main__":

@@ -35,13 +35,15 @@ def run() -> None:
     except targets.UnavailableError as why:
         print(f"SKIPPED: {why}")
         return
-    with bench.running({"gorgo": targets.RELAYS["gorgo"]}) as relays:
+    with bench.running({"gorgo": targets.RELAYS["gorgo"]}) as (relays, load):
         for scenario in scenarios.each_round(scenarios.Plan(rounds=1, scale=5.0)):
             if scenario.name in _PROFILED and len(relays) > 1:
-                print(f"\n{scenario.name}: {_shares(_sampled(program, relays[-1], scenario))}")
+                print(f"\n{scenario.name}: {_shares(_sampled(program, relays[-1], scenario, load))}")
 
 
-def _sampled(program: Path, relay: bench.Relay, scenario: scenarios.Scenario) -> Counter[tuple[str, ...]]:
+def _sampled(
+    program: Path, relay: bench.Relay, scenario: scenarios.Scenario, load: bench.Load
+) -> Counter[tuple[str, ...]]:
     """Collapsed stacks, outermost function first, with their number of samples."""
     with tempfile.NamedTemporaryFile(suffix=".txt") as file:
         options = ["--format", "raw", "--output", file.name, "--rate", str(_SAMPLES_PER_S), "--function"]
@@ -52,7 +54,7 @@ def _sampled(program: Path, relay: bench.Relay, scenario: scenarios.Scenario) ->
             text=True,
         ) as sampler:
             time.sleep(1.0)  # it attaches
-            bench.load(relay, scenario)
+            load(relay, scenario)
             sampler.send_signal(signal.SIGINT)
             _, told = sampler.communicate(timeout=_STOP_S_MAX)
         return parse_stacks(Path(file.name).read_text().splitlines()) or _complain(told)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SMALL, LARGE = 500, 90_000
+MEMORY = "memory"
 STREAMS = 64
 _OPEN_STREAMS = 1000
 _GAP_MS = 10
@@ -31,10 +32,15 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many rounds, and the factor on the length of each job."""
+    """How many rounds, the factor on the length of each job, and the jobs' names (none: all of them)."""
 
     rounds: int
     scale: float
+    only: tuple[str, ...] = ()
+
+    def takes(self, name: str) -> bool:
+        """Whether a job is one of them."""
+        return not self.only or name in self.only
 
 
 #: About four minutes, and well under one.
@@ -49,7 +55,7 @@ def plan_from_environment() -> Plan:
 def memory(plan: Plan) -> Scenario:
     """A thousand open streams: their memory, once per relay, before anything else has grown its heap."""
     job = {"kind": "hold", "size": SMALL, "tokens": _ENDLESS, "gap_ms": 1000, "connections": _OPEN_STREAMS}
-    return Scenario(name="memory", job={**job, "seconds": 1.0 * plan.scale})
+    return Scenario(name=MEMORY, job={**job, "seconds": 1.0 * plan.scale})
 
 
 def each_round(plan: Plan) -> list[Scenario]:
@@ -57,7 +63,7 @@ def each_round(plan: Plan) -> list[Scenario]:
     closed = {"kind": "closed", "seconds": 1.0 * plan.scale, "stream": False, "tokens": _TOKENS, "connections": 16}
     paced = {"kind": "paced", "seconds": 3.0 * plan.scale, "tokens": 8, "gap_ms": _GAP_MS}
     streams = {"size": SMALL, "gap_ms": _GAP_MS, "connections": STREAMS}
-    return [
+    every = [
         Scenario(name="requests_small", job={**closed, "size": SMALL}),
         Scenario(name="requests_large", job={**closed, "size": LARGE}),
         Scenario(name="ttft_small", job={**paced, "size": SMALL}, direct=True),
@@ -66,3 +72,4 @@ def each_round(plan: Plan) -> list[Scenario]:
         Scenario(name="streams", job={**streams, "kind": "closed", "tokens": _TOKENS, "seconds": 2.0 * plan.scale}),
         Scenario(name="events", job={**streams, "kind": "hold", "tokens": _ENDLESS, "seconds": 2.0 * plan.scale}),
     ]
+    return [scenario for scenario in every if plan.takes(scenario.name)]
