@@ -18,10 +18,11 @@ from gorgo.config.deadlines import deadlines_by_region
 from gorgo.config.model import Config, Limits, Overload, Replica
 from gorgo.core.fingerprint import Fingerprinter
 from gorgo.core.hedging import HedgeLimits
+from gorgo.core.limits import RouterLimits
 from gorgo.core.overload import OverloadLimits
 from gorgo.core.policy import Policy
 from gorgo.core.replica import ReplicaSpec
-from gorgo.core.router import Router, RouterLimits
+from gorgo.core.router import Router
 from gorgo.core.tokens import BytesPerToken
 from gorgo.core.weights import Weights
 from gorgo.policies.registry import make_shadow

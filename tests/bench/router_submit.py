@@ -16,11 +16,12 @@ import numpy as np
 
 from gorgo.core.actions import Dispatch
 from gorgo.core.fingerprint import Fingerprinter
+from gorgo.core.limits import RouterLimits
 from gorgo.core.path import Windows
 from gorgo.core.prompt import read_prompt
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, OpenConnection, Outcome, RouteRequest
-from gorgo.core.router import Router, RouterLimits
+from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
 
 REPLICAS = (3, 64, 512)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from gorgo.core.actions import Action, Dispatch, Reject
+from gorgo.core.limits import RouterLimits
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, Outcome, RouteRequest
-from gorgo.core.router import Router, RouterLimits
+from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from gorgo.core.actions import Dispatch, Reject
 from gorgo.core.health import EjectionLimits
+from gorgo.core.limits import RouterLimits
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, EngineSample, Outcome
-from gorgo.core.router import Router, RouterLimits
+from gorgo.core.router import Router
 from gorgo.errors import UnknownReplica, WeightsError
 from gorgo.policies.registry import make_policy
 from tests.core.routers import (

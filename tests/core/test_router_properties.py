@@ -21,10 +21,11 @@ from gorgo.core.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
 from gorgo.core.clients import ClientLimits, ClientRules
 from gorgo.core.health import EjectionLimits
 from gorgo.core.hedging import HedgeLimits
+from gorgo.core.limits import RouterLimits
 from gorgo.core.overload import OverloadLimits
 from gorgo.core.path import Windows
 from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome
-from gorgo.core.router import Router, RouterLimits
+from gorgo.core.router import Router
 from gorgo.policies.registry import POLICIES, make_policy
 from tests.core.routers import a_request, blocks_of, specs
 

@@ -1,0 +1,228 @@
+"""What a Router is made of: the parts, how they know each other, and what is set and read from outside.
+
+Owns the wiring, and what a change of fleet, policy, weights or bounds means for each part. What an event of a request,
+a probe or time means, and in which order, is `router`'s, which builds on this; what each part does is its own.
+
+Theory of operation: the parts share one fleet, one ledger and one prefix index, and whoever has to know who may serve
+a request asks `_eligible`. A change counts from the next event on and moves no request that is in flight; what may have
+opened a replica stirs the front door, so that the next event looks at those who wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gorgo.core.beliefs import Beliefs
+from gorgo.core.clients import ClientBook
+from gorgo.core.decision import Decision
+from gorgo.core.eligible import Eligible
+from gorgo.core.fleet import Fleet
+from gorgo.core.fleet_view import ReplicaView, view_replica
+from gorgo.core.front_door import FrontDoor
+from gorgo.core.hedging import Hedger
+from gorgo.core.ledger import Ledger
+from gorgo.core.limits import RouterLimits
+from gorgo.core.lives import Lives
+from gorgo.core.member import Member
+from gorgo.core.placing import Placer
+from gorgo.core.policy import Policy
+from gorgo.core.prefix_index import PrefixIndex
+from gorgo.core.regions import Regions
+from gorgo.core.replica import ReplicaSpec
+from gorgo.core.request import RouteRequest
+from gorgo.core.samples import SampleRing
+from gorgo.core.shadow import check_shadow, shared_index
+from gorgo.core.slow_start import SlowStart
+from gorgo.core.weights import Weights
+
+_DEFAULTS = RouterLimits()
+
+
+class Assembly:
+    """The Router without its events. Parameters as there."""
+
+    def __init__(
+        self,
+        replicas: Sequence[ReplicaSpec],
+        policy: Policy,
+        *,
+        rng: np.random.Generator,
+        boot_id: str,
+        weights: Weights | None = None,
+        limits: RouterLimits = _DEFAULTS,
+        shadow: Policy | None = None,
+    ) -> None:
+        if shadow is not None:
+            check_shadow(policy, shadow)
+        self.limits = limits
+        self.boot_id = boot_id
+        version = 1 if weights is None else weights.version
+        self.index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=shared_index(policy, shadow) == "bounded")
+        self.samples = SampleRing(boot_id, limits.samples_kept)
+        self._fleet = Fleet(
+            stale_after_s=limits.stale_after_s,
+            rtt_ewma_alpha=limits.rtt_ewma_alpha,
+            panic_threshold=limits.panic_threshold,
+            ejection=limits.ejection,
+        )
+        self._ledger = Ledger(self._fleet)
+        self._beliefs = Beliefs(self.index, self._fleet, block_tokens=limits.block_tokens)
+        self._placer = Placer(
+            self._fleet,
+            self._ledger,
+            self.index,
+            policy=policy,
+            # `widen`: the box was minded, or not, by whoever made them.
+            weights=Weights.of(policy.weight_specs, weights, version=version, widen=True),
+            rng=rng,
+            shadow=shadow,
+            decisions_kept=limits.decisions_kept,
+        )
+        self._door = FrontDoor(self._fleet, self._placer, self._eligible, limits.overload)
+        self._hedger = Hedger(self._placer, self._door.doors, self._eligible, limits.hedging)
+        self._slow_start = SlowStart(self._fleet, ramp_s=limits.slow_start_s)
+        self._regions = Regions(self._fleet, window_s=limits.region_window_s)
+        self._clients = ClientBook(limits.clients)
+        self._lives = Lives(
+            self._fleet,
+            self._placer,
+            self._beliefs,
+            self._slow_start,
+            self._clients,
+            self.samples,
+            self._eligible,
+            limits,
+        )
+        self._beliefs.replaced(self._fleet.replace(replicas))
+
+    # -- what an operator or a tuner sets
+
+    def set_weights(self, values: Mapping[str, float], *, now: float, widen: bool = False) -> Weights:
+        """Replace the values named, under a new version. Raises `WeightsError` and changes nothing if one is wrong."""
+        self._placer.weights = self.weights.changed(self.policy.weight_specs, values, widen=widen)
+        return self.weights
+
+    def set_policy(
+        self, policy: Policy, values: Mapping[str, float] | None = None, *, now: float, widen: bool = False
+    ) -> Weights:
+        """Route by another policy from the next decision on; requests in flight are not moved.
+
+        Raises `ConfigError` if it and the shadow policy read different prefix indexes, and changes nothing.
+        """
+        bounded = shared_index(policy, self.shadow) == "bounded"
+        version = self.weights.version + 1
+        self._placer.weights = Weights.of(policy.weight_specs, values, version=version, widen=widen)
+        self._placer.policy = policy
+        self.index.bounded = bounded
+        self._door.stirred = True
+        return self.weights
+
+    def set_shadow(self, policy: Policy | None, *, now: float) -> None:
+        """Have another policy score decisions from the next one on, or none. Raises as the constructor does."""
+        if policy is not None:
+            check_shadow(self.policy, policy)
+        self._placer.set_shadow(policy)
+        self.index.bounded = shared_index(self.policy, policy) == "bounded"
+
+    def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:
+        """Who stays keeps load, health and index; who leaves loses its entries, and its open attempts may finish."""
+        cold = bool(self._fleet.members)
+        change = self._fleet.replace(replicas)
+        self._beliefs.replaced(change)
+        self._regions.replaced()
+        for member in change.joined if cold else ():
+            self._slow_start.begin(member, now=now)
+        self._door.stirred = True
+
+    def set_limits(self, limits: RouterLimits, *, now: float) -> None:
+        """Other bounds from the next event on; how many decisions and samples are kept stays as it was."""
+        self.limits = limits
+        self._fleet.set_limits(
+            stale_after_s=limits.stale_after_s,
+            rtt_ewma_alpha=limits.rtt_ewma_alpha,
+            panic_threshold=limits.panic_threshold,
+        )
+        self._door.set_limits(limits.overload)
+        self._hedger.set_limits(limits.hedging)
+        self._lives.set_limits(limits)
+        self._slow_start.ramp_s = limits.slow_start_s
+        self._regions.window_s = limits.region_window_s
+        self._clients.rules = limits.clients
+        self.index.resize(limits.max_index_blocks)
+        self._beliefs.block_tokens = limits.block_tokens
+        self._beliefs.fit_all()
+
+    def drain(self, replica: str, draining: bool = True, *, now: float) -> None:
+        """Send nothing new there (or again). Raises `UnknownReplica`."""
+        self._fleet.drain(replica, draining, now=now)
+        self._door.stirred = True
+
+    def flush(self, replica: str | None = None, *, now: float) -> None:
+        """Forget what is believed cached, on one replica or all. Raises `UnknownReplica`."""
+        self.index.flush(None if replica is None else self._fleet.member(replica).slot)
+
+    # -- what can be read
+
+    @property
+    def policy(self) -> Policy:
+        """What routes."""
+        return self._placer.policy
+
+    @property
+    def weights(self) -> Weights:
+        """By which values."""
+        return self._placer.weights
+
+    @property
+    def shadow(self) -> Policy | None:
+        """The policy that scores without a say, if there is one."""
+        return self._placer.shadow
+
+    def fleet_view(self, *, now: float) -> list[ReplicaView]:
+        """A row per replica, in the order in which they joined."""
+        return [self._view(member, now) for member in self._fleet.members.values()]
+
+    def standings(self) -> dict[str, str]:
+        """`healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
+        return {name: member.health.state.value for name, member in self._fleet.members.items()}
+
+    @property
+    def regions_cut_off(self) -> frozenset[str]:
+        """Regions of which no replica answers a probe."""
+        return self._regions.cut_off
+
+    def decisions(self, request_id: str) -> list[Decision]:
+        """Decisions made for a request, first attempt first; empty when they are no longer kept."""
+        return self._placer.decisions(request_id)
+
+    def newest_decisions(self, limit: int) -> list[Decision]:
+        """The last decisions, whatever for, newest first."""
+        return self._placer.newest(limit)
+
+    def check(self) -> None:
+        """Assert every invariant of index, ledger and clocks; visits all of them."""
+        self.index.check()
+        self._ledger.check()
+
+    # -- helpers
+
+    def _eligible(self, request: RouteRequest, now: float) -> Eligible:
+        """Who may serve it now; nobody for one whose replica has left."""
+        everyone = self._fleet.eligibility
+        if request.pinned_replica is None:
+            return self._slow_start.eased(everyone.of(request.model, request.regions), now=now)
+        pinned = self._fleet.members.get(request.pinned_replica)
+        return everyone.nobody if pinned is None else everyone.only(pinned)
+
+    def _view(self, member: Member, now: float) -> ReplicaView:
+        blocks = self.index.resident_blocks(member.slot)
+        return view_replica(
+            self._fleet,
+            self._slow_start,
+            member,
+            index_blocks=blocks,
+            block_tokens=self.limits.block_tokens,
+            now=now,
+        )
