@@ -27,7 +27,8 @@ from gorgo.proxy.upstream import KEEP_ALIVE_S, UpstreamError
 #: A far replica on a new TLS connection takes 1 s; whoever needs longer is not worth its round trip.
 PROBE_TIMEOUT_S = 5.0
 SCRAPE_TIMEOUT_S = 10.0
-#: A replica that joins waits for its first answers so long at most, and everything else in its file with it.
+#: A replica that joins waits for its first answers so long at most, and everything else in its file with it; so does
+#: a proxy that starts, which until then answers nobody.
 LOOK_S = 5.0
 #: Loops are spread by up to this share of their interval, so that many proxies do not ask in step.
 JITTER = 0.1
@@ -98,10 +99,13 @@ class Watcher:
         async def read() -> None:
             look.sample = await self._read_figures() if self._has_figures else None
 
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(LOOK_S), asyncio.TaskGroup() as asking:
                 asking.create_task(measure())
                 asking.create_task(read())
+        except TimeoutError:
+            if look.rtt_s is None:
+                self._unanswered("timeout")
         return look
 
     def tell(self, look: Look) -> None:
@@ -124,11 +128,14 @@ class Watcher:
             await self._ping()
             rtt_s = await self._ping()
         except UpstreamError as failure:
-            self._state.metrics.probe_failed(self._target.name, self._target.region)
-            self._changed(False, failure.reason)
+            self._unanswered(failure.reason)
             return None
         self._changed(True, None)
         return rtt_s
+
+    def _unanswered(self, reason: str) -> None:
+        self._state.metrics.probe_failed(self._target.name, self._target.region)
+        self._changed(False, reason)
 
     async def _read_figures(self) -> EngineSample | None:
         """The engine's metrics, completed by its loads route, either of which may be missing."""
@@ -238,11 +245,10 @@ class Watchers:
 
 
 async def first_look(watchers: list[Watcher]) -> None:
-    """Ask every replica once, all at the same time, before any request is routed."""
-    async with asyncio.TaskGroup() as first:
-        for watcher in watchers:
-            first.create_task(watcher.probe())
-            first.create_task(watcher.scrape())
+    """Ask every replica once, all at the same time and for `LOOK_S` at most, before any request is routed."""
+    looks = await asyncio.gather(*(watcher.look() for watcher in watchers))
+    for watcher, look in zip(watchers, looks, strict=True):
+        watcher.tell(look)
 
 
 async def run_timers(state: ProxyState) -> None:

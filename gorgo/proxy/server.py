@@ -28,6 +28,7 @@ from gorgo.config.addresses import split_bind
 from gorgo.config.model import Config, Limits
 from gorgo.core.policy import Policy
 from gorgo.core.weights import Weights
+from gorgo.errors import ConfigError
 from gorgo.proxy.admin import admin_app
 from gorgo.proxy.app import data_app
 from gorgo.proxy.config_file import ConfigFile
@@ -86,6 +87,8 @@ async def serve(
 ) -> None:
     """Run the proxy until it is told to stop.
 
+    Raises `ConfigError` where it cannot listen, or something that `config` names cannot be had.
+
     Parameters
     ----------
     config:
@@ -113,7 +116,7 @@ async def serve(
         Stops the proxy when set. Without it, SIGTERM and SIGINT do.
     """
     kept = None if state_file is None else state_file.read()
-    with _listen(config.proxy.bind) as data, _listen(config.proxy.admin_bind) as admin:
+    with _listen(config.proxy.bind, "bind") as data, _listen(config.proxy.admin_bind, "admin_bind") as admin:
         state = make_state(
             config,
             policy=policy,
@@ -263,16 +266,20 @@ def _hypercorn_log() -> logging.Logger:
 
 
 @contextmanager
-def _listen(bind: str) -> Iterator[socket.socket]:
-    """A socket that already queues connections, so that `ready` is true when it is said."""
+def _listen(bind: str, key: str) -> Iterator[socket.socket]:
+    """A socket that already queues connections, so that `ready` is true when it is said. Raises `ConfigError`."""
     host, port = split_bind(bind)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Inherited by accepted connections: without it a first token waits for the ack of the headers.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
+        try:
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            expected = "expected an address of this machine and a port that nobody else listens on"
+            raise ConfigError(f"proxy.{key}: cannot listen on {bind}: {error.strerror}; {expected}") from error
         yield listener
 
 

@@ -63,6 +63,8 @@ class FakeReplica:
     aborted: list[str] = field(default_factory=list)
     metrics: str | None = None
     loads: object = None
+    #: A path of its own on which it answers nothing until released.
+    silent: str | None = None
     port: int = 0
 
     @property
@@ -82,13 +84,19 @@ class FakeReplica:
 
     async def ping(self, request: web.Request) -> web.Response:
         self.pings += 1
+        await self._unless_silent(request)
         return web.Response()
 
     async def abort(self, request: web.Request) -> web.Response:
         self.aborted.append((await request.json())["rid"])
         return web.Response()
 
+    async def _unless_silent(self, request: web.Request) -> None:
+        if request.path == self.silent:
+            await self.release.wait()
+
     async def get_metrics(self, request: web.Request) -> web.Response:
+        await self._unless_silent(request)
         return web.Response(status=404) if self.metrics is None else web.Response(text=self.metrics)
 
     async def get_loads(self, request: web.Request) -> web.Response:

@@ -56,6 +56,31 @@ async def test_dead_replica_does_not_keep_it_from_starting(start: Start) -> None
     assert 'gorgo_probe_failures_total{region="here",replica="r0"} 1.0' in text
 
 
+@pytest.mark.parametrize("silent", ["/ping", "/metrics"])
+async def test_silent_replica_does_not_keep_it_from_starting(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, silent: str
+) -> None:
+    """Until it has started nobody is answered, and no SIGTERM is heeded."""
+    monkeypatch.setattr("gorgo.proxy.probes.LOOK_S", 0.1)
+    replica = await start.replica(answer(200))
+    replica.silent = silent
+    async with asyncio.timeout(4.0):  # a ping may take 5 s, a scrape 10
+        fleet = await start.proxy(config_for([replica]), [replica])
+    (view,) = fleet.state.router.fleet_view(now=fleet.state.clock())
+    assert (view.rtt_ms is None) == (silent == "/ping")
+    told = [record.getMessage() for record in caplog.records]
+    assert told.count("replica_does_not_answer") == (silent == "/ping")
+
+
+@pytest.mark.parametrize("key", ["bind", "admin_bind"])
+async def test_port_that_is_taken_is_named(start: Start, key: str) -> None:
+    replica = await start.replica(answer(200))
+    taken = f"127.0.0.1:{replica.port}"
+    config = config_for([replica])
+    with pytest.raises(ConfigError, match=rf"proxy\.{key}: cannot listen on {taken}: Address already in use"):
+        await start.proxy(replace(config, proxy=replace(config.proxy, **{key: taken})), [replica])
+
+
 async def test_loops_keep_asking_and_keep_connections_warm(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gorgo.proxy.probes.WARM_INTERVAL_S", 0.02)
     fleet = await start.fleet([answer(200)], proxy=replace(QUIET, probe_interval_s=0.02, scrape_interval_s=0.02))
