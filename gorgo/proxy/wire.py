@@ -27,6 +27,11 @@ from gorgo.proxy.errors import error_json
 #: Where h11 sees the end of a head, bare line feeds included.
 _HEAD_END = re.compile(rb"\n\r?\n")
 _REQUEST_LINE = re.compile(rb"(\S+) (\S+) HTTP/(\d\.\d)\r\n")
+#: What no line may hold: some readers end one there, and nobody may write it on to a replica.
+_CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
+#: What stands between two pieces of a chunked body: the end of the one before, in parts if it came so, and a size of at
+#: most 64 bits. h11 also takes blanks behind the size, lone CRs in its extension and sizes that others cannot count.
+_BETWEEN_CHUNKS = re.compile(rb"\r?\n?(?:[0-9A-Fa-f]{1,16}(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n)?")
 _LENGTHS = re.compile(rb"\r\ncontent-length[ \t]*:[ \t]*([^\r]*)", re.IGNORECASE)
 _CODING = re.compile(rb"\r\ntransfer-encoding[ \t]*:", re.IGNORECASE)
 _DIGITS = re.compile(rb"[0-9]{1,19}")
@@ -72,12 +77,22 @@ class StrictConnection(h11.Connection):
             event = super().next_event()
             return self._without_upgrade(event) if isinstance(event, h11.Request) else event
         if self._chunked and self.their_state is h11.SEND_BODY:
-            before = self.trailing_data[0]
-            event = super().next_event()
-            if isinstance(event, h11.EndOfMessage):
-                self._check_lines(before[: len(before) - len(self.trailing_data[0])])
-            return event
+            return self._checked_chunk()
         return super().next_event()
+
+    def _checked_chunk(self) -> Any:
+        """The next event of a chunked body, if what it was read from can be read in one way only."""
+        before = self.trailing_data[0]
+        event = super().next_event()
+        read = before[: len(before) - len(self.trailing_data[0])]
+        if isinstance(event, h11.EndOfMessage):
+            self._check_lines(read)
+            self._check_size(read)
+        elif not _BETWEEN_CHUNKS.fullmatch(
+            read[: len(read) - len(event.data)] if isinstance(event, h11.Data) else read
+        ):
+            self._refuse("a chunk that others read otherwise")
+        return event
 
     def _check_head(self, seen: bytes) -> None:
         end = _HEAD_END.search(seen)
@@ -85,20 +100,27 @@ class StrictConnection(h11.Connection):
             return
         head = seen[: end.end()]
         self._check_lines(head)
-        if len(head) > self._limits.size_bytes or head.count(b"\n") - 2 > self._limits.lines:
-            self._refuse("head too large", 431)
+        self._check_size(head)
         line = _REQUEST_LINE.match(head)
         if line is None or head == _PREFACE:
             return  # h11's affair
         if not line[2].startswith(b"/"):
             self._refuse("the target is not a path")
+        if not line[3].startswith(b"1."):
+            self._refuse("another version")
         self._check_framing(head, line[3])
 
+    def _check_size(self, text: bytes) -> None:
+        if len(text) > self._limits.size_bytes or text.count(b"\n") - 2 > self._limits.lines:
+            self._refuse("head or trailers too large", 431)
+
     def _check_lines(self, text: bytes) -> None:
-        """CR and LF only together, no NUL, no line that goes on in the next."""
+        """CR and LF only together, no control character, no line that goes on in the next."""
         lines = text.count(b"\r\n")
-        if text.count(b"\n") != lines or text.count(b"\r") != lines or b"\0" in text:
+        if text.count(b"\n") != lines or text.count(b"\r") != lines:
             self._refuse("a line ends with something else than CR LF")
+        if len(text.translate(None, _CONTROLS)) != len(text):  # a fifth of what a search takes
+            self._refuse("a control character")
         if b"\r\n " in text or b"\r\n\t" in text:
             self._refuse("a folded line")
 

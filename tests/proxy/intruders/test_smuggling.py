@@ -65,6 +65,9 @@ FORMS = {
     "a CR in a value": post(LENGTH, b"x-a: 1\r2\r\n"),
     "two CR before LF": post(LENGTH, b"x-a: 1\r\r\n"),
     "a NUL in a value": post(LENGTH, b"x-a: 1\x002\r\n"),
+    "a control character in a value": post(LENGTH, b"x-a: 1\x012\r\n"),
+    "an escape in a value": post(LENGTH, b"user-agent: \x1b[2J\r\n"),
+    "a DEL in a value": post(LENGTH, b"x-a: 1\x7f2\r\n"),
     "a NUL in a name": post(LENGTH, b"x\x00a: 1\r\n"),
     "no colon": post(LENGTH, b"x-a\r\n"),
     "no name": post(LENGTH, b": 1\r\n"),
@@ -78,6 +81,12 @@ FORMS = {
     "CONNECT": b"CONNECT 10.0.0.1:80 HTTP/1.1\r\nhost: 10.0.0.1:80\r\n\r\n",
     "HTTP/0.9": b"GET /health\r\n\r\n",
     "a version with a second digit": post(LENGTH, version=b"1.11"),
+    "a version of another kind": post(LENGTH, version=b"2.0"),
+    "a chunk size with a blank behind it": post(CHUNKED, body=IN_CHUNKS.replace(b"\r\n", b" \r\n", 1)),
+    "a chunk size beyond 64 bits": post(CHUNKED, body=b"1%016x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)),
+    "a CR in the extension of a chunk": post(CHUNKED, body=IN_CHUNKS.replace(b"\r\n", b";a\rb\r\n", 1)),
+    "a NUL in the extension of a chunk": post(CHUNKED, body=IN_CHUNKS.replace(b"\r\n", b";a\0b\r\n", 1)),
+    "a CR in the extension of the last chunk": post(CHUNKED, body=IN_CHUNKS.replace(b"0\r\n\r", b"0;a\rb\r\n\r")),
     "a chunk size with a sign": post(CHUNKED, body=b"+5\r\nhello\r\n0\r\n\r\n"),
     "a chunk size with 0x": post(CHUNKED, body=b"0x5\r\nhello\r\n0\r\n\r\n"),
     "a chunk size that ends with LF": post(CHUNKED, body=b"5\nhello\r\n0\r\n\r\n"),
@@ -130,6 +139,15 @@ async def test_what_a_refused_client_still_sends_is_not_read(start: Start) -> No
         await client.rest()
     assert fleet.replicas[0].seen == []
     await fleet.idle()
+
+
+async def test_trailers_are_bounded_as_heads_are(start: Start) -> None:
+    fleet = await start.fleet([answer(200)], max_header_lines=50, max_header_bytes=8192)
+    for trailers in (b"x-a: 1\r\n" * 51, b"x-a: " + b"1" * 8192 + b"\r\n"):
+        async with connected(fleet.addresses.data) as client:
+            client.writer.write(post(CHUNKED, body=IN_CHUNKS[:-2] + trailers + b"\r\n"))
+            assert b" 431 " in await client.head()
+    assert fleet.replicas[0].seen == []
 
 
 async def test_chunked_request_is_taken_and_goes_on_with_its_length(start: Start) -> None:
