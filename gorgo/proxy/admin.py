@@ -27,7 +27,7 @@ from gorgo.errors import (
     WeightsError,
     WeightsFrozen,
 )
-from gorgo.proxy.admin_calls import count_of, json_response, read_body
+from gorgo.proxy.admin_calls import Check, count_of, is_text, json_response, read_body, take
 from gorgo.proxy.errors import HttpError, error_json
 from gorgo.proxy.inside import INTERNAL_VARIABLE, look_inside
 from gorgo.proxy.logs import log
@@ -41,6 +41,8 @@ TOKEN_VARIABLE = "GORGO_ADMIN_TOKEN"
 MAX_SAMPLES = 1000
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+_FLUSH: dict[str, tuple[Check, str]] = {"replica": (is_text, "a replica's name; without it all are flushed")}
 
 
 class Admin:
@@ -109,9 +111,9 @@ class Admin:
         )
 
     async def flush(self, request: Request) -> Response:
-        replica = (await read_body(request)).get("replica")
-        if replica is not None and not isinstance(replica, str):
-            raise HttpError(400, "invalid_request", 'expected {"replica": NAME} or no body')
+        body = await read_body(request)
+        take(body, _FLUSH)
+        replica = body.get("replica")
         self._state.router.flush(replica, now=self._state.clock())
         log("index_flushed", replica=replica)
         return json_response({"replica": replica, "flushed": True})

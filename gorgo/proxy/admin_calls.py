@@ -7,6 +7,7 @@ must not turn a guarded write into one that goes through.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from gorgo.proxy.errors import HttpError
 MAX_BODY_BYTES = 64 * 1024
 #: A reason is a sentence or two, kept with every version.
 MAX_TEXT = 1000
+MAX_NUMBER = sys.float_info.max
 
 Check = Callable[[object], bool]
 
@@ -53,7 +55,8 @@ def take(body: Mapping[str, Any], keys: Mapping[str, tuple[Check, str]]) -> None
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """What fits a float; a whole number in JSON may have any number of digits."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
 
 
 def is_count(value: object) -> bool:
@@ -65,7 +68,8 @@ def is_flag(value: object) -> bool:
 
 
 def is_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_TEXT
+    """No half of a surrogate pair either: JSON can say it, and neither a file nor a page could be written with it."""
+    return isinstance(value, str) and len(value) <= MAX_TEXT and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def is_weights(value: object) -> bool:

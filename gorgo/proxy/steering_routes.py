@@ -28,6 +28,7 @@ _WEIGHTS: dict[str, tuple[Check, str]] = {
     "widen": (is_flag, "true, to take values outside the policy's box, or false"),
 }
 _POLICY: dict[str, tuple[Check, str]] = {"policy": (is_text, "a policy's name")}
+_DRAIN: dict[str, tuple[Check, str]] = {"drain": (is_flag, 'true or false, as in {"drain": false}')}
 
 
 class SteeringRoutes:
@@ -73,9 +74,9 @@ class SteeringRoutes:
 
     async def drain(self, request: Request) -> Response:
         name = request.path_params["name"]
-        draining = (await read_body(request)).get("drain", True)
-        if not isinstance(draining, bool):
-            raise HttpError(400, "invalid_request", 'expected {"drain": true} or {"drain": false}')
+        body = await read_body(request)
+        take(body, _DRAIN)
+        draining = body.get("drain") is not False
         await self._state.steering.drain(name, draining)
         return json_response({"replica": name, "drain": draining})
 

@@ -183,3 +183,25 @@ async def test_other_routes_and_methods_are_told_apart(fleet: Running) -> None:
 async def test_body_that_is_not_json_or_too_large_is_refused(fleet: Running) -> None:
     checked(await fleet.admin.put("/admin/weights", content=b"{"), 400, "invalid_json")
     checked(await fleet.admin.put("/admin/weights", content=b"x" * 100_000), 413, "request_too_large")
+
+
+@pytest.mark.parametrize("path", ["/admin/replicas/r0/drain", "/admin/flush"])
+async def test_misspelt_key_of_a_drain_or_a_flush_is_refused_and_does_nothing(fleet: Running, path: str) -> None:
+    error = checked(await fleet.admin.post(path, json={"draining": False, "replicas": "r1"}), 400, "invalid_request")
+    assert "'draining' is unknown here" in error["message"]
+    assert all(view.eligible for view in fleet.state.router.fleet_view(now=fleet.state.clock()))
+
+
+@pytest.mark.parametrize("digits", [309, 400, 4000])
+async def test_weight_of_more_digits_than_a_float_holds_is_refused(fleet: Running, digits: int) -> None:
+    body = b'{"weights": {"w_rtt": %b}, "widen": true}' % (b"9" * digits)
+    for method, path in (("PUT", "/admin/weights"), ("POST", "/admin/freeze")):
+        checked(await fleet.admin.request(method, path, content=body), 400, "invalid_request")
+    assert fleet.state.router.weights.version == 1
+
+
+async def test_words_with_half_a_surrogate_pair_are_refused_since_no_page_could_show_them(fleet: Running) -> None:
+    for key in ("reason", "by"):
+        body = b'{"weights": {"w_rtt": 1.0}, "%b": "\\ud800"}' % key.encode()
+        checked(await fleet.admin.put("/admin/weights", content=body), 400, "invalid_request")
+    assert fleet.state.router.weights.version == 1
