@@ -209,12 +209,15 @@ class Assembly:
     # -- helpers
 
     def _eligible(self, request: RouteRequest, now: float) -> Eligible:
-        """Who may serve it now; nobody for one whose replica has left."""
+        """Who may serve it now; nobody for one whose replica has left, or is where it may not be served."""
         everyone = self._fleet.eligibility
         if request.pinned_replica is None:
             return self._slow_start.eased(everyone.of(request.model, request.regions), now=now)
         pinned = self._fleet.members.get(request.pinned_replica)
-        return everyone.nobody if pinned is None else everyone.only(pinned)
+        # It may have moved to another region while the request waited.
+        if pinned is None or (request.regions is not None and pinned.spec.region not in request.regions):
+            return everyone.nobody
+        return everyone.only(pinned)
 
     def _view(self, member: Member, now: float) -> ReplicaView:
         blocks = self.index.resident_blocks(member.slot)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.core.actions import Dispatch
+from gorgo.core.actions import Dispatch, Hold
 from gorgo.core.health import EjectionLimits
 from gorgo.core.limits import RouterLimits
+from gorgo.core.overload import OverloadLimits
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, Outcome
 from gorgo.core.router import Router
@@ -122,6 +123,27 @@ def test_a_retry_stays_where_it_may() -> None:
     second = dispatched(router.on_finish(first.attempt_id, FAILED, now=0.1))
     assert {first.replica, second.replica} == {"e0", "e1"}
     assert rejected(router.on_finish(second.attempt_id, FAILED, now=0.2)).status == 502
+
+
+def test_a_request_bound_to_a_replica_elsewhere_is_a_403() -> None:
+    """A follow-up goes where its past is held, and no further than it may."""
+    router = fleet()
+    bound = replace(a_request(pinned_replica="w0"), regions=frozenset({"east"}))
+    refusal = rejected(router.submit(bound, now=0.0))
+    assert (refusal.status, refusal.code) == (403, "region_not_allowed")
+    assert "held elsewhere" in refusal.message
+    assert dispatched(router.submit(replace(bound, regions=frozenset({"west"})), now=0.0)).replica == "w0"
+
+
+def test_a_request_bound_to_a_replica_that_moves_while_it_waits_does_not_follow() -> None:
+    limits = OverloadLimits(hold=True, open_in_flight=1, no_replica_wait_s=2.0)
+    router = make_router(replicas=FLEET, policy="gorgo-ms", limits=RouterLimits(overload=limits))
+    first = dispatched(router.submit(a_request("first", pinned_replica="e0"), now=0.0))
+    waits = replace(a_request("waits", pinned_replica="e0"), regions=frozenset({"east"}))
+    assert isinstance(router.submit(waits, now=0.0)[-1], Hold)
+    router.set_fleet([replace(FLEET[0], region="west"), *FLEET[1:]], now=1.0)
+    assert not any(isinstance(action, Dispatch) for action in router.on_finish(first.attempt_id, COMPLETED, now=1.0))
+    assert rejected(router.handle_timer(now=9.0)).code == "no_replica"
 
 
 def test_a_replica_that_joins_gets_more_by_and_by() -> None:
