@@ -11,7 +11,7 @@ little, until the next contradiction. Blocks that were never confirmed prove not
 
 from __future__ import annotations
 
-from gorgo.core.prefix_index import Belief
+from gorgo.core.holding import Belief
 from gorgo.core.request import Outcome, RouteRequest
 
 #: A report may fall short of the belief by so much without a contradiction: an engine's page (half a thousand tokens

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gorgo.core.fleet import Fleet
+from gorgo.core.holding import Belief
 from gorgo.core.member import Member
-from gorgo.core.prefix_index import Belief
 from gorgo.core.request import RouteRequest
 from gorgo.core.shadow import ShadowScore
 from gorgo.core.ttft import TtftOutlook

@@ -1,7 +1,7 @@
 """A path-compressed radix tree over strings of fixed-size items: the walk and the split, no residency.
 
 Owns edges, children and depths. What a node *means* (which replicas hold it, how often it is locked) belongs to the
-subclasses in `core.prefix_index` (8-byte block hashes) and `sim.kv_cache` (4-byte tokens).
+subclasses in `core.holding` (8-byte block hashes) and `sim.kv_cache` (4-byte tokens).
 
 Theory of operation: an edge is the concatenated items as `bytes`. A whole edge is compared with one
 `bytes.startswith` (memcmp), about 60 ns whatever its length, against about 1 us for a numpy comparison; numpy is used

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gorgo.core.prefix_index import BLOCK_HASH_BYTES
+from gorgo.core.holding import BLOCK_HASH_BYTES
 
 #: Tokens of a trace's block, and so of an item in a simulated engine's cache.
 BLOCK_TOKENS = 512

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.holding import BLOCK_HASH_BYTES
 from gorgo.core.path import LARGEST_WINDOW_BYTES, Windows, flights
-from gorgo.core.prefix_index import BLOCK_HASH_BYTES
 from gorgo.sim.feed import BLOCK_TOKENS, SimRequest
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.profiles import EngineProfile

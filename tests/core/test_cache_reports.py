@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gorgo.core.cache_reports import LearnedCapacity, contradicts
-from gorgo.core.prefix_index import Belief
+from gorgo.core.holding import Belief
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, Outcome
 from gorgo.core.router import Router
