@@ -18,7 +18,7 @@ from gorgo.core.beliefs import Beliefs
 from gorgo.core.budgets import ShareBudget
 from gorgo.core.clients import ClientBook
 from gorgo.core.eligible import Eligible
-from gorgo.core.endings import failed, sample_of, status_of
+from gorgo.core.endings import RETRY_AFTER_S, failed, no_replica, sample_of, status_of
 from gorgo.core.fleet import Fleet
 from gorgo.core.health import HealthState
 from gorgo.core.ledger import Attempt
@@ -36,7 +36,8 @@ _LEAVES_IT_TO_OTHERS = (*_RETRIED, Ending.SUPERSEDED)
 #: Endings that prove the replica alive: it answered, even if with a 4xx.
 _ANSWERED = (Ending.COMPLETED, Ending.REFUSED)
 #: Words of an outcome for a connection that never came to be, and for one that ended before an answer.
-_NEVER_ASKED = frozenset({"connect_failed", "connect_timeout", "connections_exhausted"})
+_REFUSED = "connect_failed"
+_NEVER_ASKED = frozenset({_REFUSED, "connect_timeout", "connections_exhausted"})
 _BROKE = "disconnected"
 
 
@@ -134,10 +135,13 @@ class Lives:
     def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> Dispatch | Reject:
         """The next best replica, or the error that the client gets."""
         state = attempt.state
-        if state.request.pinned_replica is None and state.attempts < self._max_attempts:
-            left = self._eligible(state.request, now).without(state.tried)
-            if left.members and (_costs_nothing(outcome, left) or self._retries.spend(now=now)):
-                return self._placer.dispatch(state, self._placer.look(state.request, left, now=now), now=now)
+        left = self._eligible(state.request, now).without(state.tried)
+        may = state.request.pinned_replica is None and state.attempts < self._max_attempts and left.members
+        if may and (_costs_nothing(outcome, left) or self._retries.spend(now=now)):
+            return self._placer.dispatch(state, self._placer.look(state.request, left, now=now), now=now)
+        if outcome.error == _REFUSED and not _someone_is_well(left):
+            # Nobody listens: that is no bad answer but an outage, and whoever comes again is tried again.
+            return no_replica(state.request, RETRY_AFTER_S)
         return failed(state, outcome)
 
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
@@ -158,6 +162,8 @@ def _unanswered(outcome: Outcome) -> bool:
 
 def _costs_nothing(outcome: Outcome, left: Eligible) -> bool:
     """The replica was never asked, or it is gone and somebody else is well."""
-    if outcome.error in _NEVER_ASKED:
-        return True
-    return outcome.error == _BROKE and any(member.health.state is HealthState.HEALTHY for member in left.members)
+    return outcome.error in _NEVER_ASKED or (outcome.error == _BROKE and _someone_is_well(left))
+
+
+def _someone_is_well(left: Eligible) -> bool:
+    return any(member.health.state is HealthState.HEALTHY for member in left.members)

@@ -194,6 +194,23 @@ def test_a_replica_that_is_gone_costs_no_budget() -> None:
         router.on_finish(second.attempt_id, COMPLETED, now=1.0)
 
 
+def test_a_fleet_of_which_nobody_listens_is_a_503_that_says_when_to_come_back() -> None:
+    gone = Outcome(Ending.FAILED_BEFORE_CONTENT, error="connect_failed")
+    router = make_router("a", "b")
+    for number in range(5):  # before they are ejected, and in the panic after it
+        first = dispatched(router.submit(a_request(f"r{number}"), now=1.0))
+        second = dispatched(router.on_finish(first.attempt_id, gone, now=1.0))
+        refusal = rejected(router.on_finish(second.attempt_id, gone, now=1.0))
+        assert (refusal.status, refusal.code, refusal.retry_after_s) == (503, "no_replica", 1.0)
+
+
+def test_who_is_refused_while_another_is_well_is_told_of_the_failure() -> None:
+    gone = Outcome(Ending.FAILED_BEFORE_CONTENT, error="connect_failed")
+    router = make_router("a", "b", limits=RouterLimits(max_attempts=1))
+    first = dispatched(router.submit(a_request(), now=1.0))
+    assert rejected(router.on_finish(first.attempt_id, gone, now=1.0)).status == 502
+
+
 def test_a_time_out_costs_budget() -> None:
     slow = Outcome(Ending.FAILED_BEFORE_CONTENT, error="timeout")
     router = make_router("a", "b", limits=RouterLimits(retry_share=0.0, retry_minimum=0))

@@ -79,10 +79,7 @@ async def ask(fleet: Running, **fields: Any) -> tuple[int, str | None, bytes]:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_replica_that_takes_no_connection_is_passed_over_and_blamed(
-    start: Start, monkeypatch: pytest.MonkeyPatch, scheme: str
-) -> None:
-    monkeypatch.setattr("gorgo.proxy.probes.LOOK_S", 0.05)
+async def test_replica_that_takes_no_connection_is_passed_over_and_blamed(start: Start, scheme: str) -> None:
     good = await start.replica(GOOD)
     with silent_port(accepts=scheme == "https") as port:
         config = config_for([good, good], **LONG | {"connect_timeout_s": SHORT_S})

@@ -11,6 +11,7 @@ from gorgo.policies.registry import POLICIES, make_policy
 from gorgo.sim.deadlines import FIRST_CONTENT_TIMEOUT_S
 from gorgo.sim.feed import SimRequest, scaled
 from gorgo.sim.fleet import SimFleet
+from gorgo.sim.levers import Levers
 from gorgo.sim.simulation import Simulation
 from tests.sim.feeds import conversations
 from tests.sim.fleets import three_regions
@@ -22,15 +23,15 @@ def simulation(policy: str = "gorgo-ms", fleet: SimFleet | None = None, **option
     return Simulation(fleet or three_regions(), make_policy(policy), **{"seed": 0, **options})  # type: ignore[arg-type]
 
 
-def killing(name: str) -> Callable[[Simulation], None]:
+def killing(name: str) -> Callable[[Levers], None]:
     return lambda world: world.kill(name)
 
 
-def reachable(name: str, back: bool) -> Callable[[Simulation], None]:
+def reachable(name: str, back: bool) -> Callable[[Levers], None]:
     return lambda world: world.set_reachable(name, back)
 
 
-def slowed(name: str, factor: float) -> Callable[[Simulation], None]:
+def slowed(name: str, factor: float) -> Callable[[Levers], None]:
     return lambda world: world.set_slowdown(name, factor)
 
 
@@ -39,9 +40,9 @@ class At:
     """A fault: something done at a time."""
 
     at_s: float
-    act: Callable[[Simulation], None]
+    act: Callable[[Levers], None]
 
-    def start(self, world: Simulation) -> None:
+    def start(self, world: Levers) -> None:
         world.kernel.at(self.at_s, lambda: self.act(world))
 
 
@@ -151,7 +152,7 @@ def test_when_all_are_dead_a_request_is_refused_after_as_many_tries_as_the_proxy
     dead = [At(0.5, killing(name)) for name in (NEAR, MIDDLE, FAR)]
     simulated = simulation(faults=dead)
     (record,) = simulated.run([one(at_s=1.0)]).records
-    assert (record.status, record.error, record.attempts, record.ttft_ms) == (502, "upstream_failed", 3, None)
+    assert (record.status, record.error, record.attempts, record.ttft_ms) == (503, "no_replica", 3, None)
     assert simulated.router.in_flight == 0
 
 
@@ -188,10 +189,11 @@ def test_a_longer_way_is_measured_by_the_next_probes() -> None:
     shift = At(10.0, lambda world: world.set_rtt("eu-frankfurt", 0.320))
     simulated = simulation(faults=[shift])
 
-    def look(router: Router, now: float) -> None:
-        seen.append(next(view.rtt_ms for view in router.fleet_view(now=now) if view.name == MIDDLE))
+    def look() -> None:
+        views = simulated.router.fleet_view(now=simulated.kernel.now)
+        seen.append(next(view.rtt_ms for view in views if view.name == MIDDLE))
 
-    simulated.every(35.0, look)
+    simulated.kernel.every(35.0, look)
     simulated.run([one(at_s=0.0), one(at_s=150.0, index=1)])
     assert seen[0] == pytest.approx(0.3 * 320 + 0.7 * 95, rel=0.1)
     assert seen[3] is not None
@@ -206,10 +208,11 @@ def test_figures_that_are_not_told_go_stale_and_come_back() -> None:
     ]
     simulated = simulation(faults=faults)
 
-    def look(router: Router, now: float) -> None:
-        seen[now] = router.fleet_view(now=now)[0].running_requests
+    def look() -> None:
+        now = simulated.kernel.now
+        seen[now] = simulated.router.fleet_view(now=now)[0].running_requests
 
-    simulated.every(40.0, look)
+    simulated.kernel.every(40.0, look)
     simulated.run([one(at_s=0.0), one(at_s=250.0, index=1)])
     assert [seen[at_s] for at_s in (40.0, 80.0, 120.0, 160.0, 240.0)] == [0.0, 0.0, None, None, 0.0]
 
@@ -232,7 +235,7 @@ def test_a_share_of_requests_is_late_on_the_way() -> None:
 
 def test_an_unknown_replica_is_named() -> None:
     with pytest.raises(UnknownReplica, match="nobody"):
-        simulation().kill("nobody")
+        simulation().levers.kill("nobody")
 
 
 # -- who acts in a run
@@ -292,10 +295,10 @@ def test_what_is_sent_takes_memory_of_what_is_open_only() -> None:
     simulated = simulation()
     most = 0
 
-    def look(_router: Router, _now: float) -> None:
+    def look() -> None:
         nonlocal most
         most = max(most, len(simulated.kernel))
 
-    simulated.every(1.0, look)
+    simulated.kernel.every(1.0, look)
     simulated.run(feed)
     assert most < 120, "events of what is in flight, of the background, and of runs that were left"
