@@ -45,6 +45,16 @@ class Kernel:
         self._sequence += 1
         heappush(self._heap, (time_s, self._sequence, handler))
 
+    def every(self, interval_s: float, handler: Handler) -> None:
+        """Call `handler` after each interval, until the run ends."""
+        assert interval_s > 0.0, "time passes in between"
+
+        def act() -> None:
+            handler()
+            self.at(self.now + interval_s, act)
+
+        self.at(self.now + interval_s, act)
+
     def run(self, until_s: float = inf) -> None:
         """Handle events up to and with `until_s`, until none is left or `stop` is called."""
         heap = self._heap

@@ -1,7 +1,8 @@
 """One run in virtual time: the proxy's own Router and policy, simulated replicas, one feed of requests.
 
 Owns the shell around the Router: what it answers is carried out, what happens is told to it, as the proxy does both.
-How engines and network behave is `site` and below; when something happens is `kernel`.
+How engines and network behave is `site` and below, what can be done to them `levers`; what is written of a request is
+`served`, when something happens `kernel`.
 
 Theory of operation. A run begins with a look at every replica, and the first requests come after it. Probes, scrapes,
 pings that keep connections warm, faults and controllers are events beside those of requests. The run ends when the
@@ -23,18 +24,19 @@ import numpy as np
 from gorgo.core.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
 from gorgo.core.limits import RouterLimits
 from gorgo.core.policy import Policy
-from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, RouteRequest
+from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome
 from gorgo.core.router import Router
 from gorgo.core.weights import Weights
-from gorgo.errors import UnknownReplica
 from gorgo.sim.deadlines import ContentDeadlines
 from gorgo.sim.feed import BLOCK_TOKENS, SimRequest
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.gaps import GapHistogram
 from gorgo.sim.kernel import Kernel
+from gorgo.sim.levers import Levers
 from gorgo.sim.network import Draws, Trips
-from gorgo.sim.records import SimRecord, SimResult
+from gorgo.sim.records import SimResult
 from gorgo.sim.replica import Sending
+from gorgo.sim.served import Served
 from gorgo.sim.site import Site
 
 #: As the proxy: twice within the time that an idle connection is kept.
@@ -50,7 +52,7 @@ _GOES_ON = frozenset({Ending.FAILED_BEFORE_CONTENT, Ending.BUSY, Ending.SUPERSED
 class Startable(Protocol):
     """A fault, which puts itself into the heap (`faults`)."""
 
-    def start(self, world: Simulation) -> None: ...
+    def start(self, world: Levers) -> None: ...
 
 
 class Controller(Protocol):
@@ -68,16 +70,6 @@ class Onlooker(Protocol):
     """A policy that sees the engines."""
 
     def look(self, engines: Mapping[str, Site]) -> None: ...
-
-
-class _Served:
-    """A request of the feed while it is open."""
-
-    __slots__ = ("record", "request")
-
-    def __init__(self, request: SimRequest, record: SimRecord) -> None:
-        self.request = request
-        self.record = record
 
 
 class Simulation:
@@ -143,7 +135,6 @@ class Simulation:
         ahead: bool = True,
     ) -> None:
         stale_after_s = STALE_INTERVALS * max(probe_interval_s, scrape_interval_s)
-        self.fleet = fleet
         self.kernel = Kernel()
         self.router = Router(
             [replica.spec for replica in fleet.replicas],
@@ -169,77 +160,30 @@ class Simulation:
             )
             for number, replica in enumerate(fleet.replicas)
         }
+        #: What can go wrong.
+        self.levers = Levers(self.kernel, fleet, self.engines)
         self._policy = policy
-        self._slo_ttft_s = slo_ttft_s
-        self._block_tokens = float(block_tokens)
         self._faults = faults
         self._intervals = (probe_interval_s, scrape_interval_s)
         self._controllers = controllers
         self._feed: Sequence[SimRequest] = ()
         self._next = 0
-        self._served: dict[str, _Served] = {}
+        self._served = Served(block_tokens=float(block_tokens), slo_ttft_s=slo_ttft_s)
         #: Attempts that have not ended, by id.
         self._attempts: dict[str, tuple[Sending, Site]] = {}
-        self._records: list[SimRecord] = []
         self._deadlines = ContentDeadlines(self.kernel)
         self._timer_s: float | None = None
 
     def run(self, feed: Sequence[SimRequest]) -> SimResult:
         """Serve every request of `feed`, which is in the order of arrival."""
-        assert not self._records, "a simulation runs once"
+        assert not self._served.records, "a simulation runs once"
         self._feed = feed
         self._prepare()
         if feed:
             self.kernel.at(feed[0].arrival_s, self._receive)
             self.kernel.run()
         assert not self._served, "every request has ended"
-        return SimResult(self._records, self.gaps, self.kernel.now, self.kernel.handled)
-
-    def every(self, interval_s: float, callback: Callable[[Router, float], None]) -> None:
-        """Call `callback(router, now)` after each interval, as long as requests are open or to come."""
-        assert interval_s > 0, "time passes in between"
-
-        def act() -> None:
-            callback(self.router, self.kernel.now)
-            self.kernel.at(self.kernel.now + interval_s, act)
-
-        self.kernel.at(self.kernel.now + interval_s, act)
-
-    # -- what faults do
-
-    def set_slowdown(self, replica: str, factor: float) -> None:
-        """The replica's steps from now on take so many times as long."""
-        self._site(replica).set_slowdown(factor)
-
-    def set_rtt(self, region: str, rtt_s: float) -> None:
-        """The mean round trip to a region is another."""
-        for site in self._sites(region):
-            site.set_rtt(rtt_s)
-
-    def kill(self, replica: str) -> None:
-        """Open requests fail and new ones are refused; what it held is lost."""
-        self._site(replica).kill()
-
-    def revive(self, replica: str) -> None:
-        """It answers again, with an empty cache."""
-        self._site(replica).revive()
-
-    def set_reachable(self, replica: str, reachable: bool) -> None:
-        """Cut off from the proxy, as if killed, but it keeps its cache."""
-        self._site(replica).set_reachable(reachable)
-
-    def set_metrics(self, replica: str, told: bool) -> None:
-        """Whether scrapes succeed."""
-        self._site(replica).tells_metrics = told
-
-    def set_probes(self, replica: str, told: bool) -> None:
-        """Whether probes are answered."""
-        self._site(replica).tells_probes = told
-
-    def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:
-        """That share of requests to the region takes so much longer to get there, uniform between the two."""
-        for site in self._sites(region):
-            site.set_path_delay(share, low_s, high_s)
+        return SimResult(self._served.records, self.gaps, self.kernel.now, self.kernel.handled)
 
     # -- what sites tell
 
@@ -254,17 +198,15 @@ class Simulation:
 
     def first_token(self, sending: Sending) -> None:
         now = self.kernel.now
-        record = self._served[sending.request_id].record
-        record.ttft_ms = (now - record.scheduled_s) * 1e3
-        site = self._attempts[sending.attempt_id][1]
-        record.replica, record.region = site.name, site.replica.region
+        self._served.first_token(sending.request_id, self._attempts[sending.attempt_id][1], now=now)
         self._carry_out(self.router.on_first_token(sending.attempt_id, now=now))
 
     def ended(self, sending: Sending, outcome: Outcome) -> None:
         del self._attempts[sending.attempt_id]
         actions = self.router.on_finish(sending.attempt_id, outcome, now=self.kernel.now)
         if outcome.ending not in _GOES_ON:
-            self._close(sending.request_id, outcome)
+            self._served.ended(sending.request_id, outcome, now=self.kernel.now)
+            self._stop_if_done()
         self._carry_out(actions)
 
     # -- the run
@@ -276,19 +218,15 @@ class Simulation:
             site.first_look()
         probe_s, scrape_s = self._intervals
         for interval_s, ask in ((probe_s, Site.probe), (scrape_s, Site.scrape), (WARM_INTERVAL_S, Site.warm)):
-            self._ask_every(interval_s, ask)
+            self.kernel.every(interval_s, partial(self._ask, ask))
         for controller in self._controllers:
             self._await(controller)
         for fault in self._faults:
-            fault.start(self)
+            fault.start(self.levers)
 
-    def _ask_every(self, interval_s: float, ask: Callable[[Site], None]) -> None:
-        def ask_all() -> None:
-            for site in self.engines.values():
-                ask(site)
-            self.kernel.at(self.kernel.now + interval_s, ask_all)
-
-        self.kernel.at(interval_s, ask_all)
+    def _ask(self, ask: Callable[[Site], None]) -> None:
+        for site in self.engines.values():
+            ask(site)
 
     def _await(self, controller: Controller) -> None:
         if controller.next_s is not None:
@@ -303,27 +241,10 @@ class Simulation:
         request = self._feed[self._next]
         self._next += 1
         now = self.kernel.now
-        request_id = str(request.index)
-        assert request_id not in self._served, "an index names one request"
-        record = SimRecord(id=request_id, scheduled_s=now, sent_s=now, input_tokens=request.prompt_tokens)
-        self._records.append(record)
-        self._served[request_id] = _Served(request, record)
+        asked = self._served.received(request, now=now)
         if self._next < len(self._feed):
             self.kernel.at(self._feed[self._next].arrival_s, self._receive)
-        self._carry_out(self.router.submit(self._route(request, request_id, now), now=now))
-
-    def _route(self, request: SimRequest, request_id: str, now: float) -> RouteRequest:
-        return RouteRequest(
-            request_id,
-            now,
-            prompt_tokens=request.prompt_tokens,
-            blocks=request.blocks,
-            block_tokens=self._block_tokens,
-            head=request.head,
-            session_id=request.session_id,
-            body_bytes=request.body_bytes,
-            slo_ttft_s=self._slo_ttft_s,
-        )
+        self._carry_out(self.router.submit(asked, now=now))
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -331,29 +252,20 @@ class Simulation:
                 case Dispatch():
                     self._dispatch(action)
                 case Hedge():
-                    self._served[action.request_id].record.hedged = True
+                    self._served.hedged(action.request_id)
                     self._dispatch(action.dispatch)
                 case Cancel():
                     sending, site = self._attempts[action.attempt_id]
                     site.cancel(sending)
                 case Reject():
-                    self._reject(action)
+                    self._served.rejected(action, now=self.kernel.now)
+                    self._stop_if_done()
                 case Hold():
                     pass  # What becomes of it comes with a later event.
         self._arm()
 
     def _dispatch(self, dispatch: Dispatch) -> None:
-        served, decision = self._served[dispatch.request_id], dispatch.decision
-        request, record = served.request, served.record
-        record.replica, record.region = dispatch.replica, dispatch.region
-        if not record.attempts:
-            record.held_s = self.kernel.now - record.scheduled_s
-        record.attempts = dispatch.attempt
-        record.weights_version = decision.weights_version
-        record.believed_cached_tokens = decision.believed_cached_tokens
-        record.shadow = decision.shadow
-        predicted_s = decision.predicted_ttft_s
-        record.predicted_ttft_ms = None if predicted_s is None else predicted_s * 1e3
+        request = self._served.dispatched(dispatch, now=self.kernel.now)
         sending = Sending(
             dispatch.request_id,
             dispatch.attempt_id,
@@ -367,20 +279,6 @@ class Simulation:
         self._attempts[dispatch.attempt_id] = sending, site
         self._deadlines.watch(sending, site)
         site.send(sending)
-
-    def _reject(self, reject: Reject) -> None:
-        record = self._served.pop(reject.request_id).record
-        record.status, record.error = reject.status, reject.code
-        record.e2e_s = self.kernel.now - record.scheduled_s
-        self._stop_if_done()
-
-    def _close(self, request_id: str, outcome: Outcome) -> None:
-        """The request has ended with its attempt."""
-        record = self._served.pop(request_id).record
-        record.status, record.error = outcome.status, outcome.error
-        record.cached_tokens, record.output_tokens = outcome.cached_tokens, outcome.output_tokens
-        record.e2e_s = self.kernel.now - record.scheduled_s
-        self._stop_if_done()
 
     def _stop_if_done(self) -> None:
         if not self._served and self._next == len(self._feed):
@@ -398,12 +296,3 @@ class Simulation:
             return  # It was to be woken earlier, and was.
         self._timer_s = None
         self._carry_out(self.router.handle_timer(now=self.kernel.now))
-
-    def _site(self, replica: str) -> Site:
-        try:
-            return self.engines[replica]
-        except KeyError:
-            raise UnknownReplica(f"no replica named {replica!r}; the fleet has: {', '.join(self.engines)}") from None
-
-    def _sites(self, region: str) -> list[Site]:
-        return [site for site in self.engines.values() if site.replica.region == region]

@@ -26,6 +26,7 @@ from gorgo.proxy.desk import Desk
 from gorgo.proxy.state import BLOCK_BYTES, make_state, replica_spec, router_limits
 from gorgo.sim.feed import SimRequest
 from gorgo.sim.fleet import SimFleet, SimReplica
+from gorgo.sim.levers import Levers
 from gorgo.sim.network import Link
 from gorgo.sim.profiles import find_profile
 from gorgo.sim.simulation import Simulation
@@ -55,7 +56,7 @@ class Seen:
 class Dies:
     """A fault: the nearest replica is killed and comes back."""
 
-    def start(self, world: Simulation) -> None:
+    def start(self, world: Levers) -> None:
         world.kernel.at(KILLED_S, lambda: world.kill(NEAR))
         world.kernel.at(REVIVED_S, lambda: world.revive(NEAR))
 
