@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +77,7 @@ async def serve_app(
     loop = asyncio.get_running_loop()
     context = WorkerContext(None)
     wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
-    open_now: set[asyncio.Task[Any]] = set()
+    open_now: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -86,8 +86,8 @@ async def serve_app(
         if len(open_now) >= asked.connections:
             writer.transport.abort()
             return
-        open_now.add(task)
-        task.add_done_callback(open_now.discard)
+        open_now[task] = writer
+        task.add_done_callback(open_now.pop)
         # For an app whose client does not read: an orderly end would wait for it.
         shared = {"abort": writer.transport.abort}
         connection = Connection(wrapped, loop, config, context, shared, reader, writer)
@@ -107,11 +107,17 @@ async def serve_app(
         await _end(open_now, config.graceful_timeout)
 
 
-async def _end(open_now: set[asyncio.Task[Any]], limit_s: float) -> None:
-    if not open_now:
-        return
-    _, late = await asyncio.wait(tuple(open_now), timeout=limit_s)
-    for task in late:
+async def _end(open_now: Mapping[asyncio.Task[Any], asyncio.StreamWriter], limit_s: float) -> None:
+    """Wait, then cancel, then abort: an orderly end waits for the client to read what is left, and some never do."""
+    await _settle(open_now, limit_s)
+    for task in tuple(open_now):
         task.cancel()
-    if late:
-        await asyncio.wait(late)
+    await _settle(open_now, limit_s)
+    for writer in tuple(open_now.values()):
+        writer.transport.abort()
+    await _settle(open_now, limit_s)
+
+
+async def _settle(open_now: Mapping[asyncio.Task[Any], asyncio.StreamWriter], limit_s: float) -> None:
+    if open_now:
+        await asyncio.wait(tuple(open_now), timeout=limit_s)

@@ -164,6 +164,22 @@ async def test_stream_that_outlives_the_grace_is_told_and_cut(start: Start) -> N
     assert fleet.replicas[0].dropped.is_set()
 
 
+async def test_client_that_does_not_read_does_not_keep_it_from_stopping(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.proxy.server.CLOSE_S", 0.1)  # sooner than the last words to it are given up
+    flood = tuple(delta("x" * 60_000) for _ in range(400))
+    fleet = await start.fleet([hang(*flood)], shutdown_grace_s=0.1)
+    async with connected(fleet.addresses.data) as client:
+        client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await client.post(CHAT, chat(stream=True))
+        await fleet.replicas[0].arrived.wait()
+        fleet.shutdown.set()
+        await asyncio.wait_for(fleet.task, 10)
+        client.reset()
+    fleet.check()
+
+
 async def test_request_that_waits_when_the_grace_ends_gets_a_503(start: Start) -> None:
     fleet = await start.fleet([hang()], shutdown_grace_s=0.1)
     request = asyncio.create_task(fleet.client.post(CHAT, content=chat(stream=True)))
