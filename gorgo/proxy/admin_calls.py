@@ -1,28 +1,77 @@
 """Reading an admin call's body and answering in JSON.
 
-Owns the bounds and the errors of a body. A key that a route does not know is refused: a misspelt `expected_version`
-must not turn a guarded write into one that goes through.
+Owns the bounds and the errors of a body, whether a route reads it or not. A key that a route does not know is refused:
+a misspelt `expected_version` must not turn a guarded write into one that goes through.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from gorgo.proxy.errors import HttpError
+from gorgo.proxy.body import drop
+from gorgo.proxy.errors import HttpError, Message, Receive, Send
+from gorgo.proxy.headers import Header
 
 #: Weights and names are short; more is not an admin call.
 MAX_BODY_BYTES = 64 * 1024
 #: A reason is a sentence or two, kept with every version.
 MAX_TEXT = 1000
 MAX_NUMBER = sys.float_info.max
+#: For a whole body, also of one who has shown no token yet: the listener has few connections, and none to lend.
+BODY_S = 10.0
 
 Check = Callable[[object], bool]
+
+
+class BoundedBodies:
+    """An ASGI app whose requests have their bodies in time, and whose answers take what is left of one.
+
+    hypercorn waits for the app to take a body, and the app, as it ends, for hypercorn to note that: an answer that does
+    not read its request (401) would have both wait for ever, and the connection count among the few there are.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._limit_s = BODY_S
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _has_body(scope["headers"]):
+            await self._app(scope, receive, send)
+            return
+        end = asyncio.get_running_loop().time() + self._limit_s
+        dropping: list[asyncio.Task[NoReturn]] = []
+
+        async def in_time() -> Message:
+            try:
+                async with asyncio.timeout_at(end):
+                    return await receive()
+            except TimeoutError:
+                message = f"the body was not complete within {self._limit_s:g} s"
+                raise HttpError(408, "request_timeout", message) from None
+
+        async def answer(message: Message) -> None:
+            if not dropping:
+                dropping.append(asyncio.create_task(drop(receive)))
+            await send(message)
+
+        try:
+            await self._app(scope, in_time, answer)
+        except ClientDisconnect:
+            return  # It left in the middle of its body: nobody's fault, and nobody to tell.
+        finally:
+            for task in dropping:
+                task.cancel()
+
+
+def _has_body(headers: Iterable[Header]) -> bool:
+    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
 
 
 async def read_body(request: Request) -> dict[str, Any]:

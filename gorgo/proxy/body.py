@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 
 from gorgo.config.model import Limits
 from gorgo.proxy.errors import HttpError, Message, Receive
@@ -77,16 +77,17 @@ async def draining(receive: Receive) -> AsyncIterator[None]:
 
     A server queues only so much of a body; with the queue full it could not even tell us that the client left.
     """
-    task = asyncio.create_task(_drop(receive))
+    task = asyncio.create_task(drop(receive))
     try:
         yield
     finally:
         task.cancel()
 
 
-async def _drop(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def drop(receive: Receive) -> NoReturn:
+    """Take what comes, until cancelled: pieces may wait behind the word that the client has left."""
+    while True:
+        await receive()
 
 
 async def _gather(receive: Receive, headers: Iterable[Header], limit: int) -> bytes:

@@ -30,6 +30,7 @@ from gorgo.core.policy import Policy
 from gorgo.core.weights import Weights
 from gorgo.errors import ConfigError
 from gorgo.proxy.admin import admin_app
+from gorgo.proxy.admin_calls import BoundedBodies
 from gorgo.proxy.app import data_app
 from gorgo.proxy.config_file import ConfigFile
 from gorgo.proxy.kept import StateFile
@@ -186,7 +187,8 @@ async def _run(
         data_door = partial(_data_door, state)
         tasks.create_task(_serve(data_app(state), data, closing, data_door, tls))
         admin_door = partial(_admin_door, state)
-        tasks.create_task(_serve(admin_app(state, admin_token, closing), admin, closing, admin_door))
+        operators = BoundedBodies(admin_app(state, admin_token, closing))
+        tasks.create_task(_serve(operators, admin, closing, admin_door))
         if ready is not None:
             ready(addresses)
         log("ready", data=addresses.data_url, admin=addresses.admin_url, replicas=len(state.targets))

@@ -6,6 +6,8 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 
+import pytest
+
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream
 from tests.proxy.raw import RawClient, connected
@@ -161,6 +163,43 @@ async def test_one_connection_too_many_is_closed_and_the_others_stay(start: Star
     async with asyncio.timeout(10):
         while not await served(fleet.addresses.data):  # until the server has seen that they left
             await asyncio.sleep(0)
+
+
+async def test_bodies_that_the_admin_listener_does_not_read_leave_nothing_behind(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.proxy.server.ADMIN_CONNECTIONS", 4)
+    fleet = await start.fleet([answer(200)])
+    pieces = b"transfer-encoding: chunked\r\n\r\n" + (b"20\r\n%b\r\n" % (b"x" * 32)) * 300
+    for path in (b"/admin/flush", b"/admin/page/login", b"/nowhere"):
+        for _ in range(6):
+            async with connected(fleet.addresses.admin) as client:
+                client.writer.write(b"POST %b HTTP/1.1\r\nhost: g\r\n%b" % (path, pieces))
+                said = await client.rest()
+                assert said[9:12] in (b"401", b"413", b"404"), path
+    assert (await fleet.admin.get("/admin/fleet")).status_code == 200
+
+
+async def test_body_that_drips_on_the_admin_listener_is_a_408_without_any_token(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.proxy.admin_calls.BODY_S", 0.1)
+    fleet = await start.fleet([answer(200)])
+    async with connected(fleet.addresses.admin) as client:
+        client.writer.write(b"POST /admin/page/login HTTP/1.1\r\nhost: g\r\ncontent-length: 100\r\n\r\ntoken=")
+        assert await refusal(client) == (408, "request_timeout")
+
+
+async def test_operator_who_leaves_in_the_middle_of_a_body_is_no_fault_of_ours(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = await start.fleet([answer(200)])
+    async with connected(fleet.addresses.admin) as client:
+        client.writer.write(b"POST /admin/page/login HTTP/1.1\r\nhost: g\r\ncontent-length: 100\r\n\r\ntoken=")
+        client.writer.write_eof()
+        await client.rest()
+    await fleet.stop()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def served(address: tuple[str, int]) -> bool:
