@@ -1,26 +1,50 @@
-"""How many requests a replica may have in flight if their answers are to end in time: learned from those that ended.
+"""How many requests a replica may have in flight for most of them to end in time: learned from those that ended.
 
-Owns the estimate of one replica. Whether it counts, and beside which other bounds, is `overload`.
+Owns the account of one replica and the choice of the bound. Whether it counts, and beside which other bounds, is
+`overload`.
 
-Theory of operation. A batch that grows gets slower for all who are in it: decode steps read more, and every prefill
-stalls them. How long requests stay in a batch of n is taken from those that ended: the mean of their stay, S, and of
-how many were in flight when they were sent, n. While S is above what is wanted, T, the bound is n * T / S; while it is
-below and the bound has been reached, the bound grows by the same rule. For a stay that grows linearly in n this
-converges to the n at which S = T from either side. A replica that was never too slow has no bound.
+Theory of operation. A batch that grows gets slower for all who are in it, in two ways. Every prefill stalls those that
+decode: what stalled a request is known here, it is the prefills that were sent to the replica while the request was
+there. And every step decodes more: what is left of its stay is taken to grow as 1 + n / `BATCH`. So each request that
+ended says how long it would have stayed among any other number n, and the last `KEPT` together how many would have
+ended in time, and how many a second: n over their mean stay (Little's law), times the share of them in time. The bound
+is the n at which most end in time per second. What is wrong about the growth is put right by what ends next.
+
+Before anything has ended the prefills are known all the same: a stay then is n of them, and may take `FIRST_SHARE` of
+the goal; decoding has the rest. That counts for less with each request that ends, because those that end first are the
+short ones.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 
-#: Weight of one end: the mean is over about as many requests as an engine has running.
-WEIGHT = 1 / 16
-#: Share of the goal that the mean stay may take: then nineteen of twenty answers of common traffic end within it.
-MEAN_SHARE = 0.5
-#: An engine that decodes fewer at a time than this reads its weights for nothing.
-LEAST = 8.0
-#: Reached is a bound from which so much is left at most.
-_REACHED = 0.8
+import numpy as np
+from numpy.typing import NDArray
+
+#: Requests that decode together in twice the time of one: a mixture of experts; a dense model takes more at a time.
+BATCH = 16.0
+#: Ended requests that are remembered: as many as engines commonly run, so a few changes of the batch.
+KEPT = 64
+#: Of the goal, for prefills, while nothing is known of decoding.
+FIRST_SHARE = 0.4
+#: Ended requests after which the start counts no more.
+STARTED = 32
+#: Ended requests before which they say nothing.
+FEWEST = 4
+#: Numbers in flight that are compared, an eighth apart: from what nobody would go below to more than any engine runs.
+_NUMBERS = 2.0 * 1.125 ** np.arange(48)
+#: Weight of one dispatch in the mean prefill.
+_WEIGHT = 1 / 16
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a replica's account stood when a request was sent: requests x seconds in flight, and seconds of prefill."""
+
+    in_flight_s: float = 0.0
+    prefill_s: float = 0.0
 
 
 class BatchBound:
@@ -29,29 +53,85 @@ class BatchBound:
     Example
     -------
     >>> bound = BatchBound()
-    >>> for _ in range(100):
-    ...     bound.ended(stayed_s=20.0, beside=64, goal_s=10.0)
-    >>> round(bound.most)  # five seconds wanted, twenty taken: a quarter of the batch
-    16
+    >>> marks = [bound.sent(prefill_s=0.4, now=0.0) for _ in range(20)]
+    >>> round(bound.most(10.0), 9)  # ten prefills take what they may of ten seconds
+    10.0
     """
 
-    __slots__ = ("_beside", "_stay_s", "most")
+    __slots__ = (
+        "_at_s",
+        "_ended",
+        "_in_flight",
+        "_in_flight_s",
+        "_learned",
+        "_prefill_s",
+        "_sent",
+        "_stays",
+        "_usual_s",
+    )
 
     def __init__(self) -> None:
-        self._stay_s: float | None = None
-        self._beside = 0.0
-        #: Requests in flight at most; infinite while there is no reason for less.
-        self.most = inf
+        self._in_flight = 0
+        self._in_flight_s = 0.0
+        self._prefill_s = 0.0
+        self._at_s = 0.0
+        self._sent = 0
+        #: Mean prefill of what was sent lately.
+        self._usual_s = 0.0
+        #: Of each request that ended: what it waited at the proxy, and its stay as a constant and a part per request.
+        self._stays = np.zeros((3, KEPT))
+        self._ended = 0
+        self._learned = inf
 
-    def ended(self, *, stayed_s: float, beside: float, goal_s: float) -> None:
-        """A request has ended that stayed so long and was one of so many when it was sent; `goal_s` is for answers."""
-        if self._stay_s is None:
-            self._stay_s, self._beside = stayed_s, beside
-        self._stay_s += WEIGHT * (stayed_s - self._stay_s)
-        self._beside += WEIGHT * (beside - self._beside)
-        wanted_s = MEAN_SHARE * goal_s
-        fits = max(LEAST, self._beside * wanted_s / max(self._stay_s, 1e-9))
-        if self._stay_s > wanted_s:
-            self.most = min(self.most, fits)
-        elif self._beside >= _REACHED * self.most:
-            self.most = max(self.most, fits)
+    def most(self, goal_s: float) -> float:
+        """Requests in flight at most, if answers should end within `goal_s`; infinite while there is no reason."""
+        known = self._ended / STARTED if self._ended >= FEWEST else 0.0
+        if known >= 1.0:
+            return self._learned
+        first = FIRST_SHARE * goal_s / self._usual_s if self._usual_s > 0.0 else inf
+        first = max(float(_NUMBERS[0]), first)
+        return first if known == 0.0 else known * self._learned + (1.0 - known) * first
+
+    def sent(self, *, prefill_s: float, now: float) -> Mark:
+        """A request is on its way there whose prefill should take so long; the mark is for its end."""
+        self._pass(now)
+        mark = Mark(self._in_flight_s, self._prefill_s)
+        self._in_flight += 1
+        self._prefill_s += prefill_s
+        self._sent += 1
+        self._usual_s += max(1 / self._sent, _WEIGHT) * (prefill_s - self._usual_s)
+        return mark
+
+    def left(self, *, now: float) -> None:
+        """A request is there no more, whatever ended it."""
+        self._pass(now)
+        self._in_flight -= 1
+
+    def ended(self, mark: Mark, *, stayed_s: float, waited_s: float, goal_s: float) -> None:
+        """One that has just left has its whole answer: it waited so long here and stayed so long there.
+
+        `goal_s` is for both together.
+        """
+        if stayed_s <= 0.0:
+            return
+        beside = max(1.0, (self._in_flight_s - mark.in_flight_s) / stayed_s)
+        stalled_s = min(stayed_s, self._prefill_s - mark.prefill_s)
+        alone_s = (stayed_s - stalled_s) / (1.0 + beside / BATCH)
+        self._stays[:, self._ended % KEPT] = waited_s, alone_s, alone_s / BATCH + stalled_s / beside
+        self._ended += 1
+        if self._ended >= FEWEST:
+            self._learned = _best(self._stays[:, : self._ended], goal_s)
+
+    def _pass(self, now: float) -> None:
+        self._in_flight_s += self._in_flight * (now - self._at_s)
+        self._at_s = now
+
+
+def _best(stays: NDArray[np.float64], goal_s: float) -> float:
+    """The number at which most would have ended in time per second; infinite if none would at any."""
+    waited_s, alone_s, each_s = stays[:, :, None]
+    stayed_s = alone_s + each_s * _NUMBERS
+    in_time = (waited_s + stayed_s <= goal_s).mean(axis=0)
+    per_s = in_time * _NUMBERS / stayed_s.mean(axis=0)
+    best = int(per_s.argmax())
+    return float(_NUMBERS[best]) if per_s[best] > 0.0 else inf

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gorgo.core.batch_bound import Mark
 from gorgo.core.fleet import Fleet
 from gorgo.core.holding import Belief
 from gorgo.core.member import Member
@@ -58,8 +59,8 @@ class Attempt:
     terms: Mapping[str, float] = field(default_factory=dict)
     shadow: ShadowScore | None = None
     first_token_s: float | None = None
-    #: In flight on the replica when it was sent, itself included.
-    beside: float = 0.0
+    #: Where the replica's account of its batch stood when it was sent.
+    mark: Mark = field(default_factory=Mark)
     #: What the replica had shown to hold of the prompt at dispatch.
     belief: Belief = field(default_factory=Belief)
 
@@ -90,7 +91,8 @@ class Ledger:
         attempt.state.open.append(attempt)
         member, request = attempt.member, attempt.state.request
         self._fleet.reserve(member, request.prompt_tokens)
-        attempt.beside = float(self._fleet.columns.in_flight_requests[member.slot])
+        prefill_s = attempt.prior_s * member.clock.speed.factor
+        attempt.mark = member.batch.sent(prefill_s=prefill_s, now=attempt.dispatched_s)
         member.clock.dispatched(
             attempt.attempt_id, arrives_s=attempt.arrives_s, prior_s=attempt.prior_s, seen=request.streamed
         )
@@ -137,4 +139,5 @@ class Ledger:
             member.clock.left(attempt_id, engine_s=now + one_way_s(self._fleet.columns, member.slot))
             member.show_clock(self._fleet.columns)
         self._fleet.release(member, tokens)
+        member.batch.left(now=now)
         return attempt

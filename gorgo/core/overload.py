@@ -105,7 +105,8 @@ class Doors:
         """An answer is complete, which tells how long one stays there."""
         goal_s = self.limits.slo_e2e_s
         if goal_s is not None:
-            attempt.member.batch.ended(stayed_s=now - attempt.dispatched_s, beside=attempt.beside, goal_s=goal_s)
+            sent_s, waited_s = attempt.dispatched_s, attempt.dispatched_s - attempt.state.request.received_s
+            attempt.member.batch.ended(attempt.mark, stayed_s=now - sent_s, waited_s=waited_s, goal_s=goal_s)
 
     def _late_s(self, member: Member, *, now: float) -> float:
         return now - LATE_S - member.clock.due_s - one_way_s(self._fleet.columns, member.slot)
@@ -113,7 +114,8 @@ class Doors:
     def _has_place(self, member: Member) -> bool:
         columns, slot, most = self._fleet.columns, member.slot, self.limits.open_in_flight
         in_flight = columns.in_flight_requests[slot]
-        if self.limits.slo_e2e_s is not None and in_flight >= member.batch.most:
+        goal_s = self.limits.slo_e2e_s
+        if goal_s is not None and in_flight >= member.batch.most(goal_s):
             return False
         # Unknown is NaN, and no comparison with it is true.
         return not in_flight >= (columns.max_running_requests[slot] if most is None else most)

@@ -1,85 +1,143 @@
-"""How many a replica may have in flight: learned from how long those stayed that ended."""
+"""How many a replica may have in flight: known from prefills at first, then learned from those that ended."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from heapq import heappop, heappush
 from math import inf
 
-import numpy as np
 import pytest
 
-from gorgo.core.batch_bound import LEAST, MEAN_SHARE, BatchBound
+from gorgo.core.batch_bound import FIRST_SHARE, STARTED, BatchBound, Mark
+from gorgo.core.request import Outcome
+from gorgo.core.router import Router
 from tests.core.routers import COMPLETED, FAILED, dispatched
 from tests.core.test_overload import asked, held, holding
 
 GOAL_S = 10.0
+#: How long a request stays, by its number, among so many.
+Engine = Callable[[int, int], float]
 
 
-def served(bound: BatchBound, ends: int, *, alone_s: float, each_s: float, offered: int = 64) -> list[float]:
-    """Ends on an engine on which a request among n stays `alone_s + n * each_s`; the batches that there were."""
-    batches = []
-    for _ in range(ends):
-        batch = min(float(offered), bound.most)
-        bound.ended(stayed_s=alone_s + batch * each_s, beside=batch, goal_s=GOAL_S)
-        batches.append(batch)
-    return batches
+def mixture(alone_s: float, each_s: float) -> Engine:
+    """One answer in eight takes twice as long to decode as the others."""
+    return lambda number, batch: alone_s * (2.0 if number % 8 == 0 else 1.0) + each_s * batch
 
 
-def test_a_replica_that_is_fast_enough_has_no_bound() -> None:
+class Crowd:
+    """A replica before which somebody always waits, up to `offered` at a time."""
+
+    def __init__(self, bound: BatchBound, *, prefill_s: float) -> None:
+        self.bound = bound
+        self.prefill_s = prefill_s
+        self.now = 0.0
+        self.number = 0
+        self.there: list[tuple[float, int, float, Mark]] = []
+
+    def serve(self, ends: int, engine: Engine, *, offered: int = 64, most: float | None = None) -> float:
+        """Answers in time per second over the last half of `ends`; `most` is a fixed bound in place of the learned."""
+        in_time, since_s = 0, self.now
+        for end in range(ends):
+            if end == ends // 2:
+                in_time, since_s = 0, self.now
+            while len(self.there) < min(offered, self.bound.most(GOAL_S) if most is None else most):
+                self._send(engine)
+            in_time += self._end(learn=most is None) <= GOAL_S
+        return in_time / (self.now - since_s)
+
+    def _send(self, engine: Engine) -> None:
+        mark = self.bound.sent(prefill_s=self.prefill_s, now=self.now)
+        self.number += 1
+        ends_s = self.now + engine(self.number, len(self.there) + 1)
+        heappush(self.there, (ends_s, self.number, self.now, mark))
+
+    def _end(self, *, learn: bool) -> float:
+        self.now, _, sent_s, mark = heappop(self.there)
+        if learn:
+            self.bound.left(now=self.now)
+            self.bound.ended(mark, stayed_s=self.now - sent_s, waited_s=0.0, goal_s=GOAL_S)
+        return self.now - sent_s
+
+
+def test_a_replica_that_is_fast_enough_is_not_held_back() -> None:
+    crowd = Crowd(BatchBound(), prefill_s=0.001)
+    crowd.serve(300, mixture(1.0, 0.01))
+    assert crowd.bound.most(GOAL_S) > 64
+
+
+def test_nothing_was_sent_and_nothing_is_known() -> None:
+    assert BatchBound().most(GOAL_S) == inf
+
+
+@pytest.mark.parametrize("prefill_s", [0.1, 0.4])
+def test_before_anything_has_ended_prefills_may_take_their_share_of_the_goal(prefill_s: float) -> None:
     bound = BatchBound()
-    served(bound, 200, alone_s=1.0, each_s=0.01)
-    assert bound.most == inf
+    for _ in range(10):
+        bound.sent(prefill_s=prefill_s, now=0.0)
+    assert bound.most(GOAL_S) * prefill_s == pytest.approx(FIRST_SHARE * GOAL_S)
 
 
-@pytest.mark.parametrize("each_s", [0.1, 0.2, 0.4])
-def test_a_bound_converges_to_where_the_mean_stay_is_what_is_wanted(each_s: float) -> None:
-    bound = BatchBound()
-    batches = served(bound, 600, alone_s=1.0, each_s=each_s)
-    right = (MEAN_SHARE * GOAL_S - 1.0) / each_s
-    assert np.mean(batches[-100:]) == pytest.approx(max(LEAST, right), rel=0.1)
+@pytest.mark.parametrize(("alone_s", "each_s"), [(1.0, 0.1), (1.0, 0.4), (2.5, 0.2), (0.2, 0.8)])
+@pytest.mark.parametrize("stalled", [0.2, 0.8])
+def test_as_many_end_in_time_as_with_the_best_fixed_bound(alone_s: float, each_s: float, stalled: float) -> None:
+    engine, prefill_s = mixture(alone_s, each_s), each_s * stalled
+    fixed = [Crowd(BatchBound(), prefill_s=prefill_s).serve(300, engine, most=most) for most in range(2, 65, 4)]
+    assert Crowd(BatchBound(), prefill_s=prefill_s).serve(600, engine) > 0.8 * max(fixed)
 
 
 def test_a_bound_comes_up_again_when_the_engine_is_faster() -> None:
-    bound = BatchBound()
-    served(bound, 300, alone_s=1.0, each_s=0.4)
-    low = bound.most
-    served(bound, 600, alone_s=1.0, each_s=0.1)
-    assert bound.most >= 3 * low
+    crowd = Crowd(BatchBound(), prefill_s=0.1)
+    crowd.serve(300, mixture(1.0, 0.4))
+    low = crowd.bound.most(GOAL_S)
+    crowd.serve(600, mixture(1.0, 0.1))
+    assert crowd.bound.most(GOAL_S) > 2 * low
 
 
-def test_quiet_times_neither_raise_a_bound_nor_lower_it() -> None:
-    bound = BatchBound()
-    served(bound, 300, alone_s=1.0, each_s=0.2)
-    before = bound.most
-    for _ in range(100):
-        bound.ended(stayed_s=1.2, beside=2.0, goal_s=GOAL_S)
-    assert bound.most == before
+def test_quiet_times_do_not_close_a_replica() -> None:
+    crowd = Crowd(BatchBound(), prefill_s=0.05)
+    crowd.serve(100, mixture(1.0, 0.2), offered=2)
+    assert crowd.bound.most(GOAL_S) > 16
 
 
-def test_no_engine_is_left_with_next_to_nothing() -> None:
-    bound = BatchBound()
-    for _ in range(100):
-        bound.ended(stayed_s=1e3, beside=3.0, goal_s=GOAL_S)
-    assert bound.most == LEAST
+def test_time_spent_waiting_here_is_missing_there() -> None:
+    def learned(waited_s: float) -> float:
+        bound = BatchBound()
+        for _ in range(100):
+            mark = bound.sent(prefill_s=0.1, now=0.0)
+            bound.left(now=0.0)
+            bound.ended(mark, stayed_s=2.0, waited_s=waited_s, goal_s=GOAL_S)
+        return bound.most(GOAL_S)
+
+    assert learned(4.0) < learned(0.0)
 
 
-def ninth_waits(**limits: object) -> bool:
-    """Whether the ninth of nine requests has to wait, after nine answers that took a quarter of an hour."""
+def test_where_nobody_could_be_in_time_nobody_is_held_back() -> None:
+    crowd = Crowd(BatchBound(), prefill_s=0.1)
+    crowd.serve(100, mixture(60.0, 0.5))
+    assert crowd.bound.most(GOAL_S) == inf
+
+
+def fifth_waits(router: Router, *, now: float) -> bool:
+    return any(held(router.submit(asked(f"one-of-five-{n}", now=now), now=now)) for n in range(5))
+
+
+def after_answers(outcome: Outcome, **limits: object) -> Router:
+    """One replica on which prefills take a second, after two seconds each for enough requests."""
     router = holding("a", open_in_flight=9, open_work_s=1e9, **limits)
-    sent = [dispatched(router.submit(asked(f"first-{n}"), now=0.0)).attempt_id for n in range(9)]
-    for attempt in sent:
-        router.on_finish(attempt, COMPLETED, now=900.0)
-    for n in range(8):
-        dispatched(router.submit(asked(f"then-{n}", now=900.0), now=900.0))
-    return held(router.submit(asked("last", now=900.0), now=900.0))
+    for n in range(STARTED):
+        attempt = dispatched(router.submit(asked(f"r-{n}", now=100.0 * n), now=100.0 * n)).attempt_id
+        router.on_finish(attempt, outcome, now=100.0 * n + 2.0)
+    return router
 
 
-def test_with_a_goal_for_answers_a_slow_replica_is_sent_fewer_at_a_time() -> None:
-    assert ninth_waits(slo_e2e_s=GOAL_S)
-    assert not ninth_waits()
+NOW = 100.0 * STARTED
 
 
-def test_what_fails_says_nothing_of_how_long_an_answer_takes() -> None:
-    router = holding("a", slo_e2e_s=GOAL_S)
-    attempt = dispatched(router.submit(asked("r"), now=0.0)).attempt_id
-    router.on_finish(attempt, FAILED, now=500.0)
-    assert router._fleet.members["a"].batch.most == inf
+def test_with_a_goal_for_answers_a_replica_is_sent_no_more_than_can_end_in_time() -> None:
+    assert fifth_waits(holding("a", open_in_flight=9, open_work_s=1e9, slo_e2e_s=GOAL_S), now=NOW)
+    assert not fifth_waits(holding("a", open_in_flight=9, open_work_s=1e9), now=NOW)
+
+
+def test_whole_answers_say_how_long_they_take_and_failures_do_not() -> None:
+    assert not fifth_waits(after_answers(COMPLETED, slo_e2e_s=GOAL_S), now=NOW)
+    assert fifth_waits(after_answers(FAILED, slo_e2e_s=GOAL_S), now=NOW)
