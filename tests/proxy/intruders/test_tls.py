@@ -171,7 +171,7 @@ async def test_renewed_authority_of_a_replica_is_believed_after_a_reload(
     async with engine(pair, None) as url:
         text = regions({"a": {"url": url, "ca_file": str(ca)}})
         followed = await follow(start, tmp_path, text, [])
-        assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 502
+        assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 503
         ca.write_bytes(Path(authority.ca).read_bytes())
         await followed.rewrite(text)
         assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
@@ -234,7 +234,7 @@ async def engine(pair: tuple[str, str], ca: str | None) -> AsyncIterator[str]:
     ("asks", "trusts", "shows", "status"),
     [
         (False, True, False, 200),
-        (False, False, False, 502),
+        (False, False, False, 503),
         (True, True, True, 200),
         (True, True, False, 502),
     ],
