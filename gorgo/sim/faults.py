@@ -1,7 +1,7 @@
 """What can go wrong in a simulation, and when: each fault is a record that schedules itself.
 
-Owns the faults, what a simulation must offer to have them (`World`), and the random schedule. Which faults make a named
-scenario is `scenario`.
+Owns the faults. What a simulation must offer to have them is `world`; which make a named scenario is `scenario`, and a
+schedule by chance `random_faults`.
 
 Theory of operation. `start` runs before the first event and only puts handlers into the kernel's heap. A fault sets a
 state and sets it back when it ends; two of one kind that overlap on one replica are not added up, the later setting
@@ -10,88 +10,14 @@ stands. Every fault that repeats has an end, so that the heap runs empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
+from typing import Protocol
 
 from gorgo.errors import ScenarioError, UnknownReplica
-from gorgo.sim.engine_model import EngineModel
-from gorgo.sim.engine_request import EngineRequest
-from gorgo.sim.fleet import SimFleet, SimReplica
-
-
-class EngineView(Protocol):
-    """One engine as an onlooker sees it, at any time of the run."""
-
-    @property
-    def model(self) -> EngineModel[Any]:
-        """The engine itself; another one after a revival."""
-
-    @property
-    def on_the_way(self) -> Sequence[tuple[float, EngineRequest]]:
-        """Requests sent and not there yet, with the times at which they will arrive, s."""
-
-    @property
-    def rtt_s(self) -> float:
-        """Present mean round trip from the proxy."""
-
-    @property
-    def alive(self) -> bool:
-        """False while it answers nobody."""
-
-
-class Schedule(Protocol):
-    """The clock of a simulation."""
-
-    @property
-    def now(self) -> float: ...
-
-    def at(self, time_s: float, handler: Callable[[], None], /) -> object:
-        """Call `handler` at that time."""
-
-
-class World(Protocol):
-    """What a simulation lets a fault do."""
-
-    @property
-    def kernel(self) -> Schedule: ...
-
-    @property
-    def fleet(self) -> SimFleet: ...
-
-    @property
-    def engines(self) -> Mapping[str, EngineView]: ...
-
-    def set_slowdown(self, replica: str, factor: float) -> None:
-        """Its steps from now on take so many times as long."""
-
-    def set_rtt(self, region: str, rtt_s: float) -> None:
-        """The mean round trip from the proxy to that region is another."""
-
-    def kill(self, replica: str) -> None:
-        """Gone, with all it held; whatever is sent there fails."""
-
-    def revive(self, replica: str) -> None:
-        """Back, with an empty cache."""
-
-    def set_metrics(self, replica: str, told: bool) -> None:
-        """Whether its load figures can be scraped."""
-
-    def set_probes(self, replica: str, told: bool) -> None:
-        """Whether it answers pings."""
-
-    def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:
-        """That share of requests to the region takes so much longer to arrive; a share of 0 ends it."""
-
-
-@runtime_checkable
-class Severable(Protocol):
-    """A world whose replicas can be unreachable without losing what they hold."""
-
-    def set_reachable(self, replica: str, reachable: bool) -> None: ...
+from gorgo.sim.fleet import SimFleet
+from gorgo.sim.world import Severable, World
 
 
 class Fault(Protocol):
@@ -241,27 +167,6 @@ class LatePath:
         )
 
 
-def draw_faults(
-    rng: np.random.Generator,
-    fleet: SimFleet,
-    duration_s: float,
-    *,
-    every_s: float = 120.0,
-    lasts_s: float = 30.0,
-) -> list[Fault]:
-    """A random schedule: kills, partitions, slow replicas and stale metrics, all over by `duration_s`.
-
-    Three lanes run beside each other (who is gone, who is slow, whose metrics are stale); in each a fault follows the
-    other, after a gap of `every_s` on average and for `lasts_s` on average, so that no two of one kind overlap. In the
-    first lane at least one replica always stays. Bounded: a gap is never shorter than a tenth of its mean.
-    """
-    return [
-        *_lane(rng, duration_s, every_s, lasts_s, lambda *when: _gone(rng, fleet, *when)),
-        *_lane(rng, duration_s, every_s, lasts_s, lambda *when: _slow(rng, fleet, *when)),
-        *_lane(rng, duration_s, every_s, lasts_s, lambda *when: StaleMetrics(_any(rng, fleet), *when)),
-    ]
-
-
 def replicas_in(fleet: SimFleet, region: str) -> list[str]:
     """Names of a region's replicas; raises `ScenarioError` if there is none."""
     names = [replica.name for replica in fleet.replicas if replica.region == region]
@@ -313,45 +218,3 @@ def _replica(world: World, name: str) -> str:
     if name not in names:
         raise UnknownReplica(f"no replica named {name!r}; the fleet has: {', '.join(names)}")
     return name
-
-
-def _lane(
-    rng: np.random.Generator,
-    duration_s: float,
-    every_s: float,
-    lasts_s: float,
-    make: Callable[[float, float], Fault | None],
-) -> Iterator[Fault]:
-    """Faults one after the other."""
-    at_s = 0.0
-    while True:
-        start_s = at_s + every_s * max(0.1, rng.exponential())
-        at_s = start_s + lasts_s * rng.uniform(0.2, 1.8)
-        if at_s > duration_s:
-            return
-        fault = make(start_s, at_s)
-        if fault is not None:
-            yield fault
-
-
-def _gone(rng: np.random.Generator, fleet: SimFleet, start_s: float, end_s: float) -> Fault | None:
-    """A kill or a partition that leaves somebody; none where there is one replica only."""
-    replica = _drawn(rng, fleet)
-    if rng.random() < 0.5 and len(replicas_in(fleet, replica.region)) < len(fleet.replicas):
-        return Partition(replica.region, start_s, end_s)
-    return Kill(replica.name, start_s, end_s) if len(fleet.replicas) > 1 else None
-
-
-def _slow(rng: np.random.Generator, fleet: SimFleet, start_s: float, end_s: float) -> Fault:
-    factor = float(np.exp(rng.uniform(np.log(1.5), np.log(10.0))))
-    return Slow(_drawn(rng, fleet).name, factor, start_s, end_s)
-
-
-def _any(rng: np.random.Generator, fleet: SimFleet) -> str | None:
-    """One replica, or once in four all of them."""
-    replica = _drawn(rng, fleet).name
-    return None if rng.random() < 0.25 else replica
-
-
-def _drawn(rng: np.random.Generator, fleet: SimFleet) -> SimReplica:
-    return fleet.replicas[int(rng.integers(len(fleet.replicas)))]

@@ -52,11 +52,11 @@ class Levers:
 
     def set_metrics(self, replica: str, told: bool) -> None:
         """Whether scrapes succeed."""
-        self._site(replica).tells_metrics = told
+        self._site(replica).background.tells_metrics = told
 
     def set_probes(self, replica: str, told: bool) -> None:
         """Whether probes are answered."""
-        self._site(replica).tells_probes = told
+        self._site(replica).background.tells_probes = told
 
     def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:
         """That share of requests to the region takes so much longer to get there, uniform between the two."""

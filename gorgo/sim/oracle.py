@@ -26,8 +26,8 @@ from gorgo.core.policy import IndexKind
 from gorgo.core.request import RouteRequest
 from gorgo.core.weights import Weights, WeightSpec
 from gorgo.policies.gorgo_ms import GorgoMs
-from gorgo.sim.faults import EngineView
 from gorgo.sim.projection import Newcomer, alone_s, foresee
+from gorgo.sim.world import EngineView
 
 #: What a dead replica costs, ms: more than any line, and finite, so that sums of terms stay numbers.
 DEAD_MS = 3.6e6

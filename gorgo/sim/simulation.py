@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from gorgo.core.policy import Policy
 from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome
 from gorgo.core.router import Router
 from gorgo.core.weights import Weights
+from gorgo.sim.background import Background
 from gorgo.sim.deadlines import ContentDeadlines
 from gorgo.sim.feed import BLOCK_TOKENS, SimRequest
 from gorgo.sim.fleet import SimFleet
@@ -38,6 +39,7 @@ from gorgo.sim.records import SimResult
 from gorgo.sim.replica import Sending
 from gorgo.sim.served import Served
 from gorgo.sim.site import Site
+from gorgo.sim.world import Onlooker
 
 #: As the proxy: twice within the time that an idle connection is kept.
 WARM_INTERVAL_S = 2.0
@@ -63,13 +65,6 @@ class Controller(Protocol):
         """When it acts next; None: never again."""
 
     def act(self, router: Router, now: float) -> None: ...
-
-
-@runtime_checkable
-class Onlooker(Protocol):
-    """A policy that sees the engines."""
-
-    def look(self, engines: Mapping[str, Site]) -> None: ...
 
 
 class Simulation:
@@ -217,16 +212,17 @@ class Simulation:
         for site in self.engines.values():
             site.first_look()
         probe_s, scrape_s = self._intervals
-        for interval_s, ask in ((probe_s, Site.probe), (scrape_s, Site.scrape), (WARM_INTERVAL_S, Site.warm)):
-            self.kernel.every(interval_s, partial(self._ask, ask))
+        self.kernel.every(probe_s, partial(self._ask, Background.probe))
+        self.kernel.every(scrape_s, partial(self._ask, Background.scrape))
+        self.kernel.every(WARM_INTERVAL_S, partial(self._ask, Background.warm))
         for controller in self._controllers:
             self._await(controller)
         for fault in self._faults:
             fault.start(self.levers)
 
-    def _ask(self, ask: Callable[[Site], None]) -> None:
+    def _ask(self, ask: Callable[[Background], None]) -> None:
         for site in self.engines.values():
-            ask(site)
+            ask(site.background)
 
     def _await(self, controller: Controller) -> None:
         if controller.next_s is not None:

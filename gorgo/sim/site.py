@@ -1,8 +1,9 @@
-"""One replica of a run as the proxy meets it: the way there, connections, the engine, and what probes and scrapes tell.
+"""One replica of a run as the proxy meets it: the way there, connections, and the engine.
 
-Owns time on the way. A request leaves on a pooled connection, waits a round trip per flight of its body, reaches the
-engine, and its first and last tokens come back a trip later. A replica that dies resets what is open: the proxy hears
-of it a trip later, and what it sends afterwards is refused. Which attempt is told what is the shell's affair.
+Owns time on the way of requests. One leaves on a pooled connection, waits a round trip per flight of its body, reaches
+the engine, and its first and last tokens come back a trip later. A replica that dies resets what is open: the proxy
+hears of it a trip later, and what it sends afterwards is refused. Probes and scrapes, on the same connections, are
+`background`; which attempt is told what is the shell's affair.
 
 What is left out: a partition resets connections like a death (in a real one they hang until a time-out), and gaps
 between tokens are the engine's own, without the jitter of each one's trip.
@@ -14,35 +15,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome
+from gorgo.core.request import Ending, OpenConnection, Outcome
 from gorgo.errors import BadRequest
+from gorgo.sim.background import Background, Listener, background_trips, out_s
 from gorgo.sim.engine_model import EngineModel
 from gorgo.sim.engine_request import EngineRequest, Stage
 from gorgo.sim.fleet import SimReplica
 from gorgo.sim.gaps import GapHistogram, p95_s
 from gorgo.sim.kernel import Kernel
 from gorgo.sim.network import Draws, Link, Trips
-from gorgo.sim.pool import Kept, Pool
+from gorgo.sim.pool import Pool
 from gorgo.sim.replica import Sending, SimEngine
 
 #: As the proxy's limits: attempts open on one replica at a time.
 CONNECTIONS = 1024
-#: As the proxy: a ping without an answer counts as failed after so long, s.
-PROBE_TIMEOUT_S = 5.0
-#: As the proxy: so many pings at once keep as many connections warm.
-WARM_CONNECTIONS = 2
-#: Where the table of draws begins for what is no request.
-_BACKGROUND_KEY = 1 << 40
 
 
-class Shell(Protocol):
+class Shell(Listener, Protocol):
     """Who is told."""
 
     def tell_path(self, replica: str, connection: OpenConnection | None) -> None: ...
-
-    def tell_probe(self, replica: str, rtt_s: float | None) -> None: ...
-
-    def tell_sample(self, replica: str, sample: EngineSample | None) -> None: ...
 
     def first_token(self, sending: Sending) -> None: ...
 
@@ -93,13 +85,13 @@ class Site:
         self._slowdown = 1.0
         self._engine = self._new_engine()
         self._pool = Pool(self, partial(shell.tell_path, self.name))
-        self._background = Trips(draws, _BACKGROUND_KEY + number)
+        #: What the proxy asks beside requests.
+        self.background = Background(
+            kernel, shell, self, self._pool, name=self.name, trips=background_trips(draws, number)
+        )
         self._open: dict[Sending, None] = {}
         self._travelling: dict[Sending, None] = {}
         self._dead = self._cut_off = False
-        #: Of the last probe: a dead replica is not kept warm.
-        self._answers = True
-        self.tells_metrics = self.tells_probes = True
         self._delay = (0.0, 0.0, 0.0)
 
     # -- what an onlooker sees
@@ -123,6 +115,11 @@ class Site:
     def alive(self) -> bool:
         return not (self._dead or self._cut_off)
 
+    def first_look(self) -> None:
+        """What the proxy knows of it before it serves."""
+        self._shell.tell_path(self.name, None)
+        self.background.first_look()
+
     # -- requests
 
     def send(self, sending: Sending) -> None:
@@ -138,7 +135,7 @@ class Site:
             refused_s = now + sending.trips.round_trip_s(self.link)
             self._kernel.at(refused_s, partial(self._fail, sending, "connect_failed"))
             return
-        sending.arrives_s = now + self._out_s(sending.trips, waits) + self._delayed_s(sending.trips)
+        sending.arrives_s = now + out_s(sending.trips, self.link, waits) + self._delayed_s(sending.trips)
         self._travelling[sending] = None
         self._kernel.at(sending.arrives_s, partial(self._arrive, sending))
 
@@ -159,43 +156,6 @@ class Site:
         heard_s = self._kernel.now + sending.trips.one_way_s(self.link)
         self._kernel.at(heard_s, partial(self._drop, self._engine, sending))
         self._end(sending, outcome)
-
-    # -- the background
-
-    def first_look(self) -> None:
-        """What the proxy asks before it serves: answered at once, and leaves warm connections behind."""
-        now = self._kernel.now
-        self._shell.tell_path(self.name, None)
-        taken = [self._pool.take(0, now=now)[0] for _ in range(WARM_CONNECTIONS)]
-        self._shell.tell_probe(self.name, self._background.round_trip_s(self.link))
-        self._shell.tell_sample(self.name, self._sample())
-        for kept in taken:
-            self._pool.give_back(kept, now=now)
-
-    def warm(self) -> None:
-        """Pings that keep connections open, as long as the replica answers."""
-        if not (self._answers and self.alive):
-            return
-        for _ in range(WARM_CONNECTIONS):
-            kept, back_s = self._ping()
-            self._kernel.at(back_s, partial(self._give_back, kept))
-
-    def probe(self) -> None:
-        """Two pings; the second one's round trip is told, because the first may have had to connect."""
-        if not self._can_answer(self.tells_probes):
-            lost_s = PROBE_TIMEOUT_S if self.alive else self._background.round_trip_s(self.link)
-            self._kernel.at(self._kernel.now + lost_s, partial(self._probed, None, None))
-            return
-        kept, back_s = self._ping()
-        self._kernel.at(back_s, partial(self._ping_again, kept))
-
-    def scrape(self) -> None:
-        """The engine's metrics, then its loads: figures of the time at which the first question arrives."""
-        if not self._can_answer(self.tells_metrics):
-            self._shell.tell_sample(self.name, None)
-            return
-        kept, waits = self._pool.take(0, now=self._kernel.now)
-        self._kernel.at(self._kernel.now + self._out_s(self._background, waits), partial(self._read, kept))
 
     # -- faults
 
@@ -230,13 +190,6 @@ class Site:
         model: EngineModel[Sending] = EngineModel(self.replica.profile, item_bytes=8, item_tokens=self._block_tokens)
         model.slowdown = self._slowdown
         return SimEngine(self._kernel, model, first_token=self._first_token, finished=self._finished, ahead=self._ahead)
-
-    def _out_s(self, trips: Trips, waits: int) -> float:
-        """From the first byte's departure to the last one's arrival."""
-        seconds = trips.one_way_s(self.link)
-        for _ in range(waits):
-            seconds += trips.round_trip_s(self.link)
-        return seconds
 
     def _delayed_s(self, trips: Trips) -> float:
         share, low_s, high_s = self._delay
@@ -318,56 +271,3 @@ class Site:
                 reason = "connect_failed"
             self._kernel.at(heard_s, partial(self._fail, sending, reason))
         self._pool.lose_all()
-
-    def _can_answer(self, told: bool) -> bool:
-        return told and self.alive
-
-    def _ping(self) -> tuple[Kept, float]:
-        """A small question on the connection that is next, and when its answer is there."""
-        now = self._kernel.now
-        kept, waits = self._pool.take(0, now=now)
-        return kept, now + self._out_s(self._background, waits) + self._background.one_way_s(self.link)
-
-    def _ping_again(self, kept: Kept) -> None:
-        self._give_back(kept)
-        if not self.alive:
-            self._probed(None, None)
-            return
-        asked_s = self._kernel.now
-        kept, back_s = self._ping()
-        self._kernel.at(back_s, partial(self._probed, kept, back_s - asked_s))
-
-    def _probed(self, kept: Kept | None, rtt_s: float | None) -> None:
-        if kept is not None:
-            if kept.lost:
-                rtt_s = None
-            self._give_back(kept)
-        self._answers = rtt_s is not None
-        self._shell.tell_probe(self.name, rtt_s)
-
-    def _read(self, kept: Kept) -> None:
-        if kept.lost:
-            self._shell.tell_sample(self.name, None)
-            return
-        trips, link = self._background, self.link
-        told_s = self._kernel.now + trips.one_way_s(link) + trips.round_trip_s(link)
-        self._kernel.at(told_s, partial(self._scraped, kept, self._sample()))
-
-    def _scraped(self, kept: Kept, sample: EngineSample) -> None:
-        self._shell.tell_sample(self.name, None if kept.lost else sample)
-        self._give_back(kept)
-
-    def _sample(self) -> EngineSample:
-        model = self.model
-        return EngineSample(
-            running_requests=float(model.running),
-            queued_requests=float(model.queued),
-            used_tokens=float(model.used_tokens),
-            kv_capacity_tokens=float(model.profile.kv_tokens),
-            max_running_requests=float(model.profile.max_running_requests),
-            prefill_tokens_total=float(model.totals.prefill_tokens),
-            prefill_busy_s_total=model.totals.prefill_busy_s,
-        )
-
-    def _give_back(self, kept: Kept) -> None:
-        self._pool.give_back(kept, now=self._kernel.now)

@@ -20,6 +20,7 @@ from gorgo.proxy.app import data_app
 from gorgo.proxy.headers import Header
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.upstream import UpstreamError
+from gorgo.sim.background import Background
 from gorgo.sim.feed import SimRequest
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.gaps import GapHistogram
@@ -113,9 +114,9 @@ class LiveShell:
         for site in self.engines.values():
             site.first_look()
         for interval_s, ask in (
-            (probe_interval_s, Site.probe),
-            (scrape_interval_s, Site.scrape),
-            (WARM_INTERVAL_S, Site.warm),
+            (probe_interval_s, Background.probe),
+            (scrape_interval_s, Background.scrape),
+            (WARM_INTERVAL_S, Background.warm),
         ):
             self._every(interval_s, interval_s, ask)
 
@@ -174,10 +175,10 @@ class LiveShell:
 
     # -- helpers
 
-    def _every(self, at_s: float, interval_s: float, ask: Callable[[Site], None]) -> None:
+    def _every(self, at_s: float, interval_s: float, ask: Callable[[Background], None]) -> None:
         def ask_all() -> None:
             for site in self.engines.values():
-                ask(site)
+                ask(site.background)
             self._every(at_s + interval_s, interval_s, ask)
 
         self.kernel.at(at_s, ask_all)

@@ -10,7 +10,6 @@ import pytest
 
 from gorgo.errors import ScenarioError, UnknownReplica
 from gorgo.sim.faults import (
-    EngineView,
     Fault,
     Freezing,
     Kill,
@@ -20,12 +19,12 @@ from gorgo.sim.faults import (
     Slow,
     StaleMetrics,
     StaleProbes,
-    World,
-    draw_faults,
 )
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.kernel import Kernel
+from gorgo.sim.random_faults import draw_faults
 from gorgo.sim.scenario import find_scenario
+from gorgo.sim.world import EngineView, World
 from tests.sim.fleets import three_regions
 
 

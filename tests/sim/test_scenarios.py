@@ -11,10 +11,11 @@ import pytest
 
 from gorgo.core.policy import Policy
 from gorgo.policies.registry import POLICIES, make_policy
-from gorgo.sim.faults import Fault, Freezing, Partition, draw_faults
+from gorgo.sim.faults import Fault, Freezing, Partition
 from gorgo.sim.feed import SimRequest
 from gorgo.sim.floor import floor_of
 from gorgo.sim.oracle import Oracle
+from gorgo.sim.random_faults import draw_faults
 from gorgo.sim.records import SimRecord, SimResult
 from gorgo.sim.scenario import SCENARIOS, Scenario, find_scenario
 from gorgo.sim.simulation import Simulation
