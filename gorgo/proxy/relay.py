@@ -41,7 +41,7 @@ class RelayPlan:
     own_headers:
         Put after the replica's own.
     chunk_limit_s:
-        Longest silence between two chunks once content has come, and longest stall of the client.
+        Longest silence between two chunks once content has come, comments aside, and longest stall of the client.
     strip_usage:
         The usage event of the stream was asked for by the proxy, not by the client.
     on_content:
@@ -125,11 +125,13 @@ class Relay:
         last = monotonic()
         dog.push(limit_s)
         async for chunk in chunks:
-            now = monotonic()
-            dog.deadline = now + limit_s
-            if len(gaps) < MAX_GAPS:
-                gaps.append(now - last)
-            last = now
+            if chunk[:1] != b":" or b"data:" in chunk:
+                now = monotonic()
+                dog.deadline = now + limit_s
+                if len(gaps) < MAX_GAPS:
+                    gaps.append(now - last)
+                last = now
+            # Else a comment: it keeps a connection alive, by whatever hand, and says nothing of the answer.
             keep_tail(chunk)
             passed = chunk if strip is None else strip.feed(chunk)
             if passed and not push(passed):

@@ -133,6 +133,16 @@ async def test_silence_after_content_ends_the_stream_and_is_noted_of_its_replica
     assert fleet.replicas[1].seen == []
 
 
+async def test_comments_do_not_keep_a_stream_alive_that_has_stopped(start: Start) -> None:
+    """As servers and middleboxes send them while the engine behind them hangs."""
+    comments = drip(delta("a"), again=b": keep-alive\n\n")
+    fleet = await start.fleet([comments], **LONG | {"between_chunks_timeout_s": SHORT_S, "total_timeout_s": 5.0})
+    status, _, body = await ask(fleet)
+    assert (status, b": keep-alive" in body, b'"code": "upstream_failed"' in body) == (200, True, True)
+    await until(fleet.replicas[0].dropped.is_set)
+    await fleet.idle()
+
+
 async def test_stream_that_goes_on_for_too_long_is_ended_and_nobody_is_blamed(start: Start) -> None:
     fleet = await start.fleet([drip(again=delta("a"))], **LONG, total_timeout_s=SHORT_S)
     status, _, body = await ask(fleet)
