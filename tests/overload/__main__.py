@@ -1,8 +1,8 @@
 """`python -m tests.overload`: capacity by simulation, then the same loads over HTTP, and the two side by side.
 
-Six runs of `--seconds` each, sent at once and held, and one of clients that obey `Retry-After`. Engines start cold, and
-capacity is that of so many seconds on cold engines; the longest prompts, which take two seconds alone there, are left
-out. Exit code 1 if a target is missed or the queue outgrew its bound.
+Six runs of `--seconds` each, sent at once and held, and one of clients that obey `Retry-After`. Engines start cold, the
+proxy knows nothing, and capacity is that of so many seconds on cold engines; the longest prompts, which take two seconds
+alone there, are left out. Exit code 1 if a target is missed or the queue outgrew its bound.
 """
 
 # ruff: noqa: T201 - a command says what it found
@@ -69,6 +69,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--spread", type=float, default=0.0)
     parser.add_argument("--open-in-flight", type=int)
     parser.add_argument("--load", type=float, action="append", help=f"default: {', '.join(map(str, LOADS))}")
+    parser.add_argument(
+        "--held-alone", type=float, action="append", default=[], help="not sent at once; one of the loads"
+    )
     parser.add_argument("--obeying-alone", action="store_true", help="nothing but the clients that obey Retry-After")
     parser.add_argument("--no-obeying", action="store_true", help="leave out the clients that obey Retry-After")
     return parser.parse_args()
@@ -88,7 +91,7 @@ def _pairs(
         offer = cut(requests, load=load, capacity=capacity, lasts_s=given.seconds)
         if not covers(requests, offer):
             print(f"{given.trace} is too short for {load:g} times its capacity: its last requests are missing")
-        for held in (False, True):
+        for held in (True,) if load in given.held_alone else (False, True):
             place = folder / f"{load:g}-{'held' if held else 'once'}"
             with running(place, held=held, slo_ttft_ms=SLO_TTFT_MS, **overload) as fleet:
                 seen: LiveRun = live(offer, fleet)
