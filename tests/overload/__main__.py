@@ -1,8 +1,8 @@
 """`python -m tests.overload`: capacity by simulation, then the same loads over HTTP, and the two side by side.
 
 Six runs of `--seconds` each, sent at once and held, and one of clients that obey `Retry-After`. Engines start cold, the
-proxy knows nothing, and capacity is that of so many seconds on cold engines; the longest prompts, which take two seconds
-alone there, are left out. Exit code 1 if a target is missed or the queue outgrew its bound.
+proxy knows nothing, and capacity is that of so many seconds on cold engines; the longest prompts, which take two
+seconds alone there, are left out. Exit code 1 if a target is missed or the queue outgrew its bound.
 """
 
 # ruff: noqa: T201 - a command says what it found
@@ -69,9 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--spread", type=float, default=0.0)
     parser.add_argument("--open-in-flight", type=int)
     parser.add_argument("--load", type=float, action="append", help=f"default: {', '.join(map(str, LOADS))}")
-    parser.add_argument(
-        "--held-alone", type=float, action="append", default=[], help="not sent at once; one of the loads"
-    )
+    parser.add_argument("--held-alone", type=float, action="append", default=[], help="a load not to be sent at once")
     parser.add_argument("--obeying-alone", action="store_true", help="nothing but the clients that obey Retry-After")
     parser.add_argument("--no-obeying", action="store_true", help="leave out the clients that obey Retry-After")
     return parser.parse_args()
