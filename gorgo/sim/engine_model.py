@@ -1,8 +1,9 @@
 """One SGLang-like replica as a sans-IO step model: requests in with `now`, one token per request and step out.
 
-Owns the scheduler: who waits, who is prefilled, who decodes, and what each may hold of the KV pool. What a step costs
-is `profiles`, the pool is `kv_cache`. Time is an argument and there is no chance, so that the same requests at the same
-times always give the same steps: in wall time behind HTTP, and in virtual time on an event heap.
+Owns the scheduler: who waits, who is admitted, and what each step computes. Who runs, and what each holds of the KV
+pool, is `batch`, the pool `kv_cache`; what a step costs is `profiles`. Time is an argument and there is no chance, so
+that the same requests at the same times always give the same steps: in wall time behind HTTP, and in virtual time on an
+event heap.
 
 Theory of operation. The caller owns the clock and drives one loop:
 
@@ -32,13 +33,11 @@ from collections import deque
 from collections.abc import Collection
 from typing import Generic
 
-from gorgo.errors import BadRequest
-from gorgo.sim.engine_request import EngineRequest, Stage
+from gorgo.sim.batch import Batch
+from gorgo.sim.engine_request import Stage
 from gorgo.sim.kv_cache import KvCache
 from gorgo.sim.profiles import EngineProfile
 from gorgo.sim.steps import RequestT, Step, Totals, span_s
-
-__all__ = ["EngineModel", "RequestT", "Step", "Totals"]
 
 
 class EngineModel(Generic[RequestT]):
@@ -74,15 +73,13 @@ class EngineModel(Generic[RequestT]):
         #: Every step takes this many times as long: a fault to inject.
         self.slowdown = 1.0
         self._waiting: deque[RequestT] = deque()
-        self._prefilling: list[RequestT] = []
-        #: Insertion order is admission order, so that steps do not depend on hashes.
-        self._decoding: dict[RequestT, None] = {}
-        self._context_tokens = 0
+        #: Those who run. Onlookers change nothing.
+        self.batch: Batch[RequestT] = Batch(self.cache)
         self._stepping: Step[RequestT] | None = None
 
     @property
     def running(self) -> int:
-        return len(self._prefilling) + len(self._decoding)
+        return len(self.batch)
 
     @property
     def queued(self) -> int:
@@ -90,23 +87,8 @@ class EngineModel(Generic[RequestT]):
 
     @property
     def waiting(self) -> Collection[RequestT]:
-        """Those not yet admitted, in line. This and the next four are for onlookers, who change nothing."""
+        """Those not yet admitted, in line; for onlookers, who change nothing."""
         return self._waiting
-
-    @property
-    def prefilling(self) -> Collection[RequestT]:
-        """Those admitted whose prompt is not computed yet, in order."""
-        return self._prefilling
-
-    @property
-    def decoding(self) -> Collection[RequestT]:
-        """Those that have their first token and are not finished, in the order of admission to the batch."""
-        return self._decoding.keys()
-
-    @property
-    def context_tokens(self) -> int:
-        """What the decoding requests attend to together, the token that a step under way computes included."""
-        return self._context_tokens
 
     @property
     def step(self) -> Step[RequestT] | None:
@@ -130,28 +112,12 @@ class EngineModel(Generic[RequestT]):
 
     @property
     def idle(self) -> bool:
-        return not (self._waiting or self._prefilling or self._decoding or self._stepping)
-
-    def check_size(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Raise `BadRequest` for a request that could never run here."""
-        total = prompt_tokens + output_tokens
-        if prompt_tokens >= self.profile.context_tokens:
-            raise BadRequest(
-                f"The input ({prompt_tokens} tokens) is longer than the model's context length "
-                f"({self.profile.context_tokens} tokens)."
-            )
-        if total > self.profile.context_tokens:
-            raise BadRequest(
-                f"{prompt_tokens} input tokens and {output_tokens} output tokens are {total} together, more than the "
-                f"model's context length of {self.profile.context_tokens} tokens."
-            )
-        if total > self.profile.kv_tokens:
-            raise BadRequest(f"{total} tokens do not fit the KV pool of {self.profile.kv_tokens} tokens.")
+        return not (self._waiting or self.batch or self._stepping)
 
     def submit(self, request: RequestT, *, now: float) -> None:
         """Queue a request; raises `BadRequest` if it can never run."""
         assert request.stage is Stage.NEW, "a request is submitted once"
-        self.check_size(request.prompt_tokens, request.output_tokens)
+        self.profile.check_size(request.prompt_tokens, request.output_tokens)
         request.stage = Stage.WAITING
         request.submitted_s = now
         self._waiting.append(request)
@@ -165,7 +131,7 @@ class EngineModel(Generic[RequestT]):
         if request.stage is Stage.WAITING:
             self._waiting.remove(request)
         else:
-            self._leave(request)
+            self.batch.leave(request)
         request.stage = Stage.ABORTED
         self.totals.aborted += 1
         return True
@@ -175,7 +141,7 @@ class EngineModel(Generic[RequestT]):
 
         A step that has lost all its requests to aborts may still be under way: it holds nothing.
         """
-        if self._waiting or self.running:
+        if self._waiting or self.batch:
             return False
         self.cache.flush()
         return True
@@ -190,7 +156,7 @@ class EngineModel(Generic[RequestT]):
         chunks = self._form_prefill(now)
         if chunks:
             step = self._prefill_step(chunks, now)
-        elif self._decoding:
+        elif self.batch.decoding:
             step = self._decode_step(now, self._until_finish() if ahead else 1)
         else:
             return None
@@ -211,7 +177,7 @@ class EngineModel(Generic[RequestT]):
             return 0, None
         over = run.under_way(now) - 1
         left = Step(run.ended_s(over), run.ended_s(over + 1), run.requests, ())
-        self._go_on(run.requests, over)
+        self.batch.go_on(run.requests, over)
         for request in run.requests:
             request.emitted += over
         self._stepping = left
@@ -234,29 +200,22 @@ class EngineModel(Generic[RequestT]):
     def check(self) -> None:
         """Assert every invariant; for tests."""
         self.cache.check()
-        running = [*self._prefilling, *self._decoding]
-        assert len(running) <= self.profile.max_running_requests
-        assert self.cache.private_tokens == sum(request.private_tokens for request in running)
-        assert self.cache.promised_tokens == sum(request.promised_tokens for request in running)
-        assert self._context_tokens == sum(_context(request) for request in self._decoding)
-        for request in running:
-            node = request.handle
-            assert node is not None
-            while node.parent is not None:
-                assert node.locks > 0, "what a running request holds is locked"
-                assert node.parent.children[node.edge[: self.cache.item_bytes]] is node, "and is in the tree"
-                node = node.parent
+        assert len(self.batch) <= self.profile.max_running_requests
+        self.batch.check()
+
+    # -- helpers
 
     def _form_prefill(self, now: float) -> list[tuple[RequestT, int]]:
         """Share one chunk among those in prefill and then those in line, in order."""
         budget = self.profile.chunk_tokens
         chunks = []
-        for request in self._prefilling:
+        prefilling = self.batch.prefilling
+        for request in prefilling:
             tokens = min(budget, request.prompt_tokens - request.prefilled_tokens)
             chunks.append((request, tokens))
             budget -= tokens
         while budget > 0 and self._waiting and self._waiting[0].submitted_s <= now and self._admit(now):
-            request = self._prefilling[-1]
+            request = prefilling[-1]
             tokens = min(budget, request.prompt_tokens - request.prefilled_tokens)
             chunks.append((request, tokens))
             budget -= tokens
@@ -264,7 +223,7 @@ class EngineModel(Generic[RequestT]):
 
     def _admit(self, now: float) -> bool:
         """Let the first in line run if there is room for all that it can need."""
-        if self.running >= self.profile.max_running_requests:
+        if len(self.batch) >= self.profile.max_running_requests:
             return False
         request = self._waiting[0]
         match = self.cache.match(request.key, at_most=(request.prompt_tokens - 1) // self.cache.item_tokens)
@@ -273,13 +232,8 @@ class EngineModel(Generic[RequestT]):
         if needed > self.cache.available_tokens - match.evictable_tokens:
             return False
         self._waiting.popleft()
-        request.handle = self.cache.lock(match)
-        self.cache.promise(needed)
-        request.promised_tokens = needed
-        request.cached_tokens = request.prefilled_tokens = cached
         request.admitted_s = now
-        request.stage = Stage.PREFILLING
-        self._prefilling.append(request)
+        self.batch.admit(request, match, cached_tokens=cached, needed_tokens=needed)
         self.totals.prompt_tokens += request.prompt_tokens
         self.totals.cached_tokens += cached
         return True
@@ -288,7 +242,7 @@ class EngineModel(Generic[RequestT]):
         new_tokens = 0
         attended = 0.0
         for request, tokens in chunks:
-            self._allocate(request, tokens)
+            self.batch.allocate(request, tokens)
             new_tokens += tokens
             attended += tokens * (request.prefilled_tokens + tokens / 2)
         duration_s = self.profile.prefill_s(new_tokens, attended) * self.slowdown
@@ -303,26 +257,16 @@ class EngineModel(Generic[RequestT]):
         Until then nobody in line can be admitted who could not be now: a request in line needs as much more as it
         loses of its cached prefix, and running requests hold and are promised as much together as before.
         """
-        return min(request.output_tokens - request.emitted for request in self._decoding)
+        return min(request.output_tokens - request.emitted for request in self.batch.decoding)
 
     def _decode_step(self, now: float, iterations: int) -> Step[RequestT]:
-        batch = tuple(self._decoding)
-        self._go_on(batch, 1)
+        batch = tuple(self.batch.decoding)
+        self.batch.go_on(batch, 1)
         profile, size = self.profile, len(batch)
-        first_s = profile.decode_s(size, self._context_tokens) * self.slowdown
+        first_s = profile.decode_s(size, self.batch.context_tokens) * self.slowdown
         growth_s = profile.decode_kv_s * size * self.slowdown
         ends_s = now + (first_s if iterations == 1 else span_s(first_s, growth_s, iterations))
         return Step(now, ends_s, batch, (), iterations, first_s, growth_s)
-
-    def _go_on(self, batch: tuple[RequestT, ...], iterations: int) -> None:
-        """Take room for one token each per iteration."""
-        if not iterations:
-            return
-        self.cache.allocate(iterations * len(batch))
-        for request in batch:
-            request.private_tokens += iterations
-            request.promised_tokens -= iterations
-        self._context_tokens += iterations * len(batch)
 
     def _finish_prefill(self, step: Step[RequestT]) -> list[RequestT]:
         emitting = []
@@ -331,68 +275,18 @@ class EngineModel(Generic[RequestT]):
                 continue
             request.prefilled_tokens += tokens
             if request.prefilled_tokens == request.prompt_tokens:
-                self._prefilling.remove(request)
-                self._begin_decoding(request, step.ends_s)
+                request.first_token_s = step.ends_s
+                self.batch.begin_decoding(request)
                 emitting.append(request)
         return emitting
 
-    def _begin_decoding(self, request: RequestT, now: float) -> None:
-        """The prompt is in the pool: cache it, emit the first token, go on decoding if there is more to come."""
-        self._cache_prefix(request, request.key, request.prompt_tokens)
-        request.stage = Stage.DECODING
-        request.first_token_s = now
-        request.emitted = 1
-        self._decoding[request] = None
-        self._context_tokens += request.prompt_tokens
-        if request.finished:
-            self._finish(request)
-
     def _finish_decode(self, step: Step[RequestT]) -> list[RequestT]:
         emitting = []
-        self._go_on(step.requests, step.iterations - 1)
+        self.batch.go_on(step.requests, step.iterations - 1)
         for request in step.requests:
             if request.stage is Stage.DECODING:
                 request.emitted += step.iterations
                 emitting.append(request)
                 if request.emitted == request.output_tokens:
-                    self._finish(request)
+                    self.batch.finish(request)
         return emitting
-
-    def _finish(self, request: RequestT) -> None:
-        if request.output_key:
-            self._cache_prefix(request, request.key + request.output_key, _context(request))
-        self._leave(request)
-        request.stage = Stage.FINISHED
-
-    def _cache_prefix(self, request: RequestT, key: bytes, tokens: int) -> None:
-        """Put the whole items of the first `tokens` of `key` into the tree."""
-        cache = self.cache
-        assert request.handle is not None, "a running request holds a path"
-        items = min(len(key) // cache.item_bytes, tokens // cache.item_tokens)
-        held = request.handle.end
-        if items > held:
-            request.handle, _ = cache.insert(key[: items * cache.item_bytes], request.handle)
-            request.private_tokens -= (items - held) * cache.item_tokens
-
-    def _allocate(self, request: RequestT, tokens: int) -> None:
-        self.cache.allocate(tokens)
-        request.private_tokens += tokens
-        request.promised_tokens -= tokens
-
-    def _leave(self, request: RequestT) -> None:
-        """Free everything that a running request holds."""
-        if request.stage is Stage.PREFILLING:
-            self._prefilling.remove(request)
-        else:
-            del self._decoding[request]
-            self._context_tokens -= _context(request)
-        assert request.handle is not None, "a running request holds a path"
-        self.cache.unlock(request.handle)
-        self.cache.release(private=request.private_tokens, promised=request.promised_tokens)
-        request.handle = None
-        request.private_tokens = request.promised_tokens = 0
-
-
-def _context(request: EngineRequest) -> int:
-    """Tokens of a decoding request that have KV, or get it in this step: each takes one off what is promised."""
-    return request.prompt_tokens + request.output_tokens - request.promised_tokens

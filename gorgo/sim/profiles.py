@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gorgo.errors import UnknownProfile
+from gorgo.errors import BadRequest, UnknownProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,22 @@ class EngineProfile:
     max_running_requests: int = 64
     context_tokens: int = 32_768
     source: str = ""
+
+    def check_size(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Raise `BadRequest` for a request that could never run on such an engine."""
+        total = prompt_tokens + output_tokens
+        if prompt_tokens >= self.context_tokens:
+            raise BadRequest(
+                f"The input ({prompt_tokens} tokens) is longer than the model's context length "
+                f"({self.context_tokens} tokens)."
+            )
+        if total > self.context_tokens:
+            raise BadRequest(
+                f"{prompt_tokens} input tokens and {output_tokens} output tokens are {total} together, more than the "
+                f"model's context length of {self.context_tokens} tokens."
+            )
+        if total > self.kv_tokens:
+            raise BadRequest(f"{total} tokens do not fit the KV pool of {self.kv_tokens} tokens.")
 
     def prefill_s(self, new_tokens: int, attended: float) -> float:
         """A prefill step over `new_tokens`; `attended` is the sum of new * (context + new / 2) over its requests."""

@@ -114,7 +114,7 @@ class _Projection:
         # Decoding: (iteration at which it ends, tie-break, request), counted from the end of the step under way.
         self._ends: list[tuple[int, int, _Entry]] = []
         self._iteration = self._pushes = 0
-        self._context_tokens = model.context_tokens
+        self._context_tokens = model.batch.context_tokens
         self._prefilling: list[_Entry] = []
         step: Step[Any] | None = model.step
         self._end_step(model, step)
@@ -147,13 +147,13 @@ class _Projection:
         self._context_tokens += over * len(step.requests)
         computed = dict(zip(step.requests, step.chunks, strict=True)) if step.chunks else {}
         decoded = 0 if step.chunks else over + 1
-        for request in model.decoding:
+        for request in model.batch.decoding:
             self._pushes += 1
             left = request.output_tokens - request.emitted - decoded
             self._ends.append((left, self._pushes, _entry(request)))
         heapify(self._ends)
         self._leave()
-        for request in model.prefilling:
+        for request in model.batch.prefilling:
             entry = _entry(request)
             entry.prefilled = request.prefilled_tokens + computed.get(request, 0)
             self._prefilling.append(entry)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from gorgo.sim.engine_model import EngineModel, Step
+from gorgo.sim.engine_model import EngineModel
 from gorgo.sim.engine_request import EngineRequest
 from gorgo.sim.gaps import DecodeLog
 from gorgo.sim.kernel import Kernel
 from gorgo.sim.network import Trips
 from gorgo.sim.pool import Kept
+from gorgo.sim.steps import Step
 
 
 class Sending(EngineRequest):
@@ -163,5 +164,5 @@ class SimEngine:
             if request.finished:
                 self._finished(request, step.ends_s)
         if self.log.long:
-            self.log.forget(request.mark for request in self._model.decoding)
+            self.log.forget(request.mark for request in self._model.batch.decoding)
         self._start(step.ends_s)

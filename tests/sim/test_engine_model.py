@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gorgo.errors import BadRequest
-from gorgo.sim.engine_model import EngineModel, Step
+from gorgo.sim.engine_model import EngineModel
 from gorgo.sim.engine_request import EngineRequest, Stage
+from gorgo.sim.steps import Step
 from tests.sim.profiles import round_profile
 
 Model = EngineModel[EngineRequest]

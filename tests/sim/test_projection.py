@@ -141,12 +141,13 @@ def test_looking_changes_nothing() -> None:
     requests: list[Arrival] = [(0.1 * n, a_request("s" * 50 + "ab"[n % 2] * 60, 20)) for n in range(8)]
     driven = Driven(round_profile(), requests, ahead=True, slowdown=1.0)
     driven.run(0.55)
-    before = (driven.model.step, list(driven.model.waiting), driven.model.context_tokens, len(driven.arrivals))
+    model = driven.model
+    before = model.step, list(model.waiting), model.batch.context_tokens, len(driven.arrivals)
     newcomer = Newcomer(b"s" * 80, 80, 0.6)
-    first = foresee(driven.model, driven.arrivals, newcomer, now=0.55)
-    assert foresee(driven.model, driven.arrivals, newcomer, now=0.55) == first
-    assert before == (driven.model.step, list(driven.model.waiting), driven.model.context_tokens, len(driven.arrivals))
-    driven.model.check()
+    first = foresee(model, driven.arrivals, newcomer, now=0.55)
+    assert foresee(model, driven.arrivals, newcomer, now=0.55) == first
+    assert before == (model.step, list(model.waiting), model.batch.context_tokens, len(driven.arrivals))
+    model.check()
 
 
 def test_a_prefill_alone_takes_what_the_engine_takes() -> None:

@@ -17,8 +17,9 @@ from math import inf
 from time import monotonic
 from typing import Generic, Protocol
 
-from gorgo.sim.engine_model import EngineModel, RequestT, Step
+from gorgo.sim.engine_model import EngineModel
 from gorgo.sim.network import Path
+from gorgo.sim.steps import RequestT, Step
 
 
 class Stream(Protocol):

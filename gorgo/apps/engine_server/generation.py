@@ -51,7 +51,7 @@ class _Generation:
         try:
             job = read_job(self._route, raw)
             rid = replica.new_id(job.rid or request.headers.get("x-override-rid"), _ID_PREFIX[self._route])
-            replica.engine.check_size(token_count(job.text), job.output_tokens)
+            replica.engine.profile.check_size(token_count(job.text), job.output_tokens)
         except BadRequest as error:
             return await self._refuse(inbound_s, str(error), 400)
         served = self._serve(job, rid, request)
