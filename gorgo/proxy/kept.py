@@ -10,8 +10,10 @@ a configuration that has been edited since from one that an operator or a tuner 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +24,8 @@ from gorgo.errors import ConfigError, StateError
 SCHEMA = 1
 #: A thousand replicas, all draining, take a tenth of it.
 MAX_BYTES = 1 << 20
+#: As far as a reader of JSON whose numbers are floats can count.
+MAX_VERSION = 1 << 53
 
 _KEYS = ("gorgo_state", "policy", "weights", "version", "frozen", "draining", "configured")
 
@@ -85,7 +89,7 @@ class StateFile:
     def read(self) -> Kept | None:
         """What was kept, `None` if there is no file yet. Raises `ConfigError` for anything else."""
         try:
-            with self.path.open("rb") as file:
+            with open(self.path, "rb", opener=_at_once) as file:
                 text = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
             return None
@@ -139,8 +143,8 @@ class _Reader:
         frozen, said = document["frozen"], document["configured"]
         self._keys(said, ("policy", "weights", "draining"), "configured")
         version = document["version"]
-        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-            self._damaged("version", version, "a whole number from 1")
+        if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= MAX_VERSION:
+            self._damaged("version", version, f"a whole number from 1 to {MAX_VERSION}")
         return Kept(
             policy=self._text(document, "policy"),
             weights=self._weights(document["weights"], "weights"),
@@ -189,11 +193,8 @@ class _Reader:
         return found
 
     def _weights(self, value: Any, place: str) -> dict[str, float]:
-        numbers = isinstance(value, dict) and all(
-            isinstance(number, int | float) and not isinstance(number, bool) for number in value.values()
-        )
-        if not numbers:
-            self._damaged(place, value, "numbers by name")
+        if not isinstance(value, dict) or not all(_is_number(number) for number in value.values()):
+            self._damaged(place, value, "finite numbers by name")
         return {name: float(number) for name, number in value.items()}
 
     def _names(self, value: Any, place: str) -> frozenset[str]:
@@ -207,6 +208,21 @@ class _Reader:
     def _fail(self, what: str) -> NoReturn:
         advice = "put a copy back, or move it away to start from the configuration"
         raise ConfigError(f"{self._source}: the state file is damaged: {what}; {advice}")
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A pipe would keep us until somebody writes into it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _is_number(value: object) -> bool:
+    """Of a size that a float has: `json` reads integers of any length, and `NaN`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _reason(error: Exception) -> str:

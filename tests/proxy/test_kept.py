@@ -110,7 +110,10 @@ def test_every_shorter_file_is_damaged() -> None:
         (document(version=0), "version is '0'; expected a whole number from 1"),
         (document(version=True), "version is 'True'"),
         (document(policy=""), "policy is ''; expected text"),
-        (document(weights={"w_rtt": "1"}), "weights is .*; expected numbers by name"),
+        (document(version=1 << 60), "version is .*; expected a whole number from 1 to"),
+        (document(weights={"w_rtt": "1"}), "weights is .*; expected finite numbers by name"),
+        (document(weights={"w_rtt": 10**400}), "weights is .*; expected finite numbers by name"),
+        (document(weights={"w_rtt": float("nan")}), "weights is .*; expected finite numbers by name"),
         (document(frozen={}), "frozen does not have exactly the keys"),
         (document(frozen={"since": 1, "reason": None, "by": None}), "since is '1'; expected text"),
         (document(frozen={"since": "x", "reason": 1, "by": None}), r"frozen\.reason is '1'; expected text or null"),
@@ -127,6 +130,13 @@ def test_damaged_file_is_an_error_with_place_and_advice(text: bytes, expected: s
 def test_file_of_a_newer_form_is_not_read() -> None:
     with pytest.raises(ConfigError, match="form 2, of a newer GORGO; this one reads up to 1"):
         parse_kept(document(gorgo_state=2, future=1), source="state")
+
+
+def test_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "state"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="the state file is damaged"):
+        StateFile(pipe).read()
 
 
 def test_what_is_no_file_cannot_be_read(tmp_path: Path) -> None:
