@@ -1,49 +1,39 @@
-"""One replica as a source of byte chunks: the only module that knows httpx and aiohttp.
+"""One replica as a source of byte chunks: the only module that knows aiohttp's pool.
 
 Owns connections: how many, how long they are kept, what happens when the server closed a kept one. Leaves what the
-bytes mean to the relay, which sees `Source` and the errors below.
+bytes mean to the relay, which sees `Source` and the errors below, and what goes over a connection to `call`.
 
 Theory of operation: a kept connection that the server has closed in the meantime fails at once, with no byte of an
-answer. That is nobody's fault, so the request is sent once more, on a connection made for it. Whether the connection
-had been kept is noted by the connector in a context variable, because the request that asks is in the same task; so is
-the size of the body for `connections`, which knows what the next request travels on.
-`httpx.Client` is left out on purpose: building a request through it and sending it costs 60 us that buy nothing here.
+answer. That is nobody's fault, so the request is sent once more, on a connection made for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
+from types import TracebackType
 from typing import Any, Protocol, cast
 
 import aiohttp
 import httpx
 from aiohttp.client_proto import ResponseHandler
-from httpx_aiohttp import AiohttpTransport
+from aiohttp.connector import Connection
+from aiohttp.http import HttpProcessingError
+from yarl import URL
 
 from gorgo.core.path import Pacing, Windows
+from gorgo.proxy.call import FAILURES, Call, call, head_of
 from gorgo.proxy.connections import KeptConnections, Told, idling_shrinks
 from gorgo.proxy.headers import Header
 from gorgo.proxy.tcp_info import paced_sender
 
 #: Below the shortest keep-alive in use (uvicorn, hence SGLang and vLLM: 5 s), with room for a far replica's round trip.
 KEEP_ALIVE_S = 4.0
-#: What one answer may hold in memory before its replica is told to wait (twice this, by aiohttp's rule).
-READ_BUFFER_BYTES = 64 * 1024
-#: Larger bodies are written in pieces of this; nearly all prompts fit into one.
-PIECE_BYTES = 512 * 1024
 #: Bodies of the proxy's own small requests (pings, metrics) are cut here: SGLang's /metrics is about 100 kB.
 FETCH_LIMIT_BYTES = 8 * 1024 * 1024
-
-#: aiohttp would add these; the client's own absence of them has to reach the replica.
-_ADDED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-
-_reused: ContextVar[bool] = ContextVar("gorgo_connection_reused", default=False)
-_body_bytes: ContextVar[int] = ContextVar("gorgo_body_bytes", default=0)
 
 
 class UpstreamError(Exception):
@@ -78,35 +68,37 @@ class Upstream(Protocol):
 
 
 class HttpSource:
-    """A `Source` over httpx's response."""
+    """A `Source` over HTTP; its own `chunks` block, since an answer is read once."""
 
-    __slots__ = ("_closed", "_on_close", "_response", "headers", "status")
+    __slots__ = ("_call", "_closed", "_on_close", "headers", "status")
 
-    def __init__(self, response: httpx.Response, on_close: Callable[[], None]) -> None:
-        self._response = response
+    def __init__(self, begun: Call, on_close: Callable[[], None]) -> None:
+        self._call = begun
         self._on_close = on_close
         self._closed = False
-        self.status = response.status_code
-        self.headers: Sequence[Header] = response.headers.raw
+        self.status = begun.status
+        self.headers = begun.headers
 
-    @asynccontextmanager
-    async def chunks(self) -> AsyncGenerator[AsyncIterator[bytes], None]:
-        # The library's own iterator, not one around it: a layer costs each event of a stream a microsecond.
-        stream = cast(httpx.AsyncByteStream, self._response.stream)
-        async with aclosing(cast(AsyncGenerator[bytes, None], stream.__aiter__())) as parts:
-            try:
-                yield parts
-            except (httpx.HTTPError, aiohttp.ClientError) as failure:
-                raise UpstreamError(_reason(failure, begun=True)) from failure
+    def chunks(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self
+
+    async def __aenter__(self) -> AsyncIterator[bytes]:
+        return self._call.chunks()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(failure, _BROKEN_OFF):
+            # The answer keeps its failure: with the frames that it went through, the request's body would wait for the
+            # garbage collector.
+            raise UpstreamError(_reason(failure, begun=True)) from failure.with_traceback(None)
 
     async def aclose(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._on_close()
-        # A broken connection is closed by the attempt to close it: there is nothing left to act on.
-        with suppress(*_FAILURES):
-            await cast(httpx.AsyncByteStream, self._response.stream).aclose()
+        self._call.over()
 
 
 class HttpUpstream:
@@ -127,13 +119,14 @@ class HttpUpstream:
     def __init__(self, base_url: str, *, connections: int, connect_timeout_s: float, tls: ssl.SSLContext) -> None:
         self._base = base_url.rstrip("/")
         self._limit = connections
-        self._extensions = _connect_within(connect_timeout_s)
-        self._urls: dict[str, httpx.URL] = {}
+        self._timeout = _connect_within(connect_timeout_s)
+        #: What the pool wants to know of whom a connection is for.
+        self._asked = aiohttp.ClientRequest("GET", URL(self._base), loop=asyncio.get_running_loop())
+        #: How heads begin, by method and path; few, because a path is a route or one of the dialect's.
+        self._starts: dict[tuple[str, str], bytes] = {}
         self._pool = KeptConnections(keep_s=KEEP_ALIVE_S, idling_shrinks=idling_shrinks(), look=_look)
         self._connector = _Connector(self._pool, limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
-        self._kept = _transport(self._connector, tls)
         self._fresh_connector = _FreshConnector(limit=0, force_close=True, ssl=tls)
-        self._fresh = _transport(self._fresh_connector, tls)
         self.open_sources = 0
 
     @property
@@ -149,7 +142,7 @@ class HttpUpstream:
     def set_limits(self, *, connections: int, connect_timeout_s: float) -> None:
         """Other limits from the next request on."""
         self._limit = connections
-        self._extensions = _connect_within(connect_timeout_s)
+        self._timeout = _connect_within(connect_timeout_s)
 
     def set_tls(self, tls: ssl.SSLContext) -> None:
         """Whom to believe and who to be, on connections opened from now on."""
@@ -176,59 +169,48 @@ class HttpUpstream:
             raise UpstreamError("timeout") from None
 
     async def aclose(self) -> None:
-        await self._kept.aclose()
-        await self._fresh.aclose()
+        await self._connector.close()
+        await self._fresh_connector.close()
 
     async def _open(self, method: str, path: str, headers: Sequence[Header], body: bytes) -> HttpSource:
         self.open_sources += 1
         try:
-            response = await self._send(method, path, headers, body)
+            begun = await self._call(method, path, headers, body)
         except BaseException:
             self._release()
             raise
-        return HttpSource(response, self._release)
-
-    def _request(self, method: str, url: httpx.URL, headers: list[Header], body: bytes) -> httpx.Request:
-        if len(body) <= PIECE_BYTES:
-            return httpx.Request(method, url, headers=headers, content=body, extensions=self._extensions)
-        headers.append((b"content-length", b"%d" % len(body)))
-        return httpx.Request(method, url, headers=headers, stream=_Pieces(body), extensions=self._extensions)
+        return HttpSource(begun, self._release)
 
     def _release(self) -> None:
         self.open_sources -= 1
 
-    async def _send(self, method: str, path: str, headers: Sequence[Header], body: bytes) -> httpx.Response:
-        url = self._urls.get(path)
-        if url is None:
-            url = self._urls[path] = httpx.URL(self._base + path)
-        request = self._request(method, url, list(headers), body)
-        _reused.set(False)
-        _body_bytes.set(len(body))
+    async def _call(self, method: str, path: str, headers: Sequence[Header], body: bytes) -> Call:
+        start = self._starts.get((method, path)) or self._start(method, path)
+        length = len(body) if method == "POST" else None
+        head = head_of(start, headers, length=length, close=False)
+        reused = False
         try:
-            return await self._kept.handle_async_request(request)
-        except _FAILURES as failure:
-            if not (_reused.get() and _is_stale(failure)):
-                raise UpstreamError(_reason(failure, begun=False)) from failure
+            connection, reused = await self._connector.take(self._asked, self._timeout, len(body))
+            return await call(connection, head, body)
+        except FAILURES as failure:
+            if not (reused and _is_stale(failure)):
+                raise UpstreamError(_reason(failure, begun=False)) from failure.with_traceback(None)
         try:
-            return await self._fresh.handle_async_request(request)
-        except _FAILURES as failure:
-            raise UpstreamError(_reason(failure, begun=False)) from failure
+            connection = await self._fresh_connector.connect(self._asked, [], self._timeout)
+            return await call(connection, head_of(start, headers, length=length, close=True), body)
+        except FAILURES as failure:
+            raise UpstreamError(_reason(failure, begun=False)) from failure.with_traceback(None)
+
+    def _start(self, method: str, path: str) -> bytes:
+        url = httpx.URL(self._base + path)
+        start = b"%s %s HTTP/1.1\r\nHost: %s\r\n" % (method.encode(), url.raw_path, url.netloc)
+        self._starts[method, path] = start
+        return start
 
 
-def _connect_within(limit_s: float) -> dict[str, dict[str, float]]:
+def _connect_within(limit_s: float) -> aiohttp.ClientTimeout:
     """aiohttp's bound on one socket leaves the name out and begins anew with each address; its pool's has them all."""
-    return {"timeout": {"connect": limit_s, "pool": limit_s}}
-
-
-class _Pieces(httpx.AsyncByteStream):
-    """A large body in pieces, so that the loop breathes while it is written; can be sent again."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = memoryview(body)
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for start in range(0, len(self._body), PIECE_BYTES):
-            yield bytes(self._body[start : start + PIECE_BYTES])
+    return aiohttp.ClientTimeout(total=None, connect=limit_s, sock_connect=limit_s)
 
 
 class _Handler(ResponseHandler):
@@ -255,25 +237,30 @@ class _FreshConnector(aiohttp.TCPConnector):
 
 
 class _Connector(_FreshConnector):
-    """Notes for the asking task whether its connection had served another request before."""
+    """Knows of each connection whether it had served another request before."""
 
     def __init__(self, pool: KeptConnections, **options: Any) -> None:
         super().__init__(**options)
         self._pool = pool
 
-    async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109 - aiohttp's own signature
-        connection = await super().connect(req, traces, timeout)
+    async def take(
+        self,
+        asked: aiohttp.ClientRequest,
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own
+        body_bytes: int,
+    ) -> tuple[Connection, bool]:
+        """A connection for a request with such a body, and whether it had served another before."""
+        connection = await self.connect(asked, [], timeout)
         while (protocol := connection.protocol) is not None and protocol.should_close:
             # Something came on it while nobody had asked: it would be taken for the answer to this request.
             connection.close()
-            connection = await super().connect(req, traces, timeout)
+            connection = await self.connect(asked, [], timeout)
         assert protocol is not None, "a connection just taken is open"
-        reused = self._pool.taken(protocol, _body_bytes.get())
-        _reused.set(reused)
+        reused = self._pool.taken(protocol, body_bytes)
         if not reused and protocol.closed is not None:
             protocol.closed.add_done_callback(self._lost)
         connection.add_callback(partial(self._given_back, protocol))
-        return connection
+        return connection, reused
 
     def _given_back(self, protocol: Any) -> None:
         self._pool.given_back(protocol)
@@ -300,20 +287,6 @@ def _look(protocol: Any) -> tuple[Windows, Pacing] | None:
     return None if transport is None else paced_sender(transport.get_extra_info("socket"))
 
 
-def _transport(connector: aiohttp.TCPConnector, tls: ssl.SSLContext) -> AiohttpTransport:
-    session = aiohttp.ClientSession(
-        connector=connector,
-        # No jar: a replica's cookie must not go to another client.
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=_ADDED,
-        auto_decompress=False,
-        timeout=aiohttp.ClientTimeout(total=None),
-        read_bufsize=READ_BUFFER_BYTES,
-        trust_env=False,
-    )
-    return AiohttpTransport(verify=tls, trust_env=False, client=session)
-
-
 async def _whole(source: HttpSource) -> bytes:
     parts: list[bytes] = []
     size = 0
@@ -326,23 +299,21 @@ async def _whole(source: HttpSource) -> bytes:
     return b"".join(parts)
 
 
-#: Everything by which the two libraries say that a peer or the network failed; `OSError` includes timeouts.
-_FAILURES = (httpx.HTTPError, aiohttp.ClientError, OSError)
+#: As which an answer can break off; what else happens while it is read is the reader's.
+_BROKEN_OFF = (aiohttp.ClientError, HttpProcessingError)
 
 
 def _is_stale(failure: BaseException) -> bool:
     """The server had closed the connection: nothing came back."""
-    cause = failure.__cause__ or failure
-    return isinstance(cause, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError))
+    return isinstance(failure, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError))
 
 
 def _reason(failure: BaseException, *, begun: bool) -> str:
-    """A stable word. The transport maps a server that hung up to a timeout, so the cause is asked first."""
-    cause = failure.__cause__ or failure
-    if isinstance(cause, TimeoutError):
+    """A stable word."""
+    if isinstance(failure, TimeoutError):
         return "connect_timeout"
-    if isinstance(cause, aiohttp.ClientConnectorError):
+    if isinstance(failure, aiohttp.ClientConnectorError):
         return "connect_failed"
-    if begun or isinstance(cause, (aiohttp.ServerDisconnectedError, OSError, aiohttp.ClientPayloadError)):
+    if begun or isinstance(failure, (aiohttp.ServerDisconnectedError, OSError, aiohttp.ClientPayloadError)):
         return "disconnected"
     return "protocol_error"
