@@ -23,7 +23,7 @@ BOTH = pytest.mark.parametrize(
 )
 #: Where the refusals of requests for a replica are made; those of operators and of small GET routes count elsewhere.
 REFUSING = ("core/endings.py", "core/clients.py", "proxy/body.py", "proxy/client_keys.py", "proxy/wishes.py")
-REFUSING_TOO = ("proxy/exchange.py", "proxy/ask.py")
+REFUSING_TOO = ("proxy/exchange.py", "proxy/answer.py", "proxy/attempts.py", "proxy/ask.py")
 
 
 def table(first: str) -> list[list[str]]:

@@ -1,0 +1,218 @@
+"""The attempts at one request: each from its dispatch to its end, one after the other or two side by side.
+
+Owns what is sent to a replica and what its answer, its failure or its silence means, and the guarantee that every
+attempt the Router dispatched is told finished exactly once, in whatever way it ends. Which attempt is the answer is
+`race`'s, what the next one is the Router's.
+
+Theory of operation: each attempt has one `finally`; until it learns better, its outcome is that the client left, which
+is what a cancellation at any point means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+from gorgo.core.actions import Action, Dispatch
+from gorgo.core.request import Ending, Outcome
+from gorgo.proxy.account import Account
+from gorgo.proxy.answer import Answer
+from gorgo.proxy.ask import Ask
+from gorgo.proxy.headers import Header, new_id, upstream_headers
+from gorgo.proxy.race import Race
+from gorgo.proxy.relay import Relay, RelayPlan, failure_of
+from gorgo.proxy.state import ProxyState
+from gorgo.proxy.target import Target
+from gorgo.proxy.upstream import UpstreamError
+from gorgo.proxy.watchdog import Watchdog
+
+#: Ends of an attempt that the replica did not make.
+_LEFT = frozenset({Ending.CLIENT_GONE, Ending.SUPERSEDED, Ending.OUT_OF_TIME})
+#: The replica had no connection left for one more: busy, not broken.
+_BUSY_REASONS = frozenset({"connections_exhausted"})
+
+
+class Attempts:
+    """All attempts at one request.
+
+    Parameters
+    ----------
+    state:
+        The proxy's.
+    route:
+        Path of the request.
+    headers:
+        As the client sent them.
+    ask:
+        The request, read.
+    answer, account:
+        Of this request.
+    """
+
+    __slots__ = ("_account", "_answer", "_ask", "_headers", "_route", "_state", "race")
+
+    def __init__(
+        self, state: ProxyState, route: str, headers: list[Header], ask: Ask, answer: Answer, account: Account
+    ) -> None:
+        self._state = state
+        self._route = route
+        self._headers = headers
+        self._ask = ask
+        self._answer = answer
+        self._account = account
+        self.race = Race()
+
+    def take(self, dispatch: Dispatch) -> Target:
+        """Where it goes. In the step of the dispatch, so it is the process that the Router meant; it may leave the
+        fleet from here on.
+        """
+        target = self._state.targets[dispatch.replica]
+        target.acquire()
+        return target
+
+    def give_back(self, dispatch: Dispatch, target: Target) -> None:
+        """A dispatch that came when the client had left: nothing was sent."""
+        target.release()
+        self._state.desk.finish(dispatch, Outcome(Ending.CLIENT_GONE))
+
+    def hedge(self, dispatch: Dispatch) -> None:
+        """A second attempt beside the first, in a task of its own, unless the answer has begun."""
+        if self.race.answer is not None or self._answer.sink.started or self.race.second is not None:
+            self._state.desk.finish(dispatch, Outcome(Ending.SUPERSEDED))
+            return
+        self._account.hedged = True
+        self._state.metrics.hedged(dispatch.replica, dispatch.region)
+        self.race.add(dispatch.attempt_id, self._compete(dispatch, self.take(dispatch)))
+
+    async def run(self, dispatch: Dispatch, target: Target) -> Action | None:
+        """One dispatch to its end. Answers what the Router wants next, `None` when it wants nothing of this attempt."""
+        task = asyncio.current_task()
+        assert task is not None
+        engine_id: str | None = None
+        outcome = Outcome(Ending.CLIENT_GONE)
+        try:
+            self.race.begin(dispatch.attempt_id)
+            self._account.began(self._state, dispatch)
+            engine_id = new_id() if self._ask.nameable and target.dialect.id_header else None
+            outcome = await self._try(dispatch, target, engine_id)
+        except asyncio.CancelledError:
+            if dispatch.attempt_id in self.race or self._answer.gone:
+                raise
+            task.uncancel()
+            outcome = Outcome(Ending.SUPERSEDED)
+        finally:
+            # What must be given back comes first, whatever befalls those who only keep accounts.
+            self.race.over(dispatch.attempt_id)
+            target.release()
+            action = self._state.desk.finish(dispatch, outcome)
+            if engine_id is not None and _given_up(outcome):
+                self._state.aborts.tell(target, engine_id)
+            self._account.ended(self._state, self._ask, dispatch, outcome, target)
+        if isinstance(action, Dispatch):
+            self._state.metrics.retried(outcome.ending.value)
+        return action
+
+    async def _compete(self, dispatch: Dispatch, target: Target) -> Action | None:
+        """The second attempt, unless it was beaten before its task began."""
+        if dispatch.attempt_id in self.race:
+            return await self.run(dispatch, target)
+        target.release()
+        return self._state.desk.finish(dispatch, Outcome(Ending.SUPERSEDED))
+
+    async def _try(self, dispatch: Dispatch, target: Target, engine_id: str | None) -> Outcome:
+        limits, spent_s = target.deadlines, self._state.clock() - self._account.received_s
+        first_s = limits.first_content_s if self._ask.route.streamed else limits.whole_answer_s
+        dog = Watchdog(first_s, last=monotonic() + limits.total_s - spent_s)
+        try:
+            with dog:
+                return await self._relay(dispatch, target, dog, engine_id)
+        except UpstreamError as failure:
+            return await self._broken(failure.reason)
+        except TimeoutError:
+            if dog.out_of_time:
+                return await self._out_of_time()
+            sink = self._answer.sink
+            if sink.sending:
+                # The client stopped reading for as long as a replica may stay silent: it is cut, not waited for.
+                self._answer.gone = True
+                return Outcome(Ending.CLIENT_GONE, status=sink.status, error="client_stalled")
+            return await self._broken("timeout")
+
+    async def _relay(self, dispatch: Dispatch, target: Target, dog: Watchdog, engine_id: str | None) -> Outcome:
+        with_usage = self._ask.with_usage if target.request_usage else None
+        headers = upstream_headers(self._headers, request_id=self._answer.request_id, api_key=target.api_key)
+        if engine_id is not None and target.dialect.id_header is not None:
+            headers.append((target.dialect.id_header.encode(), engine_id.encode()))
+        if self._account.trace is not None:
+            headers = self._account.trace.carry(headers, dispatch.attempt_id)
+        body = self._ask.body if with_usage is None else with_usage
+        source = await target.upstream.open(self._route, headers, body)
+        try:
+            failure = failure_of(source.status)
+            if failure is not None:
+                return failure
+            plan = self._plan(dispatch, target, strip_usage=with_usage is not None)
+            return await Relay(source, self._answer.sink, dog, plan).run()
+        finally:
+            await source.aclose()
+
+    def _plan(self, dispatch: Dispatch, target: Target, *, strip_usage: bool) -> RelayPlan:
+        def on_content() -> None:
+            now = self._state.clock()
+            self._claim(dispatch)
+            self._state.desk.first_content(dispatch.attempt_id, now=now)
+            self._account.first_content(self._state, dispatch, now=now)
+
+        def on_head(head: bytes) -> None:
+            if self._state.targets.get(dispatch.replica) is target:
+                self._state.homes.learn(head, dispatch.replica)
+
+        return RelayPlan(
+            route=self._route,
+            own_headers=_own_headers(self._answer.request_id, dispatch),
+            chunk_limit_s=target.deadlines.between_chunks_s,
+            strip_usage=strip_usage,
+            on_content=on_content,
+            on_commit=lambda: self._claim(dispatch),
+            on_head=on_head if self._route == "/v1/responses" else None,
+        )
+
+    def _claim(self, dispatch: Dispatch) -> None:
+        """Called before anything is sent to the client: from here on this attempt is the answer."""
+        self.race.claim(dispatch.attempt_id)
+        self._account.replica = dispatch.replica
+
+    async def _broken(self, reason: str) -> Outcome:
+        """The replica failed. Once anything was sent, only the client can be told."""
+        if not self._answer.sink.started:
+            ending = Ending.BUSY if reason in _BUSY_REASONS else Ending.FAILED_BEFORE_CONTENT
+            return Outcome(ending, error=reason)
+        await self._answer.end_stream(502, "upstream_failed", "the replica broke off in the middle of its answer")
+        return Outcome(Ending.FAILED_AFTER_CONTENT, status=self._answer.sink.status, error=reason)
+
+    async def _out_of_time(self) -> Outcome:
+        """It has taken as long as it may in all, other attempts and waits included. No replica is to blame."""
+        if not self._answer.sink.started:
+            return Outcome(Ending.OUT_OF_TIME, error="total_timeout")
+        await self._answer.end_stream(504, "total_timeout", "the answer took longer than a request may take in all")
+        return Outcome(Ending.OUT_OF_TIME, status=self._answer.sink.status, error="total_timeout")
+
+
+def _own_headers(request_id: str, dispatch: Dispatch) -> list[Header]:
+    decision = dispatch.decision
+    headers = [
+        (b"x-request-id", request_id.encode()),
+        (b"x-gorgo-replica", dispatch.replica.encode()),
+        (b"x-gorgo-region", dispatch.region.encode()),
+        (b"x-gorgo-policy", decision.policy.encode()),
+        (b"x-gorgo-weights-version", b"%d" % decision.weights_version),
+        (b"x-gorgo-believed-cached-tokens", b"%d" % decision.believed_cached_tokens),
+    ]
+    if decision.predicted_ttft_s is not None:
+        headers.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
+    return headers
+
+
+def _given_up(outcome: Outcome) -> bool:
+    """It is the proxy that ended it: the engine may be at it still."""
+    return outcome.ending in _LEFT or outcome.error == "timeout"
