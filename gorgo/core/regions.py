@@ -56,7 +56,7 @@ class Regions:
                 self._fleet.health_changed(other.health.cut_off(now=now))
 
     def probe_succeeded(self, member: Member, *, now: float) -> None:
-        if not self._failed_s:
+        if not self._failed_s and not self._cut_off:
             return
         self._failed_s.pop(member, None)
         region = member.spec.region

@@ -96,6 +96,15 @@ def test_a_region_that_leaves_the_fleet_is_forgotten() -> None:
     assert router.regions_cut_off == frozenset()
 
 
+def test_a_region_whose_replicas_were_all_replaced_is_there_again_when_the_new_one_answers() -> None:
+    router = fleet()
+    for name in ("e0", "e1"):
+        router.on_probe(name, None, now=10.0)
+    router.set_fleet([ReplicaSpec("e2", "east"), FLEET[2]], now=20.0)
+    router.on_probe("e2", 0.02, now=21.0)
+    assert router.regions_cut_off == frozenset()
+
+
 def test_a_request_goes_only_where_it_may() -> None:
     router = fleet()
     request = replace(a_request(), regions=frozenset({"west"}))
