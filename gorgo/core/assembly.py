@@ -143,13 +143,14 @@ class Assembly:
             stale_after_s=limits.stale_after_s,
             rtt_ewma_alpha=limits.rtt_ewma_alpha,
             panic_threshold=limits.panic_threshold,
+            ejection=limits.ejection,
         )
         self._door.set_limits(limits.overload)
         self._hedger.set_limits(limits.hedging)
         self._lives.set_limits(limits)
         self._slow_start.ramp_s = limits.slow_start_s
         self._regions.window_s = limits.region_window_s
-        self._clients.rules = limits.clients
+        self._clients.set_rules(limits.clients)
         self.index.resize(limits.max_index_blocks)
         self._beliefs.block_tokens = limits.block_tokens
         self._beliefs.fit_all()

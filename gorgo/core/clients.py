@@ -82,14 +82,22 @@ class ClientBook:
     """
 
     def __init__(self, rules: ClientRules) -> None:
-        self.rules = rules
+        self.set_rules(rules)
         self._accounts: dict[str, _Account] = {}
+
+    def set_rules(self, rules: ClientRules) -> None:
+        """Other limits for whoever enters from now on; who is inside and was not counted is not."""
+        self._rules, self._counting = rules, rules.any
+
+    def counts(self, client: str | None) -> bool:
+        """Whether a request of `client` that enters now is counted, so that its end is to be told."""
+        return client is not None and self._counting
 
     def enter(self, client: str | None, *, now: float) -> Excess | None:
         """Count one more request of `client`, unless that is too much."""
-        if client is None or not self.rules.any:
+        if client is None or not self._counting:
             return None
-        limits = self.rules.of(client)
+        limits = self._rules.of(client)
         account = self._account(client, limits, now)
         if limits.max_in_flight is not None and account.open >= limits.max_in_flight:
             message = f"{limits.max_in_flight} requests of this key are open, the most it may have"
@@ -127,7 +135,7 @@ class ClientBook:
 
     def _forget(self, now: float) -> None:
         for name in list(self._accounts):
-            account, limits = self._accounts[name], self.rules.of(name)
+            account, limits = self._accounts[name], self._rules.of(name)
             full_s = (limits.bucket - account.tokens) / (limits.requests_per_s or float("inf"))
             if not account.open and now - account.filled_s >= full_s:
                 del self._accounts[name]

@@ -40,7 +40,8 @@ class Eligible:
     def without(self, names: set[str], why: str = "tried") -> Eligible:
         """The rows but for those named, by default because the request has been there."""
         left = [member for member in self.members if member.spec.name not in names]
-        excluded = {**self.excluded, **dict.fromkeys(names, why)}
+        # In one order in every process, which sets have not.
+        excluded = {**self.excluded, **dict.fromkeys(sorted(names), why)}
         return _rows(left, self.whole and len(left) == len(self.members), excluded, panic=self.panic)
 
 
@@ -52,7 +53,7 @@ class Eligibility:
     members, columns:
         The fleet's, by name; `columns` has their slots.
     panic_threshold:
-        As in `Fleet`; may be replaced, with `forget`.
+        As in `Fleet`; may be replaced, with `standing_changed`.
     """
 
     __slots__ = ("_any_model", "_columns", "_kept", "_listed", "_members", "panic_threshold")
@@ -72,14 +73,13 @@ class Eligibility:
         """The fleet is another one."""
         self._listed = frozenset(model for spec in specs for model in spec.models)
         self._any_model = not all(spec.models for spec in specs)
-        self.forget()
-
-    def forget(self) -> None:
-        """A mark or a bound is another one."""
-        self._kept.clear()
+        self.standing_changed()
 
     def standing_changed(self) -> None:
-        """Somebody was ejected or let in. In a panic whoever was ejected for failed attempts is tried again soon."""
+        """Others are there, healthy or drained, or the threshold is another one.
+
+        In a panic whoever was ejected for failed attempts is tried again soon.
+        """
         self._kept.clear()
         here = [member.health for member in self._members.values() if not member.draining]
         if sum(health.state is HealthState.HEALTHY for health in here) < self.panic_threshold * len(here):

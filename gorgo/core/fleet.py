@@ -92,16 +92,19 @@ class Fleet:
         member = self.member(name)
         if draining != member.draining:
             member.draining, member.drained_s = draining, now if draining else None
-        self.eligibility.forget()
+        self.health_changed(True)
 
-    def set_limits(self, *, stale_after_s: float, rtt_ewma_alpha: float, panic_threshold: float) -> None:
-        self.stale_after_s, self.rtt_ewma_alpha = stale_after_s, rtt_ewma_alpha
+    def set_limits(
+        self, *, stale_after_s: float, rtt_ewma_alpha: float, panic_threshold: float, ejection: EjectionLimits
+    ) -> None:
+        self.stale_after_s, self.rtt_ewma_alpha, self.ejection = stale_after_s, rtt_ewma_alpha, ejection
+        for member in self.members.values():
+            member.health.limits = ejection
         self.eligibility.panic_threshold = panic_threshold
-        self.eligibility.forget()
-        self._due_known = False
+        self.health_changed(True)
 
     def health_changed(self, changed: bool) -> None:
-        """Pass on what a `Health` event answered."""
+        """Pass on what a `Health` event answered, or that there are others to be healthy."""
         if changed:
             self.eligibility.standing_changed()
             self._due_known = False

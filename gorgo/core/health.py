@@ -63,12 +63,12 @@ class Health:
     """
 
     __slots__ = (
-        "_limits",
         "attempt_failures",
         "changed_s",
         "ejected_by",
         "ejections",
         "ill_since_s",
+        "limits",
         "probe_failures",
         "state",
         "trial",
@@ -76,7 +76,8 @@ class Health:
     )
 
     def __init__(self, limits: EjectionLimits) -> None:
-        self._limits = limits
+        #: May be replaced; the next ejection goes by the new ones.
+        self.limits = limits
         self.state = HealthState.HEALTHY
         self.attempt_failures = 0
         self.probe_failures = 0
@@ -163,16 +164,16 @@ class Health:
 
     @property
     def _tolerated(self) -> int:
-        return 1 if self.ejections else self._limits.failures
+        return 1 if self.ejections else self.limits.failures
 
     def _eject(self, by: str, now: float) -> bool:
         # 2 ** 32 base periods are past any maximum; the bound keeps the float finite.
-        back_off = self._limits.base_s * 2.0 ** min(self.ejections, 32)
+        back_off = self.limits.base_s * 2.0 ** min(self.ejections, 32)
         self.ejections += 1
         self.attempt_failures = self.probe_failures = 0
         self.state, self.changed_s, self.ejected_by = HealthState.EJECTED, now, by
         self.ill_since_s = now if self.ill_since_s is None else self.ill_since_s
-        self.wakes_s = now + min(back_off, self._limits.max_s)
+        self.wakes_s = now + min(back_off, self.limits.max_s)
         return True
 
     def _readmit(self, now: float) -> bool:

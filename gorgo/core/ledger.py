@@ -25,6 +25,8 @@ class RequestState:
     """A request from its first dispatch to the end of its last attempt."""
 
     request: RouteRequest
+    #: Its client's account has it (`core.clients`).
+    counted: bool = False
     attempts: int = 0
     tried: set[str] = field(default_factory=set)
     #: Attempts that have not ended, first one first.

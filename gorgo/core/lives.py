@@ -146,7 +146,8 @@ class Lives:
 
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
         attempt.state.closed = True
-        self._clients.leave(attempt.state.request.client)
+        if attempt.state.counted:
+            self._clients.leave(attempt.state.request.client)
         self._samples.append(sample_of(attempt, outcome, status, seq=self._samples.next_seq, now=now))
 
 

@@ -96,9 +96,10 @@ class Router(Assembly):
             if self._hedger.on:
                 self._hedger.asked(now=now)
             self._lives.asked(now=now)
-            own = self._sent(self._door.arrive(RequestState(request), now=now))
+            state = RequestState(request, self._clients.counts(request.client))
+            own = self._sent(self._door.arrive(state, now=now))
             if isinstance(own, Reject):
-                self._clients.leave(request.client)
+                self._left(state)
         actions.append(own)
         return actions
 
@@ -107,7 +108,7 @@ class Router(Assembly):
         self._now = now
         held = self._door.abandon(request_id)
         if held is not None:
-            self._clients.leave(held.request.client)
+            self._left(held)
         return []
 
     def on_first_token(self, attempt_id: str, *, now: float) -> list[Action]:
@@ -216,7 +217,7 @@ class Router(Assembly):
         actions: list[Action] = []
         for state, action in self._door.walk(now=now):
             if isinstance(action, Reject):
-                self._clients.leave(state.request.client)
+                self._left(state)
             actions.append(self._sent(action))
         return actions
 
@@ -227,6 +228,11 @@ class Router(Assembly):
             assert attempt is not None, "it was just reserved"
             self._hedger.sent(attempt)
         return action
+
+    def _left(self, state: RequestState) -> None:
+        """It is over before it was sent."""
+        if state.counted:
+            self._clients.leave(state.request.client)
 
     def _refuse(self, request: RouteRequest, now: float) -> Reject | None:
         """What no replica needs to be asked for; otherwise the client's count has it."""

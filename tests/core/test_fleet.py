@@ -111,6 +111,34 @@ def test_ejected_replicas_are_tried_again_soon_when_fewer_than_half_are_healthy(
     assert fleet.eligibility.of(None).names == ("a", "b", "c")
 
 
+@pytest.mark.parametrize("fewer", ["drained", "gone", "another threshold"])
+def test_they_are_too_when_not_an_ejection_but_something_else_made_the_healthy_few(fleet: Fleet, fewer: str) -> None:
+    fleet.replace(specs("a", "b", "c", "d"))
+    eject(fleet, "a", now=1.0)
+    assert fleet.next_timer() == 6.0
+    if fewer == "drained":
+        for name in ("b", "c", "d"):
+            fleet.drain(name, True, now=1.5)
+    elif fewer == "gone":
+        fleet.replace(specs("a"))
+    else:
+        fleet.set_limits(stale_after_s=90.0, rtt_ewma_alpha=0.3, panic_threshold=0.9, ejection=fleet.ejection)
+    assert fleet.next_timer() == 1.0 + PANIC_BACK_OFF_S
+
+
+def test_other_limits_of_ejection_count_for_those_who_are_there(fleet: Fleet) -> None:
+    fleet.set_limits(
+        stale_after_s=90.0, rtt_ewma_alpha=0.3, panic_threshold=0.5, ejection=EjectionLimits(failures=1, base_s=20.0)
+    )
+    eject(fleet, "a", now=1.0)
+    assert fleet.next_timer() == 21.0
+
+
+def test_reasons_are_in_one_order_whatever_the_order_of_a_set(fleet: Fleet) -> None:
+    fleet.replace(specs(*"abcdefgh"))
+    assert list(fleet.eligibility.of(None).without(set("hgfedcb")).excluded) == list("bcdefgh")
+
+
 def test_a_replica_that_fails_its_trials_has_its_trials_in_a_panic_and_no_more(fleet: Fleet) -> None:
     eject(fleet, "a", now=0.0)
     eject(fleet, "b", now=0.0)

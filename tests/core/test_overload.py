@@ -193,6 +193,15 @@ def test_who_left_while_waiting_is_never_sent() -> None:
     assert until(router) == []
 
 
+def test_the_end_of_a_request_from_before_there_were_bounds_makes_no_room() -> None:
+    router = make_router("a", limits=RouterLimits())
+    before = dispatched(router.submit(replace(a_request("r0"), client="c"), now=0.0))
+    router.set_limits(RouterLimits(clients=ClientRules(ClientLimits(max_in_flight=1))), now=1.0)
+    dispatched(router.submit(replace(a_request("r1"), client="c"), now=1.0))
+    router.on_finish(before.attempt_id, COMPLETED, now=2.0)
+    assert rejected(router.submit(replace(a_request("r2"), client="c"), now=2.0)).code == "client_concurrency"
+
+
 def test_a_client_that_left_while_waiting_may_come_again() -> None:
     limits = replace(HOLDING, clients=ClientRules(ClientLimits(max_in_flight=1)))
     router = holding("a")
