@@ -230,6 +230,7 @@ class Simulation:
 
     def _control(self, controller: Controller) -> None:
         controller.act(self.router, self.kernel.now)
+        self._arm()
         self._await(controller)
 
     def _receive(self) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from gorgo.core.limits import RouterLimits
+from gorgo.core.overload import OverloadLimits
 from gorgo.core.router import Router
 from gorgo.errors import UnknownReplica
 from gorgo.policies.registry import POLICIES, make_policy
@@ -302,3 +304,23 @@ def test_what_is_sent_takes_memory_of_what_is_open_only() -> None:
     simulated.kernel.every(1.0, look)
     simulated.run(feed)
     assert most < 120, "events of what is in flight, of the background, and of runs that were left"
+
+
+class Undrains:
+    """An operator who takes the mark off again."""
+
+    def __init__(self, at_s: float) -> None:
+        self.next_s: float | None = at_s
+
+    def act(self, router: Router, now: float) -> None:
+        router.drain(NEAR, False, now=now)
+        self.next_s = None
+
+
+def test_who_waits_goes_as_soon_as_an_operator_has_made_room() -> None:
+    limits = RouterLimits(overload=OverloadLimits(no_replica_wait_s=30.0))
+    near = SimFleet([replica for replica in three_regions().replicas if replica.name == NEAR])
+    simulated = simulation(fleet=near, limits=limits, controllers=[Undrains(2.5)])
+    simulated.router.drain(NEAR, now=0.0)
+    (record,) = simulated.run([one(at_s=1.0)]).records
+    assert (record.status, record.held_s) == (200, 1.5)
