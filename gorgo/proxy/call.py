@@ -13,7 +13,7 @@ back to the pool when the parser has seen the end of the answer; before that, it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
 import aiohttp
@@ -78,8 +78,11 @@ class Call:
             connection.release()
 
 
-async def call(connection: Connection, head: bytes, body: bytes) -> Call:
-    """Send a request, and return at its answer's headers. Raises one of `FAILURES`; the connection is closed then."""
+async def call(connection: Connection, head: bytes, body: bytes, *, sent: Callable[[], None] | None = None) -> Call:
+    """Send a request, and return at its answer's headers. Raises one of `FAILURES`; the connection is closed then.
+
+    `sent` is called when the request, or the first of it, is on its way.
+    """
     writer: asyncio.Task[None] | None = None
     try:
         protocol = connection.protocol
@@ -87,6 +90,8 @@ async def call(connection: Connection, head: bytes, body: bytes) -> Call:
             raise aiohttp.ClientOSError("the connection is closed")
         protocol.set_response_params(read_until_eof=True, auto_decompress=False, read_bufsize=READ_BUFFER_BYTES)
         writer = _send(protocol, head, body)
+        if sent is not None:
+            sent()
         while True:
             message, payload = await protocol.read()
             if not 100 <= message.code < 200 or message.code == 101:

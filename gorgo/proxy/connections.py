@@ -88,7 +88,10 @@ class KeptConnections:
         self.told: Told | None = None
 
     def taken(self, link: Link, body_bytes: int) -> bool:
-        """A request with such a body goes out on `link`. Answers whether it had served another before."""
+        """A request with such a body goes out on `link`. Answers whether it had served another before.
+
+        Who is told of changes hears of this one by `tell`, in the same step, but behind the request's bytes.
+        """
         now = self._clock()
         self._idle.pop(link, None)
         sent = self._sent.get(link)
@@ -98,7 +101,6 @@ class KeptConnections:
             windows = windows._replace(congestion=left)
         may_pace = sent is None or sent.may_pace
         self._sent[link] = _Sent(flights(body_bytes, windows)[1], now, may_pace)
-        self.tell()
         return sent is not None
 
     def given_back(self, link: Link) -> None:

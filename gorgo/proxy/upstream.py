@@ -191,7 +191,7 @@ class HttpUpstream:
         reused = False
         try:
             connection, reused = await self._connector.take(self._asked, self._timeout, len(body))
-            return await call(connection, head, body)
+            return await call(connection, head, body, sent=self._pool.tell)
         except FAILURES as failure:
             if not (reused and _is_stale(failure)):
                 raise UpstreamError(_reason(failure, begun=False)) from failure.with_traceback(None)
