@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any, NoReturn
 
 from gorgo.config.model import Limits
 from gorgo.proxy.errors import HttpError, Message, Receive
-from gorgo.proxy.headers import Header, find
+from gorgo.proxy.headers import Header, find, is_encoded
 from gorgo.proxy.watchdog import Watchdog
+
+#: A client that is writing does not pause for so long.
+_LINGER_S = 0.5
 
 
 class ClientGone(Exception):  # noqa: N818 - reads as the fact
@@ -45,8 +48,11 @@ def _watched(receive: Receive, dog: Watchdog, limits: Limits) -> Receive:
     return watched
 
 
-def parse_body(body: bytes, headers: Iterable[Header]) -> dict[str, Any]:
+def parse_body(body: bytes, headers: Sequence[Header]) -> dict[str, Any]:
     """The body as an object. A missing content type is taken for JSON, as engines do."""
+    if is_encoded(headers):
+        # A replica would unpack what is read here as it came.
+        raise HttpError(415, "unsupported_media_type", "expected a body without content-encoding")
     kind = find(headers, b"content-type")
     if kind is not None and not _is_json(kind):
         raise HttpError(415, "unsupported_media_type", "expected the content type application/json")
@@ -110,15 +116,21 @@ async def _gather(receive: Receive, headers: Iterable[Header], limit: int) -> by
 
 
 async def _refuse(receive: Receive, limit: int) -> None:
-    """Swallow as much again, so that a client which reads only after it has written can read the answer."""
-    left = limit
-    while left > 0:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        left -= len(message.get("body", b""))
-        if not message.get("more_body", False):
-            break
+    """Swallow as much again, so that a client which reads only after it has written can read the answer.
+
+    One that stops to write waits for it: it announced too much, or wants to be told to go on.
+    """
+    left, now = limit, asyncio.get_running_loop().time
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S) as patience:
+            while left > 0:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    break
+                patience.reschedule(now() + _LINGER_S)
     raise HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")
 
 

@@ -55,7 +55,6 @@ class Exchange:
         "_client",
         "_headers",
         "_held",
-        "_http_version",
         "_id",
         "_method",
         "_receive",
@@ -69,7 +68,6 @@ class Exchange:
         self._state = state
         self._route = route
         self._method: str = scope["method"]
-        self._http_version: str = scope["http_version"]
         #: Whose key it was, where clients need one.
         self._client: str | None = scope.get("gorgo.client")
         self._headers: list[Header] = scope["headers"]
@@ -146,10 +144,6 @@ class Exchange:
         if self._state.stopping:
             raise HttpError(503, "stopping", "this proxy is stopping", headers=((b"retry-after", b"1"),))
         body = await read_body(self._receive, self._headers, limits=self._state.limits)
-        if self._http_version == "2":
-            # Over HTTP/2 the server could not show a client that an answer was cut. Only now, because it breaks the
-            # connection when it has to answer before the body is complete.
-            raise HttpError(505, "http_version", "expected HTTP/1.1")
         self._account.asked(self._state)
         started = perf_counter()
         self._route_id = route_id = self._state.desk.enter(self._id, self)

@@ -5,7 +5,8 @@ What is spoken on a connection is hypercorn's, as far as `wire` lets it through.
 
 Why not `hypercorn.asyncio.serve`: in hypercorn 0.18 a connection whose client has closed it between two requests stays
 open until the keep-alive time is over, because the task that watches that time is waited for. With 75 s and 100 new
-connections a second, 7,500 descriptors are held for nobody. `Connection` ends that task with the connection.
+connections a second, 7,500 descriptors are held for nobody. `Connection` ends that task with the connection. And what
+hypercorn speaks is not strict; `Spoken` puts in what is.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from hypercorn.asyncio.task_group import TaskGroup
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.events import Event, Updated
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.utils import wrap_app
+from hypercorn.events import Event, RawData, Updated
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr, wrap_app
 
+from gorgo.proxy.http2 import StrictH2Protocol
 from gorgo.proxy.wire import HeadLimits, StrictProtocol
 
 
@@ -39,11 +45,49 @@ class Door:
     connections: int
 
 
+class Spoken(ProtocolWrapper):
+    """The protocol of one connection: the strict ones. `made` are hypercorn's own arguments."""
+
+    def __init__(self, limits: HeadLimits, *made: Any, alpn_protocol: str | None) -> None:
+        super().__init__(*made)
+        self._http2 = partial(StrictH2Protocol, limits, *made)
+        assert isinstance(self.protocol, H11Protocol)
+        self.protocol = self._http2() if alpn_protocol == "h2" else StrictProtocol(self.protocol, limits)
+
+    async def handle(self, event: Event) -> None:
+        try:
+            await self.protocol.handle(event)
+        except H2ProtocolAssumedError as begun:
+            self.protocol = self._http2()
+            await self.protocol.initiate()
+            await self.protocol.handle(RawData(begun.data))
+
+
 class Connection(TCPServer):
     """hypercorn's connection, over when its client is gone."""
 
     _over = False
-    head_limits: HeadLimits | None = None
+    head_limits = HeadLimits(64 * 1024, 128, 10.0)
+
+    async def run(self) -> None:
+        """As hypercorn's, which has no way to be given a protocol."""
+        socket, tls = self.writer.get_extra_info("socket"), self.writer.get_extra_info("ssl_object")
+        try:
+            client = parse_socket_addr(socket.family, socket.getpeername())
+            server = parse_socket_addr(socket.family, socket.getsockname())
+            async with TaskGroup(self.loop) as tasks:
+                self._task_group = tasks
+                state = ConnectionState(self.state)
+                made = (self.app, self.config, self.context, tasks, state, tls is not None, client, server)
+                alpn_protocol = None if tls is None else tls.selected_alpn_protocol()
+                self.protocol = Spoken(self.head_limits, *made, self.protocol_send, alpn_protocol=alpn_protocol)
+                await self.protocol.initiate()
+                await self.idle_task.restart(tasks, self._idle_timeout)
+                await self._read_data()
+        except OSError:
+            pass  # It left before anything was said.
+        finally:
+            await self._close()
 
     async def protocol_send(self, event: Event) -> None:
         # An answer that ends after its client left must not start to wait for the next request.
@@ -51,9 +95,6 @@ class Connection(TCPServer):
             await super().protocol_send(event)
 
     async def _read_data(self) -> None:
-        made = self.protocol.protocol
-        if self.head_limits is not None and isinstance(made, H11Protocol):
-            self.protocol.protocol = StrictProtocol(made, self.head_limits)
         await super()._read_data()
         self._over = True
         await self.idle_task.stop()

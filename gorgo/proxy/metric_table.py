@@ -114,7 +114,6 @@ REJECT_REASONS = (
     "client_concurrency",
     "client_rate",
     "deadline_unreachable",
-    "http_version",
     "internal_error",
     "invalid_api_key",
     "invalid_header",

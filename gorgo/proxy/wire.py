@@ -28,7 +28,7 @@ from gorgo.proxy.errors import error_json
 _HEAD_END = re.compile(rb"\n\r?\n")
 _REQUEST_LINE = re.compile(rb"(\S+) (\S+) HTTP/(\d\.\d)\r\n")
 #: What no line may hold: some readers end one there, and nobody may write it on to a replica.
-_CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
+CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
 #: What stands between two pieces of a chunked body: the end of the one before, in parts if it came so, and a size of at
 #: most 64 bits. h11 also takes blanks behind the size, lone CRs in its extension and sizes that others cannot count.
 _BETWEEN_CHUNKS = re.compile(rb"\r?\n?(?:[0-9A-Fa-f]{1,16}(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n)?")
@@ -119,7 +119,7 @@ class StrictConnection(h11.Connection):
         lines = text.count(b"\r\n")
         if text.count(b"\n") != lines or text.count(b"\r") != lines:
             self._refuse("a line ends with something else than CR LF")
-        if len(text.translate(None, _CONTROLS)) != len(text):  # a fifth of what a search takes
+        if len(text.translate(None, CONTROLS)) != len(text):  # a fifth of what a search takes
             self._refuse("a control character")
         if b"\r\n " in text or b"\r\n\t" in text:
             self._refuse("a folded line")

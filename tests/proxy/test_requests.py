@@ -284,12 +284,6 @@ async def test_every_route_is_relayed_to_the_same_route(fleet: Running, path: st
     await fleet.idle()
 
 
-async def test_http_2_is_refused_in_words(fleet: Running) -> None:
-    async with httpx.AsyncClient(base_url=fleet.addresses.data_url, http1=False, http2=True) as client:
-        checked(await client.post(CHAT, content=chat()), 505, "http_version")
-        assert (await client.get("/health")).status_code == 200
-
-
 async def test_refused_client_that_keeps_its_connection_is_not_counted_as_gone(start: Start) -> None:
     fleet = await start.fleet([answer(500)])
     for _ in range(20):

@@ -165,6 +165,25 @@ async def test_one_connection_too_many_is_closed_and_the_others_stay(start: Star
             await asyncio.sleep(0)
 
 
+async def test_body_that_is_announced_too_large_is_a_413_though_it_never_comes(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    for more in (b"", b"expect: 100-continue\r\n"):
+        async with connected(fleet.addresses.data) as client:
+            client.writer.write(HEAD + more + b"content-length: 1000000000\r\nconnection: close\r\n\r\n")
+            said = await client.rest()
+        assert b"HTTP/1.1 413 " in said
+    await fleet.idle()
+
+
+async def test_packed_body_is_a_415_and_never_unpacked(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    for coding in ("gzip", "deflate", "br", "identity, gzip"):
+        response = await fleet.client.post(CHAT, content=chat(), headers={"content-encoding": coding})
+        assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
+    assert (await fleet.client.post(CHAT, content=chat(), headers={"content-encoding": "identity"})).status_code == 200
+    assert len(fleet.replicas[0].seen) == 1
+
+
 async def test_bodies_that_the_admin_listener_does_not_read_leave_nothing_behind(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

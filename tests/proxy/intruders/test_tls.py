@@ -98,14 +98,18 @@ async def test_clients_are_served_by_tls_and_no_other_way(
     await fleet.idle()
 
 
-async def test_only_http_1_1_and_no_old_tls_is_offered(
+async def test_http_2_and_1_1_and_no_old_tls_are_offered(
     start: Start, authority: Authority, pair: tuple[str, str]
 ) -> None:
     fleet = await served(start, pair)
     context = authority.trusting()
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    async with over_tls(fleet, context) as client:
-        assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+    for offered, taken in ((["h2", "http/1.1"], "h2"), (["http/1.1"], "http/1.1"), (["h3"], None)):
+        context.set_alpn_protocols(offered)
+        async with over_tls(fleet, context) as client:
+            assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == taken
+    async with httpx.AsyncClient(base_url=fleet.addresses.data_url, verify=authority.trusting(), http2=True) as both:
+        response = await both.post(CHAT, content=chat(stream=True))
+        assert (response.http_version, response.content) == ("HTTP/2", delta("good") + delta("more") + DONE)
     assert fleet.state.served_tls is not None
     assert fleet.state.served_tls.context.minimum_version >= ssl.TLSVersion.TLSv1_2
 
