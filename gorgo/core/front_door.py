@@ -16,6 +16,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from gorgo.core.actions import Action, Dispatch, Hold, Reject
+from gorgo.core.coming_back import MIN_RETRY_S, ComingBack
 from gorgo.core.decision import Forecast
 from gorgo.core.eligible import Eligible
 from gorgo.core.endings import no_replica, queue_full, too_late
@@ -30,10 +31,6 @@ from gorgo.core.waiting_room import Held, WaitingRoom
 MAX_LOOKS = 64
 #: Who wants a closed replica is not looked at again for so long, s: costs drift slowly, and by events that are fewer.
 LOOK_AGAIN_S = 0.05
-#: Least time to tell a client to stay away, s.
-MIN_RETRY_S = 1.0
-#: The longest, s: what is predicted beyond a minute is not known.
-MAX_RETRY_S = 60.0
 
 #: Who may serve a request now.
 Filter = Callable[[RouteRequest, float], Eligible]
@@ -60,6 +57,7 @@ class FrontDoor:
         self._eligible = eligible
         self.doors = Doors(fleet, limits)
         self.room = WaitingRoom()
+        self._coming_back = ComingBack()
         self._limits = limits
         #: (time, number, who) at which a time may be over; those who have left are passed over.
         self._drops: list[tuple[float, int, Held]] = []
@@ -90,7 +88,7 @@ class FrontDoor:
         if deadline_s is not None and is_hopeless(
             predicted, waited_s=waited_s, deadline_s=deadline_s, limits=self._limits
         ):
-            return too_late(request, self.retry_after_s(now))
+            return too_late(request, self._come_back_s(now))
         if opened:
             return self._placer.dispatch(state, placement, now=now)
         held = Held(state, float(predicted.prefill_s.min()), since_s=now)
@@ -145,14 +143,6 @@ class FrontDoor:
             due.append(self._drops[0][0])
         return min(due, default=None)
 
-    def retry_after_s(self, now: float) -> float:
-        """When a request that is turned away now would find room: what waits and what was sent has been prefilled."""
-        members = [member for member in self._fleet.members.values() if member.health.accepts]
-        if not members:
-            return MIN_RETRY_S
-        work_s = sum(self.doors.work_s(member, now=now) for member in members)
-        return min(MAX_RETRY_S, max(MIN_RETRY_S, (work_s + self.room.prefill_s) / len(members)))
-
     # -- helpers
 
     def _hold(self, held: Held, now: float) -> Action:
@@ -161,7 +151,7 @@ class FrontDoor:
             # Whatever happened before, this one was asked after it.
             self.stirred, self._walked_s = False, now
         if len(self.room) >= self._limits.held:
-            return queue_full(request, self._limits.held, self.retry_after_s(now))
+            return queue_full(request, self._limits.held, self._come_back_s(now))
         self.room.add(held)
         self._remind(held)
         return Hold(request.request_id)
@@ -201,7 +191,7 @@ class FrontDoor:
 
     def _drop(self, held: Held, now: float) -> Reject:
         self.room.remove(held)
-        return too_late(held.state.request, self.retry_after_s(now))
+        return too_late(held.state.request, self._come_back_s(now))
 
     def _stranded(self, held: Held, now: float) -> Reject | None:
         if held.stranded_s is None:
@@ -262,6 +252,14 @@ class FrontDoor:
 
     def _deadline_s(self, request: RouteRequest) -> float | None:
         return self._limits.slo_ttft_s if request.slo_ttft_s is None else request.slo_ttft_s
+
+    def _come_back_s(self, now: float) -> float:
+        """For a request that is turned away now: what waits and what was sent has to be prefilled before it."""
+        members = [member for member in self._fleet.members.values() if member.health.accepts]
+        if not members:
+            return MIN_RETRY_S
+        work_s = sum(self.doors.work_s(member, now=now) for member in members)
+        return self._coming_back.told_s((work_s + self.room.prefill_s) / len(members), now=now)
 
     def _readmission_s(self, now: float) -> float:
         """When the first ejected replica may be tried again."""
