@@ -1,10 +1,10 @@
 """One HTTP/1.1 call on a connection of aiohttp's pool: a head and a body out, a status, headers and chunks back.
 
 Owns what is between that pool and aiohttp's parser of answers: the bytes of a head, how a body is written, and when the
-connection may carry the next call. Leaves connections to `upstream`, and reading HTTP to aiohttp's C parser.
+connection may carry the next call. Leaves connections to `transport`, and reading HTTP to aiohttp's C parser.
 
-Theory of operation. aiohttp's session, and httpx on top of it, make a dozen objects and a task for each request: for
-redirects, cookies, encodings and bodies that are read as they are sent, of which a relay has none. That cost a small
+Theory of operation. aiohttp's session makes a dozen objects and a task for each request: for redirects, cookies,
+encodings and bodies that are read as they are sent, of which a relay has none. That cost a small
 request a fifth of its time, and its first byte a turn of the event loop. The connection's protocol is the same here,
 and used in the order in which the session uses it: told what answer to expect, written to, read. The connection goes
 back to the pool when the parser has seen the end of the answer; before that, it is closed.
@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
 import aiohttp
+import httpx
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from aiohttp.http import HttpProcessingError
@@ -35,13 +36,15 @@ _JOINED_BYTES = 64 * 1024
 
 #: Everything by which a call or its answer can say that a peer or the network failed; `OSError` includes timeouts.
 FAILURES = (aiohttp.ClientError, HttpProcessingError, OSError)
+#: As which an answer can break off; what else happens while it is read is the reader's.
+BROKEN_OFF = (aiohttp.ClientError, HttpProcessingError)
 
 #: What no line of a head may hold.
 _CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
 
 
-class Call:
-    """A call whose answer has begun."""
+class Call(httpx.AsyncByteStream):
+    """A call whose answer has begun, and that answer's body."""
 
     __slots__ = ("_connection", "_payload", "_writer", "headers", "status")
 
@@ -60,10 +63,13 @@ class Call:
         self.headers = headers
         payload.on_eof(self.over)
 
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The body's bytes, never decoded. Raises one of `FAILURES` when they break off."""
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """The body's bytes, never decoded. Raises one of `BROKEN_OFF` when they break off."""
         # The library's own iterator, not one around it: a layer costs each event of a stream a microsecond.
         return self._payload.iter_chunked(CHUNK_BYTES)
+
+    async def aclose(self) -> None:
+        self.over()
 
     def over(self) -> None:
         """Give the connection back if the answer was read to its end, else close it. Again, it does nothing."""
@@ -103,29 +109,20 @@ async def call(connection: Connection, head: bytes, body: bytes, *, sent: Callab
         raise
 
 
-def head_of(start: bytes, headers: Sequence[Header], *, length: int | None, close: bool) -> bytes:
-    """A request's head.
+def head_of(start: bytes, headers: Sequence[Header], *, close: bool = False) -> bytes:
+    """A request's head. `start` is its first line, its end included; `close`: the connection is for this call alone.
 
-    Parameters
-    ----------
-    start:
-        The request line and the host, line ends included.
-    length:
-        Of the body; `None` for a request without one.
-    close:
-        Whether the connection is for this call alone.
+    Raises `ValueError` for a control character, which could make two requests of it.
     """
     parts = [start]
     for name, value in headers:
         parts += (name, b": ", value, b"\r\n")
-    if length is not None:
-        parts.append(b"Content-Length: %d\r\n" % length)
     if close:
         parts.append(b"Connection: close\r\n")
     parts.append(b"\r\n")
     head = b"".join(parts)
     # The listener lets no such thing in; a head that could be read as two requests must not depend on that.
-    lines = start.count(b"\n") + len(headers) + (length is not None) + close + 1
+    lines = start.count(b"\n") + len(headers) + close + 1
     if head.count(b"\n") != lines or head.count(b"\r") != lines or len(head.translate(None, _CONTROLS)) != len(head):
         raise ValueError("a control character in a header")
     return head

@@ -22,7 +22,8 @@ from gorgo.proxy.logs import log, log_missing
 from gorgo.proxy.standing import StandingLog
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.target import Target
-from gorgo.proxy.upstream import KEEP_ALIVE_S, UpstreamError
+from gorgo.proxy.transport import KEEP_ALIVE_S
+from gorgo.proxy.upstream import UpstreamError
 
 #: A far replica on a new TLS connection takes 1 s; whoever needs longer is not worth its round trip.
 PROBE_TIMEOUT_S = 5.0

@@ -122,7 +122,7 @@ async def test_the_router_hears_when_a_replica_hangs_up(start: Start) -> None:
     columns = proxy.state.router._fleet.columns
     await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
     await until(lambda: columns.congestion_bytes[0] > 0.0)
-    for link in list(proxy.state.targets["r0"].upstream._pool._sent):
+    for link in list(proxy.state.targets["r0"].upstream._transport._pool._sent):
         cast(ResponseHandler, link).close()
     await until(lambda: columns.congestion_bytes[0] == 0.0)
 
@@ -130,8 +130,8 @@ async def test_the_router_hears_when_a_replica_hangs_up(start: Start) -> None:
 async def test_the_router_prices_the_connection_that_the_next_request_gets(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.proxy.upstream.idling_shrinks", lambda: False)
-    monkeypatch.setattr("gorgo.proxy.upstream.paced_sender", lambda _: None)
+    monkeypatch.setattr("gorgo.proxy.transport.idling_shrinks", lambda: False)
+    monkeypatch.setattr("gorgo.proxy.transport.paced_sender", lambda _: None)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
     (before,) = proxy.state.router.fleet_view(now=proxy.state.clock())
     assert before.rtt_ms is not None
@@ -148,7 +148,7 @@ async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = Windows(200_000.0, 200_000.0), Pacing(100_000.0, 1_000.0)
-    monkeypatch.setattr("gorgo.proxy.upstream.paced_sender", lambda _: told)
+    monkeypatch.setattr("gorgo.proxy.transport.paced_sender", lambda _: told)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
     (view,) = proxy.state.router.fleet_view(now=proxy.state.clock())
     assert view.rtt_ms is not None
@@ -158,7 +158,7 @@ async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
         (decision,) = proxy.state.router.decisions(answer.headers["x-request-id"])
         trips.append(float(decision.terms["rtt"][0]) / view.rtt_ms)
         await proxy.idle()
-        for link in list(proxy.state.targets["r0"].upstream._pool._sent):
+        for link in list(proxy.state.targets["r0"].upstream._transport._pool._sent):
             cast(ResponseHandler, link).close()
         await until(lambda: proxy.state.router._fleet.columns.congestion_bytes[0] == 0.0)
     # After a ping, of which the kernel told as much as after a body; then on a new connection.
