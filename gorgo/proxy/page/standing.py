@@ -87,7 +87,7 @@ def _of_fleet(views: Sequence[ReplicaView], cut_off: Iterable[str]) -> Iterator[
     if not any(view.eligible for view in views):
         yield Alert("bad", "No replica can take a request")
     elif any(view.panic for view in views):
-        yield Alert("bad", "Too few replicas are healthy: ejection is ignored, ejected ones get requests too")
+        yield Alert("bad", "Too few replicas are healthy: the others are tried again soon, and asked if nobody is")
     for region in sorted(cut_off):
         yield Alert("bad", f"Region {region} is cut off: none of its replicas answers a probe")
 
