@@ -47,7 +47,9 @@ KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 
 #: What a replica's server says about its own address, which is not where the client is: the client would go another way
 #: than through the proxy, or forget what others keep under the proxy's name.
-_OF_THE_REPLICA = frozenset({b"alt-svc", b"clear-site-data", b"strict-transport-security"})
+_OF_THE_REPLICA = frozenset(
+    {b"alt-svc", b"clear-site-data", b"strict-transport-security", b"location", b"content-location", b"refresh"}
+)
 
 #: What the server can write: it would take anything else for a fault of the proxy. A replica's odd header is left out.
 _NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9a-z]+")
@@ -97,6 +99,8 @@ def upstream_headers(headers: Sequence[Header], *, request_id: str, api_key: str
         and name not in _REWRITTEN
         and name not in dropped
         and not (name[:2] == b"x-" and name.startswith(TARGETS))
+        # Some servers read an underscore as a hyphen, and the name would be one of those above.
+        and b"_" not in name
     ]
     kept.append((b"x-request-id", request_id.encode("ascii")))
     if api_key is not None:

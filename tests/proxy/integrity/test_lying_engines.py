@@ -243,10 +243,12 @@ async def test_gzip_bomb_is_never_unpacked(fleet: Fleet) -> None:
 
 async def test_words_about_the_engine_s_own_address_do_not_reach_the_client(fleet: Fleet) -> None:
     words = b'alt-svc: h3="evil:443"\r\nclear-site-data: "*"\r\nstrict-transport-security: max-age=1\r\nx-kept: 1\r\n'
+    words += b"location: http://10.0.0.7/\r\ncontent-location: http://10.0.0.7/\r\nrefresh: 0; url=http://10.0.0.7/\r\n"
     words += b"connection: x-own\r\nx-own: 1\r\nkeep-alive: timeout=5\r\nx-gorgo-replica: other\r\n"
     running, _ = await fleet(says(JSON + words + b"content-length: 2\r\n\r\n{}"), honest=False)
     headers = (await running.client.post(CHAT, content=chat())).headers
     assert not {"alt-svc", "clear-site-data", "strict-transport-security", "x-own", "keep-alive"} & set(headers)
+    assert not {"location", "content-location", "refresh"} & set(headers)
     assert headers["x-kept"] == "1"
     assert headers.get_list("x-gorgo-replica") == ["liar"]
 

@@ -81,6 +81,10 @@ async def test_host_of_a_client_does_not_reach_a_replica(start: Start) -> None:
         "x-dynamo-worker-instance-id",
         "x-gorgo-replica",
         "x-override-host",
+        "x_gorgo_replica",
+        "X_Override-Rid",
+        "content_length",
+        "transfer_encoding",
     ],
 )
 async def test_target_header_of_a_client_picks_nothing_and_goes_nowhere(start: Start, header: str) -> None:
