@@ -10,6 +10,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,8 +78,9 @@ async def test_port_that_is_taken_is_named(start: Start, key: str) -> None:
     replica = await start.replica(answer(200))
     taken = f"127.0.0.1:{replica.port}"
     config = config_for([replica])
+    elsewhere: dict[str, Any] = {key: taken}
     with pytest.raises(ConfigError, match=rf"proxy\.{key}: cannot listen on {taken}: Address already in use"):
-        await start.proxy(replace(config, proxy=replace(config.proxy, **{key: taken})), [replica])
+        await start.proxy(replace(config, proxy=replace(config.proxy, **elsewhere)), [replica])
 
 
 async def test_loops_keep_asking_and_keep_connections_warm(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
