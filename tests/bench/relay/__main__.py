@@ -1,7 +1,7 @@
 """`python -m tests.bench.relay [--quick | --profile] [--against COMMIT]`: the relay's part of `make bench` alone.
 
-A change is tried with `--against HEAD --no-others --rounds 12 --scale 0.4 --only ttft_small requests_small`: what that
-says of a tree without a change is the smallest difference that it can tell.
+A change is tried with `--pair HEAD`, a minute and a half: what that says of a tree without a change is the smallest
+difference that it can tell.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from tests.bench.relay import bench, profile, scenarios
+from tests.bench.relay import bench, pair, profile, scenarios
 
 
 def main() -> None:
@@ -18,6 +18,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one short round, well under a minute")
     parser.add_argument("--profile", action="store_true", help="top functions of the relay under load, by py-spy")
     parser.add_argument("--against", metavar="COMMIT", help="measure gorgo as it was there as well, in the same rounds")
+    parser.add_argument("--pair", metavar="COMMIT", help="gorgo here and there alone, a few requests each in turn")
+    parser.add_argument("--seconds", type=float, default=15.0, help="for each kind of request of --pair")
     parser.add_argument("--no-others", action="store_true", help="without nginx and sglang-router")
     parser.add_argument("--rounds", type=int, help="an even number gives every relay each place in the order as often")
     parser.add_argument("--scale", type=float, help="factor on the length of each job")
@@ -25,6 +27,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.profile:
         profile.run()
+        return
+    if options.pair:
+        pair.run(options.pair, options.seconds)
         return
     plan = scenarios.QUICK if options.quick else scenarios.FULL
     plan = replace(
