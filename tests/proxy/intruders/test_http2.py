@@ -253,6 +253,18 @@ async def test_client_that_opens_no_window_is_reset(start: Start, monkeypatch: p
     await fleet.idle()
 
 
+async def test_client_that_opens_no_window_and_leaves_is_not_waited_for(start: Start) -> None:
+    fleet = await start.fleet([answer(200, b"y" * 100_000)])
+    for body in (chat(), b"{"):
+        async with http2(fleet, {SettingCodes.INITIAL_WINDOW_SIZE: 0}) as client:
+            asked = await client.ask(HEAD, body)
+            await client.until(h2.events.ResponseReceived, asked)
+    async with asyncio.timeout(5):
+        await fleet.idle()
+        while fleet.state.exchanges:
+            await asyncio.sleep(0.01)
+
+
 async def test_client_that_leaves_cancels_its_stream_only(start: Start) -> None:
     fleet = await start.fleet([stream(delta("a"), DONE)])
     async with over_http2(fleet) as client:
