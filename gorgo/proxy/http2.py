@@ -98,7 +98,7 @@ class StrictH2Protocol(H2Protocol):
         try:
             await super().handle(event)
         finally:
-            if self.closed:  # nobody takes what is left, and whoever waits for that need not
+            if isinstance(event, Closed):  # nobody takes what is left, and whoever waits for that need not
                 for stream_id in tuple(self.stream_buffers):
                     await self._drop_buffer(stream_id)
             await self._watch()
