@@ -20,7 +20,8 @@ import aiohttp
 import httpx
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
-from aiohttp.http import HttpProcessingError
+from aiohttp.hdrs import TRANSFER_ENCODING
+from aiohttp.http import HttpProcessingError, RawResponseMessage
 from aiohttp.streams import StreamReader
 
 from gorgo.proxy.headers import Header
@@ -101,12 +102,20 @@ async def call(connection: Connection, head: bytes, body: bytes, *, sent: Callab
         while True:
             message, payload = await protocol.read()
             if not 100 <= message.code < 200 or message.code == 101:
+                _check_coding(message)
                 return Call(connection, message.code, message.raw_headers, payload, writer)
     except BaseException:
         if writer is not None:
             writer.cancel()
         connection.close()
         raise
+
+
+def _check_coding(message: RawResponseMessage) -> None:
+    """Codings of a hop end with it, and none but chunks is undone here: the rest would go on without its label."""
+    codings = message.headers.getall(TRANSFER_ENCODING, ())
+    if codings and (len(codings) > 1 or codings[0].strip().lower() != "chunked"):
+        raise HttpProcessingError(message="a transfer coding that nobody asked for")
 
 
 def head_of(start: bytes, headers: Sequence[Header], *, close: bool = False) -> bytes:

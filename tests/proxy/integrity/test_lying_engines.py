@@ -24,6 +24,7 @@ SSE = OK + b"content-type: text/event-stream\r\n"
 JSON = OK + b"content-type: application/json\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 GOOD = delta("good")
+PACKED = gzip.compress(b'{"choices": []}')
 
 
 def chunk(data: bytes) -> bytes:
@@ -87,6 +88,14 @@ WITHHELD = {
     "a length with a sign": says(JSON + b"content-length: +2\r\n\r\n{}"),
     "a negative length": says(JSON + b"content-length: -2\r\n\r\n{}"),
     "a length and a coding": says(JSON + b"content-length: 1\r\n" + CHUNKED + chunk(b"{}") + END),
+    "a body that is packed for this hop": says(JSON + b"transfer-encoding: gzip\r\n\r\n" + PACKED, close=True),
+    "chunks that are packed for this hop": says(
+        JSON + b"transfer-encoding: gzip, chunked\r\n\r\n" + chunk(PACKED) + END
+    ),
+    "two codings on two lines": says(JSON + b"transfer-encoding: gzip\r\n" + CHUNKED + chunk(PACKED) + END),
+    "an event stream that is packed for this hop": says(
+        SSE + b"transfer-encoding: deflate, chunked\r\n\r\n" + chunk(GOOD) + END
+    ),
     "a header that never ends": forever(OK + b"x-a: ", b"a" * 16_384),
     "headers that never end": forever(OK, b"x-a: b\r\n" * 512),
     "a header without a colon": says(OK + b"nonsense\r\ncontent-length: 2\r\n\r\n{}"),
@@ -104,7 +113,14 @@ WITHHELD = {
 
 @pytest.mark.parametrize(
     "lie",
-    ["fewer bytes than the length", "status 101", "headers that never end", "two lengths", "another replica's address"],
+    [
+        "fewer bytes than the length",
+        "chunks that are packed for this hop",
+        "status 101",
+        "headers that never end",
+        "two lengths",
+        "another replica's address",
+    ],
 )
 async def test_answer_that_cannot_be_believed_is_replaced(fleet: Fleet, lie: str) -> None:
     running, liar = await fleet(WITHHELD[lie], first_content_timeout_s=1.0)
