@@ -45,6 +45,7 @@ def test_the_router_is_told_what_the_proxy_would_tell_it() -> None:
             found = twin.next()
             wire = idle.pop() if found is not None else Wire()
             assert twin.taken(wire, body_bytes) == kept.used == (found is not None)
+            twin.tell()
             assert waits >= (0 if kept.used else 1)
             in_use.append((kept, wire))
         assert _same(told[-1], theirs[-1])
