@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from hypercorn.utils import parse_socket_addr, wrap_app
 
 from gorgo.proxy.http2 import StrictH2Protocol
 from gorgo.proxy.wire import HeadLimits, StrictProtocol
+
+#: `struct linger`: closed at once, which the kernel says by a reset.
+_NO_LINGERING = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class Connection(TCPServer):
     """hypercorn's connection, over when its client is gone."""
 
     _over = False
+    _reset = False
     head_limits = HeadLimits(64 * 1024, 128, 10.0)
 
     async def run(self) -> None:
@@ -93,6 +98,20 @@ class Connection(TCPServer):
         # An answer that ends after its client left must not start to wait for the next request.
         if not (self._over and isinstance(event, Updated)):
             await super().protocol_send(event)
+
+    def reset(self) -> None:
+        """End with an error for the client; what it has not been sent is dropped."""
+        client = self.writer.get_extra_info("socket")
+        with suppress(OSError):  # it has left
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+        self._reset = True
+        self.writer.transport.abort()
+
+    async def _close(self) -> None:
+        if self._reset:  # uvloop would still send an orderly end before
+            await self.idle_task.stop()
+        else:
+            await super()._close()
 
     async def _read_data(self) -> None:
         await super()._read_data()
@@ -132,6 +151,7 @@ async def serve_app(
         # For an app whose client does not read: an orderly end would wait for it.
         shared = {"abort": writer.transport.abort}
         connection = Connection(wrapped, loop, config, context, shared, reader, writer)
+        shared["reset"] = connection.reset
         connection.head_limits = asked.head
         with suppress(OSError):  # the client's end of TLS can fail while ours is closed
             await connection

@@ -9,6 +9,9 @@ reads kindly what others read otherwise: a length beside a coding, a length that
 that end with a bare LF, also in the trailers. It puts these right before anybody sees them, so they are looked for in
 the bytes themselves, once per head, at the only moment at which h11 is about to read one. A refused connection reads
 nothing any more: what follows on it is not a request.
+
+An answer that is cut shows it by its chunks or its length. A client of HTTP/1.0 may have neither and takes an orderly
+end for the answer's, so its connection is reset.
 """
 
 from __future__ import annotations
@@ -195,6 +198,11 @@ class StrictProtocol(H11Protocol):
     async def _end_late(self) -> None:
         await self._send_error_response(408)
         await self.send(Closed())
+
+    async def _maybe_recycle(self) -> None:
+        if self.connection.our_state is h11.SEND_BODY and self._strict.their_http_version == b"1.0":
+            self.connection_state["reset"]()
+        await super()._maybe_recycle()
 
     async def _send_error_response(self, status_code: int) -> None:
         """As the proxy's other errors; h11's own words would repeat what the client sent."""
