@@ -32,7 +32,7 @@ READ_BUFFER_BYTES = 64 * 1024
 CHUNK_BYTES = 16 * 1024
 #: Larger bodies are written in pieces of this; nearly all prompts fit into one.
 PIECE_BYTES = 512 * 1024
-#: Up to here head and body are joined for one write: copying them costs less than a second one.
+#: Up to here head and body are joined: copying them costs less than a write of two parts.
 _JOINED_BYTES = 64 * 1024
 
 #: Everything by which a call or its answer can say that a peer or the network failed; `OSError` includes timeouts.
@@ -138,18 +138,23 @@ def head_of(start: bytes, headers: Sequence[Header], *, close: bool = False) -> 
 
 
 def _send(protocol: ResponseHandler, head: bytes, body: bytes) -> asyncio.Task[None] | None:
-    """Write it all, or what is more than the socket should be given at once in a task of its own."""
+    """Write it all, or what is more than the socket should be given at once in a task of its own.
+
+    Head and body at once: a head that goes alone is a segment of its own, and over a new connection to a far replica
+    the window then ends one segment short of a body of 100 kB: a round trip more.
+    """
     transport = protocol.transport
     if transport is None or transport.is_closing():
         raise aiohttp.ClientOSError("the connection is closed")
     if len(body) <= _JOINED_BYTES:
         transport.write(head + body)
         return None
-    transport.write(head)
     if len(body) <= PIECE_BYTES:
-        transport.write(body)
+        transport.writelines((head, body))
         return None
-    return asyncio.create_task(_send_pieces(protocol, memoryview(body)))
+    pieces = memoryview(body)
+    transport.writelines((head, pieces[:PIECE_BYTES]))
+    return asyncio.create_task(_send_pieces(protocol, pieces[PIECE_BYTES:]))
 
 
 async def _send_pieces(protocol: ResponseHandler, body: memoryview) -> None:
@@ -157,8 +162,8 @@ async def _send_pieces(protocol: ResponseHandler, body: memoryview) -> None:
     # Whoever reads the answer is told by the connection itself that it is lost.
     with suppress(OSError):
         for start in range(0, len(body), PIECE_BYTES):
+            await protocol._drain_helper()
             transport = protocol.transport
             if transport is None or transport.is_closing():
                 return
             transport.write(bytes(body[start : start + PIECE_BYTES]))
-            await protocol._drain_helper()

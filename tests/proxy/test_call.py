@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp.client_proto import ResponseHandler
 
-from gorgo.proxy.call import PIECE_BYTES, head_of
+from gorgo.proxy.call import PIECE_BYTES, _send, head_of
 from gorgo.proxy.upstream import HttpUpstream, Source, UpstreamError
 from tests.proxy.conftest import until
 
@@ -171,3 +172,33 @@ async def test_an_answer_that_is_not_http_is_a_failure_of_the_protocol(nonsense:
             await upstream.open("/v1", [], b"")
         await until(lambda: found.open == 0)
         assert upstream.open_sources == 0
+
+
+class Given(asyncio.Transport):
+    """What the socket is given, a list per write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[list[bytes]] = []
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append([bytes(data)])
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.writes.append([bytes(data) for data in list_of_data])
+
+
+@pytest.mark.parametrize("size", [0, 1000, 100_000, 2 * PIECE_BYTES + 1])
+async def test_the_head_never_travels_without_the_first_of_the_body(size: int) -> None:
+    given, body = Given(), bytes(size)
+    protocol = ResponseHandler(asyncio.get_running_loop())
+    protocol.connection_made(given)
+    writer = _send(protocol, b"head", body)
+    assert b"".join(given.writes[0]) == b"head" + body[:PIECE_BYTES]
+    assert len(given.writes) == 1
+    if writer is not None:
+        await writer
+    assert b"".join(part for parts in given.writes for part in parts) == b"head" + body
