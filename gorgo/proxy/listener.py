@@ -12,10 +12,11 @@ hypercorn speaks is not strict; `Spoken` puts in what is.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,10 +33,13 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 
 from gorgo.proxy.http2 import StrictH2Protocol
+from gorgo.proxy.logs import log
 from gorgo.proxy.wire import HeadLimits, StrictProtocol
 
 #: `struct linger`: closed at once, which the kernel says by a reset.
 _NO_LINGERING = struct.pack("ii", 1, 0)
+#: As asyncio's own servers wait.
+_ACCEPT_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,54 +135,112 @@ async def serve_app(
     """Answer what arrives at `listener` until `closing` is set; then end idle connections at once and the others
     within `config.graceful_timeout`. The listener is closed on return.
 
-    `door` is asked for each connection. With `tls` they all speak it, and have as long to agree on it as the first
-    door grants a request's head.
+    `door` is asked for each connection. With `tls` they all speak it, and have as long to agree on it as for a
+    request's head; meanwhile they count as open.
     """
-    loop = asyncio.get_running_loop()
-    context = WorkerContext(None)
-    wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
-    open_now: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        asked = door()
-        if len(open_now) >= asked.connections:
-            writer.transport.abort()
-            return
-        open_now[task] = writer
-        task.add_done_callback(open_now.pop)
-        # For an app whose client does not read: an orderly end would wait for it.
-        shared = {"abort": writer.transport.abort}
-        connection = Connection(wrapped, loop, config, context, shared, reader, writer)
-        shared["reset"] = connection.reset
-        connection.head_limits = asked.head
-        with suppress(OSError):  # the client's end of TLS can fail while ours is closed
-            await connection
-
-    timeout_s = None if tls is None else door().head.timeout_s
-    server = await asyncio.start_server(
-        connected, sock=listener, backlog=config.backlog, ssl=tls, ssl_handshake_timeout=timeout_s
-    )
+    open_now = _Connections(app, config, door)
+    close: Callable[[], object]
+    if tls is None:
+        server = await asyncio.start_server(open_now.take, sock=listener, backlog=config.backlog)
+        close = server.close
+    else:
+        close = asyncio.create_task(open_now.accept(listener, tls)).cancel
     try:
         await closing.wait()
     finally:
-        await context.terminated.set()
-        server.close()
-        await _end(open_now, config.graceful_timeout)
+        await open_now.context.terminated.set()
+        close()
+        listener.close()
+        await open_now.end(config.graceful_timeout)
 
 
-async def _end(open_now: Mapping[asyncio.Task[Any], asyncio.StreamWriter], limit_s: float) -> None:
-    """Wait, then cancel, then abort: an orderly end waits for the client to read what is left, and some never do."""
-    await _settle(open_now, limit_s)
-    for task in tuple(open_now):
-        task.cancel()
-    await _settle(open_now, limit_s)
-    for writer in tuple(open_now.values()):
-        writer.transport.abort()
-    await _settle(open_now, limit_s)
+class _Connections:
+    """Those that are open at one listener, each with its task."""
+
+    def __init__(self, app: Any, config: Config, door: Callable[[], Door]) -> None:
+        self._app = wrap_app(app, config.wsgi_max_body_size, "asgi")
+        self._config = config
+        self._door = door
+        #: Without a writer while it agrees on TLS.
+        self._open: dict[asyncio.Task[Any], asyncio.StreamWriter | None] = {}
+        self.context = WorkerContext(None)
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One without TLS, in a task of its own."""
+        head = self._admitted()
+        if head is None:
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._keep(task)
+        await self._serve(reader, writer, head)
+
+    async def accept(self, listener: socket.socket, tls: ssl.SSLContext) -> None:
+        """All of those with TLS. asyncio's own server would show only those that agreed, and count no others."""
+        listener.setblocking(False)
+        while True:
+            client = await _accepted(listener)
+            head = self._admitted()
+            if head is None:
+                client.close()
+            else:
+                self._keep(asyncio.create_task(self._agree(client, tls, head)))
+            await asyncio.sleep(0)  # the others' turn, however many are at the door
+
+    async def end(self, limit_s: float) -> None:
+        """Wait, then cancel, then abort: an orderly end waits for a client to read what is left, and some never do."""
+        await self._settle(limit_s)
+        for task in tuple(self._open):
+            task.cancel()
+        await self._settle(limit_s)
+        for writer in tuple(self._open.values()):
+            if writer is not None:
+                writer.transport.abort()
+        await self._settle(limit_s)
+
+    def _admitted(self) -> HeadLimits | None:
+        """What is asked of one more; `None` if that is too many."""
+        asked = self._door()
+        return asked.head if len(self._open) < asked.connections else None
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        self._open[task] = None
+        task.add_done_callback(self._open.pop)
+
+    async def _agree(self, client: socket.socket, tls: ssl.SSLContext, head: HeadLimits) -> None:
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        with suppress(OSError):  # it left, is too slow, or speaks something else
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, client, ssl=tls, ssl_handshake_timeout=head.timeout_s
+            )
+            await self._serve(reader, asyncio.StreamWriter(transport, protocol, reader, loop), head)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: HeadLimits) -> None:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        self._open[task] = writer
+        # For an app whose client does not read: an orderly end would wait for it.
+        shared = {"abort": writer.transport.abort}
+        connection = Connection(self._app, loop, self._config, self.context, shared, reader, writer)
+        shared["reset"] = connection.reset
+        connection.head_limits = head
+        with suppress(OSError):  # the client's end of TLS can fail while ours is closed
+            await connection
+
+    async def _settle(self, limit_s: float) -> None:
+        if self._open:
+            await asyncio.wait(tuple(self._open), timeout=limit_s)
 
 
-async def _settle(open_now: Mapping[asyncio.Task[Any], asyncio.StreamWriter], limit_s: float) -> None:
-    if open_now:
-        await asyncio.wait(tuple(open_now), timeout=limit_s)
+async def _accepted(listener: socket.socket) -> socket.socket:
+    """The next connection at the door."""
+    while True:
+        try:
+            client, _ = await asyncio.get_running_loop().sock_accept(listener)
+        except OSError as failure:  # it has left, or descriptors are short
+            log("accept_failed", level=logging.WARNING, error=failure.strerror)
+            await asyncio.sleep(_ACCEPT_AGAIN_S)
+        else:
+            return client

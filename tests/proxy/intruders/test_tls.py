@@ -98,6 +98,31 @@ async def test_clients_are_served_by_tls_and_no_other_way(
     await fleet.idle()
 
 
+async def test_connections_that_never_agree_on_tls_count_as_those_that_do(
+    start: Start, authority: Authority, pair: tuple[str, str]
+) -> None:
+    proxy = replace(QUIET, tls=ServerTls(cert=pair[0], key=pair[1]))
+    fleet = await start.fleet([stream(delta("good"), DONE)], proxy=proxy, header_timeout_s=60.0, max_connections=4)
+    async with AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(connected(fleet.addresses.data)) for _ in range(4)]
+        async with connected(fleet.addresses.data) as late:
+            assert await late.rest() == b""
+        silent.pop().reset()
+        async with asyncio.timeout(10):
+            while not await answers(fleet, authority):  # until the server has seen that one left
+                await asyncio.sleep(0)
+    await fleet.stop()
+
+
+async def answers(fleet: Running, authority: Authority) -> bool:
+    try:
+        async with over_tls(fleet, authority.trusting()) as client:
+            await client.post(CHAT, chat(stream=True), "connection: close")
+            return b"good" in await client.rest()
+    except OSError:
+        return False
+
+
 async def test_http_2_and_1_1_and_no_old_tls_are_offered(
     start: Start, authority: Authority, pair: tuple[str, str]
 ) -> None:
