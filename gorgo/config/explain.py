@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -115,11 +116,17 @@ def _type_at(path: Path) -> Any:
 
 def _step(kind: Any, part: str | int) -> Any:
     if is_dataclass(kind) and isinstance(part, str):
-        return get_type_hints(kind, include_extras=True).get(part, object)
+        return _hints(kind).get(part, object)
     arguments = get_args(kind)
     if not arguments:
         return object
     return arguments[1] if issubclass(get_origin(kind), Mapping) else arguments[0]
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Reading them takes a millisecond, and a file may have a fault in each of its lines."""
+    return get_type_hints(kind, include_extras=True)
 
 
 def _bare(kind: Any) -> Any:

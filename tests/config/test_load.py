@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gorgo.config import explain
 from gorgo.config.deadlines import Deadlines, deadlines_by_region
 from gorgo.config.load import MAX_PROBLEMS_SHOWN, load_config, parse_config
 from gorgo.config.model import Capacity, Config, Limits, Proxy, Replica, Simulation
@@ -281,3 +282,17 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 @given(VALUES)
 def test_any_tree_of_known_keys_loads_or_explains_itself(tree: Any) -> None:
     loads_or_explains(json.dumps(tree).encode())
+
+
+def test_many_faults_are_explained_without_reading_the_model_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+
+    def counted(kind: object, **options: bool) -> dict[str, Any]:
+        read.append(kind)
+        return get_type_hints(kind, **options)
+
+    monkeypatch.setattr(explain, "get_type_hints", counted)
+    rows = "".join(f"- {{odd{number}: 1}}\n" for number in range(100))
+    with pytest.raises(ConfigError, match="400 errors"):
+        parse_config(f"proxy: {{region: a}}\nregions: [{{name: a}}]\nreplicas:\n{rows}".encode())
+    assert len(read) == len(set(read))
