@@ -75,7 +75,9 @@ class _Row:
 
 
 def is_request_log(path: Path) -> bool:
-    """Whether the file begins as one; False for one that cannot be read."""
+    """Whether the file begins as one; False for one that cannot be read, and for a pipe, which could be read once."""
+    if path.is_fifo():
+        return False
     try:
         with path.open("rb") as file:
             return file.read(64).lstrip().startswith(b'{"gorgo_request_log"')

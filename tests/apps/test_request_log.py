@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ def test_log_is_told_from_other_traces(tmp_path: Path) -> None:
     assert is_request_log(log)
     assert not is_request_log(other)
     assert not is_request_log(tmp_path / "none")
+    os.mkfifo(tmp_path / "pipe")
+    assert not is_request_log(tmp_path / "pipe")
 
 
 def test_unknown_output_is_the_median_of_its_model(tmp_path: Path) -> None:

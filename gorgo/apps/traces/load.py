@@ -66,6 +66,9 @@ def _decoded(line: bytes, path: Path, number: int) -> str:
 
 
 def _opened(path: Path) -> IO[bytes]:
+    """Opened twice, which a pipe cannot be; one that nobody writes to would also be waited for without end."""
+    if path.is_fifo():
+        raise TraceError(f"{path}: a pipe; expected a file, because a trace is opened twice")
     with path.open("rb") as file:
         magic = file.read(len(GZIP_MAGIC))
     return cast(IO[bytes], gzip.open(path) if magic == GZIP_MAGIC else path.open("rb"))

@@ -119,7 +119,7 @@ def _user(row: Mapping[str, Any]) -> str | None:
 
 def _turns(told: object, body: Mapping[str, Any] | None) -> int | None:
     """As told, else counted in the body."""
-    if isinstance(told, int) and not isinstance(told, bool) and told >= 1:
+    if isinstance(told, int) and not isinstance(told, bool) and 1 <= told <= MAX_NUMBER:
         return told
     if body is None:
         return None
@@ -180,7 +180,7 @@ def _hash_id(line: _Line, value: object) -> int:
         line.fail("hash_ids", f"integers or strings, not {_short(value)}")
     if value.isascii() and value.isdecimal() and len(value) <= MAX_DECIMAL_DIGITS:
         return int(value)
-    return int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(value.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
 def _short(value: object) -> str:

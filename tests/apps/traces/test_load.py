@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,12 @@ def test_a_file_that_is_no_trace_is_one_clear_error(tmp_path: Path, content: byt
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"nowhere.jsonl: No such file"):
         load_trace(tmp_path / "nowhere.jsonl")
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TraceError, match=r"pipe: a pipe; expected a file"):
+        load_trace(tmp_path / "pipe")
 
 
 def test_filters_that_leave_nothing_are_an_error(tmp_path: Path) -> None:

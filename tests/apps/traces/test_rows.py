@@ -30,6 +30,15 @@ def test_string_ids_are_numbers_or_hashes_of_their_text() -> None:
     assert other == same != digits
 
 
+def test_half_a_surrogate_pair_is_an_id_as_any_text() -> None:
+    ids = read({**GOOD, "hash_ids": ["\ud800", "\udfff"]}).hash_ids
+    assert len(set(ids)) == 2
+
+
+def test_turns_beyond_all_numbers_are_not_told() -> None:
+    assert read({**GOOD, "turn": 10**400}).turns is None
+
+
 def test_a_row_with_a_body_needs_no_ids() -> None:
     body = {"messages": [{"role": "user", "content": "hello"}]}
     row = {"timestamp": 0, "input_length": 5000, "output_length": 1, "request": body}
