@@ -24,6 +24,8 @@ from statistics import median_low
 from typing import Any, NoReturn
 
 from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters, TraceRequest
+from gorgo.apps.traces.load import SPAN_S_MAX
+from gorgo.apps.traces.rows import MAX_TOKENS
 from gorgo.errors import TraceError
 from gorgo.proxy.request_log_file import SCHEMA
 
@@ -106,6 +108,9 @@ def read_request_log(path: Path) -> RequestLogTrace:
     rows = sorted((row for file in _rotated(path) for row in reader.rows(file)), key=lambda row: row.received_s)
     if not rows:
         raise TraceError(f"{path}: the request log has no request that a replica worked for")
+    span_s = rows[-1].received_s - rows[0].received_s
+    if span_s > SPAN_S_MAX:
+        raise TraceError(f"{path}: {span_s:,.0f} s from the first request to the last; expected a year at most")
     ratios, outputs = _ratios(rows), _outputs(rows, path)
     requests = [
         TraceRequest(
@@ -232,8 +237,9 @@ class _Reader:
         row = _Row(
             received_s=float(received_s),
             model=model,
-            input_tokens=max(1, _whole(entry, "input_tokens", where)),
-            output_tokens=None if told is None else _whole(entry, "output_tokens", where),
+            # As engines told; one that told nonsense must not make the rest unreadable.
+            input_tokens=min(max(1, _whole(entry, "input_tokens", where)), MAX_TOKENS),
+            output_tokens=None if told is None else min(_whole(entry, "output_tokens", where), MAX_TOKENS),
             text_bytes=_whole(entry, "text_bytes", where),
             hashes=_hashes(entry.get("block_hashes"), where),
             block_bytes=self._block_bytes,

@@ -115,6 +115,18 @@ def test_other_lines_are_refused_with_file_and_line(tmp_path: Path, lines: list[
     assert str(caught.value).startswith(str(log))
 
 
+def test_counts_that_no_engine_can_mean_are_bounded(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", HEADER, ROW, ROW | {"input_tokens": 2**52, "output_tokens": 2**52})
+    last = read_request_log(log).requests[-1]
+    assert (last.input_tokens, last.output_tokens) == (10_000_000, 10_000_000)
+
+
+def test_log_of_more_than_a_year_is_refused(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", HEADER, ROW, ROW | {"received_s": 1.7e9})
+    with pytest.raises(TraceError, match=r"log: 1,699,999,999 s from the first request to the last; expected a year"):
+        read_request_log(log)
+
+
 def test_missing_log_says_so(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="No such file"):
         read_request_log(tmp_path / "none")

@@ -19,6 +19,9 @@ GZIP_MAGIC = b"\x1f\x8b"
 #: Longest line that is read. A body of a million tokens is some 4 MB; a file without line ends must not fill memory.
 LINE_BYTES_MAX = 64 * 1024 * 1024
 
+#: A year. Time stamps in another unit, or one that is wrong, would keep a simulation busy for ever.
+SPAN_S_MAX = 366 * 86_400.0
+
 
 def load_trace(path: Path | str, filters: TraceFilters | None = None) -> list[TraceRequest]:
     """The requests that `filters` keep, in order of time, the first at 0.
@@ -38,11 +41,17 @@ def load_trace(path: Path | str, filters: TraceFilters | None = None) -> list[Tr
 
 def read_requests(path: Path) -> Iterator[TraceRequest]:
     """Every request of the file as it stands there, lazily; empty lines are skipped."""
-    index = 0
+    index, origin_s = 0, 0.0
     for line_number, text in enumerate(_lines(path), start=1):
-        if text.strip():
-            yield read_row(text, file=str(path), line_number=line_number, index=index)
-            index += 1
+        if not text.strip():
+            continue
+        request = read_row(text, file=str(path), line_number=line_number, index=index)
+        origin_s = origin_s if index else request.timestamp_s
+        if not abs(request.timestamp_s - origin_s) <= SPAN_S_MAX:
+            away = f"{request.timestamp_s - origin_s:,.0f} s from the first request"
+            raise TraceError(f"{path}, line {line_number}: {away}; expected a year at most, in milliseconds")
+        yield request
+        index += 1
 
 
 def _lines(path: Path) -> Iterator[str]:

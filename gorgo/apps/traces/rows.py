@@ -31,6 +31,8 @@ MAX_DECIMAL_DIGITS = 20
 USER_KEYS = ("user_id", "token_hash", "user_hash", "user")
 #: Larger numbers are no lengths or times; floats hold whole numbers exactly up to here.
 MAX_NUMBER = 2**53
+#: Ten times the longest context of any model; a replay holds such a prompt's text, four bytes a token, in memory.
+MAX_TOKENS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,9 @@ class _Line:
         return float(value)
 
     def tokens(self, field: str) -> int:
-        expected = "a whole number of tokens, at least 1"
+        expected = f"a whole number of tokens, at least 1 and at most {MAX_TOKENS:,}"
         value = self.number_of(field, expected=expected)
-        if value != int(value) or value < 1:
+        if value != int(value) or not 1 <= value <= MAX_TOKENS:
             self.fail(field, expected)
         return int(value)
 

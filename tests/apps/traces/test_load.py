@@ -63,6 +63,15 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
         load_trace(tmp_path / "pipe")
 
 
+def test_a_trace_of_more_than_a_year_is_a_slip_of_units(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(lines(5, 366 * 86_400_000 + 5))
+    assert len(load_trace(path)) == 2
+    path.write_bytes(lines(5, 366 * 86_400_000 + 1005))
+    with pytest.raises(TraceError, match=r"t.jsonl, line 2: 31,622,401 s from the first request; expected"):
+        load_trace(path)
+
+
 def test_filters_that_leave_nothing_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(lines(0))

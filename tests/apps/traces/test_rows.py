@@ -59,6 +59,11 @@ def test_ids_of_full_blocks_alone_are_taken() -> None:
         ({"timestamp": float("nan")}, "timestamp is NaN; expected"),
         ({"timestamp": 10**400}, "timestamp is 1000"),
         ({"input_length": 0}, "input_length is 0; expected a whole number of tokens, at least 1"),
+        (
+            {"input_length": 10_000_001},
+            "input_length is 10000001; expected a whole number of tokens",
+        ),
+        ({"output_length": 2**53}, "output_length is 9007199254740992; expected a whole number of tokens"),
         ({"input_length": 600.5}, "input_length is 600.5; expected"),
         ({"output_length": "7"}, "output_length is '7'; expected"),
         ({"hash_ids": None}, "hash_ids is null; expected a list of ids"),
