@@ -11,6 +11,8 @@ import httpx
 
 from gorgo.config.model import Replica
 from gorgo.engines.registry import dialect
+from gorgo.errors import ConfigError
+from gorgo.proxy.target import api_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,14 @@ async def _reach_all(replicas: Sequence[Replica], environ: Mapping[str, str], ti
 
 async def _reach(client: httpx.AsyncClient, replica: Replica, environ: Mapping[str, str]) -> Reached:
     base = Reached(replica.name, replica.region, replica.url)
-    headers = {}
-    if replica.api_key_env is not None:
-        if not environ.get(replica.api_key_env):
-            return _failed(base, f"the environment variable {replica.api_key_env} is not set")
-        headers["authorization"] = f"Bearer {environ[replica.api_key_env]}"
+    if replica.api_key_env is not None and not environ.get(replica.api_key_env):
+        return _failed(base, f"the environment variable {replica.api_key_env} is not set")
+    try:
+        # As the proxy reads it: a key that is none would be shown in httpx's own words.
+        key = api_key(replica, environ)
+    except ConfigError as error:
+        return _failed(base, str(error))
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
     started_s = time.perf_counter()
     try:
         response = await client.get(replica.url.rstrip("/") + dialect(replica.engine).probe_path, headers=headers)
