@@ -37,7 +37,10 @@ def replay(
         str | None, typer.Option(show_default=False, help="Model to ask for. Default: the first of GET /v1/models.")
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="GORGO_API_KEY", show_default=False, help="Sent as a bearer token.")
+        str | None,
+        typer.Option(
+            envvar="GORGO_API_KEY", callback=options.header_word, show_default=False, help="Sent as a bearer token."
+        ),
     ] = None,
     out: options.Out = None,
     seed: options.Seed = 0,

@@ -124,6 +124,15 @@ def positive(time_scale: float) -> float:
     return time_scale
 
 
+def header_word(key: str | None) -> str | None:
+    """A key as a header can hold it, or a usage error that does not show it."""
+    if key is None:
+        return None
+    if not key.strip().isascii() or not key.strip().isprintable():
+        raise typer.BadParameter("expected printable ASCII, as a header can hold it")
+    return key.strip()
+
+
 def trace_path(trace: str) -> Path:
     """A file's path as given, or where the shipped trace of that name is; a shape's name stays, for `load_requests`."""
     from gorgo.apps.datasets import datasets

@@ -68,7 +68,7 @@ BeginAnew = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Measure, say what would be put, and end; nothing is put or written.")
 ]
-PollS = Annotated[float, typer.Option(min=0.05, help="Seconds between two looks at the proxy.")]
+PollS = Annotated[float, typer.Option(min=0.05, max=3600, help="Seconds between two looks at the proxy.")]
 MetricsBind = Annotated[
     str | None,
     typer.Option(

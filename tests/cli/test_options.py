@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from gorgo.cli.options import admin_token
+from gorgo.cli.options import admin_token, header_word
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +46,11 @@ def test_a_file_without_a_token_is_an_error_that_names_it(
     monkeypatch.setenv("GORGO_ADMIN_TOKEN_FILE", str(tmp_path / "token"))
     with pytest.raises(typer.BadParameter, match=r"GORGO_ADMIN_TOKEN_FILE=.*token: expected"):
         admin_token()
+
+
+@pytest.mark.parametrize("key", ["CAN\r\nARY", "CANAR\u00dd", "CAN\x00"])
+def test_key_that_no_header_can_hold_is_a_usage_error_and_not_shown(key: str) -> None:
+    with pytest.raises(typer.BadParameter) as caught:
+        header_word(key)
+    assert "CAN" not in str(caught.value)
+    assert header_word("key\n") == "key"
