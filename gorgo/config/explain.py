@@ -115,7 +115,7 @@ def _type_at(path: Path) -> Any:
 
 
 def _step(kind: Any, part: str | int) -> Any:
-    if is_dataclass(kind) and isinstance(part, str):
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(part, str):
         return _hints(kind).get(part, object)
     arguments = get_args(kind)
     if not arguments:
@@ -124,7 +124,7 @@ def _step(kind: Any, part: str | int) -> Any:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, Any]:
     """Reading them takes a millisecond, and a file may have a fault in each of its lines."""
     return get_type_hints(kind, include_extras=True)
 
