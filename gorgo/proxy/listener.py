@@ -38,6 +38,8 @@ from gorgo.proxy.wire import HeadLimits, StrictProtocol
 
 #: `struct linger`: closed at once, which the kernel says by a reset.
 _NO_LINGERING = struct.pack("ii", 1, 0)
+#: A client that takes nothing for so long of what it was answered is gone: as long as idle proxies on its way may be.
+LINGER_S = 30.0
 #: As asyncio's own servers wait.
 _ACCEPT_AGAIN_S = 1.0
 
@@ -69,6 +71,26 @@ class Spoken(ProtocolWrapper):
             self.protocol = self._http2()
             await self.protocol.initiate()
             await self.protocol.handle(RawData(begun.data))
+
+
+class _Patience:
+    """With a client that takes what is left of its answer. An orderly end would wait for one that does not for ever."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTransport) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._left = transport.get_write_buffer_size()
+        self._timer = loop.call_later(LINGER_S, self._look)
+
+    def over(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        before, self._left = self._left, self._transport.get_write_buffer_size()
+        if self._left >= before:
+            self._transport.abort()
+        else:
+            self._timer = self._loop.call_later(LINGER_S, self._look)
 
 
 class Connection(TCPServer):
@@ -114,8 +136,12 @@ class Connection(TCPServer):
     async def _close(self) -> None:
         if self._reset:  # uvloop would still send an orderly end before
             await self.idle_task.stop()
-        else:
+            return
+        patience = _Patience(self.loop, self.writer.transport)
+        try:
             await super()._close()
+        finally:
+            patience.over()
 
     async def _read_data(self) -> None:
         await super()._read_data()
