@@ -36,6 +36,14 @@ def admin_token(given: str | None = None) -> str | None:
     return text
 
 
+def finite(value: float | list[float] | None) -> float | list[float] | None:
+    """Numbers as given, or a usage error: a bound lets `nan` pass, and a lower one `inf`."""
+    for number in value if isinstance(value, list) else [value]:
+        if number is not None and not isfinite(number):
+            raise typer.BadParameter(f"{number}: expected a finite number")
+    return value
+
+
 Config = Annotated[
     Path, typer.Option(envvar="GORGO_CONFIG", metavar="FILE", help="Regions, replicas, policy and limits.")
 ]
@@ -74,7 +82,10 @@ MaxInput = Annotated[
     int | None, typer.Option(min=1, help="Leave out requests with more input tokens.", show_default=False)
 ]
 MaxOutput = Annotated[int | None, typer.Option(min=1, help="Cap the output tokens of each.", show_default=False)]
-Spread = Annotated[float, typer.Option(min=0, help="Scatter requests with equal time stamps over so many seconds.")]
+Spread = Annotated[
+    float,
+    typer.Option(min=0, callback=finite, help="Scatter requests with equal time stamps over so many seconds."),
+]
 Start = Annotated[
     str | None,
     typer.Option(

@@ -17,15 +17,24 @@ if TYPE_CHECKING:
 def overload(
     trace: options.Trace,
     policy: Annotated[str, typer.Option(metavar="NAME", help="One that predicts.")] = "gorgo-ms",
-    slo_ttft_ms: Annotated[float, typer.Option(min=1, help="Deadline of every request's first token.")] = 2000.0,
-    slo_e2e_ms: Annotated[float, typer.Option(min=1, help="When every last token should be there.")] = 10_000.0,
+    slo_ttft_ms: Annotated[
+        float, typer.Option(min=1, callback=options.finite, help="Deadline of every request's first token.")
+    ] = 2000.0,
+    slo_e2e_ms: Annotated[
+        float, typer.Option(min=1, callback=options.finite, help="When every last token should be there.")
+    ] = 10_000.0,
     open_in_flight: Annotated[
         int | None,
         typer.Option(min=1, show_default=False, help="Send no more to a replica with so many. Default: as configured."),
     ] = None,
     load: Annotated[
         list[float] | None,
-        typer.Option(min=0.01, show_default=False, help="Multiple of capacity; repeatable. Default: 0.7, 1, 1.3, 3."),
+        typer.Option(
+            min=0.01,
+            callback=options.finite,
+            show_default=False,
+            help="Multiple of capacity; repeatable. Default: 0.7, 1, 1.3, 3.",
+        ),
     ] = None,
     scenario: Annotated[str, typer.Option(metavar="NAME", help="What goes wrong, or is different.")] = "steady",
     config: options.Config = options.REGIONS_YAML,

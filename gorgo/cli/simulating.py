@@ -30,13 +30,22 @@ def simulate(
     ] = None,
     time_scale: Annotated[
         list[float] | None,
-        typer.Option(show_default=False, help="Repeatable. 2.0 is the same trace in twice the time. Default: 1."),
+        typer.Option(
+            callback=options.finite,
+            show_default=False,
+            help="Repeatable. 2.0 is the same trace in twice the time. Default: 1.",
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Run each policy on so many seeds, from --seed on.")] = 1,
     scenario: Annotated[str, typer.Option(metavar="NAME", help="What goes wrong, or is different.")] = "steady",
     slo_ttft_ms: Annotated[
         float | None,
-        typer.Option(min=1, show_default=False, help="Deadline that every request brings. Default: as configured."),
+        typer.Option(
+            min=1,
+            callback=options.finite,
+            show_default=False,
+            help="Deadline that every request brings. Default: as configured.",
+        ),
     ] = None,
     shadow: Annotated[
         str | None,

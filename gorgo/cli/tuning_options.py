@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from gorgo.cli import options
+
 #: As in tuner/history, which is not imported for `--help`.
 DATABASE = "sqlite:///gorgo-history.sqlite3"
 #: As in tuner/optimizers/registry.py, which is not imported either.
@@ -39,16 +41,29 @@ Mode = Annotated[
 ]
 Window = Annotated[int, typer.Option(min=2, help="Samples per window.")]
 Hop = Annotated[int, typer.Option(min=1, help="Samples between two looks at a window.")]
-BlockS = Annotated[float, typer.Option(help="Length of a block of one weight set, in seconds.")]
+BlockS = Annotated[
+    float, typer.Option(callback=options.finite, help="Length of a block of one weight set, in seconds.")
+]
 DiscardS = Annotated[
-    float, typer.Option(help="First seconds of a block that do not count: they meet the queues of the one before.")
+    float,
+    typer.Option(
+        callback=options.finite,
+        help="First seconds of a block that do not count: they meet the queues of the one before.",
+    ),
 ]
 RestBlocks = Annotated[
-    float, typer.Option(help="So many blocks the incumbent has all traffic before each pair, unmeasured.")
+    float,
+    typer.Option(
+        callback=options.finite, help="So many blocks the incumbent has all traffic before each pair, unmeasured."
+    ),
 ]
 Pairs = Annotated[int, typer.Option(min=1, help="At most so many pairs of blocks per candidate.")]
-Alpha = Annotated[float, typer.Option(help="Probability at most of accepting a candidate that is no better.")]
-WarmUpS = Annotated[float, typer.Option(help="Seconds before the weights in force are measured.")]
+Alpha = Annotated[
+    float, typer.Option(callback=options.finite, help="Probability at most of accepting a candidate that is no better.")
+]
+WarmUpS = Annotated[
+    float, typer.Option(callback=options.finite, help="Seconds before the weights in force are measured.")
+]
 NoGuard = Annotated[bool, typer.Option("--no-guard", help="Accept a gain in TTFT whatever it does to everything else.")]
 TuneLambda = Annotated[bool, typer.Option("--tune-lambda", help="Move weights too that are preferences, as lambda.")]
 Widen = Annotated[
@@ -60,7 +75,9 @@ StartAt = Annotated[
     typer.Option(metavar="NAME=V", show_default=False, help="Begin there instead of at what is in force. Repeatable."),
 ]
 MaxGenerations = Annotated[int, typer.Option(min=1, help="Stop after so many.")]
-BudgetS = Annotated[float | None, typer.Option(help="Stop after so many seconds.", show_default=False)]
+BudgetS = Annotated[
+    float | None, typer.Option(callback=options.finite, help="Stop after so many seconds.", show_default=False)
+]
 Freeze = Annotated[bool, typer.Option("--freeze", help="Pin what was found when the campaign stops.")]
 BeginAnew = Annotated[
     bool, typer.Option("--new", help="Leave an unfinished campaign on that proxy, and begin another.")
@@ -68,7 +85,9 @@ BeginAnew = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Measure, say what would be put, and end; nothing is put or written.")
 ]
-PollS = Annotated[float, typer.Option(min=0.05, max=3600, help="Seconds between two looks at the proxy.")]
+PollS = Annotated[
+    float, typer.Option(callback=options.finite, min=0.05, max=3600, help="Seconds between two looks at the proxy.")
+]
 MetricsBind = Annotated[
     str | None,
     typer.Option(

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from gorgo.cli.app import app
 from gorgo.cli.options import admin_token, header_word
 
 
@@ -54,3 +56,23 @@ def test_key_that_no_header_can_hold_is_a_usage_error_and_not_shown(key: str) ->
         header_word(key)
     assert "CAN" not in str(caught.value)
     assert header_word("key\n") == "key"
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e400"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["overload", "art-chat-sample", "--load"],
+        ["overload", "art-chat-sample", "--slo-ttft-ms"],
+        ["overload", "art-chat-sample", "--spread"],
+        ["simulate", "art-chat-sample", "--time-scale"],
+        ["simulate", "art-chat-sample", "--slo-ttft-ms"],
+        ["tune", "--alpha"],
+        ["tune", "--block-s"],
+        ["tune", "--poll-s"],
+    ],
+)
+def test_number_that_is_none_is_a_usage_error_that_names_the_option(words: list[str], number: str) -> None:
+    done = CliRunner().invoke(app, [*words, number])
+    assert done.exit_code == 2
+    assert words[-1] in done.output
