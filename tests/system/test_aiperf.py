@@ -30,8 +30,9 @@ from tests.system.tiny_checkpoint import HUB_NAME
 from tests.system.vllm_server import VllmServer
 
 REQUESTS = 20
-#: Several times what a request takes on a quiet machine.
-SPACING_S = 1.0
+#: Between two requests at least, and as a multiple of what one takes here, so that none waits for another: one that
+#: waits is sent to the other engine, where its prefix is not cached. At most, so that all runs end in time.
+SPACING_S, SPACING, SPACING_S_MAX = 1.0, 1.5, 8.0
 OUTPUT_TOKENS = 16
 #: Conversations that share their first three blocks of 512 tokens.
 GROUPS = 4
@@ -54,10 +55,10 @@ class Row:
     hash_ids: tuple[int, ...]
 
 
-def make_trace(*, words: int) -> list[Row]:
+def make_trace(*, words: int, spacing_s: float) -> list[Row]:
     """The same sizes, times and sharing for every `words`; the words differ."""
     rng = np.random.default_rng(0)
-    times_ms = np.arange(REQUESTS) * round(SPACING_S * 1e3)
+    times_ms = np.arange(REQUESTS) * round(spacing_s * 1e3)
     groups, cuts = rng.integers(GROUPS, size=REQUESTS), rng.integers(256, size=REQUESTS)
     first = words * 1_000_000
     return [
@@ -148,16 +149,19 @@ def test_aiperf_replays_a_trace_without_an_error_and_agrees_with_our_replay(
     aiperf: Environment, router: RouterProcess, hub_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Engines are slower in their first requests; nobody measures these.
-    run_ours(router, write_for_us(tmp_path / "warm.jsonl", make_trace(words=2 * MOST_RUNS)[:4]), tmp_path / "warm")
+    few = make_trace(words=2 * MOST_RUNS, spacing_s=SPACING_S_MAX)[:4]
+    warm = run_ours(router, write_for_us(tmp_path / "warm.jsonl", few), tmp_path / "warm")
+    takes_s = median(record["e2e_s"] for record in warm)
+    spacing_s = min(SPACING_S_MAX, max(SPACING_S, SPACING * takes_s))
     theirs: list[Aiperf] = []
     ours: list[Records] = []
     for run in range(MOST_RUNS):
         folder = tmp_path / str(run)
         folder.mkdir()
-        trace = write_for_aiperf(folder / "theirs.jsonl", make_trace(words=2 * run))
+        trace = write_for_aiperf(folder / "theirs.jsonl", make_trace(words=2 * run, spacing_s=spacing_s))
         theirs.append(run_aiperf(aiperf, router, hub_cache, trace, folder / "aiperf"))
         seen = {sample["request_id"]: sample for sample in router.samples()}
-        trace = write_for_us(folder / "ours.jsonl", make_trace(words=2 * run + 1))
+        trace = write_for_us(folder / "ours.jsonl", make_trace(words=2 * run + 1, spacing_s=spacing_s))
         ours.append(run_ours(router, trace, folder / "replay"))
         assert theirs[-1].summary["error_summary"] == []
         assert len(theirs[-1].requests) == len(ours[-1]) == REQUESTS
