@@ -36,11 +36,11 @@ def admin_token(given: str | None = None) -> str | None:
     return text
 
 
-def finite(value: float | list[float] | None) -> float | list[float] | None:
+def finite(option: typer.CallbackParam, value: float | list[float] | None) -> float | list[float] | None:
     """Numbers as given, or a usage error: a bound lets `nan` pass, and a lower one `inf`."""
     for number in value if isinstance(value, list) else [value]:
         if number is not None and not isfinite(number):
-            raise typer.BadParameter(f"{number}: expected a finite number")
+            raise typer.BadParameter(f"{option.opts[0]} {number}: expected a finite number")
     return value
 
 
@@ -113,8 +113,6 @@ def trace_filters(
     """The replay filters from the command line's words."""
     from gorgo.apps.traces import TraceFilters, parse_window
 
-    if not isfinite(spread):
-        raise typer.BadParameter(f"--spread {spread}: expected a number of seconds")
     start_s, end_s, from_zero = parse_window(start, end, origin)
     return TraceFilters(
         limit=limit,

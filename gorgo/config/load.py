@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeGuard
 
 from pydantic import TypeAdapter, ValidationError
 
 from gorgo.config.document import MAX_BYTES, Document, Path, Problem, read_document, show_path
 from gorgo.config.explain import closest, explain
 from gorgo.config.model import Config
+from gorgo.core.numbers import is_number
 from gorgo.errors import ConfigError
 
 #: More than a person reads at once; the rest is counted.
@@ -163,13 +163,9 @@ def _deadlines(document: Document) -> Iterator[Problem]:
 def _too_long(document: Document, above: Path, limits: Mapping[str, object], total: object) -> Iterator[Problem]:
     for key in _PHASES:
         given = limits.get(key)
-        if _is_number(given) and _is_number(total) and given > total:
+        if is_number(given) and is_number(total) and given > total:
             path: Path = (*above, key)
             yield Problem(path, document.line(path), f"{given:g}", f"at most total_timeout_s, which is {total:g}")
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _allowed(data: object, key: str, above: Path) -> Iterator[tuple[Path, str]]:
@@ -189,7 +185,7 @@ def _same_address(document: Document) -> Iterator[Problem]:
 
 def _ready_replicas(document: Document) -> Iterator[Problem]:
     wanted, have = _inside(document.data, "proxy").get("ready_replicas"), len(_items(document.data, "replicas"))
-    if _is_number(wanted) and wanted > max(have, 1):
+    if is_number(wanted) and wanted > max(have, 1):
         path: Path = ("proxy", "ready_replicas")
         yield Problem(path, document.line(path), f"{wanted:g}", f"at most the number of replicas, which is {have}")
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gorgo.config.atomic import write_atomically
+from gorgo.config.document import show_value
+from gorgo.core.numbers import is_number
 from gorgo.errors import ConfigError
 
 SCHEMA = 1
@@ -110,8 +112,11 @@ def parse_weights_file(text: bytes, *, source: str) -> WeightsFile:
     policy, weights, widened = document.get("policy"), document.get("weights"), document.get("widened", False)
     if not isinstance(policy, str):
         fail("policy is no name")
-    if not isinstance(weights, dict) or not all(map(_is_number, weights.values())):
-        fail("weights are no numbers by name")
+    if not isinstance(weights, dict):
+        fail("weights are no object")
+    for name, value in weights.items():
+        if not is_number(value):
+            fail(f"weight {show_value(name)} is {show_value(value)}, no number that can be counted with")
     if not isinstance(widened, bool):
         fail("widened is neither true nor false")
     texts = {key: document.get(key) for key in _TEXTS}
@@ -121,7 +126,3 @@ def parse_weights_file(text: bytes, *, source: str) -> WeightsFile:
         fail(f"{wrong[0]} is no text" if wrong else "evidence is no object")
     values = {name: float(value) for name, value in weights.items()}
     return WeightsFile(policy=policy, weights=values, widened=widened, evidence=evidence, **texts)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

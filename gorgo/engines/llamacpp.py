@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from gorgo.core.numbers import total
 from gorgo.core.request import EngineSample
 from gorgo.engines.exposition import read_gauges
 
@@ -58,6 +59,4 @@ _GAUGES = {
 
 def _tokens(busy: list[dict[str, Any]]) -> float | None:
     """What the slots at work hold (`n_prompt_tokens` counts output too); unknown unless every one tells."""
-    counts = [slot.get("n_prompt_tokens") for slot in busy]
-    numbers = [count for count in counts if isinstance(count, int) and count >= 0]
-    return float(sum(numbers)) if len(numbers) == len(counts) else None
+    return total([slot.get("n_prompt_tokens") for slot in busy])

@@ -6,10 +6,10 @@ Never `/health`, which by default starts a generation and sleeps a second before
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import isfinite
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
+from gorgo.core.numbers import total
 from gorgo.core.request import EngineSample
 from gorgo.engines.exposition import read_gauges
 
@@ -73,9 +73,4 @@ def _ranks(loads: object) -> Iterable[Mapping[str, Any]]:
 def _total(ranks: Iterable[Mapping[str, Any]], name: str) -> float | None:
     """The sum over ranks, unknown unless every rank tells."""
     values = [row.get(name) for row in ranks]
-    numbers = [value for value in values if _is_amount(value)]
-    return float(sum(numbers)) if values and len(numbers) == len(values) else None
-
-
-def _is_amount(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0
+    return total(values) if values else None

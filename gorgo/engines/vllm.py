@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
+from gorgo.core.numbers import is_number
 from gorgo.core.request import EngineSample
 from gorgo.engines.exposition import Series, read_series
 
@@ -70,8 +71,12 @@ def _capacity(series: Iterable[Series]) -> dict[str, float]:
 def _pool_tokens(labels: Mapping[str, str]) -> float | None:
     whole, blocks, block = (labels.get(key, "") for key in ("kv_cache_size_tokens", "num_gpu_blocks", "block_size"))
     if whole.isdecimal():
-        return float(whole)
-    return float(blocks) * float(block) if blocks.isdecimal() and block.isdecimal() else None
+        tokens = float(whole)
+    elif blocks.isdecimal() and block.isdecimal():
+        tokens = float(blocks) * float(block)
+    else:
+        return None
+    return tokens if is_number(tokens) else None
 
 
 def _used(usage: Iterable[Series], capacity: Mapping[str, float]) -> float | None:

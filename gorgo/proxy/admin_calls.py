@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from gorgo.core.numbers import is_number
 from gorgo.proxy.body import drop
 from gorgo.proxy.errors import HttpError, Message, Receive, Send
 from gorgo.proxy.headers import Header
@@ -23,7 +23,6 @@ from gorgo.proxy.headers import Header
 MAX_BODY_BYTES = 64 * 1024
 #: A reason is a sentence or two, kept with every version.
 MAX_TEXT = 1000
-MAX_NUMBER = sys.float_info.max
 #: For a whole body, also of one who has shown no token yet: the listener has few connections, and none to lend.
 BODY_S = 10.0
 
@@ -101,11 +100,6 @@ def take(body: Mapping[str, Any], keys: Mapping[str, tuple[Check, str]]) -> None
         check, expected = keys[key]
         if value is not None and not check(value):
             raise HttpError(400, "invalid_request", f"{key}: expected {expected}")
-
-
-def is_number(value: object) -> bool:
-    """What fits a float; a whole number in JSON may have any number of digits."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
 
 
 def is_count(value: object) -> bool:

@@ -24,7 +24,7 @@ from aiohttp.hdrs import TRANSFER_ENCODING
 from aiohttp.http import HttpProcessingError, RawResponseMessage
 from aiohttp.streams import StreamReader
 
-from gorgo.proxy.headers import Header
+from gorgo.proxy.headers import CONTROLS, Header
 
 #: What one answer may hold in memory before its replica is told to wait (twice this, by aiohttp's rule).
 READ_BUFFER_BYTES = 64 * 1024
@@ -39,9 +39,6 @@ _JOINED_BYTES = 64 * 1024
 FAILURES = (aiohttp.ClientError, HttpProcessingError, OSError)
 #: As which an answer can break off; what else happens while it is read is the reader's.
 BROKEN_OFF = (aiohttp.ClientError, HttpProcessingError)
-
-#: What no line of a head may hold.
-_CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
 
 
 class Call(httpx.AsyncByteStream):
@@ -132,7 +129,7 @@ def head_of(start: bytes, headers: Sequence[Header], *, close: bool = False) -> 
     head = b"".join(parts)
     # The listener lets no such thing in; a head that could be read as two requests must not depend on that.
     lines = start.count(b"\n") + len(headers) + close + 1
-    if head.count(b"\n") != lines or head.count(b"\r") != lines or len(head.translate(None, _CONTROLS)) != len(head):
+    if head.count(b"\n") != lines or head.count(b"\r") != lines or len(head.translate(None, CONTROLS)) != len(head):
         raise ValueError("a control character in a header")
     return head
 

@@ -51,8 +51,14 @@ _OF_THE_REPLICA = frozenset(
     {b"alt-svc", b"clear-site-data", b"strict-transport-security", b"location", b"content-location", b"refresh"}
 )
 
-#: What the server can write: it would take anything else for a fault of the proxy. A replica's odd header is left out.
-_NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9a-z]+")
+#: A name in lower case that the server can write: it would take anything else for a fault of the proxy. A replica's
+#: odd header is left out.
+NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9a-z]+")
+#: What no line of a head may hold, CR and LF aside, which end it: some readers end one there, and nobody may write it
+#: on to a replica.
+CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
+#: A body's length: at most 64 bits.
+LENGTH = re.compile(rb"[0-9]{1,19}")
 _VALUE = re.compile(rb"(?:[^\x00\s]+(?:[ \t]+[^\x00\s]+)*)?")
 
 #: Headers in which clients name their session, most specific first (see the conventions of other routers).
@@ -122,7 +128,7 @@ def downstream_headers(headers: Sequence[Header], *, length_kept: bool = True) -
         and name != b"x-request-id"
         and not name.startswith(b"x-gorgo-")
         and (length_kept or name != b"content-length")
-        and _NAME.fullmatch(name)
+        and NAME.fullmatch(name)
         and _VALUE.fullmatch(value)
     ]
 

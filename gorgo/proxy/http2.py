@@ -29,7 +29,8 @@ from hypercorn.protocol.events import Body, EndBody, StreamClosed
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import BUFFER_HIGH_WATER, H2Protocol
 
-from gorgo.proxy.wire import CONTROLS, HeadLimits
+from gorgo.proxy.headers import CONTROLS, LENGTH, NAME
+from gorgo.proxy.wire import HeadLimits
 
 #: Requests at once on one connection; RFC 9113 asks for no fewer.
 STREAMS = 100
@@ -48,8 +49,6 @@ _CALM_S = 10.0
 _FORBIDDEN = CONTROLS + b"\r\n"
 _METHOD = re.compile(rb"[A-Za-z]{1,32}")
 _PATH = re.compile(rb"/[\x21-\x7e]*")
-_NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9a-z]+")
-_LENGTH = re.compile(rb"[0-9]{1,19}")
 _EMPTY = (
     h2.events.PingReceived,
     h2.events.PingAckReceived,
@@ -301,10 +300,10 @@ def could_be_http_1(fields: Fields) -> bool:
             path = value
         elif name == b":method":
             method = value
-        elif name[:1] != b":" and not _NAME.fullmatch(name):
+        elif name[:1] != b":" and not NAME.fullmatch(name):
             return False
         elif name == b"content-length":
             lengths += 1
-            if lengths > 1 or not _LENGTH.fullmatch(value):
+            if lengths > 1 or not LENGTH.fullmatch(value):
                 return False
     return bool(_METHOD.fullmatch(method) and _PATH.fullmatch(path) and method.upper() != b"CONNECT")

@@ -13,12 +13,12 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
 from gorgo.config.atomic import write_atomically
 from gorgo.config.model import Config
+from gorgo.core.numbers import is_number
 from gorgo.errors import ConfigError, StateError
 
 SCHEMA = 1
@@ -193,7 +193,7 @@ class _Reader:
         return found
 
     def _weights(self, value: Any, place: str) -> dict[str, float]:
-        if not isinstance(value, dict) or not all(_is_number(number) for number in value.values()):
+        if not isinstance(value, dict) or not all(is_number(number) for number in value.values()):
             self._damaged(place, value, "finite numbers by name")
         return {name: float(number) for name, number in value.items()}
 
@@ -213,16 +213,6 @@ class _Reader:
 def _at_once(path: str, flags: int) -> int:
     """A pipe would keep us until somebody writes into it."""
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _is_number(value: object) -> bool:
-    """Of a size that a float has: `json` reads integers of any length, and `NaN`."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return isfinite(value)
-    except OverflowError:
-        return False
 
 
 def _reason(error: Exception) -> str:

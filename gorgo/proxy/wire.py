@@ -26,18 +26,16 @@ from hypercorn.events import Closed, Event
 from hypercorn.protocol.h11 import H11Protocol
 
 from gorgo.proxy.errors import error_json
+from gorgo.proxy.headers import CONTROLS, LENGTH
 
 #: Where h11 sees the end of a head, bare line feeds included.
 _HEAD_END = re.compile(rb"\n\r?\n")
 _REQUEST_LINE = re.compile(rb"(\S+) (\S+) HTTP/(\d\.\d)\r\n")
-#: What no line may hold: some readers end one there, and nobody may write it on to a replica.
-CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
 #: What stands between two pieces of a chunked body: the end of the one before, in parts if it came so, and a size of at
 #: most 64 bits. h11 also takes blanks behind the size, lone CRs in its extension and sizes that others cannot count.
 _BETWEEN_CHUNKS = re.compile(rb"\r?\n?(?:[0-9A-Fa-f]{1,16}(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n)?")
 _LENGTHS = re.compile(rb"\r\ncontent-length[ \t]*:[ \t]*([^\r]*)", re.IGNORECASE)
 _CODING = re.compile(rb"\r\ntransfer-encoding[ \t]*:", re.IGNORECASE)
-_DIGITS = re.compile(rb"[0-9]{1,19}")
 #: HTTP/2 without TLS begins like this; hypercorn goes on from there.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 
@@ -132,7 +130,7 @@ class StrictConnection(h11.Connection):
         coding = _CODING.search(head) is not None
         if len(lengths) > 1 or (lengths and coding):
             self._refuse("more than one statement of the body's length")
-        if lengths and _DIGITS.fullmatch(lengths[0].rstrip(b" \t")) is None:
+        if lengths and LENGTH.fullmatch(lengths[0].rstrip(b" \t")) is None:
             self._refuse("a length that is no number")
         if coding and version != b"1.1":
             self._refuse("a transfer coding before HTTP/1.1")

@@ -68,7 +68,7 @@ def test_weights_file_outside_the_box_is_an_error_unless_it_says_that_it_means_i
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     file = weights_file(tmp_path, '{"policy": "gorgo", "weights": {"w_rtt": NaN}}')
-    with pytest.raises(ConfigError, match="'w_rtt' is nan"):
+    with pytest.raises(ConfigError, match="'w_rtt' is NaN, no number"):
         compose_policy(CONFIG, source=SOURCE, weights_file=file)
 
 

@@ -41,6 +41,7 @@ def test_file_replaces_the_one_that_was_there_and_leaves_nothing_beside_it(tmp_p
      '{"policy": "gorgo", "weights": {}, "note": 1}', '{"policy": "gorgo", "weights": {}, "evidence": []}',
      '{"policy": "gorgo", "weights": {}, "gorgo_weights": 0}',
      '{"policy": "gorgo", "weights": {}, "gorgo_weights": "1"}',
+     '{"policy": "gorgo", "weights": {"w_rtt": 1%s}}' % ("0" * 400), '{"policy": "gorgo", "weights": {"w_rtt": NaN}}',
      "[" * 50_000, '{"policy": "' + "x" * 70_000],
 )  # fmt: skip
 def test_other_json_is_no_weights_file(text: str) -> None:

@@ -97,3 +97,21 @@ BUSY = Outcome(Ending.BUSY, status=503)
 GONE = Outcome(Ending.CLIENT_GONE)
 BROKEN = Outcome(Ending.FAILED_AFTER_CONTENT, status=200)
 REFUSED = Outcome(Ending.REFUSED, status=400)
+
+
+PROMPT = blocks_of(1, 2, 3, 4)
+
+
+def load_of(router: Router, name: str) -> tuple[int, int, int]:
+    (row,) = [row for row in router.fleet_view(now=0.0) if row.name == name]
+    return row.in_flight_requests, row.in_flight_tokens, row.queued_prefill_tokens
+
+
+def believed(router: Router, blocks: bytes = PROMPT) -> list[float]:
+    return list(router.index.match(blocks, 3))
+
+
+def fail_on(router: Router, outcome: Outcome, times: int, *, now: float = 1.0) -> None:
+    for index in range(times):
+        attempt = dispatched(router.submit(a_request(f"f{index}", pinned_replica="a"), now=now)).attempt_id
+        router.on_finish(attempt, outcome, now=now)

@@ -31,3 +31,7 @@ def test_a_slot_that_tells_no_tokens_leaves_their_number_unknown() -> None:
     slots = [{"is_processing": True}, {"is_processing": False, "n_prompt_tokens": 5}]
     sample = LlamaCpp().read_capacity(slots)
     assert (sample.running_requests, sample.used_tokens, sample.max_running_requests) == (1.0, None, 2.0)
+
+
+def test_a_number_of_tokens_that_no_float_holds_is_unknown() -> None:
+    assert LlamaCpp().read_capacity([{"is_processing": True, "n_prompt_tokens": 10**400}]).used_tokens is None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
-from tests.proxy.conftest import Start
+import pytest
+
+from gorgo.proxy.listener import _Patience
+from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, chat, delta, hang, stream
 from tests.proxy.raw import connected
 
@@ -51,3 +55,37 @@ async def test_request_that_follows_at_once_on_the_same_connection_is_answered(s
         for _ in range(2):
             assert b"good" in await client.reader.readuntil(b"0\r\n\r\n")
     await fleet.idle()
+
+
+class Taking(asyncio.WriteTransport):
+    """A client that has left so much at each look."""
+
+    def __init__(self, *left: int) -> None:
+        super().__init__()
+        self._left = list(left)
+        self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self._left.pop(0)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+async def test_who_takes_some_of_what_is_left_is_waited_for_and_who_takes_none_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gorgo.proxy.listener.LINGER_S", 0.0)
+    client = Taking(400, 300, 200, 100, 100, 0)
+    _Patience(asyncio.get_running_loop(), client)
+    await until(lambda: client.aborted)
+    assert client._left == [0]
+
+
+async def test_patience_that_is_over_cuts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gorgo.proxy.listener.LINGER_S", 0.0)
+    client = Taking(400, 400)
+    _Patience(asyncio.get_running_loop(), client).over()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (client.aborted, client._left) == (False, [400])

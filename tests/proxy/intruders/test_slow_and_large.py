@@ -181,23 +181,6 @@ async def test_client_that_does_not_read_does_not_keep_its_connection(
     await fleet.idle()
 
 
-async def test_slow_client_gets_all_of_an_answer_that_ended_long_ago(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gorgo.proxy.listener.LINGER_S", 0.2)
-    words = tuple(delta("x" * 60_000) for _ in range(400))
-    fleet = await start.fleet([stream(*words, DONE)])
-    async with connected(fleet.addresses.data) as client:
-        client.writer.write(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(chat(stream=True)))
-        client.writer.write(chat(stream=True))
-        got = bytearray()
-        while piece := await client.reader.read(1 << 20):
-            got += piece
-            await asyncio.sleep(0.01)
-    assert got.endswith(b"0\r\n\r\n")
-    assert len(got) > 400 * 60_000
-
-
 async def test_body_that_is_announced_too_large_is_a_413_though_it_never_comes(start: Start) -> None:
     fleet = await start.fleet([answer(200)])
     for more in (b"", b"expect: 100-continue\r\n"):

@@ -1,0 +1,240 @@
+"""What is set at the Router from outside, and what it shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gorgo.core.actions import Dispatch
+from gorgo.core.limits import RouterLimits
+from gorgo.core.replica import ReplicaSpec
+from gorgo.core.request import Ending, EngineSample, Outcome
+from gorgo.core.router import Router
+from gorgo.errors import WeightsError
+from gorgo.policies.registry import make_policy
+from tests.core.routers import (
+    BROKEN,
+    COMPLETED,
+    FAILED,
+    GONE,
+    PROMPT,
+    a_request,
+    believed,
+    dispatched,
+    fail_on,
+    load_of,
+    make_router,
+    rejected,
+    specs,
+)
+
+# -- fleet changes under open attempts
+
+
+def test_a_late_finish_does_not_touch_the_replica_that_took_the_slot() -> None:
+    router = make_router("a", "b")
+    old = dispatched(router.submit(a_request("old", blocks=PROMPT), now=0.0))
+    assert old.replica == "a"
+    router.set_fleet(specs("n", "b"), now=1.0)
+    router.on_probe("n", 0.001, now=1.0)
+    new = dispatched(router.submit(a_request("new", prompt_tokens=100), now=1.0))
+    assert new.replica == "n"
+    router.on_first_token(old.attempt_id, now=2.0)
+    router.on_finish(old.attempt_id, COMPLETED, now=2.0)
+    assert load_of(router, "n") == (1, 100, 100)
+    assert believed(router)[:2] == [0, 0]
+    assert [sample.replica for sample in router.samples] == ["a"]
+
+
+def test_a_replica_that_comes_back_starts_without_load_or_belief() -> None:
+    router = make_router("a", "b")
+    old = dispatched(router.submit(a_request("old", blocks=PROMPT), now=0.0))
+    router.set_fleet(specs("b"), now=1.0)
+    router.set_fleet(specs("a", "b"), now=2.0)
+    router.on_finish(old.attempt_id, GONE, now=3.0)
+    assert load_of(router, "a") == (0, 0, 0)
+    assert believed(router)[:2] == [0, 0]
+
+
+def test_a_failure_on_a_replica_that_has_left_is_retried_on_the_fleet_as_it_is() -> None:
+    router = make_router("a")
+    old = dispatched(router.submit(a_request(), now=0.0))
+    router.set_fleet(specs("n"), now=1.0)
+    assert dispatched(router.on_finish(old.attempt_id, FAILED, now=2.0)).replica == "n"
+
+
+def test_who_stays_keeps_its_belief() -> None:
+    router = make_router("a", "b", "c")
+    router.submit(a_request(blocks=PROMPT), now=0.0)
+    router.set_fleet(specs("a", "d", "e"), now=1.0)
+    assert believed(router) == [4, 0, 0]
+
+
+def test_other_limits_hold_from_the_next_event_on() -> None:
+    router = make_router("a", "b")
+    first = dispatched(router.submit(a_request("first", blocks=PROMPT), now=0.0))
+    router.on_probe("a", 0.1, now=0.0)
+    limits = replace(
+        router.limits, max_attempts=1, max_in_flight=1, stale_after_s=5.0, rtt_ewma_alpha=1.0, max_index_blocks=2
+    )
+    router.set_limits(limits, now=1.0)
+    assert rejected(router.submit(a_request("second"), now=1.0)).status == 429
+    rejected(router.on_finish(first.attempt_id, FAILED, now=1.0))
+    router.on_probe("a", 0.3, now=2.0)
+    assert router.fleet_view(now=2.0)[0].rtt_ms == pytest.approx(300)
+    assert router.next_timer() == 5.0  # of the other replica, probed at 0
+    dispatched(router.submit(a_request("third", blocks=PROMPT), now=2.0))
+    assert router.index.stored_blocks <= 2
+
+
+# -- weights and policies
+
+
+def test_weights_get_a_new_version_and_decide_from_then_on() -> None:
+    router = make_router("a", policy="gorgo")
+    assert router.weights.version == 1
+    weights = router.set_weights({"w_rtt": 1.0}, now=0.0)
+    assert (weights.version, dict(weights)) == (2, {"w_rtt": 1.0, "w_queue": 0.1})
+    assert dispatched(router.submit(a_request(), now=0.0)).decision.weights_version == 2
+
+
+def test_a_wrong_weight_changes_nothing() -> None:
+    router = make_router("a", policy="gorgo")
+    before = router.weights
+    with pytest.raises(WeightsError):
+        router.set_weights({"w_rtt": 1.0, "w_queue": 9.0}, now=0.0)
+    with pytest.raises(WeightsError):
+        router.set_policy(make_policy("nearest"), {"w_rtt": 1.0}, now=0.0)
+    assert router.weights is before
+    assert router.policy.name == "gorgo"
+
+
+def test_a_new_policy_starts_from_its_own_weights_under_a_new_version() -> None:
+    router = make_router("a", "b", policy="gorgo")
+    router.set_weights({"w_rtt": 1.0}, now=0.0)
+    weights = router.set_policy(make_policy("prefix-threshold"), {"tau": 0.2}, now=0.0)
+    assert (weights.version, dict(weights)) == (3, {"tau": 0.2})
+    assert dispatched(router.submit(a_request(), now=0.0)).decision.policy == "prefix-threshold"
+
+
+def test_a_sample_counts_for_the_weights_it_was_routed_under() -> None:
+    router = make_router("a", policy="gorgo")
+    attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
+    router.set_weights({"w_rtt": 1.0}, now=0.5)
+    router.on_finish(attempt, COMPLETED, now=1.0)
+    assert [sample.weights_version for sample in router.samples] == [1]
+
+
+# -- samples and decisions
+
+
+def test_a_sample_tells_the_whole_request() -> None:
+    router = make_router("a", "b")
+    router.on_probe("b", 0.09, now=9.0)
+    first = dispatched(router.submit(a_request(received_s=9.5), now=10.0))
+    second = dispatched(router.on_finish(first.attempt_id, FAILED, now=11.0))
+    router.on_first_token(second.attempt_id, now=12.0)
+    end = Outcome(Ending.COMPLETED, 200, prompt_tokens=260, cached_tokens=64, output_tokens=20, itl_s_p95=0.02)
+    router.on_finish(second.attempt_id, end, now=13.0)
+    (row,) = router.samples.after(0)["samples"]
+    rtt_ms, parts_ms = row.pop("rtt_ms"), row.pop("ttft_parts_ms")
+    assert sum(parts_ms.values()) == pytest.approx(2500.0)
+    assert rtt_ms == pytest.approx((0.7 * 0.02 + 0.3 * 0.09) * 1e3)
+    assert row == {
+        "seq": 1,
+        "request_id": "r",
+        "finished_s": 13.0,
+        "replica": "b",
+        "region": "region-of-b",
+        "policy": "nearest",
+        "weights_version": 1,
+        "input_tokens": 260,
+        "cached_tokens": 64,
+        "believed_cached_tokens": 0,
+        "output_tokens": 20,
+        "predicted_ttft_ms": None,
+        "ttft_ms": 2500.0,
+        "e2e_s": 3.5,
+        "itl_ms_p95": 20.0,
+        "status": 200,
+        "retries": 1,
+        "hedged": False,
+        "terms": {"rtt": pytest.approx(rtt_ms)},
+        "shadow_policy": None,
+        "shadow_rank": None,
+        "shadow_cost": None,
+        "shadow_predicted_ttft_ms": None,
+        "best_cached_tokens": 0,
+    }
+
+
+def test_what_is_unknown_in_a_sample_is_null() -> None:
+    router = Router(specs("a"), make_policy("random"), rng=np.random.default_rng(0), boot_id="boot")
+    router.on_finish(dispatched(router.submit(a_request(), now=0.0)).attempt_id, GONE, now=1.0)
+    (row,) = router.samples.after(0)["samples"]
+    assert (row["rtt_ms"], row["ttft_ms"], row["cached_tokens"], row["status"]) == (None, None, None, 499)
+
+
+def test_a_stream_that_broke_is_no_success() -> None:
+    router = make_router("a")
+    attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
+    router.on_first_token(attempt, now=0.5)
+    router.on_finish(attempt, BROKEN, now=1.0)
+    assert [sample.status for sample in router.samples] == [502]
+
+
+def test_every_candidate_of_a_decision_can_be_explained_later() -> None:
+    router = make_router("a", "b", policy="gorgo")
+    router.drain("b", now=0.0)
+    first = dispatched(router.submit(a_request(prompt_tokens=1000), now=0.0))
+    router.drain("b", False, now=0.0)
+    router.on_finish(first.attempt_id, FAILED, now=1.0)
+    explained = [decision.as_dict() for decision in router.decisions("r")]
+    assert [one["replica"] for one in explained] == ["a", "b"]
+    assert explained[0]["excluded"] == {"b": "draining"}
+    (row,) = explained[0]["candidates"]
+    assert row == {"replica": "a", "cost": 1005.0, "terms": {"rtt": 5.0, "queue": 0.0, "prefill": 1000.0}}
+    assert router.decisions("other") == []
+
+
+def test_decisions_kept_are_bounded() -> None:
+    router = make_router("a", limits=RouterLimits(decisions_kept=2))
+    for index in range(3):
+        router.submit(a_request(f"r{index}"), now=0.0)
+    assert [len(router.decisions(f"r{index}")) for index in range(3)] == [0, 1, 1]
+
+
+# -- the operator's view
+
+
+def test_the_view_shows_what_an_operator_asks_for() -> None:
+    replicas = [ReplicaSpec("a", "here", ("m",), kv_capacity_tokens=64_000), ReplicaSpec("b", "there", ("m",))]
+    router = make_router(replicas=replicas)
+    router.on_engine_sample("a", EngineSample(3, 1, 5000, max_running_requests=64), now=10.0)
+    router.submit(a_request(model="m", blocks=PROMPT), now=11.0)
+    router.drain("b", now=11.0)
+    a, b = router.fleet_view(now=12.0)
+    assert (a.name, a.region, a.models, a.state, a.eligible) == ("a", "here", ("m",), "healthy", True)
+    assert (a.rtt_ms, a.probe_age_s, a.scrape_age_s) == (10.0, 12.0, 2.0)
+    assert (a.running_requests, a.queued_requests, a.used_tokens) == (3, 1, 5000)
+    assert (a.kv_capacity_tokens, a.max_running_requests) == (64_000, 64)
+    assert (a.index_blocks, a.index_tokens, a.attempts, a.failures) == (4, 256, 1, 0)
+    assert (b.state, b.eligible, b.running_requests, b.scrape_age_s) == ("draining", False, None, None)
+    assert b.as_dict()["in_flight_requests"] == 0
+
+
+def test_the_view_shows_how_long_a_replica_stays_ejected() -> None:
+    router = make_router("a", "b")
+    fail_on(router, FAILED, 3)
+    a, _ = router.fleet_view(now=2.0)
+    assert (a.state, a.ejected_for_s, a.eligible, a.failures) == ("ejected", 4.0, False, 3)
+
+
+def test_reading_changes_nothing() -> None:
+    router = make_router("a")
+    router.submit(a_request(), now=0.0)
+    router.fleet_view(now=1.0)
+    router.next_timer()
+    assert isinstance(router.submit(a_request("r2"), now=1.0)[0], Dispatch)
