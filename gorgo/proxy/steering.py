@@ -1,87 +1,35 @@
 """What operators and tuners change while the proxy runs: weights, policy, freeze and thaw, drain marks.
 
-Owns who may change what and when, the history of versions, and that what is answered as done outlives the process.
-Leaves the words of HTTP to `steering_routes`, the file to `kept`, and what a changed regions.yaml asks for to `reload`.
-
-Theory of operation: one change at a time. Each is checked in full, then written to the state file (in a thread: a disk
-that hangs stops no stream), and only then, in one step, put in force. If the file cannot be written the change is
-refused and nothing differs. A process that is killed in between has written what it was about to do. The change runs in
-a task of its own, so that a caller who leaves cannot part the writing from the doing.
+Owns who may change what and when, and the history of versions. That changes come one at a time and outlive the process
+is `orders`', the words of HTTP are `steering_routes`', the file is `kept`'s, and what a changed regions.yaml asks for
+`reload`'s. Each public change makes a plan, which is checked in full before anything is written or done.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 from gorgo.config.model import Config
 from gorgo.core.policy import Policy
 from gorgo.core.router import Router
 from gorgo.core.shadow import shared_index
 from gorgo.core.weights import Weights
-from gorgo.errors import StateError, UnknownReplica, VersionConflict, WeightsFrozen
+from gorgo.errors import UnknownReplica, VersionConflict, WeightsFrozen
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.clock import Clock
 from gorgo.proxy.kept import Configured, Frozen, Kept, StateFile
 from gorgo.proxy.logs import log
 from gorgo.proxy.metrics import Metrics
+from gorgo.proxy.orders import Order, Orders, Plan, WeightsChange
 from gorgo.proxy.resume import Start
 
 #: A day of a tuner that proposes every quarter of an hour.
 HISTORY_KEPT = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What comes with every change of weights.
-
-    Parameters
-    ----------
-    expected_version:
-        The version that the caller has seen; another one in force refuses the change. `None`: whatever it is.
-    widen:
-        Take values outside the policy's box.
-    reason, by:
-        For the history and for whoever finds the weights frozen.
-    source:
-        Who asks, in a word.
-    """
-
-    expected_version: int | None = None
-    widen: bool = False
-    reason: str | None = None
-    by: str | None = None
-    source: str = "admin"
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsChange:
-    """One version, as it came into force at a wall-clock time."""
-
-    version: int
-    policy: str
-    weights: Mapping[str, float]
-    at: str
-    source: str
-    reason: str | None = None
-    by: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is to be kept, and the step that puts it in force."""
-
-    kept: Kept
-    apply: Callable[[], None]
 
 
 class Steering:
@@ -106,9 +54,7 @@ class Steering:
         self._clock = clock
         self._metrics = metrics
         self._configured = Configured.by(config)
-        self._file = file
-        self._turn = asyncio.Lock()
-        self._at_work: set[asyncio.Task[None]] = set()
+        self._orders = Orders(file, metrics)
         self._history: deque[WeightsChange] = deque(maxlen=HISTORY_KEPT)
         self.frozen: Frozen | None = None
         self._pin(start.frozen)
@@ -117,12 +63,12 @@ class Steering:
     @property
     def durable(self) -> bool:
         """Whether what is set outlives the process."""
-        return self._file is not None
+        return self._orders.durable
 
     @property
     def busy(self) -> bool:
         """Whether a change is under way, or waits for its turn."""
-        return bool(self._at_work)
+        return self._orders.busy
 
     @property
     def history(self) -> list[WeightsChange]:
@@ -138,26 +84,23 @@ class Steering:
         policy, weights = self._what_routes()
         version, (row,) = self._router.weights.version, self._history
         log("weights_in_force", policy=policy, version=version, weights=weights, source=row.source)
-        if fresh and self._file is not None:
-            await self._write(self._in_force())
-        else:
-            await self._keep()
+        await (self._orders.write if fresh else self._orders.keep)(self._in_force())
 
     async def aclose(self) -> None:
         """Wait for a change that is under way."""
-        await asyncio.gather(*self._at_work, return_exceptions=True)
+        await self._orders.aclose()
 
     # -- changes
 
     async def set_weights(self, values: Mapping[str, float], order: Order) -> Weights:
         """Replace the values named. Raises `WeightsFrozen`, `VersionConflict`, `WeightsError` or `StateError`."""
 
-        def plan() -> _Plan:
+        def plan() -> Plan:
             self._refuse_frozen()
             self._expect(order)
             return self._weighted(values, order)
 
-        await self._carry_out(plan)
+        await self._orders.carry_out(plan)
         return self._router.weights
 
     async def set_policy(self, name: str, values: Mapping[str, float], order: Order) -> Weights:
@@ -166,12 +109,12 @@ class Steering:
         Raises as `set_weights` does, `UnknownPolicy`, and `ConfigError` if the shadow policy cannot go with it.
         """
 
-        def plan() -> _Plan:
+        def plan() -> Plan:
             self._refuse_frozen()
             self._expect(order)
             return self._switched(make_policy(name), values, order)
 
-        await self._carry_out(plan)
+        await self._orders.carry_out(plan)
         return self._router.weights
 
     async def freeze(self, values: Mapping[str, float] | None, order: Order, *, policy: str | None = None) -> Frozen:
@@ -180,55 +123,52 @@ class Steering:
         Again with the same weights it changes nothing. Raises as `set_policy` does.
         """
 
-        def plan() -> _Plan:
+        def plan() -> Plan:
             self._expect(order)
             wanted = self._wanted(values, order, policy)
             if self.frozen is not None:
                 if (wanted.kept.policy, wanted.kept.weights) != self._what_routes():
                     self._refuse_frozen()
-                return _Plan(self._in_force(), _nothing)
+                return Plan(self._in_force(), _nothing)
             return self._pinned(wanted, Frozen(self._now(), order.reason, order.by))
 
-        await self._carry_out(plan)
+        await self._orders.carry_out(plan)
         assert self.frozen is not None
         return self.frozen
 
     async def thaw(self, order: Order) -> None:
         """Let weights be changed again; they stay as they are. Raises `VersionConflict` or `StateError`."""
 
-        def plan() -> _Plan:
+        def plan() -> Plan:
             self._expect(order)
-            return self._pinned(_Plan(self._in_force(), _nothing), None)
+            return self._pinned(Plan(self._in_force(), _nothing), None)
 
         was = self.frozen
-        await self._carry_out(plan)
+        await self._orders.carry_out(plan)
         if was is not None and self.frozen is None:
             log("weights_thawed", version=self._router.weights.version, reason=order.reason, by=order.by)
 
     async def drain(self, name: str, draining: bool) -> None:
         """Set or take off a replica's mark, frozen or not. Raises `UnknownReplica` or `StateError`."""
 
-        def plan() -> _Plan:
+        def plan() -> Plan:
             if name not in self._router.standings():
                 raise UnknownReplica(f"no replica named {name!r}")
             kept = self._in_force()
             marked = kept.draining | {name} if draining else kept.draining - {name}
-            return _Plan(replace(kept, draining=marked), lambda: self._router.drain(name, draining, now=self._clock()))
+            return Plan(replace(kept, draining=marked), lambda: self._router.drain(name, draining, now=self._clock()))
 
-        await self._carry_out(plan)
+        await self._orders.carry_out(plan)
         log("drain_set", replica=name, drain=draining)
 
     # -- what the configuration says
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    def turn(self) -> AbstractAsyncContextManager[None]:
         """Nothing else is changed within. What is in force at its end is kept as far as the disk allows.
 
         For a reload: what regions.yaml says outlives the process by itself.
         """
-        async with self._turn:
-            yield
-            await self._keep()
+        return self._orders.held(self._in_force)
 
     def follow(self, config: Config, *, policy: Policy | None, weights: Weights | None) -> None:
         """A reload: `policy` and `weights` are what the file newly says, `None` where it says what it said."""
@@ -251,19 +191,19 @@ class Steering:
 
     # -- plans
 
-    def _weighted(self, values: Mapping[str, float], order: Order) -> _Plan:
+    def _weighted(self, values: Mapping[str, float], order: Order) -> Plan:
         after = self._router.weights.changed(self._router.policy.weight_specs, values, widen=order.widen)
         kept = replace(self._in_force(), weights=dict(after), version=after.version)
-        return _Plan(kept, lambda: self._set(after, order))
+        return Plan(kept, lambda: self._set(after, order))
 
-    def _switched(self, policy: Policy, values: Mapping[str, float], order: Order) -> _Plan:
+    def _switched(self, policy: Policy, values: Mapping[str, float], order: Order) -> Plan:
         shared_index(policy, self._router.shadow)
         version = self._router.weights.version + 1
         after = Weights.of(policy.weight_specs, values, version=version, widen=order.widen)
         kept = replace(self._in_force(), policy=policy.name, weights=dict(after), version=version)
-        return _Plan(kept, lambda: self._switch(policy, after, order))
+        return Plan(kept, lambda: self._switch(policy, after, order))
 
-    def _wanted(self, values: Mapping[str, float] | None, order: Order, policy: str | None) -> _Plan:
+    def _wanted(self, values: Mapping[str, float] | None, order: Order, policy: str | None) -> Plan:
         """What a freeze pins; under the same version if it is what is in force."""
         order = replace(order, source="freeze")
         if policy is not None:
@@ -272,14 +212,14 @@ class Steering:
         else:
             plan = self._weighted(values or {}, order)
         same = (plan.kept.policy, plan.kept.weights) == self._what_routes()
-        return _Plan(self._in_force(), _nothing) if same else plan
+        return Plan(self._in_force(), _nothing) if same else plan
 
-    def _pinned(self, plan: _Plan, frozen: Frozen | None) -> _Plan:
+    def _pinned(self, plan: Plan, frozen: Frozen | None) -> Plan:
         def apply() -> None:
             plan.apply()
             self._pin(frozen)
 
-        return _Plan(replace(plan.kept, frozen=frozen), apply)
+        return Plan(replace(plan.kept, frozen=frozen), apply)
 
     def _refuse_frozen(self) -> None:
         if self.frozen is not None:
@@ -322,35 +262,7 @@ class Steering:
             version = self._router.weights.version
             log("weights_frozen", version=version, since=frozen.since, reason=frozen.reason, by=frozen.by)
 
-    # -- writing
-
-    async def _carry_out(self, plan: Callable[[], _Plan]) -> None:
-        task = asyncio.create_task(self._in_turn(plan))
-        self._at_work.add(task)
-        task.add_done_callback(self._at_work.discard)
-        await asyncio.shield(task)
-
-    async def _in_turn(self, plan: Callable[[], _Plan]) -> None:
-        async with self._turn:
-            made = plan()
-            await self._write(made.kept)
-            made.apply()
-
-    async def _keep(self) -> None:
-        try:
-            await self._write(self._in_force())
-        except StateError as error:
-            log("state_not_written", level=logging.ERROR, error=str(error))
-
-    async def _write(self, kept: Kept) -> None:
-        if self._file is None:
-            return
-        try:
-            await asyncio.to_thread(self._file.write, kept)
-        except StateError:
-            self._metrics.state_written(False)
-            raise
-        self._metrics.state_written(True)
+    # -- what is in force
 
     def _in_force(self) -> Kept:
         policy, weights = self._what_routes()

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from gorgo.errors import GorgoError, StateError, VersionConflict, WeightsFrozen
 from gorgo.proxy.admin_calls import Check, is_count, is_flag, is_text, is_weights, json_response, read_body, take
 from gorgo.proxy.errors import HttpError
+from gorgo.proxy.orders import Order
 from gorgo.proxy.state import ProxyState
-from gorgo.proxy.steering import Order
 
 _TEXT: tuple[Check, str] = (is_text, "text of at most 1,000 characters")
 _ORDER: dict[str, tuple[Check, str]] = {

@@ -1,8 +1,8 @@
 """The campaign: one long experiment on a running proxy, as a state machine without input and output.
 
-Owns the order of things: warm up, measure, propose, compare, decide, record, stop. What it compares with is a trial
-(`switchback`, `windows`), what it proposes an optimizer's, what it refuses the guard's. The shell feeds events in,
-with `now`, and carries the returned actions out in their order.
+Owns the order of things: warm up, measure, propose, compare, decide, record, stop. What it stands on is `footing`,
+what it compares with is a trial (`switchback`, `windows`), what it proposes an optimizer's, what it refuses the
+guard's. The shell feeds events in, with `now`, and carries the returned actions out in their order.
 
 Theory of operation.
 
@@ -12,9 +12,8 @@ Theory of operation.
 - `frozen`: somebody has pinned the weights; nothing is put until they are thawed.
 - `stopped`: the incumbent is in force.
 
-Only samples of versions that this campaign has put since the proxy started count for anything, and the inbox takes each
-once. `state()` holds what was decided and, of a switchback, the pairs that were scored; what was being measured when
-the process ended is measured again.
+The inbox takes each sample once. `state()` holds what was decided and, of a switchback, the pairs that were scored;
+what was being measured when the process ended is measured again.
 
 `now` is seconds of one clock that outlives the process (Unix time): a restarted campaign goes on with it.
 """
@@ -29,12 +28,13 @@ import numpy as np
 from gorgo.errors import WeightsError
 from tuner.campaign import saving
 from tuner.campaign.actions import Action, Freeze, PutWeights, RollBack, Stop, Wait
+from tuner.campaign.footing import Footing
 from tuner.campaign.ledger import Ledger
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.switchback import Switchback
 from tuner.campaign.trial import Abandon, Outcome, Trial, Verdict
 from tuner.campaign.windows import Guarded, Paper
-from tuner.objective import Inbox, RollingWindow, Sample
+from tuner.objective import Inbox, Sample
 from tuner.optimizers.base import Optimizer
 from tuner.space import LogBox
 
@@ -78,11 +78,7 @@ class Campaign:
         self.trial: Trial | None = None
         self.saturated_since: float | None = None
         self.stop_reason: str | None = None
-        self._recent = RollingWindow(options.window, options.hop)
-        self._ticket = 0
-        self._version: int | None = None
-        self._applied_s: float | None = None
-        self._oldest_version: int | None = None
+        self._footing = Footing(options)
         self._turn = 0
         self._waiting: float | None = None
         self._out: list[Action] = []
@@ -107,11 +103,9 @@ class Campaign:
 
     def on_weights_applied(self, version: int, *, ticket: int, now: float) -> list[Action]:
         """The proxy routes by what `ticket` asked for, under this version. Late answers to older orders are ignored."""
-        if ticket != self._ticket or self.phase in ("frozen", "stopped"):
+        if ticket != self._footing.ticket or self.phase in ("frozen", "stopped"):
             return []
-        self._version, self._applied_s = version, now
-        if self._oldest_version is None:
-            self._oldest_version = version
+        self._footing.applied(version, now=now)
         if self.phase == "comparing" and self.trial is not None:
             self.trial.began(version, now=now)
         return self._actions()
@@ -123,9 +117,8 @@ class Campaign:
             self._restarted()
         elif taken.gap:
             self._lost()
-        oldest = self._oldest_version
-        if oldest is not None and self.phase in ("warming", "comparing"):
-            self._measure([sample for sample in taken.samples if sample.weights_version >= oldest], now)
+        if self._footing.known and self.phase in ("warming", "comparing"):
+            self._measure(self._footing.counted(taken.samples), now)
         return self._actions()
 
     def on_time(self, *, now: float) -> list[Action]:
@@ -183,10 +176,7 @@ class Campaign:
         """When `on_time` has something to do; None while only samples or answers are awaited."""
         if self.phase == "comparing" and self.trial is not None:
             return self.trial.next_time()
-        if self.phase == "warming" and self._applied_s is not None and not self._recent.full:
-            return None
-        ready = None if self._applied_s is None else self._applied_s + self.options.warm_up_s
-        return ready if self.phase == "warming" and self.saturated_since is None else None
+        return self._footing.ready_s() if self.phase == "warming" and self.saturated_since is None else None
 
     # -- state
 
@@ -202,10 +192,8 @@ class Campaign:
     # -- what is in force
 
     def _put(self, weights: Mapping[str, float], reason: str, *, back: bool = False) -> None:
-        self._ticket += 1
-        self._version = self._applied_s = None
         values = {**self.start, **weights}
-        self._out.append((RollBack if back else PutWeights)(values, reason, self._ticket))
+        self._out.append((RollBack if back else PutWeights)(values, reason, self._footing.asked()))
 
     def _put_arm(self, reason: str) -> None:
         assert self.trial is not None, "a trial's arm"
@@ -219,35 +207,29 @@ class Campaign:
 
     def _warm(self, reason: str, *, back: bool = False) -> None:
         self.phase, self.trial = "warming", None
-        self._recent.clear()
+        self._footing.recent.clear()
         self._put(self.incumbent, reason, back=back)
 
     # -- measuring
 
     def _measure(self, samples: list[Sample], now: float) -> None:
         if self.phase == "warming":
-            for sample in samples:
-                if sample.weights_version == self._version:
-                    self._recent.add(sample)
+            self._footing.warm(samples)
             self._try_to_propose(now)
             return
         for sample in samples:
-            self._recent.add(sample)
+            self._footing.recent.add(sample)
         assert self.trial is not None, "comparing is what a trial does"
         outcome = self.trial.on_samples(samples, now=now)
-        if outcome is None and self.options.mode != "paper" and self._saturated():
+        if outcome is None and self.options.mode != "paper" and self._footing.saturated():
             outcome = self._blame()
         self._after(outcome, now)
-
-    def _saturated(self) -> bool:
-        slow = self._recent.share_slower_than(self.options.saturated_ttft_ms)
-        return self._recent.full and slow > self.options.saturated_share
 
     def _blame(self) -> Outcome:
         """A fleet that is saturated while the suspect runs has it to thank; otherwise it is the traffic."""
         assert self.trial is not None, "called while comparing"
         if self.trial.arm == "offspring" and self.options.guarded:
-            found = self._recent.figures()
+            found = self._footing.recent.figures()
             return Verdict(False, "the fleet is saturated", figures=found, refused=True, breach=True)
         return Abandon("the fleet is saturated")
 
@@ -256,20 +238,19 @@ class Campaign:
         if (spent := self.ledger.budget_spent(now)) is not None:
             self._finish(spent)
             return
-        ready = self._applied_s is not None and now >= self._applied_s + self.options.warm_up_s
-        if not ready or not self._recent.full:
+        if not self._footing.ready(now):
             return
-        if self.options.mode != "paper" and self._saturated():
+        if self.options.mode != "paper" and self._footing.saturated():
             self._wait_out(now)
             return
         self.saturated_since = None
-        found = self._recent.figures()
+        found = self._footing.recent.figures()
         if found.ttft_ms_p95 is None:
-            self._recent.clear()
+            self._footing.recent.clear()
             return
         self.ledger.measured(found)
         if self.ledger.number == 0:
-            self._out.append(self.ledger.started(self.incumbent, self._version, now))
+            self._out.append(self.ledger.started(self.incumbent, self._footing.version, now))
         self._next(now)
 
     def _wait_out(self, now: float) -> None:
@@ -307,7 +288,7 @@ class Campaign:
             return Switchback(options, self.rng, reference, audit=audit)
         if options.mode == "guarded" or audit:
             return Guarded(options, reference, audit=audit)
-        return Paper(options, self._recent, reference or self._recent.figures())
+        return Paper(options, self._footing.recent, reference or self._footing.recent.figures())
 
     def _after(self, outcome: Outcome, now: float) -> None:
         if isinstance(outcome, Verdict):
@@ -357,9 +338,8 @@ class Campaign:
     # -- what goes wrong
 
     def _restarted(self) -> None:
-        """Another run of the proxy: no version means what it meant, and its weights are its own."""
-        self._oldest_version = None
-        self._recent.clear()
+        """Another run of the proxy, with weights of its own."""
+        self._footing.restarted()
         if self.phase == "warming":
             self._put(self.incumbent, "the proxy has restarted")
         elif self.phase == "comparing" and self.trial is not None:
@@ -367,7 +347,7 @@ class Campaign:
             self._put_arm("the proxy has restarted")
 
     def _lost(self) -> None:
-        self._recent.clear()
+        self._footing.recent.clear()
         if self.phase == "comparing" and self.trial is not None:
             self.trial.void()
             self._put_arm("samples were lost")

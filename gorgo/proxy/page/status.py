@@ -15,11 +15,11 @@ from gorgo.core.decision import Decision
 from gorgo.core.fleet_view import ReplicaView
 from gorgo.core.samples import Sample
 from gorgo.proxy.kept import Frozen
+from gorgo.proxy.orders import WeightsChange
 from gorgo.proxy.page.figures import RECENT_S, RECENT_SAMPLES, Bin, Figures, course, recent
 from gorgo.proxy.page.standing import Alert, Standing, alerts, standing
 from gorgo.proxy.page.trips import Trip
 from gorgo.proxy.state import ProxyState
-from gorgo.proxy.steering import WeightsChange
 
 #: Enough to see a pattern; the rest is at `/admin/decisions/{request_id}`.
 DECISIONS_SHOWN = 12

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from gorgo.proxy.orders import WeightsChange
 from gorgo.proxy.page import words
 from gorgo.proxy.page.charts import box_line
 from gorgo.proxy.page.markup import Html, joined, tag
 from gorgo.proxy.page.status import Status
-from gorgo.proxy.steering import WeightsChange
 
 #: The older ones are behind a click.
 VERSIONS_SHOWN = 6

@@ -13,11 +13,11 @@ from gorgo.core.router import Router
 from gorgo.core.samples import Sample
 from gorgo.core.ttft import TtftOutlook
 from gorgo.policies.registry import make_policy
+from gorgo.proxy.orders import WeightsChange
 from gorgo.proxy.page.figures import Figures, course
 from gorgo.proxy.page.standing import standing
 from gorgo.proxy.page.status import DecisionStatus, ReplicaStatus, Status
 from gorgo.proxy.page.trips import Trip
-from gorgo.proxy.steering import WeightsChange
 
 NOW = 1_000_000.0
 
