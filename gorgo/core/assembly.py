@@ -22,7 +22,7 @@ from gorgo.core.fleet import Fleet
 from gorgo.core.fleet_view import ReplicaView, view_replica
 from gorgo.core.front_door import FrontDoor
 from gorgo.core.hedging import Hedger
-from gorgo.core.ledger import Ledger
+from gorgo.core.ledger import Ledger, RequestState
 from gorgo.core.limits import RouterLimits
 from gorgo.core.lives import Lives
 from gorgo.core.member import Member
@@ -92,7 +92,7 @@ class Assembly:
             self._slow_start,
             self._clients,
             self.samples,
-            self._eligible,
+            self._elsewhere,
             limits,
         )
         self._beliefs.replaced(self._fleet.replace(replicas))
@@ -219,6 +219,14 @@ class Assembly:
         if pinned is None or (request.regions is not None and pinned.spec.region not in request.regions):
             return everyone.nobody
         return everyone.only(pinned)
+
+    def _elsewhere(self, state: RequestState, now: float) -> Eligible:
+        """Who may serve a request now that has not had it yet; for a pinned one nobody else can."""
+        everyone, request = self._fleet.eligibility, state.request
+        if request.pinned_replica is not None:
+            return everyone.nobody
+        # Eased last: who is at its bound is left out beside others that can take the request, not beside those tried.
+        return self._slow_start.eased(everyone.of(request.model, request.regions).without(state.tried), now=now)
 
     def _view(self, member: Member, now: float) -> ReplicaView:
         blocks = self.index.resident_blocks(member.slot)

@@ -112,9 +112,10 @@ class Eligibility:
         """Whether any replica would serve `model`, well or not. An empty fleet refuses none: it may fill."""
         return not self._members or self._any_model or model is None or model in self._listed
 
-    def anyone_in(self, regions: frozenset[str]) -> bool:
-        """Whether a replica is there, well or not. An empty fleet may fill."""
-        return not self._members or any(member.spec.region in regions for member in self._members.values())
+    def anyone_in(self, regions: frozenset[str], model: str | None) -> bool:
+        """Whether a replica there would serve `model`, well or not. An empty fleet may fill."""
+        specs = [member.spec for member in self._members.values()]
+        return not specs or any(spec.region in regions and _serves(spec, model) for spec in specs)
 
     # -- helpers
 

@@ -35,7 +35,7 @@ def client_excess(request: RouteRequest, excess: Excess) -> Reject:
 
 def region_not_allowed(request: RouteRequest) -> Reject:
     regions = ", ".join(sorted(request.regions or ()))
-    there = "no replica is there" if request.pinned_replica is None else "what it refers to is held elsewhere"
+    there = "no replica there serves it" if request.pinned_replica is None else "what it refers to is held elsewhere"
     message = f"this request may be served in {regions or 'no region'} only, and {there}"
     return Reject(request.request_id, 403, "region_not_allowed", message)
 

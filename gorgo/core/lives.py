@@ -21,11 +21,11 @@ from gorgo.core.eligible import Eligible
 from gorgo.core.endings import RETRY_AFTER_S, failed, no_replica, sample_of, status_of
 from gorgo.core.fleet import Fleet
 from gorgo.core.health import HealthState
-from gorgo.core.ledger import Attempt
+from gorgo.core.ledger import Attempt, RequestState
 from gorgo.core.limits import RouterLimits
 from gorgo.core.member import Member
 from gorgo.core.placing import Placer
-from gorgo.core.request import Ending, Outcome, RouteRequest
+from gorgo.core.request import Ending, Outcome
 from gorgo.core.samples import SampleRing
 from gorgo.core.slow_start import SlowStart
 
@@ -48,8 +48,8 @@ class Lives:
     ----------
     fleet, placer, beliefs, slow_start, clients, samples:
         The Router's.
-    eligible:
-        Who may serve a request now.
+    elsewhere:
+        Who may serve a request now that has not had it yet.
     limits:
         May be replaced by `set_limits`.
     """
@@ -62,7 +62,7 @@ class Lives:
         slow_start: SlowStart,
         clients: ClientBook,
         samples: SampleRing,
-        eligible: Callable[[RouteRequest, float], Eligible],
+        elsewhere: Callable[[RequestState, float], Eligible],
         limits: RouterLimits,
     ) -> None:
         self._fleet = fleet
@@ -71,7 +71,7 @@ class Lives:
         self._slow_start = slow_start
         self._clients = clients
         self._samples = samples
-        self._eligible = eligible
+        self._elsewhere = elsewhere
         self.set_limits(limits)
 
     def set_limits(self, limits: RouterLimits) -> None:
@@ -135,8 +135,8 @@ class Lives:
     def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> Dispatch | Reject:
         """The next best replica, or the error that the client gets."""
         state = attempt.state
-        left = self._eligible(state.request, now).without(state.tried)
-        may = state.request.pinned_replica is None and state.attempts < self._max_attempts and left.members
+        left = self._elsewhere(state, now)
+        may = state.attempts < self._max_attempts and left.members
         if may and (_costs_nothing(outcome, left) or self._retries.spend(now=now)):
             return self._placer.dispatch(state, self._placer.look(state.request, left, now=now), now=now)
         if outcome.error == _REFUSED and not _someone_is_well(left):

@@ -242,13 +242,13 @@ class Router(Assembly):
             return too_many_in_flight(request, self.limits.max_in_flight)
         if request.pinned_replica is not None and request.pinned_replica not in self._fleet.members:
             return replica_not_found(request)
-        if request.regions is not None and not self._anyone_in(request.regions, request.pinned_replica):
+        if request.regions is not None and not self._anyone_in(request.regions, request):
             return region_not_allowed(request)
         excess = self._clients.enter(request.client, now=now)
         return None if excess is None else client_excess(request, excess)
 
-    def _anyone_in(self, regions: frozenset[str], pinned: str | None) -> bool:
+    def _anyone_in(self, regions: frozenset[str], request: RouteRequest) -> bool:
         """Whether someone is there who could serve it, well or not; of a pinned request only its own replica could."""
-        if pinned is None:
-            return self._fleet.eligibility.anyone_in(regions)
-        return self._fleet.members[pinned].spec.region in regions
+        if request.pinned_replica is None:
+            return self._fleet.eligibility.anyone_in(regions, request.model)
+        return self._fleet.members[request.pinned_replica].spec.region in regions

@@ -13,7 +13,7 @@ from gorgo.core.overload import OverloadLimits
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, Outcome
 from gorgo.core.router import Router
-from tests.core.routers import COMPLETED, FAILED, a_request, dispatched, make_router, rejected
+from tests.core.routers import BUSY, COMPLETED, FAILED, a_request, dispatched, make_router, rejected
 
 FLEET = [ReplicaSpec("e0", "east"), ReplicaSpec("e1", "east"), ReplicaSpec("w0", "west")]
 
@@ -118,6 +118,16 @@ def test_a_request_that_may_go_nowhere_is_a_403_not_an_outage() -> None:
     assert "south" in refusal.message
 
 
+def test_a_request_whose_model_is_served_elsewhere_only_is_told_so_and_not_to_come_back() -> None:
+    served = [replace(FLEET[0], models=("large",)), replace(FLEET[2], models=("small",))]
+    limits = OverloadLimits(no_replica_wait_s=2.0)
+    router = make_router(replicas=served, limits=RouterLimits(overload=limits))
+    large = replace(a_request(model="large"), regions=frozenset({"west"}))
+    refusal = rejected(router.submit(large, now=0.0))
+    assert (refusal.status, refusal.code, refusal.retry_after_s) == (403, "region_not_allowed", None)
+    assert dispatched(router.submit(replace(large, regions=frozenset({"east"})), now=0.0)).replica == "e0"
+
+
 def test_a_request_whose_region_is_down_is_a_503_and_goes_nowhere_else() -> None:
     router = fleet()
     router.drain("w0", now=0.0)
@@ -168,6 +178,19 @@ def test_a_replica_that_joins_gets_more_by_and_by() -> None:
     assert sent_to_new(10, 100.0) == 2
     assert sent_to_new(10, 101.0) == 2  # four in all: it doubles each second
     assert sent_to_new(300, 107.0) == 300
+
+
+@pytest.mark.parametrize("outcome", [BUSY, FAILED])
+def test_a_retry_goes_to_a_replica_on_its_ramp_when_nobody_else_is_left(outcome: Outcome) -> None:
+    router = make_router("old", limits=RouterLimits(slow_start_s=10.0))
+    router.set_fleet([ReplicaSpec("old", "here"), ReplicaSpec("new", "here")], now=1.0)
+    router.on_probe("new", 0.5, now=1.0)  # farther by far
+    for number in range(5):  # two are the bound of the new one
+        first = dispatched(router.submit(a_request(f"r{number}"), now=1.0))
+        assert first.replica == "old"
+        assert dispatched(router.on_finish(first.attempt_id, outcome, now=1.0)).replica == "new"
+        # In good standing, so that it is the bound of the new one that matters.
+        router.on_finish(dispatched(router.submit(a_request(f"well-{number}"), now=1.0)).attempt_id, COMPLETED, now=1.0)
 
 
 def test_a_readmitted_replica_is_on_its_ramp_and_the_last_one_left_is_not() -> None:
