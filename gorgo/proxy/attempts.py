@@ -19,6 +19,8 @@ from gorgo.proxy.account import Account
 from gorgo.proxy.answer import Answer
 from gorgo.proxy.ask import Ask
 from gorgo.proxy.headers import Header, new_id, upstream_headers
+from gorgo.proxy.held import Attempted
+from gorgo.proxy.logs import log_failure
 from gorgo.proxy.race import Race
 from gorgo.proxy.relay import Relay, RelayPlan, failure_of
 from gorgo.proxy.state import ProxyState
@@ -112,12 +114,24 @@ class Attempts:
             self._state.metrics.retried(outcome.ending.value)
         return action
 
-    async def _compete(self, dispatch: Dispatch, target: Target) -> Action | None:
+    async def end_second(self) -> None:
+        """The request is over, whatever a second attempt is at."""
+        left = await self.race.end()
+        if isinstance(left, BaseException):
+            log_failure("internal_error", left, request_id=self._answer.request_id)
+        elif left is not None and isinstance(left[0], Dispatch) and left[1] is not None:
+            self.give_back(left[0], left[1])
+
+    async def _compete(self, dispatch: Dispatch, target: Target) -> Attempted | None:
         """The second attempt, unless it was beaten before its task began."""
-        if dispatch.attempt_id in self.race:
-            return await self.run(dispatch, target)
-        target.release()
-        return self._state.desk.finish(dispatch, Outcome(Ending.SUPERSEDED))
+        if dispatch.attempt_id not in self.race:
+            target.release()
+            self._state.desk.finish(dispatch, Outcome(Ending.SUPERSEDED))
+            return None
+        action = await self.run(dispatch, target)
+        if action is None:
+            return None
+        return action, self.take(action) if isinstance(action, Dispatch) else None
 
     async def _try(self, dispatch: Dispatch, target: Target, engine_id: str | None) -> Outcome:
         limits, spent_s = target.deadlines, self._state.clock() - self._account.received_s

@@ -105,6 +105,8 @@ class Exchange:
             if not self._answer.gone and not self._state.stopping:
                 raise
             task.uncancel()
+            if self._attempts is not None:
+                await self._attempts.end_second()  # before the last words: it may be the one that speaks
             await self._answer.cut_short()
         except HttpError as refusal:
             await self._answer.refuse(refusal)
@@ -118,18 +120,13 @@ class Exchange:
         finally:
             if watch is not None:
                 watch.cancel()
-            if self._attempts is not None and self._attempts.race.second is not None:
-                await self._end_second(self._attempts)
+            if self._attempts is not None:
+                await self._attempts.end_second()
             if self._route_id is not None:
                 self._state.desk.leave(self._route_id)
             self._account.close(
                 self._state, self._route, self._id, sent_status=self._answer.sink.status, gone=self._answer.gone
             )
-
-    async def _end_second(self, attempts: Attempts) -> None:
-        fault = await attempts.race.end()
-        if fault is not None:
-            log_failure("internal_error", fault, request_id=self._id)
 
     # -- what is asked
 
@@ -185,7 +182,7 @@ class Exchange:
             taken = None
             if action is None and attempts.race.second is not None:
                 # It has lost, or failed while the other one was open: how the request ends is the other's affair.
-                action = await attempts.race.join()
+                action, taken = await attempts.race.join() or (None, None)
         if isinstance(action, Reject):
             raise error_of(action)
 

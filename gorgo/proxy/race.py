@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
-from gorgo.core.actions import Action
+from gorgo.proxy.held import Attempted
 
-_Second = asyncio.Task[Action | None]
+#: Answers what the Router wants after it, taken in the step in which it was said: who waits for it wakes later.
+_Second = asyncio.Task[Attempted | None]
 
 
 class Race:
@@ -44,7 +45,7 @@ class Race:
         """It has ended, however."""
         self._tasks.pop(attempt_id, None)
 
-    def add(self, attempt_id: str, run: Coroutine[object, object, Action | None]) -> None:
+    def add(self, attempt_id: str, run: Coroutine[object, object, Attempted | None]) -> None:
         """A second attempt, in a task of its own, which begins after this step."""
         assert self.second is None, "a request has two attempts at most"
         self._tasks[attempt_id] = None
@@ -62,7 +63,7 @@ class Race:
         if attempt_id in self._tasks and attempt_id != self.answer:
             self._stop(attempt_id)
 
-    async def join(self) -> Action | None:
+    async def join(self) -> Attempted | None:
         """What the Router wants after the second attempt, which is waited for."""
         assert self.second is not None, "there is a second one"
         # Not awaited itself: who waits may be cancelled, and it is to end in its own way.
@@ -70,14 +71,17 @@ class Race:
         second, self.second = self.second, None
         return second.result()
 
-    async def end(self) -> BaseException | None:
-        """The request is over: stop whoever is left. Answers what the second attempt failed by."""
+    async def end(self) -> Attempted | BaseException | None:
+        """The request is over: stop whoever is left. Answers what the second attempt failed by, or what the Router
+        wanted after it and nobody will do.
+        """
         if self.second is None:
             return None
         for attempt_id in list(self._tasks):
             self._stop(attempt_id)
         await asyncio.wait((self.second,))
-        return None if self.second.cancelled() else self.second.exception()
+        second, self.second = self.second, None
+        return None if second.cancelled() else second.exception() or second.result()
 
     def _stop(self, attempt_id: str) -> None:
         task = self._tasks.pop(attempt_id)

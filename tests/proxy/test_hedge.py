@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from gorgo.config.model import Overload
-from gorgo.core.request import Ending
+from gorgo.core.actions import Action, Dispatch
+from gorgo.core.request import Ending, Outcome
+from gorgo.proxy.answer import Answer
+from gorgo.proxy.desk import Desk
+from gorgo.proxy.state import ProxyState, replica_spec
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until
 from tests.proxy.fakes import DONE, ROLE, FakeReplica, Script, answer, chat, delta, hang, stream
 
@@ -22,22 +28,24 @@ def words(word: str) -> Script:
     return stream(ROLE, delta(word), DONE)
 
 
-async def hedging(start: Start, stuck: Script, other: Script, **overload: Any) -> tuple[Running, FakeReplica]:
-    """A proxy in front of two replicas. Answers the one that the next request goes to, which is `stuck` there."""
-    replicas = [await start.replica(words("warm")), await start.replica(words("warm"))]
+async def hedging(start: Start, stuck: Script, *others: Script, **overload: Any) -> tuple[Running, FakeReplica]:
+    """A proxy in front of several replicas. Answers the one that the next request goes to, which is `stuck` there; all
+    others drain.
+    """
+    replicas = [await start.replica(words("warm")) for _ in (stuck, *others)]
     settings = {"hold": False, "hedge_share": 0.5, "hedge_late_ms": 30.0, **overload}
     proxy = await start.proxy(replace(config_for(replicas, PREDICTS), overload=Overload(**settings)), replicas)
     for _ in range(4):  # the budget is of requests
         await proxy.client.post(CHAT, content=chat(stream=True))
     # The one with the prompt in its cache is the cheapest for the same prompt, if the tie-break left it any warmth.
-    proxy.state.router.drain("r1", now=proxy.state.clock())
+    for number in range(1, len(replicas)):
+        proxy.state.router.drain(f"r{number}", now=proxy.state.clock())
     await proxy.client.post(CHAT, content=chat(stream=True))
-    near, far = replicas
-    near.scripts[:], far.scripts[:] = [stuck], [other]
-    for replica in replicas:
+    for replica, script in zip(replicas, (stuck, *others), strict=True):
+        replica.scripts[:] = [script]
         replica.seen.clear()
         replica.arrived.clear()
-    return proxy, near
+    return proxy, replicas[0]
 
 
 async def send_to_near(proxy: Running, **fields: Any) -> asyncio.Task[Any]:
@@ -141,3 +149,81 @@ async def test_stopping_ends_both(start: Start) -> None:
     await proxy.stop()
     assert (await request).status_code == 503
     proxy.check()
+
+
+async def both_fail(
+    start: Start, monkeypatch: pytest.MonkeyPatch, then: Callable[[Running], None]
+) -> tuple[Running, httpx.Response]:
+    """Two attempts fail one after the other. `then` happens in the very step in which the Router has the request go on
+    to a third replica, before whoever waits for the second attempt has heard of it.
+    """
+    proxy, near = await hedging(start, hang(), hang(), words("third"))
+    request = await send_to_near(proxy)
+    far = proxy.replicas[1]
+    await until(lambda: far.arrived.is_set())
+    proxy.state.router.drain("r2", False, now=proxy.state.clock())
+    near.release.set()
+    await until(lambda: proxy.state.router.in_flight == 1)
+    finish = Desk.finish
+
+    def finished(desk: Desk, dispatch: Dispatch, outcome: Outcome) -> Action | None:
+        action = finish(desk, dispatch, outcome)
+        if isinstance(action, Dispatch):
+            then(proxy)
+        return action
+
+    monkeypatch.setattr(Desk, "finish", finished)
+    far.release.set()
+    return proxy, await request
+
+
+async def test_two_that_fail_are_followed_by_a_third_even_if_it_leaves_the_fleet_then(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reload(proxy: Running) -> None:
+        state = proxy.state
+        rows = state.config.replicas[:2]
+        state.router.set_fleet([replica_spec(row) for row in rows], now=state.clock())
+        state.leaving.add(state.targets["r2"])
+        asyncio.get_running_loop().call_soon(leave, state)
+
+    def leave(state: ProxyState) -> None:
+        state.targets = {name: target for name, target in state.targets.items() if name != "r2"}
+
+    proxy, response = await both_fail(start, monkeypatch, reload)
+    assert (response.status_code, response.headers["x-gorgo-replica"]) == (200, "r2")
+    await proxy.idle()
+
+
+async def test_a_request_that_is_cut_as_its_second_attempt_is_to_go_on_leaves_nothing(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(proxy: Running) -> None:
+        """As at the end of the grace."""
+        proxy.state.stopping = True
+        for task in proxy.state.exchanges:
+            task.cancel()
+
+    proxy, response = await both_fail(start, monkeypatch, cut)
+    assert response.status_code == 503
+    await proxy.idle()
+    assert proxy.replicas[2].seen == []
+
+
+async def test_nobody_speaks_beside_the_last_words(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_attempts: list[int] = []
+    cut_short = Answer.cut_short
+
+    async def watched(answer: Answer) -> None:
+        open_attempts.append(proxy.state.router.in_flight)
+        await cut_short(answer)
+
+    monkeypatch.setattr(Answer, "cut_short", watched)
+    proxy, near = await hedging(start, hang(), hang(ROLE, delta("second")))
+    proxy.state.limits = replace(proxy.state.limits, shutdown_grace_s=0.05)
+    request = await send_to_near(proxy)
+    await until(lambda: proxy.replicas[1].arrived.is_set())
+    await until(lambda: near.dropped.is_set())  # it has lost, and its task waits for the answer's
+    await proxy.stop()
+    assert "stopping" in (await request).text
+    assert open_attempts == [0]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gorgo.core.actions import Action
+from gorgo.proxy.held import Attempted
 from gorgo.proxy.race import Race
 
 ON_BOTH_LOOPS = True
@@ -19,7 +19,7 @@ class Second:
         self.race = race
         self.said: list[str] = []
 
-    async def run(self) -> Action | None:
+    async def run(self) -> Attempted | None:
         if "r/2" not in self.race:
             self.said.append("beaten before it began")
             return None
@@ -85,7 +85,7 @@ async def test_the_end_waits_for_one_that_has_not_begun() -> None:
 
 
 async def test_a_fault_of_the_second_attempt_is_told() -> None:
-    async def broken() -> Action | None:
+    async def broken() -> Attempted | None:
         raise ValueError("a fault")
 
     race = Race()
