@@ -69,6 +69,6 @@ class Answer:
             return
         try:
             async with asyncio.timeout(_LAST_WORDS_S):
-                await self.sink.finish(error_event(status, code, message))
+                await self.sink.finish(error_event(status, code, message, named=self.sink.names_events))
         except TimeoutError:
             self.gone = True

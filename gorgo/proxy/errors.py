@@ -67,9 +67,16 @@ def error_json(status: int, code: str, message: str, details: Mapping[str, Any] 
     return json.dumps({"error": error}).encode()
 
 
-def error_event(status: int, code: str, message: str) -> bytes:
-    """The same as the last event of a stream. The blank line before it ends an event that was cut in the middle."""
-    return b"\n\ndata: " + error_json(status, code, message) + b"\n\n"
+def error_event(status: int, code: str, message: str, *, named: bool = False) -> bytes:
+    """The same as the last event of a stream. The blank line before it ends an event that was cut in the middle.
+
+    `named` where the stream's events have names and types: Anthropic's clients pass over one that has none, and would
+    take the stream for complete.
+    """
+    error = error_json(status, code, message)
+    if named:
+        return b'\n\nevent: error\ndata: {"type": "error", ' + error[1:] + b"\n\n"
+    return b"\n\ndata: " + error + b"\n\n"
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:

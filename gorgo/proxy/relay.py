@@ -28,6 +28,8 @@ from gorgo.proxy.watchdog import Watchdog
 WITHHELD_BYTES = 64 * 1024
 #: Gaps kept per answer for its p95; the first 4,096 stand for longer answers.
 MAX_GAPS = 4096
+#: Routes on which each event of a stream has a name.
+_NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,8 @@ class Relay:
         self._plan.on_commit()
         headers = downstream_headers(self._source.headers, length_kept=length_kept)
         headers.extend(self._plan.own_headers)
-        await self._sink.start(self._source.status, headers)
+        named = self._plan.route in _NAMED_EVENTS
+        await self._sink.start(self._source.status, headers, names_events=named)
 
     def _tell_head(self, head: bytes) -> None:
         if self._plan.on_head is not None:

@@ -13,11 +13,12 @@ class Sink:
     """What has been sent to the client so far, and what may still be sent.
 
     `sending` is true while a chunk waits for the client to read: a timeout then is the client's fault.
-    `carries_events` says that an error can still be told in the stream itself.
+    `carries_events` says that an error can still be told in the stream itself, `names_events` that events have names
+    there.
     `push(chunk)` sends a chunk without waiting; False means that it did not, and that `write` has to.
     """
 
-    __slots__ = ("_send", "carries_events", "finished", "push", "sending", "started", "status")
+    __slots__ = ("_send", "carries_events", "finished", "names_events", "push", "sending", "started", "status")
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -25,12 +26,14 @@ class Sink:
         self.finished = False
         self.sending = False
         self.carries_events = False
+        self.names_events = False
         self.status = 0
         self.push: Push = refuse
 
-    async def start(self, status: int, headers: Sequence[Header]) -> None:
+    async def start(self, status: int, headers: Sequence[Header], *, names_events: bool = False) -> None:
         """From here on neither failover nor another status is possible."""
         self.started = True
+        self.names_events = names_events
         self.status = status
         self.carries_events = (
             is_event_stream(headers) and not is_encoded(headers) and not find(headers, b"content-length")

@@ -300,6 +300,40 @@ async def test_stream_that_breaks_after_content_ends_visibly(fleet: Fleet, lie: 
     await running.idle()
 
 
+#: A stream of each dialect, up to its first content, and the name of the last event of one that breaks.
+DIALECTS: dict[str, tuple[bytes, dict[str, object], bytes]] = {
+    CHAT: (GOOD, {}, b""),
+    "/v1/completions": (b'data: {"choices": [{"text": "a"}]}\n\n', {"prompt": "x"}, b""),
+    "/generate": (b'data: {"text": "a", "meta_info": {}}\n\n', {"text": "x"}, b""),
+    "/v1/responses": (
+        b'event: response.output_text.delta\ndata: {"type": "response.output_text.delta", "delta": "a"}\n\n',
+        {"input": "x"},
+        b"error",
+    ),
+    "/v1/messages": (
+        b'event: content_block_delta\ndata: {"type": "content_block_delta", "delta": {"text": "a"}}\n\n',
+        {},
+        b"error",
+    ),
+}
+
+
+@pytest.mark.parametrize("route", DIALECTS)
+async def test_stream_that_breaks_ends_with_an_error_event_that_its_clients_know(fleet: Fleet, route: str) -> None:
+    content, fields, name = DIALECTS[route]
+    running, _ = await fleet(says(SSE + CHUNKED + chunk(content), b"zz\r\n"), honest=False)
+    said = (await running.client.post(route, content=chat(stream=True, **fields))).content
+    assert said.startswith(content)
+    # Clients of named events pass over one without a name, or of no type: the stream would end as a whole one does.
+    lines = said.removeprefix(content).strip().split(b"\n")
+    event = json.loads(lines[-1].removeprefix(b"data: "))
+    assert lines[:-1] == ([b"event: " + name] if name else [])
+    assert event.pop("type", "") == name.decode()
+    assert event["error"]["code"] == "upstream_failed"
+    assert list(event) == ["error"]
+    await running.idle()
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("again", [b"x" * 16_384, b"data: {}\n\n" * 1000, b"\n" * 16_384, b": keep\n" * 2000])
 async def test_answer_without_an_end_takes_no_memory(fleet: Fleet, streamed: bool, again: bytes) -> None:
