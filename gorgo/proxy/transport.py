@@ -4,7 +4,8 @@ Owns connections: how long they are kept, which is taken, what happens when the 
 goes over a connection to `call`, and how many there may be to `upstream`.
 
 Theory of operation: a kept connection that the server has closed in the meantime fails at once, with no byte of an
-answer. That is nobody's fault, so the request is sent once more, on a connection made for it.
+answer. That is nobody's fault, so the request is sent once more, on a connection made for it. One that fails later had
+the request: then it is the replica's failure, and to have it once more is not for this one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from functools import lru_cache, partial
+from time import monotonic
 from typing import Any, cast
 
 import aiohttp
@@ -28,6 +30,9 @@ from gorgo.proxy.tcp_info import paced_sender
 
 #: Below the shortest keep-alive in use (uvicorn, hence SGLang and vLLM: 5 s), with room for a far replica's round trip.
 KEEP_ALIVE_S = 4.0
+#: A connection that was closed before a request came on it says so within this, s: a round trip to anywhere, and time
+#: for a lost packet to be sent again.
+STALE_S = 1.0
 
 
 class Body(httpx.AsyncByteStream):
@@ -90,14 +95,14 @@ class PoolTransport(httpx.AsyncBaseTransport):
         await self._fresh_connector.close()
 
     async def _call(self, request: httpx.Request, body: bytes) -> Call:
-        headers, reused = request.headers.raw, False
+        headers, reused, begun_s = request.headers.raw, False, monotonic()
         timeout = _connect_within(request.extensions.get("timeout", {}).get("connect"))
         start = b"%s %s HTTP/1.1\r\n" % (request.method.encode(), request.url.raw_path)
         try:
             connection, reused = await self._connector.take(self._asked, timeout, len(body))
             return await call(connection, head_of(start, headers), body, sent=self._pool.tell)
         except FAILURES as failure:
-            if not (reused and _is_stale(failure)):
+            if not (reused and _is_stale(failure) and monotonic() - begun_s < STALE_S):
                 raise _as_httpx(failure) from failure.with_traceback(None)
         try:
             connection = await self._fresh_connector.connect(self._asked, [], timeout)

@@ -186,6 +186,19 @@ async def test_body_without_a_length_is_cut_when_its_replica_breaks_off(start: S
     await fleet.idle()
 
 
+async def test_replica_that_hangs_up_after_a_while_is_not_sent_the_request_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a kept connection: what it says no word to for so long it had, and it may be what it died of."""
+    monkeypatch.setattr("gorgo.proxy.transport.STALE_S", 0.0)
+    fleet = await start.fleet([GOOD, GOOD, reset_after()], [GOOD])
+    for _ in range(5):
+        response = await ask(fleet)
+        assert (response.status_code, response.content) == (200, GOOD_BYTES)
+    assert len(fleet.replicas[0].seen) == 3
+    await fleet.idle()
+
+
 async def test_connection_that_the_server_closed_between_requests_is_nobodys_failure(start: Start) -> None:
     """A server that promises keep-alive and hangs up when the next request comes: as a keep-alive that just ran out."""
     requests = 0
