@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
+from functools import partial
 
 from gorgo.proxy.headers import new_id, upstream_headers
 from gorgo.proxy.target import Target
@@ -36,9 +38,15 @@ class Aborts:
         """End it there. Waits for nothing; a call that fails changes nothing."""
         if target.dialect.abort_path is None or len(self._open) >= MAX_OPEN:
             return
+        # In this step, not in the task's first: a replica that has left is closed when nobody uses it.
+        target.acquire()
         task = asyncio.create_task(_tell(target, target.dialect.abort_path, request_id))
         self._open.add(task)
-        task.add_done_callback(self._open.discard)
+        task.add_done_callback(partial(self._told, target))
+
+    def _told(self, target: Target, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        target.release()
 
     async def aclose(self) -> None:
         """No more of them."""
@@ -50,10 +58,5 @@ class Aborts:
 async def _tell(target: Target, path: str, request_id: str) -> None:
     headers = upstream_headers((_JSON,), request_id=new_id(), api_key=target.api_key)
     body = json.dumps({"rid": request_id}).encode()
-    target.acquire()
-    try:
+    with suppress(UpstreamError):  # It is gone, and its requests with it.
         await target.upstream.fetch(path, headers, timeout_s=TIMEOUT_S, body=body)
-    except UpstreamError:
-        return  # It is gone, and its requests with it.
-    finally:
-        target.release()

@@ -17,6 +17,7 @@ from gorgo.policies.registry import make_policy
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, REPLICA, answer, chat, delta, hang, stream
 from tests.proxy.followed import Followed, follow, regions
+from tests.proxy.raw import connected
 
 CHAT = "/v1/chat/completions"
 FLEET_OF = "x-gorgo-replica"
@@ -47,6 +48,20 @@ async def test_added_replica_is_probed_and_then_takes_traffic(start: Start, tmp_
     assert b.pings == 2
     assert followed.view("b").rtt_ms is not None
     assert {(await ask(followed)).headers[FLEET_OF] for _ in range(2)} == {"a", "b"}
+
+
+async def test_engine_that_has_left_the_fleet_is_told_that_its_last_request_is_given_up(
+    start: Start, tmp_path: Path
+) -> None:
+    a, b = await start.replica(hang(delta("a"))), await start.replica(stream(delta("b"), DONE))
+    followed = await follow(start, tmp_path, regions({"a": a, "b": b}), [a, b])
+    async with connected(followed.fleet.addresses.data) as client:
+        await client.post(CHAT, chat(stream=True))
+        await a.arrived.wait()
+        await followed.rewrite(regions({"b": b}))
+        client.reset()
+        await until(lambda: not followed.fleet.state.leaving)
+    assert a.aborted == a.seen[0].header("x-override-rid")
 
 
 async def test_added_replica_that_does_not_answer_joins_as_one_that_failed_a_probe(
