@@ -96,7 +96,8 @@ def _read(headers: Iterable[Header]) -> tuple[float | None, int | None]:
 
 def _milliseconds(name: bytes, value: bytes) -> float:
     try:
-        number = float(value) if len(value) <= _MAX_WORD_BYTES else float("nan")
+        # Python also reads 1_000, which nobody else does.
+        number = float(value) if len(value) <= _MAX_WORD_BYTES and b"_" not in value else float("nan")
     except ValueError:
         number = float("nan")
     if not isfinite(number) or not 0 < number <= MAX_SLO_MS:

@@ -45,6 +45,13 @@ def test_what_is_no_priority_is_a_400(word: str) -> None:
     assert refusal.value.status == 400
 
 
+@pytest.mark.parametrize("word", ["", "0", "-1", "inf", "nan", "0x10", "2s", "1_000", "3600001", "\u0661"])
+def test_what_is_no_deadline_is_a_400(word: str) -> None:
+    with pytest.raises(HttpError) as refusal:
+        wishes(Grants(), x_slo_ttft_ms=word)
+    assert refusal.value.status == 400
+
+
 def test_a_client_cannot_ask_for_more_than_its_rule_grants() -> None:
     grants = Grants.of(config(Clients(rules=(ClientRule(name="batch", priority=-1),))))
     assert wishes(grants, "batch").priority == -1
