@@ -26,10 +26,11 @@ from tuner.optimizers.base import BUDGET
 from tuner.optimizers.registry import make_optimizer
 from tuner.proxy_client import ProxyClient, ProxyWeights
 from tuner.sidecar.journal import Beginning, Journal
-from tuner.sidecar.loop import FIRST_BACK_OFF_S, MAX_BACK_OFF_S, Sidecar, wait
+from tuner.sidecar.loop import Sidecar, wait
 from tuner.sidecar.metrics import Figures, listening
 from tuner.sidecar.orders import Orders
 from tuner.sidecar.progress import Reporter, shown
+from tuner.sidecar.teller import FIRST_BACK_OFF_S, MAX_BACK_OFF_S
 from tuner.space import LogBox, tuned_box
 
 #: Of HTTP: what a proxy says that is about to be there.

@@ -27,11 +27,15 @@ PAUSE_S = 0.2
 #: As published, with windows that fill within seconds.
 PAPER = ["--mode", "paper", "--window", "12", "--hop", "6", "--warm-up-s", "0", "--poll-s", "0.1", "--seed", "1"]
 
+#: A search that does not end by itself while a test waits: ES converges after some twenty generations.
+ENDLESS = ["--algorithm", "random", "--max-generations", "100000"]
 
-def until(done: Callable[[], Any], what: str) -> Any:
+
+def until(done: Callable[[], Any], what: str, said: Callable[[], str] = str) -> Any:
+    """`said()` is what to read beside a failure, as it is then."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not (found := done()):
-        assert time.monotonic() < deadline_s, f"not within {PATIENCE_S:g} s: {what}"
+        assert time.monotonic() < deadline_s, f"not within {PATIENCE_S:g} s: {what}; {said()[-800:]}"
         time.sleep(0.05)
     return found
 
@@ -62,10 +66,10 @@ class Rig:
         self.processes.start(name, words)
         self.processes.wait_for_line(name, r"listening on")
 
-    def tune(self, *, url: str | None = None) -> str:
+    def tune(self, *words: str, url: str | None = None) -> str:
         self.tuners += 1
         name = f"tune-{self.tuners}"
-        self.processes.start(name, ["tune", "--url", url or self.admin, "--database", self.database, *PAPER])
+        self.processes.start(name, ["tune", "--url", url or self.admin, "--database", self.database, *PAPER, *words])
         return name
 
     def end(self, name: str, by: signal.Signals = signal.SIGTERM) -> int:
@@ -80,12 +84,12 @@ class Rig:
         return self.processes._running[name].pid
 
     def until_said(self, name: str, words: str, *, times: int = 1) -> None:
-        until(lambda: self.said(name).count(words) >= times, f"{words!r}: {self.said(name)[-800:]}")
+        until(lambda: self.said(name).count(words) >= times, repr(words), lambda: self.said(name))
 
     def until_weights_move(self) -> None:
         """The tuner is at work: it puts weights."""
         version = self.weights()["version"]
-        until(lambda: self.weights()["version"] > version + 1, "weights are put")
+        until(lambda: self.weights()["version"] > version + 1, "weights are put", self._said_last)
 
     def weights(self) -> dict[str, Any]:
         headers = {"authorization": f"Bearer {TOKEN}"}
@@ -105,7 +109,10 @@ class Rig:
             reader.close()
 
     def until_generation(self, number: int) -> None:
-        until(lambda: number in self.numbers(), f"generation {number}: {self.said(f'tune-{self.tuners}')[-500:]}")
+        until(lambda: number in self.numbers(), f"generation {number}", self._said_last)
+
+    def _said_last(self) -> str:
+        return self.said(f"tune-{self.tuners}")
 
 
 class Traffic(threading.Thread):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.tuner.sidecar.relay import Relay
-from tests.tuner.sidecar.rig import Rig, Traffic, until
+from tests.tuner.sidecar.rig import ENDLESS, Rig, Traffic, until
 
 #: Each starts two interpreters; a minute is enough on two cores that are free, and these are shared.
 pytestmark = pytest.mark.timeout(240)
@@ -33,7 +33,7 @@ def assert_no_row_is_missing(rig: Rig, *, more_than: list[int]) -> None:
 @pytest.mark.parametrize("how", ["refused", pytest.param("silent", marks=pytest.mark.system)])
 def test_a_tuner_cut_off_in_mid_generation_goes_on_where_it_was(rig: Rig, how: str) -> None:
     with Relay(int(rig.admin.rpartition(":")[2])) as relay, Traffic(rig.url) as traffic:
-        tuner = rig.tune(url=relay.url)
+        tuner = rig.tune(*ENDLESS, url=relay.url)
         rig.until_generation(1)
         rig.until_weights_move()
         if how == "refused":
@@ -60,7 +60,7 @@ def test_a_tuner_cut_off_in_mid_generation_goes_on_where_it_was(rig: Rig, how: s
 
 def test_a_locked_database_stops_neither_traffic_nor_tuner_and_loses_no_row(rig: Rig) -> None:
     with Traffic(rig.url) as traffic:
-        tuner = rig.tune()
+        tuner = rig.tune(*ENDLESS)
         rig.until_generation(1)
         other = sqlite3.connect(rig.file, isolation_level=None, timeout=10)
         other.execute("BEGIN IMMEDIATE")
@@ -80,7 +80,7 @@ def test_a_locked_database_stops_neither_traffic_nor_tuner_and_loses_no_row(rig:
 
 def test_files_that_must_not_grow_and_a_damaged_one_stop_neither_traffic_nor_tuner(rig: Rig) -> None:
     with Traffic(rig.url) as traffic:
-        tuner = rig.tune()
+        tuner = rig.tune(*ENDLESS)
         rig.until_generation(1)
         limits = resource.prlimit(rig.pid(tuner), resource.RLIMIT_FSIZE)
         before = rig.numbers()
@@ -126,7 +126,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_and_then_a_read_only_disk_stop_neither_traffic_nor_tuner(rig: Rig, small_disk: Path) -> None:
     rig.keep_history_in(small_disk)
     with Traffic(rig.url) as traffic:
-        tuner = rig.tune()
+        tuner = rig.tune(*ENDLESS)
         rig.until_generation(1)
         before = rig.numbers()
         fill = small_disk / "somebody-s-log"
