@@ -10,6 +10,10 @@ that end with a bare LF, also in the trailers. It puts these right before anybod
 the bytes themselves, once per head, at the only moment at which h11 is about to read one. A refused connection reads
 nothing any more: what follows on it is not a request.
 
+What a client sends behind a request waits until that has its answer, and is read meanwhile up to the size of a head:
+the end of a connection comes behind all that was sent, and who does not read does not see that its client has left.
+Behind a request that was to be the last one nothing is read as another.
+
 An answer that is cut shows it by its chunks or its length. A client of HTTP/1.0 may have neither and takes an orderly
 end for the answer's, so its connection is reset.
 """
@@ -63,12 +67,27 @@ class StrictConnection(h11.Connection):
         super().__init__(h11.SERVER, max_incomplete_event_size=limits.size_bytes)
         self._limits = limits
         self._chunked = False
+        #: Not the first request of its connection.
+        self._later = False
         self.refused = False
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something of the next request is there, and it is its turn."""
+        return self.their_state is h11.IDLE and bool(self.trailing_data[0])
 
     @property
     def has_begun(self) -> bool:
         """Whether a head has begun and is not complete."""
-        return not self.refused and self.their_state is h11.IDLE and bool(self.trailing_data[0])
+        return not self.refused and self.has_more
+
+    def receive_data(self, data: bytes) -> None:
+        if not data or self.their_state is not h11.MUST_CLOSE:
+            super().receive_data(data)
+
+    def start_next_cycle(self) -> None:
+        super().start_next_cycle()
+        self._later = True
 
     def next_event(self) -> Any:
         if self.refused:
@@ -79,7 +98,12 @@ class StrictConnection(h11.Connection):
             return self._without_upgrade(event) if isinstance(event, h11.Request) else event
         if self._chunked and self.their_state is h11.SEND_BODY:
             return self._checked_chunk()
-        return super().next_event()
+        if self.their_state is h11.MUST_CLOSE:
+            return h11.NEED_DATA
+        event = super().next_event()
+        if event is h11.PAUSED and len(self.trailing_data[0]) <= self._limits.size_bytes:
+            return h11.NEED_DATA
+        return event
 
     def _checked_chunk(self) -> Any:
         """The next event of a chunked body, if what it was read from can be read in one way only."""
@@ -103,7 +127,7 @@ class StrictConnection(h11.Connection):
         self._check_lines(head)
         self._check_size(head)
         line = _REQUEST_LINE.match(head)
-        if line is None or head == _PREFACE:
+        if line is None or (head == _PREFACE and not self._later):
             return  # h11's affair
         if not line[2].startswith(b"/"):
             self._refuse("the target is not a path")
@@ -173,12 +197,26 @@ class StrictProtocol(H11Protocol):
         self._strict = StrictConnection(limits)
         self.connection = self._strict
         self._timer: asyncio.TimerHandle | None = None
+        self._over = False
+        #: Who reads what has come: the connection's task, or one that goes on with what came early.
+        self._reading = asyncio.Lock()
 
     async def handle(self, event: Event) -> None:
+        self._over = self._over or isinstance(event, Closed)
         try:
             await super().handle(event)
         finally:
-            self._watch(over=isinstance(event, Closed))
+            self._watch(over=self._over)
+
+    async def _handle_events(self) -> None:
+        async with self._reading:
+            await super()._handle_events()
+
+    async def _go_on(self) -> None:
+        """With what came before its turn; nobody waits for an answer to it if the client has left."""
+        if not self._over:
+            await self._handle_events()
+            self._watch(over=self._over)
 
     def _watch(self, *, over: bool) -> None:
         """Nearly every head comes in one piece and never has a timer."""
@@ -201,6 +239,8 @@ class StrictProtocol(H11Protocol):
         if self.connection.our_state is h11.SEND_BODY and self._strict.their_http_version == b"1.0":
             self.connection_state["reset"]()
         await super()._maybe_recycle()
+        if self._strict.has_more:
+            self.task_group.spawn(self._go_on)
 
     async def _send_error_response(self, status_code: int) -> None:
         """As the proxy's other errors; h11's own words would repeat what the client sent."""

@@ -49,6 +49,27 @@ async def test_client_that_leaves_in_the_middle_cancels_upstream(start: Start, p
     assert next(iter(fleet.state.router.samples)).status == 499
 
 
+@pytest.mark.parametrize("polite", [True, False])
+@pytest.mark.parametrize(
+    "script", [pytest.param(hang(), id="before content"), pytest.param(hang(delta("a")), id="after")]
+)
+@pytest.mark.parametrize(
+    "early", [b"\r\n", b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 2\r\n\r\n{}"]
+)
+async def test_client_that_leaves_is_noticed_behind_whatever_it_sent_early(
+    start: Start, early: bytes, script: Script, polite: bool
+) -> None:
+    fleet = await start.fleet([script])
+    async with connected(fleet.addresses.data) as client:
+        await client.post(CHAT, BODY)
+        client.writer.write(early)
+        await fleet.replicas[0].arrived.wait()
+        leave(client, polite)
+        await until(fleet.replicas[0].dropped.is_set)
+    await fleet.idle()
+    assert len(fleet.replicas[0].seen) == 1
+
+
 async def test_client_that_leaves_during_a_retry_cancels_the_second_replica(start: Start) -> None:
     fleet = await start.fleet([answer(500)], [hang()])
     async with connected(fleet.addresses.data) as client:

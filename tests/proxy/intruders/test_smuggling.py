@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from tests.proxy.conftest import Start
-from tests.proxy.fakes import DONE, answer, chat, delta, stream
+from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream
 from tests.proxy.raw import connected
 
 CHAT = b"/v1/chat/completions"
@@ -127,6 +127,45 @@ async def test_ambiguous_request_is_refused_however_it_is_cut(start: Start) -> N
         assert b" 2" not in answered.split(b"\r\n")[0], form
         assert answered.count(b"HTTP/1.1 ") <= 1, form
     assert fleet.replicas[0].seen == []
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_what_follows_the_last_request_is_no_request_and_spoils_no_answer(start: Start, version: bytes) -> None:
+    fleet = await start.fleet([stream(delta("good"), DONE)])
+    for behind in (b"\r\n", SECOND, b"\0" * 200_000):
+        async with connected(fleet.addresses.data) as client:
+            client.writer.write(post(LENGTH, b"connection: close\r\n", version=version) + behind)
+            said = await client.rest()
+        assert said.startswith(b"HTTP/1.1 200 ")
+        assert said.count(b"HTTP/1.1 ") == 1
+        assert delta("good") in said
+    assert len(fleet.replicas[0].seen) == 3
+    await fleet.idle()
+
+
+async def test_http_2_does_not_begin_behind_a_request_of_http_1(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    async with connected(fleet.addresses.data) as client:
+        client.writer.write(
+            b"GET /health HTTP/1.1\r\nhost: g\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+        )
+        said = await client.rest()
+    assert said.count(b"HTTP/1.1 ") == 2
+    assert said.rpartition(b"HTTP/1.1 ")[2].startswith(b"400 ")
+
+
+async def test_requests_far_ahead_of_their_answers_wait_unread(start: Start) -> None:
+    fleet = await start.fleet([hang(rest=[delta("good"), DONE]), stream(delta("good"), DONE)])
+    body = chat(text="x" * 20_000)
+    request = post(b"content-length: %d\r\n" % len(body), body=body)
+    async with connected(fleet.addresses.data) as client:
+        client.writer.write(request * 50)
+        await fleet.replicas[0].arrived.wait()
+        fleet.replicas[0].release.set()
+        for _ in range(50):
+            assert b"good" in await client.reader.readuntil(b"0\r\n\r\n")
+    assert [seen.body for seen in fleet.replicas[0].seen] == [body] * 50
     await fleet.idle()
 
 
