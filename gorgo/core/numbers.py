@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 MAX_NUMBER = sys.float_info.max
+#: Of tokens, requests or microseconds: more than any engine has; sums and products of a few are still finite.
+MAX_AMOUNT = 2.0**53
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -22,12 +24,20 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
 
 
+def is_amount(value: object) -> TypeGuard[int | float]:
+    """A number from 0 that something can come to.
+
+    >>> is_amount(0), is_amount(-1), is_amount(10**300)
+    (True, False, False)
+    """
+    return is_number(value) and 0 <= value <= MAX_AMOUNT
+
+
 def total(values: Sequence[object]) -> float | None:
-    """The sum of amounts; unknown unless every one of them, and their sum, is a number from 0.
+    """The sum of amounts; unknown unless every one of them is an amount.
 
     >>> total([1, 2.5]), total([]), total([1, None]), total([1, -1]), total([1e308, 1e308])
     (3.5, 0.0, None, None, None)
     """
-    amounts = [float(value) for value in values if is_number(value) and value >= 0]
-    found = sum(amounts, 0.0)
-    return found if len(amounts) == len(values) and is_number(found) else None
+    amounts = [float(value) for value in values if is_amount(value)]
+    return sum(amounts, 0.0) if len(amounts) == len(values) else None

@@ -1,7 +1,7 @@
 """Token counts that a response tells of itself: `usage` in the OpenAI and Anthropic dialects, `meta_info` in SGLang's.
 
-Owns finding them without parsing the response: the last object under such a key in the bytes. Within a JSON string a
-quote is escaped, so generated text cannot be mistaken for one.
+Owns finding them without parsing the response (a batch aside): the last object under such a key in the bytes. Within a
+JSON string a quote is escaped, so generated text cannot be mistaken for one.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from gorgo.core.events import MAX_EVENT_BYTES
+from gorgo.core.numbers import is_amount
 
 #: Kept of a stream's end: more than any usage object with what follows it, little enough for thousands of streams.
 TAIL_BYTES = 16 * 1024
@@ -20,6 +22,9 @@ TAIL_BYTES = 16 * 1024
 SLACK_BYTES = 2 * 1024
 #: Kept of a stream's start, where Anthropic's dialect tells the prompt's length.
 HEAD_BYTES = 2 * 1024
+#: Objects of such a name that are looked at for one that is a usage: what a dialect puts behind it is one or two, and a
+#: reply that is nothing else would keep all other streams waiting for a second.
+MAX_LOOKS = 8
 
 _KEY = re.compile(rb'"(?:usage|meta_info)"\s*:\s*(?=\{)')
 _DECODER = json.JSONDecoder()
@@ -64,13 +69,21 @@ class UsageTail:
 
 def read_usage(body: bytes) -> Usage | None:
     """Usage of a whole JSON body. A batch of `/generate` is a list with one `meta_info` each: their sum."""
-    found = _usages(body)
     if body.lstrip()[:1] != b"[":
-        return next(found, None)
-    usages = list(found)
+        return next(_usages(body), None)
+    usages = [usage for usage in map(_usage, _meta_infos(body)) if usage is not None]
     if not usages:
         return None
     return Usage(*(_sum([getattr(usage, name) for usage in usages]) for name in Usage.__slots__))
+
+
+def _meta_infos(body: bytes) -> list[object]:
+    """Those of a batch, each of its answer. Parsed: there may be hundreds, and it is small, being withheld."""
+    try:
+        answers = json.loads(body)
+    except (ValueError, RecursionError):
+        return []
+    return [answer.get("meta_info") for answer in answers if isinstance(answer, Mapping)]
 
 
 class UsageEventFilter:
@@ -140,8 +153,8 @@ _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")
 
 
 def _usages(data: bytes) -> Iterator[Usage]:
-    """Every usage object in `data`, the last one first."""
-    for key in reversed(list(_KEY.finditer(data))):
+    """Usage objects in `data`, the last one first, of the last `MAX_LOOKS` that may be one."""
+    for key in islice(reversed(list(_KEY.finditer(data))), MAX_LOOKS):
         usage = _usage(_object_at(data, key.end()))
         if usage is not None:
             yield usage
@@ -176,7 +189,7 @@ def _usage(fields: object) -> Usage | None:
 def _count(fields: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
         value = fields.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int) and is_amount(value):
             return value
     return None
 

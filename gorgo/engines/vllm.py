@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from gorgo.core.numbers import is_number
+from gorgo.core.numbers import is_amount
 from gorgo.core.request import EngineSample
 from gorgo.engines.exposition import Series, read_series
 
@@ -42,6 +42,7 @@ class VLLM:
             queued_requests=_total(_by_engine(series.get("vllm:num_requests_waiting", ()))),
             used_tokens=_used(_first(series, _USAGE), capacity),
             kv_capacity_tokens=_total(capacity),
+            prompt_tokens_total=_total(_by_engine(series.get("vllm:prompt_tokens_total", ()))),
         )
 
     def read_capacity(self, loads: object) -> EngineSample:  # noqa: ARG002 - the protocol's signature
@@ -50,7 +51,13 @@ class VLLM:
 
 #: Share of the KV pool in use, 0 to 1: the name since 0.10, then the one before.
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-_NAMES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:cache_config_info", *_USAGE)
+_NAMES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:cache_config_info",
+    "vllm:prompt_tokens_total",
+    *_USAGE,
+)
 
 
 def _first(series: Mapping[str, list[Series]], names: Iterable[str]) -> list[Series]:
@@ -76,7 +83,7 @@ def _pool_tokens(labels: Mapping[str, str]) -> float | None:
         tokens = float(blocks) * float(block)
     else:
         return None
-    return tokens if is_number(tokens) else None
+    return tokens if is_amount(tokens) else None
 
 
 def _used(usage: Iterable[Series], capacity: Mapping[str, float]) -> float | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gorgo.core.events import MAX_EVENT_BYTES
 from gorgo.core.sse import Usage, UsageEventFilter, UsageTail, read_usage
-from gorgo.core.usage import TAIL_BYTES
+from gorgo.core.usage import MAX_LOOKS, TAIL_BYTES
 
 
 def event(data: Any, eol: str = "\n") -> bytes:
@@ -41,6 +41,8 @@ DONE = event("[DONE]")
         ([{"meta_info": {"prompt_tokens": 9}}, {"meta_info": {"prompt_tokens": 1}}], Usage(10, None, None)),
         ({"usage": {"prompt_tokens": True, "completion_tokens": -1}}, None),
         ({"usage": {"prompt_tokens": "9"}}, None),
+        ({"usage": {"prompt_tokens": 10**400, "completion_tokens": 2}}, Usage(None, None, 2)),
+        ({"usage": {"prompt_tokens": 9, "completion_tokens": 10**300}}, Usage(9, None, None)),
         ({"usage": None}, None),
         ([], None),
         ({}, None),
@@ -54,6 +56,23 @@ def test_usage_of_a_whole_body_in_every_dialect(body: Any, usage: Usage | None) 
 def test_generated_text_cannot_be_mistaken_for_usage() -> None:
     body = {"usage": OPENAI, "choices": [{"message": {"content": '{"usage": {"prompt_tokens": 1000}}'}}]}
     assert read_usage(json.dumps(body).encode()) == Usage(9, 5, 2)
+
+
+def test_batch_of_any_number_of_answers_is_summed() -> None:
+    answers = [{"text": "a", "meta_info": {"prompt_tokens": 2, "completion_tokens": 1}} for _ in range(500)]
+    assert read_usage(json.dumps(answers).encode()) == Usage(1000, None, 500)
+    assert read_usage(json.dumps([*answers, None, {}, {"meta_info": 7}]).encode()) == Usage(1000, None, 500)
+
+
+def test_reply_of_nothing_but_usage_objects_is_not_read_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr("gorgo.core.usage._object_at", lambda _, start: looks.append(start))
+    tail = UsageTail()
+    tail.feed(b'data: {"choices": []}' + b" " * 4096 + b'{"usage":' * 1000 + b"{")
+    assert tail.usage() is None
+    assert read_usage(b'{"usage":' * 1000 + b"{") is None
+    assert read_usage(b"[" + b'{"usage":' * 1000 + b"{") is None
+    assert len(looks) == 2 * MAX_LOOKS
 
 
 def test_schema_that_names_usage_is_passed_over() -> None:

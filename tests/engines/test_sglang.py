@@ -21,10 +21,16 @@ def test_prefill_counters_are_sums_over_ranks_in_seconds() -> None:
 
 
 @pytest.mark.parametrize("name", ["total_prefill_uncached_tokens", "total_prefill_busy_us"])
-@pytest.mark.parametrize("value", [None, "many", -1, float("nan"), True, 10**400])
+@pytest.mark.parametrize("value", [None, "many", -1, float("nan"), True, 10**400, 1e300])
 def test_a_counter_that_one_rank_does_not_tell_is_unknown(name: str, value: object) -> None:
     sample = SGLang().read_capacity({"loads": [rank(), rank(**{name: value})]})
     assert None in (sample.prefill_tokens_total, sample.prefill_busy_s_total)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e308", "9" * 400])
+def test_a_gauge_that_counts_nothing_real_is_unknown(value: str) -> None:
+    sample = SGLang().read_metrics(f"sglang:num_running_reqs {value}\nsglang:num_queue_reqs 2")
+    assert (sample.running_requests, sample.queued_requests) == (None, 2)
 
 
 def test_a_simulated_engine_tells_what_it_prefilled() -> None:
