@@ -25,13 +25,11 @@ from gorgo.proxy.race import Race
 from gorgo.proxy.relay import Relay, RelayPlan, failure_of
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.target import Target
-from gorgo.proxy.upstream import UpstreamError
+from gorgo.proxy.upstream import EXHAUSTED, UpstreamError
 from gorgo.proxy.watchdog import Watchdog
 
 #: Ends of an attempt that the replica did not make.
 _LEFT = frozenset({Ending.CLIENT_GONE, Ending.SUPERSEDED, Ending.OUT_OF_TIME})
-#: The replica had no connection left for one more: busy, not broken.
-_BUSY_REASONS = frozenset({"connections_exhausted"})
 
 
 class Attempts:
@@ -199,7 +197,8 @@ class Attempts:
     async def _broken(self, reason: str) -> Outcome:
         """The replica failed. Once anything was sent, only the client can be told."""
         if not self._answer.sink.started:
-            ending = Ending.BUSY if reason in _BUSY_REASONS else Ending.FAILED_BEFORE_CONTENT
+            # Without a connection for it the replica is busy, not broken.
+            ending = Ending.BUSY if reason == EXHAUSTED else Ending.FAILED_BEFORE_CONTENT
             return Outcome(ending, error=reason)
         await self._answer.end_stream(502, "upstream_failed", "the replica broke off in the middle of its answer")
         return Outcome(Ending.FAILED_AFTER_CONTENT, status=self._answer.sink.status, error=reason)

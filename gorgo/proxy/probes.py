@@ -23,7 +23,7 @@ from gorgo.proxy.standing import StandingLog
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.target import Target
 from gorgo.proxy.transport import KEEP_ALIVE_S
-from gorgo.proxy.upstream import UpstreamError
+from gorgo.proxy.upstream import EXHAUSTED, UpstreamError
 
 #: A far replica on a new TLS connection takes 1 s; whoever needs longer is not worth its round trip.
 PROBE_TIMEOUT_S = 5.0
@@ -82,7 +82,11 @@ class Watcher:
 
     async def probe(self) -> None:
         """One round trip, told to the Router."""
-        self._probed(await self._measure(), self._state.clock())
+        try:
+            rtt_s = await self._measure()
+        except UpstreamError:
+            return  # This process could not ask it, which says nothing of it.
+        self._probed(rtt_s, self._state.clock())
 
     async def scrape(self) -> None:
         """The engine's own figures, told to the Router."""
@@ -95,7 +99,8 @@ class Watcher:
         look = Look()
 
         async def measure() -> None:
-            look.rtt_s = await self._measure()
+            with suppress(UpstreamError):
+                look.rtt_s = await self._measure()
 
         async def read() -> None:
             look.sample = await self._read_figures() if self._has_figures else None
@@ -124,11 +129,16 @@ class Watcher:
         return self._target.dialect.metrics_path is not None or self._target.dialect.loads_path is not None
 
     async def _measure(self) -> float | None:
-        """The second of two pings, because the first may have had to connect."""
+        """The second of two pings, because the first may have had to connect; `None` where it does not answer.
+
+        Raises `UpstreamError` if this process has no connection left to ask it.
+        """
         try:
             await self._ping()
             rtt_s = await self._ping()
         except UpstreamError as failure:
+            if failure.reason == EXHAUSTED:
+                raise
             self._unanswered(failure.reason)
             return None
         self._changed(True, None)

@@ -11,6 +11,7 @@ the request: then it is the replica's failure, and to have it once more is not f
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import AsyncIterator
 from functools import lru_cache, partial
@@ -33,6 +34,8 @@ KEEP_ALIVE_S = 4.0
 #: A connection that was closed before a request came on it says so within this, s: a round trip to anywhere, and time
 #: for a lost packet to be sent again.
 STALE_S = 1.0
+#: Why a connection could not be opened though nobody has asked its peer: descriptors, memory.
+_OWN_WANT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Body(httpx.AsyncByteStream):
@@ -83,8 +86,9 @@ class PoolTransport(httpx.AsyncBaseTransport):
         self._fresh_connector.use(tls)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Raises `httpx.TransportError`: `ConnectTimeout`, `ConnectError`, `ReadError` (the peer hung up) or
-        `RemoteProtocolError`; once the response has begun, its stream raises one of `call.BROKEN_OFF`.
+        """Raises `httpx.TransportError`: `ConnectTimeout`, `ConnectError`, `PoolTimeout` (this process can open no more
+        connections), `ReadError` (the peer hung up) or `RemoteProtocolError`; once the response has begun, its stream
+        raises one of `call.BROKEN_OFF`.
         """
         stream = request.stream
         begun = await self._call(request, stream.data if isinstance(stream, Body) else await request.aread())
@@ -130,7 +134,7 @@ def _as_httpx(failure: BaseException) -> httpx.TransportError:
     if isinstance(failure, TimeoutError):
         return httpx.ConnectTimeout(text)
     if isinstance(failure, aiohttp.ClientConnectorError):
-        return httpx.ConnectError(text)
+        return httpx.PoolTimeout(text) if failure.errno in _OWN_WANT else httpx.ConnectError(text)
     if isinstance(failure, (aiohttp.ServerDisconnectedError, OSError, aiohttp.ClientPayloadError)):
         return httpx.ReadError(text)
     return httpx.RemoteProtocolError(text)

@@ -24,6 +24,8 @@ from gorgo.proxy.transport import Body, PoolTransport
 
 #: Bodies of the proxy's own small requests (pings, metrics) are cut here: SGLang's /metrics is about 100 kB.
 FETCH_LIMIT_BYTES = 8 * 1024 * 1024
+#: No connection was left for a request: as many are open as may be, or the process has no descriptor for one more.
+EXHAUSTED = "connections_exhausted"
 
 
 class UpstreamError(Exception):
@@ -134,7 +136,7 @@ class HttpUpstream:
 
     async def open(self, path: str, headers: Sequence[Header], body: bytes) -> Source:
         if self.open_sources >= self._limit:
-            raise UpstreamError("connections_exhausted")
+            raise UpstreamError(EXHAUSTED)
         return await self._open("POST", path, headers, body)
 
     async def fetch(
@@ -201,6 +203,7 @@ async def _whole(source: HttpSource) -> bytes:
 
 #: Stable words for httpx's failures, the more special first.
 _REASONS: tuple[tuple[type[httpx.TransportError], str], ...] = (
+    (httpx.PoolTimeout, EXHAUSTED),
     (httpx.ConnectTimeout, "connect_timeout"),
     (httpx.ConnectError, "connect_failed"),
     (httpx.NetworkError, "disconnected"),

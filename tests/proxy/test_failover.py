@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 
 import httpx
 import pytest
 
 from gorgo.config.model import Config
+from gorgo.proxy.probes import Watcher
 from tests.proxy.conftest import Running, Start, config_for, until, with_replica
 from tests.proxy.fakes import DONE, ROLE, Script, answer, chat, delta, event, hang, reset_after, stream
 from tests.proxy.raw import connected
@@ -246,6 +248,30 @@ async def test_exhausted_connections_are_busy_not_broken(start: Start) -> None:
         response = await ask(fleet)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "replicas_busy")
         fleet.replicas[0].release.set()
+    await fleet.idle()
+
+
+async def test_sockets_that_this_process_has_not_are_no_failure_of_a_replica(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = await start.replica(GOOD)
+    # Nobody listens there at the start, so that no connection is kept.
+    fleet = await start.proxy(
+        with_replica(config_for([replica]), 0, url=f"http://127.0.0.1:{closed_port()}"), [replica]
+    )
+
+    async def no_descriptor(*_: object, **__: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("aiohttp.connector.aiohappyeyeballs.start_connection", no_descriptor)
+    for _ in range(5):
+        response = await ask(fleet)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "replicas_busy")
+        assert response.headers["retry-after"] == "1"
+    watcher = Watcher(fleet.state, fleet.state.targets["r0"])
+    for _ in range(5):
+        await watcher.probe()
+    assert fleet.state.router.standings() == {"r0": "healthy"}
     await fleet.idle()
 
 
