@@ -36,6 +36,9 @@ OPEN_ROUTES = ("/health", "/ready", "/metrics", "/openapi.json")
 #: A replica that does not list its models by then is not asked any longer.
 _MODELS_TIMEOUT_S = 5.0
 
+#: Headers that could make it another answer than the whole list as it is, which would go on without its label.
+_NEGOTIATION = (b"accept", b"if-", b"range")
+
 Answer = Callable[[ProxyState, Message, Send], Awaitable[None]]
 
 
@@ -101,7 +104,8 @@ async def _asked_models(state: ProxyState, scope: Message) -> bytes:
         target = state.targets.get(view.name)
         if target is None:
             continue  # It has left the fleet while another one was asked.
-        headers = upstream_headers(scope["headers"], request_id="models", api_key=target.api_key)
+        asked = upstream_headers(scope["headers"], request_id="models", api_key=target.api_key)
+        headers = [pair for pair in asked if not pair[0].startswith(_NEGOTIATION)]
         target.acquire()
         try:
             status, body = await target.upstream.fetch("/v1/models", headers, timeout_s=_MODELS_TIMEOUT_S)

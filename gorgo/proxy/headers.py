@@ -59,6 +59,7 @@ NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9a-z]+")
 CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
 #: A body's length: at most 64 bits.
 LENGTH = re.compile(rb"[0-9]{1,19}")
+_ENCODING = b"content-encoding"
 _VALUE = re.compile(rb"(?:[^\x00\s]+(?:[ \t]+[^\x00\s]+)*)?")
 
 #: Headers in which clients name their session, most specific first (see the conventions of other routers).
@@ -147,8 +148,11 @@ def is_event_stream(headers: Sequence[Header]) -> bool:
 
 
 def is_encoded(headers: Sequence[Header]) -> bool:
-    encoding = find(headers, b"content-encoding")
-    return encoding is not None and encoding.strip().lower() not in (b"", b"identity")
+    """Whether any of its codings does something, however many lines they are on."""
+    return any(
+        (name == _ENCODING or name.lower() == _ENCODING) and value.strip().lower() not in (b"", b"identity")
+        for name, value in headers
+    )
 
 
 def _named_in_connection(headers: Iterable[Header]) -> frozenset[bytes]:

@@ -40,6 +40,9 @@ WINDOW_BYTES = 1 << 20
 CONNECTION_WINDOW_BYTES = 16 << 20
 #: Of a request that has its answer: what was under way when its client read it.
 DROPPED_BYTES = 256 * 1024
+#: Of the fields of answers that are remembered to be said shortly, as much as RFC 7541 has by default: each field is
+#: looked for in all of them.
+TABLE_BYTES = 4096
 #: A client that takes nothing for so long is as good as gone: as long as a replica may be silent.
 STALL_S = 60.0
 #: Frames that carry nothing (pings, settings, resets, empty data) in `_CALM_S`: ten times what busy clients send.
@@ -125,6 +128,8 @@ class StrictH2Protocol(H2Protocol):
             elif isinstance(event, h2.events.WindowUpdated):
                 await self._window_updated(event.stream_id)
             elif isinstance(event, h2.events.RemoteSettingsChanged):
+                encoder = self.connection.encoder
+                encoder.header_table_size = min(encoder.header_table_size, TABLE_BYTES)
                 await self._window_updated(None)
             elif isinstance(event, h2.events.ConnectionTerminated):
                 await self.send(Closed())
@@ -179,6 +184,8 @@ class StrictH2Protocol(H2Protocol):
         for event in events:
             empty = isinstance(event, h2.events.DataReceived) and not event.data and event.stream_ended is None
             self._empty_frames += empty or isinstance(event, _EMPTY)
+            if isinstance(event, h2.events.RequestReceived) and event.priority_updated is not None:
+                self._empty_frames -= 1  # that priority came with a request
         return self._empty_frames > MAX_EMPTY_FRAMES
 
     # -- what goes

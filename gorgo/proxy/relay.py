@@ -194,6 +194,8 @@ class Relay:
 
     async def _start(self, *, length_kept: bool = True) -> None:
         self._plan.on_commit()
+        # With status 204 a length is no word about this answer, and its reader would wait for so much.
+        length_kept = length_kept and self._source.status != 204
         headers = downstream_headers(self._source.headers, length_kept=length_kept)
         headers.extend(self._plan.own_headers)
         named = self._plan.route in _NAMED_EVENTS

@@ -259,6 +259,16 @@ async def test_models_are_a_replicas_own_where_none_are_configured(start: Start)
     assert response.content == b'{"object":"list","data":[]}'
 
 
+async def test_models_are_asked_for_whole_and_unpacked(start: Start) -> None:
+    fleet = await start.fleet([answer(200, b'{"object": "list", "data": []}')])
+    asked = {"accept-encoding": "gzip", "range": "bytes=0-1", "if-none-match": "*", "authorization": "Bearer own"}
+    assert (await fleet.client.get("/v1/models", headers=asked)).json()["data"] == []
+    (seen,) = fleet.replicas[0].seen
+    names = {name.decode().lower() for name, _ in seen.headers}
+    assert not {"accept", "accept-encoding", "range", "if-none-match"} & names
+    assert seen.header("authorization") == ["Bearer own"]
+
+
 async def test_models_without_any_replica_is_a_503(start: Start) -> None:
     fleet = await start.fleet([answer(500)])
     checked(await fleet.client.get("/v1/models"), 503, "no_replica")

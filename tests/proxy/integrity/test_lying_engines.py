@@ -207,6 +207,14 @@ async def test_answer_that_is_only_strange_passes_as_it_is(fleet: Fleet) -> None
     await running.idle()
 
 
+async def test_answer_without_content_tells_no_length(fleet: Fleet) -> None:
+    running, _ = await fleet(says(b"HTTP/1.1 204 None\r\ncontent-length: 5\r\n\r\n"), honest=False)
+    for _ in range(2):  # the connection goes on where it should
+        response = await running.client.post(CHAT, content=chat())
+        assert (response.status_code, "content-length" in response.headers) == (204, False)
+    await running.idle()
+
+
 async def test_odd_header_value_of_an_engine_is_no_fault_of_ours(fleet: Fleet) -> None:
     running, liar = await fleet(says(), honest=False)
     for value in (b"a\x0bb", b"a\x0cb", b"a\x01b", b"\x7f", b"\xff\xfe", b" ", b"", b"a\tb"):

@@ -243,6 +243,32 @@ async def test_requests_that_are_reset_at_once_end_the_connection_and_leave_noth
     await fleet.idle()
 
 
+async def test_table_of_header_fields_stays_small_whatever_a_client_offers(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    async with http2(fleet, {SettingCodes.HEADER_TABLE_SIZE: 2**32 - 1}) as client:
+        client.h2.decoder.max_allowed_table_size = 2**32 - 1
+        for number in range(50):
+            asked = await client.ask([*HEAD, (b"x-request-id", b"%0128d" % number)], b"{")
+            await client.until(h2.events.StreamEnded, asked)
+        assert client.h2.decoder.header_table_size == 4096
+    await fleet.idle()
+
+
+async def test_priority_that_comes_with_a_request_is_not_a_frame_that_brings_nothing(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.proxy.http2.MAX_EMPTY_FRAMES", 20)
+    fleet = await start.fleet([answer(200)])
+    async with http2(fleet) as client:
+        for _ in range(50):
+            asked = client.h2.get_next_available_stream_id()
+            client.h2.send_headers(asked, HEAD, priority_weight=200)
+            client.h2.send_data(asked, BODY, end_stream=True)
+            await client.send()
+            await client.until(h2.events.StreamEnded, asked)
+    await fleet.idle()
+
+
 async def test_client_that_opens_no_window_is_reset(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gorgo.proxy.http2.STALL_S", 0.1)
     fleet = await start.fleet([answer(200, b"y" * 100_000), stream(delta("x" * 40_000), delta("x" * 40_000), DONE)])

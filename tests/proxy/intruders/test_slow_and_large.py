@@ -196,6 +196,8 @@ async def test_packed_body_is_a_415_and_never_unpacked(start: Start) -> None:
     for coding in ("gzip", "deflate", "br", "identity, gzip"):
         response = await fleet.client.post(CHAT, content=chat(), headers={"content-encoding": coding})
         assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
+    two_lines = [("content-encoding", "identity"), ("content-encoding", "gzip")]
+    assert (await fleet.client.post(CHAT, content=chat(), headers=two_lines)).status_code == 415
     assert (await fleet.client.post(CHAT, content=chat(), headers={"content-encoding": "identity"})).status_code == 200
     assert len(fleet.replicas[0].seen) == 1
 
