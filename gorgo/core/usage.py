@@ -189,7 +189,7 @@ def _usage(fields: object) -> Usage | None:
 def _count(fields: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
         value = fields.get(name)
-        if isinstance(value, int) and is_amount(value):
+        if is_amount(value) and isinstance(value, int):
             return value
     return None
 
