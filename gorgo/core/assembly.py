@@ -189,6 +189,11 @@ class Assembly:
         """`healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
         return {name: member.health.state.value for name, member in self._fleet.members.items()}
 
+    def restarts_of(self, replica: str) -> int:
+        """How often its engine was seen to have started again; 0 for one that is not in the fleet."""
+        member = self._fleet.members.get(replica)
+        return 0 if member is None else member.restarts.count
+
     @property
     def regions_cut_off(self) -> frozenset[str]:
         """Regions of which no replica answers a probe."""

@@ -59,6 +59,8 @@ class ReplicaView:
     #: Attempts dispatched there and those that failed, since it joined the fleet.
     attempts: int
     failures: int
+    #: How often its engine was seen to have started again, which empties what is believed cached there.
+    restarts: int
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -103,6 +105,7 @@ def view_replica(
         index_tokens=round(index_blocks * block_tokens),
         attempts=member.attempts,
         failures=member.failures,
+        restarts=member.restarts.count,
     )
 
 

@@ -19,6 +19,7 @@ from gorgo.core.health import EjectionLimits, Health
 from gorgo.core.path import connect_trips
 from gorgo.core.prefill import PrefillPrior
 from gorgo.core.replica import ReplicaSpec
+from gorgo.core.restarts import Restarts
 from gorgo.core.speed import LearnedSpeed
 from gorgo.core.told_speed import ToldSpeed
 
@@ -40,6 +41,8 @@ class Member:
     batch: BatchBound = field(default_factory=BatchBound)
     #: For an engine that does not tell its KV capacity.
     learned_capacity: LearnedCapacity = field(default_factory=LearnedCapacity)
+    #: How often its engine was seen to have started again.
+    restarts: Restarts = field(default_factory=Restarts)
     draining: bool = False
     #: When the mark was set.
     drained_s: float | None = None

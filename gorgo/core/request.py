@@ -127,7 +127,8 @@ class EngineSample:
 
     `used_tokens` are KV tokens held by running requests, `kv_capacity_tokens` the size of the KV pool,
     `max_running_requests` the engine's limit on its running batch. `prefill_tokens_total` counts prompt tokens computed
-    since the engine started, `prefill_busy_s_total` the time that it spent on them; both are sums over its ranks.
+    since the engine started, `prefill_busy_s_total` the time that it spent on them, `prompt_tokens_total` those that it
+    took, cached or not; all are sums over its ranks.
     """
 
     running_requests: float | None = None
@@ -137,3 +138,4 @@ class EngineSample:
     max_running_requests: float | None = None
     prefill_tokens_total: float | None = None
     prefill_busy_s_total: float | None = None
+    prompt_tokens_total: float | None = None

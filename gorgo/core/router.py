@@ -175,6 +175,8 @@ class Router(Assembly):
         member = self._fleet.members.get(replica)
         if member is not None and sample is not None:
             self._fleet.scraped(member, sample, now=now)
+            if member.restarts.seen(sample):
+                self.index.flush(member.slot)
             self._beliefs.fit(member)
         return []
 

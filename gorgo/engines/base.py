@@ -49,6 +49,7 @@ def merged(first: EngineSample, second: EngineSample) -> EngineSample:
         max_running_requests=_either(first.max_running_requests, second.max_running_requests),
         prefill_tokens_total=_either(first.prefill_tokens_total, second.prefill_tokens_total),
         prefill_busy_s_total=_either(first.prefill_busy_s_total, second.prefill_busy_s_total),
+        prompt_tokens_total=_either(first.prompt_tokens_total, second.prompt_tokens_total),
     )
 
 

@@ -54,6 +54,7 @@ _GAUGES = {
     "llamacpp:requests_processing": "running_requests",
     "llamacpp:requests_deferred": "queued_requests",
     "llamacpp:kv_cache_tokens": "used_tokens",
+    "llamacpp:prompt_tokens_total": "prompt_tokens_total",
 }
 
 

@@ -52,6 +52,7 @@ _GAUGES = {
     "sglang:num_queue_reqs": "queued_requests",
     "sglang:num_used_tokens": "used_tokens",
     "sglang:max_total_num_tokens": "kv_capacity_tokens",
+    "sglang:prompt_tokens_total": "prompt_tokens_total",
 }
 
 #: Key of one data-parallel rank in `/v1/loads` to field.

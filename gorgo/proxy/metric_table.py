@@ -74,6 +74,9 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_output_tokens_total", "counter", _REPLICA, "Output tokens, where the engine reported usage."),
     MetricSpec("gorgo_probe_failures_total", "counter", _REPLICA, "Pings without an answer."),
     MetricSpec("gorgo_scrape_failures_total", "counter", _REPLICA, "Scrapes of an engine's load without an answer."),
+    MetricSpec(
+        "gorgo_replica_restarts_total", "counter", _REPLICA, "Times that the engine was another process than before."
+    ),
     MetricSpec("gorgo_rtt_seconds", "gauge", _REPLICA, "Smoothed round trip; absent while unknown or stale."),
     MetricSpec("gorgo_probe_age_seconds", "gauge", _REPLICA, "Since the last good ping; absent once that is stale."),
     MetricSpec("gorgo_scrape_age_seconds", "gauge", _REPLICA, "Since the last good scrape; absent once that is stale."),

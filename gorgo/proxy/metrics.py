@@ -119,6 +119,9 @@ class Metrics:
     def scrape_failed(self, replica: str, region: str) -> None:
         self._count("gorgo_scrape_failures_total", replica, region).inc()
 
+    def replica_restarted(self, replica: str, region: str) -> None:
+        self._count("gorgo_replica_restarts_total", replica, region).inc()
+
     def reload_applied(self, now: float) -> None:
         self._count("gorgo_config_reloads_total", "applied").inc()
         self.config.refused, self.config.taken_s = False, now

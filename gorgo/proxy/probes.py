@@ -81,18 +81,20 @@ class Watcher:
             loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
 
     async def probe(self) -> None:
-        """One round trip, told to the Router."""
+        """One round trip, told to the Router; of a replica that is back also its figures, for it may be empty."""
+        was_silent = not self._answers
         try:
             rtt_s = await self._measure()
         except UpstreamError:
             return  # This process could not ask it, which says nothing of it.
         self._probed(rtt_s, self._state.clock())
+        if was_silent and rtt_s is not None:
+            await self.scrape()
 
     async def scrape(self) -> None:
         """The engine's own figures, told to the Router."""
         if self._has_figures:
-            sample = await self._read_figures()
-            self._state.router.on_engine_sample(self._target.name, sample, now=self._state.clock())
+            self._sampled(await self._read_figures(), self._state.clock())
 
     async def look(self) -> Look:
         """Ask once and keep the answers: the Router does not know this replica yet, or another one by its name."""
@@ -118,11 +120,19 @@ class Watcher:
         """Pass on what was kept, now that the Router knows the replica."""
         now = self._state.clock()
         self._probed(look.rtt_s, now)
-        self._state.router.on_engine_sample(self._target.name, look.sample, now=now)
+        self._sampled(look.sample, now)
 
     def _probed(self, rtt_s: float | None, now: float) -> None:
         self._state.desk.told(self._state.router.on_probe(self._target.name, rtt_s, now=now))
         self._state.trips.note(self._target.name, rtt_s, now=now)
+
+    def _sampled(self, sample: EngineSample | None, now: float) -> None:
+        name, router = self._target.name, self._state.router
+        before = router.restarts_of(name)
+        router.on_engine_sample(name, sample, now=now)
+        if router.restarts_of(name) > before:
+            log("replica_restarted", level=logging.WARNING, replica=name)
+            self._state.metrics.replica_restarted(name, self._target.region)
 
     @property
     def _has_figures(self) -> bool:

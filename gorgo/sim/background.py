@@ -156,6 +156,7 @@ class Background:
             max_running_requests=float(model.profile.max_running_requests),
             prefill_tokens_total=float(model.totals.prefill_tokens),
             prefill_busy_s_total=model.totals.prefill_busy_s,
+            prompt_tokens_total=float(model.totals.prompt_tokens),
         )
 
     def _give_back(self, kept: Kept) -> None:

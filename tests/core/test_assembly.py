@@ -238,3 +238,35 @@ def test_reading_changes_nothing() -> None:
     router.fleet_view(now=1.0)
     router.next_timer()
     assert isinstance(router.submit(a_request("r2"), now=1.0)[0], Dispatch)
+
+
+# -- an engine that has started again
+
+
+@pytest.mark.parametrize("policy", ["gorgo", "gorgo-ms"])
+def test_counters_that_go_back_are_an_engine_that_started_again_with_nothing_cached(policy: str) -> None:
+    router = make_router("a", "b", policy=policy)
+    first = dispatched(router.submit(a_request("r1", blocks=PROMPT), now=0.0))
+    assert first.replica == "a"
+    router.on_finish(first.attempt_id, COMPLETED, now=1.0)
+    router.on_engine_sample("a", EngineSample(prompt_tokens_total=256.0), now=2.0)
+    assert believed(router)[:2] == [4, 0]
+    router.on_engine_sample("a", EngineSample(prompt_tokens_total=0.0), now=3.0)
+    assert believed(router)[:2] == [0, 0]
+    assert [view.restarts for view in router.fleet_view(now=3.0)] == [1, 0]
+    router.check()
+
+
+def test_a_partition_and_counters_that_stand_still_leave_belief_alone() -> None:
+    router = make_router("a", "b")
+    first = dispatched(router.submit(a_request("r1", blocks=PROMPT), now=0.0))
+    router.on_finish(first.attempt_id, COMPLETED, now=1.0)
+    for sample in (
+        EngineSample(prefill_tokens_total=256.0),
+        None,
+        EngineSample(),
+        EngineSample(prefill_tokens_total=256.0),
+    ):
+        router.on_engine_sample("a", sample, now=2.0)
+    assert believed(router)[:2] == [4, 0]
+    assert router.restarts_of("a") == router.restarts_of("nobody") == 0

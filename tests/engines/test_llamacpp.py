@@ -7,8 +7,8 @@ from gorgo.engines.llamacpp import LlamaCpp
 from tests.engines.scrapes import LLAMACPP_SLOTS, METRICS
 
 
-def test_a_real_scrape_tells_requests_and_no_tokens() -> None:
-    expected = EngineSample(running_requests=2.0, queued_requests=3.0)
+def test_a_real_scrape_tells_requests_and_of_tokens_only_those_since_its_start() -> None:
+    expected = EngineSample(running_requests=2.0, queued_requests=3.0, prompt_tokens_total=440.0)
     assert LlamaCpp().read_metrics(METRICS["llamacpp"]) == expected
 
 

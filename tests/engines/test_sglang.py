@@ -9,6 +9,7 @@ from gorgo.engines.sglang import SGLang
 from gorgo.sim.engine_model import EngineModel
 from gorgo.sim.engine_request import EngineRequest
 from gorgo.sim.profiles import PROFILES
+from tests.engines.scrapes import METRICS
 
 
 def rank(**more: Any) -> dict[str, Any]:
@@ -44,3 +45,9 @@ def test_a_simulated_engine_tells_what_it_prefilled() -> None:
     sample = SGLang().read_capacity({"loads": [load]})
     assert sample.prefill_tokens_total == 3000
     assert sample.prefill_busy_s_total == pytest.approx(step.ends_s, abs=1e-6)
+
+
+def test_prompt_tokens_since_the_start_are_read_over_ranks() -> None:
+    text = 'sglang:prompt_tokens_total{dp_rank="0"} 7.0\nsglang:prompt_tokens_total{dp_rank="1"} 2.0'
+    assert SGLang().read_metrics(text).prompt_tokens_total == 9.0
+    assert SGLang().read_metrics(METRICS["sglang"]).prompt_tokens_total == 8_128_902.0

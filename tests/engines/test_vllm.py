@@ -13,6 +13,7 @@ def test_a_real_scrape_is_read_to_the_token() -> None:
     sample = VLLM().read_metrics(METRICS["vllm"])
     assert (sample.running_requests, sample.queued_requests) == (8.0, 3.0)
     assert sample.kv_capacity_tokens == 12_800.0
+    assert sample.prompt_tokens_total == 4_226.0
     # 63 of 399 blocks, as the engine counts them.
     assert sample.used_tokens == pytest.approx(12_800 * 63 / 399)
 
@@ -44,3 +45,8 @@ vllm:cache_config_info{engine="1",kv_cache_size_tokens="2000"} 1.0
 def test_a_share_of_a_pool_of_unknown_size_is_no_amount() -> None:
     text = 'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:cache_config_info{engine="0",num_gpu_blocks="None"} 1.0'
     assert VLLM().read_metrics(text) == EngineSample()
+
+
+def test_prompt_tokens_since_the_start_add_up_over_engines() -> None:
+    text = 'vllm:prompt_tokens_total{engine="0"} 10.0\nvllm:prompt_tokens_total{engine="1"} 5.0'
+    assert VLLM().read_metrics(text).prompt_tokens_total == 15.0

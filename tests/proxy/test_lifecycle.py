@@ -121,6 +121,36 @@ async def test_probe_failures_are_logged_once_and_the_return_too(
     assert told.count("replica_answers") == 1
 
 
+async def test_a_replica_that_started_again_is_said_and_counted_and_believed_empty(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = await start.replica(stream(delta("a"), DONE))
+    fleet = await start.proxy(config_for([replica]), [replica])
+    watcher = Watcher(fleet.state, fleet.state.targets["r0"], spread=lambda: 0.5)
+    await fleet.client.post(CHAT, content=chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}]))
+    counted = "sglang:prompt_tokens_total{} "
+    for replica.metrics in (counted + "1030.0", counted + "1030.0", counted + "7.0", counted + "9.0"):
+        (row,) = fleet.state.router.fleet_view(now=fleet.state.clock())
+        assert (row.index_blocks > 0) == (replica.metrics != counted + "9.0")
+        await watcher.scrape()
+    assert [record.getMessage() for record in caplog.records].count("replica_restarted") == 1
+    text = (await fleet.client.get("/metrics")).text
+    assert 'gorgo_replica_restarts_total{region="here",replica="r0"} 1.0' in text
+
+
+async def test_figures_of_a_replica_that_is_back_are_read_at_once(start: Start) -> None:
+    replica = await start.replica(answer(200))
+    replica.metrics = "sglang:num_running_reqs 3.0"
+    fleet = await start.proxy(config_for([replica]), [replica])
+    target = fleet.state.targets["r0"]
+    watcher = Watcher(fleet.state, replace(target, dialect=_Broken()), spread=lambda: 0.5)
+    await watcher.probe()
+    watcher._target = target
+    await watcher.probe()
+    (row,) = fleet.state.router.fleet_view(now=fleet.state.clock())
+    assert row.running_requests == 3.0
+
+
 class _Broken(SGLang):
     """A dialect whose ping is a route that fails."""
 
