@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gorgo.config.atomic import PUBLIC, write_atomically
 from tuner.campaign.generation import Generation
 from tuner.campaign.options import CampaignOptions
 from tuner.history import DEFAULT_DATABASE, CampaignRow, EventRow, History
@@ -167,4 +168,4 @@ def write_history(path: Path, campaign: CampaignRow | None, generations: list[Ge
     rows: list[dict[str, Any]] = [
         row.as_json() | ({"policy": campaign.policy} if campaign else {}) for row in generations
     ]
-    path.write_text(json.dumps(rows, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(rows, indent=2, allow_nan=False).encode() + b"\n", mode=PUBLIC)

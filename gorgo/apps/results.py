@@ -17,6 +17,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from gorgo.config.atomic import PUBLIC, write_atomically
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -70,9 +72,9 @@ class ResultRow:
 
 
 def write_results(folder: Path, rows: Sequence[ResultRow]) -> None:
-    """Writes results.json, a list of rows."""
+    """Writes results.json, a list of rows, in place of what may be there; whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(rows_as_json(rows) + "\n", encoding="utf-8")
+    write_atomically(folder / "results.json", rows_as_json(rows).encode() + b"\n", mode=PUBLIC)
 
 
 def rows_as_json(rows: Sequence[ResultRow]) -> str:

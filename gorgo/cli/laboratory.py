@@ -53,6 +53,7 @@ def laboratory(
     from rich.console import Console
 
     from gorgo.apps.laboratory import Laboratory, Session, as_markdown, show_findings
+    from gorgo.config.atomic import PUBLIC, write_atomically
 
     asked = Laboratory(
         targets=_targets(trace, only),
@@ -65,7 +66,7 @@ def laboratory(
     _say_what_comes(session, quick=quick)
     findings = session.run()
     if out is not None:
-        (out / "laboratory.md").write_text(as_markdown(findings), encoding="utf-8")
+        write_atomically(out / "laboratory.md", as_markdown(findings).encode(errors="backslashreplace"), mode=PUBLIC)
     console = Console()
     if not console.is_terminal:  # a pipe has no width to obey
         console = Console(width=max(TABLE_WIDTH, console.width))

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
-#: Readable by its owner alone: what is written this way steers a proxy.
-_MODE = 0o600
+#: Readable by its owner alone: most of what is written this way steers a proxy.
+PRIVATE = 0o600
+#: What is for everybody, as far as the umask lets it.
+PUBLIC = 0o666
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = PRIVATE) -> None:
     """Put `content` in place of the file at `path`; on return it outlives a loss of power.
 
     Written beside the file, synced, renamed over it; then the folder is synced, because the new name is in there. A
-    link is followed. Raises `OSError`, and the file is then as it was; only if it comes from that last sync is the new
-    content there without a promise that it stays.
+    link is followed. A pipe, a terminal or /dev/null is written to and not replaced. Raises `OSError`, and the file is
+    then as it was; only if it comes from that last sync is the new content there without a promise that it stays.
     """
+    if _is_special(path):
+        with path.open("wb") as file:
+            file.write(content)
+        return
     target = Path(os.path.realpath(path))
     # One name for ever: what a killed process leaves behind is written over by the next.
     beside = target.with_name(f".{target.name}.new")
     try:
-        _write_synced(beside, content)
+        _write_synced(beside, content, mode)
         os.replace(beside, target)
     except OSError:
         with suppress(OSError):
@@ -31,8 +38,16 @@ def write_atomically(path: Path, content: bytes) -> None:
     _sync_folder(target.parent)
 
 
-def _write_synced(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+def _is_special(path: Path) -> bool:
+    """Whether a rename would put a file in place of what is none, for every other program too."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _write_synced(path: Path, content: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     with open(descriptor, "wb") as file:
         file.write(content)
         file.flush()

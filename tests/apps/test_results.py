@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from gorgo.apps.results import ResultRow, Spread, results_table, rows_as_json, write_results
@@ -81,3 +84,19 @@ def test_results_json_is_a_list_of_rows(tmp_path: Path) -> None:
 
 def test_a_spread_is_of_its_values() -> None:
     assert Spread.of([1.0, 2.0, 3.0]) == Spread(2.0, 2.0, 2.9, 2.98)
+
+
+def test_results_that_cannot_be_written_leave_those_that_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_results(tmp_path, [row()])
+    before = (tmp_path / "results.json").read_bytes()
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_results(tmp_path, [row("random")])
+    assert (tmp_path / "results.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+def full_disk(_descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gorgo.config import atomic
 from gorgo.errors import ConfigError, StateError
-from gorgo.proxy.kept import Configured, Frozen, Kept, StateFile, kept_text, parse_kept
+from gorgo.proxy.kept import MAX_VERSION, Configured, Frozen, Kept, StateFile, kept_text, parse_kept
 
 KEPT = Kept(
     policy="gorgo",
@@ -34,7 +34,7 @@ WEIGHTS = st.dictionaries(TEXTS, st.floats(allow_nan=False, allow_infinity=False
         Kept,
         policy=st.text(min_size=1, max_size=20),
         weights=WEIGHTS,
-        version=st.integers(1, 2**60),
+        version=st.integers(1, MAX_VERSION),
         frozen=st.none() | st.builds(Frozen, st.text(min_size=1), st.none() | TEXTS, st.none() | TEXTS),
         draining=NAMES,
         configured=st.builds(Configured, st.text(min_size=1, max_size=20), WEIGHTS, NAMES),

@@ -15,6 +15,7 @@ from gorgo.apps.datasets.poisson import poisson_rows
 from gorgo.apps.datasets.shape import PoissonShape, Shape, UsersShape
 from gorgo.apps.datasets.users import user_rows
 from gorgo.apps.traces import TraceRequest
+from gorgo.config.atomic import PUBLIC, write_atomically
 
 
 def generate_requests(shape: Shape) -> list[TraceRequest]:
@@ -28,9 +29,9 @@ def generate_trace(shape: Shape) -> bytes:
 
 
 def write_trace(shape: Shape, path: Path) -> None:
-    """Writes it, compressed where the name ends in .gz; no time stamp or name goes into the file."""
+    """Writes it whole, compressed where the name ends in .gz; no time stamp or name goes into the file."""
     text = generate_trace(shape)
-    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    write_atomically(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text, mode=PUBLIC)
 
 
 def _rows(shape: Shape) -> Iterator[MadeRow]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from gorgo.apps.report.find import find_results
+from gorgo.config.atomic import PUBLIC, write_atomically
 from gorgo.errors import MissingExtra, ReportError
 
 #: By the end of the file's name.
@@ -39,7 +41,8 @@ def write_report(folder: Path, *, out: Path | None = None, show_progress: bool =
 
     found = find_results(folder, show_progress=show_progress)
     target = out or folder / "report.html"
-    target.write_text(page(found), encoding="utf-8")
+    # Names of folders are shown in it, and need not be text.
+    write_atomically(target, page(found).encode(errors="backslashreplace"), mode=PUBLIC)
     return target
 
 
@@ -56,5 +59,8 @@ def write_tuning_plot(path: Path, generations: Sequence[Mapping[str, Any]]) -> N
     from gorgo.apps.report.tuning import tuning_plot
 
     names = Generation.__dataclass_fields__
+    drawn = BytesIO()
     with mpl.rc_context(RC):
-        tuning_plot([Generation(**{name: row[name] for name in names}) for row in generations]).savefig(path)
+        plot = tuning_plot([Generation(**{name: row[name] for name in names}) for row in generations])
+        plot.savefig(drawn, format=path.suffix.removeprefix("."))
+    write_atomically(path, drawn.getvalue(), mode=PUBLIC)

@@ -48,6 +48,8 @@ def find_results(folder: Path, *, show_progress: bool = False) -> Found:
 def _below(folder: Path, name: str) -> list[Path]:
     found: list[Path] = []
     for path in folder.rglob(name):
+        if not path.is_file():  # a pipe would be waited for, a device read without end
+            raise ReportError(f"{path}: no regular file; expected one that --out DIR wrote")
         found.append(path)
         if len(found) > MAX_FILES:
             raise ReportError(f"{folder}: more than {MAX_FILES} files named {name}; expected the folder of one sweep")

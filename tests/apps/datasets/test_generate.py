@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -108,3 +110,17 @@ def test_quantiles_that_do_not_rise_from_0_to_1_are_named(tmp_path: Path, points
     path.write_text(re.sub(r"input_quantiles = .*", f"input_quantiles = {points}", text))
     with pytest.raises(TraceError, match=r"shape.toml: input_quantiles is .*; expected points \[share, tokens\]"):
         read_shape(path)
+
+
+def test_trace_that_cannot_be_written_leaves_the_one_that_was_there(
+    shape: WorkloadShape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "t.jsonl").write_text("an earlier one")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_trace(shape, tmp_path / "t.jsonl")
+    assert (tmp_path / "t.jsonl").read_text() == "an earlier one"
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]

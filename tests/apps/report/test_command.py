@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -59,3 +61,24 @@ def test_a_page_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "no" / "page.html")])
     assert result.exit_code == 1
     assert "No such file or directory" in result.stderr
+
+
+def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_run(tmp_path, records([10.0, 20.0]))
+    (tmp_path / "report.html").write_text("an earlier one")
+    monkeypatch.setattr(os, "fsync", full)
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert (result.exit_code, result.stderr) == (1, "gorgo: [Errno 28] No space left on device\n")
+    assert (tmp_path / "report.html").read_text() == "an earlier one"
+
+
+def test_a_folder_whose_name_is_no_text_has_a_page_all_the_same(tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    odd.mkdir()
+    (odd / "history.json").write_text("[]")
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 0, result.stderr
+    assert r"caf\udce9" in (tmp_path / "report.html").read_text()

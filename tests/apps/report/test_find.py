@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,11 @@ def test_a_damaged_results_file_is_told(tmp_path: Path, text: str, message: str)
 def test_a_damaged_history_is_told(tmp_path: Path, change: dict[str, Any]) -> None:
     (tmp_path / "history.json").write_text(json.dumps([generation(0), {**generation(1), **change}]))
     assert f"history.json, generation 2: {next(iter(change))} is " in refused(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["results.json", "requests.jsonl", "history.json"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    write_results(tmp_path / "good", [row(records([1.0]))])
+    (tmp_path / "bad").mkdir()
+    os.mkfifo(tmp_path / "bad" / name)
+    assert refused(tmp_path) == f"{tmp_path}/bad/{name}: no regular file; expected one that --out DIR wrote"
