@@ -21,9 +21,10 @@ def admin_token(given: str | None = None) -> str | None:
     """The token given, else that of GORGO_ADMIN_TOKEN, else what is in the file that GORGO_ADMIN_TOKEN_FILE names.
 
     Secrets of containers and credentials of systemd are files, and an environment is easier to look into. A file that
-    cannot be read, or is empty, is a usage error: nobody who names one wants no token.
+    cannot be read, or is empty, is a usage error: nobody who names one wants no token. So is a token that no header can
+    hold, which nobody could ever show.
     """
-    token = given or os.environ.get("GORGO_ADMIN_TOKEN") or None
+    token = _word(given or os.environ.get("GORGO_ADMIN_TOKEN") or "", "GORGO_ADMIN_TOKEN: ") or None
     name = os.environ.get("GORGO_ADMIN_TOKEN_FILE")
     if token is not None or not name:
         return token
@@ -33,7 +34,7 @@ def admin_token(given: str | None = None) -> str | None:
         raise typer.BadParameter(f"GORGO_ADMIN_TOKEN_FILE={name}: expected a file with the token: {error}") from error
     if not text:
         raise typer.BadParameter(f"GORGO_ADMIN_TOKEN_FILE={name}: expected the token, found nothing")
-    return text
+    return _word(text, f"GORGO_ADMIN_TOKEN_FILE={name}: ")
 
 
 def finite(option: typer.CallbackParam, value: float | list[float] | None) -> float | list[float] | None:
@@ -135,11 +136,14 @@ def positive(time_scale: float) -> float:
 
 def header_word(key: str | None) -> str | None:
     """A key as a header can hold it, or a usage error that does not show it."""
-    if key is None:
-        return None
-    if not key.strip().isascii() or not key.strip().isprintable():
-        raise typer.BadParameter("expected printable ASCII, as a header can hold it")
-    return key.strip()
+    return None if key is None else _word(key)
+
+
+def _word(key: str, place: str = "") -> str:
+    word = key.strip()
+    if not word.isascii() or not word.isprintable():
+        raise typer.BadParameter(f"{place}expected printable ASCII, as a header can hold it")
+    return word
 
 
 def trace_path(trace: str) -> Path:

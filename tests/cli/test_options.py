@@ -50,6 +50,26 @@ def test_a_file_without_a_token_is_an_error_that_names_it(
         admin_token()
 
 
+@pytest.mark.parametrize("place", ["GORGO_ADMIN_TOKEN", "GORGO_ADMIN_TOKEN_FILE"])
+def test_token_that_nobody_could_show_is_a_usage_error_that_names_its_place(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    for token in ("CAN\tARY", "CANAR\u00dd"):
+        file.write_text(token, encoding="utf-8")
+        monkeypatch.setenv(place, str(file) if place.endswith("FILE") else token)
+        with pytest.raises(typer.BadParameter, match=f"^{place}.*: expected printable ASCII") as caught:
+            admin_token()
+        assert "CAN" not in str(caught.value)
+
+
+def test_blanks_around_a_token_are_none_of_it_and_blanks_alone_are_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN", " padded\n")
+    assert admin_token() == "padded"
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN", " \n")
+    assert admin_token() is None
+
+
 @pytest.mark.parametrize("key", ["CAN\r\nARY", "CANAR\u00dd", "CAN\x00"])
 def test_key_that_no_header_can_hold_is_a_usage_error_and_not_shown(key: str) -> None:
     with pytest.raises(typer.BadParameter) as caught:
