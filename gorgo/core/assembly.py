@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gorgo.core.beliefs import Beliefs
-from gorgo.core.clients import ClientBook
+from gorgo.core.clients import ClientBook, Excess
 from gorgo.core.decision import Decision
 from gorgo.core.eligible import Eligible
 from gorgo.core.fleet import Fleet
@@ -184,6 +184,10 @@ class Assembly:
     def fleet_view(self, *, now: float) -> list[ReplicaView]:
         """A row per replica, in the order in which they joined."""
         return [self._view(member, now) for member in self._fleet.members.values()]
+
+    def crowded(self, client: str, *, coming: int) -> Excess | None:
+        """Why `client` may not ask for one more at a time; `coming` are on their way and have not been submitted."""
+        return self._clients.crowded(client, coming=coming)
 
     def standings(self) -> dict[str, str]:
         """`healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""

@@ -97,11 +97,11 @@ class ClientBook:
         """Count one more request of `client`, unless that is too much."""
         if client is None or not self._counting:
             return None
+        excess = self.crowded(client)
+        if excess is not None:
+            return excess
         limits = self._rules.of(client)
         account = self._account(client, limits, now)
-        if limits.max_in_flight is not None and account.open >= limits.max_in_flight:
-            message = f"{limits.max_in_flight} requests of this key are open, the most it may have"
-            return Excess("client_concurrency", message, OPEN_RETRY_S)
         if limits.requests_per_s is not None:
             if account.tokens < 1.0 - _NOISE:
                 wait_s = (1.0 - account.tokens) / limits.requests_per_s
@@ -110,6 +110,13 @@ class ClientBook:
             account.tokens -= 1.0
         account.open += 1
         return None
+
+    def crowded(self, client: str, *, coming: int = 0) -> Excess | None:
+        """Why one more of `client` would be too many at a time, with `coming` that have not entered. Counts nothing."""
+        most = self._rules.of(client).max_in_flight
+        if most is None or self.open_of(client) + coming < most:
+            return None
+        return Excess("client_concurrency", f"{most} requests of this key are open, the most it may have", OPEN_RETRY_S)
 
     def open_of(self, client: str) -> int:
         """Requests of `client` that have not ended."""

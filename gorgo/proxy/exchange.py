@@ -140,7 +140,8 @@ class Exchange:
             raise HttpError(429, "too_many_in_flight", message, headers=((b"retry-after", b"1"),))
         if self._state.stopping:
             raise HttpError(503, "stopping", "this proxy is stopping", headers=((b"retry-after", b"1"),))
-        body = await read_body(self._receive, self._headers, limits=self._state.limits)
+        with self._state.uploads.coming(self._client):
+            body = await read_body(self._receive, self._headers, limits=self._state.limits)
         self._account.asked(self._state)
         started = perf_counter()
         self._route_id = route_id = self._state.desk.enter(self._id, self)

@@ -41,6 +41,7 @@ from gorgo.proxy.steering import Steering
 from gorgo.proxy.target import Target, api_key, make_target
 from gorgo.proxy.tls import ServedTls, served_tls, upstream_tls
 from gorgo.proxy.tracing import make_tracing
+from gorgo.proxy.uploads import Uploads
 from gorgo.proxy.wishes import Grants, client_rules
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class ProxyState:
     #: Of all replicas, those that a reload adds included.
     tls: ssl.SSLContext
     fingerprinter: Fingerprinter
+    uploads: Uploads
     #: By `clock`.
     started_s: float
     #: `None` while clients need no key.
@@ -162,6 +164,7 @@ def make_state(
         targets=targets,
         tls=tls,
         fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),
+        uploads=Uploads(router),
         started_s=clock(),
         client_keys=client_keys,
         served_tls=served,

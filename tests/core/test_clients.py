@@ -25,6 +25,17 @@ def test_one_client_s_excess_is_not_another_s() -> None:
     assert excess.code == "client_concurrency"
 
 
+def test_those_that_are_coming_count_with_those_that_are_open() -> None:
+    bounded = book(ClientLimits(max_in_flight=3), free=ClientLimits())
+    bounded.enter("a", now=0.0)
+    assert bounded.crowded("a", coming=1) is None
+    excess = bounded.crowded("a", coming=2)
+    assert excess is not None
+    assert excess.code == "client_concurrency"
+    assert bounded.open_of("a") == 1  # it only looked
+    assert bounded.crowded("free", coming=10**6) is None
+
+
 def test_own_rules_go_before_those_of_all() -> None:
     bounded = book(ClientLimits(max_in_flight=1), batch=ClientLimits(max_in_flight=2))
     assert [bounded.enter("batch", now=0.0) for _ in range(2)] == [None, None]
