@@ -31,9 +31,9 @@ from gorgo.proxy.tcp_info import paced_sender
 
 #: Below the shortest keep-alive in use (uvicorn, hence SGLang and vLLM: 5 s), with room for a far replica's round trip.
 KEEP_ALIVE_S = 4.0
-#: A connection that was closed before a request came on it says so within this, s: a round trip to anywhere, and time
-#: for a lost packet to be sent again.
-STALE_S = 1.0
+#: A connection that was closed before a request came on it says so within this, s: a round trip to anywhere. What takes
+#: longer may have been worked at, and a replica that fails everything would have each request twice.
+STALE_S = 0.5
 #: Why a connection could not be opened though nobody has asked its peer: descriptors, memory.
 _OWN_WANT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
