@@ -81,7 +81,9 @@ class Assembly:
             decisions_kept=limits.decisions_kept,
         )
         self._door = FrontDoor(self._fleet, self._placer, self._eligible, limits.overload)
-        self._hedger = Hedger(self._placer, self._door.doors, self._eligible, limits.hedging)
+        self._hedger = Hedger(
+            self._placer, self._door.doors, self._eligible, limits.hedging, max_attempts=limits.max_attempts
+        )
         self._slow_start = SlowStart(self._fleet, ramp_s=limits.slow_start_s)
         self._regions = Regions(self._fleet, window_s=limits.region_window_s)
         self._clients = ClientBook(limits.clients)
@@ -146,7 +148,7 @@ class Assembly:
             ejection=limits.ejection,
         )
         self._door.set_limits(limits.overload)
-        self._hedger.set_limits(limits.hedging)
+        self._hedger.set_limits(limits.hedging, max_attempts=limits.max_attempts)
         self._lives.set_limits(limits)
         self._slow_start.ramp_s = limits.slow_start_s
         self._regions.window_s = limits.region_window_s

@@ -63,8 +63,8 @@ class Hedger:
         The Router's.
     eligible:
         Who may serve a request now.
-    limits:
-        May be replaced by `set_limits`.
+    limits, max_attempts:
+        May be replaced by `set_limits`; replicas that one request may be sent to.
     """
 
     def __init__(
@@ -73,16 +73,18 @@ class Hedger:
         doors: Doors,
         eligible: Callable[[RouteRequest, float], Eligible],
         limits: HedgeLimits,
+        *,
+        max_attempts: int,
     ) -> None:
         self._placer = placer
         self._doors = doors
         self._eligible = eligible
         self._times: list[tuple[float, int, Attempt]] = []
         self._number = 0
-        self.set_limits(limits)
+        self.set_limits(limits, max_attempts=max_attempts)
 
-    def set_limits(self, limits: HedgeLimits) -> None:
-        self._limits = limits
+    def set_limits(self, limits: HedgeLimits, *, max_attempts: int) -> None:
+        self._limits, self._max_attempts = limits, max_attempts
         self._budget = ShareBudget(share=limits.share, minimum=0, window_s=limits.window_s)
 
     @property
@@ -137,6 +139,7 @@ class Hedger:
             attempt.first_token_s is None
             and not state.hedged
             and not state.closed
+            and state.attempts < self._max_attempts
             and len(state.open) == 1
             and state.open[0] is attempt
             and request.streamed

@@ -158,6 +158,17 @@ def test_there_is_one_extra_attempt_at_most() -> None:
     assert router.handle_timer(now=50.0) == []
 
 
+def test_a_second_attempt_is_one_of_those_that_a_request_may_have() -> None:
+    alone = hedging("a", "b", limits=replace(LIMITS, max_attempts=1))
+    dispatched(alone.submit(asked("r"), now=0.0))
+    assert alone.handle_timer(now=100.0) == []
+    for most, kinds in ((2, []), (3, [Hedge])):
+        retried = hedging("a", "b", "c", limits=replace(LIMITS, max_attempts=most))
+        first = dispatched(retried.submit(asked("r"), now=0.0))
+        dispatched(retried.on_finish(first.attempt_id, FAILED, now=0.1))
+        assert [type(action) for action in retried.handle_timer(now=100.0)] == kinds
+
+
 def test_nothing_is_sent_again_after_content() -> None:
     router = hedging("a", "b")
     first = dispatched(router.submit(asked("r"), now=0.0))
