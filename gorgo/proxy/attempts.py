@@ -25,7 +25,7 @@ from gorgo.proxy.race import Race
 from gorgo.proxy.relay import Relay, RelayPlan, failure_of
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.target import Target
-from gorgo.proxy.upstream import EXHAUSTED, UpstreamError
+from gorgo.proxy.upstream import BROKE, EXHAUSTED, UpstreamError
 from gorgo.proxy.watchdog import Watchdog
 
 #: Ends of an attempt that the replica did not make.
@@ -139,6 +139,8 @@ class Attempts:
             with dog:
                 return await self._relay(dispatch, target, dog, engine_id)
         except UpstreamError as failure:
+            if failure.reason in BROKE:
+                target.broke.set()
             return await self._broken(failure.reason)
         except TimeoutError:
             if dog.out_of_time:

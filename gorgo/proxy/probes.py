@@ -19,7 +19,6 @@ from gorgo.engines.base import merged
 from gorgo.proxy.connections import NextConnection
 from gorgo.proxy.headers import Header
 from gorgo.proxy.logs import log, log_missing
-from gorgo.proxy.standing import StandingLog
 from gorgo.proxy.state import ProxyState
 from gorgo.proxy.target import Target
 from gorgo.proxy.transport import KEEP_ALIVE_S
@@ -31,6 +30,8 @@ SCRAPE_TIMEOUT_S = 10.0
 #: A replica that joins waits for its first answers so long at most, and everything else in its file with it; so does
 #: a proxy that starts, which until then answers nobody.
 LOOK_S = 5.0
+#: From a broken connection to a look at the engine's figures, and twice as long to each further one while it is silent.
+AFTER_BREAK_S = 0.5
 #: Loops are spread by up to this share of their interval, so that many proxies do not ask in step.
 JITTER = 0.1
 #: Kept open per replica without traffic: the first of a burst then saves a round trip (two with TLS).
@@ -79,6 +80,20 @@ class Watcher:
             loops.create_task(self._every(proxy.probe_interval_s, self.probe))
             loops.create_task(self._every(proxy.scrape_interval_s, self.scrape))
             loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
+            loops.create_task(self._look_after_breaks())
+
+    async def _look_after_breaks(self) -> None:
+        """What broke a connection may be an engine that starts again, empty: its figures tell, once it answers."""
+        while True:
+            await self._target.broke.wait()
+            wait_s = AFTER_BREAK_S
+            while wait_s < self._state.config.proxy.scrape_interval_s:  # after that they are read anyway
+                await asyncio.sleep(wait_s)
+                self._target.broke.clear()
+                await self.scrape()
+                if self._tells:
+                    break
+                wait_s *= 2
 
     async def probe(self) -> None:
         """One round trip, told to the Router; of a replica that is back also its figures, for it may be empty."""
@@ -234,57 +249,6 @@ class Watcher:
         while True:
             await asyncio.sleep(interval_s * (1 + JITTER * (self._spread() - 0.5)))
             await action()
-
-
-class Watchers:
-    """The watchers of a fleet at work, one task each in the task group of whoever owns them."""
-
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self._tasks = tasks
-        self._at_work: dict[str, tuple[Watcher, asyncio.Task[None]]] = {}
-
-    def start(self, watcher: Watcher) -> None:
-        name = watcher.target.name
-        assert name not in self._at_work, f"{name} is watched already"
-        self._at_work[name] = watcher, self._tasks.create_task(watcher.run())
-
-    def stop(self, name: str) -> asyncio.Task[None]:
-        """Cancel the loops of one replica. Answers their task, which ends soon."""
-        _, task = self._at_work.pop(name)
-        task.cancel()
-        return task
-
-    def restart(self) -> None:
-        """Begin all intervals anew, as they are in the configuration by now."""
-        for name, (watcher, _) in list(self._at_work.items()):
-            self.stop(name)
-            self.start(watcher)
-
-    def stop_all(self) -> None:
-        for name in list(self._at_work):
-            self.stop(name)
-
-
-async def first_look(watchers: list[Watcher]) -> None:
-    """Ask every replica once, all at the same time and for `LOOK_S` at most, before any request is routed."""
-    looks = await asyncio.gather(*(watcher.look() for watcher in watchers))
-    for watcher, look in zip(watchers, looks, strict=True):
-        watcher.tell(look)
-
-
-async def run_timers(state: ProxyState) -> None:
-    """Tell the Router the time whenever it has asked for it: figures go stale and ejections end.
-
-    The Router's next time can move nearer with any event, so it is asked again each second.
-    """
-    standing = StandingLog()
-    while True:
-        due = state.router.next_timer()
-        wait_s = 1.0 if due is None else min(1.0, max(0.0, due - state.clock()))
-        await asyncio.sleep(max(wait_s, 0.01))
-        state.desk.wake()
-        standing.tell_regions(state.router.regions_cut_off)
-        standing.tell(state.router.standings())
 
 
 async def _quietly(ping: Awaitable[float]) -> None:

@@ -26,10 +26,11 @@ from gorgo.proxy.changes import Changes, compare, keep_bound
 from gorgo.proxy.client_keys import read_client_keys
 from gorgo.proxy.config_file import ConfigFile, Found
 from gorgo.proxy.logs import log, log_failure
-from gorgo.proxy.probes import Look, Watcher, Watchers
+from gorgo.proxy.probes import Look, Watcher
 from gorgo.proxy.state import ProxyState, replica_spec, router_limits
 from gorgo.proxy.target import Target, api_key, make_target
 from gorgo.proxy.tls import upstream_tls
+from gorgo.proxy.watchers import Watchers
 from gorgo.proxy.wishes import Grants
 
 Looks = Sequence[tuple[Watcher, Look]]

@@ -36,11 +36,12 @@ from gorgo.proxy.config_file import ConfigFile
 from gorgo.proxy.kept import StateFile
 from gorgo.proxy.listener import Door, serve_app
 from gorgo.proxy.logs import LOGGER, log
-from gorgo.proxy.probes import Watcher, Watchers, first_look, run_timers
+from gorgo.proxy.probes import Watcher
 from gorgo.proxy.reload import Reloader
 from gorgo.proxy.request_log import RequestLog
 from gorgo.proxy.request_log_file import BLOCKS_PER_HASH, RequestLogFile
 from gorgo.proxy.state import BLOCK_BYTES, ProxyState, make_state
+from gorgo.proxy.watchers import Watchers, first_look, run_timers
 from gorgo.proxy.wire import HeadLimits
 
 #: Connections that may wait to be accepted; a burst of clients that connect at once is larger than the usual 100.

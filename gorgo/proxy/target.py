@@ -34,6 +34,8 @@ class Target:
     deadlines: Deadlines
     request_usage: bool = False
     api_key: str | None = field(default=None, repr=False)
+    #: An attempt found a connection broken or refused since the engine's figures were read last.
+    broke: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
     #: Attempts in progress; kept by `acquire` and `release`.
     users: int = field(default=0, init=False)
     _left: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)

@@ -26,6 +26,8 @@ from gorgo.proxy.transport import Body, PoolTransport
 FETCH_LIMIT_BYTES = 8 * 1024 * 1024
 #: No connection was left for a request: as many are open as may be, or the process has no descriptor for one more.
 EXHAUSTED = "connections_exhausted"
+#: The engine's process may be gone, and another in its place soon.
+BROKE = frozenset({"connect_failed", "disconnected"})
 
 
 class UpstreamError(Exception):

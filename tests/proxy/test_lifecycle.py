@@ -20,7 +20,7 @@ from gorgo.policies.registry import make_policy
 from gorgo.proxy.probes import WARM_CONNECTIONS, Watcher
 from gorgo.proxy.server import serve
 from tests.proxy.conftest import QUIET, Start, config_for, until, with_replica
-from tests.proxy.fakes import DONE, FakeReplica, answer, chat, delta, event, hang, stream
+from tests.proxy.fakes import DONE, FakeReplica, answer, chat, delta, event, hang, reset_after, stream
 from tests.proxy.raw import connected
 
 CHAT = "/v1/chat/completions"
@@ -136,6 +136,36 @@ async def test_a_replica_that_started_again_is_said_and_counted_and_believed_emp
     assert [record.getMessage() for record in caplog.records].count("replica_restarted") == 1
     text = (await fleet.client.get("/metrics")).text
     assert 'gorgo_replica_restarts_total{region="here",replica="r0"} 1.0' in text
+
+
+async def test_a_broken_connection_has_the_figures_read_soon_and_not_at_the_next_interval(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.proxy.probes.AFTER_BREAK_S", 0.01)
+    replica = await start.replica(stream(delta("a"), DONE), reset_after(delta("a")))
+    counted = "sglang:prompt_tokens_total "
+    replica.metrics = counted + "1030"
+    fleet = await start.proxy(config_for([replica]), [replica])
+    long = chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}])
+    await fleet.client.post(CHAT, content=long)
+    assert fleet.state.router.restarts_of("r0") == 0
+    replica.metrics = counted + "0"
+    await fleet.client.post(CHAT, content=long)
+    await until(lambda: fleet.state.router.restarts_of("r0") == 1)
+    (row,) = fleet.state.router.fleet_view(now=fleet.state.clock())
+    assert row.index_blocks == 0
+
+
+async def test_an_engine_that_stays_silent_after_a_break_is_left_to_the_usual_scrape(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.proxy.probes.AFTER_BREAK_S", 0.01)
+    replica = await start.replica(reset_after(delta("a")))
+    fleet = await start.proxy(config_for([replica], proxy=replace(QUIET, scrape_interval_s=0.05)), [replica])
+    await fleet.client.post(CHAT, content=chat(stream=True))
+    target = fleet.state.targets["r0"]
+    assert target.broke.is_set()
+    await until(lambda: not target.broke.is_set())
 
 
 async def test_figures_of_a_replica_that_is_back_are_read_at_once(start: Start) -> None:
