@@ -13,6 +13,9 @@ from gorgo.errors import BadRequest
 
 #: Bytes by which an image, or anything else that is not text, enters.
 DIGEST_BYTES = 16
+#: Messages, prompts, parts, and what parts consist of: more than any conversation or batch has. Each takes
+#: microseconds, and a body of 32 MiB may have eleven million, for which everybody else would wait half a minute.
+MAX_PIECES = 65_536
 
 
 class PromptText:
@@ -22,8 +25,10 @@ class PromptText:
         self._parts: list[bytes] = []
         self._marks: list[tuple[int, str]] = []
         self._size = 0
+        self._pieces = 0
 
     def mark(self, role: str) -> None:
+        self._count()
         self._marks.append((self._size, role))
 
     def add(self, text: str) -> None:
@@ -39,7 +44,7 @@ class PromptText:
 
     def add_digest(self, value: object) -> None:
         digest = sha256()
-        _feed(digest.update, value)
+        self._feed(digest.update, value)
         self.add_bytes(digest.digest()[:DIGEST_BYTES])
 
     def add_tools(self, body: Mapping[str, object]) -> None:
@@ -62,7 +67,13 @@ class PromptText:
         else:
             raise BadRequest(f"{where}: expected text or a list of parts, got {kind_of(content)}")
 
+    def _count(self) -> None:
+        self._pieces += 1
+        if self._pieces > MAX_PIECES:
+            raise BadRequest(f"body: expected at most {MAX_PIECES} messages, prompts and parts")
+
     def _add_part(self, part: object, where: str) -> None:
+        self._count()
         if isinstance(part, str):
             self.add(part)
             return
@@ -79,6 +90,26 @@ class PromptText:
             self.add_json([part.get("name"), part.get("input")])
         else:
             self.add_digest(part)
+
+    def _feed(self, update: Callable[[bytes], object], value: object) -> None:
+        """Put JSON into a digest. An image is one long string: dumping it first would cost more than hashing it."""
+        self._count()
+        if isinstance(value, str):
+            data = _utf8(value)
+            update(b'"%d ' % len(data))
+            update(data)
+        elif isinstance(value, dict):
+            update(b"{%d " % len(value))
+            for name, member in value.items():
+                self._feed(update, name)
+                self._feed(update, member)
+        elif isinstance(value, list) and value and isinstance(value[0], str | dict):
+            update(b"[%d " % len(value))
+            for member in value:
+                self._feed(update, member)
+        else:
+            update(b"%d " % len(text := _utf8(_dump(value))))
+            update(text)
 
     @property
     def is_empty(self) -> bool:
@@ -100,26 +131,6 @@ _TEXT_FIELDS = ("text", "thinking", "refusal")
 def _utf8(text: str) -> bytes:
     """JSON can carry half a surrogate pair; it must not stop a request that the engine may well accept."""
     return text.encode("utf-8", "surrogatepass")
-
-
-def _feed(update: Callable[[bytes], object], value: object) -> None:
-    """Put JSON into a digest. An image is one long string: dumping it first would cost more than hashing it."""
-    if isinstance(value, str):
-        data = _utf8(value)
-        update(b'"%d ' % len(data))
-        update(data)
-    elif isinstance(value, dict):
-        update(b"{%d " % len(value))
-        for name, member in value.items():
-            _feed(update, name)
-            _feed(update, member)
-    elif isinstance(value, list) and value and isinstance(value[0], str | dict):
-        update(b"[%d " % len(value))
-        for member in value:
-            _feed(update, member)
-    else:
-        update(b"%d " % len(text := _utf8(_dump(value))))
-        update(text)
 
 
 def _dump(value: object) -> str:

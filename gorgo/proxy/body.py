@@ -18,6 +18,9 @@ from gorgo.proxy.errors import HttpError, Message, Receive
 from gorgo.proxy.headers import Header, find, is_encoded
 from gorgo.proxy.watchdog import Watchdog
 
+#: Lists and objects of one body, and brackets in its texts: megabytes of source code have fewer. 32 MiB may be sixteen
+#: million of them, which take everybody else's turn for seconds, and a gigabyte.
+MAX_BRACKETS = 1 << 20
 #: A client that is writing does not pause for so long.
 _LINGER_S = 0.5
 
@@ -56,6 +59,8 @@ def parse_body(body: bytes, headers: Sequence[Header]) -> dict[str, Any]:
     kind = find(headers, b"content-type")
     if kind is not None and not _is_json(kind):
         raise HttpError(415, "unsupported_media_type", "expected the content type application/json")
+    if len(body) > MAX_BRACKETS and body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+        raise HttpError(400, "invalid_json", f"expected at most {MAX_BRACKETS} lists and objects in the body")
     try:
         parsed = json.loads(body)
     except ValueError:

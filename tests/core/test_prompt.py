@@ -187,6 +187,27 @@ def test_refusal_names_the_field_and_what_was_expected(route: str, body: object,
         read_prompt(route, body)
 
 
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/chat/completions", lambda pieces: {"messages": [{"role": "user"}] * pieces}),
+        ("/v1/chat/completions", lambda pieces: {"messages": [{"role": "user", "content": [""] * pieces}]}),
+        ("/v1/chat/completions", lambda pieces: {"messages": [{"role": "user", "content": [{"a": [{}] * pieces}]}]}),
+        (
+            "/v1/messages",
+            lambda pieces: {"messages": [{"role": "user", "content": [{"type": "tool_result"}] * pieces}]},
+        ),
+        ("/v1/responses", lambda pieces: {"input": [{"type": "reasoning"}] * pieces}),
+        ("/v1/completions", lambda pieces: {"prompt": [[1]] * (pieces + 1)}),
+        ("/generate", lambda pieces: {"text": "x", "image_data": [""] * pieces}),
+    ],
+)
+def test_body_of_more_pieces_than_anybody_has_is_refused(route: str, body: Callable[[int], Any]) -> None:
+    read_prompt(route, body(1000))
+    with pytest.raises(BadRequest, match="at most 65536"):
+        read_prompt(route, body(65_537))
+
+
 def test_half_a_surrogate_pair_does_not_stop_a_request() -> None:
     body = json.loads(r'{"messages": [{"role": "\ud800", "content": "a\udfff"}], "tools": [{"name": "\ud801"}]}')
     assert read_prompt(CHAT, body).text.endswith(b"a\xed\xbf\xbf")

@@ -202,6 +202,18 @@ async def test_packed_body_is_a_415_and_never_unpacked(start: Start) -> None:
     assert len(fleet.replicas[0].seen) == 1
 
 
+async def test_body_of_countless_pieces_is_a_400_at_once(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    brackets = chat(text="x")[:-1] + b', "x": [' + b"[]," * (1 << 20) + b"[]]}"
+    parts = chat(messages=[{"role": "user", "content": [{}] * 100_000}])
+    for body, code in ((brackets, "invalid_json"), (parts, "invalid_request")):
+        response = await fleet.client.post(CHAT, content=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, code)
+        assert "expected at most" in response.json()["error"]["message"]
+    assert (await fleet.client.post(CHAT, content=chat(text="[" * 1_000_000))).status_code == 200
+    assert len(fleet.replicas[0].seen) == 1
+
+
 async def test_bodies_that_the_admin_listener_does_not_read_leave_nothing_behind(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
