@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from gorgo.errors import TunerError
+from gorgo.errors import GorgoError, TunerError
 from tuner.objective import Figures, Inbox
 from tuner.optimizers.base import generator_of, generator_state
 from tuner.optimizers.registry import load_optimizer
@@ -56,7 +56,9 @@ def load(kind: type[Campaign], box: LogBox, options: CampaignOptions, state: Map
         raise TunerError(f"saved campaign has {found}; expected format {FORMAT}, mode {options.mode!r}")
     try:
         return _load(kind, box, options, state)
-    except (LookupError, TypeError, AttributeError) as error:
+    except GorgoError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise TunerError(f"saved campaign is damaged: {error!r}") from error
 
 

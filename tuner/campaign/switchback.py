@@ -126,7 +126,7 @@ class Switchback:
         try:
             self._set_seed(int(state["seed"]))
             self.pairs = [Pair.from_json(row) for row in state["pairs"]]
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise TunerError(f"saved state of a switchback is damaged: {error!r}") from error
 
     # -- the calendar

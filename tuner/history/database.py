@@ -22,6 +22,8 @@ from gorgo.errors import HistoryError
 BUSY_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5
 
+_DAMAGED = "the file is damaged; move it away, a new one is made"
+
 
 def open_engine(url: str) -> Engine:
     """The engine for `url`; nothing is opened yet. Raises `HistoryError` for a URL that names no database."""
@@ -39,7 +41,9 @@ def open_engine(url: str) -> Engine:
 
 
 def shown(url: URL) -> str:
-    """Without the password."""
+    """Without the password. A path that is no text is shown as it can be."""
+    if url.database is not None:
+        url = url.set(database=url.database.encode(errors="backslashreplace").decode())
     return url.render_as_string(hide_password=True)
 
 
@@ -67,12 +71,16 @@ def _transaction(engine: Engine, *, begin: str) -> Iterator[Connection]:
             yield connection
     except DBAPIError as error:
         raise HistoryError(f"{shown(engine.url)}: {_reason(error)}") from error
+    except (ValueError, RecursionError) as error:  # bytes that are no text, text that is no JSON, a row that is none
+        raise HistoryError(f"{shown(engine.url)}: {error} ({_DAMAGED})") from error
+    except OverflowError as error:  # a number of ours that no column holds
+        raise HistoryError(f"{shown(engine.url)}: {error}") from error
 
 
 def _sqlite(url: URL) -> Engine:
     if not url.database or url.database == ":memory:":
         raise HistoryError("sqlite://: expected a file, as in sqlite:///history.sqlite3; memory is no history")
-    folder = Path(url.database).resolve().parent
+    folder = Path(url.database).parent
     if not folder.is_dir():
         raise HistoryError(f"{shown(url)}: there is no folder {folder}")
     # A connection for each transaction: a file that was replaced or unlocked is seen at the next one.
@@ -106,7 +114,8 @@ def _reason(error: DBAPIError) -> str:
     said = str(error.orig).strip().splitlines()[0] if error.orig is not None else str(error)
     advice = {
         "locked": "another process writes to it and does not end; the tuner tries again",
-        "malformed": "the file is damaged; move it away, a new one is made",
+        "malformed": _DAMAGED,
+        "decode to UTF-8": _DAMAGED,
         "not a database": "this is another kind of file; name another one",
         "readonly": "the file or its folder is read-only",
         "full": "the disk is full; what was written before is safe",

@@ -11,19 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from gorgo.errors import HistoryError
 from tuner.campaign.generation import Generation
 from tuner.history.database import open_engine, reading, shown, writing
 from tuner.history.models import Campaign, Event, State
 from tuner.history.models import Generation as GenerationTable
-from tuner.history.rows import CampaignRow, EventKind, EventRow
+from tuner.history.rows import CampaignRow, EventKind, EventRow, row_of, weights_in
 from tuner.history.schema import upgrade
 
 DEFAULT_DATABASE = "sqlite:///gorgo-history.sqlite3"
 #: Rows that a listing gives unless told otherwise: a terminal's worth of scrolling.
 MAX_ROWS = 1000
+#: Of a generation's number; longer ones are none that a database holds.
+MAX_DIGITS = 18
 
 
 class History:
@@ -126,7 +128,7 @@ class History:
         wanted = select(Campaign.__table__).where(Campaign.id == number)
         with reading(self._engine) as connection:
             found = connection.execute(wanted).mappings().one_or_none()
-        return None if found is None else CampaignRow(**found)
+            return None if found is None else row_of(CampaignRow, found)
 
     def unfinished(self, *, target: str, policy: str) -> tuple[int, dict[str, Any]] | None:
         """The newest campaign on that proxy and policy that has not ended, with its state: a restart continues it."""
@@ -139,13 +141,17 @@ class History:
         )
         with reading(self._engine) as connection:
             found = connection.execute(open_ones).one_or_none()
-        return None if found is None else (int(found.id), dict(found.state))
+            if found is None:
+                return None
+            if not isinstance(found.state, dict):
+                raise ValueError(f"the state of campaign {found.id} is no object")
+            return int(found.id), found.state
 
     def campaigns(self, limit: int = MAX_ROWS) -> list[CampaignRow]:
         """Newest first."""
         with reading(self._engine) as connection:
             rows = connection.execute(select(Campaign.__table__).order_by(Campaign.id.desc()).limit(limit)).mappings()
-            return [CampaignRow(**row) for row in rows]
+            return [row_of(CampaignRow, row) for row in rows]
 
     def generations(self, campaign: int | None = None, limit: int = MAX_ROWS) -> list[Generation]:
         """The last `limit` of a campaign (the newest one by default), in order."""
@@ -153,7 +159,7 @@ class History:
             chosen = _newest(connection) if campaign is None else campaign
             wanted = select(GenerationTable.__table__).where(GenerationTable.campaign_id == chosen)
             rows = connection.execute(wanted.order_by(GenerationTable.number.desc()).limit(limit)).mappings().all()
-        return [_generation(row) for row in reversed(rows)]
+            return [row_of(Generation, row) for row in reversed(rows)]
 
     def events(self, campaign: int | None = None, limit: int = MAX_ROWS) -> list[EventRow]:
         """The last `limit` events, of all campaigns unless one is named, in order."""
@@ -162,7 +168,7 @@ class History:
             wanted = wanted.where(Event.campaign_id == campaign)
         with reading(self._engine) as connection:
             rows = connection.execute(wanted.order_by(Event.id.desc()).limit(limit)).mappings().all()
-        return [EventRow(**row) for row in reversed(rows)]
+            return [row_of(EventRow, row) for row in reversed(rows)]
 
     def weights_of(self, wanted: str, campaign: int | None = None) -> tuple[str, dict[str, float]]:
         """Policy and weights of `best` (the last accepted) or of a generation's number, in the newest campaign.
@@ -173,17 +179,18 @@ class History:
             chosen = _newest(connection) if campaign is None else campaign
             found = connection.execute(_one_generation(wanted, chosen)).one_or_none()
             policy = connection.execute(select(Campaign.policy).where(Campaign.id == chosen)).scalar_one_or_none()
-        if found is None or policy is None:
+            weights = None if found is None else weights_in(found.weights)
+        if weights is None or policy is None:
             where = "the history is empty" if chosen is None else f"campaign {chosen} has none"
             raise HistoryError(f"{self.url}: no generation {wanted!r}: {where}; `gorgo history` lists them")
-        return str(policy), dict(found.weights)
+        return str(policy), weights
 
 
 def _one_generation(wanted: str, campaign: int | None) -> Any:
     query = select(GenerationTable.weights).where(GenerationTable.campaign_id == campaign)
     if wanted == "best":
         return query.where(GenerationTable.accepted).order_by(GenerationTable.number.desc()).limit(1)
-    if wanted.isdecimal():
+    if wanted.isdecimal() and len(wanted) <= MAX_DIGITS:
         return query.where(GenerationTable.number == int(wanted))
     raise HistoryError(f"{wanted!r} names no weights; expected `best` or a generation's number")
 
@@ -206,7 +213,3 @@ def _append(connection: Connection, campaign: int, generation: Generation) -> No
 
 def _event(event: EventRow) -> dict[str, Any]:
     return asdict(event) | {"weights": None if event.weights is None else dict(event.weights)}
-
-
-def _generation(row: RowMapping) -> Generation:
-    return Generation(**{name: value for name, value in row.items() if name not in ("id", "campaign_id")})

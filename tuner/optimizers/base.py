@@ -166,7 +166,7 @@ class Base:
             self._asked = None if state["asked"] is None else _point(state["asked"], len(names))
             self._rng = generator_of(state["rng"])
             self._load_more(state)
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise TunerError(f"saved state of optimizer {self.name!r} is damaged: {error!r}") from error
 
     # -- what an optimizer adds

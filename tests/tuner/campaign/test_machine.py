@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -276,6 +276,31 @@ def test_a_state_of_another_mode_or_a_damaged_one_is_refused() -> None:
     for key in ("start", "optimizer", "cursor", "trial", "phase", "rng"):
         with pytest.raises(TunerError, match=r"damaged|is in phase|optimizer 'None' is unknown"):
             Campaign.from_state(BOX, QUICK, {**state, key: {}})
+
+
+@pytest.mark.parametrize("value", ["much", 10**400, float("inf"), float("nan"), None, [], {}])
+def test_no_value_in_a_damaged_state_is_a_fault_of_ours(value: Any) -> None:
+    """Every leaf in turn; what can be loaded in spite of it can be saved again."""
+    state = comparing(Run(Proxy(), QUICK)).campaign.state()
+    for path in leaves(state):
+        damaged = json.loads(json.dumps(state))
+        inner = damaged
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        try:
+            loaded = Campaign.from_state(BOX, QUICK, damaged)
+        except (TunerError, WeightsError):
+            continue
+        json.dumps(loaded.state())
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in inside:
+        yield from leaves(inner, (*path, key))
+    if not isinstance(value, dict | list):
+        yield path
 
 
 def test_a_start_outside_the_box_is_refused() -> None:

@@ -35,6 +35,12 @@ def fill(history: History, campaign: int) -> None:
         history.record(campaign, generation(number, reason="x" * 1000))
 
 
+def read_everything(history: History) -> None:
+    for read in (history.generations, history.campaigns, history.events):
+        read()
+    history.unfinished(target="t", policy="gorgo")
+
+
 def test_a_file_of_another_kind_is_refused_and_left_alone(path: Path) -> None:
     path.write_text("a diary, not a database\n" * 100)
     with pytest.raises(HistoryError, match="another kind of file"):
@@ -50,6 +56,67 @@ def test_a_damaged_file_is_refused_with_advice(path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(HistoryError, match=r"malformed|damaged"):
         History(f"sqlite:///{path}").generations()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("generation.weights", '{"w_rtt" 0.5}'),  # a byte of JSON turned over
+        ("generation.weights", "[" * 100_000),
+        ("generation.weights", '["w_rtt"]'),
+        ("generation.weights", '{"w_rtt": "0.5"}'),
+        ("generation.weights", '{"w_rtt": 1%s}' % ("0" * 400)),
+        ("generation.weights", '{"\\ud800": 1}'),
+        ("generation.reason", b"\xff\x00"),
+        ("generation.finished_s", "soon"),
+        ("generation.finished_s", 1e300),
+        ("generation.objective_ms", 9e999),
+        ("generation.objective_ms", b"\xff"),
+        ("campaign.started_s", -1.0),
+        ("campaign.policy", b"\xff"),
+        ("campaign.options", "7"),
+        ("campaign.options", '{"alpha": NaN}'),
+        ("event.at_s", "x"),
+        ("state.state", "[]"),
+    ],
+)
+def test_a_row_that_is_none_is_said_with_advice(path: Path, column: str, value: object) -> None:
+    history, campaign = filled(path)
+    history.note("freeze", now_s=1.0, reason="by hand", campaign=campaign)
+    history.save_state(campaign, {"number": 1}, now_s=1.0)
+    table, name = column.split(".")
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE {table} SET {name} = ?", (value,))
+    connection.close()
+    with pytest.raises(HistoryError, match=r"history\.sqlite3: .*\(the file is damaged; move it away"):
+        read_everything(history)
+
+
+def test_a_schema_whose_bytes_are_no_text_is_damage(path: Path) -> None:
+    history, _ = filled(path)
+    history.close()
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"CREATE TABLE generation", b"CREATE TABLE \xffeneration"))
+    with pytest.raises(HistoryError, match="the file is damaged"):
+        History(f"sqlite:///{path}")
+
+
+@pytest.mark.parametrize("number", ["9" * 30, "9" * 5000])
+def test_a_number_that_no_database_holds_is_no_generation(path: Path, number: str) -> None:
+    history, _ = filled(path)
+    with pytest.raises(HistoryError, match="names no weights"):
+        history.weights_of(number)
+    with pytest.raises(HistoryError, match="too large"):
+        history.generations(10**30)
+
+
+def test_a_path_that_is_no_text_or_goes_round_is_said(tmp_path: Path) -> None:
+    (tmp_path / "round").symlink_to("round")
+    for name in (os.fsdecode(b"\xff/history"), "round", "round/history", os.fsdecode(b"\xff")):
+        (tmp_path / os.fsdecode(b"\xff")).mkdir(exist_ok=True)
+        (tmp_path / os.fsdecode(b"\xff") / "history").write_text("a diary, not a database\n" * 100)
+        with pytest.raises(HistoryError, match=r"kind of file|cannot be opened|there is no folder"):
+            History(f"sqlite:///{tmp_path}/{name}")
 
 
 def test_a_locked_file_is_waited_for_within_a_bound_and_then_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
