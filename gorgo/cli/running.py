@@ -57,8 +57,8 @@ def serve(
     from gorgo.proxy.config_file import ConfigFile
     from gorgo.proxy.kept import StateFile
     from gorgo.proxy.logs import set_up_logs
-    from gorgo.proxy.server import ServerAddresses
     from gorgo.proxy.server import serve as run_proxy
+    from gorgo.proxy.sockets import ServerAddresses
 
     def parse(text: bytes) -> Config:
         """The file as this command line has it, now and at each reload."""

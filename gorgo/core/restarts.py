@@ -4,8 +4,8 @@ Owns the comparison of one replica's counters. What is forgotten then, the Route
 
 Theory of operation. A restart that is over between two probes leaves no other trace: pings answer, connections that
 broke are retried, and what was believed cached would be believed for hours. Counters only grow while a process lives,
-so one that went back is another process. One that has served more than its predecessor by the time of the next scrape
-is not seen; of that one little was believed. A partition moves no counter, and what is cached behind it stays believed.
+so one that went back is another process. One that has served as much as its predecessor had at the last look is not
+seen; of that one little was believed. A partition moves no counter, and what is cached behind it stays believed.
 """
 
 from __future__ import annotations

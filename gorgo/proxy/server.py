@@ -1,7 +1,7 @@
 """The proxy as a process: two listeners, the loops behind them, and how it stops.
 
-Owns sockets, signals and the order of shutdown. The data listener answers requests, the admin listener operators and
-tuners; both are hypercorn's, in one event loop.
+Owns signals, what runs, and the order of shutdown; the sockets are `sockets`'. The data listener answers requests, the
+admin listener operators and tuners; both are hypercorn's, in one event loop.
 
 Stopping: at the first signal `/ready` turns 503 and new requests are refused, while open ones may finish for the grace
 period. What is then still open is told so and cut. A second signal ends the grace at once. Only then do the listeners
@@ -24,11 +24,9 @@ from typing import Any
 
 from hypercorn.config import Config as HypercornConfig
 
-from gorgo.config.addresses import split_bind
 from gorgo.config.model import Config, Limits
 from gorgo.core.policy import Policy
 from gorgo.core.weights import Weights
-from gorgo.errors import ConfigError
 from gorgo.proxy.admin import admin_app
 from gorgo.proxy.admin_calls import BoundedBodies
 from gorgo.proxy.app import data_app
@@ -40,36 +38,17 @@ from gorgo.proxy.probes import Watcher
 from gorgo.proxy.reload import Reloader
 from gorgo.proxy.request_log import RequestLog
 from gorgo.proxy.request_log_file import BLOCKS_PER_HASH, RequestLogFile
+from gorgo.proxy.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.proxy.state import BLOCK_BYTES, ProxyState, make_state
 from gorgo.proxy.watchers import Watchers, first_look, run_timers
 from gorgo.proxy.wire import HeadLimits
 
-#: Connections that may wait to be accepted; a burst of clients that connect at once is larger than the usual 100.
-BACKLOG = 1024
 #: Above the 60 s of common load balancers, so that it is never we who close a connection under a new request.
 KEEP_ALIVE_S = 75.0
 #: Listeners close within this once nothing is open any more: idle connections only.
 CLOSE_S = 1.0
 #: Of operators, tuners and their tools, each with a connection or two.
 ADMIN_CONNECTIONS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class ServerAddresses:
-    """Where the proxy listens, with the ports that port 0 became."""
-
-    data: tuple[str, int]
-    admin: tuple[str, int]
-    #: Clients speak TLS to the data listener.
-    tls: bool = False
-
-    @property
-    def data_url(self) -> str:
-        return _url(self.data, "https" if self.tls else "http")
-
-    @property
-    def admin_url(self) -> str:
-        return _url(self.admin)
 
 
 async def serve(
@@ -118,7 +97,7 @@ async def serve(
         Stops the proxy when set. Without it, SIGTERM and SIGINT do.
     """
     kept = None if state_file is None else state_file.read()
-    with _listen(config.proxy.bind, "bind") as data, _listen(config.proxy.admin_bind, "admin_bind") as admin:
+    with listening(config.proxy.bind, "bind") as data, listening(config.proxy.admin_bind, "admin_bind") as admin:
         state = make_state(
             config,
             policy=policy,
@@ -168,7 +147,7 @@ async def _run(
     stop: asyncio.Event,
     hurry: asyncio.Event,
 ) -> None:
-    addresses = ServerAddresses(_address(data), _address(admin), tls=state.served_tls is not None)
+    addresses = ServerAddresses(address_of(data), address_of(admin), tls=state.served_tls is not None)
     closing = asyncio.Event()
     watchers = [Watcher(state, target) for target in state.targets.values()]
     await first_look(watchers)
@@ -269,24 +248,6 @@ def _hypercorn_log() -> logging.Logger:
 
 
 @contextmanager
-def _listen(bind: str, key: str) -> Iterator[socket.socket]:
-    """A socket that already queues connections, so that `ready` is true when it is said. Raises `ConfigError`."""
-    host, port = split_bind(bind)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Inherited by accepted connections: without it a first token waits for the ack of the headers.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen(BACKLOG)
-        except OSError as error:
-            expected = "expected an address of this machine and a port that nobody else listens on"
-            raise ConfigError(f"proxy.{key}: cannot listen on {bind}: {error.strerror}; {expected}") from error
-        yield listener
-
-
-@contextmanager
 def _signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
     """(stop, hurry): set by the first and the second SIGTERM or SIGINT. SIGHUP asks for the file, if there is one."""
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -305,13 +266,3 @@ def _signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, asyncio.E
     finally:
         for number in handlers:
             loop.remove_signal_handler(number)
-
-
-def _address(listener: socket.socket) -> tuple[str, int]:
-    host, port = listener.getsockname()[:2]
-    return str(host), int(port)
-
-
-def _url(address: tuple[str, int], scheme: str = "http") -> str:
-    host, port = address
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

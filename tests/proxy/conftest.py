@@ -18,7 +18,7 @@ from gorgo.policies.registry import make_policy
 from gorgo.proxy import server
 from gorgo.proxy.config_file import ConfigFile
 from gorgo.proxy.kept import StateFile
-from gorgo.proxy.server import ServerAddresses
+from gorgo.proxy.sockets import ServerAddresses
 from gorgo.proxy.state import ProxyState, make_state
 from tests.proxy.fakes import FakeReplica, Script, running
 

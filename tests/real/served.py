@@ -12,7 +12,8 @@ import httpx
 
 from gorgo.config.model import Config, EngineName, Limits, Proxy, Region, Replica
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.server import ServerAddresses, serve
+from gorgo.proxy.server import serve
+from gorgo.proxy.sockets import ServerAddresses
 
 _TOKEN = "token-of-a-test"
 _START_TIMEOUT_S = 10.0
