@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from gorgo.core.numbers import is_amount
 
+#: More than 64 data-parallel ranks write. A text of more is not read: the megabytes that an answer may have could be
+#: millions of lines, and seconds in which nobody else is served.
+MAX_LINES = 200_000
 _LINE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)", re.ASCII)
 _LABEL = re.compile(r'(?P<key>[A-Za-z_]\w*)="(?P<value>(?:[^"\\]|\\.)*)"', re.ASCII)
 _RANK = re.compile(r'(?:^|,)\s*dp_rank="(?P<rank>[^"]*)"')
@@ -57,7 +60,9 @@ def read_series(text: str, names: Collection[str]) -> dict[str, list[Series]]:
 
 def _lines(text: str, names: Collection[str]) -> Iterator[tuple[str, str, float]]:
     """Name, labels as text and value of each line with one of `names` and a usable value."""
-    for line in text.splitlines():
+    if text.count("\n") > MAX_LINES:
+        return
+    for line in text.split("\n"):
         match = _LINE.match(line)
         if match is None or match["name"] not in names:
             continue

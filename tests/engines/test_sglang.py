@@ -34,6 +34,13 @@ def test_a_gauge_that_counts_nothing_real_is_unknown(value: str) -> None:
     assert (sample.running_requests, sample.queued_requests) == (None, 2)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_text_of_more_lines_than_any_engine_writes_is_unknown(end: str) -> None:
+    running = f"sglang:num_running_reqs 3{end}"
+    assert SGLang().read_metrics(running + end * 100_000).running_requests == 3
+    assert SGLang().read_metrics(running + end * 200_000).running_requests is None
+
+
 def test_a_simulated_engine_tells_what_it_prefilled() -> None:
     profile = PROFILES["2xL40S-Qwen3.5-35B-A3B-FP8"]
     engine: EngineModel[EngineRequest] = EngineModel(profile)
