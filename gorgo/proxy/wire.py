@@ -211,6 +211,8 @@ class StrictProtocol(H11Protocol):
     async def _handle_events(self) -> None:
         async with self._reading:
             await super()._handle_events()
+        if self._over:  # since it began: the request that it found has nobody left
+            await self._close_stream()
 
     async def _go_on(self) -> None:
         """With what came before its turn; nobody waits for an answer to it if the client has left."""

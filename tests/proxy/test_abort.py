@@ -8,7 +8,9 @@ import re
 from typing import Any
 
 import pytest
+from hypercorn.events import Closed, Event, Updated
 
+from gorgo.proxy.listener import Connection
 from tests.proxy.conftest import Start, config_for, until, with_replica
 from tests.proxy.fakes import DONE, ROLE, FakeReplica, Script, answer, chat, delta, event, hang, reset_after
 from tests.proxy.raw import RawClient, connected
@@ -68,6 +70,29 @@ async def test_client_that_leaves_is_noticed_behind_whatever_it_sent_early(
         await until(fleet.replicas[0].dropped.is_set)
     await fleet.idle()
     assert len(fleet.replicas[0].seen) == 1
+
+
+async def test_client_that_leaves_as_its_next_request_begins_is_noticed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = 0
+    honest = Connection.protocol_send
+
+    async def leaving(self: Connection, event: Event) -> None:
+        nonlocal begun
+        await honest(self, event)
+        if isinstance(event, Updated) and not event.idle:
+            begun += 1
+            if begun == 2:
+                await self.protocol.handle(Closed())
+
+    fleet = await start.fleet([hang()])
+    monkeypatch.setattr(Connection, "protocol_send", leaving)
+    async with connected(fleet.addresses.data) as client:
+        client.writer.write(b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n")
+        await client.post(CHAT, BODY)
+        await until(lambda: begun == 2)
+        await fleet.idle()
 
 
 async def test_client_that_leaves_during_a_retry_cancels_the_second_replica(start: Start) -> None:
