@@ -98,6 +98,8 @@ def _entries(lines: Iterable[str], place: str) -> list[tuple[str, bytes]]:
 
 def _read(path: str) -> str:
     try:
+        if Path(path).is_fifo():
+            raise ValueError("a pipe, which is waited for")  # by every stream of the proxy, at a reload
         with Path(path).open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as failure:

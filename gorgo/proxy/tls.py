@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from gorgo.config.model import Replica, ServerTls
 from gorgo.errors import ConfigError
@@ -61,12 +62,21 @@ def _server_context(cert: str, key: str) -> ssl.SSLContext:
 def _trusting(place: str, ca_file: str) -> ssl.SSLContext:
     """Only those in the file vouch: an authority of the system could speak for any name inside the fleet."""
     with _explained(f"{place}: ca_file {ca_file!r}", "certificates of authorities in PEM form"):
+        _no_pipe(ca_file)
         return ssl.create_default_context(cafile=ca_file)
 
 
 def _load(place: str, context: ssl.SSLContext, cert: str, key: str) -> None:
     with _explained(f"{place}: {cert!r} with {key!r}", f"a certificate chain and {_NO_PASSWORD}, both in PEM form"):
+        _no_pipe(cert, key)
         context.load_cert_chain(cert, key, password=_no_password)
+
+
+def _no_pipe(*paths: str) -> None:
+    """OpenSSL would wait for somebody to write into it, and every stream of the proxy with it."""
+    for path in paths:
+        if Path(path).is_fifo():
+            raise ValueError(f"{path!r} is a pipe")
 
 
 def _no_password() -> str:

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +275,23 @@ async def test_invalid_file_is_refused_and_the_old_one_stays(
     assert followed.gauge("gorgo_config_reload_failed") == 0
     assert (followed.count("applied"), followed.count("refused")) == (1, 1)
     assert (followed.gauge("gorgo_config_last_reload_timestamp_seconds") or 0) > 1e9
+
+
+async def test_files_of_authorities_are_read_while_streams_go_on(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = await start.replica(stream(delta("a"), DONE))
+    followed = await follow(start, tmp_path, regions({"a": a}), [a])
+    readers: list[threading.Thread] = []
+
+    def read(_: object, shared: ssl.SSLContext) -> ssl.SSLContext:
+        readers.append(threading.current_thread())
+        return shared
+
+    monkeypatch.setattr("gorgo.proxy.reload.upstream_tls", read)
+    await followed.rewrite(regions({"a": a}, limits={"max_attempts": 2}))
+    assert readers
+    assert threading.main_thread() not in readers
 
 
 async def test_refused_file_is_told_once_however_often_it_is_looked_at(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import textwrap
 from dataclasses import replace
 from hashlib import sha256
@@ -231,3 +232,9 @@ def test_refusal_says_the_same_whatever_is_wrong() -> None:
             keys.admit(headers)
         said.add((raised.value.status, raised.value.code, raised.value.message))
     assert len(said) == 1
+
+
+def test_pipe_is_no_list_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "keys")
+    with pytest.raises(ConfigError, match=r"keys_file .*/keys': a pipe.*; expected a file of client keys"):
+        read_client_keys(Clients(keys_file=str(tmp_path / "keys")), {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import ssl
 import subprocess
@@ -230,6 +231,13 @@ def test_files_that_do_not_fit_are_named(authority: Authority, pair: tuple[str, 
     authority._openssl("ec", "-in", pair[1], "-aes256", "-passout", "pass:secret", "-out", locked)
     with pytest.raises(ConfigError, match="without a passphrase"):
         served_tls(ServerTls(cert=pair[0], key=locked))
+    pipe = str(empty.with_name("pipe"))
+    os.mkfifo(pipe)
+    for cert, key in ((pipe, pair[1]), (pair[0], pipe)):
+        with pytest.raises(ConfigError, match="pipe' is a pipe; expected a certificate chain"):
+            served_tls(ServerTls(cert=cert, key=key))
+    with pytest.raises(ConfigError, match=r"ca_file .*pipe' is a pipe; expected certificates"):
+        upstream_tls(Replica(name="a", region="here", url="https://a", ca_file=pipe), ssl.create_default_context())
     replica = Replica(name="a", region="here", url="https://a", ca_file=str(empty))
     with pytest.raises(ConfigError, match="ca_file"):
         upstream_tls(replica, ssl.create_default_context())
