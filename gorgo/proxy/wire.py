@@ -67,6 +67,8 @@ class StrictConnection(h11.Connection):
         super().__init__(h11.SERVER, max_incomplete_event_size=limits.size_bytes)
         self._limits = limits
         self._chunked = False
+        #: Of the line end behind a chunk, what came without the rest.
+        self._half = b""
         #: Not the first request of its connection.
         self._later = False
         self.refused = False
@@ -109,7 +111,8 @@ class StrictConnection(h11.Connection):
         """The next event of a chunked body, if what it was read from can be read in one way only."""
         before = self.trailing_data[0]
         event = super().next_event()
-        read = before[: len(before) - len(self.trailing_data[0])]
+        read = self._half + before[: len(before) - len(self.trailing_data[0])]
+        self._half = read if event is h11.NEED_DATA else b""
         if isinstance(event, h11.EndOfMessage):
             self._check_lines(read)
             self._check_size(read)

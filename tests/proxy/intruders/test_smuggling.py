@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from itertools import combinations
 
+import h11
 import pytest
 
+from gorgo.proxy.wire import HeadLimits, StrictConnection
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream
 from tests.proxy.raw import connected
@@ -203,6 +206,21 @@ async def test_chunked_request_is_taken_and_goes_on_with_its_length(start: Start
         assert not seen.header("transfer-encoding")
         assert not seen.header("x-injected")
     assert len(fleet.replicas[0].seen) == 3
+
+
+def test_chunked_request_is_taken_however_it_is_cut() -> None:
+    head = post(CHUNKED, body=b"")
+    body = b"3;a=b\r\n%b\r\n%x\r\n%b\r\n0\r\nx-a: 1\r\n\r\n" % (BODY[:3], len(BODY) - 3, BODY[3:])
+    for first, second in combinations(range(len(body) + 1), 2):
+        connection = StrictConnection(HeadLimits(4096, 50, 10.0))
+        taken = b""
+        for piece in (head, body[:first], body[first:second], body[second:]):
+            if piece:
+                connection.receive_data(piece)
+            while (event := connection.next_event()) is not h11.NEED_DATA:
+                taken += event.data if isinstance(event, h11.Data) else b""
+        assert taken == BODY
+        assert connection.their_state is h11.DONE
 
 
 @pytest.mark.parametrize(
