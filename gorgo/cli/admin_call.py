@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -27,6 +28,20 @@ def call_admin(
         raise fail(str(failure), code=FAILED) from failure
 
 
+@contextmanager
+def as_expected(url: str) -> Iterator[None]:
+    """While something is made of an answer: one that lacks what is needed ends the program with exit code 1.
+
+    It is another program's, or another version's, and no fault of this one.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        said = f"{url} answered something unexpected ({what}); is it the admin address of a proxy of this version?"
+        raise fail(said, code=FAILED) from error
+
+
 def ask_admin(
     method: str, url: str, path: str, token: str | None, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -38,7 +53,7 @@ def ask_admin(
         if response.is_error:
             raise CallError(f"{address} answered {response.status_code}{_why(response)}")
         answer = response.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
         raise CallError(f"{address}: {error}; is `gorgo serve` running there?") from error
     if not isinstance(answer, dict):
         raise CallError(f"{address} answered something else than a JSON object; is it the admin address?")

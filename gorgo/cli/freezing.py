@@ -51,22 +51,24 @@ def freeze(
 
     It refuses every other change of them (409) until `gorgo thaw`. With a state file they stay pinned over restarts.
     """
-    from gorgo.cli.admin_call import call_admin
+    from gorgo.cli.admin_call import as_expected, call_admin
 
     body: dict[str, Any] = {"reason": reason, "by": _user()}
     if weights is not None:
         wanted, database = _found(weights, database)
         body |= {"policy": wanted.policy, "weights": dict(wanted.weights), "widen": wanted.widened}
     pinned = call_admin("POST", url, "/admin/freeze", token, body)
-    if export is not None:
-        _export(export, pinned)
-    if database is not None:
-        _note(database, pinned)
-    if as_json:
-        options.print_json(pinned)
-    else:
-        typer.echo(routing_line(pinned))
-    if not pinned["durable"]:
+    with as_expected(url):
+        line, durable = routing_line(pinned), bool(pinned["durable"])
+        if export is not None:
+            _export(export, pinned)
+        if database is not None:
+            _note(database, pinned)
+        if as_json:
+            options.print_json(pinned)
+        else:
+            typer.echo(line)
+    if not durable:
         typer.echo("gorgo: the proxy runs without --state: the freeze ends with its process", err=True)
 
 
@@ -80,13 +82,14 @@ def thaw(
 
     They stay as they are until somebody does.
     """
-    from gorgo.cli.admin_call import call_admin
+    from gorgo.cli.admin_call import as_expected, call_admin
 
     shown = call_admin("POST", url, "/admin/thaw", token, {"reason": reason, "by": _user()})
-    if as_json:
-        options.print_json(shown)
-    else:
-        typer.echo(routing_line(shown))
+    with as_expected(url):
+        if as_json:
+            options.print_json(shown)
+        else:
+            typer.echo(routing_line(shown))
 
 
 def routing_line(shown: Mapping[str, Any]) -> str:

@@ -81,17 +81,18 @@ def status(
     history; `-` is unknown or stale. The last line says which weights are in force, and whether they are frozen. The
     same is on the proxy's status page. With --watch, --json is a line per look.
     """
-    from gorgo.cli.admin_call import call_admin
+    from gorgo.cli.admin_call import as_expected, call_admin
     from gorgo.cli.watching import show_status, watch_status
 
-    if watch:
-        watch_status(url, token, decisions=decisions, as_json=as_json)
-        return
-    shown = call_admin("GET", url, STATUS_PATH, token)
-    if as_json:
-        options.print_json(shown)
-    else:
-        show_status(shown, decisions=decisions)
+    with as_expected(url):
+        if watch:
+            watch_status(url, token, decisions=decisions, as_json=as_json)
+            return
+        shown = call_admin("GET", url, STATUS_PATH, token)
+        if as_json:
+            options.print_json(shown)
+        else:
+            show_status(shown, decisions=decisions)
 
 
 def _print_reached(reached: Sequence[Reached]) -> None:

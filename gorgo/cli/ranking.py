@@ -37,8 +37,13 @@ def rank(
     the rank. The last line has Spearman's rho with its 95 % interval.
     """
     from gorgo.apps.rank import rank_table, read_rows
+    from gorgo.cli.admin_call import as_expected
 
-    found = rank_table(_samples(url, token) if file is None else read_rows(file), policy=policy)
+    if file is None:
+        with as_expected(url):
+            found = rank_table(_samples(url, token), policy=policy)
+    else:
+        found = rank_table(read_rows(file), policy=policy)
     if not found.n:
         where = url if file is None else file
         raise fail(f"{where}: no request with a rank among {found.left_out}; is proxy.shadow_policy set?", code=FAILED)
