@@ -13,6 +13,8 @@ from typing import Any
 
 from gorgo.errors import TraceError
 
+#: Two dozen parameters are 1 kB.
+MAX_BYTES = 65_536
 #: No sensible parameter is larger.
 MAX_VALUE = 1e12
 
@@ -194,7 +196,11 @@ _KINDS: dict[str, type[WorkloadShape] | type[UsersShape] | type[PoissonShape]] =
 def read_shape(path: Path) -> Shape:
     """The shape in a TOML file; raises `TraceError` naming the key that is wrong."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise TraceError(f"{path}: larger than {MAX_BYTES:,} bytes; expected a shape")
+        values = tomllib.loads(text.decode())
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gorgo.apps.report.rows import read_results
 from gorgo.apps.results import ResultRow
+from gorgo.errors import ReportError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,10 @@ class Kept:
 
 
 def _read(path: Path) -> KeptRun:
-    (row,) = read_results(path)
+    rows = read_results(path)
+    if len(rows) != 1:
+        raise ReportError(f"{path}: {len(rows)} rows; expected one; remove it and the run is made again")
+    (row,) = rows
     cpu_s = json.loads(path.read_bytes())[0].get("cpu_s")
     return KeptRun(row, cpu_s if isinstance(cpu_s, float) else None)
 

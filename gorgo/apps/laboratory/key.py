@@ -42,7 +42,7 @@ def run_key(job: SimJob) -> str:
         _digest_of_trace(job.trace),
         _digest_of_code(job.policy),
     )
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 @lru_cache(maxsize=64)
@@ -76,5 +76,5 @@ def _policy_files(policy: str) -> Iterator[Path]:
 def _digest(paths: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(path.name.encode(errors="surrogateescape") + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

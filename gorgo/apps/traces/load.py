@@ -18,6 +18,8 @@ from gorgo.errors import TraceError
 GZIP_MAGIC = b"\x1f\x8b"
 #: Longest line that is read. A body of a million tokens is some 4 MB; a file without line ends must not fill memory.
 LINE_BYTES_MAX = 64 * 1024 * 1024
+#: In a row. A gigabyte of them is a megabyte of gzip, and the better part of a minute.
+BLANK_MAX = 1024 * 1024
 
 #: A year. Time stamps in another unit, or one that is wrong, would keep a simulation busy for ever.
 SPAN_S_MAX = 366 * 86_400.0
@@ -41,9 +43,14 @@ def load_trace(path: Path | str, filters: TraceFilters | None = None) -> list[Tr
 
 def read_requests(path: Path) -> Iterator[TraceRequest]:
     """Every request of the file as it stands there, lazily; empty lines are skipped."""
-    index, origin_s = 0, 0.0
+    index, origin_s, blank = 0, 0.0, 0
     for line_number, text in enumerate(_lines(path), start=1):
-        if not text.strip():
+        blank = 0 if text.strip() else blank + len(text)
+        if blank > BLANK_MAX:
+            raise TraceError(
+                f"{path}, line {line_number}: over {BLANK_MAX:,} bytes of blank lines; expected JSON lines"
+            )
+        if blank:
             continue
         request = read_row(text, file=str(path), line_number=line_number, index=index)
         origin_s = origin_s if index else request.timestamp_s

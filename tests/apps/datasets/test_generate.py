@@ -124,3 +124,8 @@ def test_trace_that_cannot_be_written_leaves_the_one_that_was_there(
         write_trace(shape, tmp_path / "t.jsonl")
     assert (tmp_path / "t.jsonl").read_text() == "an earlier one"
     assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_a_file_without_end_is_no_shape() -> None:
+    with pytest.raises(TraceError, match="/dev/zero: larger than 65,536 bytes; expected a shape"):
+        read_shape(Path("/dev/zero"))

@@ -70,9 +70,10 @@ def test_what_was_made_is_kept_and_what_is_missing_is_made(tmp_path: Path) -> No
     assert len(read_results(tmp_path / "results.json")) == 4
 
 
-def test_a_run_that_is_damaged_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["[{", "[]", "[7]"])
+def test_a_run_that_is_damaged_is_named(tmp_path: Path, content: str) -> None:
     Session(asked(out=tmp_path, seeds=range(1))).run()
-    next((tmp_path / "runs").glob("*.json")).write_text("[{")
+    next((tmp_path / "runs").glob("*.json")).write_text(content)
     with pytest.raises(ReportError, match=r"runs/[0-9a-f]{32}\.json"):
         Session(asked(out=tmp_path))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,9 @@ def test_what_cannot_run_has_no_key() -> None:
         run_key(replace(JOB, policy="gorgo-mss"))
     with pytest.raises(WeightsError):
         run_key(replace(JOB, weights={"mu": 1.0}))
+
+
+def test_a_trace_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff.jsonl")
+    path.write_text("1")
+    assert run_key(replace(JOB, trace=str(path))) != run_key(JOB)

@@ -77,3 +77,13 @@ def test_filters_that_leave_nothing_are_an_error(tmp_path: Path) -> None:
     path.write_bytes(lines(0))
     with pytest.raises(TraceError, match="no request is left after the filters"):
         load_trace(path, TraceFilters(max_input=5))
+
+
+def test_a_file_of_blank_lines_is_given_up_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl.gz"
+    blank = b" " * 1023 + b"\n"
+    path.write_bytes(gzip.compress(lines(0) + blank * 2048))
+    with pytest.raises(TraceError, match=r"t.jsonl.gz, line 1026: over 1,048,576 .*; expected JSON lines"):
+        load_trace(path)
+    path.write_bytes(gzip.compress(lines(0) + blank * 1024 + lines(1) + blank * 1024))
+    assert len(load_trace(path)) == 2
