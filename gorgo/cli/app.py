@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from typing import Annotated
 
 import typer
@@ -67,8 +69,20 @@ def _gorgo(
 
 def main() -> None:
     """Entry point of the `gorgo` command and of `python -m gorgo`."""
+    _open_what_is_closed()
     try:
         app()
     finally:
         # The exit code is decided: a SIGTERM that comes while the interpreter ends must not replace it.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _open_what_is_closed() -> None:
+    """stdin, stdout and stderr that the caller has closed lead nowhere, instead of to the next file that is opened."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

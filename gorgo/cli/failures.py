@@ -6,6 +6,8 @@ An error that is no `GorgoError` and no `OSError` is a fault in GORGO itself and
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -44,17 +46,27 @@ _INPUT_ERRORS = (
 
 
 class Commands(TyperGroup):
-    """The group of all commands; every error passes through its `invoke`."""
+    """The group of all commands; every error passes through here."""
+
+    def make_context(self, *words: Any, **more: Any) -> Any:
+        with _told():  # `--help` and `--version` print already
+            return super().make_context(*words, **more)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _told():
             return super().invoke(ctx)
-        except GorgoError as error:
-            raise fail(str(error), code=BAD_INPUT if isinstance(error, _INPUT_ERRORS) else FAILED) from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise  # the reader of a pipe has left; typer ends quietly
-            raise fail(str(error), code=FAILED) from error
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except GorgoError as error:
+        raise fail(str(error), code=BAD_INPUT if isinstance(error, _INPUT_ERRORS) else FAILED) from error
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # the reader of a pipe has left; typer ends quietly
+        raise fail(str(error), code=FAILED) from error
 
 
 def fail(message: str, *, code: int) -> typer.Exit:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 REGIONS_YAML = Path("regions.yaml")
 ADMIN_URL = "http://127.0.0.1:9090"
+#: No header holds a longer token, and a device has no end.
+_TOKEN_BYTES_MAX = 65_536
 
 
 def admin_token(given: str | None = None) -> str | None:
@@ -29,11 +31,13 @@ def admin_token(given: str | None = None) -> str | None:
     if token is not None or not name:
         return token
     try:
-        text = Path(name).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        with open(name, "rb") as file:
+            text = file.read(_TOKEN_BYTES_MAX + 1).decode().strip()
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(f"GORGO_ADMIN_TOKEN_FILE={name}: expected a file with the token: {error}") from error
-    if not text:
-        raise typer.BadParameter(f"GORGO_ADMIN_TOKEN_FILE={name}: expected the token, found nothing")
+    if not 0 < len(text) <= _TOKEN_BYTES_MAX:
+        found = "more than any header holds" if text else "nothing"
+        raise typer.BadParameter(f"GORGO_ADMIN_TOKEN_FILE={name}: expected the token, found {found}")
     return _word(text, f"GORGO_ADMIN_TOKEN_FILE={name}: ")
 
 

@@ -96,3 +96,11 @@ def test_number_that_is_none_is_a_usage_error_that_names_the_option(words: list[
     done = CliRunner().invoke(app, [*words, number])
     assert done.exit_code == 2
     assert words[-1] in done.output
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "long"])
+def test_a_file_without_end_is_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "long").write_text("x" * 100_000)
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN_FILE", str(tmp_path / name))
+    with pytest.raises(typer.BadParameter, match="expected the token, found more than any header holds"):
+        admin_token()

@@ -142,3 +142,29 @@ def test_sigterm_while_the_interpreter_ends_does_not_replace_the_exit_code() -> 
         "main()\n"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["policies"]], ids=" ".join)
+def test_full_disk_behind_stdout_is_told_without_a_traceback(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(gorgo(*words), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "gorgo: [Errno 28] No space left on device\n")
+
+
+def test_streams_that_the_caller_has_closed_lead_nowhere() -> None:
+    # What was opened next took their numbers, and libraries that flush sys.stdout found None there.
+    program = (
+        "import os, sys\n"
+        "from gorgo.cli import app, main\n"
+        "def look(): print([os.readlink(f'/proc/self/fd/{n}') for n in range(3)], file=file); sys.stdout.flush()\n"
+        "app.command('look')(look)\n"
+        "file = os.fdopen(int(sys.argv[1]), 'w')\n"
+        "sys.argv = ['gorgo', 'look']\n"
+        "main()\n"
+    )
+    read, write = os.pipe()
+    words = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program, str(write)]
+    done = subprocess.run(words, pass_fds=[write], timeout=60, check=False)
+    os.close(write)
+    with open(read) as told:
+        assert (done.returncode, told.read()) == (0, "['/dev/null', '/dev/null', '/dev/null']\n")
