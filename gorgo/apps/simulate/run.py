@@ -6,10 +6,13 @@ differ only in policy share it; jobs are handed out in such an order.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
+from threading import current_thread, main_thread
 from time import thread_time
 from typing import Any, Literal
 
@@ -21,9 +24,10 @@ from gorgo.apps.simulate.feed import feed_of
 from gorgo.apps.simulate.job import FLOOR, ORACLE, SimJob, SimulatedRun
 from gorgo.apps.simulate.rows import floor_run, simulated_run
 from gorgo.apps.traces import TraceFilters
+from gorgo.apps.traces.load import SPAN_S_MAX
 from gorgo.core.policy import Policy
 from gorgo.core.weights import Weights
-from gorgo.errors import MissingExtra
+from gorgo.errors import MissingExtra, TraceError
 from gorgo.policies.registry import make_policy, make_shadow
 from gorgo.sim.feed import SimRequest, scaled
 from gorgo.sim.floor import floor_of
@@ -62,11 +66,26 @@ def run_many(
     """
     order = sorted(range(len(jobs)), key=lambda place: (jobs[place].trace, jobs[place].seed, jobs[place].time_scale))
     with parallel_config(backend=_known(backend), n_jobs=n_jobs):
-        results = Parallel(return_as=_unordered(backend, n_jobs))(delayed(run_once)(jobs[place]) for place in order)
+        parallel = Parallel(return_as=_unordered(backend, n_jobs))
+        with _out_of_reach():
+            results = parallel(delayed(run_once)(jobs[place]) for place in order)
         for done, run in enumerate(results, start=1):
             if progress is not None:
                 progress(done, len(jobs), run)
             yield run
+
+
+@contextmanager
+def _out_of_reach() -> Iterator[None]:
+    """Processes that are started meanwhile are spared Ctrl-C: this one ends them, without a traceback of each."""
+    if current_thread() is not main_thread():  # the only one that may say what a signal does
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def policy_of(name: str) -> Policy:
@@ -77,7 +96,7 @@ def policy_of(name: str) -> Policy:
 def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
     scenario = find_scenario(job.scenario)
     fleet = scenario.fleet(job.fleet)
-    feed = _reshaped(scaled(_feed(job), job.time_scale), scenario.reshape)
+    feed = _reshaped(_scaled(job), scenario.reshape)
     if job.policy == FLOOR:
         return floor_run(job, feed, floor_of(feed, fleet))
     policy = policy_of(job.policy)
@@ -122,6 +141,14 @@ def _feed(job: SimJob) -> Sequence[SimRequest]:
     if job.feed is not None:
         return job.feed
     return _loaded(job.trace, replace(job.filters, seed=job.seed), job.seed)
+
+
+def _scaled(job: SimJob) -> Sequence[SimRequest]:
+    feed = _feed(job)
+    span_s = (feed[-1].arrival_s if feed else 0.0) * job.time_scale
+    if span_s > SPAN_S_MAX:  # probes and scrapes alone would keep the run busy for ever
+        raise TraceError(f"{job.trace} takes {span_s:.3g} s at time scale {job.time_scale:g}; expected a year at most")
+    return scaled(feed, job.time_scale)
 
 
 @lru_cache(maxsize=2)

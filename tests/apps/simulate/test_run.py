@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from joblib import Parallel
 
 from gorgo.apps.simulate import SimJob, run_many, run_once
 from gorgo.apps.simulate.run import BACKENDS
 from gorgo.apps.traces import TraceFilters
-from gorgo.errors import MissingExtra, UnknownPolicy, UnknownScenario, WeightsError
+from gorgo.errors import MissingExtra, TraceError, UnknownPolicy, UnknownScenario, WeightsError
 from tests.sim.feeds import conversations
 from tests.sim.fleets import three_regions
 
@@ -95,3 +97,25 @@ def test_a_cluster_that_is_not_installed_is_named() -> None:
     for backend in BACKENDS[2:]:
         with pytest.raises(MissingExtra, match=f"backend '{backend}' needs the package"):
             next(run_many([job()], backend=backend))
+
+
+def test_a_time_scale_that_takes_for_ever_is_told_before_it_does() -> None:
+    with pytest.raises(TraceError, match=r"made takes .* s at time scale 1e\+30; expected a year at most"):
+        run_once(job(time_scale=1e30))
+
+
+def test_processes_that_runs_are_given_to_are_spared_the_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def watched(**options: Any) -> Any:
+        def start(tasks: Any) -> Any:
+            seen.append(signal.getsignal(signal.SIGINT))
+            return Parallel(**options)(tasks)
+
+        return start
+
+    monkeypatch.setattr("gorgo.apps.simulate.run.Parallel", watched)
+    before = signal.getsignal(signal.SIGINT)
+    assert len(list(run_many([job()], n_jobs=1))) == 1
+    assert seen == [signal.SIG_IGN]
+    assert signal.getsignal(signal.SIGINT) is before
