@@ -50,7 +50,7 @@ async def _reach(client: httpx.AsyncClient, replica: Replica, environ: Mapping[s
     started_s = time.perf_counter()
     try:
         response = await client.get(replica.url.rstrip("/") + dialect(replica.engine).probe_path, headers=headers)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last for a name that is no IDNA
         return _failed(base, f"{type(error).__name__}: {error}".rstrip(": "))
     rtt_ms = (time.perf_counter() - started_s) * 1e3
     bad = f"answered {response.status_code}" if response.is_error else None

@@ -218,7 +218,7 @@ class Simulation:
     #: Mean of the exponential jitter added to each one-way trip, as a share of the RTT.
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.02
     profile: Text = "2xL40S-Qwen3.5-35B-A3B-FP8"
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
 
 
 @strict

@@ -15,3 +15,8 @@ def test_key_that_no_header_can_hold_is_named_by_its_variable_and_not_shown(key:
     assert found.error is not None
     assert "the environment variable K must hold its API key" in found.error
     assert "CAN" not in found.error
+
+
+def test_name_that_cannot_be_looked_up_is_a_replica_that_is_not_reached() -> None:
+    (found,) = reach_all([Replica(name="r", region="a", url="http://xn--:9")], environ={}, timeout_s=1.0)
+    assert found.error is not None

@@ -296,3 +296,8 @@ def test_many_faults_are_explained_without_reading_the_model_for_each(monkeypatc
     with pytest.raises(ConfigError, match="400 errors"):
         parse_config(f"proxy: {{region: a}}\nregions: [{{name: a}}]\nreplicas:\n{rows}".encode())
     assert len(read) == len(set(read))
+
+
+def test_seed_below_zero_is_refused_where_it_is_written() -> None:
+    with pytest.raises(ConfigError, match=r"simulation\.seed \(line 20\): -1; expected a number of at least 0"):
+        parse_config((GOOD + "  seed: -1\n").encode())
