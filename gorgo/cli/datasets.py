@@ -120,9 +120,10 @@ def fetch(
     """
     from gorgo.apps.datasets import remote_dataset
     from gorgo.apps.datasets.fetch import fetch as fetch_dataset
+    from gorgo.apps.termination import termination_as_interrupt
 
     wanted = remote_dataset(name)
-    with _progress(wanted.file) as on_progress:
+    with termination_as_interrupt(), _progress(wanted.file) as on_progress:
         fetched = fetch_dataset(wanted, out, url=url, on_progress=on_progress)
     known = "as it should be" if fetched.checked else "not checked: none is known"
     typer.echo(f"{wanted.name}: {wanted.licence}; sha256 {fetched.sha256} ({known})", err=True)

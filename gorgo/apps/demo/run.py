@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from gorgo.apps.datasets import DEMO_TRACE, load_requests, shipped_path
 from gorgo.apps.demo.fleet import MODEL, running_fleet
@@ -17,6 +15,7 @@ from gorgo.apps.demo.options import DemoOptions
 from gorgo.apps.demo.tuning import end_tuner, start_tuner
 from gorgo.apps.replay import ReplayOptions, replay
 from gorgo.apps.results import ResultRow, write_results
+from gorgo.apps.termination import termination_as_interrupt
 from gorgo.apps.traces import TraceRequest
 
 
@@ -30,7 +29,7 @@ def run_demo(options: DemoOptions, *, tell: Callable[[str], None] | None = None)
     trace = options.trace or shipped_path(DEMO_TRACE)
     requests = load_requests(trace, options.filters, seed=options.seed)
     rows: list[ResultRow] = []
-    with _termination_as_interrupt(), _folder(options.out) as folder:
+    with termination_as_interrupt(), _folder(options.out) as folder:
         for place, policy in enumerate(options.chosen, start=1):
             label = f"{policy} ({place}/{len(options.chosen)})"
             row, history = _one_policy(policy, requests, replace(options, trace=trace), folder / policy, label)
@@ -77,17 +76,3 @@ def _folder(out: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="gorgo-demo-") as folder:
         yield Path(folder)
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that the fleet is stopped then too."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -223,6 +225,27 @@ def test_the_command_says_where_the_file_is_and_what_is_known_of_it(
     assert first.stdout == f"{tmp_path}/some.jsonl\n"
     assert f"some: CC0-1.0; sha256 {SHA256} (as it should be)" in first.stderr
     assert "it was there already" in again.stderr
+
+
+def test_sigterm_leaves_no_half_of_a_file(
+    dataset: RemoteDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(done: int, _total: int | None) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    @contextmanager
+    def progress(_file: str) -> Iterator[Any]:
+        yield ended
+
+    monkeypatch.setattr(registry, "remote_datasets", lambda: [dataset])
+    monkeypatch.setattr("gorgo.cli.datasets._progress", progress)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # else it would end this process where nothing minds it
+    try:
+        result = CliRunner().invoke(app, ["datasets", "fetch", "some", "--out", str(tmp_path)])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert result.exit_code != 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_fails_with_the_reason(server: str, tmp_path: Path) -> None:
