@@ -1,14 +1,15 @@
 """How many requests a replica may have in flight for most of them to end in time: learned from those that ended.
 
 Owns the account of one replica and the choice of the bound. Whether it counts, and beside which other bounds, is
-`overload`.
+`overload`; how decoding grows with the batch is `decode_growth`.
 
 Theory of operation. A batch that grows gets slower for all who are in it, in two ways. Every prefill stalls those that
 decode: what stalled a request is known here, it is the prefills that were sent to the replica while the request was
-there. And every step decodes more: what is left of its stay is taken to grow as 1 + n / `BATCH`. So each request that
-ended says how long it would have stayed among any other number n, and the last `KEPT` together how many would have
-ended in time, and how many a second: n over their mean stay (Little's law), times the share of them in time. The bound
-is the n at which most end in time per second. What is wrong about the growth is put right by what ends next.
+there. And every step decodes more: what is left of its stay grows as 1 + g n, with the growth g that answers have
+shown. So each request that ended says how long it would have stayed among any other number n, and the last `KEPT`
+together how many would have ended in time, and how many a second: n over their mean stay (Little's law), times the
+share of them in time. The bound is the n at which most end in time per second. What is wrong about the growth is put
+right by what ends next.
 
 Before anything has ended the prefills are known all the same: a stay then is n of them, and may take `FIRST_SHARE` of
 the goal; decoding has the rest. That counts for less with each request that ends, because those that end first are the
@@ -23,8 +24,8 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-#: Requests that decode together in twice the time of one: a mixture of experts; a dense model takes more at a time.
-BATCH = 16.0
+from gorgo.core.decode_growth import DecodeGrowth
+
 #: Ended requests that are remembered: as many as engines commonly run, so a few changes of the batch.
 KEPT = 64
 #: Of the goal, for prefills, while nothing is known of decoding.
@@ -61,11 +62,15 @@ class BatchBound:
     __slots__ = (
         "_at_s",
         "_ended",
+        "_growth",
         "_in_flight",
         "_in_flight_s",
         "_learned",
+        "_left",
+        "_left_at",
         "_prefill_s",
         "_sent",
+        "_stay_s",
         "_stays",
         "_usual_s",
     )
@@ -75,11 +80,17 @@ class BatchBound:
         self._in_flight_s = 0.0
         self._prefill_s = 0.0
         self._at_s = 0.0
+        #: How many have left, where the account stood when the last one did, and how long they stay as a rule.
+        self._left = 0
+        self._left_at = 0.0
+        self._stay_s = 0.0
         self._sent = 0
         #: Mean prefill of what was sent lately.
         self._usual_s = 0.0
-        #: Of each request that ended: what it waited at the proxy, and its stay as a constant and a part per request.
-        self._stays = np.zeros((3, KEPT))
+        self._growth = DecodeGrowth()
+        #: Of each request that ended: what it waited at the proxy, its stay without prefills, how many were there
+        #: meanwhile, and what prefills took of its stay for each of them.
+        self._stays = np.zeros((4, KEPT))
         self._ended = 0
         self._learned = inf
 
@@ -91,6 +102,11 @@ class BatchBound:
         first = FIRST_SHARE * goal_s / self._usual_s if self._usual_s > 0.0 else inf
         first = max(float(_NUMBERS[0]), first)
         return first if known == 0.0 else known * self._learned + (1.0 - known) * first
+
+    @property
+    def place_s(self) -> float:
+        """How long until one of those in flight leaves, as a rule; 0 where that is not known."""
+        return self._stay_s / self._in_flight if self._in_flight else 0.0
 
     def sent(self, *, prefill_s: float, now: float) -> Mark:
         """A request is on its way there whose prefill should take so long; the mark is for its end."""
@@ -105,32 +121,38 @@ class BatchBound:
     def left(self, *, now: float) -> None:
         """A request is there no more, whatever ended it."""
         self._pass(now)
+        self._left += 1
+        # Between two ends pass as many requests x seconds as one stays; idle time is none of them.
+        self._stay_s += max(1 / self._left, _WEIGHT) * (self._in_flight_s - self._left_at - self._stay_s)
+        self._left_at = self._in_flight_s
         self._in_flight -= 1
 
-    def ended(self, mark: Mark, *, stayed_s: float, waited_s: float, goal_s: float) -> None:
+    def ended(self, mark: Mark, *, stayed_s: float, waited_s: float, goal_s: float, tokens: int | None = None) -> None:
         """One that has just left has its whole answer: it waited so long here and stayed so long there.
 
-        `goal_s` is for both together.
+        `goal_s` is for both together. `tokens` are the answer's, where the engine told.
         """
         if stayed_s <= 0.0:
             return
         beside = max(1.0, (self._in_flight_s - mark.in_flight_s) / stayed_s)
         stalled_s = min(stayed_s, self._prefill_s - mark.prefill_s)
-        alone_s = (stayed_s - stalled_s) / (1.0 + beside / BATCH)
-        self._stays[:, self._ended % KEPT] = waited_s, alone_s, alone_s / BATCH + stalled_s / beside
+        if tokens:
+            self._growth.learn(stayed_s - stalled_s, tokens=tokens, beside=beside)
+        self._stays[:, self._ended % KEPT] = waited_s, stayed_s - stalled_s, beside, stalled_s / beside
         self._ended += 1
         if self._ended >= FEWEST:
-            self._learned = _best(self._stays[:, : self._ended], goal_s)
+            self._learned = _best(self._stays[:, : self._ended], self._growth.each, goal_s)
 
     def _pass(self, now: float) -> None:
         self._in_flight_s += self._in_flight * (now - self._at_s)
         self._at_s = now
 
 
-def _best(stays: NDArray[np.float64], goal_s: float) -> float:
+def _best(stays: NDArray[np.float64], growth: float, goal_s: float) -> float:
     """The number at which most would have ended in time per second; infinite if none would at any."""
-    waited_s, alone_s, each_s = stays[:, :, None]
-    stayed_s = alone_s + each_s * _NUMBERS
+    waited_s, decoded_s, beside, stalled_s = stays[:, :, None]
+    alone_s = decoded_s / (1.0 + growth * beside)
+    stayed_s = alone_s + (growth * alone_s + stalled_s) * _NUMBERS
     in_time = (waited_s + stayed_s <= goal_s).mean(axis=0)
     per_s = in_time * _NUMBERS / stayed_s.mean(axis=0)
     best = int(per_s.argmax())

@@ -73,7 +73,8 @@ class Decision:
     predicted_ttft_s: float | None
     outlook: TtftOutlook
     fallback: str | None
-    #: Replicas left out and the reason (`draining`, `ejected`, `tried`, `model`, `region`, `slow_start`).
+    #: Replicas left out and the reason (`draining`, `ejected`, `tried`, `model`, `region`, `slow_start`,
+    #: `full`).
     excluded: Mapping[str, str]
     #: What a shadow policy makes of the replica chosen.
     shadow: ShadowScore | None = None

@@ -4,16 +4,22 @@ Owns the life of a request before its first dispatch: one look on arrival, furth
 The rules are `overload`, the order `waiting_room`, the choice and the reservation `placing`.
 
 Theory of operation. A request goes to the replica that is cheapest of all, if that one is open; if not it waits for it,
-and later ones may pass. Whatever can open a replica (a first token, an end, time) has the room walked in order until
-nobody who was looked at can go. A walk looks at so many at most, and not again within a moment at who wants a replica
-that is still closed, so that an event costs a bounded time however many wait; who was left out is next. A request that
-arrives is looked at alone: everything open has been offered to those who were there before.
+and later ones may pass. How long a place in a full batch takes to come is in no cost, and how many places there are is
+a guess for each replica; so one without a place is left for the next best that has one and has as much of the prompt
+cached, if that costs no more than the time in which one place comes free. Where less is cached, or it costs more, the
+place is waited for: going elsewhere would take time of the engines from all who wait.
+
+Whatever can open a replica (a first token, an end, time) has the room walked in order until nobody who was looked at
+can go. A walk looks at so many at most, and not again within a moment at who wants a replica that is still closed, so
+that an event costs a bounded time however many wait; who was left out is next. A request that arrives is looked at
+alone: everything open has been offered to those who were there before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from gorgo.core.actions import Action, Dispatch, Hold, Reject
 from gorgo.core.coming_back import MIN_RETRY_S, ComingBack
@@ -79,6 +85,7 @@ class FrontDoor:
         forecast = placement.choice.forecast
         if forecast is None or not self._limits.hold:
             return self._placer.dispatch(state, placement, now=now)
+        placement = self._with_a_place(request, placement, now)
         opened = self.doors.is_open(placement.member, now=now)
         deadline_s = self._deadline_s(request)
         if opened and deadline_s is None:
@@ -145,6 +152,23 @@ class FrontDoor:
 
     # -- helpers
 
+    def _with_a_place(self, request: RouteRequest, best: Placement, now: float) -> Placement:
+        """`best`, or the next best that has a place and as much of the prompt, where that costs less than waiting."""
+        cost, row, eligible = best.choice.cost, best.choice.row, best.eligible
+        if cost is None or self._placer.policy.unit != "ms" or self.doors.has_place(best.member):
+            return best
+        cached = best.matched[eligible.slots]
+        fit = [
+            other
+            for other, member in enumerate(eligible.members)
+            if cached[other] >= cached[row] and self.doors.has_place(member)
+        ]
+        dearer_s = min((float(cost[other] - cost[row]) for other in fit), default=inf) / 1e3
+        if dearer_s > best.member.batch.place_s:
+            return best
+        unfit = set(eligible.names) - {eligible.names[other] for other in fit}
+        return self._placer.look(request, eligible.without(unfit, "full"), now=now)
+
     def _hold(self, held: Held, now: float) -> Action:
         request = held.state.request
         if not self.room:
@@ -171,10 +195,11 @@ class FrontDoor:
             return self._stranded(held, now)
         held.stranded_s = None
         placement = self._placer.look(request, eligible, now=now)
-        held.wanted, held.looked_s = placement.member.spec.name, now
         forecast = placement.choice.forecast
         if not self._limits.hold or forecast is None:
             return self._go(held, placement, now)
+        placement = self._with_a_place(request, placement, now)
+        held.wanted, held.looked_s = placement.member.spec.name, now
         predicted, deadline_s = forecast(), self._deadline_s(request)
         if deadline_s is not None:
             waited_s = now - request.received_s

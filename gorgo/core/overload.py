@@ -4,7 +4,8 @@ Owns the bounds and the two questions. Who waits is `waiting_room`, what happens
 
 Theory of operation. Work that waits at the proxy can still go elsewhere, be put in order or be given up; work that was
 sent cannot. So a replica is *open* only while it has little to do. Which replica is best is asked of all of them, open
-or not: who would take the best of the open ones instead would spread what belongs together.
+or not: who would take the best of the open ones instead would spread what belongs together. The exception is one that
+has no place and is no better for the prompt than another that has (`front_door`).
 
 A request that could meet its deadline alone is dropped as soon as it no longer can, because what it would cost is taken
 from others who still can. One that could not meet it even alone is another matter: turned away by its prediction, it
@@ -83,12 +84,22 @@ class Doors:
 
     def is_open(self, member: Member, *, now: float) -> bool:
         """Whether a request may be sent there now."""
-        return self._has_place(member) and self.work_s(member, now=now) <= self.limits.open_work_s + _NOISE_S
+        return self.has_place(member) and self.work_s(member, now=now) <= self.limits.open_work_s + _NOISE_S
+
+    def has_place(self, member: Member) -> bool:
+        """Whether one more may be in flight there, whatever there is to prefill."""
+        columns, slot, most = self._fleet.columns, member.slot, self.limits.open_in_flight
+        in_flight = columns.in_flight_requests[slot]
+        goal_s = self.limits.slo_e2e_s
+        if goal_s is not None and in_flight >= member.batch.most(goal_s):
+            return False
+        # Unknown is NaN, and no comparison with it is true.
+        return not in_flight >= (columns.max_running_requests[slot] if most is None else most)
 
     def opens_s(self, member: Member, *, now: float) -> float | None:
         """When a closed replica will be open if nothing happens; `None` where something has to happen first."""
         clock = member.clock
-        if not self._has_place(member) or clock.free_at_s == float("inf") or self._late_s(member, now=now) > 0.0:
+        if not self.has_place(member) or clock.free_at_s == float("inf") or self._late_s(member, now=now) > 0.0:
             return None
         at_s = clock.free_at_s - one_way_s(self._fleet.columns, member.slot) - self.limits.open_work_s
         return at_s if at_s > now + _NOISE_S else None
@@ -101,24 +112,17 @@ class Doors:
             return clock.waiting_s + late_s
         return max(0.0, clock.free_at_s - now - one_way_s(self._fleet.columns, member.slot))
 
-    def ended(self, attempt: Attempt, *, now: float) -> None:
-        """An answer is complete, which tells how long one stays there."""
+    def ended(self, attempt: Attempt, *, now: float, tokens: int | None) -> None:
+        """An answer is complete, which tells how long one stays there. `tokens` are its, where the engine told."""
         goal_s = self.limits.slo_e2e_s
         if goal_s is not None:
             sent_s, waited_s = attempt.dispatched_s, attempt.dispatched_s - attempt.state.request.received_s
-            attempt.member.batch.ended(attempt.mark, stayed_s=now - sent_s, waited_s=waited_s, goal_s=goal_s)
+            attempt.member.batch.ended(
+                attempt.mark, stayed_s=now - sent_s, waited_s=waited_s, goal_s=goal_s, tokens=tokens
+            )
 
     def _late_s(self, member: Member, *, now: float) -> float:
         return now - LATE_S - member.clock.due_s - one_way_s(self._fleet.columns, member.slot)
-
-    def _has_place(self, member: Member) -> bool:
-        columns, slot, most = self._fleet.columns, member.slot, self.limits.open_in_flight
-        in_flight = columns.in_flight_requests[slot]
-        goal_s = self.limits.slo_e2e_s
-        if goal_s is not None and in_flight >= member.batch.most(goal_s):
-            return False
-        # Unknown is NaN, and no comparison with it is true.
-        return not in_flight >= (columns.max_running_requests[slot] if most is None else most)
 
 
 def is_hopeless(forecast: Forecast, *, waited_s: float, deadline_s: float, limits: OverloadLimits) -> bool:

@@ -138,7 +138,7 @@ class Router(Assembly):
         if attempt is None:
             return []
         if outcome.ending is Ending.COMPLETED:
-            self._door.doors.ended(attempt, now=now)
+            self._door.doors.ended(attempt, now=now, tokens=outcome.output_tokens)
         actions = self._lives.ended(attempt, outcome, now=now)
         for action in actions:
             self._sent(action)

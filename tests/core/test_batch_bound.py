@@ -27,9 +27,11 @@ def mixture(alone_s: float, each_s: float) -> Engine:
 class Crowd:
     """A replica before which somebody always waits, up to `offered` at a time."""
 
-    def __init__(self, bound: BatchBound, *, prefill_s: float) -> None:
+    def __init__(self, bound: BatchBound, *, prefill_s: float, tokens: Callable[[int], int] | None = None) -> None:
         self.bound = bound
         self.prefill_s = prefill_s
+        #: Of an answer, by its number; unknown by default.
+        self.tokens = tokens
         self.now = 0.0
         self.number = 0
         self.there: list[tuple[float, int, float, Mark]] = []
@@ -52,10 +54,11 @@ class Crowd:
         heappush(self.there, (ends_s, self.number, self.now, mark))
 
     def _end(self, *, learn: bool) -> float:
-        self.now, _, sent_s, mark = heappop(self.there)
+        self.now, number, sent_s, mark = heappop(self.there)
         if learn:
             self.bound.left(now=self.now)
-            self.bound.ended(mark, stayed_s=self.now - sent_s, waited_s=0.0, goal_s=GOAL_S)
+            tokens = None if self.tokens is None else self.tokens(number)
+            self.bound.ended(mark, stayed_s=self.now - sent_s, waited_s=0.0, goal_s=GOAL_S, tokens=tokens)
         return self.now - sent_s
 
 
@@ -83,6 +86,44 @@ def test_as_many_end_in_time_as_with_the_best_fixed_bound(alone_s: float, each_s
     engine, prefill_s = mixture(alone_s, each_s), each_s * stalled
     fixed = [Crowd(BatchBound(), prefill_s=prefill_s).serve(300, engine, most=most) for most in range(2, 65, 4)]
     assert Crowd(BatchBound(), prefill_s=prefill_s).serve(600, engine) > 0.8 * max(fixed)
+
+
+def test_a_dense_model_is_known_before_it_has_many_at_a_time() -> None:
+    """Two hundred together take twice the time of one, where 16 would by the usual growth."""
+
+    def answer(number: int) -> int:
+        return (300, 400, 500, 700)[number % 4]
+
+    def dense(number: int, batch: int) -> float:
+        return answer(number) * 0.0065 * (1.0 + batch / 200)
+
+    def bound_after_quiet_times(tokens: Callable[[int], int] | None) -> float:
+        crowd = Crowd(BatchBound(), prefill_s=0.005, tokens=tokens)
+        for _ in range(5):
+            crowd.serve(60, dense, offered=5)
+            crowd.serve(60, dense, offered=25)
+        return crowd.bound.most(GOAL_S)
+
+    def in_time_per_s(most: float) -> float:
+        return Crowd(BatchBound(), prefill_s=0.005).serve(2000, dense, offered=256, most=most)
+
+    told, untold = bound_after_quiet_times(answer), bound_after_quiet_times(None)
+    assert in_time_per_s(told) > 0.9 * max(in_time_per_s(most) for most in range(20, 257, 20))
+    assert told > 1.5 * untold, "who is not told of tokens takes it for a mixture of experts"
+
+
+def test_the_next_place_comes_when_one_of_those_there_leaves() -> None:
+    bound = BatchBound()
+    assert bound.place_s == 0.0
+    for start_s in (0.0, 3600.0):  # an hour of nothing in between is nobody's stay
+        for n in range(80):  # one comes each second and stays for eight
+            if n >= 8:
+                bound.left(now=start_s + n)
+            bound.sent(prefill_s=0.1, now=start_s + n)
+        assert bound.place_s == pytest.approx(1.0, rel=0.1)
+        for n in range(80, 88):
+            bound.left(now=start_s + n)
+    assert bound.place_s == 0.0
 
 
 def test_a_bound_comes_up_again_when_the_engine_is_faster() -> None:

@@ -81,6 +81,49 @@ def test_an_end_that_makes_a_place_opens_the_door() -> None:
     assert dispatched(router.on_finish(first.attempt_id, COMPLETED, now=3.0)).request_id == "r2"
 
 
+def one_place_each() -> tuple[Router, bytes]:
+    """Two replicas with a place for one each: one stays two seconds there, as a rule, and the better one is taken."""
+    router = holding("near", "far", open_in_flight=1)
+    for _ in range(20):
+        router.on_probe("far", 0.3, now=0.0)
+    blocks = b"".join(number.to_bytes(8, "little") for number in range(100))
+    for n in range(4):
+        name = f"before-{n}"
+        attempt = dispatched(router.submit(asked(name, 100, now=10.0 * n), now=10.0 * n))
+        assert attempt.replica == "near"
+        router.on_first_token(attempt.attempt_id, now=10.0 * n + 0.1)
+        router.on_finish(attempt.attempt_id, COMPLETED, now=10.0 * n + 2.0)
+    return router, blocks
+
+
+def test_who_finds_no_place_goes_where_one_is_if_as_much_of_its_prompt_is_there() -> None:
+    router, blocks = one_place_each()
+    first = dispatched(router.submit(asked("r1", 100, now=50.0), now=50.0))
+    assert first.replica == "near"
+    router.on_first_token(first.attempt_id, now=50.1)
+    found = dispatched(router.submit(asked("r2", 100, now=51.0, blocks=blocks[:8]), now=51.0))
+    assert found.replica == "far", "three tenths of a second further, where the next place here may take two seconds"
+    assert found.decision.excluded["near"] == "full"
+
+
+def test_who_finds_no_place_waits_for_one_where_its_prompt_is() -> None:
+    router, blocks = one_place_each()
+    warm = dispatched(router.submit(asked("r1", 640, now=50.0, blocks=blocks), now=50.0))
+    assert warm.replica == "near"
+    router.on_first_token(warm.attempt_id, now=50.7)
+    assert held(router.submit(asked("r2", 700, now=51.0, blocks=blocks), now=51.0)), "its prefix is not there"
+    assert dispatched(router.on_finish(warm.attempt_id, COMPLETED, now=52.7)).replica == "near"
+
+
+def test_who_finds_no_place_waits_for_one_that_is_sooner_than_another_is_near() -> None:
+    router, _ = one_place_each()
+    for _ in range(20):
+        router.on_probe("far", 60.0, now=45.0)
+    first = dispatched(router.submit(asked("r1", 100, now=50.0), now=50.0))
+    router.on_first_token(first.attempt_id, now=50.1)
+    assert held(router.submit(asked("r2", 100, now=51.0), now=51.0))
+
+
 def test_a_request_waits_for_the_best_replica_and_later_ones_pass() -> None:
     router = holding("near", "far")
     blocks = b"".join(number.to_bytes(8, "little") for number in range(200))
