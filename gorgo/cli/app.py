@@ -73,8 +73,9 @@ def main() -> None:
     try:
         app()
     finally:
-        # The exit code is decided: a SIGTERM that comes while the interpreter ends must not replace it.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # The exit code is decided: a signal that comes while the interpreter ends must not replace it.
+        for late in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(late, signal.SIG_IGN)
 
 
 def _open_what_is_closed() -> None:

@@ -133,15 +133,17 @@ def output(words: list[str]) -> str:
     return done.stdout
 
 
-def test_sigterm_while_the_interpreter_ends_does_not_replace_the_exit_code() -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_signal_while_the_interpreter_ends_does_not_replace_the_exit_code(name: str) -> None:
     program = (
         "import atexit, os, signal, sys\n"
         "from gorgo.cli import main\n"
-        "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
+        f"atexit.register(os.kill, os.getpid(), signal.{name})\n"
         "sys.argv = ['gorgo', '--version']\n"
         "main()\n"
     )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False).returncode == 0
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["policies"]], ids=" ".join)
