@@ -9,18 +9,21 @@ two an engine is, but its answers do: time is a line over the number beside, tok
 tokens at one point of it. The line is fitted by least squares with a memory of `MEMORY` answers. While the number
 hardly varies there is no slope to be seen, so the usual one is in the fit as if `TRUST` answers had shown it, among a
 number that varies as chance makes it vary (by its own mean, as arrivals by chance do).
+
+What else holds a request up and is not known here, prefills that take longer than predicted above all, also grows with
+the number there. So a fit is too steep if anything, and one steeper than the usual is not believed.
 """
 
 from __future__ import annotations
 
 #: Of the time alone, for each request beside, while nothing is known: a mixture of experts.
 USUAL = 1 / 16
-#: Answers that the usual growth counts for: as many as engines commonly run, half a change of the batch.
+#: Answers that the usual growth counts for: as many as a replica has at a time, as a rule, in one change of its batch.
 TRUST = 32.0
 #: Answers after which one weighs 1 / e: the growth is the engine's, and changes only with what it is asked.
 MEMORY = 512.0
-#: Beyond these the line is no engine's: no growth at all within any batch, and one at a time.
-LEAST, MOST = 1 / 1024, 1.0
+#: What is believed: from no growth within any batch to the usual.
+LEAST, MOST = 1 / 1024, USUAL
 
 
 class DecodeGrowth:

@@ -22,20 +22,23 @@ def test_nothing_is_known_before_the_first_answer() -> None:
     assert DecodeGrowth().each == USUAL
 
 
-@pytest.mark.parametrize("each", [1 / 200, 1 / 50, 1 / 16, 1 / 4])
+@pytest.mark.parametrize("each", [1 / 200, 1 / 50, 1 / 20])
 def test_a_number_that_varies_shows_the_growth_of_the_engine(each: float) -> None:
     assert learned(each, np.random.default_rng(0).uniform(1, 60, 600)) == pytest.approx(each, rel=0.1)
 
 
-@pytest.mark.parametrize("each", [1 / 200, 1 / 4])
-def test_a_number_that_never_varies_shows_nothing(each: float) -> None:
-    assert learned(each, [20.0] * 600) == pytest.approx(USUAL)
+def test_a_number_that_never_varies_shows_nothing() -> None:
+    assert learned(1 / 200, [20.0] * 600) == pytest.approx(USUAL)
 
 
 def test_no_fit_leaves_what_an_engine_can_do() -> None:
     falling = np.random.default_rng(0).uniform(1, 60, 600)
     assert learned(-1 / 100, falling) == LEAST
     assert learned(1e6, falling) == MOST
+
+
+def test_what_looks_steeper_than_usual_is_not_believed() -> None:
+    assert learned(1 / 4, np.random.default_rng(0).uniform(1, 60, 600)) == USUAL
 
 
 def test_a_growth_that_changes_is_followed() -> None:
