@@ -68,6 +68,8 @@ class FrontDoor:
         #: (time, number, who) at which a time may be over; those who have left are passed over.
         self._drops: list[tuple[float, int, Held]] = []
         self._walked_s = float("-inf")
+        #: When the look at all began that a walk had to break off; `None` if the last one came to the end.
+        self._sweep_s: float | None = None
         #: Something happened that may have opened a replica, and the room has not been walked since.
         self.stirred = False
 
@@ -112,19 +114,24 @@ class FrontDoor:
         self._walked_s = now
         actions = self._drop_late(now)
         looks, closed = 0, self._closed(now)
+        began_s = now if self._sweep_s is None else self._sweep_s
         if closed and len(closed) == len(self._fleet.members):
             return actions
         for held in list(self.room):
-            if held.wanted in closed and now - held.looked_s < LOOK_AGAIN_S:
+            if held.wanted in closed and (now - held.looked_s < LOOK_AGAIN_S or held.looked_s >= began_s):
                 continue
+            if looks == MAX_LOOKS:
+                self._sweep_s = began_s
+                return actions
             action = self._look_again(held, now)
             if isinstance(action, Dispatch):
                 closed = self._closed(now)
             if action is not None:
                 actions.append((held.state, action))
-            looks += 1
-            if looks == MAX_LOOKS or (closed and len(closed) == len(self._fleet.members)):
+            looks += held.stranded_s is None  # who has nobody to go to is asked nothing
+            if closed and len(closed) == len(self._fleet.members):
                 break
+        self._sweep_s = None
         return actions
 
     def abandon(self, request_id: str) -> RequestState | None:
@@ -184,9 +191,15 @@ class FrontDoor:
         """Nobody can take it, open or not."""
         if self._limits.no_replica_wait_s <= 0.0:
             return no_replica(state.request, self._readmission_s(now))
-        held = Held(state, 0.0, since_s=now, stranded_s=now)
+        held = Held(state, self._least_prefill_s(state.request), since_s=now, stranded_s=now)
         held.drop_s = self._patience_s(held)
         return self._hold(held, now)
+
+    def _least_prefill_s(self, request: RouteRequest) -> float:
+        """By the priors, of a request that no policy is asked about: by it clients take turns."""
+        tokens = request.prompt_tokens
+        told = (member.prior.seconds(tokens, 0) * member.clock.speed.factor for member in self._fleet.members.values())
+        return min(told, default=0.0)
 
     def _look_again(self, held: Held, now: float) -> Dispatch | Reject | None:
         request = held.state.request

@@ -265,6 +265,38 @@ def test_a_request_that_nobody_may_take_waits_a_little_under_any_policy() -> Non
     assert [action.request_id for action in router.handle_timer(now=1.0)] == ["r1"]
 
 
+@pytest.mark.parametrize("stranded", [False, True])
+def test_who_waits_behind_many_that_cannot_go_is_looked_at_in_turn(stranded: bool) -> None:
+    """More than one walk looks at, all before it in order, for a replica that is closed or away."""
+    router = holding("busy", "free", no_replica_wait_s=100.0)
+    large, small = timed("busy", max_running_requests=4), timed("free", max_running_requests=1)
+    router.set_fleet([replace(large, models=("large",)), replace(small, models=("small",))], now=0.0)
+    if stranded:
+        router.drain("busy", now=0.0)
+    for number in range(300):
+        router.submit(asked(f"large-{number}", 1000, model="large"), now=0.0)
+    first = dispatched(router.submit(asked("first", 2000, model="small"), now=0.0))
+    assert held(router.submit(asked("waits", 2000, model="small"), now=0.0))
+    actions, now = router.on_finish(first.attempt_id, COMPLETED, now=0.1), 0.1
+    while not any(action.request_id == "waits" for action in actions):
+        due_s = router.next_timer()
+        assert due_s is not None
+        now = due_s
+        assert now < 0.1 + 300 / 64 * 0.06, "each walk begins with the same ones"
+        actions = router.handle_timer(now=now)
+
+
+def test_clients_take_turns_also_after_nobody_could_take_them() -> None:
+    router = holding("a")
+    router.drain("a", now=0.0)
+    for number in range(20):
+        assert held(router.submit(asked(f"many-{number}", client="many"), now=0.0))
+    assert held(router.submit(asked("one", client="one"), now=0.1))
+    router.drain("a", False, now=0.2)
+    served = [action.request_id for _, action in until(router) if isinstance(action, Dispatch)]
+    assert served.index("one") <= 1
+
+
 def test_a_request_that_nobody_takes_in_time_is_a_503() -> None:
     router = make_router("a", limits=HOLDING)
     router.drain("a", now=0.0)
