@@ -73,8 +73,7 @@ class Decision:
     predicted_ttft_s: float | None
     outlook: TtftOutlook
     fallback: str | None
-    #: Replicas left out and the reason (`draining`, `ejected`, `tried`, `model`, `region`, `slow_start`,
-    #: `full`).
+    #: Replicas left out and the reason: `draining`, `ejected`, `tried`, `model`, `region`, `slow_start`, `full`.
     excluded: Mapping[str, str]
     #: What a shadow policy makes of the replica chosen.
     shadow: ShadowScore | None = None
