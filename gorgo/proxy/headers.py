@@ -117,7 +117,7 @@ def upstream_headers(headers: Sequence[Header], *, request_id: str, api_key: str
 
 
 def downstream_headers(headers: Sequence[Header], *, length_kept: bool = True) -> list[Header]:
-    """What the client gets of the replica's headers, names in lower case as HTTP/2 wants them."""
+    """What the client gets of the replica's headers, names in lower case."""
     lowered = [(name.lower(), value.strip(b" \t")) for name, value in headers]
     dropped = _named_in_connection(lowered)
     return [

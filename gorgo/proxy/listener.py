@@ -1,12 +1,12 @@
 """One listening socket with hypercorn's connections on it.
 
 Owns accepting, how many connections are open at once, and their end: when the client leaves, and when the proxy stops.
-What is spoken on a connection is hypercorn's, as far as `wire` lets it through.
+HTTP/1.1 on a connection is hypercorn's, as far as `wire` lets it through; no other protocol is spoken.
 
 Why not `hypercorn.asyncio.serve`: in hypercorn 0.18 a connection whose client has closed it between two requests stays
 open until the keep-alive time is over, because the task that watches that time is waited for. With 75 s and 100 new
-connections a second, 7,500 descriptors are held for nobody. `Connection` ends that task with the connection. And what
-hypercorn speaks is not strict; `Spoken` puts in what is.
+connections a second, 7,500 descriptors are held for nobody. `Connection` ends that task with the connection. It also
+speaks `StrictProtocol` instead of hypercorn's own choice, which is lenient and would switch to HTTP/2.
 """
 
 from __future__ import annotations
@@ -19,20 +19,16 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from hypercorn.asyncio.task_group import TaskGroup
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.events import Event, RawData, Updated
-from hypercorn.protocol import ProtocolWrapper
-from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
+from hypercorn.events import Event, Updated
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 
-from gorgo.proxy.http2 import StrictH2Protocol
 from gorgo.proxy.logs import log
 from gorgo.proxy.wire import HeadLimits, StrictProtocol
 
@@ -53,24 +49,6 @@ class Door:
 
     head: HeadLimits
     connections: int
-
-
-class Spoken(ProtocolWrapper):
-    """The protocol of one connection: the strict ones. `made` are hypercorn's own arguments."""
-
-    def __init__(self, limits: HeadLimits, *made: Any, alpn_protocol: str | None) -> None:
-        super().__init__(*made)
-        self._http2 = partial(StrictH2Protocol, limits, *made)
-        assert isinstance(self.protocol, H11Protocol)
-        self.protocol = self._http2() if alpn_protocol == "h2" else StrictProtocol(self.protocol, limits)
-
-    async def handle(self, event: Event) -> None:
-        try:
-            await self.protocol.handle(event)
-        except H2ProtocolAssumedError as begun:
-            self.protocol = self._http2()
-            await self.protocol.initiate()
-            await self.protocol.handle(RawData(begun.data))
 
 
 class _Patience:
@@ -110,8 +88,8 @@ class Connection(TCPServer):
                 self._task_group = tasks
                 state = ConnectionState(self.state)
                 made = (self.app, self.config, self.context, tasks, state, tls is not None, client, server)
-                alpn_protocol = None if tls is None else tls.selected_alpn_protocol()
-                self.protocol = Spoken(self.head_limits, *made, self.protocol_send, alpn_protocol=alpn_protocol)
+                # hypercorn's wrapper would choose among protocols; here there is one.
+                self.protocol = StrictProtocol(self.head_limits, *made, self.protocol_send)  # type: ignore[assignment]
                 await self.protocol.initiate()
                 await self.idle_task.restart(tasks, self._idle_timeout)
                 await self._read_data()

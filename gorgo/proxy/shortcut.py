@@ -12,7 +12,7 @@ exchange writes: h11 pauses before a pipelined request, and answers no broken on
 end goes through hypercorn again, so that h11 finishes the response and the connection serves the next request.
 
 When a chunk may take it is asked in two steps. Once per answer, `shortcut` looks whether what is between us and the
-socket is what this was written for: the very methods that it replaces (no wrapper, no HTTP/2, no other server), a body
+socket is what this was written for: the very methods that it replaces (no wrapper, no other protocol or server), a body
 that h11 chunks (no client of HTTP/1.0), and no TLS, where the transport's buffer is not the only one. Once per chunk,
 `push` looks whether the transport is open and not behind. Whenever the answer is no, the chunk takes hypercorn's way,
 which waits for a slow client and notices one that left. So at most `HIGH_WATER_BYTES` and one chunk are ever waiting.

@@ -2,7 +2,7 @@
 
 Owns the two kinds of context and what is said of files that do not fit. Leaves handshakes to asyncio and aiohttp.
 
-Clients may have HTTP/2 or HTTP/1.1. To replicas HTTP/1.1 is spoken.
+HTTP/1.1 is spoken on both sides. A load balancer or Envoy in front can end HTTP/2.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def upstream_tls(replica: Replica, shared: ssl.SSLContext) -> ssl.SSLContext:
 def _server_context(cert: str, key: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2", "http/1.1"])
+    context.set_alpn_protocols(["http/1.1"])
     _load("proxy.tls", context, cert, key)
     return context
 

@@ -40,7 +40,7 @@ _REQUEST_LINE = re.compile(rb"(\S+) (\S+) HTTP/(\d\.\d)\r\n")
 _BETWEEN_CHUNKS = re.compile(rb"\r?\n?(?:[0-9A-Fa-f]{1,16}(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n)?")
 _LENGTHS = re.compile(rb"\r\ncontent-length[ \t]*:[ \t]*([^\r]*)", re.IGNORECASE)
 _CODING = re.compile(rb"\r\ntransfer-encoding[ \t]*:", re.IGNORECASE)
-#: HTTP/2 without TLS begins like this; hypercorn goes on from there.
+#: HTTP/2 without TLS begins like this.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 
 _CODES = {
@@ -48,6 +48,7 @@ _CODES = {
     408: ("request_timeout", "the request's head was not complete in time"),
     431: ("headers_too_large", "the request's head is too large"),
     501: ("transfer_encoding", "expected chunked as the only transfer coding"),
+    505: ("http_version", "expected HTTP/1.1; for HTTP/2, put a load balancer or Envoy in front"),
 }
 
 
@@ -69,8 +70,6 @@ class StrictConnection(h11.Connection):
         self._chunked = False
         #: Of the line end behind a chunk, what came without the rest.
         self._half = b""
-        #: Not the first request of its connection.
-        self._later = False
         self.refused = False
 
     @property
@@ -86,10 +85,6 @@ class StrictConnection(h11.Connection):
     def receive_data(self, data: bytes) -> None:
         if not data or self.their_state is not h11.MUST_CLOSE:
             super().receive_data(data)
-
-    def start_next_cycle(self) -> None:
-        super().start_next_cycle()
-        self._later = True
 
     def next_event(self) -> Any:
         if self.refused:
@@ -130,8 +125,10 @@ class StrictConnection(h11.Connection):
         self._check_lines(head)
         self._check_size(head)
         line = _REQUEST_LINE.match(head)
-        if line is None or (head == _PREFACE and not self._later):
+        if line is None:
             return  # h11's affair
+        if head == _PREFACE:
+            self._refuse("HTTP/2", 505)
         if not line[2].startswith(b"/"):
             self._refuse("the target is not a path")
         if not line[3].startswith(b"1."):
@@ -181,21 +178,11 @@ class StrictConnection(h11.Connection):
 class StrictProtocol(H11Protocol):
     """hypercorn's side of one connection over a `StrictConnection`, with a time limit for heads.
 
-    Takes the place of the protocol that hypercorn made, before its first byte.
+    `made` are hypercorn's own arguments.
     """
 
-    def __init__(self, made: H11Protocol, limits: HeadLimits) -> None:
-        super().__init__(
-            made.app,
-            made.config,
-            made.context,
-            made.task_group,
-            made.connection_state,
-            made.ssl,
-            made.client,
-            made.server,
-            made.send,
-        )
+    def __init__(self, limits: HeadLimits, *made: Any) -> None:
+        super().__init__(*made)
         self._limits = limits
         self._strict = StrictConnection(limits)
         self.connection = self._strict

@@ -31,9 +31,7 @@ POLL_S = 0.005
 CAMPAIGN = replace(PAPER, max_generations=1_000_000)
 _FORKS = get_context("forkserver")
 #: What a sidecar imports on its way comes along.
-_FORKS.set_forkserver_preload(
-    [__name__, "anyio._backends._asyncio", "httpcore", "h2.connection", "numpy.random", "sqlite3"]
-)
+_FORKS.set_forkserver_preload([__name__, "anyio._backends._asyncio", "httpcore", "numpy.random", "sqlite3"])
 
 
 def start_forks() -> None:

@@ -20,7 +20,6 @@ from h11._writers import ChunkedWriter
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 
@@ -294,9 +293,15 @@ async def plain_send(message: object) -> None:
     """An ASGI server that is not hypercorn."""
 
 
-def over_http2() -> Any:
+class AnotherProtocol:
+    """Speaks something else than HTTP/1.1 to the client."""
+
+    async def stream_send(self, event: object) -> None: ...
+
+
+def over_another_protocol() -> Any:
     stream = answering(FakeTransport())
-    stream.send = H2Protocol.stream_send.__get__(cast(Any, object()))
+    stream.send = AnotherProtocol().stream_send
     return stream.app_send
 
 
@@ -322,7 +327,7 @@ def renamed(*path: str) -> Any:
     [
         pytest.param(lambda: plain_send, id="another server"),
         pytest.param(lambda: partial(answering(FakeTransport()).app_send), id="a wrapper around hypercorn"),
-        pytest.param(over_http2, id="HTTP/2"),
+        pytest.param(over_another_protocol, id="another protocol"),
         pytest.param(lambda: answering(FakeTransport(), version=b"1.0").app_send, id="HTTP/1.0"),
         pytest.param(lambda: answering(FakeTransport(), tls=True).app_send, id="TLS"),
         pytest.param(lambda: answering(FakeTransport(), kind=TCPServer).app_send, id="another connection"),

@@ -24,6 +24,9 @@ IN_CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
 #: What a smuggler wants to have read as a request of its own.
 SECOND = b"POST %b HTTP/1.1\r\nhost: g\r\nx-smuggled: yes\r\n%b\r\n%b" % (CHAT, LENGTH, BODY)
 
+#: The start of HTTP/2 without TLS: its preface, and empty settings.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+
 
 def post(*lines: bytes, body: bytes = BODY, target: bytes = CHAT, version: bytes = b"1.1") -> bytes:
     return b"POST %b HTTP/%b\r\nhost: g\r\n%b\r\n%b" % (target, version, b"".join(lines), body)
@@ -147,15 +150,21 @@ async def test_what_follows_the_last_request_is_no_request_and_spoils_no_answer(
     await fleet.idle()
 
 
-async def test_http_2_does_not_begin_behind_a_request_of_http_1(start: Start) -> None:
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n"], ids=["first", "second"])
+async def test_http_2_preface_is_a_505_that_names_http_1_1_and_the_connection_ends(start: Start, before: bytes) -> None:
     fleet = await start.fleet([answer(200)])
     async with connected(fleet.addresses.data) as client:
-        client.writer.write(
-            b"GET /health HTTP/1.1\r\nhost: g\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
-        )
+        client.writer.write(before + PREFACE)
         said = await client.rest()
-    assert said.count(b"HTTP/1.1 ") == 2
-    assert said.rpartition(b"HTTP/1.1 ")[2].startswith(b"400 ")
+    assert said.count(b"HTTP/1.1 ") == 1 + bool(before)
+    head, _, body = said[said.rindex(b"HTTP/1.1 ") :].partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 505 ")
+    assert b"\r\nconnection: close" in head.lower()
+    error = json.loads(body)["error"]
+    assert error["code"] == "http_version"
+    assert "expected HTTP/1.1" in error["message"]
+    assert fleet.replicas[0].seen == []
+    await fleet.idle()
 
 
 async def test_requests_far_ahead_of_their_answers_wait_unread(start: Start) -> None:
