@@ -1,0 +1,126 @@
+"""The figures of the documents: which commands make each, and what pages may show of the results.
+
+Owns the list. `python -m tests.figures record NAME` runs the commands of one and stores what they print; a page shows
+it between `<!-- figures: NAME -->` and `<!-- /figures -->`. What is shown in another unit, or as a mean over runs, is
+worked out here from the stored result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.figures.marked import Cell, Table, View
+from tests.figures.stored import read_stored
+
+#: Mooncake's conversation trace, as `gorgo datasets fetch mooncake-conversation` leaves it, packed.
+CONVERSATION = "conversation_trace.jsonl.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Commands, each a line of shell typed in the root of the repository, and the view of their results in order."""
+
+    commands: Sequence[str]
+    view: Callable[[Sequence[Any]], View]
+
+
+def view_of(names: Sequence[str]) -> View:
+    """What a part that shows these stored results may say. Raises `LookupError` for a name that is not in the table."""
+    return View.joined([_view(name) for name in names])
+
+
+def _view(name: str) -> View:
+    figure, stored = FIGURES[name], read_stored(name)
+    dates = frozenset(run.date for run in stored.runs)
+    return replace(figure.view(stored.results), commits=frozenset({stored.commit}), dates=dates)
+
+
+# -- benches
+
+
+def _prefix_index(results: Sequence[Any]) -> View:
+    (lines,) = results
+    weights = [
+        [int(word.replace(",", "")) for word in line.split()] for line in lines if re.match(r" +\d+  +[\d,]+$", line)
+    ]
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {
+        (str(blocks),): {"MB per 1 M blocks": size / 1e6} for blocks, size in weights
+    }
+    values = {f"MB per 1 M blocks, prompts of {blocks}": size / 1e6 for blocks, size in weights}
+    return View(tables=[Table(labels=("blocks a prompt",), rows=rows)], values=values | {"million": 1.0})
+
+
+# -- data sets
+
+_WINDOWS = ("art-chat-apr5", "art-chat-apr6", "art-chat-apr7")
+#: Row of the GORGO paper's table 4: the key of ours, the factor to the unit shown, and what the paper has.
+_TABLE_4: Mapping[str, tuple[str, float, Sequence[float]]] = {
+    "requests": ("requests", 1, (7195, 7630, 8663)),
+    "distinct users": ("users", 1, (579, 606, 540)),
+    "requests per user": ("requests_per_user", 1, (12.8, 12.9, 16.4)),
+    "mean turns": ("turns_mean", 1, (30.3, 27.7, 21.5)),
+    "multi-turn requests": ("multi_turn_share", 100, (73.9, 74.1, 73.7)),
+    "input tokens, median": ("input_p50", 1, (5638, 5787, 5745)),
+    "input tokens, mean": ("input_mean", 1, (6877, 7008, 7148)),
+    "input tokens, p95": ("input_p95", 1, (19_886, 20_974, 20_435)),
+    "block reuse, global": ("block_reuse", 100, (78.8, 77.6, 87.9)),
+    "block reuse, intra-user": ("user_block_reuse", 100, (78.5, 77.1, 87.4)),
+}
+
+
+#: Rows of the conversation trace: keys, and factors to the unit shown.
+_CONVERSATION_ROWS: Mapping[str, Sequence[tuple[str, float]]] = {
+    "requests, per second": [("requests", 1), ("requests_per_s", 1)],
+    "input tokens median / mean / p95": [("input_p50", 1), ("input_mean", 1), ("input_p95", 1)],
+    "output tokens mean": [("output_mean", 1)],
+    "block reuse, global": [("block_reuse", 100)],
+}
+
+
+def _windows(results: Sequence[Any]) -> View:
+    described, (whole,), (filtered,) = results
+    ours = {one["trace"]: one for one in described}
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {
+        (name,): {
+            f"`{window}`": [ours[window][key] * factor, theirs] for window, theirs in zip(_WINDOWS, paper, strict=True)
+        }
+        for name, (key, factor, paper) in _TABLE_4.items()
+    }
+    columns = {"as it is": whole, "`--max-input 24000 --max-output 128`": filtered}
+    conversation: dict[tuple[str, ...], dict[str, Cell]] = {
+        (name,): {column: [one[key] * factor for key, factor in keys] for column, one in columns.items()}
+        for name, keys in _CONVERSATION_ROWS.items()
+    }
+    values = {key: whole[key] for key in ("requests", "duration_s", "input_p50", "input_mean", "input_p95")}
+    return View(
+        tables=[
+            Table(labels=("seed 0 (paper)",), rows=rows),
+            Table(labels=("conversation trace",), rows=conversation),
+        ],
+        values=values | {"block reuse, %": 100 * whole["block_reuse"]},
+    )
+
+
+FIGURES: Mapping[str, Figure] = {
+    "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
+    "windows": Figure(
+        [
+            f"gorgo datasets describe {' '.join(_WINDOWS)} --json",
+            f"gorgo datasets describe {CONVERSATION} --json",
+            f"gorgo datasets describe {CONVERSATION} --max-input 24000 --max-output 128 --json",
+        ],
+        _windows,
+    ),
+}
+
+#: Figures that were measured and cannot be made again in passing, and why. The commit in the page is that of the code
+#: measured or, where it was not written down, that which brought the figure.
+NOT_STORED: Mapping[str, str] = {
+    "relay": "needs nginx and sglang-router, and two cores to itself for an hour",
+    "relay-against": "the same, and an earlier commit of GORGO beside it",
+    "long-path": "needs root and NFQUEUE",
+    "status-page": "no command prints it",
+}

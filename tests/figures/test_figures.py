@@ -1,0 +1,94 @@
+"""Every figure of the documents that a command makes against that command's stored result, both ways."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gorgo.policies.registry import POLICIES
+from tests.documents import DOCS, ROOT
+from tests.figures.__main__ import show
+from tests.figures.marked import Part, parts_of, problems, tables_outside
+from tests.figures.stored import FOLDER, read_stored, stored_names
+from tests.figures.table import FIGURES, NOT_STORED, view_of
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "datasets/README.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "policies").glob("*.md")),
+]
+#: First columns of tables that hold figures which nothing has measured: other tests hold those against the code.
+NOT_MEASURED = {"replica", "label", "tuner label", "code"}
+#: Pages whose figures are held by other tests so far.
+NOT_YET = {
+    "README.md",
+    "benchmarks.md",
+    "chaos.md",
+    "overload.md",
+    "results.md",
+    "tuning.md",
+    *(f"{name}.md" for name in POLICIES),
+}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def all_parts() -> Iterator[Part]:
+    for page in PAGES:
+        yield from parts_of(page.read_text())[0]
+
+
+@every_page
+def test_marked_figures_are_those_of_their_stored_results(page: Path) -> None:
+    parts, _ = parts_of(page.read_text())
+    wrong = [
+        f"{page.name}, line {part.line}: {problem}"
+        for part in parts
+        if part.stored
+        for problem in problems(part.text, view_of(part.names))
+    ]
+    assert wrong == []
+
+
+def test_every_stored_result_is_shown_and_every_shown_one_is_stored() -> None:
+    shown = {name for part in all_parts() if part.stored for name in part.names}
+    assert shown == set(stored_names()) == set(FIGURES)
+
+
+@pytest.mark.parametrize("name", stored_names())
+def test_a_stored_result_names_commands_machine_commit_and_date(name: str) -> None:
+    stored = read_stored(name)
+    assert [run.command for run in stored.runs] == list(FIGURES[name].commands)
+    assert re.fullmatch(r"[0-9a-f]{7}", stored.commit)
+    for run in stored.runs:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", run.date)
+        assert "cores" in run.machine
+        assert "load average" in run.machine
+        assert run.result
+
+
+def test_what_was_measured_and_is_not_stored_says_when_and_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [part for part in all_parts() if not part.stored]
+    assert {name for part in parts for name in part.names} == set(NOT_STORED)
+    for part in parts:
+        assert re.search(r"measured at [0-9a-f]{7}(, [0-9a-f]{7})*( and [0-9a-f]{7})?, not stored", part.text), part
+    show()
+    printed = capsys.readouterr().out
+    assert [name for name in (*stored_names(), *NOT_STORED) if not re.search(rf"^{name} ", printed, re.M)] == []
+
+
+@every_page
+def test_no_measured_table_is_without_a_mark(page: Path) -> None:
+    _, outside = parts_of(page.read_text())
+    if page.name in NOT_YET:
+        return
+    assert [header for header in tables_outside(outside) if header[0] not in NOT_MEASURED] == []
+    assert re.findall(r"measured at `?[0-9a-f]{7}.*", outside, re.IGNORECASE) == []
+
+
+def test_pages_link_to_the_folder_of_results() -> None:
+    assert f"]({FOLDER.name}/" in (DOCS / "README.md").read_text()
