@@ -94,7 +94,7 @@ def tune(
             mode=cast("Any", mode),
             window=window,
             hop=hop,
-            guard=False if no_guard else None,
+            guard=not no_guard,
             warm_up_s=warm_up_s,
             block_s=block_s,
             discard_s=discard_s,

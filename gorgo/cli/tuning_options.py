@@ -36,7 +36,7 @@ Mode = Annotated[
     str,
     typer.Option(
         metavar="MODE",
-        help="How weight sets are compared: switchback (blocks of minutes, a test), guarded or paper (windows).",
+        help="How weight sets are compared: switchback (blocks of minutes, a test) or paper (windows, as published).",
     ),
 ]
 Window = Annotated[int, typer.Option(min=2, help="Samples per window.")]

@@ -71,7 +71,7 @@ def test_history_plots_to_a_file_and_knows_which_kinds_there_are(database: str, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--mode", "guess"], "expected one of switchback, guarded, paper"),
+        (["--mode", "guarded"], "expected one of switchback, paper"),
         (["--algorithm", "gradient"], "expected one of es, cma, random, fixed"),
         (["--hop", "9", "--window", "8"], "expected no more"),
         (["--widen", "w_rtt"], "expected --widen NAME=LO:HI"),

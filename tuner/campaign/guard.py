@@ -1,6 +1,6 @@
 """What is refused, whatever it gains in TTFT: slower answers, more errors, everything on one replica.
 
-Owns the rules. When they are asked, and what follows, is up to each mode.
+Owns the rules. When they are applied, and what follows, is `switchback`'s and `judge`'s.
 
 Theory of operation: a router can make first tokens fast by sending everybody next door; the answers then crawl. So a
 gain in TTFT counts only if the rest is not worse by more than a margin. Beside that comparison runs a watch with bounds
@@ -13,17 +13,6 @@ from math import exp, lgamma, log, log1p
 
 from tuner.campaign.options import CampaignOptions
 from tuner.objective import Figures, RollingWindow, Sample
-
-
-def worse(offspring: Figures, incumbent: Figures, options: CampaignOptions) -> str | None:
-    """Why this window of the offspring is refused against that of the incumbent, in words; None if it is not."""
-    for name, ours, theirs in (
-        ("E2E", offspring.e2e_s_p95, incumbent.e2e_s_p95),
-        ("ITL", offspring.itl_ms_p95, incumbent.itl_ms_p95),
-    ):
-        if ours and theirs and ours > theirs * (1 + options.margin):
-            return f"p95 {name} is {ours / theirs - 1:.0%} higher"
-    return errors_rose(offspring, incumbent, options.alpha) or crowded(offspring, incumbent, options.max_share)
 
 
 def errors_rose(offspring: Figures, incumbent: Figures, alpha: float) -> str | None:

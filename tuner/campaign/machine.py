@@ -33,7 +33,7 @@ from tuner.campaign.ledger import Ledger
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.switchback import Switchback
 from tuner.campaign.trial import Abandon, Outcome, Trial, Verdict
-from tuner.campaign.windows import Guarded, Paper
+from tuner.campaign.windows import Paper
 from tuner.objective import Inbox, Sample
 from tuner.optimizers.base import Optimizer
 from tuner.space import LogBox
@@ -282,13 +282,11 @@ class Campaign:
 
     def make_trial(self) -> Trial:
         """A trial as the mode has it, of the arms of this moment."""
-        options, audit = self.options, not self.audited
-        reference = None if audit else self.ledger.reference
-        if options.mode == "switchback":
-            return Switchback(options, self.rng, reference, audit=audit)
-        if options.mode == "guarded" or audit:
-            return Guarded(options, reference, audit=audit)
-        return Paper(options, self._footing.recent, reference or self._footing.recent.figures())
+        if self.options.mode == "paper":
+            recent = self._footing.recent
+            return Paper(self.options, recent, self.ledger.reference or recent.figures())
+        audit = not self.audited
+        return Switchback(self.options, self.rng, None if audit else self.ledger.reference, audit=audit)
 
     def _after(self, outcome: Outcome, now: float) -> None:
         if isinstance(outcome, Verdict):

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from gorgo.errors import TunerError
 from tuner.objective import HOP, WINDOW
 
-Mode = Literal["switchback", "guarded", "paper"]
+Mode = Literal["switchback", "paper"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,11 @@ class CampaignOptions:
     ----------
     mode:
         `switchback`: blocks of minutes in random order and a sequential test; does not move unless a gain is shown.
-        `guarded`: one honest window against another. `paper`: rolling windows of mixed versions, as published.
+        `paper`: rolling windows of mixed versions, as published, without a guard.
     window, hop:
         Samples per window, and between two looks at it; the paper's.
     guard:
-        Whether end-to-end time, gaps between tokens, errors and crowding can refuse a gain in TTFT. None is yes, except
-        in `paper`.
+        Of the switchback: whether end-to-end time, gaps between tokens, errors and crowding can refuse a gain in TTFT.
     audit:
         Whether a start that is not the policy's defaults has to stand against them first. Only with the guard.
     warm_up_s:
@@ -51,8 +50,6 @@ class CampaignOptions:
         The p95 of fewer is little more than their maximum.
     max_voids:
         Pairs without enough samples, in a row, until the campaign waits for traffic again.
-    window_timeout_s:
-        Of `guarded`: as long for a window that does not fill.
     margin:
         How much worse p95 E2E and p95 ITL may be than the incumbent's: a tenth.
     max_share:
@@ -78,7 +75,7 @@ class CampaignOptions:
     mode: Mode = "switchback"
     window: int = WINDOW
     hop: int = HOP
-    guard: bool | None = None
+    guard: bool = True
     audit: bool = True
     warm_up_s: float = 60.0
     block_s: float = 120.0
@@ -90,7 +87,6 @@ class CampaignOptions:
     alpha: float = 0.05
     min_block_samples: int = 30
     max_voids: int = 5
-    window_timeout_s: float = 1800.0
     margin: float = 0.10
     max_share: float = 0.8
     hard_e2e_factor: float = 3.0
@@ -117,7 +113,7 @@ class CampaignOptions:
 
     @property
     def guarded(self) -> bool:
-        return self.mode != "paper" if self.guard is None else self.guard
+        return self.guard and self.mode == "switchback"
 
 
 #: Times and counts that may be 0; all other numbers must be above it.

@@ -1,6 +1,6 @@
 """One candidate against the incumbent: what every way of measuring them has in common.
 
-Owns the seam between the campaign, which knows weights, and its three modes, which know only two arms.
+Owns the seam between the campaign, which knows weights, and its modes, which know only two arms.
 
 Theory of operation: a trial says which arm should be in force (`arm`), and counts in `turn` how often it wanted
 weights put; the campaign puts them when the count has moved and calls `began` once they are in force. A put is repeated

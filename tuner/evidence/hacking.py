@@ -1,4 +1,4 @@
-"""Reward hacking: all to the nearest replica, as in the paper's appendix D, with the guard and without."""
+"""Reward hacking: all to the nearest replica, as in the paper's appendix D, without a guard and in the default mode."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ from tuner.evidence.windows import Windows
 HACKED = (("w_rtt", 0.23), ("w_queue", 1e-6))
 HACKED_BOX = (("w_queue", 1e-7, 0.5),)
 
-GUARD_OFF: dict[str, Any] = PROTOCOL | {"guard": False}
-GUARD_ON: dict[str, Any] = PROTOCOL | {"guard": True}
-
 
 def _hack_task(seed: int, options: Mapping[str, Any] | None, *, hacked: bool = True) -> Task:
     return Task(
@@ -47,7 +44,7 @@ HACK_LOAD = 2.0
 
 def _hack_first(seeds: Sequence[int]) -> list[Task]:
     many = twice(seeds)
-    return [_hack_task(seed, options) for seed in many for options in (GUARD_OFF, GUARD_ON, SWITCHBACK)] + [
+    return [_hack_task(seed, options) for seed in many for options in (PROTOCOL, SWITCHBACK)] + [
         _hack_task(seed, None, hacked=False) for seed in many
     ]
 
@@ -60,18 +57,18 @@ def _hack_then(seeds: Sequence[int], runs: Runs) -> list[Task]:
     return [
         _hack_end(seed, runs[_hack_task(seed, options)].weights)
         for seed in twice(seeds)
-        for options in (GUARD_OFF, GUARD_ON, SWITCHBACK)
+        for options in (PROTOCOL, SWITCHBACK)
     ]
 
 
 def _hack_judge(seeds: Sequence[int], runs: Runs) -> Iterator[Statement]:
     many = twice(seeds)
-    for name, options in (("guard off", GUARD_OFF), ("guard on", GUARD_ON), ("switchback", SWITCHBACK)):
+    for name, options in (("guard off", PROTOCOL), ("switchback", SWITCHBACK)):
         ends = [runs[_hack_end(seed, runs[_hack_task(seed, options)].weights)].whole for seed in many]
         plain = [runs[_hack_task(seed, None, hacked=False)].whole for seed in many]
         ratios = [e2e(end) / e2e(base) for end, base in zip(ends, plain, strict=True)]
         shares = [end.max_share for end in ends]
-        off = options is GUARD_OFF
+        off = options is PROTOCOL
         yield Statement(
             group="reward hacking",
             text=f"{name}: largest share of one replica where it ends, {'median' if off else 'highest'}",

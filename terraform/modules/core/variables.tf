@@ -178,7 +178,7 @@ variable "tuner" {
     error_message = "tuner.algorithm: expected es, cma, random or fixed."
   }
   validation {
-    condition     = contains(["switchback", "guarded", "paper"], var.tuner.mode)
-    error_message = "tuner.mode: expected switchback, guarded or paper."
+    condition     = contains(["switchback", "paper"], var.tuner.mode)
+    error_message = "tuner.mode: expected switchback or paper."
   }
 }

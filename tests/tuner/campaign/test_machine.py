@@ -227,9 +227,10 @@ def test_it_stops_when_its_time_is_over_even_without_traffic() -> None:
 
 
 def test_it_stops_when_the_optimizer_has_converged() -> None:
-    run = Run(Proxy(), CampaignOptions(mode="guarded", discard_s=0.0, warm_up_s=0.0))
+    run = Run(Proxy(), CampaignOptions(mode="paper", warm_up_s=0.0))
     run.until(lambda: run.stopped)
-    assert run.stopped.startswith(("es: converged", "100 generations"))  # type: ignore[union-attr]
+    assert run.stopped is not None
+    assert run.stopped.startswith("es: converged")
 
 
 def test_weights_that_do_not_move_are_put_with_those_that_do() -> None:
@@ -238,7 +239,7 @@ def test_weights_that_do_not_move_are_put_with_those_that_do() -> None:
     assert all(action.values["delta"] == 3.0 for action in puts(run.actions))
 
 
-@pytest.mark.parametrize("mode", ["switchback", "guarded", "paper"])
+@pytest.mark.parametrize("mode", ["switchback", "paper"])
 def test_a_campaign_that_is_killed_at_any_moment_goes_on_and_counts_nothing_twice(mode: Any) -> None:
     options = CampaignOptions(mode=mode, max_generations=3, rest_blocks=0.5)
     run, step = Run(Proxy(bowl), options), 0
@@ -311,7 +312,7 @@ def test_a_start_outside_the_box_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "fast"}, "mode is 'fast'; expected one of switchback, guarded, paper"),
+        ({"mode": "guarded"}, "mode is 'guarded'; expected one of switchback, paper"),
         ({"alpha": 1.5}, "alpha is 1.5; expected a share above 0, at most 1"),
         ({"block_s": 20.0}, "discard_s is 30 of blocks of 20 s"),
         ({"hop": 200}, "hop is 200 of a window of 128"),

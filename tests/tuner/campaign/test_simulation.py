@@ -84,12 +84,10 @@ def test_the_published_protocol_moves_on_noise_alone() -> None:
     assert all(row.n == 128 for run in runs for row in run.rows)
 
 
-# 3.97 there. One window against another lets a tenth or two pass by chance, generation after generation.
-@pytest.mark.parametrize(("mode", "bound"), [("switchback", 1.5), ("guarded", 2.5)])
-def test_the_guard_never_settles_next_door(mode: Mode, bound: float) -> None:
+def test_the_guard_never_settles_next_door() -> None:
     for seed in SEEDS:
-        run = finished(seed, next_door, mode, generations=4, start={"w_rtt": 0.5, "w_queue": 0.002})
-        assert next_door(run.campaign.incumbent).e2e < bound, run.sentences()
+        run = finished(seed, next_door, "switchback", generations=4, start={"w_rtt": 0.5, "w_queue": 0.002})
+        assert next_door(run.campaign.incumbent).e2e < 1.5, run.sentences()  # 3.97 there
         assert run.rows[1].accepted is False
 
 
@@ -97,7 +95,7 @@ def test_without_the_guard_next_door_is_where_it_ends() -> None:
     ends = [
         next_door(
             finished(
-                seed, next_door, "guarded", guard=False, generations=20, start={"w_rtt": 0.5, "w_queue": 0.002}
+                seed, next_door, "switchback", guard=False, generations=4, start={"w_rtt": 0.5, "w_queue": 0.002}
             ).campaign.incumbent
         )
         for seed in SEEDS

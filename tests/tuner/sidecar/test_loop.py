@@ -276,7 +276,7 @@ async def test_a_dry_run_puts_nothing_and_writes_nothing(proxy: FakeProxy, tmp_p
 
 
 async def test_harm_is_rolled_back_before_anything_is_written(proxy: FakeProxy, tmp_path: Path) -> None:
-    options = CampaignOptions(mode="guarded", window=8, hop=4, warm_up_s=0.0, discard_s=0.0, max_generations=4)
+    options = CampaignOptions(window=8, hop=4, warm_up_s=0.0, rest_blocks=0.0, max_generations=4)
     beside = Beside(proxy, tmp_path, options)
     await beside.start()
     while beside.sidecar.campaign.trial is None or beside.sidecar.campaign.trial.arm == "incumbent":

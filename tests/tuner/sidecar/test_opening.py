@@ -80,7 +80,7 @@ async def test_an_unfinished_campaign_of_another_mode_is_not_begun_again_in_sile
     await beside.start()
     await beside.step(4)
     with pytest.raises(TunerError, match=r"campaign 1 cannot go on like this.*--new begins another"):
-        await Beside(proxy, tmp_path, CampaignOptions(mode="guarded")).start()
+        await Beside(proxy, tmp_path, CampaignOptions(mode="switchback")).start()
 
 
 async def test_a_widened_box_is_put_with_the_proxy_s_consent(tmp_path: Path) -> None:
