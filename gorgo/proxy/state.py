@@ -120,17 +120,19 @@ def make_state(
     seed: int,
     state_file: StateFile | None = None,
     kept: Kept | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> ProxyState:
     """Wire a proxy. Needs a running loop: connection pools belong to one.
 
-    `kept` is what `state_file` held, which may go before `policy` and `weights`.
+    `kept` is what `state_file` held, which may go before `policy` and `weights`. `tls` is for replicas without files
+    of their own; the default trusts the system's authorities, and takes 30 ms to read them.
     """
     start = resume(kept, config, policy, weights, source="" if state_file is None else str(state_file.path))
     # Before anything is opened, because this can fail.
     keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
     client_keys = read_client_keys(config.clients, environ)
     served = served_tls(config.proxy.tls)
-    tls = ssl.create_default_context()
+    tls = tls or ssl.create_default_context()
     tls_of = {replica.name: upstream_tls(replica, tls) for replica in config.replicas}
     clock = epoch_clock()
     router = Router(

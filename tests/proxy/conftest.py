@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,12 @@ async def until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
             await asyncio.sleep(0.002)
 
 
+@cache
+def system_tls() -> ssl.SSLContext:
+    """The system's authorities, read once: three contexts per proxy took longer than most tests."""
+    return ssl.create_default_context()
+
+
 def config_for(replicas: list[FakeReplica], proxy: Proxy = QUIET, **limits: Any) -> Config:
     rows = tuple(Replica(name=f"r{n}", region="here", url=fake.url) for n, fake in enumerate(replicas))
     defaults: dict[str, Any] = {"shutdown_grace_s": 5.0, **limits}
@@ -105,7 +113,7 @@ async def proxy_for(
     caught: list[ProxyState] = []
 
     def catch(*args: Any, **kwargs: Any) -> ProxyState:
-        caught.append(make_state(*args, **kwargs))
+        caught.append(make_state(*args, tls=system_tls(), **kwargs))
         return caught[-1]
 
     monkeypatch.setattr(server, "make_state", catch)
@@ -132,8 +140,8 @@ async def proxy_for(
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     try:
         async with (
-            httpx.AsyncClient(base_url=addresses.data_url, timeout=20) as client,
-            httpx.AsyncClient(base_url=addresses.admin_url, timeout=20, headers=headers) as admin,
+            httpx.AsyncClient(base_url=addresses.data_url, timeout=20, verify=system_tls()) as client,
+            httpx.AsyncClient(base_url=addresses.admin_url, timeout=20, headers=headers, verify=system_tls()) as admin,
         ):
             yield Running(client, admin, replicas, caught[0], addresses, shutdown, task)
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.proxy.conftest import QUIET, Running, Start, config_for
+from tests.proxy.conftest import QUIET, Running, Start, config_for, system_tls
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
 from tests.proxy.test_requests import checked
 
@@ -48,7 +48,7 @@ async def test_without_a_configured_token_every_call_is_refused(start: Start, me
 @pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer wrong", "Basic let-me-in", "let-me-in", "Bearer é"])
 async def test_only_the_token_opens(fleet: Running, given: str | None) -> None:
     headers = [] if given is None else [(b"authorization", given.encode())]
-    async with httpx.AsyncClient(base_url=fleet.addresses.admin_url) as stranger:
+    async with httpx.AsyncClient(base_url=fleet.addresses.admin_url, verify=system_tls()) as stranger:
         for method, path in CALLS:
             response = await stranger.request(method, path, headers=headers)
             assert "Bearer" in checked(response, 401, "unauthorized")["message"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
@@ -12,7 +11,7 @@ from aiohttp.client_proto import ResponseHandler
 
 from gorgo.proxy.call import PIECE_BYTES, _send, head_of
 from gorgo.proxy.upstream import HttpUpstream, Source, UpstreamError
-from tests.proxy.conftest import until
+from tests.proxy.conftest import system_tls, until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 START = b"POST /v1 HTTP/1.1\r\n"
@@ -46,9 +45,7 @@ async def engine(speak: Speak) -> AsyncIterator[tuple[HttpUpstream, Engine]]:
     found = Engine(speak)
     server = await asyncio.start_server(found.met, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    upstream = HttpUpstream(
-        f"http://127.0.0.1:{port}/base/", connections=4, connect_timeout_s=5.0, tls=ssl.create_default_context()
-    )
+    upstream = HttpUpstream(f"http://127.0.0.1:{port}/base/", connections=4, connect_timeout_s=5.0, tls=system_tls())
     try:
         yield upstream, found
     finally:

@@ -11,7 +11,7 @@ import random
 import httpx
 import pytest
 
-from tests.proxy.conftest import Start, config_for, until, with_replica
+from tests.proxy.conftest import Start, config_for, system_tls, until, with_replica
 from tests.proxy.fakes import DONE, ROLE, USAGE, answer, chat, delta, event, hang, running, stream
 
 TOOL_BODY = chat(
@@ -96,7 +96,7 @@ async def test_encoded_answer_stays_encoded(start: Start) -> None:
 
 async def test_no_accept_encoding_is_made_up(start: Start) -> None:
     fleet = await start.fleet([answer(200)])
-    async with httpx.AsyncClient(base_url=fleet.addresses.data_url) as bare:
+    async with httpx.AsyncClient(base_url=fleet.addresses.data_url, verify=system_tls()) as bare:
         request = bare.build_request("POST", "/v1/chat/completions", content=chat())
         for name in ("accept-encoding", "accept", "user-agent"):
             del request.headers[name]

@@ -30,6 +30,7 @@ from gorgo.sim.levers import Levers
 from gorgo.sim.network import Link
 from gorgo.sim.profiles import find_profile
 from gorgo.sim.simulation import Simulation
+from tests.proxy.conftest import system_tls
 from tests.sim.fleets import REGIONS
 from tests.sim.live_shell import LiveShell, VirtualLoop, use
 
@@ -102,7 +103,8 @@ def live(policy: str, monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> Seen:
         loop = asyncio.get_running_loop()
         for module in (relay, watchdog):
             monkeypatch.setattr(module, "monotonic", loop.time)
-        state = make_state(found, policy=make_policy(policy), weights=None, environ={}, key=KEY, seed=SEED)
+        started = make_policy(policy)
+        state = make_state(found, policy=started, weights=None, environ={}, key=KEY, seed=SEED, tls=system_tls())
         await state.aclose()
         state.clock = loop.time
         state.desk = Desk(state.router, loop.time)

@@ -20,7 +20,7 @@ from gorgo.proxy.page.document import Parts, Writer
 from gorgo.proxy.page.live import Live
 from gorgo.proxy.page.markup import Html
 from gorgo.proxy.page.status import Status
-from tests.proxy.conftest import QUIET, TOKEN, Running, Start, config_for, until, with_replica
+from tests.proxy.conftest import QUIET, TOKEN, Running, Start, config_for, system_tls, until, with_replica
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
 from tests.proxy.raw import RawClient, connected
 from tests.proxy.test_requests import checked
@@ -53,7 +53,7 @@ async def fleet(lives: list[Live], start: Start) -> Running:
 @asynccontextmanager
 async def browser(fleet: Running) -> AsyncIterator[httpx.AsyncClient]:
     """A client without the token, which keeps cookies and follows nothing by itself."""
-    async with httpx.AsyncClient(base_url=fleet.addresses.admin_url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=fleet.addresses.admin_url, timeout=20, verify=system_tls()) as client:
         yield client
 
 
