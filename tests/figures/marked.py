@@ -181,6 +181,8 @@ def _in_table(lines: Sequence[str], view: View) -> Iterator[str]:
     if table is None:
         yield f"no stored table has rows named by columns of | {' | '.join(header)} |"
         return
+    if len(set(header)) < len(header):
+        yield f"two columns of one name in | {' | '.join(header)} |"
     above: dict[str, str] = {}
     for row in rows:
         shown = dict(zip(header, row, strict=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import mean
 from typing import Any
 
 from tests.figures.marked import Cell, Table, View
@@ -36,6 +37,57 @@ def _view(name: str) -> View:
     figure, stored = FIGURES[name], read_stored(name)
     dates = frozenset(run.date for run in stored.runs)
     return replace(figure.view(stored.results), commits=frozenset({stored.commit}), dates=dates)
+
+
+# -- gorgo overload
+
+_TRACES = {
+    "art-chat-apr5": "ART-Chat-like windows",
+    f"{CONVERSATION} --spread 3 --max-input 16000 --max-output 128": "Mooncake conversations",
+}
+_SEEDS = 3
+_LOADS = (0.7, 1.0, 1.3, 3.0)
+
+
+def _overload(results: Sequence[Any]) -> View:
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    values = {f"load {load:g}": load for load in _LOADS} | {"seeds": float(_SEEDS)}
+    for number, trace in enumerate(_TRACES.values()):
+        runs = results[number * _SEEDS : (number + 1) * _SEEDS]
+        for load in _LOADS:
+            for held in (False, True):
+                found = [row for run in runs for row in run if (row["load"], row["held"]) == (load, held)]
+                way = "held" if held else "at once"
+                served = _served(found)
+                rows[trace, f"{load:g}", way] = {**served}
+                values |= {f"{trace}, {load:g}, {way}: {name}": served[name] for name in ("good", "worst seed")}
+        values |= _capacity(trace, runs)
+    return View(tables=[Table(labels=("trace", "load", "way"), rows=rows)], values=values)
+
+
+def _served(runs: Sequence[Any]) -> dict[str, float]:
+    good = [run["goodput"]["good"] for run in runs]
+    return {
+        "seeds": float(len(runs)),
+        "good": 100 * mean(good),
+        "worst seed": 100 * min(good),
+        "good per s": mean(run["goodput"]["per_s"] for run in runs),
+        "turned away": 100 * mean(run["goodput"]["rejected"] for run in runs),
+        "p95 E2E": mean(run["e2e_s"]["p95"] for run in runs),
+    }
+
+
+def _capacity(trace: str, runs: Sequence[Any]) -> dict[str, float]:
+    """Time scale of capacity, and what 3 times the load gives of what 1.3 does, least and most of the seeds."""
+    scales = [run[0]["load"] * run[0]["time_scale"] for run in runs]
+    per_s = [{row["load"]: row["goodput"]["per_s"] for row in run if row["held"]} for run in runs]
+    grows = [run[3.0] / run[1.3] for run in per_s]
+    return {
+        f"{trace}, least time scale": min(scales),
+        f"{trace}, most": max(scales),
+        f"{trace}, 3 over 1.3, least": min(grows),
+        f"{trace}, 3 over 1.3, most": max(grows),
+    }
 
 
 # -- benches
@@ -105,6 +157,9 @@ def _windows(results: Sequence[Any]) -> View:
 
 
 FIGURES: Mapping[str, Figure] = {
+    "overload": Figure(
+        [f"gorgo overload {trace} --seed {seed} --json" for trace in _TRACES for seed in range(_SEEDS)], _overload
+    ),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "windows": Figure(
         [
@@ -123,4 +178,8 @@ NOT_STORED: Mapping[str, str] = {
     "relay-against": "the same, and an earlier commit of GORGO beside it",
     "long-path": "needs root and NFQUEUE",
     "status-page": "no command prints it",
+    "overload-cold": "no command makes these loads",
+    "overload-made": "no command makes these loads",
+    "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
+    "soak": "needs two cores to itself for six minutes",
 }

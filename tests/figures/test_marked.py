@@ -54,6 +54,7 @@ def test_what_was_stored_may_be_shown_in_any_form(text: str) -> None:
         (TABLE, "| 1.3 |", "| 1.4 |"),
         (TABLE, "| good |", "| better |"),
         (TABLE, "| way |", "| how |"),
+        (TABLE, "| told |", "| p95 |"),
         (FENCE, "735", "736"),
         (PROSE, "93 %", "94 %"),
         (PROSE, "0.71 of", "0.71 to 0.77 of"),
