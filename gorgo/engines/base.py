@@ -19,9 +19,6 @@ class EngineDialect(Protocol):
     and `loads_path` are `None` where the engine has no such route. Both readers answer what they find and `None` for
     the rest; they never raise for a text that is not what they expect, because an engine's next version will differ.
 
-    In `id_header` a request is given an id of the router's choice, and `abort_path` takes `{"rid": id}` to end it; both
-    are `None` where a closed connection is the way to do that.
-
     `report_flags` has the engine's own flag for each report that it makes only when told to: `cached_tokens`,
     `metrics`.
     """
@@ -30,8 +27,6 @@ class EngineDialect(Protocol):
     probe_path: ClassVar[str]
     metrics_path: ClassVar[str | None]
     loads_path: ClassVar[str | None]
-    id_header: ClassVar[str | None]
-    abort_path: ClassVar[str | None]
     report_flags: ClassVar[Mapping[str, str]]
 
     def read_metrics(self, text: str) -> EngineSample: ...

@@ -28,8 +28,6 @@ class LlamaCpp:
     probe_path: ClassVar[str] = "/health"
     metrics_path: ClassVar[str | None] = "/metrics"
     loads_path: ClassVar[str | None] = "/slots"
-    id_header: ClassVar[str | None] = None
-    abort_path: ClassVar[str | None] = None
     report_flags: ClassVar[Mapping[str, str]] = MappingProxyType({"metrics": "--metrics"})
 
     def read_metrics(self, text: str) -> EngineSample:

@@ -22,8 +22,6 @@ class OpenAI:
     probe_path: ClassVar[str] = "/v1/models"
     metrics_path: ClassVar[str | None] = None
     loads_path: ClassVar[str | None] = None
-    id_header: ClassVar[str | None] = None
-    abort_path: ClassVar[str | None] = None
     report_flags: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def read_metrics(self, text: str) -> EngineSample:  # noqa: ARG002 - the protocol's signature

@@ -27,8 +27,6 @@ class SGLang:
     probe_path: ClassVar[str] = "/ping"
     metrics_path: ClassVar[str | None] = "/metrics"
     loads_path: ClassVar[str | None] = "/v1/loads"
-    id_header: ClassVar[str | None] = "x-override-rid"
-    abort_path: ClassVar[str | None] = "/abort_request"
     report_flags: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"cached_tokens": "--enable-cache-report", "metrics": "--enable-metrics"}
     )

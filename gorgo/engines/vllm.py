@@ -30,8 +30,6 @@ class VLLM:
     probe_path: ClassVar[str] = "/health"
     metrics_path: ClassVar[str | None] = "/metrics"
     loads_path: ClassVar[str | None] = None
-    id_header: ClassVar[str | None] = None
-    abort_path: ClassVar[str | None] = None
     report_flags: ClassVar[Mapping[str, str]] = MappingProxyType({"cached_tokens": "--enable-prompt-tokens-details"})
 
     def read_metrics(self, text: str) -> EngineSample:

@@ -20,12 +20,6 @@ from gorgo.proxy.state import BLOCK_BYTES, ProxyState
 
 #: Routes on which the engines know `stream_options`.
 _USAGE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
-#: Routes on which SGLang takes an id of the router's choice, and where their prompts are.
-_PROMPTS: dict[str, tuple[str, ...]] = {
-    "/v1/chat/completions": (),
-    "/v1/completions": ("prompt",),
-    "/generate": ("text", "input_ids", "input_embeds"),
-}
 #: `Prompt.text` holds 4 bytes for each token id that a client sends itself.
 _BYTES_PER_ID = 4.0
 
@@ -39,8 +33,6 @@ class Ask:
     route: RouteRequest
     #: The body as an attempt with `request_usage` sends it; `None` if there is nothing to ask for.
     with_usage: bytes | None
-    #: It is one generation, which has no id of its client's.
-    nameable: bool = False
 
 
 def read_ask(
@@ -81,7 +73,7 @@ def read_ask(
         regions=wishes.regions,
         repeatable=_repeatable(route, parsed),
     )
-    return Ask(body, prompt, request, _with_usage(route, body, parsed), _nameable(route, parsed))
+    return Ask(body, prompt, request, _with_usage(route, body, parsed))
 
 
 def _model(parsed: dict[str, Any]) -> str | None:
@@ -104,19 +96,6 @@ def _home(state: ProxyState, parsed: dict[str, Any]) -> str | None:
         message = "previous_response_id: no replica here is known to hold it"
         raise HttpError(404, "previous_response_not_found", message)
     return home
-
-
-def _nameable(route: str, parsed: dict[str, Any]) -> bool:
-    """Several prompts or answers would need an id each."""
-    if route not in _PROMPTS or parsed.get("rid") is not None:
-        return False
-    options = parsed.get("sampling_params") or {}
-    asked = (parsed.get("n"), options.get("n") if isinstance(options, dict) else options)
-    return all(count in (None, 1) for count in asked) and all(_is_one(parsed.get(key)) for key in _PROMPTS[route])
-
-
-def _is_one(prompt: object) -> bool:
-    return not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int)
 
 
 def _with_usage(route: str, body: bytes, parsed: dict[str, Any]) -> bytes | None:

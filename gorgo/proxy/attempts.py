@@ -18,7 +18,7 @@ from gorgo.core.request import Ending, Outcome
 from gorgo.proxy.account import Account
 from gorgo.proxy.answer import Answer
 from gorgo.proxy.ask import Ask
-from gorgo.proxy.headers import Header, new_id, upstream_headers
+from gorgo.proxy.headers import Header, upstream_headers
 from gorgo.proxy.held import Attempted
 from gorgo.proxy.logs import log_failure
 from gorgo.proxy.race import Race
@@ -27,9 +27,6 @@ from gorgo.proxy.state import ProxyState
 from gorgo.proxy.target import Target
 from gorgo.proxy.upstream import BROKE, EXHAUSTED, UpstreamError
 from gorgo.proxy.watchdog import Watchdog
-
-#: Ends of an attempt that the replica did not make.
-_LEFT = frozenset({Ending.CLIENT_GONE, Ending.SUPERSEDED, Ending.OUT_OF_TIME})
 
 
 class Attempts:
@@ -88,13 +85,11 @@ class Attempts:
         """One dispatch to its end. Answers what the Router wants next, `None` when it wants nothing of this attempt."""
         task = asyncio.current_task()
         assert task is not None
-        engine_id: str | None = None
         outcome = Outcome(Ending.CLIENT_GONE)
         try:
             self.race.begin(dispatch.attempt_id)
             self._account.began(self._state, dispatch)
-            engine_id = new_id() if self._ask.nameable and target.dialect.id_header else None
-            outcome = await self._try(dispatch, target, engine_id)
+            outcome = await self._try(dispatch, target)
         except asyncio.CancelledError:
             if dispatch.attempt_id in self.race or self._answer.gone:
                 raise
@@ -105,8 +100,6 @@ class Attempts:
             self.race.over(dispatch.attempt_id)
             target.release()
             action = self._state.desk.finish(dispatch, outcome)
-            if engine_id is not None and _given_up(outcome):
-                self._state.aborts.tell(target, engine_id)
             self._account.ended(self._state, self._ask, dispatch, outcome, target)
         if isinstance(action, Dispatch):
             self._state.metrics.retried(outcome.ending.value)
@@ -131,13 +124,13 @@ class Attempts:
             return None
         return action, self.take(action) if isinstance(action, Dispatch) else None
 
-    async def _try(self, dispatch: Dispatch, target: Target, engine_id: str | None) -> Outcome:
+    async def _try(self, dispatch: Dispatch, target: Target) -> Outcome:
         limits, spent_s = target.deadlines, self._state.clock() - self._account.received_s
         first_s = limits.first_content_s if self._ask.route.streamed else limits.whole_answer_s
         dog = Watchdog(first_s, last=monotonic() + limits.total_s - spent_s)
         try:
             with dog:
-                return await self._relay(dispatch, target, dog, engine_id)
+                return await self._relay(dispatch, target, dog)
         except UpstreamError as failure:
             if failure.reason in BROKE:
                 target.broke.set()
@@ -152,11 +145,9 @@ class Attempts:
                 return Outcome(Ending.CLIENT_GONE, status=sink.status, error="client_stalled")
             return await self._broken("timeout")
 
-    async def _relay(self, dispatch: Dispatch, target: Target, dog: Watchdog, engine_id: str | None) -> Outcome:
+    async def _relay(self, dispatch: Dispatch, target: Target, dog: Watchdog) -> Outcome:
         with_usage = self._ask.with_usage if target.request_usage else None
         headers = upstream_headers(self._headers, request_id=self._answer.request_id, api_key=target.api_key)
-        if engine_id is not None and target.dialect.id_header is not None:
-            headers.append((target.dialect.id_header.encode(), engine_id.encode()))
         if self._account.trace is not None:
             headers = self._account.trace.carry(headers, dispatch.attempt_id)
         body = self._ask.body if with_usage is None else with_usage
@@ -226,8 +217,3 @@ def _own_headers(request_id: str, dispatch: Dispatch) -> list[Header]:
     if decision.predicted_ttft_s is not None:
         headers.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
     return headers
-
-
-def _given_up(outcome: Outcome) -> bool:
-    """It is the proxy that ended it: the engine may be at it still."""
-    return outcome.ending in _LEFT or outcome.error == "timeout"

@@ -26,7 +26,6 @@ from gorgo.core.router import Router
 from gorgo.core.tokens import BytesPerToken
 from gorgo.core.weights import Weights
 from gorgo.policies.registry import make_shadow
-from gorgo.proxy.aborts import Aborts
 from gorgo.proxy.client_keys import ClientKeys, read_client_keys
 from gorgo.proxy.clock import Clock, epoch_clock
 from gorgo.proxy.desk import Desk
@@ -84,7 +83,6 @@ class ProxyState:
     homes: ResponseHomes = field(default_factory=ResponseHomes)
     #: The last probes of each replica, for the status page.
     trips: RoundTrips = field(default_factory=RoundTrips)
-    aborts: Aborts = field(default_factory=Aborts)
     #: `None` where none is asked for.
     request_log: RequestLog | None = None
     #: `None` unless requests are traced.
@@ -101,7 +99,6 @@ class ProxyState:
     async def aclose(self) -> None:
         self.desk.close()
         await self.steering.aclose()
-        await self.aborts.aclose()
         if self.request_log is not None:
             self.request_log.close()
         if self.tracing is not None:

@@ -141,13 +141,11 @@ class HttpUpstream:
             raise UpstreamError(EXHAUSTED)
         return await self._open("POST", path, headers, body)
 
-    async def fetch(
-        self, path: str, headers: Sequence[Header] = (), *, timeout_s: float, body: bytes | None = None
-    ) -> tuple[int, bytes]:
-        """GET a small answer whole, or POST `body` for it, on a kept connection. Raises `UpstreamError`."""
+    async def fetch(self, path: str, headers: Sequence[Header] = (), *, timeout_s: float) -> tuple[int, bytes]:
+        """GET a small answer whole, on a kept connection. Raises `UpstreamError`."""
         try:
             async with asyncio.timeout(timeout_s):
-                source = await self._open("GET" if body is None else "POST", path, headers, body or b"")
+                source = await self._open("GET", path, headers, b"")
                 try:
                     return source.status, await _whole(source)
                 finally:

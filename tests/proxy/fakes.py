@@ -59,8 +59,6 @@ class FakeReplica:
     #: A script that hangs waits for this.
     release: asyncio.Event = field(default_factory=asyncio.Event)
     pings: int = 0
-    #: Ids that it was told to end.
-    aborted: list[str] = field(default_factory=list)
     metrics: str | None = None
     loads: object = None
     #: A path of its own on which it answers nothing until released.
@@ -87,10 +85,6 @@ class FakeReplica:
         await self._unless_silent(request)
         return web.Response()
 
-    async def abort(self, request: web.Request) -> web.Response:
-        self.aborted.append((await request.json())["rid"])
-        return web.Response()
-
     async def _unless_silent(self, request: web.Request) -> None:
         if request.path == self.silent:
             await self.release.wait()
@@ -113,7 +107,6 @@ async def running(*scripts: Script) -> AsyncIterator[FakeReplica]:
     app = web.Application(client_max_size=1 << 30)
     app[REPLICA] = replica
     app.router.add_get("/ping", replica.ping)
-    app.router.add_post("/abort_request", replica.abort)
     app.router.add_get("/metrics", replica.get_metrics)
     app.router.add_get("/v1/loads", replica.get_loads)
     app.router.add_route("*", "/{path:.*}", replica.handle)

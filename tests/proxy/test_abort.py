@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from typing import Any
 
 import pytest
 from hypercorn.events import Closed, Event, Updated
 
+from gorgo.config.model import Config, Region, Replica
 from gorgo.proxy.listener import Connection
-from tests.proxy.conftest import Start, config_for, until, with_replica
-from tests.proxy.fakes import DONE, ROLE, FakeReplica, Script, answer, chat, delta, event, hang, reset_after
+from tests.proxy.conftest import QUIET, Start, until
+from tests.proxy.fakes import DONE, ROLE, Script, answer, chat, delta, event, hang, reset_after
 from tests.proxy.raw import RawClient, connected
 
 BODY = chat(stream=True)
@@ -172,97 +172,41 @@ async def test_late_error_event_reaches_a_client_that_still_reads(start: Start) 
     assert DONE not in text
 
 
-def id_of(replica: FakeReplica, index: int = -1) -> str:
-    (given,) = replica.seen[index].header("x-override-rid")
-    return given
-
-
-async def test_engine_is_told_the_id_of_a_request_that_nobody_waits_for(start: Start) -> None:
-    fleet = await start.fleet([hang(delta("a"))])
-    (replica,) = fleet.replicas
-    async with connected(fleet.addresses.data) as client:
-        await client.post(CHAT, BODY, "x-override-rid: mine")
-        await client.head()
-        client.reset()
-        await until(lambda: replica.aborted)
-    assert replica.aborted == [id_of(replica)]
-    assert re.fullmatch("[0-9a-f]{32}", id_of(replica))
-    await fleet.idle()
-
-
+@pytest.mark.parametrize("script", [hang(), hang(ROLE)], ids=["before headers", "before content"])
 @pytest.mark.parametrize("limits", [{"first_content_timeout_s": 0.1}, {"total_timeout_s": 0.1}])
-async def test_engine_is_told_when_a_deadline_has_passed(start: Start, limits: dict[str, Any]) -> None:
-    fleet = await start.fleet([hang()], **limits)
-    assert (await fleet.client.post(CHAT, content=BODY)).status_code == 504
-    (replica,) = fleet.replicas
-    await until(lambda: replica.aborted)
-    assert replica.aborted == [id_of(replica)]
-    await fleet.idle()
-
-
-@pytest.mark.parametrize("script", [answer(200), answer(500), reset_after(delta("a"))])
-async def test_engine_that_ended_a_request_itself_is_told_nothing(start: Start, script: Script) -> None:
-    fleet = await start.fleet([script])
-    for _ in range(2):
-        await fleet.client.post(CHAT, content=BODY)
-    await fleet.idle()
-    assert fleet.replicas[0].aborted == []
-    assert not fleet.state.aborts
-
-
-@pytest.mark.parametrize(
-    ("route", "fields"),
-    [
-        (CHAT, {"rid": "a"}),
-        (CHAT, {"n": 2}),
-        ("/v1/completions", {"prompt": ["a", "b"]}),
-        ("/generate", {"text": ["a", "b"]}),
-        ("/generate", {"text": "a", "sampling_params": {"n": 2}}),
-        ("/generate", {"text": "a", "sampling_params": [{}]}),
-        ("/v1/embeddings", {"input": "a"}),
-    ],
-)
-async def test_request_that_needs_other_ids_is_given_none(start: Start, route: str, fields: dict[str, Any]) -> None:
-    fleet = await start.fleet([hang()])
-    (replica,) = fleet.replicas
-    async with connected(fleet.addresses.data) as client:
-        await client.post(route, chat(**fields), "x-override-rid: mine")
-        await replica.arrived.wait()
-        client.reset()
-        await until(replica.dropped.is_set)
-    await fleet.idle()
-    assert replica.seen[0].header("x-override-rid") == []
-    assert replica.aborted == []
-
-
-async def test_other_engines_are_told_by_the_closed_connection_alone(start: Start) -> None:
-    replica = await start.replica(hang())
-    fleet = await start.proxy(with_replica(config_for([replica]), 0, engine="vllm"), [replica])
-    async with connected(fleet.addresses.data) as client:
-        await client.post(CHAT, BODY)
-        await replica.arrived.wait()
-        client.reset()
-        await until(replica.dropped.is_set)
-    await fleet.idle()
-    assert replica.seen[0].header("x-override-rid") == []
-    assert replica.aborted == []
-
-
-async def test_calls_to_engines_are_bounded_and_end_with_the_proxy(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+async def test_attempt_that_runs_out_of_time_closes_its_connection(
+    start: Start, limits: dict[str, Any], script: Script
 ) -> None:
-    monkeypatch.setattr("gorgo.proxy.aborts.MAX_OPEN", 2)
-    fleet = await start.fleet([answer(200)])
-    target = fleet.state.targets["r0"]
-    for number in range(5):
-        fleet.state.aborts.tell(target, str(number))
-    assert len(fleet.state.aborts) == 2
-    await until(lambda: not fleet.state.aborts)
-    fleet.state.aborts.tell(target, "last")
-    await fleet.state.aborts.aclose()
-    assert fleet.replicas[0].aborted == ["0", "1"]
+    fleet = await start.fleet([script], **limits)
+    await fleet.client.post(CHAT, content=BODY)
+    await until(fleet.replicas[0].dropped.is_set)
     await fleet.idle()
-    assert target.users == 0
+
+
+async def test_engine_sees_the_end_of_its_connection_at_once_when_the_client_leaves(start: Start) -> None:
+    """Nothing else tells it: the connection must not go back to a pool or wait for a timer."""
+    ended = asyncio.Event()
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            writer.write(b"%x\r\n%b\r\n" % (len(delta("a")), delta("a")))
+            await reader.readexactly(len(BODY))
+            assert await reader.read() == b""
+            ended.set()
+        writer.close()
+
+    server = await asyncio.start_server(engine, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        row = Replica(name="raw", region="here", url=url, engine="sglang")
+        fleet = await start.proxy(Config(proxy=QUIET, regions=(Region(name="here"),), replicas=(row,)), [])
+        async with connected(fleet.addresses.data) as client:
+            await client.post(CHAT, BODY)
+            await client.reader.readuntil(b"data")
+            client.reset()
+            await asyncio.wait_for(ended.wait(), 3)
+        await fleet.idle()
 
 
 def leave(client: RawClient, polite: bool) -> None:

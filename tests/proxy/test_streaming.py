@@ -102,7 +102,7 @@ async def test_no_accept_encoding_is_made_up(start: Start) -> None:
             del request.headers[name]
         assert (await bare.send(request)).status_code == 200
     seen = fleet.replicas[0].seen[0]
-    assert {key.lower() for key, _ in seen.headers} == {b"host", b"content-length", b"x-request-id", b"x-override-rid"}
+    assert {key.lower() for key, _ in seen.headers} == {b"host", b"content-length", b"x-request-id"}
 
 
 async def test_encoded_stream_is_passed_at_once(start: Start) -> None:

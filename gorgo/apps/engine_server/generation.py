@@ -50,7 +50,7 @@ class _Generation:
             return await self._refuse(inbound_s, "injected fault", 500)
         try:
             job = read_job(self._route, raw)
-            rid = replica.new_id(job.rid or request.headers.get("x-override-rid"), _ID_PREFIX[self._route])
+            rid = replica.new_id(job.rid, _ID_PREFIX[self._route])
             replica.engine.profile.check_size(token_count(job.text), job.output_tokens)
         except BadRequest as error:
             return await self._refuse(inbound_s, str(error), 400)

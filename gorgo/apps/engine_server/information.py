@@ -39,7 +39,6 @@ def add_routes(app: web.Application, replica: SimulatedReplica) -> None:
     app.router.add_get("/metrics", _far(replica, information.metrics))
     app.router.add_get("/flush_cache", _far(replica, information.flush_cache))
     app.router.add_post("/flush_cache", _far(replica, information.flush_cache))
-    app.router.add_post("/abort_request", _far(replica, information.abort_request))
     app.router.add_post("/sim/faults", information.inject)
 
 
@@ -130,11 +129,6 @@ class _Information:
         text = "Cache flushed." if flushed else "Cache not flushed: requests are waiting or running."
         return web.Response(text=text + "\n", status=200 if flushed else 400)
 
-    async def abort_request(self, request: web.Request) -> web.Response:
-        body = await _object(request)
-        self._replica.abort(str(body.get("rid") or ""), everything=body.get("abort_all") is True)
-        return web.Response()
-
     async def inject(self, request: web.Request) -> web.Response:
         """Not of SGLang: `POST /sim/faults`, which is not far away and never refused."""
         try:
@@ -153,12 +147,3 @@ class _Information:
             "weight_version": "default",
             "preferred_sampling_params": None,
         }
-
-
-async def _object(request: web.Request) -> dict[str, Any]:
-    """The JSON object in a body; anything else counts as an empty one."""
-    try:
-        body = await request.json()
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}

@@ -89,15 +89,6 @@ class SimulatedReplica:
         self.engine.abort(served)
         served.close()
 
-    def abort(self, rid: str, *, everything: bool) -> int:
-        """`/abort_request`: end those whose id starts with `rid`, or all; says how many there were."""
-        now = monotonic()
-        named = [served for served in self.serving.values() if everything or (rid and served.rid.startswith(rid))]
-        for served in named:
-            if self.engine.abort(served):
-                served.cut_short(now)
-        return len(named)
-
     def inject(self, fault: Fault) -> None:
         """Let a fault begin; being slow ends by a timer, as the engine asks nobody."""
         now = monotonic()

@@ -22,6 +22,8 @@ from gorgo.sim.engine_request import EngineRequest
 #: A client that leaves this much unread is cut off: some 20,000 events, more than an answer has.
 _MAX_UNREAD_BYTES = 4 * 1024 * 1024
 
+#: Why every answer ends: it has all the tokens that were asked for.
+_FINISH = "length"
 #: Arrives in place of a piece where a fault resets the connection.
 _RESET = b"reset"
 
@@ -87,10 +89,6 @@ class Served(EngineRequest, ABC):
     @abstractmethod
     def emit(self, now: float) -> None:
         """The engine made one token more at `now`."""
-
-    @abstractmethod
-    def cut_short(self, now: float) -> None:
-        """The engine dropped the request at `now` because it was told to: say so and end."""
 
     @abstractmethod
     def deliver(self, piece: bytes) -> None:
@@ -192,17 +190,13 @@ class TokenStream(Streamed):
         if self.hangs_at is not None or self.resets_at is not None:
             self._strike(now)
 
-    def cut_short(self, now: float) -> None:
-        opening = b"" if self.emitted else self._opening()
-        self._end(self._frame(opening + self._closing("abort")), now)
-
     def _emit_edge(self, token: bytes, now: float) -> None:
         """The first token comes with the role before it, the last one with all that ends the stream."""
         piece = self._before + token + self._after
         if self.emitted == 1:
             piece = self._opening() + piece
         if self.finished:
-            self._end(self._frame(piece + self._closing("length")), now)
+            self._end(self._frame(piece + self._closing()), now)
         else:
             self._send(self, self._frame(piece), now)
 
@@ -211,9 +205,9 @@ class TokenStream(Streamed):
             return b""
         return shapes.event(shapes.chat_chunk(self.head, {"role": "assistant", "content": ""}, None))
 
-    def _closing(self, finish: str) -> bytes:
+    def _closing(self) -> bytes:
         chunk: Callable[..., dict[str, Any]] = shapes.chat_chunk if self._is_chat else shapes.completion_chunk
-        closing = shapes.event(chunk(self.head, {} if self._is_chat else "", finish))
+        closing = shapes.event(chunk(self.head, {} if self._is_chat else "", _FINISH))
         if self.job.include_usage:
             closing += shapes.event(chunk(self.head, None, None, self.usage))
         return closing + shapes.DONE
@@ -224,13 +218,10 @@ class GenerateStream(Streamed):
 
     def emit(self, now: float) -> None:
         if self.finished:
-            self._end(self._frame(shapes.event(self.generated(now, "length")) + shapes.DONE), now)
+            self._end(self._frame(shapes.event(self.generated(now, _FINISH)) + shapes.DONE), now)
         else:
             self._send(self, self._frame(shapes.event(self.generated(now, None))), now)
         self._strike(now)
-
-    def cut_short(self, now: float) -> None:
-        self._end(self._frame(shapes.event(self.generated(now, "abort")) + shapes.DONE), now)
 
 
 class Whole(Served):
@@ -242,10 +233,7 @@ class Whole(Served):
         if self.hangs_at is not None or self.resets_at is not None:
             self._strike(now)
         if self.finished:
-            self._end(json.dumps(self._answer(now, "length")).encode(), now)
-
-    def cut_short(self, now: float) -> None:
-        self._end(json.dumps(self._answer(now, "abort")).encode(), now)
+            self._end(json.dumps(self._answer(now)).encode(), now)
 
     def deliver(self, piece: bytes) -> None:
         if piece is _RESET:
@@ -254,13 +242,13 @@ class Whole(Served):
             self.body = piece
             self.done.set_result(None)
 
-    def _answer(self, now: float, finish: str) -> dict[str, Any]:
+    def _answer(self, now: float) -> dict[str, Any]:
         route = self.job.route
         if route == CHAT:
-            return shapes.chat_answer(self.head, self.text, finish, self.usage)
+            return shapes.chat_answer(self.head, self.text, _FINISH, self.usage)
         if route == COMPLETIONS:
-            return shapes.completion_chunk(self.head, self.text, finish, self.usage)
+            return shapes.completion_chunk(self.head, self.text, _FINISH, self.usage)
         if route == GENERATE:
-            return self.generated(now, finish)
+            return self.generated(now, _FINISH)
         assert route == EMBEDDINGS, "every generating route has its answer"
         return shapes.embedding_answer(self.head, vector(self.job.text), self.prompt_tokens)

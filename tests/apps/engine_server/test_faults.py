@@ -25,7 +25,7 @@ async def test_a_refused_request_has_no_answer_at_all(engine: aiohttp.ClientSess
 async def test_without_a_count_probes_are_refused_too_until_it_is_over(engine: aiohttp.ClientSession) -> None:
     await inject(engine, kind="refuse")
     with pytest.raises(aiohttp.ClientError):
-        await engine.post("/abort_request")
+        await engine.get("/ping")
     await inject(engine, kind="none")
     async with engine.get("/ping") as response:
         assert response.status == 200

@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.apps.engine_server.client import CHAT, chat, load, metrics, post, stream, until_idle
+from tests.apps.engine_server.client import CHAT, chat, load, metrics, post, until_idle
 from tests.apps.engine_server.conftest import Start
 
 
@@ -78,18 +78,6 @@ async def test_flush_forgets_when_idle_and_is_refused_when_busy(engine: aiohttp.
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-@pytest.mark.parametrize("abort", [{"rid": "mine"}, {"abort_all": True}])
-async def test_abort_ends_a_request_and_says_so(engine: aiohttp.ClientSession, abort: dict[str, object]) -> None:
-    asked = asyncio.create_task(stream(engine, CHAT, chat("long", max_tokens=20_000, rid="mine-1")))
-    while not (await load(engine))["num_running_reqs"]:
-        await asyncio.sleep(0)
-    async with engine.post("/abort_request", json=abort) as response:
-        assert response.status == 200
-    events = await asked
-    assert events[-1]["choices"][0]["finish_reason"] == "abort"
-    assert (await load(engine))["num_used_tokens"] == 0
-
-
 async def test_an_id_in_use_is_refused_and_free_again_after(engine: aiohttp.ClientSession) -> None:
     async with engine.post(CHAT, json=chat("one", max_tokens=20_000, rid="same", stream=True)) as first:
         await first.content.readline()
@@ -98,9 +86,3 @@ async def test_an_id_in_use_is_refused_and_free_again_after(engine: aiohttp.Clie
             assert "duplicate request id 'same'" in (await second.json())["message"]
     await until_idle(engine)
     assert (await post(engine, CHAT, chat("three", rid="same")))["id"] == "same"
-
-
-async def test_abort_of_an_unknown_id_concerns_nobody(engine: aiohttp.ClientSession) -> None:
-    async with engine.post("/abort_request", json={"rid": "unknown"}) as response:
-        assert response.status == 200
-    assert (await post(engine, CHAT, chat("fine")))["usage"]["completion_tokens"] == 4
