@@ -101,9 +101,7 @@ METRICS: tuple[MetricSpec, ...] = (
         ("result",),
         "Finished requests: written, dropped (too many), failed.",
     ),
-    MetricSpec(
-        "gorgo_trace_spans_total", "counter", ("result",), "Spans: exported, dropped (too many), failed (collector)."
-    ),
+    MetricSpec("gorgo_trace_spans_total", "counter", ("result",), "Spans: exported, or failed at the collector."),
     MetricSpec("gorgo_config_reloads_total", "counter", ("result",), "Looks at a changed file: applied or refused."),
     MetricSpec("gorgo_config_reload_failed", "gauge", (), "1 while the file is refused and an older one is in force."),
     MetricSpec(
@@ -160,7 +158,7 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("part", (), "of a TTFT, in the order of a request's way", PARTS),
     LabelSpec("result", ("gorgo_state_writes_total",), "of a write", ("written", "failed")),
     LabelSpec("result", ("gorgo_request_log_lines_total",), "of a line", ("written", "dropped", "failed")),
-    LabelSpec("result", ("gorgo_trace_spans_total",), "of a span", ("exported", "dropped", "failed")),
+    LabelSpec("result", ("gorgo_trace_spans_total",), "of a span", ("exported", "failed")),
     LabelSpec("result", ("gorgo_config_reloads_total",), "of a look", ("applied", "refused")),
     LabelSpec("version", (), "of the package", bound="1"),
 )

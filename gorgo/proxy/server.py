@@ -158,8 +158,6 @@ async def _run(
         loops = [tasks.create_task(run_timers(state))]
         if state.request_log is not None:
             tasks.create_task(state.request_log.run())
-        if state.tracing is not None:
-            tasks.create_task(state.tracing.queue.run())
         if follow is not None:
             reloader = Reloader(state, follow.file, at_work, environ=follow.environ)
             loops.append(tasks.create_task(reloader.run()))
@@ -177,8 +175,6 @@ async def _run(
         closing.set()
         if state.request_log is not None:
             state.request_log.stop()
-        if state.tracing is not None:
-            state.tracing.queue.stop()
         for loop in loops:
             loop.cancel()
         at_work.stop_all()

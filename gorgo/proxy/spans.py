@@ -1,7 +1,7 @@
 """The spans of requests, by OpenTelemetry. Imported only where `tracing` finds that they are wanted.
 
 Owns which requests are traced, their spans and attributes, and the W3C `traceparent` that a replica is sent. How spans
-get to the collector is `span_queue`'s.
+get to the collector is `span_export`'s.
 
 Theory of operation. A request that brings a valid `traceparent` is traced if that says so, any other one by chance. One
 that is not traced costs nothing further, and its headers go on as they came. Of one that is traced each attempt is a
@@ -25,7 +25,7 @@ from gorgo.core.actions import Dispatch
 from gorgo.core.request import Ending, Outcome
 from gorgo.core.ttft import TtftParts
 from gorgo.proxy.headers import Header
-from gorgo.proxy.span_queue import SpanQueue
+from gorgo.proxy.span_export import SpanExport
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 #: Ends of an attempt that a trace shows as an error.
@@ -37,18 +37,18 @@ class Tracing:
 
     Parameters
     ----------
-    tracer, queue:
+    tracer, export:
         Of the SDK, and where its spans go.
     sample_ratio:
         Of the requests that bring no decision of their own.
     """
 
-    def __init__(self, tracer: Tracer, queue: SpanQueue, sample_ratio: float) -> None:
+    def __init__(self, tracer: Tracer, export: SpanExport, sample_ratio: float) -> None:
         self._tracer = tracer
         self._ratio = sample_ratio
         self._chance = random.Random()
         self._propagator = TraceContextTextMapPropagator()
-        self.queue = queue
+        self.export = export
 
     def begin(self, headers: Sequence[Header], *, route: str, request_id: str, received_s: float) -> Trace | None:
         """The trace of a request, or `None` if it is not to have one."""

@@ -102,7 +102,7 @@ class ProxyState:
         if self.request_log is not None:
             self.request_log.close()
         if self.tracing is not None:
-            self.tracing.queue.shutdown()
+            await self.tracing.export.aclose()
         for target in (*self.targets.values(), *self.leaving):
             await target.upstream.aclose()
 

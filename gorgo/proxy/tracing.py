@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from gorgo import __version__
 from gorgo.config.model import Tracing as TracingConfig
 from gorgo.errors import MissingExtra
-from gorgo.proxy.span_queue import EXPORT_S, Count, SpanQueue
 
 if TYPE_CHECKING:
+    from gorgo.proxy.span_export import Count
     from gorgo.proxy.spans import Tracing
 
 
@@ -29,15 +29,16 @@ def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
 
+        from gorgo.proxy.span_export import EXPORT_S, SpanExport
         from gorgo.proxy.spans import Tracing
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"proxy.tracing needs {error.name}, which is not installed: pip install 'gorgo[otel]'"
         ) from error
-    # What it would say of a collector in trouble, the queue says in the proxy's own form.
+    # `SpanExport` logs a collector in trouble, in the proxy's own form and once.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    queue = SpanQueue(OTLPSpanExporter(endpoint=config.endpoint, timeout=EXPORT_S), count)
+    export = SpanExport(OTLPSpanExporter(endpoint=config.endpoint, timeout=EXPORT_S), count)
     resource = Resource.create({"service.name": "gorgo", "service.version": __version__, "cloud.region": region})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(queue)  # type: ignore[arg-type]  # by its methods; the class is in the extra
-    return Tracing(provider.get_tracer("gorgo", __version__), queue, config.sample_ratio)
+    provider.add_span_processor(export)
+    return Tracing(provider.get_tracer("gorgo", __version__), export, config.sample_ratio)

@@ -37,6 +37,8 @@ class Collector:
     resources: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    #: It answers nothing before this is set.
+    open: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
 
     @property
@@ -51,6 +53,7 @@ class Collector:
         if status == 200:
             self._decode(body)
         self.arrived.set()
+        await self.open.wait()
         return web.Response(status=status)
 
     def _decode(self, body: bytes) -> None:
@@ -82,6 +85,7 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 async def collecting(*statuses: int) -> AsyncIterator[Collector]:
     """A collector that listens until the end of the block."""
     collector = Collector(list(statuses) or [200])
+    collector.open.set()
     app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/v1/traces", collector.take)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

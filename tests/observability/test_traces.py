@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from gorgo.config.model import Proxy, Tracing
 from gorgo.core.ttft import PARTS
 from gorgo.errors import MissingExtra
-from gorgo.proxy import span_queue
+from gorgo.proxy import span_export
+from gorgo.proxy.span_export import SpanExport
 from gorgo.proxy.tracing import make_tracing
 from tests.observability.collector import Collector, Received, collecting
 from tests.proxy.conftest import QUIET, Running, Start
@@ -189,7 +194,7 @@ async def test_a_collector_in_trouble_costs_spans_and_no_request(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gorgo")
-    monkeypatch.setattr(span_queue, "FLUSH_S", 0.01)
+    monkeypatch.setattr(span_export, "FLUSH_S", 0.01)
     async with collecting(400, 200) as collector:
         fleet = await start.fleet([GOOD], proxy=traced(collector))
         await ask(fleet)
@@ -205,24 +210,67 @@ async def test_a_collector_in_trouble_costs_spans_and_no_request(
         assert events == ["trace_export_failed", "trace_export_resumed"]
 
 
-async def test_spans_beyond_the_queue_are_dropped_and_counted(
+async def test_spans_that_wait_for_a_silent_collector_are_bounded_and_delay_no_request(
     start: Start, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(span_queue, "MAX_WAITING", 6)
-    monkeypatch.setattr(span_queue, "FLUSH_S", 1e6)
+    monkeypatch.setattr(span_export, "MAX_WAITING", 6)
+    monkeypatch.setattr(span_export, "BATCH", 6)
+    monkeypatch.setattr(span_export, "EXPORT_S", 60.0)
+    collector.open.clear()
     fleet = await start.fleet([GOOD], proxy=traced(collector))
+    for _ in range(2):  # four spans each; six go out as a batch
+        await ask(fleet)
+    await collector.arrived.wait()
     for _ in range(3):
         await ask(fleet)
     await fleet.idle()
-    assert (await spans_counted(fleet))["dropped"] == 6
-    await fleet.stop()
     assert len(collector.spans) == 6
+    collector.open.set()
+    await fleet.stop()
+    assert len(collector.spans) == 12
+
+
+class Refusing(SpanExporter):
+    """A collector that holds its first answer until `answer` is set, and takes nothing."""
+
+    def __init__(self) -> None:
+        self.asked, self.answer = threading.Event(), threading.Event()
+        self.batches = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.batches += 1
+        self.asked.set()
+        assert self.answer.wait(10)
+        return SpanExportResult.FAILURE
+
+
+async def test_collector_that_fails_at_the_end_is_asked_once_and_not_for_every_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(span_export, "BATCH", 2)
+    monkeypatch.setattr(span_export, "FLUSH_S", 60.0)
+    collector, counted = Refusing(), Counter[str]()
+    export = SpanExport(collector, lambda result, spans: counted.update({result: spans}))
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(export)
+    tracer = provider.get_tracer("test")
+    for number in range(10):
+        tracer.start_span("a").end()
+        if number == 1:
+            assert await asyncio.to_thread(collector.asked.wait, 10)
+    closing = asyncio.create_task(export.aclose())
+    await asyncio.sleep(0)
+    collector.answer.set()
+    await asyncio.wait_for(closing, 10)
+    assert collector.batches == 1
+    assert counted == {"failed": 10}
 
 
 async def test_a_proxy_without_the_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "gorgo.proxy.spans", raising=False)
+    for name in ("spans", "span_export"):
+        monkeypatch.delitem(sys.modules, f"gorgo.proxy.{name}", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'gorgo\[otel\]'"):
         make_tracing(Tracing(endpoint="http://127.0.0.1:1/v1/traces"), region="here", count=lambda *_: None)
 
