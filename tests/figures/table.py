@@ -105,6 +105,25 @@ def _prefix_index(results: Sequence[Any]) -> View:
     return View(tables=[Table(labels=("blocks a prompt",), rows=rows)], values=values | {"million": 1.0})
 
 
+def _lateness(results: Sequence[Any]) -> View:
+    (lines,) = results
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for line in lines:
+        found = re.match(r"(freezing|late-path|steady) +(neither|overdue clock|clock and hedging) +(.*)$", line)
+        if found:
+            scenario, way, rest = found.groups()
+            p50, p95, p95_ratio, p99, p99_ratio, e2e, e2e_ratio, hedged = map(float, re.findall(r"\d+(?:\.\d+)?", rest))
+            plain = way == "neither"
+            rows[f"`{scenario}`", way] = {
+                "p50 TTFT, ms": p50,
+                "p95, ms": p95 if plain else [p95, p95_ratio],
+                "p99, ms": p99 if plain else [p99, p99_ratio],
+                "p95 E2E, s": e2e if plain else [e2e, e2e_ratio],
+                "hedged": None if hedged == 0 else hedged,
+            }
+    return View(tables=[Table(labels=("scenario", "with"), rows=rows)])
+
+
 # -- data sets
 
 _WINDOWS = ("art-chat-apr5", "art-chat-apr6", "art-chat-apr7")
@@ -160,6 +179,7 @@ FIGURES: Mapping[str, Figure] = {
     "overload": Figure(
         [f"gorgo overload {trace} --seed {seed} --json" for trace in _TRACES for seed in range(_SEEDS)], _overload
     ),
+    "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "windows": Figure(
         [
@@ -181,5 +201,6 @@ NOT_STORED: Mapping[str, str] = {
     "overload-cold": "no command makes these loads",
     "overload-made": "no command makes these loads",
     "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
+    "lateness-other": "no command makes these faults",
     "soak": "needs two cores to itself for six minutes",
 }

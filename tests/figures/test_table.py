@@ -50,3 +50,21 @@ def test_overload_shows_means_the_worst_seed_and_how_goodput_grows() -> None:
     assert shown.values["ART-Chat-like windows, least time scale"] == pytest.approx(0.7)
     assert shown.values["ART-Chat-like windows, most"] == pytest.approx(0.8)
     assert shown.values["Mooncake conversations, 3 over 1.3, least"] == pytest.approx(4 / 2.6)
+
+
+def test_benches_are_read_from_what_they_print() -> None:
+    late = view(
+        "lateness",
+        [
+            "freezing   neither                  295    2004 (1.00)   10381 (1.00)   7.90 (1.00)   0.00%",
+            "freezing   clock and hedging        287    1722 (0.86)    3034 (0.29)   7.42 (0.94)   2.50%",
+        ],
+    )
+    assert row(late, "`freezing`", "neither")["p99, ms"] == 10381
+    assert row(late, "`freezing`", "clock and hedging") == {
+        "p50 TTFT, ms": 287,
+        "p95, ms": [1722, 0.86],
+        "p99, ms": [3034, 0.29],
+        "p95 E2E, s": [7.42, 0.94],
+        "hedged": 2.5,
+    }
