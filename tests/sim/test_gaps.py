@@ -43,6 +43,11 @@ def test_p95_is_the_proxy_s() -> None:
         assert p95_s(pairs) == each[ceil(0.95 * len(each)) - 1]
 
 
+@pytest.mark.parametrize(("gaps", "place"), [(1, 1), (19, 19), (20, 19), (21, 20), (40, 38), (100, 95)])
+def test_p95_is_the_least_gap_that_19_in_20_do_not_exceed(gaps: int, place: int) -> None:
+    assert p95_s((float(number), 1) for number in range(1, gaps + 1)) == place
+
+
 def test_a_stall_is_in_the_first_gap_after_it() -> None:
     log = DecodeLog()
     log.add(0.0, 1.0, 10)

@@ -8,6 +8,8 @@ from gorgo.core.sse import ContentScanner, Scan, Usage, UsageTail
 
 #: The end of a stream is looked for in its last bytes only; an error event or `[DONE]` is far shorter.
 TAIL_BYTES = 4096
+#: What carries no token: the end, and counts, which some engines write with a space.
+_NO_TOKEN = re.compile(rb'\[DONE\]|"usage"\s*:\s*\{')
 _ERROR_EVENT = re.compile(rb'(?:^|\n)(?:event: ?error|data: ?\{"error")')
 
 
@@ -36,7 +38,7 @@ class StreamReader:
             self.first_content_s = self._last_s = now
 
     def _gap(self, chunk: bytes, now: float) -> None:
-        if b"[DONE]" not in chunk and b'"usage":{' not in chunk:
+        if _NO_TOKEN.search(chunk) is None:
             self.gaps_s.append(now - self._last_s)
             self._last_s = now
 

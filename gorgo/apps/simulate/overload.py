@@ -68,7 +68,8 @@ def held(limits: RouterLimits, *, open_in_flight: int | None = None, slo_e2e_ms:
 def capacity_scale(job: SimJob) -> float:
     """The least time scale, so the highest load, that `job` serves well; exact to 5 %.
 
-    Raises `TraceError` where no load is low enough: then it is the prompts that take too long, not the fleet.
+    Raises `TraceError` where no load is low enough: then it is the prompts that take too long, not the fleet. The same
+    where none is high enough: then there are too few requests to overload the fleet.
     """
     job = replace(job, limits=at_once(job.limits or RouterLimits()))
     low, high = _bracket(job)
@@ -119,14 +120,16 @@ def _place(job: SimJob) -> tuple[float, bool]:
 def _bracket(job: SimJob) -> tuple[float, float]:
     """Two time scales, a factor of two apart: overloaded and not."""
     scale = 1.0
+    share = f"{AT_CAPACITY:.0%} of requests in time"
     if _serves_well(job, scale):
-        while scale > LEAST and _serves_well(job, scale / 2):
+        while _serves_well(job, scale / 2):
             scale /= 2
+            if scale <= LEAST:
+                raise TraceError(f"{job.trace}: {share} even at time scale {scale:.3g}: take more requests")
         return scale / 2, scale
     while not _serves_well(job, scale * 2):
         scale *= 2
         if scale >= MOST:
-            share = f"{AT_CAPACITY:.0%} of requests in time"
             raise TraceError(f"{job.trace}: at no load are {share}: leave out the longest with --max-input")
     return scale, scale * 2
 

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from gorgo.apps.replay import ReplayOptions, ReplayReport, replay
+from gorgo.apps.replay.run import LEAD_S
 from gorgo.apps.traces import TraceFilters, TraceRequest, prompt_text
 from gorgo.errors import ReplayError
 from tests.apps.replay.fake_router import DONE, ROLE, FakeRouter, event, never, token
@@ -108,23 +109,64 @@ async def test_a_slow_answer_holds_no_later_request_back() -> None:
     assert report.row.errors == 0
 
 
+class Clock:
+    """Stands still unless a test moves it. The replay starts as soon as the clock has been read once."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+        self._read = False
+
+    def __call__(self) -> float:
+        if not self._read:
+            self._read = True
+            return self.now_s - LEAD_S
+        return self.now_s
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+
+
 async def test_latency_counts_from_the_scheduled_time_when_the_client_falls_behind(tmp_path: Path) -> None:
-    """One at a time, two seconds each: the second waits for the first, and its latency and the slip say so."""
-    now_s = 50.0
+    """One at a time, two seconds each: request n is sent 2 n seconds late, and TTFT, E2E and slip all show it."""
+    clock = Clock()
 
     async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        nonlocal now_s
-        now_s += 2.0
+        clock.now_s += 2.0
         return await router.whole(request, body)
 
     router = FakeRouter(slow)
     async with router.running():
-        wanted = options(router, max_in_flight=1, out=tmp_path)
-        await replay(trace(2), wanted, clock=lambda: now_s)
-    first, second = (json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines())
-    assert second["scheduled_s"] == first["scheduled_s"] == 0.0
-    assert second["sent_s"] - first["sent_s"] == 2.0
-    assert second["ttft_ms"] - first["ttft_ms"] == 2000.0
+        report = await replay(trace(3), options(router, max_in_flight=1, out=tmp_path), clock=clock)
+    rows = rows_of(tmp_path)
+    assert [(row["scheduled_s"], row["sent_s"]) for row in rows] == [(0.0, 0.0), (0.0, 2.0), (0.0, 4.0)]
+    assert [(row["ttft_ms"], row["e2e_s"]) for row in rows] == [(2000.0, 2.0), (4000.0, 4.0), (6000.0, 6.0)]
+    assert report.row.ttft_ms.p50 == pytest.approx(4000.0)
+    assert report.row.e2e_s.p50 == pytest.approx(4.0)
+    # Of 0, 2000 and 4000 ms: 95 % of the way from the first to the last.
+    assert report.row.slip_ms_p95 == pytest.approx(3800.0)
+    assert report.wall_s == pytest.approx(6.0)
+
+
+async def test_no_more_requests_than_the_bound_are_in_flight(tmp_path: Path) -> None:
+    """All are due at once and answers come in pairs, a second each: every other pair is sent a second later."""
+    clock, arrived = Clock(), asyncio.Condition()
+
+    async def in_pairs(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        mine = len(router.bodies)
+        async with arrived:
+            if mine % 2 == 0:
+                clock.now_s += 1.0
+            arrived.notify_all()
+            await arrived.wait_for(lambda: len(router.bodies) >= mine + mine % 2)
+        return await router.whole(request, body)
+
+    router = FakeRouter(in_pairs)
+    async with router.running():
+        wanted = options(router, max_in_flight=2, out=tmp_path, request_timeout_s=5.0)
+        report = await replay(trace(6), wanted, clock=clock)
+    assert report.row.errors == 0
+    assert sorted(row["sent_s"] for row in rows_of(tmp_path)) == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
 
 
 async def test_the_time_scale_stretches_the_time_between_requests(tmp_path: Path) -> None:

@@ -23,6 +23,19 @@ def test_the_first_token_is_content_not_a_role_and_gaps_follow_it() -> None:
     assert (reader.usage.prompt_tokens, reader.usage.cached_tokens, reader.usage.output_tokens) == (10, 4, 3)
 
 
+@pytest.mark.parametrize("spaced", [False, True], ids=["compact", "spaced"])
+def test_usage_and_the_end_are_no_token_gaps(spaced: bool) -> None:
+    """Tokens at 2, 2.5 and 4 s make two gaps; usage at 7 s and the end at 9 s carry no token."""
+    last = usage(10, 4, 3)
+    if spaced:
+        last = last.replace(b'":', b'": ')
+    no_usage_yet = event({"choices": [{"index": 0, "delta": {"content": "abcd"}}], "usage": None})
+    reader = read((2.0, token()), (2.5, no_usage_yet), (4.0, token()), (7.0, last), (9.0, DONE))
+    assert reader.gaps_s == [0.5, 1.5]
+    assert reader.usage is not None
+    assert reader.usage.output_tokens == 3
+
+
 def test_an_event_split_over_two_chunks_counts_when_it_is_whole() -> None:
     whole = token()
     assert read((1.0, whole[:9]), (2.0, whole[9:])).first_content_s == 2.0

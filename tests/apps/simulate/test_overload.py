@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import log2
 
 import numpy as np
 import pytest
 
-from gorgo.apps.simulate import SimJob, run_once
-from gorgo.apps.simulate.goodput import goodput_of
+from gorgo.apps.simulate import SimJob, SimulatedRun
 from gorgo.apps.simulate.overload import at_once, capacity_scale, held, overload_rows
+from gorgo.apps.simulate.rows import simulated_run
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import TraceError
 from gorgo.sim.feed import SimRequest
-from gorgo.sim.records import SimRecord
+from gorgo.sim.gaps import GapHistogram
+from gorgo.sim.records import SimRecord, SimResult
 from tests.sim.fleets import three_regions
 
 
@@ -39,44 +42,81 @@ def job(**options: object) -> SimJob:
     return SimJob(**given | options)  # type: ignore[arg-type]
 
 
-def record(ttft_ms: float | None, e2e_s: float | None, **more: object) -> SimRecord:
-    made = SimRecord(id="r", scheduled_s=0.0, sent_s=0.0, input_tokens=1, ttft_ms=ttft_ms, e2e_s=e2e_s)
-    for name, value in more.items():
-        setattr(made, name, value)
-    return made
+@dataclass
+class FakeRuns:
+    """Runs of twenty requests of which one fails, and two at a time scale below `least`; given back in reverse."""
+
+    least: float
+    jobs: list[SimJob] = field(default_factory=list)
+
+    def __call__(self, jobs: Sequence[SimJob], **_options: object) -> Iterator[SimulatedRun]:
+        self.jobs += jobs
+        for one in reversed(jobs):
+            failed = 1 if one.time_scale >= self.least else 2
+            records = [
+                SimRecord(id="r", scheduled_s=n, sent_s=n, input_tokens=1, ttft_ms=2000.0 + (n < failed), e2e_s=10.0)
+                for n in range(20)
+            ]
+            yield simulated_run(one, {}, SimResult(records, GapHistogram(), ended_s=20.0, events=1))
 
 
-def test_served_well_is_both_in_time_and_whole() -> None:
-    records = [
-        record(1999.0, 9.9, held_s=0.5),
-        record(2001.0, 9.9),
-        record(100.0, 10.1, hedged=True),
-        record(None, 0.1, error="deadline_unreachable"),
-        record(100.0, 1.0, error="disconnected", scheduled_s=10.0),
+def faked(monkeypatch: pytest.MonkeyPatch, *, least: float) -> FakeRuns:
+    runs = FakeRuns(least)
+    monkeypatch.setattr("gorgo.apps.simulate.overload.run_many", runs)
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("least", "capacity", "tried"),
+    [
+        # Halves or doubles up to one on either side; then geometric means until two are within 5 %.
+        (1.0, 1.0, [0, -1, -0.5, -0.25, -0.125, -0.0625]),
+        (0.3, 2**-1.6875, [0, -1, -2, -1.5, -1.75, -1.625, -1.6875]),
+        (3.0, 2**1.625, [0, 1, 1, 2, 1.5, 1.75, 1.625, 1.5625]),
+        (1 / 63, 2**-5.9375, [0, -1, -2, -3, -4, -5, -6, -5.5, -5.75, -5.875, -5.9375]),
+        (64.0, 64.0, [0, 1, 2, 3, 4, 5, 6, 5.5, 5.75, 5.875, 5.9375]),
+    ],
+)
+def test_capacity_is_the_least_time_scale_at_which_95_percent_are_good(
+    least: float, capacity: float, tried: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = faked(monkeypatch, least=least)
+    asked = job(limits=held(RouterLimits()))
+    assert capacity_scale(asked) == pytest.approx(capacity)
+    assert sorted({log2(one.time_scale) for one in runs.jobs}) == pytest.approx(sorted(set(tried)))
+    assert all(one.limits == at_once(RouterLimits()) for one in runs.jobs)
+
+
+@pytest.mark.parametrize(
+    ("least", "advice"), [(64.1, "leave out the longest with --max-input"), (1 / 65, "take more requests")]
+)
+def test_a_capacity_that_no_time_scale_shows_is_an_error_with_advice(
+    least: float, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faked(monkeypatch, least=least)
+    with pytest.raises(TraceError, match=advice):
+        capacity_scale(job())
+
+
+def test_a_trace_without_a_request_has_no_capacity() -> None:
+    with pytest.raises(TraceError, match="no requests"):
+        capacity_scale(job(feed=()))
+
+
+def test_rows_are_two_per_load_and_held_ones_alone_have_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = faked(monkeypatch, least=1.0)
+    rows = overload_rows(job(slo_ttft_ms=700.0), capacity=2.0, loads=(4.0, 1.0), open_in_flight=7, slo_e2e_ms=9000.0)
+    assert [(row.load, row.time_scale, row.held) for row in rows] == [
+        (4.0, 0.5, False),
+        (4.0, 0.5, True),
+        (1.0, 2.0, False),
+        (1.0, 2.0, True),
     ]
-    found = goodput_of(records)
-    assert found is not None
-    assert (found.good, found.per_s, found.rejected, found.held, found.hedged) == (0.2, 0.1, 0.4, 0.2, 0.2)
-
-
-def test_nothing_offered_is_no_goodput() -> None:
-    assert goodput_of([]) is None
-
-
-def test_capacity_is_where_the_share_falls_below_its_bound() -> None:
-    capacity = capacity_scale(job())
-
-    def good(time_scale: float) -> float:
-        run = run_once(replace(job(limits=at_once(RouterLimits())), time_scale=time_scale))
-        assert run.goodput is not None
-        return run.goodput.good
-
-    assert good(capacity) >= 0.95 > good(capacity / 1.1)
-
-
-def test_a_trace_that_no_fleet_serves_in_time_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(TraceError, match="--max-input"):
-        capacity_scale(job(feed=feed(40, prompt_tokens=60_000)))
+    assert [row.goodput.good for row in rows] == [0.9, 0.9, 0.95, 0.95]
+    assert [row.row.time_scale for row in rows] == [0.5, 0.5, 2.0, 2.0]
+    assert [one.slo_ttft_ms for one in runs.jobs] == [None, 700.0] * 2
+    holding = held(RouterLimits(), open_in_flight=7, slo_e2e_ms=9000.0)
+    assert [one.limits for one in runs.jobs] == [at_once(RouterLimits()), holding] * 2
 
 
 def test_beyond_capacity_holding_serves_more_in_time_and_as_much_at_three_times_the_load() -> None:

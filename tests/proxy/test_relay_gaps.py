@@ -1,0 +1,76 @@
+"""The p95 of an answer's token gaps, by a clock that the engine moves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gorgo.proxy.headers import Header
+from gorgo.proxy.relay import Relay, RelayPlan
+from gorgo.proxy.sink import Sink
+from gorgo.proxy.watchdog import Watchdog
+from tests.proxy.fakes import ROLE, delta
+
+
+class PacedSource:
+    """An event stream whose chunks come after so many seconds each."""
+
+    status = 200
+
+    def __init__(self, chunks: Sequence[tuple[float, bytes]], *, kind: bytes = b"text/event-stream") -> None:
+        self.headers: Sequence[Header] = [(b"Content-Type", kind)]
+        self.now_s = 100.0
+        self._chunks = chunks
+
+    @asynccontextmanager
+    async def chunks(self) -> AsyncIterator[AsyncIterator[bytes]]:
+        async def each() -> AsyncIterator[bytes]:
+            for after_s, chunk in self._chunks:
+                self.now_s += after_s
+                yield chunk
+
+        yield each()
+
+    async def aclose(self) -> None:
+        return
+
+
+async def p95_of(source: PacedSource, monkeypatch: pytest.MonkeyPatch) -> float | None:
+    async def send(_message: Any) -> None:
+        return
+
+    monkeypatch.setattr("gorgo.proxy.relay.monotonic", lambda: source.now_s)
+    plan = RelayPlan("/v1/chat/completions", (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None)
+    with Watchdog(1000.0) as dog:
+        return (await Relay(source, Sink(send), dog, plan).run()).itl_s_p95
+
+
+def tokens(gaps_s: Sequence[float]) -> list[tuple[float, bytes]]:
+    """A first token after nine seconds of prefill, and one more after each gap."""
+    return [(0.0, ROLE), (9.0, delta("a")), *((gap_s, delta("b")) for gap_s in gaps_s)]
+
+
+@pytest.mark.parametrize(("gaps", "place"), [(1, 1), (2, 2), (19, 19), (20, 19), (21, 20), (40, 38), (100, 95)])
+async def test_p95_is_the_least_gap_that_19_in_20_do_not_exceed(
+    gaps: int, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gaps of 1, 2, ... seconds, the longest first: the one at `place` is that of `place` seconds."""
+    source = PacedSource(tokens([float(number) for number in range(gaps, 0, -1)]))
+    assert await p95_of(source, monkeypatch) == pytest.approx(place)
+
+
+async def test_one_token_has_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await p95_of(PacedSource(tokens([])), monkeypatch) is None
+
+
+async def test_a_comment_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = PacedSource([*tokens([1.0]), (2.0, b": ping\n\n"), (3.0, delta("c"))])
+    assert await p95_of(source, monkeypatch) == pytest.approx(5.0)
+
+
+async def test_pieces_of_a_whole_body_are_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = PacedSource([(1.0, b" " * 40_000)] * 4, kind=b"application/json")
+    assert await p95_of(source, monkeypatch) is None
