@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from gorgo.config.document import MAX_BYTES, Document, Path, Problem, read_document, show_path
 from gorgo.config.explain import closest, explain
 from gorgo.config.model import Config
+from gorgo.config.renamed import renamed_keys
 from gorgo.core.numbers import is_number
 from gorgo.errors import ConfigError
 
@@ -50,6 +51,7 @@ def parse_config(text: bytes, *, source: str = "regions.yaml") -> Config:
         document.report((), "empty", "a mapping with proxy, regions and replicas")
     config = None
     if document.lines:
+        document.problems.extend(renamed_keys(document))
         config = _typed(document)
         document.problems.extend(_disagreements(document))
     if document.problems or config is None:
