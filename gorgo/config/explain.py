@@ -63,8 +63,10 @@ def closest(word: str, known: Iterable[str]) -> str:
 def keys_at(path: Path) -> list[str]:
     """Keys that the file may have in the mapping at `path`.
 
-    >>> keys_at(("replicas", 3, "capacity"))
+    >>> keys_at(("replicas", 3, "capacity"))[:2]
     ['kv_tokens', 'max_running_requests']
+    >>> keys_at(("replicas", 3, "url"))
+    []
     """
     kind = _type_at(path)
     return [item.name for item in fields(kind)] if is_dataclass(kind) else []

@@ -54,6 +54,7 @@ class EngineModel(Generic[RequestT]):
 
     Example
     -------
+    >>> from gorgo.sim.engine_request import EngineRequest
     >>> from gorgo.sim.profiles import find_profile
     >>> model: EngineModel[EngineRequest] = EngineModel(find_profile("1xH100-Llama-3.1-8B"))
     >>> request = EngineRequest(b"word" * 1000, prompt_tokens=1000, output_tokens=2)
