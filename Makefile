@@ -19,7 +19,7 @@ laboratory: $(READY) ## every claim about the policies, simulated; minutes to an
 tuning-table: $(READY) ## what the tuner is said to show, simulated; an hour and more, resumes in runs/tuning
 	@$(BIN)/python -m tuner.evidence --out runs/tuning $(ARGS)
 
-test: check      ## style, types, layers, then every test that needs pip alone
+test: check      ## style, types, layers, then every test that needs pip alone; says at its end what it skipped
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 coverage: $(READY) ## the same tests with the lines that they reach; tracing costs half as much time again

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
 from hypothesis import settings
+
+from tests.left_out import left_out
 
 # The same examples on every run, and no limit on the time of one: the cores are shared, and a slow machine is no fault.
 settings.register_profile("gorgo", derandomize=True, deadline=None)
@@ -17,3 +21,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("system") and not item.get_closest_marker("skip"):
             item.add_marker(pytest.mark.skip(reason="system test: run by `make test-system`"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """Below all reasons, one line says how many tests were skipped and which commands run them."""
+    yield
+    line = left_out(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+    if line is not None:
+        terminalreporter.write_line(line, yellow=True)

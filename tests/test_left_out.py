@@ -1,0 +1,37 @@
+"""A run says what it skipped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.documents import ROOT
+from tests.left_out import left_out
+
+SYSTEM = "system test: run by `make test-system`"
+
+
+def test_skipped_tests_are_counted_by_the_command_that_runs_them() -> None:
+    reasons = [SYSTEM, "PostgreSQL: run by `make test-postgres`", "there is no bash", SYSTEM]
+    assert left_out(reasons) == (
+        "SKIPPED 4: 2 run by `make test-system`; 1 run by `make test-postgres`; "
+        "1 need what this machine lacks, see the reasons above"
+    )
+
+
+def test_a_run_that_skips_nothing_says_nothing() -> None:
+    assert left_out([]) is None
+
+
+def test_the_line_is_the_last_before_the_counts(tmp_path: Path) -> None:
+    """With the conftest.py of all tests, in a run of its own."""
+    (tmp_path / "test_one.py").write_text("import pytest\n\n@pytest.mark.system\ndef test_one(): ...\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-ra", "-m", "", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    options = ["--rootdir", str(tmp_path), "-o", "markers=system"]
+    environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run([*command, *options, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, env=environ)
+    *_, line, counts = done.stdout.splitlines()
+    assert line == "SKIPPED 1: 1 run by `make test-system`"
+    assert counts.startswith("1 skipped")
