@@ -17,7 +17,7 @@ from statistics import median
 
 from rich.console import Console
 
-from tests.chaos.invariants import judge_run, starved_s
+from tests.chaos.invariants import judge_run, starved_s, tally
 from tests.chaos.report import print_report
 from tests.chaos.run import FULL, SHORT, run_chaos
 
@@ -40,11 +40,10 @@ def main(arguments: list[str]) -> int:
     findings = judge_run(run)
     print_report(run, findings, console)
     broken = sum(bool(finding.violations) for finding in findings)
-    held = f"{len(findings) - broken} of {len(findings)} invariants hold"
     again = f"make chaos{'-short' if asked.short else ''} ARGS='--seed {seed}'"
     half_s = median(look.took_s for look in run.watch.during)
     console.print(f"half of the looks at the proxy took {half_s * 1e3:.0f} ms or less", markup=False)
-    console.print(f"{held}; {time.monotonic() - began_s:.0f} s; the same schedule again: {again}", markup=False)
+    console.print(f"{tally(findings)}; {time.monotonic() - began_s:.0f} s; the same schedule again: {again}", markup=False)
     starved = starved_s(run)
     if broken and starved is not None:
         console.print(f"nothing is proved by that: half of the proxy's answers to a look took {starved:.2f} s or more")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -23,6 +23,8 @@ _INJECTED = {
 }
 #: Between two looks whether a fault may begin.
 LOOK_S = 0.1
+#: Before the sidecar is killed, for the first row of its database: without one a kill shows nothing.
+WRITTEN_S = 10.0
 #: Rows of generations as anybody can read them: no code of the tuner's is trusted for this.
 _ROWS = "SELECT id, campaign_id, number, weights FROM generation ORDER BY id"
 
@@ -149,23 +151,31 @@ class Saboteur:
             marks.add(name)
         edits.broken = fault.variant == "refused"
         edits.limits = {"between_chunks_timeout_s": 3.5} if fault.variant == "limits" else {}
-        self._tell()
+        await self._tell()
         yield
         if marks is not None:
             marks.discard(name)
         edits.broken, edits.limits = False, {}
-        self._tell()
+        await self._tell()
 
-    def _tell(self) -> None:
-        self._fleet.reload()
+    async def _tell(self) -> None:
+        await self._fleet.reload()
         self.refusals += self._fleet.edits.broken
         self.reloads += not self._fleet.edits.broken
 
     async def _kill_sidecar(self, fault: Planned) -> None:
+        await self._rows_written()
         self._fleet.kill("tune")
         self.histories.append(await asyncio.to_thread(read_history, self._fleet.database))
         await asyncio.sleep(fault.length_s)
         await self._fleet.start_sidecar()
+
+    async def _rows_written(self) -> None:
+        """Wait for a generation in the database; without one in time, go on, and the run is judged by that."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WRITTEN_S):
+                while not (await asyncio.to_thread(read_history, self._fleet.database)).rows:
+                    await asyncio.sleep(LOOK_S)
 
 
 def read_history(path: Path) -> HistorySeen:

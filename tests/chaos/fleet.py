@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -30,6 +31,7 @@ REPLICAS = tuple(REGIONS)
 TOKEN = "token-of-chaos"
 #: For a process to say that it listens; the cores are shared.
 START_S = 60.0
+_RELOADED, _POLL_S = re.compile(r'"event": ?"config_re(?:loaded|fused)"'), 0.05
 SERVE = "serve"
 #: What is set other than by default, so that minutes show what hours would; the rest is as an operator has it.
 PROXY = {"policy": "gorgo-ms", "bind": f"{HOST}:0", "admin_bind": f"{HOST}:0"}
@@ -64,9 +66,10 @@ class Edits:
 class Fleet:
     """Everything that runs, by its name."""
 
-    def __init__(self, folder: Path, processes: Processes, seed: int) -> None:
+    def __init__(self, folder: Path, processes: Processes, seed: int, limits: Mapping[str, float]) -> None:
         self.folder = folder
         self.seed = seed
+        self.limits = limits
         self.edits = Edits()
         self.gates: dict[str, Gate] = {}
         self.url = self.admin_url = ""
@@ -139,22 +142,30 @@ class Fleet:
         text = "replicas: [" if self.edits.broken else yaml.safe_dump(self._document(), sort_keys=False)
         _replace(self.config, text)
 
-    def reload(self) -> None:
-        """Write it and have the proxy read it at once."""
+    async def reload(self) -> None:
+        """Write it and have the proxy read it at once; returns when the proxy has followed or refused it."""
+        before = self._reloads()
         self.write_config()
         os.kill(self.pid(SERVE), signal.SIGHUP)
+        async with asyncio.timeout(START_S):
+            while self._reloads() == before:
+                await asyncio.sleep(_POLL_S)
+
+    def _reloads(self) -> int:
+        """Files of which the proxy has said what became of them."""
+        return len(_RELOADED.findall(self.said(self._latest[SERVE])))
 
     def write_engine_config(self) -> None:
         urls = {name: self.engine_url(name) for name in REPLICAS}
-        _replace(self.folder / "engines.yaml", yaml.safe_dump(_document(urls, REPLICAS), sort_keys=False))
+        _replace(self.folder / "engines.yaml", yaml.safe_dump(_document(urls, REPLICAS, self.limits), sort_keys=False))
 
     def _document(self) -> dict[str, Any]:
         edits = self.edits
         urls = {name: f"http://{HOST}:{gate.ports[name in edits.moved]}" for name, gate in self.gates.items()}
-        document = _document(urls, [name for name in REPLICAS if name not in edits.left_out])
+        names = [name for name in REPLICAS if name not in edits.left_out]
+        document = _document(urls, names, {**self.limits, **edits.limits})
         for row in document["replicas"]:
             row["draining"] = row["name"] in edits.draining
-        document["limits"] |= edits.limits
         return document
 
     async def open_gates(self) -> None:
@@ -163,14 +174,14 @@ class Fleet:
             await self.gates[name].open()
 
 
-def _document(urls: Mapping[str, str], names: Iterable[str]) -> dict[str, Any]:
+def _document(urls: Mapping[str, str], names: Iterable[str], limits: Mapping[str, float]) -> dict[str, Any]:
     regions = dict(REGIONS.values())
     rows = [{"name": name, "region": REGIONS[name][0], "url": urls[name], "models": [MODEL]} for name in names]
     return {
         "proxy": {"region": REGIONS[REPLICAS[0]][0], **PROXY, **INTERVALS},
         "regions": [{"name": region} for region in regions],
         "replicas": rows,
-        "limits": dict(LIMITS),
+        "limits": dict(limits),
         "overload": dict(OVERLOAD),
         "simulation": {"rtt_ms": regions, "seed": 0},
     }
@@ -195,11 +206,11 @@ def _free_ports(count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def running_fleet(folder: Path, seed: int) -> AsyncIterator[Fleet]:
+async def running_fleet(folder: Path, seed: int, limits: Mapping[str, float]) -> AsyncIterator[Fleet]:
     """Engines, gates and the proxy, without a sidecar yet; everything is stopped whatever happens."""
     environ = {**os.environ, "GORGO_ADMIN_TOKEN": TOKEN, INTERNAL_VARIABLE: "1", "PYTHONUNBUFFERED": "1"}
     with Processes(folder, environ) as processes:
-        fleet = Fleet(folder, processes, seed)
+        fleet = Fleet(folder, processes, seed, limits)
         fleet.write_engine_config()
         await asyncio.gather(*(fleet.start_engine(name) for name in REPLICAS))
         await fleet.open_gates()

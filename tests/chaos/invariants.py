@@ -39,6 +39,8 @@ class Finding:
     name: str
     figures: str
     violations: Sequence[str] = ()
+    #: False: the run was too short to say, and `figures` says why.
+    judged: bool = True
 
 
 @dataclass(slots=True)
@@ -175,7 +177,8 @@ def memory_flat(run: Run) -> Finding:
     third = len(looks) // 3
     if third < RSS_LOOKS:
         grown = looks[-1].rss_kb - looks[0].rss_kb
-        return Finding("memory flat", f"not judged: {len(looks)} looks are too few (grew by {grown / 1024:.1f} MB)")
+        why = f"{len(looks)} looks are too few (grew by {grown / 1024:.1f} MB)"
+        return Finding("memory flat", why, judged=False)
     warm, late = (median(look.rss_kb for look in part) for part in (looks[third : 2 * third], looks[2 * third :]))
     growth = late / warm - 1
     figures = f"{warm / 1024:.1f} -> {late / 1024:.1f} MB ({growth:+.1%}, bound {RSS_GROWTH:.0%})"
@@ -246,6 +249,15 @@ INVARIANTS: Sequence[Callable[[Run], Finding]] = (
 
 def judge_run(run: Run) -> list[Finding]:
     return [invariant(run) for invariant in INVARIANTS]
+
+
+def tally(findings: Sequence[Finding]) -> str:
+    """How many hold of those that were judged, and the names of the others."""
+    judged = [finding for finding in findings if finding.judged]
+    hold = sum(not finding.violations for finding in judged)
+    others = ", ".join(finding.name for finding in findings if not finding.judged)
+    not_judged = f"; {len(findings) - len(judged)} not judged ({others})" if others else ""
+    return f"{hold} of {len(judged)} judged invariants hold{not_judged}"
 
 
 def starved_s(run: Run) -> float | None:

@@ -91,8 +91,8 @@ class Observer:
         rss_kb = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
         return Look(monotonic(), rss_kb, len(list((process / "fd").iterdir())), inside, self._state_fault(), took_s)
 
-    async def before(self) -> None:
-        for _ in range(IDLE_LOOKS):
+    async def before(self, looks: int) -> None:
+        for _ in range(looks):
             await asyncio.sleep(IDLE_LOOK_S)
             self.watch.before.append(await self.look())
 

@@ -80,8 +80,14 @@ def _endings(run: Run) -> Table:
 def _invariants(findings: Sequence[Finding]) -> Table:
     table = _table("invariant", "figures", "holds")
     for finding in findings:
-        table.add_row(finding.name, finding.figures, f"NO: {len(finding.violations)}" if finding.violations else "yes")
+        table.add_row(finding.name, finding.figures, _holds(finding))
     return table
+
+
+def _holds(finding: Finding) -> str:
+    if not finding.judged:
+        return "not judged"
+    return f"NO: {len(finding.violations)}" if finding.violations else "yes"
 
 
 def _words(note: Note) -> str:

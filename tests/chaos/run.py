@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from tests.chaos.faults import Saboteur, read_history
-from tests.chaos.fleet import REPLICAS, SERVE, Fleet, running_fleet
+from tests.chaos.fleet import LIMITS, REPLICAS, SERVE, Fleet, running_fleet
 from tests.chaos.invariants import Run
 from tests.chaos.load import Load
-from tests.chaos.observe import Observer, admin_client, events_of
+from tests.chaos.observe import IDLE_LOOKS, Observer, admin_client, events_of
 from tests.chaos.questions import draw_questions
-from tests.chaos.schedule import draw_schedule
+from tests.chaos.schedule import RECOVERY_S, Planned, draw_schedule
 
 #: For the sidecar to put its best weights back and end.
 SIDECAR_END_S = 30.0
@@ -27,25 +28,56 @@ class Plan:
 
     load_s: float
     per_s: float
-    #: Mean time between the starts of two faults, and how long they last.
+    #: Mean time between the starts of two faults, how long they last, and from the end of one to the next at a target.
     every_s: float
     length_s: tuple[float, float]
+    rest_s: float = RECOVERY_S
+    #: Limits of the proxy.
+    limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
+    #: Looks at the idle proxy before the load.
+    idle_looks: int = IDLE_LOOKS
 
 
-#: With starting and settling nine and a half minutes, and one.
+#: With starting and settling nine and a half minutes, one minute, and a quarter of a minute.
 FULL = Plan(load_s=500.0, per_s=6.0, every_s=4.5, length_s=(2.0, 7.0))
 SHORT = Plan(load_s=44.0, per_s=6.0, every_s=1.5, length_s=(1.2, 2.4))
+#: No fault is so long that a time-out ends it, and no time-out so short that a busy machine exceeds it.
+BRIEF = Plan(
+    load_s=9.0,
+    per_s=10.0,
+    every_s=0.5,
+    length_s=(0.6, 1.0),
+    rest_s=0.5,
+    limits=LIMITS
+    | {
+        "connect_timeout_s": 15.0,
+        "first_content_timeout_s": 30.0,
+        "whole_answer_timeout_s": 30.0,
+        "between_chunks_timeout_s": 15.0,
+    },
+    idle_looks=6,
+)
+
+
+def plan_schedule(plan: Plan, seed: int) -> list[Planned]:
+    """Faults of that run."""
+    return draw_schedule(
+        np.random.default_rng([seed, 0]),
+        REPLICAS,
+        seconds=plan.load_s,
+        every_s=plan.every_s,
+        length_s=plan.length_s,
+        rest_s=plan.rest_s,
+    )
 
 
 async def run_chaos(plan: Plan, seed: int, folder: Path) -> Run:
     """Everything that became of it, for the invariants."""
     questions = draw_questions(seed, seconds=plan.load_s, per_s=plan.per_s)
-    planned = draw_schedule(
-        np.random.default_rng([seed, 0]), REPLICAS, seconds=plan.load_s, every_s=plan.every_s, length_s=plan.length_s
-    )
-    async with running_fleet(folder, seed) as fleet, admin_client(fleet) as admin:
+    planned = plan_schedule(plan, seed)
+    async with running_fleet(folder, seed, plan.limits) as fleet, admin_client(fleet) as admin:
         observer, saboteur = Observer(fleet, admin), Saboteur(fleet)
-        await observer.before()
+        await observer.before(plan.idle_looks)
         await fleet.start_sidecar()
         load = Load(fleet.url, questions)
         looking = asyncio.create_task(observer.during())

@@ -59,6 +59,8 @@ class Planned:
     target: str
     start_s: float
     length_s: float
+    #: So long afterwards nothing else happens to its target.
+    rest_s: float = RECOVERY_S
 
     @property
     def end_s(self) -> float:
@@ -66,9 +68,18 @@ class Planned:
 
     @property
     def over_s(self) -> float:
-        """When it is over and got over."""
+        """When something else may happen to its target."""
+        return self._back_s + self.rest_s
+
+    @property
+    def well_s(self) -> float:
+        """From when its replica can be counted on again."""
+        return self._back_s + RECOVERY_S
+
+    @property
+    def _back_s(self) -> float:
         started = self.kind in (Kind.KILL, Kind.RESTART, Kind.TUNER)
-        return self.end_s + RECOVERY_S + (START_S if started else 0.0)
+        return self.end_s + (START_S if started else 0.0)
 
     @property
     def ill(self) -> bool:
@@ -111,13 +122,19 @@ class _Book:
 
     def take(self, fault: Planned) -> None:
         self._taken |= dict.fromkeys(fault.takes(list(self._ill)), fault.over_s)
-        self._ill |= dict.fromkeys(fault.lays_low(list(self._ill)), fault.over_s)
+        self._ill |= dict.fromkeys(fault.lays_low(list(self._ill)), fault.well_s)
 
 
 def draw_schedule(
-    rng: np.random.Generator, replicas: Sequence[str], *, seconds: float, every_s: float, length_s: tuple[float, float]
+    rng: np.random.Generator,
+    replicas: Sequence[str],
+    *,
+    seconds: float,
+    every_s: float,
+    length_s: tuple[float, float],
+    rest_s: float = RECOVERY_S,
 ) -> list[Planned]:
-    """Faults that begin and are got over within `seconds`, every kind before any comes again.
+    """Faults that begin and are over within `seconds`, every kind before any comes again.
 
     Parameters
     ----------
@@ -127,13 +144,15 @@ def draw_schedule(
         Mean time between two starts; longer where nobody may be hit.
     length_s:
         Shortest and longest.
+    rest_s:
+        From the end of a fault to the next one of the same target, and to the end of the schedule.
     """
     book, at_s = _Book(replicas), every_s / 2
     planned: list[Planned] = []
     rounds = _rounds(rng)
     left = next(rounds)
     while at_s < seconds:
-        fault = _first_possible(book, left, at_s, float(rng.uniform(*length_s)), rng)
+        fault = _first_possible(book, left, at_s, float(rng.uniform(*length_s)), rest_s, rng)
         if fault is None or fault.over_s > seconds:
             at_s += STEP_S
             continue
@@ -146,12 +165,17 @@ def draw_schedule(
 
 
 def _first_possible(
-    book: _Book, left: Sequence[tuple[Kind, str]], at_s: float, length_s: float, rng: np.random.Generator
+    book: _Book,
+    left: Sequence[tuple[Kind, str]],
+    at_s: float,
+    length_s: float,
+    rest_s: float,
+    rng: np.random.Generator,
 ) -> Planned | None:
     for kind, variant in left:
         targets = book.targets(kind, variant, at_s)
         if targets:
-            return Planned(kind, variant, targets[int(rng.integers(len(targets)))], at_s, length_s)
+            return Planned(kind, variant, targets[int(rng.integers(len(targets)))], at_s, length_s, rest_s)
     return None
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.chaos.faults import Applied, HistorySeen
-from tests.chaos.invariants import RSS_LOOKS, Run, judge_run, starved_s
+from tests.chaos.invariants import RSS_LOOKS, Run, judge_run, starved_s, tally
 from tests.chaos.load import Note
 from tests.chaos.observe import Look, Watch
 from tests.chaos.questions import Ending, Question, Verdict
+from tests.chaos.report import print_report
 from tests.chaos.schedule import Kind, Planned
 
 REPLICAS = ("a", "b", "c")
@@ -81,6 +84,13 @@ def good() -> Run:
         refusals=1,
         fleet=[{"name": name, "state": "healthy"} for name in REPLICAS],
     )
+
+
+def printed(run: Run) -> list[str]:
+    """Lines of the report."""
+    text = StringIO()
+    print_report(run, judge_run(run), Console(width=150, file=text))
+    return [line.strip() for line in text.getvalue().splitlines()]
 
 
 def broken(run: Run) -> list[str]:
@@ -192,6 +202,19 @@ def test_what_probes_open_for_a_moment_is_no_leak() -> None:
     run = good()
     run.watch.after[:] = [look(descriptors=21), look(sources={"a": 1})]
     assert broken(run) == []
+
+
+def test_a_run_too_short_to_judge_memory_does_not_count_it_as_held() -> None:
+    assert tally(judge_run(good())) == "14 of 14 judged invariants hold"
+    run = good()
+    run.watch.during = run.watch.during[: 3 * RSS_LOOKS - 1]
+    (memory,) = (finding for finding in judge_run(run) if not finding.judged)
+    assert (memory.name, memory.figures) == (MEMORY, f"{3 * RSS_LOOKS - 1} looks are too few (grew by 0.0 MB)")
+    assert tally(judge_run(run)) == "13 of 13 judged invariants hold; 1 not judged (memory flat)"
+    shed(run)
+    assert tally(judge_run(run)) == "12 of 13 judged invariants hold; 1 not judged (memory flat)"
+    (row,) = (line for line in printed(run) if line.startswith(MEMORY))
+    assert row.endswith("not judged")
 
 
 def test_a_machine_that_gives_processes_no_time_judges_nobody() -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
 from tests.chaos.fleet import REPLICAS
-from tests.chaos.run import FULL, SHORT, Plan
-from tests.chaos.schedule import CONFIGURATION, RECOVERY_S, Kind, Planned, draw_schedule
+from tests.chaos.run import BRIEF, FULL, SHORT, Plan, plan_schedule
+from tests.chaos.schedule import CONFIGURATION, RECOVERY_S, Kind, Planned
+from tests.chaos.test_short import BRIEF_SEED
 
 
 def drawn(seed: int, plan: Plan = SHORT) -> list[Planned]:
-    rng = np.random.default_rng([seed, 0])
-    return draw_schedule(rng, REPLICAS, seconds=plan.load_s, every_s=plan.every_s, length_s=plan.length_s)
+    return plan_schedule(plan, seed)
 
 
 def test_a_seed_is_a_schedule() -> None:
@@ -23,8 +22,10 @@ def test_a_seed_is_a_schedule() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_one_replica_is_well_at_every_moment_but_in_a_blackout(seed: int) -> None:
-    planned = drawn(seed, FULL)
+@pytest.mark.parametrize("plan", [FULL, BRIEF], ids=["full", "brief"])
+def test_one_replica_is_well_at_every_moment_but_in_a_blackout(plan: Plan, seed: int) -> None:
+    planned = drawn(seed, plan)
+    assert planned
     for fault in planned:
         if not fault.ill or fault.kind is Kind.BLACKOUT:
             continue
@@ -51,6 +52,15 @@ def test_every_kind_comes_and_is_got_over_in_time(seed: int) -> None:
 
 def test_the_short_form_has_nearly_all_of_them() -> None:
     assert min(len({each.kind for each in drawn(seed)}) for seed in range(20)) >= len(Kind) - 2
+
+
+def test_the_brief_form_has_all_but_the_blackout_and_a_kill_of_a_sidecar_that_has_written() -> None:
+    planned = {each.kind: each for each in drawn(BRIEF_SEED, BRIEF)}
+    assert set(Kind) - set(planned) == {Kind.BLACKOUT}
+    # Thirty requests have been asked by then, two windows and more.
+    assert planned[Kind.TUNER].start_s > 3.0
+    # One replica has nothing wrong with it from beginning to end, so that each error before content is judged.
+    assert len({each.target for each in planned.values() if each.ill}) < len(REPLICAS)
 
 
 def _edits(fault: Planned) -> bool:

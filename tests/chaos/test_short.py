@@ -1,4 +1,4 @@
-"""The form of a minute: real processes, every kind of fault that fits, and all invariants."""
+"""Real processes, every kind of fault that fits, and all invariants: a quarter of a minute, and a minute."""
 
 from __future__ import annotations
 
@@ -7,21 +7,35 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.chaos.invariants import judge_run, starved_s
+from tests.chaos.invariants import Run, judge_run, starved_s, tally
 from tests.chaos.report import print_report
-from tests.chaos.run import SHORT, run_chaos
+from tests.chaos.run import BRIEF, SHORT, Plan, run_chaos
 
 #: `make chaos-short` draws another one each time.
 SEED = 11
+#: Ten kinds of fault of the eleven, the sidecar killed in the middle (`test_schedule.py`).
+BRIEF_SEED = 156
 
 
 @pytest.mark.timeout(300)
+async def test_a_quarter_of_a_minute_of_chaos_breaks_nothing(tmp_path: Path) -> None:
+    run = await judged(BRIEF, BRIEF_SEED, tmp_path)
+    # A slow machine has time for fewer faults, as each waits for the processes of the one before.
+    assert len({each.planned.kind for each in run.applied}) >= 5
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
 async def test_a_minute_of_chaos_breaks_nothing(tmp_path: Path) -> None:
-    run = await run_chaos(SHORT, SEED, tmp_path)
+    await judged(SHORT, SEED, tmp_path)
+
+
+async def judged(plan: Plan, seed: int, folder: Path) -> Run:
+    """A run in which nothing is violated, and all is judged but memory; what it found is printed where that fails."""
+    run = await run_chaos(plan, seed, folder)
     findings = judge_run(run)
     print_report(run, findings, Console(width=150))
-    violations = [violation for finding in findings for violation in finding.violations]
     starved = starved_s(run)
-    if violations and starved is not None:
-        pytest.skip(f"too busy a machine to judge by: half of the proxy's answers to a look took {starved:.2f} s")
-    assert violations == []
+    slow = f", on a machine that took {starved:.2f} s for half of the answers to a look" if starved else ""
+    assert tally(findings) == "13 of 13 judged invariants hold; 1 not judged (memory flat)", f"see the report{slow}"
+    return run
