@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import logging
-import resource
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
@@ -16,6 +15,7 @@ from gorgo.config.model import Config, Limits, Region, Replica
 from tests.proxy.conftest import QUIET, Running, Start
 from tests.proxy.fakes import DONE, ROLE, answer, chat, delta, stream
 from tests.proxy.integrity.engines import Liar, Speaker, forever, lying, says
+from tests.proxy.memory import peak_growth
 from tests.proxy.raw import connected
 
 CHAT = "/v1/chat/completions"
@@ -272,9 +272,9 @@ async def test_gzip_bomb_is_never_unpacked(fleet: Fleet) -> None:
     running, _ = await fleet(says(head + bomb), honest=False)
     async with connected(running.addresses.data) as client:
         await client.post(CHAT, chat(stream=True), "connection: close")
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        assert (await client.rest()).endswith(bomb)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
+        with peak_growth() as grown:
+            assert (await client.rest()).endswith(bomb)
+            assert grown() < 32 << 20
 
 
 async def test_words_about_the_engine_s_own_address_do_not_reach_the_client(fleet: Fleet) -> None:
@@ -362,11 +362,11 @@ async def test_answer_without_an_end_takes_no_memory(fleet: Fleet, streamed: boo
     async with connected(running.addresses.data) as client:
         await client.post(CHAT, chat(stream=True))
         await client.reader.readexactly(1 << 20)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for _ in range(512):
-            await client.reader.readexactly(1 << 16)
+        with peak_growth() as grown:
+            for _ in range(512):
+                await client.reader.readexactly(1 << 16)
+            assert grown() < 12 << 20  # a third of what passed
         client.reset()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 12 << 10  # KiB; a third of what passed
     await running.idle()
 
 
