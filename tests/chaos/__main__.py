@@ -43,7 +43,8 @@ def main(arguments: list[str]) -> int:
     again = f"make chaos{'-short' if asked.short else ''} ARGS='--seed {seed}'"
     half_s = median(look.took_s for look in run.watch.during)
     console.print(f"half of the looks at the proxy took {half_s * 1e3:.0f} ms or less", markup=False)
-    console.print(f"{tally(findings)}; {time.monotonic() - began_s:.0f} s; the same schedule again: {again}", markup=False)
+    took_s = time.monotonic() - began_s
+    console.print(f"{tally(findings)}; {took_s:.0f} s; the same schedule again: {again}", markup=False)
     starved = starved_s(run)
     if broken and starved is not None:
         console.print(f"nothing is proved by that: half of the proxy's answers to a look took {starved:.2f} s or more")
