@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from tests.proxy.conftest import QUIET, Running, Start, config_for, until, with_
 from tests.proxy.fakes import DONE, ROLE, Script, answer, chat, delta, hang, stream
 from tests.proxy.followed import follow, regions
 from tests.proxy.raw import connected
+from tests.proxy.silent import silent_port
 
 CHAT = "/v1/chat/completions"
 GOOD = stream(ROLE, delta("good"), DONE)
@@ -50,20 +48,6 @@ def after(wait_s: float, script: Script) -> Script:
         return await script(request, body)
 
     return late
-
-
-@contextmanager
-def silent_port(*, accepts: bool) -> Iterator[int]:
-    """A port that never says a word; one that does not accept drops the first packet of a handshake."""
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64 if accepts else 0))
-        port: int = listener.getsockname()[1]
-        for _ in range(0 if accepts else 4):
-            # The kernel keeps one that nobody accepts; the others wait for it as the proxy will.
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(("127.0.0.1", port))
-        yield port
 
 
 def health(fleet: Running, replica: str = "r0") -> tuple[int, int]:

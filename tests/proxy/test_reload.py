@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 import threading
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,27 @@ async def test_invalid_file_is_refused_and_the_old_one_stays(
     assert followed.gauge("gorgo_config_reload_failed") == 0
     assert (followed.count("applied"), followed.count("refused")) == (1, 1)
     assert (followed.gauge("gorgo_config_last_reload_timestamp_seconds") or 0) > 1e9
+
+
+async def test_key_that_is_revoked_in_its_file_is_refused_once_the_proxy_is_asked_to_reload(
+    start: Start, tmp_path: Path
+) -> None:
+    def write(key: str) -> None:
+        keys.write_text(f"team:{sha256(key.encode()).hexdigest()}")
+
+    async def statuses() -> list[int]:
+        client, body = followed.fleet.client, chat()
+        headers = [{"authorization": f"Bearer {key}"} for key in ("old", "new")]
+        return [(await client.post(CHAT, content=body, headers=header)).status_code for header in headers]
+
+    a, keys = await start.replica(answer(200)), tmp_path / "clients.keys"
+    text = regions({"a": a}, clients={"keys_file": str(keys)})
+    write("old")
+    followed = await follow(start, tmp_path, text, [a])
+    assert await statuses() == [200, 401]
+    write("new")
+    await followed.rewrite(text)
+    assert await statuses() == [401, 200]
 
 
 async def test_files_of_authorities_are_read_while_streams_go_on(

@@ -1,0 +1,390 @@
+"""Each key that is in force at once after a reload, shown by what the proxy does with it.
+
+A row of `EFFECTS` changes one key in the file of a running proxy and looks at one behaviour before and after. A key of
+the reference that has no row here fails, and so does a row whose key is not in the reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.documents import DOCS, code, rows_of, section
+from tests.proxy.authority import Authority, engine, needs_openssl
+from tests.proxy.conftest import Start
+from tests.proxy.followed import follow
+from tests.proxy.looks import (
+    ENVIRON,
+    KEY,
+    LONG_S,
+    OTHER_KEY,
+    SHORT_S,
+    Edits,
+    Ground,
+    Look,
+    Rig,
+    asked,
+    asked_of_one_that_fails,
+    beside,
+    beside_one_that_waits,
+    both_keys,
+    common_name,
+    connection_beside_another,
+    cut_off_by_failures_a_minute_apart,
+    first_load_of_a_newcomer,
+    half_a_body,
+    half_a_head,
+    header,
+    heads,
+    late_request,
+    models,
+    more_failures_than_the_least_of_retries,
+    most_of_a_repeated_prompt_is_believed,
+    next_after_a_long_prefill,
+    next_one,
+    order_of_two_who_wait,
+    predicted_to_take_minutes,
+    probed,
+    raw,
+    ready,
+    region_of_the_proxy,
+    rtt_after_a_probe_of_100_ms,
+    rtt_known_a_minute_after,
+    scored_beside,
+    scraped,
+    scripted,
+    second,
+    sent,
+    served_by,
+    stopping,
+    term,
+    text_of,
+    two_requests,
+)
+from tests.proxy.silent import silent_port
+
+#: A look that would wait for something that does not happen.
+NOT_TAKEN = None
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a change of some keys changes.
+
+    Parameters
+    ----------
+    keys:
+        As in the reference; those that make sense only together.
+    new:
+        Of the new file.
+    look:
+        Is taken before and after the reload.
+    was, now:
+        Answers of `look`.
+    old:
+        Of both files.
+    """
+
+    keys: str
+    new: Edits
+    look: Look
+    was: object
+    now: object
+    old: Edits = field(default_factory=dict)
+
+
+def one(key: str, value: object, look: Look, was: object, now: object, old: Edits | None = None) -> Effect:
+    return Effect(key, {key: value}, look, was, now, old or {})
+
+
+PREDICTS: Edits = {"proxy.policy": "gorgo-ms"}
+#: A stream that is open leaves no place for another one.
+FULL: Edits = PREDICTS | {"overload.open_in_flight": 1}
+KEYED: Edits = {"clients.keys_env": "KEYS"}
+DEAF: Edits = {"replicas[].url": lambda ground: f"http://127.0.0.1:{ground.deaf}"}
+TEAM: Edits = KEYED | {"clients.rules[].name": "team"}
+TIMEOUTS = ("connect", "first_content", "whole_answer", "between_chunks", "total")
+PATIENT: Edits = {f"limits.{phase}_timeout_s": LONG_S for phase in TIMEOUTS}
+LATE: Edits = PREDICTS | {"overload.hold": False, "overload.hedge_late_ms": 1.0, "overload.hedge_share": 0.5}
+
+
+def timeouts() -> list[Effect]:
+    """Of all regions, and of one."""
+    looks: dict[str, tuple[Look, str, Edits]] = {
+        "connect": (asked(), "504 upstream_timeout", DEAF),
+        "first_content": (asked("mute"), "504 upstream_timeout", {}),
+        "whole_answer": (asked("mute", stream=False), "504 upstream_timeout", {}),
+        "between_chunks": (asked("open"), "200 upstream_failed", {}),
+        "total": (asked("open"), "200 total_timeout", {}),
+    }
+    # None may be longer than the whole. That begins before any of the others does, so it is the one that ends first.
+    whole = {f"limits.{phase}_timeout_s": SHORT_S for phase in TIMEOUTS}
+    return [
+        Effect(
+            f"{place}.{phase}_timeout_s",
+            whole if (place, phase) == ("limits", "total") else {f"{place}.{phase}_timeout_s": SHORT_S},
+            look,
+            NOT_TAKEN,
+            now,
+            PATIENT | old,
+        )
+        for place in ("regions[].limits", "limits")
+        for phase, (look, now, old) in looks.items()
+    ]
+
+
+EFFECTS = [
+    one("proxy.region", "there", region_of_the_proxy, "here", "there"),
+    one(
+        "proxy.policy",
+        "simple-session-affinity",
+        served_by(4, headers={"x-session-id": "s"}),
+        {"a", "b"},
+        {"a"},
+        second(),
+    ),
+    one(
+        "proxy.weights",
+        {"w_rtt": 2.0},
+        term("rtt"),
+        50.0,
+        200.0,
+        {"proxy.policy": "gorgo", "proxy.rtt_ewma_alpha": 1.0},
+    ),
+    one("proxy.shadow_policy", "nearest", scored_beside, False, True, second()),
+    one("proxy.probe_interval_s", 0.01, probed, NOT_TAKEN, True),
+    one("proxy.probe_interval_s", 30.0, cut_off_by_failures_a_minute_apart, True, False, second()),
+    one("proxy.scrape_interval_s", 0.01, scraped, NOT_TAKEN, True),
+    one("proxy.ready_replicas", 2, ready, "200", "503 too_few_replicas", second(draining=True)),
+    one("proxy.stale_after_s", 50.0, rtt_known_a_minute_after, True, False),
+    one("proxy.rtt_ewma_alpha", 1.0, rtt_after_a_probe_of_100_ms, False, True),
+    Effect(
+        "regions[].name replicas[].region",
+        {"regions[].name": "home", "replicas[].region": "home", "proxy.region": "home"},
+        header("x-gorgo-region"),
+        "here",
+        "home",
+    ),
+    one("replicas[].name", "c", header("x-gorgo-replica"), "a", "c"),
+    one("replicas[].url", lambda ground: ground.b.url, models, ["of-a"], ["of-b"]),
+    one("replicas[].engine", "openai", sent(lambda request: len(request.header("x-override-rid"))), 1, 0),
+    one("replicas[].models", ["x"], asked(), "200", "404 model_not_found"),
+    one(
+        "replicas[].api_key_env",
+        "REPLICA_KEY",
+        sent(lambda request: request.header("authorization")),
+        [],
+        ["Bearer sk-replica"],
+    ),
+    one(
+        "replicas[].request_usage",
+        True,
+        sent(lambda request: "stream_options" in json.loads(request.body)),
+        False,
+        True,
+    ),
+    one("replicas[].draining", True, served_by(4), {"a", "b"}, {"b"}, second()),
+    one("replicas[].capacity.kv_tokens", 64, most_of_a_repeated_prompt_is_believed, True, False, PREDICTS),
+    one("replicas[].capacity.max_running_requests", 1, beside(next_one()), "goes", "waits", PREDICTS),
+    one("replicas[].capacity.prefill_base_ms", 200_000.0, predicted_to_take_minutes, False, True, PREDICTS),
+    one("replicas[].capacity.prefill_tokens_per_s", 1.0, predicted_to_take_minutes, False, True, PREDICTS),
+    one("replicas[].capacity.prefill_kappa_s", 0.01, predicted_to_take_minutes, False, True, PREDICTS),
+    one(
+        "clients.keys_file",
+        lambda ground: ground.keys_file("team", OTHER_KEY),
+        both_keys,
+        ["200", "401 invalid_api_key"],
+        ["401 invalid_api_key", "200"],
+        {"clients.keys_file": lambda ground: ground.keys_file("team", KEY)},
+    ),
+    one("clients.keys_env", "NEW_KEYS", both_keys, ["200", "200"], ["401 invalid_api_key", "200"], KEYED),
+    one("clients.max_in_flight", 1, beside(next_one(key=KEY), key=KEY), "goes", "429 client_concurrency", KEYED),
+    one("clients.requests_per_minute", 6.0, two_requests, ["200", "200"], ["200", "429 client_rate"], KEYED),
+    one(
+        "clients.rules[].name",
+        "team",
+        both_keys,
+        ["200", "403 region_not_allowed"],
+        ["403 region_not_allowed", "200"],
+        KEYED | {"clients.rules[].name": "other", "clients.rules[].allowed_regions": ["there"]},
+    ),
+    one("clients.rules[].max_in_flight", 1, beside(next_one(key=KEY), key=KEY), "goes", "429 client_concurrency", TEAM),
+    one("clients.rules[].requests_per_minute", 6.0, two_requests, ["200", "200"], ["200", "429 client_rate"], TEAM),
+    one("clients.rules[].priority", -1, order_of_two_who_wait, ["team", "other"], ["other", "team"], TEAM | FULL),
+    one(
+        "clients.rules[].allowed_regions", ["there"], both_keys, ["200", "200"], ["403 region_not_allowed", "200"], TEAM
+    ),
+    one(
+        "models[].name",
+        "m",
+        asked(),
+        "200",
+        "403 region_not_allowed",
+        {"models[].name": "x", "models[].allowed_regions": ["there"]},
+    ),
+    one(
+        "models[].allowed_regions", ["there"], served_by(4), {"a", "b"}, {"b"}, second("there") | {"models[].name": "m"}
+    ),
+    one("limits.max_connections", 1, connection_beside_another, "200", ""),
+    one("limits.max_header_bytes", 1024, raw(heads("x: " + "y" * 2000)), "200", "431"),
+    one("limits.max_header_lines", 8, raw(heads(*["x: y"] * 8)), "200", "431"),
+    one("limits.header_timeout_s", SHORT_S, raw(half_a_head), NOT_TAKEN, "408", {"limits.header_timeout_s": LONG_S}),
+    one("limits.max_body_bytes", 1000, asked("x" * 1000), "200", "413 request_too_large"),
+    one(
+        "limits.body_timeout_s",
+        SHORT_S,
+        raw(half_a_body),
+        NOT_TAKEN,
+        "408",
+        {"limits.body_timeout_s": LONG_S, "limits.body_gap_timeout_s": LONG_S},
+    ),
+    one(
+        "limits.body_gap_timeout_s",
+        SHORT_S,
+        raw(half_a_body),
+        NOT_TAKEN,
+        "408",
+        {"limits.body_timeout_s": LONG_S, "limits.body_gap_timeout_s": LONG_S},
+    ),
+    one("limits.max_attempts", 1, asked_of_one_that_fails, "200", "502 upstream_failed", second()),
+    one("limits.max_in_flight", 1, beside(next_one()), "goes", "429 too_many_in_flight"),
+    one("limits.connections_per_replica", 1, beside(next_one()), "goes", "503 replicas_busy"),
+    *timeouts(),
+    one("limits.prefix_index_blocks", 1, most_of_a_repeated_prompt_is_believed, True, False),
+    one("limits.shutdown_grace_s", 0.0, stopping, NOT_TAKEN, "cut", {"limits.shutdown_grace_s": LONG_S}),
+    one("overload.hold", False, beside(next_one()), "waits", "goes", FULL),
+    one("overload.max_held", 1, beside(beside_one_that_waits(next_one())), "waits", "429 queue_full", FULL),
+    one("overload.open_work_ms", 1e6, next_after_a_long_prefill, "waits", "goes", PREDICTS),
+    one("overload.open_in_flight", 1, beside(next_one()), "goes", "waits", PREDICTS),
+    one("overload.slo_ttft_ms", 150.0, beside(asked()), NOT_TAKEN, "429 deadline_unreachable", FULL),
+    one("overload.slo_e2e_ms", 0.001, beside(next_one(), 2), "goes", "waits", PREDICTS),
+    one(
+        "overload.hopeless_wait_ms",
+        0.0,
+        beside(next_one(headers={"x-slo-ttft-ms": "0.001"})),
+        "waits",
+        "429 deadline_unreachable",
+        FULL | {"overload.hopeless_wait_ms": 1e6},
+    ),
+    one(
+        "overload.no_replica_wait_s",
+        0.0,
+        next_one(),
+        "waits",
+        "503 no_replica",
+        {"replicas[].draining": True, "overload.no_replica_wait_s": LONG_S},
+    ),
+    one("overload.hedge_share", 0.5, late_request, "once", "twice", second() | LATE | {"overload.hedge_share": 0.0}),
+    one(
+        "overload.hedge_late_ms",
+        1.0,
+        late_request,
+        "once",
+        "twice",
+        second() | LATE | {"overload.hedge_late_ms": 1e6},
+    ),
+    one(
+        "overload.retry_share",
+        0.0,
+        more_failures_than_the_least_of_retries,
+        True,
+        False,
+        second() | {"overload.retry_share": 1.0},
+    ),
+    one("overload.slow_start_s", 1e6, first_load_of_a_newcomer, 4, 2, {"overload.slow_start_s": 0.0}),
+]
+
+
+SHOWS: Edits = {"replicas[].url": lambda ground: ground.shows_url, "replicas[].engine": "openai"}
+ASKS: Edits = SHOWS | {"replicas[].url": lambda ground: ground.asks_url, "replicas[].ca_file": lambda ground: ground.ca}
+EFFECTS_OF_CERTIFICATES = [
+    Effect(
+        "proxy.tls.cert proxy.tls.key",
+        {"proxy.tls": lambda ground: dict(zip(("cert", "key"), ground.pair("second"), strict=True))},
+        common_name,
+        "first",
+        "second",
+        {"proxy.tls": lambda ground: dict(zip(("cert", "key"), ground.pair("first"), strict=True))},
+    ),
+    one("replicas[].ca_file", lambda ground: ground.ca, asked(stream=False), "503 no_replica", "200", SHOWS),
+    Effect(
+        "replicas[].client_cert replicas[].client_key",
+        {
+            "replicas[].client_cert": lambda ground: ground.pair("ours")[0],
+            "replicas[].client_key": lambda ground: str(Path(ground.ca).with_name("ours.key")),
+        },
+        asked(stream=False),
+        "502 upstream_failed",
+        "200",
+        ASKS,
+    ),
+]
+#: What the proxy has no use for.
+OF_OTHER_COMMANDS = {
+    "replicas[].accelerator",
+    "simulation.rtt_ms",
+    "simulation.jitter",
+    "simulation.profile",
+    "simulation.seed",
+}
+NEED_A_NEW_START = {"proxy.bind", "proxy.admin_bind", "proxy.tracing.endpoint", "proxy.tracing.sample_ratio"}
+REFERENCE = (DOCS / "reference.md").read_text()
+
+
+def test_each_key_has_an_effect_shown_here_or_a_reason_to_have_none() -> None:
+    keys = [code(row[0])[0] for row in rows_of(REFERENCE, "key", "default", "meaning")]
+    shown = {key for effect in (*EFFECTS, *EFFECTS_OF_CERTIFICATES) for key in effect.keys.split()}
+    assert sorted([*shown, *OF_OTHER_COMMANDS, *NEED_A_NEW_START]) == sorted(keys)
+
+
+def test_the_reference_says_of_each_key_what_a_reload_does_with_it() -> None:
+    changing = section(REFERENCE, "### Changing it while the proxy runs")
+    says = dict(rows_of(changing, "in the file", "what happens"))
+    (restart,) = (cell for cell, happens in says.items() if happens.startswith("need a new start"))
+    assert set(code(restart)) == {"proxy.bind", "proxy.admin_bind", "proxy.tracing", "proxy.tls"}
+    words = {word for cell in says for word in code(cell)}
+    keys = [key for effect in EFFECTS for key in effect.keys.split() if not key.startswith("replicas[]")]
+    assert [key for key in keys if not {key, key.split(".")[0].removesuffix("[]")} & words] == []
+
+
+async def check(effect: Effect, start: Start, ground: Ground) -> None:
+    replicas = [ground.a, ground.b]
+    followed = await follow(start, ground.folder, text_of(ground, effect.old), replicas, environ=ENVIRON)
+    rig = Rig(ground, followed, effect.old)
+    if effect.was is not NOT_TAKEN:
+        assert await effect.look(rig) == effect.was
+    await rig.apply({**effect.old, **effect.new})
+    async with asyncio.timeout(10):
+        assert await effect.look(rig) == effect.now
+
+
+@pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: effect.keys)
+async def test_changed_key_is_in_force_after_a_reload(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effect: Effect
+) -> None:
+    told: dict[str, str] = {}
+    a, b = await start.replica(scripted("a", told)), await start.replica(scripted("b", told))
+    with silent_port(accepts=False) as deaf:
+        if DEAF.items() <= effect.old.items():
+            monkeypatch.setattr("gorgo.proxy.probes.LOOK_S", SHORT_S)
+        await check(effect, start, Ground(tmp_path, a, b, deaf))
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@needs_openssl
+@pytest.mark.parametrize("effect", EFFECTS_OF_CERTIFICATES, ids=lambda effect: effect.keys)
+async def test_changed_certificates_are_in_force_after_a_reload(
+    start: Start, tmp_path: Path, authority: Authority, effect: Effect
+) -> None:
+    a, b = await start.replica(scripted("a", {})), await start.replica(scripted("b", {}))
+    pair = authority.pair("engine")
+    async with engine(pair, None) as shows_url, engine(pair, authority.ca) as asks_url:
+        await check(effect, start, Ground(tmp_path, a, b, 0, authority, shows_url, asks_url))
