@@ -339,6 +339,12 @@ async def probed(rig: Rig) -> bool:
     return True
 
 
+async def probed_by(rig: Rig) -> str:
+    """The path of the last round trip. A replica that joins is asked for one."""
+    asked_for = [request.path for request in rig.ground.a.seen]
+    return asked_for[-1] if asked_for else "/ping" if rig.ground.a.pings else ""
+
+
 async def scraped(rig: Rig) -> bool:
     rig.ground.a.metrics = "sglang:num_running_reqs 7.0\n"
     await until(lambda: rig.followed.view("a").running_requests == 7.0)

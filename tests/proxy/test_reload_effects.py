@@ -49,6 +49,7 @@ from tests.proxy.looks import (
     order_of_two_who_wait,
     predicted_to_take_minutes,
     probed,
+    probed_by,
     raw,
     ready,
     region_of_the_proxy,
@@ -171,7 +172,7 @@ EFFECTS = [
     ),
     one("replicas[].name", "c", header("x-gorgo-replica"), "a", "c"),
     one("replicas[].url", lambda ground: ground.b.url, models, ["of-a"], ["of-b"]),
-    one("replicas[].engine", "openai", sent(lambda request: len(request.header("x-override-rid"))), 1, 0),
+    one("replicas[].engine", "openai", probed_by, "/ping", "/v1/models"),
     one("replicas[].models", ["x"], asked(), "200", "404 model_not_found"),
     one(
         "replicas[].api_key_env",
