@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.apps.rank import MAX_LINE_BYTES, average_ranks, rank_table, read_rows, spearman
+from gorgo.apps import rank
+from gorgo.apps.rank import MAX_LINE_BYTES, MAX_RANK, MAX_TTFT_MS, average_ranks, rank_table, read_rows, spearman
 from gorgo.errors import ReportError
 
 
@@ -48,6 +49,27 @@ def test_what_tells_nothing_of_an_order_is_left_out_and_counted(useless: dict[st
     assert (table.n, table.left_out) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    "useful", [row(MAX_RANK), row(ttft_ms=0), row(ttft_ms=MAX_TTFT_MS), row(status=None), row(retries=None)]
+)
+def test_what_lies_at_a_bound_counts(useful: dict[str, Any]) -> None:
+    assert (rank_table([useful]).n, rank_table([useful]).left_out) == (1, 0)
+
+
+@pytest.mark.parametrize("useless", [row(MAX_RANK + 1), row(ttft_ms=2 * MAX_TTFT_MS), row(ttft_ms=True)])
+def test_what_lies_beyond_a_bound_does_not(useless: dict[str, Any]) -> None:
+    assert (rank_table([useless]).n, rank_table([useless]).left_out) == (0, 1)
+
+
+def test_percentiles_lie_between_neighbours() -> None:
+    (found,) = rank_table([row(2, float(ms)) for ms in (40, 10, 30, 20)]).rows
+    assert (found.ttft_ms_mean, found.ttft_ms_p50, found.ttft_ms_p95) == pytest.approx((25.0, 25.0, 38.5))
+
+
+def test_a_request_without_a_policy_was_routed_by_an_unknown_one() -> None:
+    assert rank_table([row(policy=None), row()]).policies == {"unknown": 1, "random": 1}
+
+
 def test_only_requests_of_the_policy_asked_for_count() -> None:
     table = rank_table([row(), row(policy="gorgo"), row(3, policy="gorgo")], policy="gorgo")
     assert (table.n, table.left_out, table.policies) == (2, 1, {"gorgo": 2})
@@ -78,13 +100,35 @@ def test_there_is_no_rho_where_nothing_differs_and_no_interval_for_few() -> None
     assert few.rho_low is None
 
 
+@pytest.mark.parametrize(("n", "known"), [(9, False), (10, True)])
+def test_an_interval_needs_ten_requests(n: int, known: bool) -> None:
+    table = rank_table([row(1 + turn % 2, float(turn)) for turn in range(n)])
+    assert table.rho is not None
+    assert (table.rho_low is not None) == (table.rho_high is not None) == known
+
+
+def test_the_interval_is_fisher_s_with_the_variance_of_bonett_and_wright() -> None:
+    """Worked by hand: nine of eleven in order and the last two exchanged.
+
+    Two places are off by one: rho is 1 - 6 * 2 / (11 * 120), the variance of its z is (1 + rho^2 / 2) / 8.
+    """
+    table = rank_table([row(rank, float(ms)) for rank, ms in enumerate([*range(1, 10), 11, 10], start=1)])
+    rho = 1 - 12 / 1320
+    half = 1.959964 * np.sqrt((1 + rho**2 / 2) / 8)
+    assert (table.rho, table.rho_low, table.rho_high) == pytest.approx(
+        (rho, np.tanh(np.arctanh(rho) - half), np.tanh(np.arctanh(rho) + half))
+    )
+    surely = rank_table([row(rank, float(rank)) for rank in range(1, 11)])
+    assert (surely.rho, surely.rho_low, surely.rho_high) == (1.0, 1.0, 1.0)
+
+
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     """Pairs whose Spearman's rho is known: of a bivariate normal, 6 / pi * asin(r / 2)."""
     rng, r, covered = np.random.default_rng(5), 0.5, 0
     truth = 6 / np.pi * np.arcsin(r / 2)
     for _ in range(300):
-        one = rng.normal(size=200)
-        other = r * one + np.sqrt(1 - r * r) * rng.normal(size=200)
+        one = rng.normal(size=40)
+        other = r * one + np.sqrt(1 - r * r) * rng.normal(size=40)
         places = average_ranks(one).astype(int).tolist()
         table = rank_table(row(place, float(ms)) for place, ms in zip(places, other + 10, strict=True))
         assert table.rho_low is not None
@@ -95,8 +139,22 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
 
 def test_a_file_is_read_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
-    path.write_text("\n".join(json.dumps(row(rank)) for rank in (1, 2)) + "\n\n")
+    path.write_text("\n".join(json.dumps(row(place)) for place in (1, 2)) + "\n\n")
     assert [one["shadow_rank"] for one in read_rows(path)] == [1, 2]
+
+
+def test_lines_are_bounded_in_length_and_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "samples.jsonl"
+    monkeypatch.setattr(rank, "MAX_ROWS", 2)
+    monkeypatch.setattr(rank, "MAX_LINE_BYTES", 3)
+    path.write_text("{}\n{}\n")
+    assert list(read_rows(path)) == [{}, {}]
+    path.write_text("{}\n{}\n{}\n")
+    with pytest.raises(ReportError, match="more than 2 lines"):
+        list(read_rows(path))
+    path.write_text("{}\n {}\n")
+    with pytest.raises(ReportError, match="line 2 is longer than 3 bytes"):
+        list(read_rows(path))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gorgo.apps import request_log
 from gorgo.apps.request_log import hash_ids, is_request_log, load_request_log, read_request_log
 from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters
 from gorgo.errors import TraceError
@@ -69,6 +70,52 @@ def test_unknown_output_is_the_median_of_its_model(tmp_path: Path) -> None:
     assert trace.guessed_outputs == 2
 
 
+def test_output_of_nothing_is_one_token_and_the_median_of_two_is_the_lower(tmp_path: Path) -> None:
+    rows = [ROW | {"output_tokens": tokens} for tokens in (0, 8, None)]
+    rows += [ROW | {"model": "other", "output_tokens": tokens} for tokens in (5, None)]
+    rows += [ROW | {"model": None, "output_tokens": None}]
+    trace = read_request_log(written(tmp_path / "log", HEADER, *rows))
+    # A model of which none is known is taken for the median of all: 1, 5 and 8.
+    assert [request.output_tokens for request in trace.requests] == [1, 8, 1, 5, 5, 5]
+    assert trace.guessed_outputs == 3
+
+
+def test_blocks_of_a_prompt_are_told_by_its_own_model_s_bytes_per_token(tmp_path: Path) -> None:
+    """Hashes of 2,048 bytes: 512 tokens at four bytes a token, 256 at eight, over all requests of a model."""
+    hashes = [f"{number:016x}" for number in range(1, 5)]
+    wide = {"model": "wide", "text_bytes": 8192, "input_tokens": 1024, "block_hashes": hashes}
+    rows = [
+        ROW | {"text_bytes": 4096, "input_tokens": 1024, "block_hashes": hashes[:2]},
+        ROW | wide,
+        ROW | wide | {"text_bytes": 4096, "input_tokens": 512, "block_hashes": hashes[:2]},
+    ]
+    first, second, third = read_request_log(written(tmp_path / "log", HEADER, *rows)).requests
+    assert first.hash_ids == hash_ids([1, 2], 1024, hash_tokens=512.0)
+    assert second.hash_ids == hash_ids([1, 2, 3, 4], 1024, hash_tokens=256.0)
+    assert second.hash_ids[:1] == third.hash_ids
+    assert (len(first.hash_ids), len(second.hash_ids)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hashes", "hash_tokens", "blocks"),
+    [
+        (1024, 2, 512.0, 2),
+        (1023, 2, 512.0, 1),
+        (1535, 3, 512.0, 2),
+        # Three hashes of 400 tokens end at 1,200: the second block needs all of them, the third another one.
+        (1536, 3, 400.0, 2),
+        (1536, 4, 400.0, 3),
+        (1024, 2, 511.9, 1),
+        (1024, 1, 1024.0, 2),
+        (511, 9, 512.0, 0),
+    ],
+)
+def test_a_block_is_told_where_its_hashes_reach_its_end(
+    tokens: int, hashes: int, hash_tokens: float, blocks: int
+) -> None:
+    assert len(hash_ids(list(range(hashes)), tokens, hash_tokens=hash_tokens)) == blocks
+
+
 def test_log_without_any_output_length_says_how_to_get_one(tmp_path: Path) -> None:
     log = written(tmp_path / "log", HEADER, ROW | {"output_tokens": None})
     with pytest.raises(TraceError, match="request_usage: true"):
@@ -99,6 +146,13 @@ def test_line_that_a_killed_proxy_cut_off_is_counted_and_the_next_run_goes_on(tm
         ([HEADER | {"boot_id": 5}], r"line 1: boot_id is 5; expected text"),
         ([HEADER | {"block_bytes": 0}], r"line 1: block_bytes is 0; expected a whole number from 1"),
         ([HEADER, ROW | {"received_s": "now"}], r'line 2: received_s is "now"; expected seconds'),
+        ([HEADER, ROW | {"received_s": True}], r"line 2: received_s is true; expected seconds"),
+        ([HEADER, ROW | {"received_s": -0.1}], r"line 2: received_s is -0\.1; expected seconds"),
+        ([HEADER, ROW | {"received_s": 1e11}], r"line 2: received_s is 1.*; expected seconds"),
+        ([HEADER, ROW | {"text_bytes": 2**53}], r"line 2: text_bytes is 9007199254740992; expected a whole number"),
+        ([HEADER, ROW | {"block_hashes": "00000000000000aa"}], r"line 2: block_hashes is .*; expected a list"),
+        ([HEADER, ROW | {"block_hashes": [7]}], r"line 2: block_hashes is \[7\]; expected a list"),
+        ([HEADER, ROW | {"model": ["x" * 60]}], r'line 2: model is \["x{55}\.\.\.; expected'),
         ([HEADER, ROW | {"model": 7}], r"line 2: model is 7; expected text or null"),
         ([HEADER, ROW | {"input_tokens": -1}], r"line 2: input_tokens is -1; expected a whole number"),
         ([HEADER, ROW | {"output_tokens": 1.5}], r"line 2: output_tokens is 1\.5; expected a whole number"),
@@ -124,6 +178,26 @@ def test_counts_that_no_engine_can_mean_are_bounded(tmp_path: Path) -> None:
 def test_log_of_more_than_a_year_is_refused(tmp_path: Path) -> None:
     log = written(tmp_path / "log", HEADER, ROW, ROW | {"received_s": 1.7e9})
     with pytest.raises(TraceError, match=r"log: 1,699,999,999 s from the first request to the last; expected a year"):
+        read_request_log(log)
+
+
+def test_bounds_of_a_line_are_inside(tmp_path: Path) -> None:
+    """A year from the first request to the last, counts and lengths as they come: the last that are taken."""
+    last = {"received_s": 366 * 86_400.0, "text_bytes": 2**53 - 1, "input_tokens": 0, "output_tokens": 10_000_000}
+    log = written(tmp_path / "log", HEADER | {"block_bytes": 1}, ROW | {"received_s": 0}, ROW | last)
+    first, second = read_request_log(log).requests
+    assert (first.timestamp_s, second.timestamp_s) == (0.0, 366 * 86_400.0)
+    assert (second.input_tokens, second.output_tokens) == (1, 10_000_000)
+
+
+def test_line_longer_than_any_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps(line) for line in (HEADER, ROW)]
+    longest = max(map(len, lines)) + 1
+    log = written(tmp_path / "log", *lines)
+    monkeypatch.setattr(request_log, "MAX_LINE_BYTES", longest)
+    assert len(read_request_log(log).requests) == 1
+    monkeypatch.setattr(request_log, "MAX_LINE_BYTES", longest - 1)
+    with pytest.raises(TraceError, match=r"line 2: over \d+ bytes; expected a request log"):
         read_request_log(log)
 
 

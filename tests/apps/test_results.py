@@ -4,6 +4,8 @@ import errno
 import io
 import json
 import os
+import re
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +70,48 @@ def test_the_table_fits_eighty_characters_uncut() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_best_of_a_measure_is_bold_if_there_is_another() -> None:
-    best, other = row("a", ttft_ms=Spread(1.0, 111.0, 2.0, 3.0)), row("b", ttft_ms=Spread(1.0, 222.0, 2.0, 3.0))
-    text = shown(best, other, styled=True)
-    assert "\x1b[1m111" in text
-    assert "\x1b[1m222" not in text
-    assert "\x1b[1m111" not in shown(best, styled=True)
+def test_a_table_shows_each_measure_in_its_unit_and_shares_in_the_order_of_their_names() -> None:
+    one = row(errors=3, itl_ms=Spread(1.0, 2.0, 110.4, 4.0), cache_hit=0.7895, cache_hit_believed=0.8)
+    other = row(None, share={"seoul-0": 1.0}, cache_hit=None, e2e_s=Spread())
+    assert shown(one, other).splitlines() == [
+        "           TTFT              E2E       ITL  hit                ",
+        "            p50   p95   p99  p50   p95 p95 real belief share   ",
+        "policy err   ms    ms    ms    s     s  ms    %      % %       ",
+        "───────────────────────────────────────────────────────────────",
+        "gorgo    3  400 12345 23456 1.50 12.25 110 79.0   80.0 50/30/20",
+        "-        0  400 12345 23456    -     - 110    -   80.0 0/0/100 ",
+        "",
+        "hit: share of prompt tokens found in cache, as engines report it and as the ",
+        "router believed; share: ashburn-0 / frankfurt-0 / seoul-0",
+    ]
+
+
+def bold(*rows: ResultRow, yardsticks: tuple[str, ...] = ()) -> list[list[str]]:
+    """By row what is bold in it."""
+    out = io.StringIO()
+    Console(file=out, width=80, force_terminal=True, color_system="standard").print(
+        results_table(rows, yardsticks=yardsticks)
+    )
+    body = out.getvalue().partition("─\n")[2].splitlines()[: len(rows)]
+    return [re.findall(r"\x1b\[1m(.*?)\x1b", line) for line in body]
+
+
+def test_the_best_of_each_measure_is_bold_and_yardsticks_do_not_compete() -> None:
+    one = row("a", ttft_ms=Spread(1.0, 111.0, 500.0, 700.0), cache_hit=0.8, errors=0, cache_hit_believed=0.1)
+    other = row("b", ttft_ms=Spread(1.0, 222.0, 400.0, 700.0), e2e_s=Spread(9.0, 1.0, 2.0, 9.0), errors=9)
+    limit = row("oracle", ttft_ms=Spread(0.0, 1.0, 400.0, 1.0), cache_hit=1.0, e2e_s=Spread(9.0, 1.0, 2.0, 9.0))
+    blank = row("c", ttft_ms=Spread(), e2e_s=Spread(), itl_ms=Spread(), cache_hit=None, cache_hit_believed=None)
+    # Equal figures are both the best.
+    assert bold(one, other, limit, blank, yardsticks=("oracle", "floor")) == [
+        ["111", "700", "110", "80.0"],
+        ["400", "700", "1.00", "2.00", "110"],
+        [],
+        [],
+    ]
+    # One that knows a measure is the best of none.
+    assert bold(one, blank) == [[], []]
+    assert bold(one, limit, yardsticks=("oracle",)) == [[], []]
+    assert bold(one) == [[]]
 
 
 def test_results_json_is_a_list_of_rows(tmp_path: Path) -> None:
@@ -84,6 +122,10 @@ def test_results_json_is_a_list_of_rows(tmp_path: Path) -> None:
 
 def test_a_spread_is_of_its_values() -> None:
     assert Spread.of([1.0, 2.0, 3.0]) == Spread(2.0, 2.0, 2.9, 2.98)
+    # A quantile of 102 values lies between two neighbours, whatever their order: 101 steps, 95.95 of them below p95.
+    spread = Spread.of([*range(50, 101), *range(50), 500])
+    assert astuple(spread) == pytest.approx((5550 / 102, 50.5, 95.95, 99.99))
+    assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 7.0)
 
 
 def test_results_that_cannot_be_written_leave_those_that_were_there(
