@@ -8,11 +8,28 @@ from hypothesis import strategies as st
 from gorgo.core.budgets import ShareBudget
 
 
-def test_what_was_spent_comes_back_when_the_window_has_passed() -> None:
+def test_what_was_spent_comes_back_as_soon_as_the_window_has_passed() -> None:
     budget = ShareBudget(share=0.1, minimum=1, window_s=10.0)
     assert budget.spend(now=0.0)
-    assert not budget.spend(now=9.0)
-    assert budget.spend(now=11.0)
+    assert not budget.spend(now=9.99)
+    assert budget.spend(now=10.0)
+
+
+def test_requests_count_for_one_window_and_no_longer() -> None:
+    budget = ShareBudget(share=0.5, minimum=0, window_s=10.0)
+    budget.note(now=0.0)
+    assert not budget.has_room(now=0.0), "half of one request is none"
+    budget.note(now=5.0)
+    assert budget.has_room(now=9.99)
+    assert not budget.has_room(now=10.0)
+    assert not budget.spend(now=10.0)
+
+
+def test_a_clock_that_goes_back_a_little_changes_no_account() -> None:
+    budget = ShareBudget(share=0.1, minimum=1, window_s=10.0)
+    assert budget.spend(now=100.0)
+    assert not budget.spend(now=80.0)
+    assert budget.spend(now=110.0)
 
 
 def test_a_minimum_of_zero_allows_nothing_without_requests() -> None:

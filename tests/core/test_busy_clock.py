@@ -99,6 +99,77 @@ def test_the_end_of_an_answer_in_one_piece_teaches_no_speed() -> None:
     assert clock.free_at_s <= 60.0
 
 
+def slow_clock(factor: float = 2.0) -> BusyClock:
+    """Of an engine that says that its prefills take so many times their prior."""
+    clock = BusyClock()
+    clock.speed.told(factor)
+    return clock
+
+
+def test_a_line_is_as_long_as_its_priors_times_the_learned_factor() -> None:
+    """Behind an arrival at 10 s: 2 s for a prior of 1 s, 1 s for one of half a second."""
+    clock = slow_clock()
+    clock.dispatched("a", arrives_s=10.0, prior_s=1.0, seen=True)
+    clock.dispatched("b", arrives_s=10.0, prior_s=0.5, seen=True)
+    assert (clock.free_at_s, clock.waiting_s, clock.due_s) == (13.0, 3.0, 12.0)
+
+
+def test_who_leaves_takes_its_prior_times_the_learned_factor_along() -> None:
+    clock = slow_clock()
+    for key, prior_s in (("a", 1.0), ("b", 0.5), ("c", 0.25)):
+        clock.dispatched(key, arrives_s=10.0, prior_s=prior_s, seen=True)
+    clock.left("b", engine_s=10.5)  # from the middle: its whole second goes
+    assert (clock.free_at_s, clock.waiting_s, clock.due_s) == (12.5, 2.5, 12.0)
+    clock.left("a", engine_s=11.5)  # the first: 1.5 s of its two are spent
+    assert (clock.free_at_s, clock.waiting_s, clock.due_s) == (12.0, 0.5, 12.0)
+
+
+def test_the_first_in_line_has_spent_no_more_than_its_prior_times_the_learned_factor() -> None:
+    clock = slow_clock()
+    clock.dispatched("a", arrives_s=10.0, prior_s=1.0, seen=True)
+    clock.dispatched("b", arrives_s=10.0, prior_s=0.5, seen=True)
+    clock.left("a", engine_s=60.0)
+    assert (clock.free_at_s, clock.due_s) == (13.0, 13.0)
+
+
+def test_a_first_token_leaves_what_still_waits_times_the_factor_that_it_taught() -> None:
+    """One second where the prior says two, leaning on 5 s of prior: (1 - 0.005 + 5) / (2 + 5)."""
+    clock = clock_with(("a", 10.0, 2.0), ("b", 10.0, 1.0))
+    clock.first_token("a", engine_s=11.0)
+    factor = 5.995 / 7.0
+    assert clock.speed.factor == pytest.approx(factor)
+    assert (clock.free_at_s, clock.waiting_s) == pytest.approx((11.0 + factor, factor))
+
+
+def test_a_token_from_behind_in_line_says_nothing_of_the_speed() -> None:
+    clock = clock_with(("a", 10.0, 1.0), ("b", 10.0, 1.0))
+    clock.first_token("b", engine_s=13.0)
+    assert clock.speed.factor == 1.0
+
+
+def test_an_empty_line_is_an_idle_engine_whatever_was_learned_meanwhile() -> None:
+    """A second was added at dispatch and half a second is taken back: what is left is no work."""
+    clock = clock_with(("a", 10.0, 1.0))
+    clock.speed.told(0.5)
+    clock.left("a", engine_s=10.0)
+    assert clock.free_at_s == 10.0
+
+
+def test_those_before_one_in_line_whose_tokens_will_be_seen() -> None:
+    clock = clock_with(("a", 10.0, 1.0))
+    clock.dispatched("whole", arrives_s=10.0, prior_s=1.0, seen=False)
+    clock.dispatched("b", arrives_s=10.0, prior_s=1.0, seen=True)
+    clock.dispatched("c", arrives_s=10.0, prior_s=1.0, seen=True)
+    assert [clock.ahead_of(key) for key in ("a", "b", "c", "nobody")] == [[], ["a"], ["a", "b"], []]
+
+
+def test_what_arrives_later_begins_when_it_arrives() -> None:
+    """The first has not arrived by the time at which its client leaves: the engine has spent nothing on it."""
+    clock = clock_with(("a", 10.0, 1.0), ("b", 10.5, 1.0))
+    clock.left("a", engine_s=9.5)
+    assert (clock.free_at_s, clock.due_s) == (11.0, 11.5)
+
+
 moves = st.lists(
     st.tuples(
         st.sampled_from(("dispatched", "dispatched", "first_token", "left")),

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.proxy.conftest import QUIET, Running, Start, config_for, system_tls
-from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
+from tests.proxy.conftest import QUIET, Running, Start, config_for, system_tls, until
+from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, hang, stream
 from tests.proxy.test_requests import checked
 
 CHAT = "/v1/chat/completions"
@@ -71,6 +71,33 @@ async def test_weights_are_shown_set_and_used(fleet: Running) -> None:
     assert after["version"] == before["version"] + 1
     response = await fleet.client.post(CHAT, content=chat(stream=True))
     assert response.headers["x-gorgo-weights-version"] == str(after["version"])
+
+
+async def test_weights_set_live_are_in_the_terms_of_the_next_decision(start: Start) -> None:
+    """Beside one request that decodes: each term is its weight times what the same decision expects."""
+    quick = stream(delta("a"), USAGE, DONE)
+    fleet = await start.fleet([hang(delta("a")), quick], proxy=replace(QUIET, policy="gorgo-ms"))
+    usual = {"m_rtt": 1.0, "m_queue": 1.0, "lambda": 0.2, "delta": 50.0}
+    other = {"m_rtt": 3.0, "m_queue": 2.0, "lambda": 1.0, "delta": 10.0}
+    async with fleet.client.stream("POST", CHAT, content=chat(stream=True)) as decoding:
+        chunks = decoding.aiter_bytes()
+        await anext(chunks)
+        for weights in (usual, other):
+            await fleet.admin.put("/admin/weights", json={"weights": weights})
+            request_id = f"m_rtt-{weights['m_rtt']}"
+            await fleet.client.post(CHAT, content=chat(stream=True), headers={"x-request-id": request_id})
+            await until(lambda: fleet.state.router.in_flight == 1)
+            (decision,) = (await fleet.admin.get(f"/admin/decisions/{request_id}")).json()["decisions"]
+            (row,), outlook = decision["candidates"], decision["outlook_ms"]
+            assert row["terms"] == {
+                # The outlook takes a difference of times since the epoch, which are exact to a quarter of a microsecond.
+                "rtt": pytest.approx(weights["m_rtt"] * outlook["network"], abs=2e-3),
+                "queue": pytest.approx(weights["m_queue"] * outlook["queue"], abs=2e-3),
+                "prefill": pytest.approx(outlook["prefill"]),
+                "externality": pytest.approx(weights["lambda"] * outlook["prefill"] + weights["delta"]),
+            }
+            assert min(row["terms"]["rtt"], row["terms"]["prefill"]) > 0.0
+        fleet.replicas[0].release.set()
 
 
 @pytest.mark.parametrize(
