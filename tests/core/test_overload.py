@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gorgo.core.actions import Action, Dispatch, Hold, Reject
 from gorgo.core.clients import ClientLimits, ClientRules
+from gorgo.core.decision import Forecast
 from gorgo.core.limits import RouterLimits
-from gorgo.core.overload import OverloadLimits
+from gorgo.core.overload import OverloadLimits, is_hopeless, last_chance_s
 from gorgo.core.request import RouteRequest
 from gorgo.core.router import Router
 from tests.core.routers import COMPLETED, FAILED, a_request, dispatched, make_router, rejected, timed
 
+#: 1.0 s alone and 2.0 s of work before it on the one, 2.5 s alone and none on the other.
+FORECAST = Forecast(alone_s=np.array([1.0, 2.5]), work_s=np.array([2.0, 0.0]), prefill_s=np.array([0.5, 0.5]))
 HOLDING = RouterLimits(overload=OverloadLimits(hold=True, no_replica_wait_s=2.0))
 
 
@@ -47,6 +51,31 @@ def until(router: Router, limit_s: float = 100.0) -> list[tuple[float, Action]]:
         now = max(now, due_s)
         seen += [(now, action) for action in router.handle_timer(now=now)]
     return seen
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "deadline_s", "hopeless"),
+    [
+        (0.0, 2.5, False),  # the second one is just in time
+        (0.25, 2.75, False),
+        (0.25, 2.74, True),
+        (0.0, 2.0, True),  # alone the first one could
+        (0.0, 1.0, True),
+        (0.0, 0.99, False),  # not even alone: it waits for a moment
+        (0.3, 0.99, False),
+        (0.31, 0.99, True),
+    ],
+)
+def test_hopeless_is_what_could_have_been_in_time_alone_and_can_no_longer(
+    waited_s: float, deadline_s: float, hopeless: bool
+) -> None:
+    assert is_hopeless(FORECAST, waited_s=waited_s, deadline_s=deadline_s, limits=OverloadLimits()) is hopeless
+
+
+@pytest.mark.parametrize(("deadline_s", "at_s"), [(2.5, 11.5), (1.0, 10.0), (0.99, 10.3)])
+def test_the_last_chance_is_when_it_would_have_to_be_there_alone(deadline_s: float, at_s: float) -> None:
+    limits = OverloadLimits()
+    assert last_chance_s(FORECAST, received_s=10.0, deadline_s=deadline_s, limits=limits) == pytest.approx(at_s)
 
 
 def test_a_request_goes_at_once_to_a_replica_with_room() -> None:

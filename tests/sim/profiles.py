@@ -6,18 +6,27 @@ from gorgo.sim.profiles import EngineProfile
 
 
 def round_profile(
-    *, kv_tokens: int = 10_000, chunk_tokens: int = 100, max_running_requests: int = 8, context_tokens: int = 4_000
+    *,
+    kv_tokens: int = 10_000,
+    chunk_tokens: int = 100,
+    max_running_requests: int = 8,
+    context_tokens: int = 4_000,
+    prefill_kappa_s: float = 0.0,
+    decode_kv_s: float = 0.0,
 ) -> EngineProfile:
-    """A prefill step takes 10 ms and 1 ms a token; a decode iteration 20 ms and 1 ms a request."""
+    """A prefill step takes 10 ms and 1 ms a token; a decode iteration 20 ms and 1 ms a request.
+
+    Attention is free unless stated.
+    """
     return EngineProfile(
         name="round",
         prefill_base_s=0.010,
         prefill_tokens_per_s=1000.0,
-        prefill_kappa_s=0.0,
+        prefill_kappa_s=prefill_kappa_s,
         chunk_tokens=chunk_tokens,
         decode_base_s=0.020,
         decode_per_request_s=0.001,
-        decode_kv_s=0.0,
+        decode_kv_s=decode_kv_s,
         kv_tokens=kv_tokens,
         max_running_requests=max_running_requests,
         context_tokens=context_tokens,

@@ -100,6 +100,66 @@ def test_a_chunk_cuts_the_last_request_in_it_and_goes_on_with_it_first() -> None
     assert [step.chunks for step, _ in run(model)] == [(60, 40), (20, 60)]
 
 
+def attentive(*, chunk_tokens: int = 100) -> Model:
+    """An engine that takes 10 us for each pair of a new token and one that it attends to, and 10 us a token of KV."""
+    profile = round_profile(chunk_tokens=chunk_tokens, prefill_kappa_s=1e-5, decode_kv_s=1e-5)
+    return EngineModel(profile, item_bytes=1)
+
+
+def durations_ms(model: Model, now: float = 0.0) -> list[float]:
+    return [round((step.ends_s - step.started_s) * 1e3, 6) for step, _ in run(model, now)]
+
+
+def test_a_prefill_attends_to_all_that_is_before_each_of_its_tokens() -> None:
+    """A chunk of n behind c: n (c + n / 2) pairs. 100 behind 0, 100 behind 100, 50 behind 200."""
+    model = attentive()
+    model.submit(request("a" * 250, 1), now=0.0)
+    assert durations_ms(model) == [10 + 100 + 50, 10 + 100 + 150, 10 + 50 + 112.5]
+
+
+def test_a_prefill_attends_to_what_was_cached() -> None:
+    """40 tokens behind 60 cached ones attend to 40 x 80 pairs, where 100 new ones would to 100 x 50."""
+    model = attentive()
+    model.submit(request("a" * 60, 1), now=0.0)
+    end(model)
+    model.submit(request("a" * 60 + "b" * 40, 1), now=9.0)
+    assert durations_ms(model, 9.0) == [10 + 40 + 32]
+
+
+def test_prompts_that_share_a_step_attend_to_their_own_tokens_only() -> None:
+    """Two of 50 are 2 x 50 x 25 pairs, half of one of 100."""
+    model = attentive()
+    model.submit(request("a" * 50, 1), now=0.0)
+    model.submit(request("b" * 50, 1), now=0.0)
+    assert durations_ms(model) == [10 + 100 + 25]
+
+
+def test_a_decode_iteration_reads_the_context_of_each_request_and_its_own_token() -> None:
+    """After a first token each iteration reads the prompt and one token more: 31, 32 and 33 for one alone.
+
+    Two together read what both have. Iterations run at once take as long as one by one.
+    """
+    alone, both = attentive(), attentive()
+    alone.submit(request("a" * 30, 4), now=0.0)
+    assert durations_ms(alone)[1:] == [20 + 1 + 0.31, 20 + 1 + 0.32, 20 + 1 + 0.33]
+    for letter, tokens in (("a", 30), ("b", 50)):
+        both.submit(request(letter * tokens, 4), now=0.0)
+    first = both.start_step(now=0.0)
+    assert first is not None
+    both.finish_step(first)
+    at_once = both.start_step(now=first.ends_s, ahead=True)
+    assert at_once is not None
+    assert at_once.iterations == 3
+    assert at_once.ends_s - at_once.started_s == pytest.approx(3 * 0.022 + (82 + 84 + 86) * 1e-5)
+
+
+def test_a_slow_engine_reads_its_context_as_many_times_as_slowly() -> None:
+    model = attentive()
+    model.slowdown = 3.0
+    model.submit(request("a" * 30, 3), now=0.0)
+    assert durations_ms(model) == pytest.approx([3 * (10 + 30 + 4.5), 3 * (21 + 0.31), 3 * (21 + 0.32)])
+
+
 def test_decodes_stall_while_prompts_are_prefilled() -> None:
     model = engine()
     model.submit(request("a" * 10, 50), now=0.0)

@@ -108,7 +108,7 @@ def test_first_token_comes_when_it_was_foreseen(
     slowdown: float,
     max_running: int,
 ) -> None:
-    profile = round_profile(max_running_requests=max_running)
+    profile = round_profile(max_running_requests=max_running, prefill_kappa_s=1e-5, decode_kv_s=1e-6)
     foreseen, newcomer = foreseen_and_real(
         profile, drawn, prompt, now=now, away_s=away_s, ahead=ahead, slowdown=slowdown
     )
@@ -135,6 +135,22 @@ def test_a_sibling_before_it_in_line_has_its_prefix_cached_by_then() -> None:
     assert foreseen.cached_tokens == 90
     # 100 ms for the first, 100 for its sibling, which fills a chunk, 20 for its own ten tokens.
     assert foreseen.first_token_s == pytest.approx(0.220)
+
+
+def test_attention_is_foreseen_as_the_engine_pays_it() -> None:
+    """60 tokens, then 40 behind them, at 10 us a pair; meanwhile one decodes that reads 10 us a token of KV.
+
+    The newcomer arrives at 0.2 s, within the iterations of one that has 20 tokens of prompt: first token at 32 ms, then
+    21 ms and 10 us for each token of its context. The eighth iteration ends at 0.0320 + 8 x 0.0210 + (21 + ... + 28) x
+    10 us = 0.20196 s.
+    """
+    profile = round_profile(chunk_tokens=60, prefill_kappa_s=1e-5, decode_kv_s=1e-5)
+    foreseen, newcomer = foreseen_and_real(profile, [(0.0, "d" * 20, 40)], "n" * 100, now=0.1, away_s=0.1, ahead=True)
+    prefill_s = (0.010 + 0.060 + 60 * 30e-5) + (0.010 + 0.040 + 40 * 80e-5)
+    assert foreseen.first_token_s == pytest.approx(0.032 + 8 * 0.021 + 196e-5 + prefill_s)
+    assert newcomer.first_token_s == pytest.approx(foreseen.first_token_s)
+    assert alone_s(profile, 100, 0) == pytest.approx(0.020 + 0.100 + 100 * 50e-5)
+    assert alone_s(profile, 40, 60) == pytest.approx(0.010 + 0.040 + 40 * 80e-5)
 
 
 def test_looking_changes_nothing() -> None:
