@@ -49,6 +49,12 @@ CONTENT: list[tuple[str, Any]] = [
     (MESSAGES, {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "a"}}),
     (MESSAGES, {"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": "{"}}),
     (MESSAGES, {"type": "content_block_start", "content_block": {"type": "tool_use", "name": "f"}}),
+    (MESSAGES, {"type": "content_block_start", "content_block": {"type": "text", "text": "a"}}),
+    (MESSAGES, {"type": "content_block_start", "content_block": {"type": "thinking", "thinking": "a"}}),
+    (MESSAGES, {"type": "content_block_start", "content_block": {"type": "server_tool_use", "name": "f"}}),
+    (RESPONSES, {"type": "response.refusal.done", "refusal": "no"}),
+    (RESPONSES, {"type": "response.function_call_arguments.done", "arguments": "{}"}),
+    ("/v1/embeddings", delta(content="a")),
 ]
 
 NOTHING_YET: list[tuple[str, Any]] = [
@@ -69,6 +75,15 @@ NOTHING_YET: list[tuple[str, Any]] = [
     (MESSAGES, {"type": "message_start", "message": {"content": [], "usage": {"input_tokens": 3}}}),
     (MESSAGES, {"type": "content_block_start", "content_block": {"type": "text", "text": ""}}),
     (MESSAGES, {"type": "ping"}),
+    (MESSAGES, {"type": "content_block_delta", "delta": {"type": "text_delta", "text": ""}}),
+    (MESSAGES, {"type": "content_block_delta", "delta": "a"}),
+    (MESSAGES, {"type": "other", "delta": {"text": "a"}}),
+    (RESPONSES, {"type": "response.output_text.done", "text": ""}),
+    (RESPONSES, {"type": "response.content_part.done", "part": {"text": "a"}}),
+    (RESPONSES, {"type": "response.created", "text": "a"}),
+    (COMPLETION, {"choices": [{"delta": {"content": "a"}}]}),
+    (CHAT, {"choices": {"delta": {"content": "a"}}}),
+    (CHAT, delta(name="a", role="user")),
 ]
 
 ENDS: list[tuple[str, Any]] = [
@@ -79,6 +94,8 @@ ENDS: list[tuple[str, Any]] = [
     (RESPONSES, {"type": "response.completed", "response": {}}),
     (MESSAGES, {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}),
     (MESSAGES, {"type": "message_stop"}),
+    (RESPONSES, {"type": "response.incomplete", "response": {}}),
+    (RESPONSES, " [DONE] "),
 ]
 
 ERRORS: list[tuple[str, str, Any, int]] = [
@@ -96,6 +113,19 @@ ERRORS: list[tuple[str, str, Any, int]] = [
     (RESPONSES, "", {"type": "response.failed", "response": {"error": {"code": "server_error"}}}, 500),
     (RESPONSES, "", {"type": "error", "code": "rate_limit_exceeded"}, 429),
     (MESSAGES, "error", {"type": "error", "error": {"type": "overloaded_error"}}, 503),
+    (MESSAGES, "", {"type": "error", "error": {"type": "not_found_error"}}, 404),
+    (CHAT, "error", {"message": "?", "code": 413}, 413),
+    (CHAT, "", {"error": {"code": 400}}, 400),
+    (CHAT, "", {"error": {"code": 399, "status_code": 422}}, 422),
+    (CHAT, "", {"error": {"code": 599}}, 599),
+    (CHAT, "", {"error": {"code": 600}}, 500),
+    (CHAT, "", {"error": {"code": "0429"}}, 500),
+    (CHAT, "", {"error": {"code": "²²²"}}, 500),
+    (CHAT, "", {"error": {"status": 418}}, 418),
+    (CHAT, "", {"error": {"type": "rate_limit_error", "code": "server_error"}}, 429),
+    (CHAT, "", {"error": {"message": "?"}, "choices": [{"delta": {"content": "a"}}]}, 500),
+    (RESPONSES, "", {"type": "response.failed", "response": {}}, 500),
+    (RESPONSES, "", {"type": "response.in_progress", "response": {"error": {"code": "invalid_prompt"}}}, 400),
 ]
 
 
@@ -124,6 +154,12 @@ def test_error_before_content_is_told_with_its_status(route: str, name: str, dat
     assert scanner.feed(event(data, name)) is Scan.ERROR
     assert scanner.error_status == status
     assert scanner.feed(event(delta(content="late"))) is Scan.ERROR
+
+
+def test_an_end_that_was_told_is_not_taken_back_by_what_follows() -> None:
+    scanner = ContentScanner(CHAT)
+    scanner.feed(event("[DONE]") + event({"choices": [], "usage": {}}))
+    assert scanner.ended
 
 
 def test_nothing_after_the_first_content_is_read() -> None:

@@ -49,6 +49,36 @@ def test_event_that_outgrows_the_bound_stops_the_reader(stream: bytes) -> None:
     assert reader.feed(b"\n\ndata: 2\n\n") == []
 
 
+@pytest.mark.parametrize(("length", "over"), [(MAX_EVENT_BYTES, False), (MAX_EVENT_BYTES + 1, True)])
+@pytest.mark.parametrize("end", [b"\n\n", b""])
+def test_a_line_may_be_as_long_as_the_bound_whether_it_has_ended_or_not(length: int, over: bool, end: bytes) -> None:
+    """A last byte that may be half of an end of line is not counted."""
+    reader = EventReader()
+    line = b"data: " + b"x" * (length - 6)
+    events = reader.feed(line + end) + reader.feed(b"" if end else b"\n\n")
+    assert (reader.overflowed, [len(event.data) for event in events]) == (over, [] if over else [length - 6])
+
+
+def test_lines_of_one_event_count_together_and_those_of_the_next_anew() -> None:
+    half = b"data: " + b"x" * (MAX_EVENT_BYTES // 2 - 6) + b"\n"
+    reader = EventReader()
+    assert len(reader.feed(half + half + b"\n" + half + half + b"\n")) == 2
+    assert reader.feed(half + half + b"data:\n\n") == []
+    assert reader.overflowed
+
+
+def test_a_stream_may_begin_with_an_empty_line() -> None:
+    assert read(b"\ndata: 1\n\n") == read(b"\r\ndata: 1\n\n") == [Event("", b"1")]
+
+
+def test_one_space_after_the_colon_is_not_part_of_a_value() -> None:
+    assert read(b"event:  x\ndata:1\ndata: 2\ndata:  3\n\n") == [Event(" x", b"1\n2\n 3")]
+
+
+def test_a_name_that_is_no_text_is_read_all_the_same() -> None:
+    assert read(b"event: \xff\ndata: 1\n\n") == [Event("\ufffd", b"1")]
+
+
 def test_endless_comments_are_not_kept() -> None:
     reader = EventReader()
     for _ in range(3):

@@ -161,6 +161,80 @@ def test_messages_takes_a_system_text_and_content_blocks() -> None:
 
 
 @pytest.mark.parametrize(
+    ("route", "body", "expected"),
+    [
+        (
+            "/v1/messages",
+            {"tools": [{"name": "f"}], "system": "s", "messages": [user("hi")]},
+            Prompt(b'[{"name":"f"}]shi', ((0, "tools"), (14, "system"), (15, "user"))),
+        ),
+        (
+            "/v1/responses",
+            {"tools": [{"name": "f"}], "instructions": "i", "prompt": {"id": "p"}, "input": "hi"},
+            Prompt(b'[{"name":"f"}]i{"id":"p"}hi', ((0, "tools"), (14, "system"), (15, "prompt"), (25, "user"))),
+        ),
+        (CHAT, {"functions": [{"name": "f"}], "messages": [user("hi")]}, Prompt(b'[{"name":"f"}]hi', ((0, "tools"), (14, "user")))),
+        (CHAT, {"tools": [1], "functions": [2], "messages": [user("hi")]}, Prompt(b"[1]hi", ((0, "tools"), (3, "user")))),
+        ("/v1/messages", {"system": "", "messages": [user("hi")]}, Prompt(b"hi", ((0, "user"),))),
+        ("/v1/responses", {"prompt": "p", "input": "hi"}, Prompt(b"hi", ((0, "user"),))),
+        ("/v1/responses", {"input": "hi", "conversation": "c"}, Prompt(b"hi", ((0, "user"),))),
+        (CHAT, {"messages": [{"role": "assistant", "reasoning": "so", "content": "yes"}]}, Prompt(b"soyes", ((0, "assistant"),))),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "reasoning_content": ["so"], "content": "yes", "name": "n"}]},
+            Prompt(b"yes", ((0, "assistant"),)),
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
+            Prompt(b'{"name":"f"}', ((0, "assistant"),)),
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]},
+            Prompt(b'["f","{}"]', ((0, "function_call"),)),
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call_output", "output": "42"}, {"type": "other", "output": 42}]},
+            Prompt(b'42{"type":"other","output":42}', ((0, "function_call_output"), (2, "other"))),
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"type": "message", "role": "user", "content": "hi", "output": "no"}]},
+            Prompt(b"hi", ((0, "user"),)),
+        ),
+        ("/generate", {"text": "t", "input_ids": [1]}, Prompt(b"t", ())),
+        ("/generate", {"text": None, "input_ids": [1]}, Prompt(b"\x01\0\0\0", (), 1)),
+        ("/generate", {"text": "t", "image_data": None, "audio_data": []}, Prompt(b"t", ())),
+        ("/v1/completions", {"prompt": [[1], "a"]}, Prompt(b"\x01\0\0\0a", ((4, "next"),))),
+        ("/v1/completions", {"prompt": {"text": "a"}}, Prompt(b"a", ())),
+        ("/v1/completions", {"prompt": ""}, Prompt(b"", ())),
+        (CHAT, {"messages": [user([{"type": "thinking", "thinking": "t"}, {"type": "refusal", "refusal": "r"}])]}, Prompt(b"tr", ((0, "user"),))),
+        (CHAT, {"messages": [user(None)]}, Prompt(b"", ((0, "user"),))),
+        (CHAT, {"messages": [user([{"type": "tool_result", "content": "42"}])]}, Prompt(b"42", ((0, "user"),))),
+    ],
+)  # fmt: skip
+def test_every_field_that_an_engine_templates_is_in_its_place(route: str, body: object, expected: Prompt) -> None:
+    assert read_prompt(route, body) == expected
+
+
+def test_media_enter_in_one_order_each_with_its_mark() -> None:
+    shown = read_prompt("/generate", {"text": "t", "video_data": "v", "audio_data": "a", "image_data": "i"})
+    assert shown.marks == ((0, "image_data"), (16, "audio_data"), (32, "video_data"))
+    assert (len(shown.text), shown.text[-1:], shown.tokens) == (49, b"t", None)
+    embedded = read_prompt("/generate", {"text": "t", "input_embeds": [[0.5]], "image_data": "i"})
+    assert (embedded.marks, len(embedded.text)) == (((0, "image_data"),), 32)
+
+
+def test_as_many_pieces_as_the_bound_are_read() -> None:
+    """Each message is a piece, and so is each of its parts."""
+    assert len(chat(*([user("x")] * 65_536)).marks) == 65_536
+    with pytest.raises(BadRequest, match="at most 65536"):
+        chat(*([user("x")] * 65_535), user(["x"]))
+
+
+@pytest.mark.parametrize(
     ("route", "body", "message"),
     [
         (CHAT, [], "body: expected a JSON object, got a list"),

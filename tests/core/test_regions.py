@@ -58,6 +58,53 @@ def test_failures_far_apart_are_no_cut() -> None:
     assert router.regions_cut_off == frozenset()
 
 
+@pytest.mark.parametrize(("second_s", "cut"), [(40.0, True), (40.1, False)])
+def test_failures_within_the_window_are_a_cut(second_s: float, cut: bool) -> None:
+    router = fleet(region_window_s=30.0, panic_threshold=0.0)
+    router.on_probe("e0", None, now=10.0)
+    router.on_probe("e1", None, now=second_s)
+    assert router.regions_cut_off == ({"east"} if cut else frozenset())
+
+
+def test_a_replica_that_answered_in_between_has_not_failed() -> None:
+    router = fleet()
+    router.on_probe("e0", None, now=10.0)
+    router.on_probe("e0", 0.02, now=11.0)
+    router.on_probe("e1", None, now=12.0)
+    assert router.regions_cut_off == frozenset()
+    assert set(router.standings().values()) == {"healthy"}
+
+
+def test_a_region_that_answers_again_lets_in_its_own_replicas_alone() -> None:
+    router = make_router(replicas=[*FLEET, ReplicaSpec("w1", "west")], limits=RouterLimits(panic_threshold=0.0))
+    for name in ("e0", "e1", "w0", "w1"):
+        router.on_probe(name, None, now=10.0)
+    assert router.regions_cut_off == {"east", "west"}
+    router.on_probe("e1", 0.02, now=11.0)
+    assert router.regions_cut_off == {"west"}
+    assert {name for name, state in router.standings().items() if state == "ejected"} == {"w0", "w1"}
+
+
+def test_a_region_cut_off_again_ejects_again() -> None:
+    router = fleet(panic_threshold=0.0)
+    for round_s in (10.0, 50.0):
+        for name in ("e0", "e1"):
+            router.on_probe(name, None, now=round_s)
+        assert [router.standings()[name] for name in ("e0", "e1")] == ["ejected", "ejected"]
+        for name in ("e0", "e1", "e0", "e1"):
+            router.on_probe(name, 0.02, now=round_s + 5.0)
+        assert [router.standings()[name] for name in ("e0", "e1")] == ["healthy", "healthy"]
+
+
+def test_a_replica_that_left_does_not_count_as_failed_when_its_name_comes_back() -> None:
+    router = fleet()
+    router.on_probe("e0", None, now=10.0)
+    router.set_fleet(FLEET[1:], now=11.0)
+    router.set_fleet(FLEET, now=12.0)
+    router.on_probe("e1", None, now=13.0)
+    assert router.regions_cut_off == frozenset()
+
+
 def test_a_region_that_answers_again_may_be_tried_at_once() -> None:
     router = fleet(ejection=EjectionLimits(base_s=100.0))
     for name in ("e0", "e1"):

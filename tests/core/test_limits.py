@@ -1,0 +1,56 @@
+"""Every bound where nothing is configured, as the reference states it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from gorgo.core.clients import ClientLimits
+from gorgo.core.health import EjectionLimits
+from gorgo.core.hedging import HedgeLimits
+from gorgo.core.limits import RouterLimits
+from gorgo.core.overload import OverloadLimits
+from gorgo.core.request import RouteRequest
+
+
+def test_bounds_are_those_of_the_design() -> None:
+    assert {name: value for name, value in asdict(RouterLimits()).items() if not isinstance(value, dict)} == {
+        "max_attempts": 3,
+        "max_in_flight": 4096,
+        "stale_after_s": 90.0,
+        "rtt_ewma_alpha": 0.3,
+        "max_index_blocks": 4_000_000,
+        "block_tokens": 64.0,
+        "decisions_kept": 1000,
+        "samples_kept": 10_000,
+        "panic_threshold": 0.5,
+        "retry_share": 0.2,
+        "retry_minimum": 20,
+        "retry_window_s": 10.0,
+        "slow_start_s": 0.0,
+        "region_window_s": 30.0,
+    }
+    assert EjectionLimits() == EjectionLimits(failures=3, base_s=5.0, max_s=60.0)
+
+
+def test_no_request_waits_for_a_replica_or_is_sent_twice_unless_that_is_asked_for() -> None:
+    assert asdict(OverloadLimits()) == {
+        "hold": False,
+        "held": 1000,
+        "open_work_s": 0.2,
+        "open_in_flight": None,
+        "slo_ttft_s": None,
+        "slo_e2e_s": None,
+        "hopeless_wait_s": 0.3,
+        "no_replica_wait_s": 0.0,
+    }
+    assert asdict(HedgeLimits()) == {"share": 0.0, "window_s": 300.0, "late_s": 0.5, "grace_s": 0.1}
+    assert not RouterLimits().clients.any
+    assert ClientLimits() == ClientLimits(None, None, None)
+
+
+def test_a_request_that_says_nothing_more_goes_anywhere_without_a_deadline() -> None:
+    request = RouteRequest("r", 0.0, 1, b"", 64.0, 0)
+    assert (request.model, request.session_id, request.pinned_replica, request.client, request.regions) == (None,) * 5
+    assert (request.slo_ttft_s, request.priority, request.body_bytes) == (None, 0, 0)
+    assert request.streamed
+    assert request.repeatable
