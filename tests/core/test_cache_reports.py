@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gorgo.core.cache_reports import LearnedCapacity, contradicts
@@ -37,6 +39,62 @@ def serve(router: Router, request_id: str, name: int, outcome: Outcome, *, now: 
     attempt_id = send(router, request_id, name, now=now)
     router.on_first_token(attempt_id, now=now + 0.1)
     router.on_finish(attempt_id, outcome, now=now + 0.2)
+
+
+@pytest.mark.parametrize(
+    ("cached", "prompt_tokens", "blocks", "block_tokens", "contradicted"),
+    [
+        # 3,840 tokens believed: 512 of them may be missing.
+        (3840 - 512, 3840, 60, 64.0, False),
+        (3840 - 513, 3840, 60, 64.0, True),
+        # 12,800 believed: a tenth may.
+        (12_800 - 1280, 12_800, 200, 64.0, False),
+        (12_800 - 1281, 12_800, 200, 64.0, True),
+        # 4,096 believed in blocks of 512: two blocks may.
+        (4096 - 1024, 4096, 8, 512.0, False),
+        (4096 - 1025, 4096, 8, 512.0, True),
+        # The engine counts 1,920 tokens of the prompt where 3,840 are estimated: its cached ones count double.
+        (1664, 1920, 60, 64.0, False),
+        (1663, 1920, 60, 64.0, True),
+        # It does not say how long the prompt was.
+        (3840 - 512, None, 60, 64.0, False),
+        (3840 - 513, None, 60, 64.0, True),
+        (3840 - 513, 0, 60, 64.0, True),
+        (None, 3840, 60, 64.0, None),
+        (0, 3840, 0, 64.0, False),
+    ],
+)
+def test_a_report_contradicts_a_belief_that_it_falls_clearly_short_of(
+    cached: int | None, prompt_tokens: int | None, blocks: int, block_tokens: float, contradicted: bool | None
+) -> None:
+    request = replace(a_request(prompt_tokens=int(blocks * block_tokens) or 3840), block_tokens=block_tokens)
+    outcome = Outcome(Ending.COMPLETED, 200, prompt_tokens=prompt_tokens, cached_tokens=cached)
+    assert contradicts(request, Belief(blocks, tick=3), outcome) is contradicted
+
+
+def test_without_a_belief_or_a_prompt_there_is_no_telling() -> None:
+    outcome = Outcome(Ending.COMPLETED, 200, prompt_tokens=100, cached_tokens=0)
+    assert contradicts(a_request(prompt_tokens=6400), Belief(100, tick=0), outcome) is None
+    assert contradicts(a_request(prompt_tokens=0), Belief(100, tick=3), outcome) is None
+
+
+@pytest.mark.parametrize(
+    ("resident", "grown"),
+    [(1100, True), (1093, True), (1092, False), (0, False)],  # 1,100 / 1.005 - 2 = 1,092.5
+)
+def test_a_bound_grows_by_half_a_hundredth_while_a_full_index_agrees(resident: int, grown: bool) -> None:
+    capacity = LearnedCapacity()
+    assert not capacity.learn(contradicted=False, resident_blocks=resident)
+    assert capacity.blocks is None
+    assert capacity.learn(contradicted=True, resident_blocks=1100)
+    assert capacity.learn(contradicted=False, resident_blocks=resident) is grown
+    assert capacity.blocks == (1105 if grown else 1100)
+
+
+def test_a_bound_is_one_block_at_least() -> None:
+    capacity = LearnedCapacity()
+    capacity.learn(contradicted=True, resident_blocks=0)
+    assert capacity.blocks == 1
 
 
 def believed(router: Router, name: int) -> float:

@@ -56,6 +56,92 @@ def test_ten_seconds_worth_may_come_at_once() -> None:
     assert [bounded.enter("a", now=0.0) is None for _ in range(11)] == [True] * 10 + [False]
 
 
+def test_nothing_is_counted_where_there_is_no_bound() -> None:
+    free = book()
+    assert free.enter("a", now=0.0) is None
+    assert (free.counts("a"), free.open_of("a")) == (False, 0)
+    bounded = book(named=ClientLimits())
+    assert bounded.enter("a", now=0.0) is None
+    assert (bounded.counts("a"), bounded.counts(None), bounded.open_of("a")) == (True, False, 1)
+
+
+def test_an_end_makes_room_and_one_too_many_makes_no_more() -> None:
+    bounded = book(ClientLimits(max_in_flight=1))
+    bounded.enter("a", now=0.0)
+    for client in ("a", "a", "never", None):
+        bounded.leave(client)
+    assert [bounded.enter("a", now=0.0) is None for _ in range(2)] == [True, False]
+    assert (bounded.open_of("a"), bounded.open_of("never")) == (1, 0)
+
+
+def test_who_is_refused_for_being_open_too_often_has_spent_no_request() -> None:
+    bounded = book(ClientLimits(max_in_flight=1, requests_per_s=1.0, burst=2))
+    bounded.enter("a", now=0.0)
+    for _ in range(5):
+        excess = bounded.enter("a", now=0.0)
+        assert excess is not None
+        assert (excess.code, excess.retry_after_s) == ("client_concurrency", 1.0)
+    bounded.leave("a")
+    assert bounded.enter("a", now=0.0) is None
+    bounded.leave("a")
+    excess = bounded.enter("a", now=0.0)
+    assert excess is not None
+    assert (excess.code, excess.retry_after_s) == ("client_rate", 1.0)
+    assert "60 requests a minute" in excess.message
+
+
+def test_a_bucket_fills_by_its_rate_and_no_further_than_it_is_large() -> None:
+    bounded = book(ClientLimits(requests_per_s=2.0, burst=3))
+    assert [bounded.enter("a", now=0.0) is None for _ in range(4)] == [True] * 3 + [False]
+    assert [bounded.enter("a", now=1.0) is None for _ in range(3)] == [True] * 2 + [False]
+    assert [bounded.enter("a", now=1000.0) is None for _ in range(4)] == [True] * 3 + [False]
+
+
+def test_a_clock_that_goes_back_gives_and_takes_nothing() -> None:
+    bounded = book(ClientLimits(requests_per_s=1.0, burst=1))
+    bounded.enter("a", now=10.0)
+    assert bounded.enter("a", now=5.0) is not None
+    assert bounded.enter("a", now=10.5) is not None
+    assert bounded.enter("a", now=11.0) is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "burst", "bucket"), [(None, None, 1.0), (0.05, None, 1.0), (2.0, None, 20.0), (2.0, 3.0, 3.0)]
+)
+def test_a_bucket_is_ten_seconds_worth_unless_it_is_given(
+    rate: float | None, burst: float | None, bucket: float
+) -> None:
+    assert ClientLimits(requests_per_s=rate, burst=burst).bucket == bucket
+
+
+def test_other_rules_count_for_those_who_are_inside_too() -> None:
+    bounded = book(ClientLimits(max_in_flight=2))
+    bounded.enter("a", now=0.0)
+    bounded.set_rules(ClientRules(ClientLimits(max_in_flight=1)))
+    assert bounded.enter("a", now=0.0) is not None
+    bounded.set_rules(ClientRules())
+    assert bounded.enter("a", now=0.0) is None
+    assert bounded.open_of("a") == 1, "and who enters without a bound is not counted"
+
+
+def fill(bounded: ClientBook, count: int, *, leave: bool) -> None:
+    for number in range(count):
+        assert bounded.enter(f"other-{number}", now=0.0) is None
+        if leave:
+            bounded.leave(f"other-{number}")
+
+
+@pytest.mark.parametrize(("per_s", "now", "kept"), [(None, 0.0, 2), (1.0, 1.0, 2), (1.0, 0.99, MAX_ACCOUNTS + 1)])
+def test_accounts_without_a_debt_give_way_to_new_ones(per_s: float | None, now: float, kept: int) -> None:
+    """Who has ended and could send as many as ever is as one never seen; who is open, or has spent, is not."""
+    bounded = book(ClientLimits(max_in_flight=1, requests_per_s=per_s, burst=2))
+    bounded.enter("open", now=0.0)
+    fill(bounded, MAX_ACCOUNTS - 1, leave=True)
+    assert bounded.enter("new", now=now) is None
+    assert bounded.enter("open", now=now) is not None
+    assert len(bounded._accounts) == kept
+
+
 def test_memory_is_bounded_and_debts_are_kept() -> None:
     bounded = book(ClientLimits(requests_per_s=0.001, burst=1))
     assert bounded.enter("debtor", now=0.0) is None

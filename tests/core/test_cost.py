@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 from math import nan
+from typing import Any
 
 import numpy as np
 
-from gorgo.core.cost import known_or_worst
+from gorgo.core.candidates import Candidates
+from gorgo.core.columns import Columns
+from gorgo.core.cost import known_or_worst, least_cost
+from gorgo.core.decision import Choice, Forecast
 
 
 def test_unknown_is_taken_as_the_worst_known() -> None:
@@ -13,6 +17,38 @@ def test_unknown_is_taken_as_the_worst_known() -> None:
 
 def test_all_unknown_drops_out() -> None:
     np.testing.assert_array_equal(known_or_worst(np.array([nan, nan])), [0, 0])
+
+
+def test_the_least_sum_of_all_terms_is_chosen_with_what_is_predicted_there() -> None:
+    columns = Columns.empty()
+    for _ in range(3):
+        columns.grow()
+    candidates = Candidates(np.arange(3), ("a", "b", "c"), columns, np.zeros(3), 100, whole=True)
+    terms = {"one": np.array([1.0, 5.0, 3.0]), "two": np.array([6.0, 1.0, 3.0]), "three": np.array([0.0, 0.5, 1.0])}
+
+    def chosen(**more: Any) -> Choice:
+        return least_cost(terms, candidates, np.random.default_rng(0), **more)
+
+    assert chosen().cost is not None
+    np.testing.assert_array_equal(chosen().cost, [7.0, 6.5, 7.0])
+    assert (chosen().row, chosen().terms, chosen().fallback, chosen().predicted_ttft_s) == (1, terms, None, None)
+    by_row = chosen(predicted_ttft_s=lambda row: 10.0 + row, fallback="why")
+    assert (by_row.predicted_ttft_s, by_row.fallback) == (11.0, "why")
+    by_column = chosen(predicted_ttft_s=np.array([nan, 0.5, 0.7]))
+    assert by_column.predicts is not None
+    assert (by_column.predicted_ttft_s, by_column.predicts(2), by_column.predicts(0)) == (0.5, 0.7, None)
+    forecast = Forecast(np.zeros(3), np.zeros(3), np.zeros(3))
+    assert chosen(forecast=lambda: forecast).forecast() is forecast  # type: ignore[misc]  # it was given
+
+
+def test_equal_costs_go_to_the_fewest_in_flight() -> None:
+    columns = Columns.empty()
+    for _ in range(2):
+        columns.grow()
+    columns.in_flight_requests[0] = 1.0
+    candidates = Candidates(np.arange(2), ("a", "b"), columns, np.zeros(2), 100, whole=True)
+    rows = {least_cost({"x": np.ones(2)}, candidates, np.random.default_rng(seed)).row for seed in range(20)}
+    assert rows == {1}
 
 
 def test_known_columns_are_passed_on_as_they_are() -> None:

@@ -111,6 +111,113 @@ def test_a_success_from_before_the_ejection_does_not_readmit(health: Health) -> 
     assert health.state is HealthState.EJECTED
 
 
+def test_a_trial_is_for_those_who_are_half_open(health: Health) -> None:
+    assert not health.attempt_started("r/1")
+    assert health.accepts
+    fail(health, 3, now=0.0)
+    assert not health.attempt_started("r/2")
+    health.wake(now=5.0)
+    assert health.attempt_started("r/3")
+
+
+def test_two_failed_pings_are_none_after_a_good_one(health: Health) -> None:
+    for now in (0.0, 1.0):
+        health.probe_failed(now=now)
+    assert not health.probe_succeeded(now=2.0)
+    assert [health.probe_failed(now=now) for now in (3.0, 4.0, 5.0)] == [False, False, True]
+
+
+def test_a_good_attempt_wipes_out_failed_pings_and_says_nothing_new_of_a_healthy_replica(health: Health) -> None:
+    for now in (0.0, 1.0):
+        health.probe_failed(now=now)
+    assert not health.attempt_succeeded(dispatched_s=0.0, now=2.0)
+    assert not health.probe_failed(now=3.0)
+
+
+@pytest.mark.parametrize(("by", "unreachable"), [("attempts", False), ("probes", True), ("region", True)])
+def test_who_answers_no_ping_is_out_of_reach_and_who_fails_attempts_may_not_be(
+    health: Health, by: str, unreachable: bool
+) -> None:
+    assert not health.unreachable
+    if by == "attempts":
+        fail(health, 3, now=0.0)
+    elif by == "probes":
+        for _ in range(3):
+            health.probe_failed(now=0.0)
+    else:
+        assert health.cut_off(now=0.0)
+        assert not health.cut_off(now=1.0), "it is already"
+    assert (health.ejected_by, health.unreachable) == (by, unreachable)
+    # One that cannot be reached may be tried as soon as it answers; the other one when its back-off is over.
+    assert health.probe_succeeded(now=1.0) is unreachable
+    assert health.wake(now=5.0) is not unreachable
+    assert health.unreachable is unreachable
+    assert health.probe_succeeded(now=6.0)
+    assert not health.unreachable
+
+
+def test_a_back_off_is_cut_short_for_failed_attempts_alone_and_never_made_longer() -> None:
+    for fault, wakes_s in (("attempts", 2.0), ("probes", 5.0)):
+        health = Health(EjectionLimits(failures=1, base_s=5.0))
+        (fail(health, 1, now=0.0) if fault == "attempts" else health.probe_failed(now=0.0))
+        health.hurry()
+        assert health.wakes_s == wakes_s
+    quick = Health(EjectionLimits(failures=1, base_s=0.5))
+    quick.hurry()
+    assert quick.wakes_s is None
+    fail(quick, 1, now=0.0)
+    quick.hurry()
+    assert quick.wakes_s == 0.5
+
+
+def test_a_replica_that_can_be_reached_again_may_be_tried_whatever_its_back_off(health: Health) -> None:
+    assert not health.reachable(now=0.0)
+    health.cut_off(now=0.0)
+    assert health.reachable(now=1.0)
+    assert (health.state, health.wakes_s) == (HealthState.HALF_OPEN, None)
+    assert not health.reachable(now=2.0)
+
+
+def test_what_was_sent_before_the_last_readmission_says_nothing(health: Health) -> None:
+    half_open(health)
+    assert health.probe_succeeded(now=6.0)
+    assert not health.attempt_failed(dispatched_s=5.9, now=7.0)
+    assert not health.attempt_succeeded(dispatched_s=5.9, now=7.0)
+    assert health.ejections == 1
+    assert health.attempt_failed(dispatched_s=6.0, now=8.0), "one is enough while it is on probation"
+
+
+def test_its_illness_began_with_the_first_ejection_and_ends_with_its_readmission(health: Health) -> None:
+    fail(health, 3, now=1.0)
+    health.wake(now=6.0)
+    fail(health, 1, now=7.0)
+    assert (health.ill_since_s, health.changed_s) == (1.0, 7.0)
+    health.wake(now=17.0)
+    health.probe_succeeded(now=18.0)
+    assert (health.ill_since_s, health.changed_s, health.wakes_s) == (None, 18.0, None)
+
+
+def test_counts_begin_anew_with_each_ejection_and_readmission(health: Health) -> None:
+    fail(health, 2, now=0.0)
+    for _ in range(3):
+        health.probe_failed(now=0.0)
+    assert (health.attempt_failures, health.probe_failures) == (0, 0)
+    health.wake(now=5.0)
+    health.probe_failed(now=5.0)
+    assert health.wakes_s == 15.0, "a failed ping on probation ejects for twice as long"
+
+
+def test_the_longest_back_off_is_kept_after_hundreds_of_ejections() -> None:
+    health = Health(EjectionLimits(failures=1, base_s=5.0, max_s=60.0))
+    now = 0.0
+    for _ in range(1100):
+        fail(health, 1, now=now)
+        assert health.wakes_s is not None
+        now = health.wakes_s
+        health.wake(now=now)
+    assert now - health.changed_s == 60.0
+
+
 def test_a_success_while_ejected_readmits() -> None:
     """In a panic requests go to ejected replicas as well; one that answers is well again."""
     health = Health(EjectionLimits(failures=1))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gorgo.core.samples import Sample, SampleRing
 
 
@@ -39,6 +41,21 @@ def test_a_reader_that_lags_sees_the_gap() -> None:
     page = filled(5, kept=3).after(1)
     assert (page["first_seq"], page["last_seq"]) == (3, 5)
     assert seqs(page) == [3, 4, 5]
+
+
+def test_the_newest_sample_of_a_request_is_found_while_it_is_held() -> None:
+    ring = SampleRing("boot", 3)
+    for seq, name in enumerate(("a", "b", "a", "c", "d"), start=1):
+        ring.append(replace(sample(seq), request_id=name))
+    assert [found and found.seq for found in map(ring.of, "abcdx")] == [3, None, 4, 5, None]
+    assert [each.seq for each in ring.newest(2)] == [5, 4]
+    assert (len(ring), ring.first_seq, ring.last_seq, ring.next_seq) == (3, 3, 5, 6)
+    assert [each.seq for each in ring] == [3, 4, 5]
+
+
+def test_a_page_has_a_thousand_samples_at_most_and_none_where_none_are_asked_for() -> None:
+    ring = filled(1001, kept=2000)
+    assert (len(seqs(ring.after(0))), seqs(ring.after(0, limit=0)), seqs(ring.after(0, limit=-1))) == (1000, [], [])
 
 
 def test_a_number_from_another_run_is_answered_with_nothing() -> None:

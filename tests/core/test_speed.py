@@ -78,6 +78,37 @@ def test_what_the_engine_tells_is_where_learning_starts_from_and_weighs_as_a_giv
     assert speed.factor == pytest.approx((2.0 + 5.0 * 3.0) / (1.0 + 5.0))
 
 
+@pytest.mark.parametrize(("told", "start"), [(50.0, 10.0), (0.01, 0.1)])
+def test_what_the_engine_tells_is_no_start_beyond_the_bounds(told: float, start: float) -> None:
+    """Then a second of the prior takes a second: the quick average of (1 + 0.5 x start) / 1.5 is far from the start."""
+    speed = learned()
+    speed.told(told)
+    assert speed.factor == start
+    speed.first_token(engine_s=11.005, arrived_s=10.0, prior_s=1.0, head=True)
+    assert speed.factor == pytest.approx((1.0 + 0.5 * start) / 1.5)
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "factor"),
+    [
+        (5.5, (5.5 + 0.5) / (2.0 + 0.5)),  # quick: 2.4: counts
+        (4.45, (4.45 + 5.0) / (2.0 + 5.0)),  # quick: 1.98: the steady one
+        (0.76, (0.76 + 5.0) / (2.0 + 5.0)),  # quick: 0.504
+        (0.74, (0.74 + 0.5) / (2.0 + 0.5)),  # quick: 0.496: counts
+        (4.55, (4.55 + 0.5) / (2.0 + 0.5)),  # quick: 2.02: counts
+    ],
+)
+def test_the_quick_average_counts_beyond_twice_and_below_half_of_the_start(spent_s: float, factor: float) -> None:
+    assert learned((10.005 + spent_s, 10.0, 2.0, True)).factor == pytest.approx(factor)
+
+
+def test_the_quick_average_forgets_twice_as_fast() -> None:
+    """Two seconds of the prior each: one that took 10 s, one that took 10 s again."""
+    speed = learned((20.005, 10.0, 2.0, True), (30.005, 10.5, 2.0, True))
+    kept = exp(-2.0 / 5.0)
+    assert speed.factor == pytest.approx((10.0 * kept + 10.0 + 0.5) / (2.0 * kept + 2.0 + 0.5))
+
+
 def test_telling_does_not_count_again_what_was_learned() -> None:
     speed = learned(*((3.0 * second, 0.0, 1.0, True) for second in range(1, 400)))
     before = speed.factor

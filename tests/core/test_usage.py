@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gorgo.core.events import MAX_EVENT_BYTES
 from gorgo.core.sse import Usage, UsageEventFilter, UsageTail, read_usage
-from gorgo.core.usage import MAX_LOOKS, TAIL_BYTES
+from gorgo.core.usage import HEAD_BYTES, MAX_LOOKS, TAIL_BYTES
 
 
 def event(data: Any, eol: str = "\n") -> bytes:
@@ -41,6 +41,30 @@ DONE = event("[DONE]")
         ([{"meta_info": {"prompt_tokens": 9}}, {"meta_info": {"prompt_tokens": 1}}], Usage(10, None, None)),
         ({"usage": {"prompt_tokens": True, "completion_tokens": -1}}, None),
         ({"usage": {"prompt_tokens": "9"}}, None),
+        ({"usage": {"prompt_tokens": 9.5, "completion_tokens": 2.0}}, None),
+        ({"usage": {"prompt_tokens": 9.5, "input_tokens": 9}}, Usage(9, None, None)),
+        ({"usage": {"completion_tokens": 2}}, Usage(None, None, 2)),
+        ({"usage": {"prompt_tokens": 9, "cached_tokens": 5}}, Usage(9, 5, None)),
+        (
+            {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 0}, "cached_tokens": 5}},
+            Usage(9, 0, None),
+        ),
+        ({"usage": {"cache_read_input_tokens": 5, "output_tokens": 1}}, Usage(None, 5, 1)),
+        ({"usage": {"input_tokens": 4, "cache_read_input_tokens": 5}}, Usage(9, 5, None)),
+        ({"usage": {"input_tokens": 4, "cache_creation_input_tokens": 5}}, Usage(4, None, None)),
+        ({"usage": {"input_tokens": 4, "cache_read_input_tokens": None}}, Usage(4, None, None)),
+        ({"usage": OPENAI, "meta_info": {"finish_reason": None}}, Usage(9, 5, 2)),
+        (
+            [{"meta_info": {"prompt_tokens": 9, "cached_tokens": 4}}, {"meta_info": {"cached_tokens": 3}}],
+            Usage(9, 4, None),
+        ),
+        (
+            [
+                {"meta_info": {"prompt_tokens": 9, "cached_tokens": 4}},
+                {"meta_info": {"prompt_tokens": 1, "cached_tokens": 3}},
+            ],
+            Usage(10, 7, None),
+        ),
         ({"usage": {"prompt_tokens": 10**400, "completion_tokens": 2}}, Usage(None, None, 2)),
         ({"usage": {"prompt_tokens": 9, "completion_tokens": 10**300}}, Usage(9, None, None)),
         ({"usage": None}, None),
@@ -110,6 +134,30 @@ def test_prompt_length_told_at_the_start_is_kept() -> None:
     assert tail.usage() == Usage(9, None, 2000)
 
 
+@pytest.mark.parametrize(("before", "found"), [(HEAD_BYTES - 100, True), (HEAD_BYTES, False)])
+def test_as_much_of_a_stream_s_start_is_kept_as_is_said(before: int, found: bool) -> None:
+    start = b" " * before + b'"usage": {"input_tokens": 9}'
+    tail = UsageTail()
+    for chunk in (start[:10], start[10:], b"x" * 3 * TAIL_BYTES, event({"usage": {"output_tokens": 2}})):
+        tail.feed(chunk)
+    assert tail.usage() == Usage(9 if found else None, None, 2)
+
+
+def test_what_the_end_of_a_stream_tells_goes_before_its_start() -> None:
+    tail = UsageTail()
+    tail.feed(event({"usage": {"input_tokens": 9, "output_tokens": 1}}) + b"x" * 3 * TAIL_BYTES)
+    tail.feed(event({"usage": {"input_tokens": 12, "output_tokens": 7, "cached_tokens": 3}}))
+    assert tail.usage() == Usage(12, 3, 7)
+
+
+@pytest.mark.parametrize(("behind", "found"), [(TAIL_BYTES - 100, True), (TAIL_BYTES, False)])
+def test_as_much_of_a_stream_s_end_is_read_as_is_said(behind: int, found: bool) -> None:
+    tail = UsageTail()
+    tail.feed(b" " * HEAD_BYTES + b'"usage": {"prompt_tokens": 9}')
+    tail.feed(b" " * behind)
+    assert tail.usage() == (Usage(9, None, None) if found else None)
+
+
 def test_stream_without_usage_has_none() -> None:
     tail = UsageTail()
     tail.feed(CHUNK + DONE)
@@ -152,10 +200,28 @@ def test_usage_only_event_is_taken_out_and_nothing_else(eol: str) -> None:
     assert usage_filter.usage == Usage(9, 5, 2)
 
 
+def test_usage_without_a_count_keeps_what_was_told_before() -> None:
+    usage_filter = UsageEventFilter()
+    empty = event({"choices": [], "usage": {"prompt_tokens": None}})
+    assert usage_filter.feed(USAGE_ONLY + empty + event({"choices": [], "usage": {}}) + DONE) == DONE
+    assert usage_filter.usage == Usage(9, 5, 2)
+
+
+@pytest.mark.parametrize("eol", [b"\n", b"\r\n", b"\r"])
+def test_usage_over_several_lines_after_a_mark_is_taken_out(eol: bytes) -> None:
+    usage_filter = UsageEventFilter()
+    lines = [b'\xef\xbb\xbfdata: {"choices": [],', b": comment", b'data:"usage": {"prompt_tokens": 9}}', b"", b""]
+    assert usage_filter.feed(eol.join(lines) + DONE) + usage_filter.flush() == DONE
+    assert usage_filter.usage == Usage(9, None, None)
+
+
 @pytest.mark.parametrize(
     "data",
     [
         '{"usage": {',
+        '{"choices": [], "usage": 7, "meta_info": {}}',
+        '{"choices": null, "usage": {"prompt_tokens": 9}}',
+        '{"usage": {"prompt_tokens": 9}}',
         '{"choices": [], "meta_info": {}}',
         '[{"usage": {}}]',
         '{"choices": [], "usage": {}, "x": ' + "[" * 30_000,

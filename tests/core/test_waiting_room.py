@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gorgo.core.ledger import RequestState
 from gorgo.core.request import RouteRequest
-from gorgo.core.waiting_room import Held, WaitingRoom
+from gorgo.core.waiting_room import MAX_CLIENTS, Held, WaitingRoom
 
 
 def held(name: str, prefill_s: float = 1.0, *, client: str | None = None, priority: int = 0) -> Held:
@@ -68,6 +68,66 @@ def test_turns_are_by_prefill_not_by_requests() -> None:
         served[one.state.request.client or ""] += one.prefill_s
         room.serve(one)
     assert abs(served["long"] - served["short"]) <= 4.0
+
+
+def test_who_was_served_and_comes_back_is_behind_until_the_others_have_caught_up() -> None:
+    """`a` has had 3 s while `b` waited: its next one is behind the three of `b`, and the fourth came before it."""
+    served = held("a1", 3.0, client="a")
+    room = filled(served, *(held(f"b{number}", 1.0, client="b") for number in range(5)))
+    room.serve(served)
+    room.add(held("a2", 0.5, client="a"))
+    assert order(room) == ["b0", "b1", "b2", "b3", "a2", "b4"]
+
+
+def test_what_is_removed_is_not_charged() -> None:
+    gone = held("a1", 3.0, client="a")
+    room = filled(gone, held("a2", 0.5, client="a"), held("b1", 0.25, client="b"), held("b2", 1.0, client="b"))
+    room.remove(gone)
+    assert order(room) == ["a2", "b1", "b2"]
+    assert room.prefill_s == 1.75
+
+
+def test_an_empty_room_owes_nobody_anything() -> None:
+    one = held("a1", 9.0, client="a")
+    room = filled(one, held("b1", 1.0, client="b"))
+    room.serve(one)
+    room.serve(next(iter(room)))
+    assert (len(room), room.prefill_s) == (0, 0.0)
+    room.add(held("b2", 1.0, client="b"))
+    room.add(held("a2", 1.0, client="a"))
+    room.serve(next(iter(room)))
+    assert order(room) == ["a2"]
+
+
+def test_a_room_knows_who_waits_there() -> None:
+    one, other = held("one"), held("other")
+    room = filled(one, other)
+    assert ("one" in room, "gone" in room, len(room)) == (True, False, 2)
+    assert (room.get("one"), room.get("gone")) == (one, None)
+    room.remove(one)
+    assert ("one" in room, room.get("one"), order(room)) == (False, None, ["other"])
+
+
+def test_turns_are_taken_within_each_priority_and_charged_over_all() -> None:
+    """2 s at the high priority leave `a` behind at the normal one."""
+    high = held("a-high", 2.0, client="a", priority=1)
+    room = filled(high, held("a1", 1.0, client="a"), held("b1", 1.0, client="b"), held("b2", 1.5, client="b"))
+    room.serve(high)
+    assert order(room) == ["b1", "b2", "a1"]
+
+
+def test_clients_that_came_and_went_are_forgotten_while_another_waits() -> None:
+    room = filled(held("waits", client="waits", priority=-1))
+    for number in range(MAX_CLIENTS + 100):
+        one = held(str(number), client=f"client-{number}")
+        room.add(one)
+        room.serve(one)
+    assert len(room._virtual_s) <= MAX_CLIENTS + 1
+    for number in range(100):
+        one = held(str(number), client=f"new-{number}")
+        room.add(one)
+        room.remove(one)
+    assert len(room._virtual_s) <= MAX_CLIENTS + 1
 
 
 moves = st.lists(

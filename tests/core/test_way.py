@@ -45,7 +45,8 @@ def test_one_way_is_half_a_round_trip_and_nothing_where_that_is_unknown(
         # Idle for four time-outs of 0.3 s each: four halvings leave the first window.
         (OpenConnection(WARM, 8.8), 100_000, 3),
         # Idle for one: 57,300 bytes leave, and the rest a trip later.
-        (OpenConnection(WARM, 9.6), 100_000, 2),
+        (OpenConnection(WARM, 9.69), 100_000, 2),
+        (OpenConnection(WARM, 9.71), 100_000, 1),
         # A sender that paces: 10,000 bytes leave at once, the rest at 40,000 a trip, also of what fits the window.
         (OpenConnection(WARM, inf, Pacing(40_000.0, 10_000.0)), 10_000, 1.0),
         (OpenConnection(WARM, inf, Pacing(40_000.0, 10_000.0)), 14_000, 1.1),

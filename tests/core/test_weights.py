@@ -18,6 +18,28 @@ def test_value_outside_its_box_is_refused(value: float) -> None:
         Weights.of(SPECS, {"w_rtt": value})
 
 
+def test_a_value_may_lie_on_either_edge_of_its_box() -> None:
+    for value in (0.05, 2.0):
+        weights = Weights.of(SPECS, {"w_rtt": value}, version=7)
+        assert (weights["w_rtt"], weights.version, weights.outside(SPECS)) == (value, 7, ())
+    assert Weights.of(SPECS, {"w_rtt": 2.01}, widen=True).outside(SPECS) == ("w_rtt",)
+    assert Weights.of(SPECS).version == 0
+
+
+def test_a_set_of_weights_is_a_mapping_of_its_values() -> None:
+    weights = Weights.of(SPECS)
+    assert (len(weights), list(weights), "w_rtt" in weights, weights.get("nope")) == (
+        2,
+        ["w_rtt", "w_queue"],
+        True,
+        None,
+    )
+
+
+def test_a_change_may_widen_the_box_too() -> None:
+    assert Weights.of(SPECS).changed(SPECS, {"w_rtt": 9.0}, widen=True)["w_rtt"] == 9.0
+
+
 def test_widened_box_takes_any_value_that_keeps_the_cost_positive() -> None:
     weights = Weights.of(SPECS, {"w_rtt": 0.0, "w_queue": 30.0}, widen=True)
     assert dict(weights) == {"w_rtt": 0.0, "w_queue": 30.0}
