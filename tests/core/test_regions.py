@@ -129,7 +129,7 @@ def test_a_replica_that_was_out_of_reach_may_be_tried_as_soon_as_it_answers() ->
 def test_a_single_replica_is_ejected_by_its_own_count() -> None:
     router = fleet()
     router.on_probe("w0", None, now=10.0)
-    assert router.standings()["w0"] == "healthy"
+    assert (router.standings()["w0"], router.regions_cut_off) == ("healthy", frozenset())
     for now in (11.0, 12.0):
         router.on_probe("w0", None, now=now)
     assert (router.standings()["w0"], router.regions_cut_off) == ("ejected", frozenset({"west"}))

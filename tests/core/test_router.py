@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.core.actions import Dispatch, Reject
+from gorgo.core.actions import Dispatch, Hold, Reject
 from gorgo.core.health import EjectionLimits
 from gorgo.core.limits import RouterLimits
+from gorgo.core.overload import OverloadLimits
 from gorgo.core.replica import ReplicaSpec
 from gorgo.core.request import Ending, EngineSample, Outcome
 from gorgo.errors import UnknownReplica
@@ -27,6 +28,7 @@ from tests.core.routers import (
     load_of,
     make_router,
     rejected,
+    timed,
 )
 
 # -- load
@@ -251,6 +253,46 @@ def test_a_late_timer_changes_no_decision() -> None:
     fail_on(router, FAILED, 3)
     assert dispatched(router.submit(a_request("r1"), now=5.9)).replica == "b"
     assert dispatched(router.submit(a_request("r2"), now=6.0)).replica == "a"
+
+
+def test_a_late_timer_keeps_nobody_waiting() -> None:
+    """The replica is open again at 0.8 s: who comes at 0.9 finds those before it gone, timer or not."""
+    limits = RouterLimits(overload=OverloadLimits(hold=True))
+    router = make_router(policy="gorgo-ms", replicas=[timed("a")], limits=limits)
+    dispatched(router.submit(a_request("r0", prompt_tokens=1000), now=0.0))
+    assert isinstance(router.submit(a_request("r1", prompt_tokens=100), now=0.0)[-1], Hold)
+    before, own = router.submit(a_request("r2", prompt_tokens=100, received_s=0.9), now=0.9)
+    assert (before.request_id, type(before), own.request_id) == ("r1", Dispatch, "r2")
+
+
+def test_figures_that_went_stale_while_nobody_asked_decide_nothing() -> None:
+    router = make_router("a", "b")
+    router.on_probe("b", 0.03, now=60.0)
+    assert dispatched(router.submit(a_request("r1"), now=89.9)).replica == "a"
+    decision = dispatched(router.submit(a_request("r2"), now=90.0)).decision
+    assert decision.terms["rtt"].tolist() == pytest.approx([23.0, 23.0]), "a's is unknown by now"
+
+
+@pytest.mark.parametrize("event", ["first_token", "finish", "probe", "abandon", "submit"])
+def test_what_is_due_is_asked_for_at_the_time_of_the_last_event(event: str) -> None:
+    """One waits and something may have opened its replica: the next look is due at once."""
+    limits = RouterLimits(overload=OverloadLimits(hold=True, open_in_flight=1))
+    router = make_router(policy="gorgo-ms", replicas=[timed("a"), timed("b")], limits=limits)
+    first, second = (dispatched(router.submit(a_request(f"r{n}", prompt_tokens=100), now=0.0)) for n in range(2))
+    for name in ("waits", "other"):
+        assert isinstance(router.submit(a_request(name, prompt_tokens=100), now=0.0)[-1], Hold)
+    if event == "first_token":
+        router.on_first_token(first.attempt_id, now=5.0)
+    elif event == "finish":
+        router.on_finish("never", COMPLETED, now=5.0)
+    elif event == "probe":
+        router.on_probe("never", 0.1, now=5.0)
+    elif event == "abandon":
+        router.abandon("other", now=5.0)
+    else:
+        assert isinstance(router.submit(a_request("more", prompt_tokens=100), now=5.0)[-1], Hold)
+    router.drain(second.replica, now=5.0)
+    assert router.next_timer() == 5.0
 
 
 def test_a_trial_whose_client_leaves_makes_room_for_another() -> None:
