@@ -8,7 +8,7 @@ from math import inf
 
 import pytest
 
-from gorgo.core.batch_bound import FIRST_SHARE, STARTED, BatchBound, Mark
+from gorgo.core.batch_bound import FIRST_SHARE, KEPT, STARTED, BatchBound, Mark
 from gorgo.core.request import Outcome
 from gorgo.core.router import Router
 from tests.core.routers import COMPLETED, FAILED, dispatched
@@ -140,6 +140,15 @@ def test_quiet_times_do_not_close_a_replica() -> None:
     assert crowd.bound.most(GOAL_S) > 16
 
 
+def test_an_answer_that_took_no_time_says_nothing() -> None:
+    bound = BatchBound()
+    for _ in range(100):
+        mark = bound.sent(prefill_s=0.1, now=0.0)
+        bound.left(now=0.0)
+        bound.ended(mark, stayed_s=0.0, waited_s=0.0, goal_s=GOAL_S)
+    assert bound.most(GOAL_S) == pytest.approx(FIRST_SHARE * GOAL_S / 0.1)
+
+
 def test_time_spent_waiting_here_is_missing_there() -> None:
     def learned(waited_s: float) -> float:
         bound = BatchBound()
@@ -156,6 +165,67 @@ def test_where_nobody_could_be_in_time_nobody_is_held_back() -> None:
     crowd = Crowd(BatchBound(), prefill_s=0.1)
     crowd.serve(100, mixture(60.0, 0.5))
     assert crowd.bound.most(GOAL_S) == inf
+
+
+def test_what_is_learned_is_as_computed_by_hand() -> None:
+    """One at a time: two seconds, half a second of which is its own prefill, with a usual growth of 1 / 16.
+
+    Alone the other 1.5 s would be 1.5 / (1 + 1 / 16) = 24 / 17 s. Among n: 24 / 17 + (24 / 17 / 16 + 0.5) n, within a
+    goal of 10 s for n up to 14.6. Of the numbers an eighth apart from 2 on, that is 2 x 1.125 ** 16 = 13.17.
+    """
+    bound = BatchBound()
+    for number in range(STARTED):
+        mark = bound.sent(prefill_s=0.5, now=10.0 * number)
+        bound.left(now=10.0 * number + 2.0)
+        bound.ended(mark, stayed_s=2.0, waited_s=0.0, goal_s=GOAL_S)
+    assert bound.most(GOAL_S) == pytest.approx(2.0 * 1.125**16)
+
+
+@pytest.mark.parametrize(("ends", "known"), [(3, 0.0), (4, 4 / 32), (16, 0.5), (32, 1.0), (64, 1.0)])
+def test_the_first_bound_counts_for_less_with_each_end(ends: int, known: float) -> None:
+    """8 at first, for prefills of half a second in a goal of 10 s; what is learned is 2 x 1.125 ** 16."""
+    bound = BatchBound()
+    for number in range(ends):
+        mark = bound.sent(prefill_s=0.5, now=10.0 * number)
+        bound.left(now=10.0 * number + 2.0)
+        bound.ended(mark, stayed_s=2.0, waited_s=0.0, goal_s=GOAL_S)
+    assert bound.most(GOAL_S) == pytest.approx(known * 2.0 * 1.125**16 + (1.0 - known) * 8.0)
+
+
+def test_two_are_let_in_however_long_prefills_are() -> None:
+    bound = BatchBound()
+    bound.sent(prefill_s=100.0, now=0.0)
+    assert bound.most(GOAL_S) == 2.0
+
+
+def test_the_usual_prefill_is_the_mean_of_the_first_and_then_fades() -> None:
+    """The mean of two is 0.3 s; after many of 0.1 s one of 1.7 s weighs a sixteenth."""
+    bound = BatchBound()
+    for prefill_s in (0.2, 0.4):
+        bound.sent(prefill_s=prefill_s, now=0.0)
+    assert bound.most(GOAL_S) == pytest.approx(4.0 / 0.3)
+    for _ in range(500):
+        bound.sent(prefill_s=0.1, now=0.0)
+    bound.sent(prefill_s=1.7, now=0.0)
+    assert bound.most(GOAL_S) == pytest.approx(4.0 / 0.2, rel=1e-6)
+
+
+def test_of_more_than_are_remembered_the_oldest_go() -> None:
+    """64 of a slow engine, then 64 of one on which nothing takes long."""
+    bound = BatchBound()
+    for number in range(2 * KEPT):
+        stay_s = 9.0 if number < KEPT else 0.5
+        mark = bound.sent(prefill_s=0.4, now=20.0 * number)
+        bound.left(now=20.0 * number + stay_s)
+        bound.ended(mark, stayed_s=stay_s, waited_s=0.0, goal_s=GOAL_S)
+        if number == KEPT - 1:
+            slow = bound.most(GOAL_S)
+    quick = BatchBound()
+    for number in range(KEPT):
+        mark = quick.sent(prefill_s=0.4, now=20.0 * number)
+        quick.left(now=20.0 * number + 0.5)
+        quick.ended(mark, stayed_s=0.5, waited_s=0.0, goal_s=GOAL_S)
+    assert bound.most(GOAL_S) == quick.most(GOAL_S) > slow
 
 
 def fifth_waits(router: Router, *, now: float) -> bool:

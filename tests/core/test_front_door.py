@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.actions import Dispatch, Reject
+from gorgo.core.clients import ClientLimits, ClientRules
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
 from tests.core.routers import COMPLETED, dispatched, rejected, timed
@@ -127,7 +128,8 @@ def test_a_drained_replica_holds_up_nobody_whose_own_one_is_open() -> None:
     assert held(router.submit(asked("r1", 1000), now=0.0))
     ((when, action),) = until(router)
     assert isinstance(action, Dispatch)
-    assert (when, action.replica) == (pytest.approx(0.8), "b")
+    assert when == pytest.approx(0.8)
+    assert action.replica == "b"
 
 
 def test_who_was_just_looked_at_is_looked_at_again_after_a_moment() -> None:
@@ -154,6 +156,45 @@ def test_limits_that_hold_nobody_back_close_no_replica() -> None:
     router = at_hand("a")
     router.set_limits(replace(router.limits, overload=replace(router.limits.overload, hold=False)), now=0.0)
     assert all(isinstance(router.submit(asked(f"r{n}", 5000), now=0.0)[-1], Dispatch) for n in range(5))
+
+
+def one_of_a_kind(router: Router, client: str, *, now: float) -> bool:
+    """Whether one more of `client` is turned away for being the second at a time."""
+    action = router.submit(asked(f"more-{now}", client=client, now=now), now=now)[-1]
+    if isinstance(action, Reject):
+        return action.code == "client_concurrency"
+    router.abandon(f"more-{now}", now=now)
+    return False
+
+
+def test_a_request_that_waited_counts_for_its_client_until_its_answer_has_ended() -> None:
+    router = at_hand("a")
+    router.set_limits(replace(router.limits, clients=ClientRules(ClientLimits(max_in_flight=1))), now=0.0)
+    dispatched(router.submit(asked("before", 1000, client="other"), now=0.0))
+    assert held(router.submit(asked("r", 1000, client="c"), now=0.0))
+    assert one_of_a_kind(router, "c", now=0.1)
+    attempt = dispatched(router.handle_timer(now=0.8)).attempt_id
+    assert one_of_a_kind(router, "c", now=0.9)
+    router.on_finish(attempt, COMPLETED, now=1.0)
+    assert not one_of_a_kind(router, "c", now=1.1)
+
+
+@pytest.mark.parametrize("how", ["deadline", "queue", "patience"])
+def test_a_request_that_was_turned_away_counts_for_its_client_no_more(how: str) -> None:
+    router = at_hand("a", held=1)
+    router.set_limits(replace(router.limits, clients=ClientRules(ClientLimits(max_in_flight=1))), now=0.0)
+    dispatched(router.submit(asked("before", 3000, client="other"), now=0.0))
+    if how == "deadline":
+        rejected(router.submit(asked("r", 500, client="c", slo_s=2.0), now=0.0))
+    elif how == "queue":
+        assert held(router.submit(asked("waits", 500, client="another"), now=0.0))
+        rejected(router.submit(asked("r", 500, client="c"), now=0.0))
+        router.abandon("waits", now=0.0)
+    else:
+        router.drain("a", now=0.0)
+        assert held(router.submit(asked("r", 500, client="c"), now=0.0))
+        rejected(router.handle_timer(now=2.0))
+    assert not one_of_a_kind(router, "c", now=2.5)
 
 
 @pytest.mark.parametrize(

@@ -173,12 +173,24 @@ def test_messages_takes_a_system_text_and_content_blocks() -> None:
             {"tools": [{"name": "f"}], "instructions": "i", "prompt": {"id": "p"}, "input": "hi"},
             Prompt(b'[{"name":"f"}]i{"id":"p"}hi', ((0, "tools"), (14, "system"), (15, "prompt"), (25, "user"))),
         ),
-        (CHAT, {"functions": [{"name": "f"}], "messages": [user("hi")]}, Prompt(b'[{"name":"f"}]hi', ((0, "tools"), (14, "user")))),
-        (CHAT, {"tools": [1], "functions": [2], "messages": [user("hi")]}, Prompt(b"[1]hi", ((0, "tools"), (3, "user")))),
+        (
+            CHAT,
+            {"functions": [{"name": "f"}], "messages": [user("hi")]},
+            Prompt(b'[{"name":"f"}]hi', ((0, "tools"), (14, "user"))),
+        ),
+        (
+            CHAT,
+            {"tools": [1], "functions": [2], "messages": [user("hi")]},
+            Prompt(b"[1]hi", ((0, "tools"), (3, "user"))),
+        ),
         ("/v1/messages", {"system": "", "messages": [user("hi")]}, Prompt(b"hi", ((0, "user"),))),
         ("/v1/responses", {"prompt": "p", "input": "hi"}, Prompt(b"hi", ((0, "user"),))),
         ("/v1/responses", {"input": "hi", "conversation": "c"}, Prompt(b"hi", ((0, "user"),))),
-        (CHAT, {"messages": [{"role": "assistant", "reasoning": "so", "content": "yes"}]}, Prompt(b"soyes", ((0, "assistant"),))),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "reasoning": "so", "content": "yes"}]},
+            Prompt(b"soyes", ((0, "assistant"),)),
+        ),
         (
             CHAT,
             {"messages": [{"role": "assistant", "reasoning_content": ["so"], "content": "yes", "name": "n"}]},
@@ -210,11 +222,15 @@ def test_messages_takes_a_system_text_and_content_blocks() -> None:
         ("/v1/completions", {"prompt": [[1], "a"]}, Prompt(b"\x01\0\0\0a", ((4, "next"),))),
         ("/v1/completions", {"prompt": {"text": "a"}}, Prompt(b"a", ())),
         ("/v1/completions", {"prompt": ""}, Prompt(b"", ())),
-        (CHAT, {"messages": [user([{"type": "thinking", "thinking": "t"}, {"type": "refusal", "refusal": "r"}])]}, Prompt(b"tr", ((0, "user"),))),
+        (
+            CHAT,
+            {"messages": [user([{"type": "thinking", "thinking": "t"}, {"type": "refusal", "refusal": "r"}])]},
+            Prompt(b"tr", ((0, "user"),)),
+        ),
         (CHAT, {"messages": [user(None)]}, Prompt(b"", ((0, "user"),))),
         (CHAT, {"messages": [user([{"type": "tool_result", "content": "42"}])]}, Prompt(b"42", ((0, "user"),))),
     ],
-)  # fmt: skip
+)
 def test_every_field_that_an_engine_templates_is_in_its_place(route: str, body: object, expected: Prompt) -> None:
     assert read_prompt(route, body) == expected
 

@@ -54,7 +54,7 @@ def test_one_way_is_half_a_round_trip_and_nothing_where_that_is_unknown(
     ],
 )
 def test_a_request_arrives_half_a_trip_before_the_first_byte_of_an_answer_that_takes_no_time(
-    connection: OpenConnection | None | str, body_bytes: int, trips: float
+    connection: OpenConnection | str | None, body_bytes: int, trips: float
 ) -> None:
     made = columns(connect_trips=2.0)
     if not isinstance(connection, str):

@@ -56,6 +56,36 @@ def test_prediction_is_network_work_and_prefill_without_their_factors_from_recei
     assert choice.predicted_ttft_s == pytest.approx(0.5 + 0.002 + 0.5 + 1.010)
 
 
+def test_a_forecast_is_of_times_for_every_candidate_whatever_the_weights() -> None:
+    """A second of work left when a request gets there, none on the other; prefills of 1.01 s and 0.41 s."""
+    rows = candidates(cached=(0, 600), free_at_s=[101.001, 0.0], in_flight_requests=[3, 1])
+    choice = chosen(rows, m_rtt=4.0, m_queue=0.5, **{"lambda": 1.0}, delta=100.0)
+    assert choice.forecast is not None
+    forecast = choice.forecast()
+    np.testing.assert_allclose(forecast.alone_s, [0.002 + 1.01, 0.1 + 0.41])
+    np.testing.assert_allclose(forecast.work_s, [1.0, 0.0])
+    np.testing.assert_allclose(forecast.prefill_s, [1.01, 0.41])
+
+
+def test_any_candidate_can_be_asked_for_its_prediction() -> None:
+    """Half a second at the proxy, then network, work and prefill of that one."""
+    choice = chosen(candidates(cached=(0, 600), free_at_s=[100.501, 0.0], rtt_s=[0.002, 0.1]))
+    assert choice.predicts is not None
+    assert [choice.predicts(row) for row in (0, 1)] == pytest.approx([0.5 + 0.002 + 0.5 + 1.01, 0.5 + 0.1 + 0.41])
+
+
+def test_slower_decoding_is_not_priced_where_its_price_is_nothing() -> None:
+    terms = chosen(candidates(in_flight_requests=[2, 1]), delta=0.0).terms
+    np.testing.assert_allclose(terms["externality"], [0.2 * 1010 * 2, 0.2 * 1010])
+
+
+@pytest.mark.parametrize(("due_s", "queue_ms"), [(99.6995, 0.0), (99.69, 2000 + 9), (99.2, 2000 + 499)])
+def test_a_first_token_is_late_from_300_ms_on_by_the_time_it_could_be_seen(due_s: float, queue_ms: float) -> None:
+    """Half a round trip of 2 ms passes before a token made by now is seen."""
+    rows = candidates(free_at_s=[99.0, 99.0], due_s=[due_s, np.inf], waiting_prefill_s=[2.0, 0.0])
+    np.testing.assert_allclose(chosen(rows).terms["queue"], [queue_ms, 0.0], atol=1e-9)
+
+
 def test_nothing_is_predicted_where_the_round_trip_is_unknown() -> None:
     choice = chosen(candidates(cached=(990, 0), rtt_s=[np.nan, 0.1]))
     assert choice.row == 0

@@ -4,9 +4,9 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from gorgo.errors import UnknownPolicy
+from gorgo.errors import ConfigError, UnknownPolicy
 from gorgo.policies import registry
-from gorgo.policies.registry import POLICIES, make_policy, policy_names
+from gorgo.policies.registry import POLICIES, make_policy, make_shadow, policy_names
 
 
 def test_holds_the_policies_of_the_design() -> None:
@@ -23,6 +23,17 @@ def test_each_call_makes_a_new_instance() -> None:
 def test_an_unknown_name_is_answered_with_the_names_that_there_are() -> None:
     with pytest.raises(UnknownPolicy, match="'fastest'; there are: gorgo, gorgo-ms, least-load"):
         make_policy("fastest")
+
+
+def test_a_shadow_is_made_by_name_where_it_can_score_the_policy() -> None:
+    assert make_shadow(None, make_policy("gorgo")) is None
+    shadow = make_shadow("nearest", make_policy("gorgo"))
+    assert shadow is not None
+    assert shadow.name == "nearest"
+    with pytest.raises(ConfigError, match="'random' has no cost"):
+        make_shadow("random", make_policy("gorgo"))
+    with pytest.raises(UnknownPolicy):
+        make_shadow("fastest", make_policy("gorgo"))
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ async def test_weights_set_live_are_in_the_terms_of_the_next_decision(start: Sta
             (decision,) = (await fleet.admin.get(f"/admin/decisions/{request_id}")).json()["decisions"]
             (row,), outlook = decision["candidates"], decision["outlook_ms"]
             assert row["terms"] == {
-                # The outlook takes a difference of times since the epoch, which are exact to a quarter of a microsecond.
+                # The outlook is a difference of times since the epoch, which are exact to a quarter of a microsecond.
                 "rtt": pytest.approx(weights["m_rtt"] * outlook["network"], abs=2e-3),
                 "queue": pytest.approx(weights["m_queue"] * outlook["queue"], abs=2e-3),
                 "prefill": pytest.approx(outlook["prefill"]),

@@ -84,6 +84,25 @@ def test_steps_of_three_requests_are_as_computed_by_hand() -> None:
     assert model.totals.busy_s == pytest.approx(0.213)
 
 
+def test_a_request_is_new_until_it_is_submitted_and_finished_with_its_last_token() -> None:
+    model, short = engine(), request("a" * 10, 1)
+    assert (short.stage, short.finished, short.emitted, short.cached_tokens) == (Stage.NEW, False, 0, 0)
+    model.submit(short, now=0.5)
+    assert (short.stage, short.submitted_s, model.next_arrival_s, model.queued, model.waiting_tokens) == (
+        *(Stage.WAITING, 0.5, 0.5),
+        *(1, 10),
+    )
+    step = model.start_step(now=0.5)
+    assert step is not None
+    assert (short.admitted_s, model.running, model.queued, model.next_arrival_s) == (0.5, 1, 0, None)
+    assert (model.used_tokens, model.idle, model.step) == (10, False, step)
+    model.finish_step(step)
+    assert (short.finished, short.first_token_s, model.idle, model.step, model.used_tokens) == (
+        *(True, step.ends_s, True, None),
+        0,
+    )
+
+
 def test_a_long_prompt_is_prefilled_in_chunks_and_the_next_shares_its_last_one() -> None:
     model = engine(chunk_tokens=100)
     long, short = request("a" * 250, 1), request("b" * 30, 1)

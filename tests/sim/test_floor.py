@@ -51,9 +51,10 @@ def test_a_long_prompt_takes_a_step_per_chunk() -> None:
 
 
 def test_output_is_decoded_alone() -> None:
-    floor = floor_of([ask(0, 1000, "a", output_tokens=3)], FLEET)
+    floor = floor_of([ask(0, 1000, "a", output_tokens=3), ask(1, 10, "", output_tokens=2001)], FLEET)
     base_s = 0.0075 + 0.0233 * 8 / 256 + 5e-5
-    assert floor.e2e_s - floor.ttft_s == pytest.approx([2 * base_s + 1.5e-8 * (1001 + 1002)])
+    long_s = 2000 * base_s + 1.5e-8 * (2000 * 10 + 2000 * 2001 / 2)
+    assert floor.e2e_s - floor.ttft_s == pytest.approx([2 * base_s + 1.5e-8 * (1001 + 1002), long_s], rel=1e-7)
 
 
 def test_a_body_beyond_the_widest_window_takes_another_round_trip() -> None:
@@ -66,6 +67,18 @@ def test_in_a_mixed_fleet_each_request_has_the_replica_that_is_best_for_it() -> 
     feed = [ask(0, 100, ""), ask(1, 60_000, "x" * 117)]
     each = [floor_of(feed, SimFleet((replica,))).ttft_s for replica in mixed.replicas]
     assert floor_of(feed, mixed).ttft_s.tolist() == [each[0][0], each[1][1]]
+
+
+def test_one_token_is_always_computed() -> None:
+    """A prompt of two whole blocks that came by has one of them to prefill; one of a token more has that token."""
+    feed = [ask(0, 1024, "ab"), ask(1, 1024, "ab"), ask(2, 1025, "ab")]
+    assert floor_of(feed, FLEET).ttft_s[1:] == pytest.approx([0.002 + p(512, 512), 0.002 + p(1, 1024)])
+
+
+def test_each_flight_takes_a_round_trip_of_the_replica() -> None:
+    """The nearest is best even for a body of three flights on a wide open connection."""
+    (ttft_s,) = floor_of([ask(0, 100, "", body_bytes=9_000_000)], FLEET).ttft_s
+    assert ttft_s == pytest.approx(3 * 0.002 + p(100))
 
 
 def test_the_floor_of_nothing_is_nothing() -> None:

@@ -59,6 +59,57 @@ def test_a_stall_is_in_the_first_gap_after_it() -> None:
     assert [(round(gap_s, 6), times) for gap_s, times in pairs] == [(0.1, 3), (0.2, 1), (0.7, 1), (0.2, 1)]
 
 
+def test_a_wait_before_the_first_run_is_in_the_first_gap_and_rounding_is_none() -> None:
+    log = DecodeLog()
+    log.add(1.0 + 1e-12, 1.2, 2)
+    assert [(round(gap_s, 6), times) for gap_s, times in log.gaps(0, first_token_s=1.0)] == [(0.1, 2)]
+    assert [(round(gap_s, 6), times) for gap_s, times in log.gaps(0, first_token_s=0.5)] == [(0.6, 1), (0.1, 1)]
+
+
+def test_a_log_whose_requests_have_all_ended_is_emptied_and_its_marks_go_on() -> None:
+    log = DecodeLog()
+    for number in range(5):
+        log.add(float(number), number + 1.0, 1)
+    assert (log.mark(), log.long) == (5, False)
+    log.forget([])
+    assert log.mark() == 5
+    log.add(9.0, 9.5, 1)
+    assert log.gaps(5, first_token_s=9.0) == [(0.5, 1)]
+    log.forget([5, 6])
+    assert (log.mark(), log.gaps(5, first_token_s=9.0)) == (6, [(0.5, 1)])
+
+
+@pytest.mark.parametrize(("runs", "long"), [(8192, False), (8193, True)])
+def test_a_log_is_long_beyond_its_bound(runs: int, long: bool) -> None:
+    log = DecodeLog()
+    for _ in range(runs):
+        log.add(0.0, 1.0, 1)
+    assert log.long is long
+
+
+@pytest.mark.parametrize(
+    ("pairs", "p95"),
+    [
+        ([(1.0, 19), (2.0, 1)], 1.0),
+        ([(1.0, 18), (2.0, 2)], 2.0),
+        ([(1.0, 95), (2.0, 4), (3.0, 1)], 1.0),
+        ([(1.0, 94), (2.0, 5), (3.0, 1)], 2.0),
+        ([(5.0, 1)], 5.0),
+        ([(1.0, 0)], None),
+    ],
+)
+def test_p95_is_the_least_gap_that_19_of_20_do_not_exceed(pairs: list[tuple[float, int]], p95: float | None) -> None:
+    assert p95_s(pairs) == p95_s(pairs[::-1]) == p95
+
+
+def test_a_quantile_is_the_middle_of_its_bin_of_one_hundredth() -> None:
+    """The bin from 1 us x 1.01 ** 100 on, and all below a microsecond in the first one."""
+    pooled = GapHistogram()
+    pooled.add([(1e-6 * 1.01**100.5, 3), (5e-7, 1)])
+    assert (pooled.quantile_s(0.5), pooled.quantile_s(0.25)) == pytest.approx((1e-6 * 1.01**100.5, 1e-6 * 1.01**0.5))
+    assert pooled.quantile_s(0.26) == pytest.approx(1e-6 * 1.01**100.5)
+
+
 def test_a_long_log_forgets_what_nobody_asks_for_any_more() -> None:
     log = DecodeLog()
     marks = []

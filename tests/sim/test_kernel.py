@@ -51,6 +51,24 @@ def test_a_stop_leaves_the_rest_of_the_heap() -> None:
     assert (kernel.now, len(kernel)) == (1.0, 1)
 
 
+def test_what_is_to_happen_again_and_again_happens_after_each_interval() -> None:
+    kernel = Kernel()
+    seen: list[float] = []
+    kernel.at(1.0, lambda: kernel.every(2.0, lambda: seen.append(kernel.now)))
+    kernel.run(until_s=7.5)
+    assert seen == [3.0, 5.0, 7.0]
+
+
+def test_a_run_that_was_stopped_goes_on_when_it_is_run_again() -> None:
+    kernel = Kernel()
+    seen: list[float] = []
+    kernel.at(1.0, kernel.stop)
+    kernel.at(2.0, lambda: seen.append(kernel.now))
+    kernel.run()
+    kernel.run()
+    assert seen == [2.0]
+
+
 def test_nothing_can_be_asked_for_in_the_past() -> None:
     kernel = Kernel()
     kernel.at(2.0, lambda: kernel.at(1.0, kernel.stop))

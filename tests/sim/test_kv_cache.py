@@ -66,6 +66,16 @@ def test_what_a_sibling_inserted_meanwhile_is_held_once() -> None:
     cache.check()
 
 
+def test_an_item_is_a_token_of_four_bytes_unless_stated() -> None:
+    cache = KvCache(capacity_tokens=2)
+    handle = cache.lock(cache.match(b""))
+    cache.promise(2)
+    cache.allocate(2)
+    handle, fresh = cache.insert(b"oneAtwoB", handle)
+    assert (fresh, cache.cached_tokens, cache.free_tokens) == (2, 2, 0)
+    assert cache.match(b"oneAtwoC").items == 1
+
+
 def test_a_block_of_a_trace_counts_its_tokens() -> None:
     cache = KvCache(capacity_tokens=4096, item_bytes=8, item_tokens=512)
     handle = cache.lock(cache.match(b""))

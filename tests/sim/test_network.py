@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gorgo.sim.network import Connection, Link, Network, Path
+from gorgo.sim.network import TABLE_SIZE, Connection, Draws, Link, Network, Path, Trips
 
 
 def path(link: Link, seed: int = 0) -> Path:
@@ -56,6 +56,58 @@ def test_nothing_overtakes_on_one_stream() -> None:
         arrival_s = far.arrival_s(number * 0.001, arrival_s)
         arrivals.append(arrival_s)
     assert arrivals == sorted(arrivals)
+
+
+def test_what_is_sent_on_a_stream_arrives_a_trip_later_or_with_what_was_sent_before() -> None:
+    far = path(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0))
+    assert [far.arrival_s(1.0, 0.0), far.arrival_s(1.0, 9.0)] == [1.05, 9.0]
+
+
+@pytest.mark.parametrize(
+    ("new", "trips", "seconds"), [(False, 1, 0.05), (True, 1, 0.15), (False, 3, 0.25), (True, 3, 0.35)]
+)
+def test_each_flight_but_the_last_and_a_handshake_take_a_round_trip(new: bool, trips: int, seconds: float) -> None:
+    far = path(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0))
+    assert far.request_s(new_connection=new, flights=trips) == pytest.approx(seconds)
+
+
+def test_a_trip_of_a_run_takes_half_a_round_trip_its_own_jitter_and_a_rare_spike() -> None:
+    """An exponential of 5 % of the round trip, and a whole one more in a hundredth of trips."""
+    link, draws = Link(rtt_s=0.2, jitter=0.05, spike_probability=0.01), Draws(3)
+    trips = np.array([Trips(draws, key).one_way_s(link) for key in range(20_000)])
+    spiked = trips > 0.1 + 0.2
+    assert spiked.mean() == pytest.approx(0.01, abs=0.004)
+    assert (trips[~spiked].min(), trips[~spiked].mean()) == pytest.approx((0.1, 0.11), rel=0.01)
+    assert (trips[spiked] - 0.2).mean() == pytest.approx(0.11, rel=0.05)
+    twice = Link(rtt_s=0.4, jitter=0.05, spike_probability=0.01)
+    assert Trips(draws, 5).one_way_s(twice) == pytest.approx(2 * Trips(draws, 5).one_way_s(link)), "it scales"
+
+
+def test_each_trip_of_a_key_takes_the_next_entry_and_neighbours_have_others() -> None:
+    link, draws = Link(rtt_s=0.1), Draws(0)
+    one, other = Trips(draws, 4), Trips(draws, 5)
+    first = [one.one_way_s(link) for _ in range(50)]
+    assert len(set(first)) == 50
+    assert not set(first) & {other.one_way_s(link) for _ in range(50)}
+    again = Trips(draws, 4)
+    assert again.round_trip_s(link) == first[0] + first[1]
+    assert (again.uniform(), again.one_way_s(link)) == (draws.uniform[(4 * 40_503 + 2) % TABLE_SIZE], first[3])
+
+
+def test_the_table_of_draws_begins_again_at_its_end() -> None:
+    link, draws = Link(rtt_s=0.1), Draws(0)
+    trips = Trips(draws, 0)
+    taken = [trips.one_way_s(link) for _ in range(TABLE_SIZE + 2)]
+    assert taken[:2] == taken[-2:]
+    assert Draws(0).uniform == draws.uniform != Draws(1).uniform
+
+
+def test_pings_open_no_window_and_idling_closes_one() -> None:
+    """60 kB: three flights after pings, two of them 58,400 bytes and the rest, one, and three after a minute."""
+    connection = Connection(path(Link(rtt_s=0.1)))
+    sizes_and_times = [(0, 0.0), (0, 0.1), (60_000, 0.2), (60_000, 0.3), (60_000, 0.4), (60_000, 60.0)]
+    waits = [connection.waits(size, now=now) for size, now in sizes_and_times]
+    assert waits == [1, 0, 2, 1, 0, 2]
 
 
 def test_no_distance_takes_no_time() -> None:

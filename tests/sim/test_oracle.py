@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gorgo.core.decision import Choice
@@ -104,6 +105,41 @@ def test_a_body_that_does_not_fit_the_window_counts_its_round_trips() -> None:
     large = replace(ask(b"z" * 50), body_bytes=40_000)
     chosen = choose(looking(near, far), table(2, names=NAMES, **windows), asked=large)
     assert chosen.terms["rtt"].round(6).tolist() == [20.0, 200.0]
+
+
+def test_an_idle_window_has_shrunk_by_the_time_of_the_decision() -> None:
+    """A hundred seconds after it last sent something a connection is as a new one, but for its handshake."""
+    near, far = Engine(0.010), Engine(0.100)
+    windows: dict[str, Any] = {
+        "congestion_bytes": [200_000.0, 0.0],
+        "receive_bytes": [200_000.0, 65_535.0],
+        "connect_trips": [1.0, 2.0],
+    }
+    large = replace(ask(b"z" * 50), body_bytes=40_000)
+    for sent_s, trips in ((99.9, 1), (0.0, 2)):
+        rows = replace(table(2, names=NAMES, sent_s=[sent_s, np.inf], **windows), now=100.0)
+        chosen = choose(looking(near, far), rows, asked=large)
+        assert chosen.terms["rtt"].round(6).tolist() == [10.0 * trips, 100.0 * (2 + 2)]
+
+
+def test_it_predicts_from_the_receipt_on() -> None:
+    """0.3 s at the proxy, a round trip of 10 ms, and 60 ms of prefill."""
+    chosen = choose(
+        looking(Engine(0.010), Engine(0.100)),
+        replace(table(2, names=NAMES), now=5.3),
+        asked=replace(ask(b"z" * 50), received_s=5.0),
+    )
+    assert chosen.predicted_ttft_s == pytest.approx(0.370)
+
+
+def test_those_who_wait_run_and_travel_are_all_in_flight() -> None:
+    near, far = Engine(0.010), Engine(0.100)
+    for _ in range(3):  # one runs, two wait for the end of its step
+        near.serve(b"x" * 20)
+    near.on_the_way.append((9.0, a_request(b"y")))
+    weights: dict[str, Any] = {"lambda": 0.1, "delta": 10.0}
+    chosen = choose(looking(near, far), table(2, names=NAMES), asked=ask(b"z" * 50), **weights)
+    assert chosen.terms["externality"].round(6).tolist() == [(0.1 * 60.0 + 10.0) * 4, 0.0]
 
 
 def test_weights_price_those_who_are_stalled() -> None:

@@ -68,6 +68,39 @@ def test_the_connection_used_last_goes_first_and_an_idle_one_is_let_go() -> None
     assert not pool.take(0, now=5.5)[0].used, "the other one has been idle for more than 4 s"
 
 
+def test_an_idle_connection_is_kept_for_four_seconds_and_no_longer() -> None:
+    for idle_s, used in ((4.0, True), (4.01, False)):
+        pool = Pool(Path(Link(rtt_s=0.1), np.random.default_rng(0)), lambda _: None)
+        one, _ = pool.take(0, now=0.0)
+        pool.give_back(one, now=10.0)
+        assert pool.take(0, now=10.0 + idle_s)[0].used is used
+
+
+def test_the_router_hears_of_a_connection_that_is_given_back_taken_and_let_go() -> None:
+    told: list[Any] = []
+    pool = Pool(Path(Link(rtt_s=0.1), np.random.default_rng(0)), told.append)
+    one, waits = pool.take(100_000, now=1.0)
+    assert (waits, told) == (3, []), "a handshake and two flights more; that none is open is known"
+    pool.give_back(one, now=1.5)
+    assert told == [OpenConnection(Windows(114_600.0, 65_535.0), 1.0)]
+    again, waits = pool.take(0, now=1.7)
+    assert (again is one, waits, told[1:]) == (True, 0, [None])
+    pool.give_back(one, now=4.0)
+    assert told[2:] == [OpenConnection(Windows(28_650.0, 65_535.0), 1.7)], "0.7 s idle at 0.3 s each: two halvings"
+    other, _ = pool.take(0, now=9.0)
+    assert (other.used, told[3:]) == (False, [None])
+
+
+def test_a_connection_that_was_given_up_is_not_used_again() -> None:
+    pool = Pool(Path(Link(rtt_s=0.1), np.random.default_rng(0)), lambda _: None)
+    one, _ = pool.take(0, now=0.0)
+    pool.close(one)
+    pool.give_back(one, now=0.1)
+    assert one.lost
+    fresh, waits = pool.take(0, now=0.2)
+    assert (fresh is one, fresh.used, waits) == (False, False, 1)
+
+
 def test_connections_that_were_reset_are_not_kept_and_not_told() -> None:
     told: list[Any] = []
     pool = Pool(Path(Link(rtt_s=0.1), np.random.default_rng(0)), told.append)

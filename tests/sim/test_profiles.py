@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gorgo.errors import UnknownProfile
+from gorgo.errors import BadRequest, UnknownProfile
 from gorgo.sim.profiles import PROFILES, find_profile
 
 
@@ -32,6 +34,54 @@ DECODE_TABLE = {
     "1xH100-Qwen3-30B-A3B": {(1, 1024): 4.47, (32, 1024): 20.3, (64, 4096): 29.3},
     "1xL40S-Qwen3-30B-A3B": {(1, 1024): 5.87, (32, 1024): 77.4, (64, 4096): 117.0},
 }
+
+
+#: Chunk, KV pool and running batch of each engine, in the order of the table.
+LIMITS = {
+    "2xL40S-Qwen3.5-35B-A3B-FP8": (4096, 983_549, 64),
+    "1xH100-Qwen3.5-35B-A3B-FP8": (8192, 788_766, 64),
+    "1xH100-Llama-3.1-8B": (8192, 450_000, 256),
+    "1xL40S-Llama-3.1-8B": (4096, 201_000, 64),
+    "1xH100-Qwen3-30B-A3B": (8192, 147_000, 256),
+    "1xL40S-Qwen3-30B-A3B": (4096, 100_000, 64),
+}
+
+
+def test_limits_are_those_of_the_design() -> None:
+    found = {name: (each.chunk_tokens, each.kv_tokens, each.max_running_requests) for name, each in PROFILES.items()}
+    assert found == LIMITS
+    assert {name: (each.experts_per_token, each.experts) for name, each in PROFILES.items() if each.decode_moe_s} == {
+        **dict.fromkeys(("2xL40S-Qwen3.5-35B-A3B-FP8", "1xH100-Qwen3.5-35B-A3B-FP8"), (8, 256)),
+        **dict.fromkeys(("1xH100-Qwen3-30B-A3B", "1xL40S-Qwen3-30B-A3B"), (8, 128)),
+    }
+    assert {profile.context_tokens for profile in PROFILES.values()} == {32_768}
+
+
+def test_the_two_formulas_are_as_written() -> None:
+    """k = 8 of E = 256: four tokens touch 1 - (31 / 32) ** 4 of the experts."""
+    profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
+    assert profile.prefill_s(1000, 2e6) == pytest.approx(0.012 + 1000 / 11_500 + 1.6e-9 * 2e6)
+    touched = 1 - (31 / 32) ** 4
+    assert profile.decode_s(4, 9000) == pytest.approx(0.0075 + 0.0233 * touched + 4 * 5e-5 + 1.5e-8 * 9000)
+    h100 = find_profile("1xH100-Qwen3.5-35B-A3B-FP8")
+    assert h100.prefill_s(1000, 2e6) == pytest.approx(0.012 + 1000 / 14_300 + 1.2e-9 * 2e6)
+    assert h100.decode_s(4, 9000) == pytest.approx(0.004 + 0.012 * touched + 4 * 2.5e-5 + 7.6e-9 * 9000)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "refused"),
+    [(32_767, 1, None), (32_768, 1, "longer than"), (32_000, 769, "together"), (32_000, 768, None), (1, 32_767, None)],
+)
+def test_a_request_that_fits_the_context_is_taken(prompt: int, output: int, refused: str | None) -> None:
+    profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
+    if refused is None:
+        profile.check_size(prompt, output)
+        replace(profile, kv_tokens=prompt + output).check_size(prompt, output)
+        with pytest.raises(BadRequest, match="do not fit the KV pool"):
+            replace(profile, kv_tokens=prompt + output - 1).check_size(prompt, output)
+    else:
+        with pytest.raises(BadRequest, match=refused):
+            profile.check_size(prompt, output)
 
 
 @pytest.mark.parametrize("name", PREFILL_TABLE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from gorgo.core.prefill import PrefillPrior
 from gorgo.errors import ScenarioError, UnknownScenario
-from gorgo.sim.faults import Kill, LatePath, RttShift, Slow, StaleMetrics, StaleProbes
+from gorgo.sim.faults import Freezing, Kill, LatePath, RttShift, Slow, StaleMetrics, StaleProbes
 from gorgo.sim.fleet import SimFleet, SimReplica
 from gorgo.sim.scenario import SCENARIOS, find_scenario, nearest, squeezed, with_right_priors
 from tests.sim.fleets import three_regions
@@ -111,6 +113,49 @@ def test_bursts_keep_count_order_and_period(drawn: list[float]) -> None:
     assert np.all(np.diff(moved_s) >= 0)
     assert np.array_equal(moved_s // 30.0, arrivals_s // 30.0), "so the mean rate stays"
     assert np.all(moved_s % 30.0 <= 5.0 + 1e-9)
+
+
+def test_a_period_of_30_seconds_arrives_in_its_first_5() -> None:
+    assert squeezed(np.array([0.0, 15.0, 29.4, 30.0, 45.0])).tolist() == pytest.approx([0.0, 2.5, 4.9, 30.0, 32.5])
+    assert find_scenario("bursts").reshape(np.array([15.0, 45.0])).tolist() == pytest.approx([2.5, 32.5])
+    assert squeezed(np.array([3.0, 12.0]), every_s=10.0, lasts_s=1.0).tolist() == pytest.approx([0.3, 10.2])
+    as_they_are = np.array([0.0, 31.0])
+    assert find_scenario("steady").reshape(as_they_are) is as_they_are
+
+
+def test_a_freezing_replica_freezes_for_as_long_as_requests_may_run() -> None:
+    assert find_scenario("freezing").faults(FLEET, 600.0) == [Freezing("us-ashburn-0", 1200.0, 40.0, 8.0, 100.0, 0.0)]
+
+
+def test_right_priors_are_all_that_the_router_reads_of_an_engine() -> None:
+    for replica in with_right_priors(FLEET).replicas:
+        spec, profile = replica.spec, replica.profile
+        assert (spec.kv_capacity_tokens, spec.max_running_requests) == (profile.kv_tokens, profile.max_running_requests)
+        assert spec.prefill_base_s == profile.prefill_base_s
+        assert spec.prefill_tokens_per_s == profile.prefill_tokens_per_s
+        assert spec.prefill_kappa_s == profile.prefill_kappa_s
+
+
+def test_wrong_priors_are_wrong_in_every_part_of_a_prefill() -> None:
+    for name, factor in (("priors-fast", 3.0), ("priors-slow", 1 / 3)):
+        spec, profile = find_scenario(name).fleet(FLEET).replicas[0].spec, FLEET.replicas[0].profile
+        assert spec.prefill_base_s == pytest.approx(profile.prefill_base_s / factor)
+        assert spec.prefill_tokens_per_s == pytest.approx(profile.prefill_tokens_per_s * factor)
+        assert spec.prefill_kappa_s == pytest.approx(profile.prefill_kappa_s / factor)
+
+
+def test_a_new_sibling_takes_the_first_number_that_is_free() -> None:
+    first, *others = FLEET.replicas
+    taken = replace(first, spec=replace(first.spec, name="us-ashburn-1"))
+    six = find_scenario("six-replicas").fleet(SimFleet((taken, *others)))
+    assert [replica.name for replica in six.replicas[3:]] == ["us-ashburn-0", "eu-frankfurt-1", "ap-seoul-1"]
+
+
+def test_the_faster_engine_of_a_mixed_fleet_is_the_second_nearest_whatever_the_order() -> None:
+    mixed = find_scenario("mixed-fleet").fleet(SimFleet(FLEET.replicas[::-1]))
+    assert [replica.name for replica in mixed.replicas if replica.profile.name.startswith("1xH100")] == [
+        "eu-frankfurt-0"
+    ]
 
 
 def test_nearest_is_by_round_trip() -> None:
