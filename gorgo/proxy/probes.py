@@ -86,6 +86,8 @@ class Watcher:
         """What broke a connection may be an engine that starts again, empty: its figures tell, once it answers."""
         while True:
             await self._target.broke.wait()
+            # Also where figures are read so often that the loop below does nothing: this one would never wait again.
+            self._target.broke.clear()
             wait_s = AFTER_BREAK_S
             while wait_s < self._state.config.proxy.scrape_interval_s:  # after that they are read anyway
                 await asyncio.sleep(wait_s)
@@ -197,8 +199,12 @@ class Watcher:
         """Ping on several kept connections at once. Only where the replica answers: a dead one is left to the probe."""
         if not self._answers:
             return
-        pings = (self._ping() for _ in range(WARM_CONNECTIONS))
-        await asyncio.gather(*(_quietly(ping) for ping in pings))
+        await asyncio.gather(*(self._ping_quietly() for _ in range(WARM_CONNECTIONS)))
+
+    async def _ping_quietly(self) -> None:
+        """The probe is what counts failures."""
+        with suppress(UpstreamError):
+            await self._ping()
 
     async def _ping(self) -> float:
         started = perf_counter()
@@ -249,9 +255,3 @@ class Watcher:
         while True:
             await asyncio.sleep(interval_s * (1 + JITTER * (self._spread() - 0.5)))
             await action()
-
-
-async def _quietly(ping: Awaitable[float]) -> None:
-    """The probe is what counts failures."""
-    with suppress(UpstreamError):
-        await ping

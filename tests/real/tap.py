@@ -39,8 +39,7 @@ class TappedConnection:
 
     def last_body(self) -> bytes:
         """Body of the last answer on this connection, without its chunked framing."""
-        bodies = list(_bodies(bytes(self.answers)))
-        return bodies[-1]
+        return bodies_of(self.answers)[-1]
 
     def count(self, request_line: bytes) -> int:
         return self.requests.count(request_line)
@@ -116,8 +115,9 @@ async def _pass(
     writer.close()
 
 
-def _bodies(answers: bytes) -> list[bytes]:
+def bodies_of(answers: bytes | bytearray) -> list[bytes]:
     """Bodies of all complete answers in the bytes of one connection."""
+    answers = bytes(answers)
     bodies: list[bytes] = []
     while answers:
         parser = h11.Connection(our_role=h11.CLIENT)
