@@ -70,9 +70,9 @@ async def test_last_connection_to_a_replica_that_left_the_fleet_closes_with_its_
 async def test_added_replica_that_does_not_answer_joins_as_one_that_failed_a_probe(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.proxy.probes.LOOK_S", 0.05)
     a = await start.replica(stream(delta("a"), DONE))
     followed = await follow(start, tmp_path, regions({"a": a}), [a])
+    monkeypatch.setattr("gorgo.proxy.probes.LOOK_S", 0.05)
     with socket.socket() as silent:  # accepts and says nothing
         silent.bind(("127.0.0.1", 0))
         silent.listen()
