@@ -156,18 +156,6 @@ async def test_a_broken_connection_has_the_figures_read_soon_and_not_at_the_next
     assert row.index_blocks == 0
 
 
-async def test_an_engine_that_stays_silent_after_a_break_is_left_to_the_usual_scrape(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gorgo.proxy.probes.AFTER_BREAK_S", 0.01)
-    replica = await start.replica(reset_after(delta("a")))
-    fleet = await start.proxy(config_for([replica], proxy=replace(QUIET, scrape_interval_s=0.05)), [replica])
-    await fleet.client.post(CHAT, content=chat(stream=True))
-    target = fleet.state.targets["r0"]
-    assert target.broke.is_set()
-    await until(lambda: not target.broke.is_set())
-
-
 async def test_figures_of_a_replica_that_is_back_are_read_at_once(start: Start) -> None:
     replica = await start.replica(answer(200))
     replica.metrics = "sglang:num_running_reqs 3.0"
