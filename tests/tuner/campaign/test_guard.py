@@ -21,6 +21,7 @@ OPTIONS = CampaignOptions()
     [
         (replace(USUAL, e2e_s_p95=4.5), "p95 E2E is 12% higher"),
         (replace(USUAL, itl_ms_p95=14.0), "p95 ITL is 17% higher"),
+        (replace(USUAL, e2e_s_p95=4.5, itl_ms_p95=14.0), "p95 E2E is 12% higher"),
         (replace(USUAL, errors=6), "errors rose: 6 of 128 requests, 0 of 128 before"),
         (replace(USUAL, max_share=0.95), "one replica takes 95% of the requests; 40% before"),
         (replace(USUAL, ttft_ms_p95=900.0, e2e_s_p95=4.3, max_share=0.7), None),
@@ -66,6 +67,10 @@ def test_errors_are_weighed_by_the_requests_of_each_window() -> None:
     offspring, incumbent = replace(offspring, errors=2), replace(incumbent, errors=1)
     assert errors_rose(offspring, incumbent, 0.157) is not None
     assert errors_rose(offspring, incumbent, 0.156) is None
+
+
+def test_errors_as_likely_as_alpha_have_risen() -> None:
+    assert errors_rose(replace(USUAL, errors=1), USUAL, 0.5) is not None  # 1 in 2
 
 
 def test_no_errors_or_nothing_to_compare_with_is_no_rise() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.weights import WeightSpec
-from tuner.campaign.ledger import NO_FIGURES, Ledger
+from tuner.campaign.ledger import Ledger
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.trial import Verdict
 from tuner.objective import Figures
@@ -105,6 +105,18 @@ def test_time_is_spent_from_the_first_beginning_on(now: float, spent: str | None
     assert made.budget_spent(now=now) == spent
 
 
+def test_without_a_budget_no_time_is_too_long() -> None:
+    made, _ = ledger()
+    made.begin(100.0)
+    assert made.budget_spent(now=1e12) is None
+
+
+def test_a_generation_that_was_given_up_unmeasured_has_no_figures() -> None:
+    made, _ = ledger()
+    row = made.closed({"w": 2.0}, Verdict(False, "harm"), 7, 190.0).generation
+    assert (row.n, row.e2e_s_p95, row.errors, row.max_share) == (0, None, 0, None)
+
+
 @pytest.mark.parametrize(("mode", "after"), [("switchback", THEIRS), ("guarded", THEIRS), ("paper", BEFORE)])
 def test_the_published_protocol_keeps_the_score_with_which_the_incumbent_won(mode: str, after: Figures) -> None:
     made, _ = ledger(options=CampaignOptions(mode=mode))  # type: ignore[arg-type]
@@ -149,4 +161,4 @@ def test_the_start_s_row_has_the_figures_with_which_it_was_found() -> None:
     assert (row.objective_ms, row.incumbent_objective_ms, row.n) == (500.0, 500.0, 131)
     assert (row.started_s, row.weights_version) == (100.0, 5)
     row = ledger()[0].started({"w": 1.0}, None, 100.0).generation
-    assert (row.objective_ms, row.n, row.errors) == (None, NO_FIGURES.n, 0)
+    assert (row.objective_ms, row.n, row.errors) == (None, 0, 0)

@@ -35,7 +35,8 @@ class Fleet:
         self, *, seed: int = 0, audit: bool = False, reference: Figures | None = USUAL, **options: Any
     ) -> None:
         self.options = CampaignOptions(**SHORT | options)
-        self.trial = Switchback(self.options, np.random.default_rng(seed), reference, audit=audit)
+        rng = np.random.default_rng(seed)
+        self.trial = Switchback(self.options, rng, reference, **({"audit": True} if audit else {}))
         self.ttft_ms: dict[Arm, float] = {"incumbent": 400.0, "offspring": 400.0}
         self.now = 100.0
         self.blocks: list[tuple[Arm, int, float]] = []
@@ -79,15 +80,21 @@ class Fleet:
 
 
 def test_a_fair_coin_says_which_arm_goes_first() -> None:
-    first = [Fleet(seed=seed).trial.arm for seed in range(400)]
+    first = [Fleet(seed=seed, pairs=1).trial.arm for seed in range(400)]
     assert 160 <= first.count("offspring") <= 240  # four standard deviations
     assert set(first) == {"offspring", "incumbent"}
 
 
+def test_every_trial_s_test_has_sign_patterns_of_its_own() -> None:
+    rng = np.random.default_rng(0)
+    trials = [Switchback(CampaignOptions(pairs=1), rng, None) for _ in range(100)]
+    assert len({trial.state()["seed"] for trial in trials}) == 100
+
+
 def test_the_coin_is_tossed_for_every_pair_anew() -> None:
-    fleet = Fleet(pairs=400, alpha=1e-6, futility_pairs=399)
+    fleet = Fleet(max_voids=1000)
     for _ in range(300):
-        assert fleet.block() is None
+        assert fleet.block(0) is None
     pairs = list(zip(fleet.arms[::2], fleet.arms[1::2], strict=False))
     assert all(set(pair) == {"offspring", "incumbent"} for pair in pairs)
     assert 45 <= sum(pair[0] == "offspring" for pair in pairs) <= 105
@@ -217,7 +224,7 @@ def test_each_arm_is_scored_on_its_own_blocks_whichever_came_first() -> None:
 
 
 def test_the_version_that_is_recorded_is_the_offspring_s() -> None:
-    fleet = Fleet(pairs=400)
+    fleet = Fleet(pairs=60)
     assert (fleet.trial.offspring_version is None) == (fleet.trial.arm == "incumbent")
     for _ in range(9):
         fleet.block()
@@ -292,7 +299,7 @@ def test_too_many_void_pairs_in_a_row_end_in_waiting() -> None:
 
 
 def test_a_pair_that_counts_ends_a_row_of_void_ones() -> None:
-    fleet = Fleet(max_voids=2, pairs=400, alpha=1e-6, futility_pairs=399)
+    fleet = Fleet(max_voids=2, pairs=60, alpha=1e-6, futility_pairs=59)
     for count in (3, 10, 3, 10, 3, 10):
         assert [fleet.block(count) for _ in range(2)] == [None, None]
     assert fleet.pass_time(3.0) is None
@@ -375,9 +382,9 @@ def test_a_slow_answer_of_an_offspring_whose_block_is_over_is_harm_too() -> None
 
 
 def test_the_usual_is_what_the_incumbent_s_blocks_have_shown() -> None:
-    fleet = Fleet(reference=None, audit=True, pairs=400, alpha=1e-6, futility_pairs=399)
+    fleet = Fleet(reference=None, audit=True, pairs=60, alpha=1e-6, futility_pairs=59)
     assert slow(until_offspring(fleet), 128, e2e_s=30.0) is None, "there is no usual yet"
-    fleet = Fleet(reference=None, audit=True, pairs=400, alpha=1e-6, futility_pairs=399)
+    fleet = Fleet(reference=None, audit=True, pairs=60, alpha=1e-6, futility_pairs=59)
     fleet.pair()  # 2 s each
     assert slow(until_offspring(fleet), 128, e2e_s=5.9) is None
     verdict = slow(fleet, 64, e2e_s=6.1)
@@ -398,11 +405,11 @@ def test_what_was_seen_before_a_void_is_no_harm_after_it() -> None:
 
 
 def test_pairs_and_seed_outlive_the_process_and_the_block_under_way_does_not() -> None:
-    fleet = Fleet(seed=5, pairs=400, alpha=1e-6, futility_pairs=399)
+    fleet = Fleet(seed=5, pairs=60, alpha=1e-6, futility_pairs=59)
     for _ in range(7):
         fleet.block()
     saved = json.loads(json.dumps(fleet.trial.state()))
-    again = Fleet(seed=6, pairs=400, alpha=1e-6, futility_pairs=399)
+    again = Fleet(seed=6, pairs=60, alpha=1e-6, futility_pairs=59)
     again.trial.load(saved)
     assert again.trial.pairs == fleet.trial.pairs
     assert again.trial.state() == saved
