@@ -62,10 +62,14 @@ class SignFlipTest:
         self._signs[0] = 1  # what really happened
 
     def shown(self, gains: Sequence[float]) -> bool:
-        """Whether a gain above zero has been shown by any look up to the last of `gains`, one per pair."""
-        sums = np.cumsum(self._signs[:, : len(gains)] * np.asarray(gains, dtype=float), axis=1)
+        """Whether a gain above zero has been shown by any look up to the last of `gains`, one per pair.
+
+        Gains after the last pair are not looked at: a campaign may be continued with fewer pairs than it has scored.
+        """
+        seen = np.asarray(gains[: self.pairs], dtype=float)
+        sums = np.cumsum(self._signs[:, : len(seen)] * seen, axis=1)
         crossed = np.zeros(PATHS, dtype=bool)
-        for look in range(1, min(len(gains), self.pairs) + 1):
+        for look in range(1, len(seen) + 1):
             self._look(sums[:, look - 1], look, crossed)
             if crossed[0]:
                 return True
@@ -73,7 +77,8 @@ class SignFlipTest:
 
     def chance(self, gains: Sequence[float]) -> float:
         """Share of sign patterns with a sum as high, at this look alone: for the record."""
-        sums = self._signs[:, : len(gains)] @ np.asarray(gains, dtype=float)
+        seen = np.asarray(gains[: self.pairs], dtype=float)
+        sums = self._signs[:, : len(seen)] @ seen
         return float(np.mean(sums >= sums[0]))
 
     def _look(self, sums: npt.NDArray[np.float64], look: int, crossed: npt.NDArray[np.bool_]) -> None:

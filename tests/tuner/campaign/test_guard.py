@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from tuner.campaign.guard import Watch, crowded, errors_rose
 from tuner.campaign.options import CampaignOptions
@@ -22,6 +25,26 @@ def test_more_errors_than_chance_explains_and_a_crowd_are_refused_with_their_fig
     assert crowded(replace(USUAL, max_share=None), USUAL, 0.8) is None
 
 
+def test_errors_are_weighed_by_the_requests_of_each_window() -> None:
+    # Three errors, all under the offspring, which had a quarter of the requests: (1/4)^3 = 0.0156.
+    offspring, incumbent = replace(USUAL, n=100, errors=3), replace(USUAL, n=300)
+    assert errors_rose(offspring, incumbent, 0.0157) == "errors rose: 3 of 100 requests, 0 of 300 before"
+    assert errors_rose(offspring, incumbent, 0.0156) is None
+    # Two or more of three: 3 (1/4)^2 (3/4) + (1/4)^3 = 10/64.
+    offspring, incumbent = replace(offspring, errors=2), replace(incumbent, errors=1)
+    assert errors_rose(offspring, incumbent, 0.157) is not None
+    assert errors_rose(offspring, incumbent, 0.156) is None
+
+
+def test_errors_as_likely_as_alpha_have_risen() -> None:
+    assert errors_rose(replace(USUAL, errors=1), USUAL, 0.5) is not None  # 1 in 2
+
+
+def test_no_errors_or_nothing_to_compare_with_is_no_rise() -> None:
+    assert errors_rose(USUAL, replace(USUAL, errors=9), 1.0) is None
+    assert errors_rose(replace(USUAL, errors=9), replace(USUAL, n=0), 1.0) is None
+
+
 def test_errors_that_chance_explains_are_not_held_against_anybody() -> None:
     assert errors_rose(replace(USUAL, errors=4), replace(USUAL, errors=3), 0.05) is None
     assert errors_rose(replace(USUAL, errors=4), USUAL, 0.05) is None  # 1 in 16
@@ -31,6 +54,9 @@ def test_errors_that_chance_explains_are_not_held_against_anybody() -> None:
 
 def test_a_crowd_that_was_there_before_is_nobody_s_fault() -> None:
     assert crowded(replace(USUAL, max_share=1.0), replace(USUAL, max_share=1.0), 0.8) is None
+    assert crowded(replace(USUAL, max_share=0.95), replace(USUAL, max_share=0.9), 0.8) is not None
+    assert crowded(replace(USUAL, max_share=0.95), replace(USUAL, max_share=None), 0.8) is not None
+    assert crowded(replace(USUAL, max_share=None), replace(USUAL, max_share=None), 0.8) is None
 
 
 def seen(watch: Watch, sample: Sample, count: int = 64) -> str | None:
@@ -60,3 +86,55 @@ def test_a_cleared_watch_forgets() -> None:
     seen(watch, replace(SAMPLE, e2e_s=99.0), 63)
     watch.clear()
     assert seen(watch, SAMPLE, 63) is None
+
+
+def with_errors(errors: int, count: int = 64, **changes: Any) -> list[Sample]:
+    return [replace(SAMPLE, status=500 if i < errors else 200, **changes) for i in range(count)]
+
+
+def breach(options: CampaignOptions, reference: Figures | None, samples: list[Sample]) -> str | None:
+    watch = Watch(options, reference)
+    return next((reason for reason in map(watch.add, samples) if reason), None)
+
+
+@pytest.mark.parametrize(
+    ("samples", "reference", "options", "broken"),
+    [
+        # More than the share of errors; a single one is chance.
+        (with_errors(3), USUAL, {}, False),
+        (with_errors(4), USUAL, {}, True),
+        (with_errors(4), None, {}, True),
+        (with_errors(16), None, {"hard_errors": 0.25}, False),
+        (with_errors(17), None, {"hard_errors": 0.25}, True),
+        (with_errors(1, 8), None, {"window": 16, "hop": 8}, False),
+        (with_errors(2, 8), None, {"window": 16, "hop": 8}, True),
+        # More than twice as many as were usual: an eighth, then a quarter of the requests.
+        (with_errors(16), replace(USUAL, errors=16), {}, False),
+        (with_errors(17), replace(USUAL, errors=16), {}, True),
+        # E2E above its factor, or above its bound in seconds.
+        (with_errors(0, e2e_s=12.0), USUAL, {}, False),
+        (with_errors(0, e2e_s=12.1), USUAL, {}, True),
+        (with_errors(0, e2e_s=12.1), None, {}, False),
+        (with_errors(0, e2e_s=8.0), USUAL, {"hard_e2e_factor": 2.0}, False),
+        (with_errors(0, e2e_s=8.1), USUAL, {"hard_e2e_factor": 2.0}, True),
+        (with_errors(0, e2e_s=5.0), USUAL, {"hard_e2e_s": 5.0}, False),
+        (with_errors(0, e2e_s=5.1), USUAL, {"hard_e2e_s": 5.0}, True),
+        (with_errors(0, e2e_s=99.0), replace(USUAL, e2e_s_p95=None), {}, False),
+        # Where all have failed there is no E2E, and that they failed is how it was.
+        (with_errors(64, e2e_s=99.0), replace(USUAL, errors=128), {"hard_e2e_s": 5.0}, False),
+    ],
+)
+def test_hard_bounds_are_broken_only_beyond_them(
+    samples: list[Sample], reference: Figures | None, options: dict[str, Any], broken: bool
+) -> None:
+    assert (breach(CampaignOptions(**options), reference, samples) is not None) == broken
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "then"),
+    [({}, 64, 32), ({"window": 9, "hop": 9}, 4, 4), ({"window": 1, "hop": 1}, 1, 1), ({"window": 16, "hop": 2}, 8, 2)],
+)
+def test_the_watch_looks_at_half_a_window_every_hop(options: dict[str, Any], first: int, then: int) -> None:
+    watch = Watch(CampaignOptions(hard_e2e_s=5.0, **options), None)
+    found = [watch.add(replace(SAMPLE, e2e_s=6.0)) is not None for _ in range(first + then)]
+    assert found == [False] * (first - 1) + [True] + [False] * (then - 1) + [True]

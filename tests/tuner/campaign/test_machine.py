@@ -262,6 +262,16 @@ def test_a_campaign_that_is_killed_at_any_moment_goes_on_and_counts_nothing_twic
     assert all(row.n <= 20 * 90 * 3 for row in run.rows)  # at most twenty blocks of 90 s at 3 a second
 
 
+def test_a_campaign_that_goes_on_with_fewer_pairs_than_it_has_scored_decides_on_those() -> None:
+    patient = replace(QUICK, futility_pairs=20, margin=9.0)
+    run = comparing(Run(Proxy(), patient))
+    run.until(lambda: len(run.campaign.state()["trial"]["pairs"]) == 4)
+    run.campaign = Campaign.from_state(BOX, replace(patient, pairs=3), run.campaign.state())
+    run.do(run.campaign.begin(now=run.now))
+    run.until(lambda: len(run.rows) == 2)
+    assert run.rows[1].reason.endswith("in 5 pairs of blocks: not shown to be better")
+
+
 def test_a_campaign_that_is_over_stays_over() -> None:
     run = Run(Proxy(), CampaignOptions(max_generations=1, rest_blocks=0.0))
     run.until(lambda: run.stopped)

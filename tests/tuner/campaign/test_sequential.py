@@ -59,6 +59,52 @@ def test_what_is_clear_is_shown_after_seven_pairs_and_never_before_chance_allows
     assert first in (6, 7, 8)  # 2^-7 is below 7/20 of alpha
 
 
+@pytest.mark.parametrize(("pairs", "alpha"), [(20, 0.05), (12, 0.1), (1, 0.6)])
+def test_gains_that_are_alike_are_shown_when_few_enough_patterns_reach_them(pairs: int, alpha: float) -> None:
+    # Of 2,000 patterns alpha * 2,000 * k / pairs may be crossed out by look k, and all that tie with the real one go
+    # together. `chance` says how many tie: those whose first k signs are all plus.
+    for seed in range(40):
+        test = SignFlipTest(pairs=pairs, alpha=alpha, seed=seed)
+        for looks in range(1, pairs + 1):
+            few = [round(test.chance([1.0] * k) * 2000) <= int(alpha * 2000 * k / pairs) for k in range(1, looks + 1)]
+            assert test.shown([1.0] * looks) == any(few), (seed, looks)
+            if any(few):
+                break
+
+
+def test_gains_after_the_last_pair_are_not_looked_at() -> None:
+    test = SignFlipTest(pairs=8, alpha=ALPHA, seed=2)
+    losses, gained = [-0.1] * 8, [0.1] * 8
+    assert not test.shown([*losses, *[9.0] * 30])
+    assert test.shown([*gained, *[-9.0] * 30])
+    assert test.chance([*gained, -9.0]) == test.chance(gained)
+
+
+def test_a_look_sees_what_every_look_before_it_has_seen() -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        values = rng.normal(0.1, 0.1, PAIRS).tolist()
+        test = SignFlipTest(pairs=PAIRS, alpha=ALPHA, seed=seed)
+        found = [test.shown(values[:looks]) for looks in range(PAIRS + 1)]
+        assert found == sorted(found), "once shown, always shown"
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        # Of two signs four ways: the real sum is reached by those that equal it too.
+        ([1.0, -1.0], 3 / 4),
+        ([1.0, 1.0], 1 / 4),
+        ([-1.0, -1.0], 1.0),
+        ([0.0, 0.0], 1.0),
+        ([2.0, -1.0], 1 / 2),
+        ([1.0, 1.0, -1.0], 1 / 2),
+    ],
+)
+def test_chance_counts_the_patterns_that_tie_with_what_happened(gains: list[float], expected: float) -> None:
+    assert SignFlipTest(pairs=PAIRS, alpha=ALPHA, seed=0).chance(gains) == pytest.approx(expected, abs=0.035)
+
+
 def test_what_was_shown_stays_shown() -> None:
     test = SignFlipTest(pairs=PAIRS, alpha=ALPHA, seed=1)
     assert test.shown([1.0] * 8 + [-5.0] * 8)

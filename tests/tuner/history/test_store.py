@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import create_engine, func, inspect, select
 
 from gorgo.errors import HistoryError
 from tests.tuner.history.examples import generation
-from tuner.history import History
+from tuner.history import CampaignRow, EventRow, History
 from tuner.history.database import open_engine
-from tuner.history.models import Base
+from tuner.history.models import Base, State
+from tuner.history.rows import EventKind
 
 TARGET = {"target": "http://127.0.0.1:9090", "policy": "gorgo"}
 
@@ -62,6 +63,97 @@ def test_events_are_kept_with_and_without_a_campaign(history: History) -> None:
     history.note("rollback", now_s=6.0, reason="E2E p95 over its bound", campaign=campaign)
     assert [(one.kind, one.weights) for one in history.events()] == [("freeze", {"w_rtt": 0.7}), ("rollback", None)]
     assert [one.kind for one in history.events(campaign)] == ["rollback"]
+
+
+def event(at_s: float, kind: EventKind = "rollback", weights: dict[str, float] | None = None) -> EventRow:
+    return EventRow(at_s=at_s, kind=kind, weights=weights, reason=f"at {at_s:g}")
+
+
+def states(url: str) -> int:
+    """Rows that say where a campaign is."""
+    engine = open_engine(url)
+    with engine.execution_options(begin="BEGIN").connect() as connection:
+        count = connection.execute(select(func.count()).select_from(State)).scalar_one()
+    engine.dispose()
+    return int(count)
+
+
+def test_what_is_written_at_once_is_found_under_its_campaign(history: History) -> None:
+    first, second = begin(history), begin(history)
+    told = [event(5.0, weights={"w_rtt": 0.7}), event(6.0, "stop")]
+    history.write(first, generations=[generation(0), generation(1)], events=told, state={"generation": 2}, now_s=7.0)
+    history.write(second, generations=[generation(0, reason="another")], events=[event(8.0)], now_s=9.0)
+    assert history.events(first) == told
+    assert history.events(second) == [event(8.0)]
+    assert history.events() == [*told, event(8.0)]
+    assert history.events(limit=2) == [told[1], event(8.0)]
+    assert [row.number for row in history.generations(first)] == [0, 1]
+    assert history.unfinished(**TARGET) == (first, {"generation": 2}), "the second has said nothing of where it is"
+
+
+def test_a_row_that_is_written_twice_is_kept_once(history: History) -> None:
+    campaign = begin(history)
+    history.write(campaign, generations=[generation(0, reason="first")], now_s=1.0)
+    history.write(campaign, generations=[generation(0, reason="second"), generation(1)], now_s=2.0)
+    assert [(row.number, row.reason) for row in history.generations()] == [(0, "first"), (1, "the start")]
+
+
+def test_where_a_campaign_is_is_replaced_and_goes_with_its_end(history: History, url: str) -> None:
+    first, second = begin(history), begin(history)
+    for number in range(3):
+        history.write(first, state={"generation": number}, now_s=float(number))
+        history.write(second, state={"generation": 10 + number}, now_s=float(number))
+    assert states(url) == 2
+    history.write(second, events=[event(4.0)], now_s=4.0)
+    assert history.unfinished(**TARGET) == (second, {"generation": 12}), "an event alone leaves it as it is"
+    history.write(second, state={"generation": 13}, outcome="converged", now_s=5.0)
+    assert states(url) == 1
+    assert history.unfinished(**TARGET) == (first, {"generation": 2})
+    history.write(first, outcome="100 generations", now_s=6.0)
+    assert states(url) == 0
+    assert [(row.outcome, row.finished_s) for row in history.campaigns()] == [
+        ("converged", 5.0),
+        ("100 generations", 6.0),
+    ]
+
+
+def test_a_campaign_that_is_ended_by_itself_leaves_no_state_and_the_others_theirs(history: History, url: str) -> None:
+    first, second = begin(history), begin(history)
+    for campaign in (first, second):
+        history.save_state(campaign, {"generation": 1}, now_s=1.0)
+    history.end_campaign(first, now_s=2.0, outcome="left")
+    assert states(url) == 1
+    assert history.unfinished(**TARGET) == (second, {"generation": 1})
+
+
+def test_a_campaign_s_row_is_found_by_its_number(history: History) -> None:
+    first, second = begin(history), begin(history)
+    expected = {"started_s": 1_000.0, "finished_s": None, "outcome": None, "options": {"mode": "paper"}}
+    assert history.campaign(first) == CampaignRow(id=first, **expected, **TARGET)  # type: ignore[arg-type]
+    assert history.campaign(second + 1) is None
+    assert [row.id for row in history.campaigns(limit=1)] == [second]
+
+
+def test_only_the_same_proxy_s_campaign_is_continued(history: History) -> None:
+    history.save_state(begin(history), {}, now_s=1.0)
+    assert history.unfinished(target="http://another:9090", policy="gorgo") is None
+
+
+def test_weights_of_an_older_campaign_are_found_by_its_number(history: History) -> None:
+    first = begin(history)
+    history.record(first, generation(0, weights={"w_rtt": 0.7}))
+    second = history.begin_campaign(now_s=1.0, target="t", policy="gorgo-ms", options={})
+    history.record(second, generation(0, weights={"w_rtt": 0.9}))
+    assert history.weights_of("best") == ("gorgo-ms", {"w_rtt": 0.9})
+    assert history.weights_of("0", first) == ("gorgo", {"w_rtt": 0.7})
+    with pytest.raises(HistoryError, match="campaign 2 has none"):
+        history.weights_of("1")
+
+
+def test_a_history_without_a_campaign_says_that_it_is_empty(history: History) -> None:
+    assert history.generations() == []
+    with pytest.raises(HistoryError, match="the history is empty"):
+        history.weights_of("best")
 
 
 def test_best_is_the_last_accepted_and_a_number_is_that_generation(history: History) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import event
 
+from gorgo.errors import HistoryError
 from tests.tuner.history.examples import generation
-from tuner.history import EventRow, History, database
-from tuner.sidecar.journal import FIRST_RETRY_S, MAX_WAITING, Beginning, Journal
+from tuner.history import CampaignRow, EventRow, History, database
+from tuner.sidecar.journal import FIRST_RETRY_S, MAX_WAITING, Beginning, Journal, as_line
 
 BEGINNING = Beginning(started_s=1.0, target="http://proxy", policy="gorgo", options={"seed": 1})
 STOP = EventRow(at_s=2.0, kind="stop", weights=None, reason="the end")
@@ -145,3 +148,135 @@ def test_a_dry_run_writes_nothing(said: list[str]) -> None:
     journal.end("over")
     assert journal.waiting == 0
     assert journal.flush(now=1.0)
+
+
+class Trouble:
+    """A history that refuses to be written while there are words for it."""
+
+    def __init__(self) -> None:
+        self.words: str | None = "locked"
+        self.written: list[dict[str, Any]] = []
+        self.begun: list[dict[str, Any]] = []
+        self.row: CampaignRow | None = None
+        self.asked_s: list[float] = []
+
+    def write(self, campaign: int, **what: Any) -> None:
+        self.asked_s.append(what["now_s"])
+        if self.words is not None:
+            raise HistoryError(self.words)
+        self.written.append({"campaign": campaign} | what)
+
+    def bring_up_to_date(self) -> None:
+        pass
+
+    def campaign(self, _number: int) -> CampaignRow | None:
+        return self.row
+
+    def begin_campaign(self, **what: Any) -> int:
+        self.begun.append(what)
+        return 9
+
+
+def troubled(said: list[str]) -> tuple[Journal, Trouble]:
+    trouble = Trouble()
+    return Journal(trouble, 1, BEGINNING, said.append), trouble  # type: ignore[arg-type]
+
+
+def known(**changes: Any) -> CampaignRow:
+    mine: dict[str, Any] = {"id": 1, "started_s": 1.0, "finished_s": None, "outcome": None, "target": "http://proxy"}
+    return CampaignRow(**mine | {"policy": "gorgo", "options": {}} | changes)
+
+
+def test_a_database_in_trouble_is_asked_less_and_less_often(said: list[str]) -> None:
+    journal, trouble = troubled(said)
+    trouble.row = known()
+    journal.add(STOP)
+    for half_s in range(600):
+        assert not journal.flush(now=half_s / 2)
+    assert trouble.asked_s == [0.0, 5.0, 15.0, 35.0, 75.0, 135.0, 195.0, 255.0]
+    trouble.words = None
+    assert not journal.flush(now=314.9)
+    assert journal.flush(now=315.0)
+    trouble.words = "locked"
+    journal.add(STOP)
+    assert not journal.flush(now=320.0)
+    assert not journal.flush(now=325.0)
+    assert trouble.asked_s[-2:] == [320.0, 325.0], "from the first wait again"
+
+
+def test_what_waits_is_the_order_of_the_rows_and_only_the_newest_state(said: list[str]) -> None:
+    journal, trouble = troubled(said)
+    trouble.words = None
+    journal.add(generation(0))
+    journal.add(STOP)
+    journal.add(generation(1))
+    journal.save({"generation": 1})
+    journal.save({"generation": 2})
+    assert journal.waiting == 3
+    assert journal.flush(now=7.0)
+    assert trouble.written == [
+        {
+            "campaign": 1,
+            "generations": [generation(0), generation(1)],
+            "events": [STOP],
+            "state": {"generation": 2},
+            "outcome": None,
+            "now_s": 7.0,
+        }
+    ]
+    assert journal.waiting == 0
+    assert journal.flush(now=8.0)
+    assert len(trouble.written) == 1, "what was written is not written again"
+
+
+@pytest.mark.parametrize("what", ["row", "state", "outcome"])
+def test_a_single_thing_to_write_is_written(what: str, said: list[str]) -> None:
+    journal, trouble = troubled(said)
+    trouble.words = None
+    if what == "row":
+        journal.add(STOP)
+    elif what == "state":
+        journal.save({})
+    else:
+        journal.end("over")
+    assert journal.flush(now=7.0)
+    assert len(trouble.written) == 1
+    assert trouble.begun == [], "there was no trouble to find it again after"
+
+
+def test_an_error_is_said_once_and_again_when_it_changes(said: list[str]) -> None:
+    journal, trouble = troubled(said)
+    trouble.row = known()
+    journal.add(STOP)
+    for words in ("locked", "locked", "full", "full", "locked"):
+        trouble.words = words
+        assert not journal.flush(now=0.0, at_once=True)
+    assert said == [f"{words}; routing goes on, 1 rows wait to be written" for words in ("locked", "full", "locked")]
+    assert journal.error == "locked"
+    trouble.words = None
+    assert journal.flush(now=0.0, at_once=True)
+    assert said[3:] == ["the history is written again"]
+    journal.add(STOP)
+    assert journal.flush(now=0.0), "and nothing is waited for any more"
+    assert len(said) == 4
+
+
+@pytest.mark.parametrize(
+    ("row", "mine"),
+    [(known(), True), (None, False), (known(started_s=2.0), False), (known(target="http://other"), False)],
+)
+def test_after_trouble_the_campaign_s_row_is_looked_for(row: CampaignRow | None, mine: bool, said: list[str]) -> None:
+    journal, trouble = troubled(said)
+    journal.add(STOP)
+    assert not journal.flush(now=0.0)
+    trouble.words, trouble.row = None, row
+    assert journal.flush(now=FIRST_RETRY_S)
+    assert trouble.written[0]["campaign"] == journal.campaign == (1 if mine else 9)
+    begun = {"now_s": 1.0, "target": "http://proxy", "policy": "gorgo", "options": {"seed": 1}}
+    assert trouble.begun == ([] if mine else [begun])
+    assert ("the database is another one: this is campaign 9 there" in said) != mine
+
+
+def test_rows_are_one_line_of_json_each() -> None:
+    assert json.loads(as_line(generation(4))) == generation(4).as_json()
+    assert json.loads(as_line(STOP)) == {"at_s": 2.0, "kind": "stop", "weights": None, "reason": "the end"}

@@ -1,12 +1,78 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
+from tests.tuner.history.examples import generation
 from tests.tuner.sidecar.fake_proxy import Beside, FakeProxy
 from tuner.sidecar.metrics import METRICS, Figures, listening
+from tuner.sidecar.progress import Progress
+
+PROGRESS = Progress(
+    phase="comparing",
+    generation=3,
+    arm="offspring",
+    weights={"w_rtt": 0.6},
+    incumbent={"w_rtt": 0.5},
+    ttft_ms_p95=400.0,
+    samples=40,
+    needed=128,
+)
+
+
+def value(figures: Figures, name: str, **labels: str) -> float | None:
+    return figures.registry.get_sample_value(f"gorgo_tuner_{name}", labels)
+
+
+def test_counters_are_there_before_anything_has_happened() -> None:
+    figures = Figures()
+    assert value(figures, "generations_total", outcome="accepted") == 0
+    assert value(figures, "generations_total", outcome="rejected") == 0
+    assert value(figures, "polls_total", result="ok") == 0
+    assert value(figures, "rollbacks_total") == 0
+
+
+def test_a_generation_is_counted_by_its_outcome_and_its_figures_are_seconds() -> None:
+    figures = Figures()
+    figures.generation(generation(1, objective_ms=300.0, incumbent_objective_ms=400.0, sigma=0.4, accepted=False))
+    assert value(figures, "generations_total", outcome="accepted") == 0
+    assert value(figures, "generations_total", outcome="rejected") == 1
+    assert value(figures, "objective_seconds", arm="offspring") == 0.3
+    assert value(figures, "objective_seconds", arm="incumbent") == 0.4
+    assert value(figures, "sigma") == 0.4
+    figures.generation(generation(2, objective_ms=None, incumbent_objective_ms=None, sigma=None))
+    assert value(figures, "generations_total", outcome="accepted") == 1
+    assert value(figures, "objective_seconds", arm="offspring") == 0.3, "what is not known changes nothing"
+    assert value(figures, "sigma") == 0.4
+
+
+def test_where_the_campaign_is() -> None:
+    figures = Figures()
+    figures.progress(PROGRESS, waiting=7)
+    assert value(figures, "weight", weight="w_rtt", set="in_force") == 0.6
+    assert value(figures, "weight", weight="w_rtt", set="incumbent") == 0.5
+    assert value(figures, "generation") == 3
+    assert value(figures, "window_ttft_seconds") == 0.4
+    assert (value(figures, "comparing"), value(figures, "paused")) == (1, 0)
+    assert value(figures, "history_waiting_rows") == 7
+    figures.progress(replace(PROGRESS, phase="frozen", weights=None, ttft_ms_p95=None), waiting=0)
+    assert (value(figures, "comparing"), value(figures, "paused")) == (0, 1)
+    assert isnan(value(figures, "window_ttft_seconds") or 0.0)
+    assert value(figures, "history_waiting_rows") == 0
+
+
+def test_counts_go_up_by_what_they_are_told() -> None:
+    figures = Figures()
+    figures.count("gorgo_tuner_samples_total", by=5)
+    figures.count("gorgo_tuner_samples_total")
+    figures.count("gorgo_tuner_polls_total", "failed")
+    assert value(figures, "samples_total") == 6
+    assert value(figures, "polls_total", result="failed") == 1
+    assert value(figures, "polls_total", result="ok") == 0
 
 
 async def test_figures_follow_the_campaign(tmp_path: Path) -> None:
@@ -15,13 +81,12 @@ async def test_figures_follow_the_campaign(tmp_path: Path) -> None:
     await beside.until_generation(4)
     beside.proxy.down = True
     await beside.step()
-    value = beside.figures.registry.get_sample_value
-    outcomes = [value("gorgo_tuner_generations_total", {"outcome": how}) or 0 for how in ("accepted", "rejected")]
+    outcomes = [value(beside.figures, "generations_total", outcome=how) or 0 for how in ("accepted", "rejected")]
     assert sum(outcomes) == 4
-    assert value("gorgo_tuner_polls_total", {"result": "failed"}) == 1
-    assert value("gorgo_tuner_samples_total") == beside.sidecar.campaign.inbox.last_seq
-    assert value("gorgo_tuner_weight", {"weight": "w_rtt", "set": "in_force"}) == beside.proxy.weights["w_rtt"]
-    assert value("gorgo_tuner_sigma") == beside.history.generations()[-1].sigma
+    assert value(beside.figures, "polls_total", result="failed") == 1
+    assert value(beside.figures, "samples_total") == beside.sidecar.campaign.inbox.last_seq
+    assert value(beside.figures, "weight", weight="w_rtt", set="in_force") == beside.proxy.weights["w_rtt"]
+    assert value(beside.figures, "sigma") == beside.history.generations()[-1].sigma
 
 
 def test_they_are_served_until_the_end_and_a_taken_port_is_an_error() -> None:

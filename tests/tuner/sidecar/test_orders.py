@@ -65,3 +65,48 @@ def test_weights_that_a_restarted_proxy_has_kept_are_known_by_their_values() -> 
 )
 def test_whose_weights_are_found(known: int | None, seen: ProxyWeights, whose: str) -> None:
     assert Orders(CAMPAIGN, US, known).whose(seen) == whose
+
+
+def test_an_order_waits_until_it_is_done_and_only_those_for_weights_can_be_dropped() -> None:
+    orders = Orders(CAMPAIGN, US, 1)
+    assert (orders.next, len(orders)) == (None, 0)
+    freeze = Freeze({}, "r")
+    for one in (freeze, put(1)):
+        orders.add(one)
+    assert len(orders) == 2
+    orders.done(put(1))
+    assert orders.next is freeze, "not the one that is next"
+    orders.drop_puts()
+    assert (orders.next, len(orders)) == (freeze, 1)
+    orders.done(freeze)
+    orders.done(freeze)
+    assert orders.next is None
+
+
+def test_a_process_is_named_by_its_campaign() -> None:
+    assert Orders(CAMPAIGN, US, 1).by == US
+
+
+def test_what_was_seen_last_is_in_force_until_the_proxy_is_another_run() -> None:
+    orders = Orders(CAMPAIGN, US, 1)
+    assert (orders.version, orders.in_force) == (1, None)
+    orders.see(found(4))
+    assert (orders.version, orders.in_force) == (4, {"w_rtt": 0.5})
+    orders.restarted()
+    assert (orders.version, orders.in_force) == (None, None)
+
+
+def kept(values: float) -> ProxyWeights:
+    return ProxyWeights("gorgo", 9, {"w_rtt": values}, None, "state")
+
+
+def test_a_process_that_has_seen_nothing_takes_what_a_proxy_has_kept_for_the_proxy_s() -> None:
+    assert Orders(CAMPAIGN, US, None).whose(kept(0.9)) == "proxy's"
+
+
+def test_the_last_sixteen_weight_sets_are_known_for_ours() -> None:
+    orders = Orders(CAMPAIGN, US, 3)
+    for place in range(17):
+        orders.try_out({"w_rtt": float(place)})
+    orders.restarted()
+    assert [orders.whose(kept(float(place))) for place in (0, 1, 16)] == ["foreign", "proxy's", "proxy's"]

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
-from tuner.sidecar.progress import LINE_EVERY_S, Progress, Reporter, line
+from tests.tuner.history.examples import generation
+from tuner.campaign.generation import Generation
+from tuner.sidecar.progress import LINE_EVERY_S, Progress, Reporter, line, verdict
 
 PROGRESS = Progress(
     phase="comparing",
@@ -21,6 +25,61 @@ PROGRESS = Progress(
 def test_a_line_says_what_is_in_force_and_how_far_it_is() -> None:
     wanted = "comparing, generation 3 (offspring): w_rtt=0.6123 w_queue=0.14, p95 TTFT 412 ms, 40 of 128 samples"
     assert line(PROGRESS) == wanted
+
+
+@pytest.mark.parametrize(
+    ("progress", "wanted"),
+    [
+        (replace(PROGRESS, phase="warming"), "warming: w_rtt=0.6123 w_queue=0.14, p95 TTFT 412 ms, 40 of 128 samples"),
+        (
+            replace(PROGRESS, phase="new", weights=None, ttft_ms_p95=None),
+            "new: w_rtt=0.5 w_queue=0.1, 40 of 128 samples",
+        ),
+        (
+            replace(PROGRESS, phase="frozen", trouble="frozen: by hand", samples=0),
+            "frozen (frozen: by hand): w_rtt=0.6123 w_queue=0.14, p95 TTFT 412 ms, 0 of 128 samples",
+        ),
+        (
+            replace(PROGRESS, needed=0, detail="3 of 20 pairs", ttft_ms_p95=None),
+            "comparing, generation 3 (offspring): w_rtt=0.6123 w_queue=0.14, 40 samples, 3 of 20 pairs",
+        ),
+    ],
+)
+def test_a_line_leaves_out_what_there_is_not(progress: Progress, wanted: str) -> None:
+    assert line(progress) == wanted
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        (generation(0), "generation 0 accepted: w_rtt=0.5 w_queue=0.1, p95 TTFT 1584 ms: the start"),
+        (
+            generation(0, incumbent_objective_ms=1700.0),
+            "generation 0 accepted: w_rtt=0.5 w_queue=0.1, p95 TTFT 1584 ms: the start",
+        ),
+        (
+            generation(1, incumbent_objective_ms=1700.0, accepted=False, reason="r"),
+            "generation 1 rejected: w_rtt=0.5 w_queue=0.1, p95 TTFT 1584 ms against 1700 ms: r",
+        ),
+        (generation(1, reason="r"), "generation 1 accepted: w_rtt=0.5 w_queue=0.1, p95 TTFT 1584 ms: r"),
+        (
+            generation(1, objective_ms=None, incumbent_objective_ms=1700.0, reason="r"),
+            "generation 1 accepted: w_rtt=0.5 w_queue=0.1: r",
+        ),
+    ],
+)
+def test_a_finished_generation_is_one_line(row: Generation, wanted: str) -> None:
+    assert verdict(row) == wanted
+
+
+def test_a_log_gets_a_line_a_minute_and_not_sooner() -> None:
+    said: list[str] = []
+    reporter = Reporter(said.append, said.append)
+    for now in (100.0, 100.0 + LINE_EVERY_S - 0.1, 100.0 + LINE_EVERY_S, 100.0 + 2 * LINE_EVERY_S - 0.1):
+        reporter.show(PROGRESS, now=now)
+    assert len(said) == 2
+    assert LINE_EVERY_S == 60.0
+    reporter.close()
 
 
 def test_a_log_gets_a_line_now_and_then() -> None:

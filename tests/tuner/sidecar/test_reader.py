@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.tuner.sidecar.fake_proxy import FakeProxy
 from tuner.objective import Inbox
 from tuner.proxy_client import SampleBatch
-from tuner.sidecar.reader import Delivery, read_new
+from tuner.sidecar.reader import MAX_PAGES, Delivery, read_new
 
 
 class Pages:
@@ -90,6 +90,49 @@ def test_a_row_that_is_no_sample_is_named_and_missing() -> None:
     assert seqs(delivery) == [1, 3]
     assert "sample 2" in delivery.unreadable[0]
     assert Inbox("boot-001", 0).take("boot-001", delivery.samples).gap
+
+
+def test_a_row_that_is_no_sample_is_missing_beside_those_that_were_lost() -> None:
+    proxy = FakeProxy(kept=4)
+    proxy.serve(10)
+    proxy.ring[1]["status"] = "fine"
+    (delivery,) = read(proxy, "boot-001", 5)
+    assert (seqs(delivery), delivery.lost, len(delivery.unreadable)) == ([7, 9, 10], 1, 1)
+
+
+def test_a_page_that_comes_again_changes_nothing() -> None:
+    proxy = FakeProxy()
+    proxy.serve(4)
+
+    class Deaf(Pages):
+        async def samples(self, after: int) -> SampleBatch:
+            return await super().samples(0)
+
+    (delivery,) = asyncio.run(read_new(Deaf(proxy), "boot-001", 2))
+    assert (seqs(delivery), delivery.lost) == ([3, 4], 0)
+
+
+def test_one_look_reads_no_more_pages_than_its_bound() -> None:
+    proxy = FakeProxy(page=1)
+    proxy.serve(MAX_PAGES + 5)
+    (delivery,) = read(proxy, "boot-001", 0)
+    assert seqs(delivery) == list(range(1, MAX_PAGES + 1))
+    (rest,) = read(proxy, "boot-001", MAX_PAGES)
+    assert len(rest.samples) == 5
+
+
+def test_a_look_asks_once_where_there_is_nothing_new() -> None:
+    proxy, asked = FakeProxy(page=5), []
+    proxy.serve(10)
+
+    class Counted(Pages):
+        async def samples(self, after: int) -> SampleBatch:
+            asked.append(after)
+            return await super().samples(after)
+
+    asyncio.run(read_new(Counted(proxy), "boot-001", 10))
+    asyncio.run(read_new(Counted(proxy), "boot-001", 0))
+    assert asked == [10, 0, 5]
 
 
 EVENTS = st.lists(st.sampled_from(["restart", "1", "2", "5", "9", "look"]), max_size=40)

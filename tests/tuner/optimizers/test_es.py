@@ -1,0 +1,106 @@
+"""The (1+1)-ES: its steps, its rule, where it stops, and how it begins again."""
+
+from __future__ import annotations
+
+from math import exp, log
+
+import numpy as np
+import pytest
+
+from gorgo.core.weights import WeightSpec
+from gorgo.errors import TunerError
+from tuner.optimizers.es import OnePlusOneES
+from tuner.space import LogBox
+
+WIDE = LogBox(tuple(WeightSpec(name, 1.0, 1e-9, 1e9, "any") for name in ("a", "b")))
+NARROW = LogBox((WeightSpec("a", 1.0, 0.9, 1.1, "any"), WeightSpec("b", 1.0, 0.5, 2.0, "any")))
+
+
+def es(box: LogBox = WIDE, *, seed: int = 0, **options: float) -> OnePlusOneES:
+    return OnePlusOneES(box, {}, np.random.default_rng(seed), **options)  # type: ignore[arg-type]
+
+
+def fail(optimizer: OnePlusOneES, times: int = 1) -> OnePlusOneES:
+    for _ in range(times):
+        optimizer.tell(optimizer.ask(), 1.0, accepted=False)
+    return optimizer
+
+
+def succeed(optimizer: OnePlusOneES, times: int = 1) -> OnePlusOneES:
+    for _ in range(times):
+        optimizer.tell(optimizer.ask(), 1.0, accepted=True)
+    return optimizer
+
+
+def test_a_step_is_a_normal_one_of_size_sigma_in_log_space() -> None:
+    draws = np.random.default_rng(3).standard_normal((2, 2))
+    optimizer = es(seed=3, sigma0=0.3)
+    asked = optimizer.ask()
+    assert [log(value) for value in asked.values()] == pytest.approx((0.3 * draws[0]).tolist())
+    optimizer.tell(asked, 1.0, accepted=True)
+    at = 0.3 * draws[0] + 0.3 * exp(1 / 2) * draws[1]
+    assert [log(value) for value in optimizer.ask().values()] == pytest.approx(at.tolist())
+
+
+def test_a_step_out_of_the_box_ends_on_its_edge() -> None:
+    optimizer = es(NARROW, sigma0=2.0, patience=1000)
+    asked = [fail(optimizer).ask() for _ in range(12)]
+    assert {0.9, 1.1} < {one["a"] for one in asked}
+    assert all(0.9 <= one["a"] <= 1.1 and 0.5 <= one["b"] <= 2.0 for one in asked)
+
+
+@pytest.mark.parametrize(
+    ("sigma0", "sigma_min"), [(0.0, 0.0), (0.5, 0.0), (0.5, 0.5), (0.5, 0.6), (2.01, 0.1), (0.5, -0.1)]
+)
+def test_step_sizes_that_cannot_be_are_refused(sigma0: float, sigma_min: float) -> None:
+    with pytest.raises(TunerError, match="expected 0 < sigma_min < sigma0 <= 2"):
+        es(sigma0=sigma0, sigma_min=sigma_min)
+    assert es(sigma0=2.0).sigma == 2.0
+
+
+def test_damping_grows_with_the_number_of_weights_unless_given() -> None:
+    assert es().damping == 2.0
+    assert es(LogBox(WIDE.specs[:1])).damping == 1.5
+    assert succeed(es(damping=4.0)).sigma == pytest.approx(0.5 * exp(1 / 4))
+    assert fail(es(damping=4.0)).sigma == pytest.approx(0.5 * exp(-1 / 16))
+
+
+def test_failures_in_a_row_end_the_search_and_a_success_forgives_them() -> None:
+    optimizer = fail(es(sigma_min=1e-9, patience=3), 2)
+    assert optimizer.stop() is None
+    assert fail(optimizer).stop() == "converged: no success in 3 proposals"
+    assert succeed(optimizer).stop() is None
+    assert fail(optimizer, 2).stop() is None
+
+
+def test_steps_below_the_smallest_end_the_search() -> None:
+    # Each failure takes sigma by exp(-1/8): four of them from 0.5 to 0.303, five to 0.268.
+    optimizer = fail(es(sigma_min=0.3), 4)
+    assert optimizer.stop() is None
+    assert fail(optimizer).stop() == "converged: steps of 26.8% are below 30.0%"
+
+
+def test_it_begins_again_with_its_first_step_and_all_its_patience() -> None:
+    optimizer = fail(es(sigma0=0.4, sigma_min=0.3, patience=5), 5)
+    assert optimizer.stop() is not None
+    optimizer.recentre({"a": 3.0, "b": 0.25})
+    assert (optimizer.sigma, optimizer.failures, optimizer.stop()) == (0.4, 0, None)
+    assert optimizer.told == 5, "the budget goes on"
+    assert optimizer.incumbent == pytest.approx({"a": 3.0, "b": 0.25})
+    assert optimizer.incumbent_value is None, "nothing is known of what it costs there"
+
+
+def test_what_was_asked_before_is_forgotten_when_it_begins_again() -> None:
+    optimizer = es()
+    asked = optimizer.ask()
+    optimizer.recentre({"a": 100.0, "b": 100.0})
+    with pytest.raises(TunerError, match="expected what was asked"):
+        optimizer.tell(asked, 1.0)
+    steps = [log(value / 100.0) for value in optimizer.ask().values()]
+    assert max(map(abs, steps)) < 4 * optimizer.sigma, "around the new centre"
+
+
+def test_a_proposal_that_would_be_its_parent_is_drawn_again() -> None:
+    corner = LogBox((WeightSpec("a", 2.0, 1.0, 2.0, "any"), WeightSpec("b", 2.0, 1.0, 2.0, "any")))
+    for seed in range(30):  # three of four draws are clipped onto the corner
+        assert es(corner, seed=seed).ask() != {"a": 2.0, "b": 2.0}
