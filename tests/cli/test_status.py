@@ -16,8 +16,10 @@ from gorgo.cli import app, watching
 from gorgo.cli.admin_call import CallError
 from gorgo.cli.status_tables import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
 from gorgo.proxy.kept import Frozen
+from gorgo.proxy.page.figures import Figures
 from gorgo.proxy.page.standing import Alert
 from gorgo.proxy.page.status import DecisionStatus
+from gorgo.proxy.page.words import ms
 from tests.proxy.page.made import change, decision, row, sample, status, view
 
 NASTY = "[bold]\x1b[2J\x07x"
@@ -45,6 +47,137 @@ def test_everything_an_operator_asks_is_there() -> None:
     assert any(line.split()[:5] == ["r1", "*", "us-0", "2.0", "30.0"] for line in lines)
     assert any("eu-0" in line and "115" in line for line in lines)
     assert lines[-1] == "policy gorgo-ms m_rtt=1, version 1, not frozen"
+
+
+def same(line: str, words: str) -> None:
+    """But for the space between columns."""
+    assert " ".join(line.split()) == words
+
+
+#: A replica with another number in every column.
+BUSY = view(
+    rtt_ms=2.04,
+    probe_age_s=3.0,
+    in_flight_requests=4,
+    in_flight_tokens=4005,
+    queued_prefill_tokens=1506,
+    busy_s=0.2507,
+    running_requests=8,
+    queued_requests=9,
+    used_tokens=250,
+    kv_capacity_tokens=1000,
+    scrape_age_s=10.0,
+    index_tokens=12_345,
+    prefill_tokens_per_s=11_500.0,
+)
+
+
+def test_each_column_of_the_fleet_is_what_its_head_says() -> None:
+    text = printed(look(regions={"near": [row(BUSY, (sample(), sample(ttft_ms=80.0, status=500)))]}))
+    head, line = (next(one for one in text.splitlines() if word in one) for word in ("prefill/s", "us-0     ready"))
+    same(
+        head,
+        "region replica state rtt ms age open tokens to prefill work ms running queued kv age cached prefill/s n "
+        "p50 ms p95 ms hit failed",
+    )
+    same(line, "near us-0 ready 2.0 3 s 4 4,005 1,506 251 8 9 25 % 10 s 12.3k 11.5k 2 100 118 40 % 1")
+
+
+def test_a_narrow_terminal_has_the_columns_that_matter_most() -> None:
+    text = printed(look(regions={"near": [row(BUSY, (sample(),))]}), width=WIDE - 1)
+    head, line = (next(one for one in text.splitlines() if word in one) for word in ("rtt ms", "us-0     ready"))
+    same(head, "region replica state rtt ms open to prefill work ms queued n p95 ms failed")
+    same(line, "near us-0 ready 2.0 4 1,506 251 9 1 120 0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv"),
+    [
+        ({"used_tokens": None}, "-"),
+        ({"kv_capacity_tokens": None}, "-"),
+        ({"kv_capacity_tokens": 0}, "-"),
+        ({"used_tokens": 0}, "0 %"),
+    ],
+)
+def test_a_share_of_a_pool_needs_both_sizes(changes: dict[str, Any], kv: str) -> None:
+    known = {"used_tokens": 250, "kv_capacity_tokens": 1000} | changes
+    head, line = (
+        next(one for one in printed(look(regions={"near": [row(view(**known))]})).splitlines() if word in one)
+        for word in ("prefill/s", "us-0     ready")
+    )
+    # Columns of numbers end where their heads end.
+    end = head.index(" kv ") + len(" kv")
+    assert line[:end].endswith(f" {kv}")
+
+
+def test_the_figures_are_those_of_the_last_minutes() -> None:
+    samples = tuple(sample(ttft_ms=float(ms)) for ms in range(100, 1100, 100))
+    shown = look(
+        figures=Figures.of((*samples, sample(status=503))),
+        span_s=240.0,
+        in_flight=5,
+        held=6,
+        up_s=7300.0,
+    )
+    shown["recent"]["per_s"] = 2.345
+    first, _, third, *_ = printed(shown).splitlines()
+    assert first == "GORGO near, 13:46:40 UTC, up for 2.0 h"
+    # Of ten good ones of 100 to 1,000 ms, predicted at 100 ms each.
+    assert third == (
+        f"TTFT p50 {ms(shown['recent']['ttft_ms_p50'])} ms, p95 {ms(shown['recent']['ttft_ms_p95'])} ms; "
+        "2.3 requests/s, 1 of 11 failed in 4 min; 5 in flight, 6 held; 40 % of prompts in cache, 50 % believed; "
+        f"predictions off by {ms(shown['recent']['off_ms_p50'])} ms"
+    )
+    shown["recent"]["per_s"] = None
+    assert "; - requests/s," in printed(shown)
+
+
+def test_a_decision_tells_what_was_predicted_and_what_came_of_it() -> None:
+    """On a wide terminal all of it, on a narrow one the two times."""
+    many = decision(
+        "a" * 21,
+        attempt=2,
+        candidates=("us-0", "eu-0", "ap-0"),
+        terms={"rtt": np.array([2.04, 95.0, 1234.5])},
+        cost=np.array([99.96, 115.5, -0.25]),
+        prompt_tokens=200,
+        believed_cached_tokens=50,
+        predicted_ttft_s=0.1,
+    )
+    made = [
+        DecisionStatus(many, None, sample(ttft_ms=95.9, predicted_ttft_ms=100.0), followed=False),
+        DecisionStatus(decision("b" * 20), None, None, followed=True),
+        DecisionStatus(decision("c", prompt_tokens=0), None, None, followed=False),
+        DecisionStatus(decision("d"), None, None, followed=False),
+    ]
+
+    def table(width: int) -> list[str]:
+        lines = printed(look(decisions=made), width=width).splitlines()
+        start = next(number for number, line in enumerate(lines) if line.startswith("request "))
+        return [" ".join(line.split()) for line in lines[start : start + 9]]
+
+    assert table(WIDE)[0] == "request candidate rtt prefill cost cached predicted observed off status"
+    assert table(WIDE)[2:] == [
+        f"{'a' * 19}… #2 * us-0 2.0 - 100.0 25 % 100 96 -4.1 200",
+        "ap-0 1,234 - -0.2",
+        "eu-0 95.0 - 116",
+        f"{'b' * 20} * us-0 2.0 30.0 32.0 50 % 100 - - went on",
+        "eu-0 95.0 20.0 115",
+        "c * us-0 2.0 30.0 32.0 - 100 - - open",
+        "eu-0 95.0 20.0 115",
+    ]
+    assert table(WIDE - 1)[0] == "request candidate rtt prefill cost predicted observed"
+    assert table(WIDE - 1)[2] == f"{'a' * 19}… #2 * us-0 2.0 - 100.0 100 96"
+
+
+def test_a_version_tells_its_weights_and_where_they_came_from() -> None:
+    history = [
+        change(3, weights={"a": 0.5, "b": 2.0}, source="tuner", by="me", reason="better"),
+        change(4, weights={}, source="file"),
+    ]
+    lines = [" ".join(line.split()) for line in printed(look(history=history)).splitlines()]
+    assert "3 2026-05-01 12:03:04 gorgo-ms a 0.5, b 2 me (tuner) better" in lines
+    assert "4 2026-05-01 12:03:04 gorgo-ms file" in lines
 
 
 def test_calm_fleet_says_so() -> None:

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from gorgo.apps.replay.records import Record
-from gorgo.apps.simulate import SimulateOptions, simulate_command
+from gorgo.apps.simulate import SimJob, SimulateOptions, jobs_of, simulate_command
 from gorgo.apps.simulate.fleet import fleet_of, limits_of
-from gorgo.apps.simulate.show import show_rows
 from gorgo.apps.traces import TraceFilters
 from gorgo.cli import app
 from gorgo.config.load import load_config
+from gorgo.core.limits import RouterLimits
 from gorgo.errors import ConfigError, UnknownPolicy
 from tests.sim.fleets import three_regions
 
@@ -65,27 +63,45 @@ def test_misspelt_policies_are_told_before_anything_runs(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_the_table_has_a_block_per_load_and_ratios_with_intervals() -> None:
-    options = asked(time_scales=(2.0, 1.0), seeds=(0, 1, 2))
-    console = Console(width=100, record=True, file=StringIO())
-    show_rows(simulate_command(options), options.names, console)
-    text = console.export_text()
-    assert text.count("chat-small at time_scale") == 2
-    assert text.count("40 requests, means of 3 seeds") == 2
-    assert text.count("p95 TTFT of gorgo-ms") == 2
-    assert "[" in text
-    assert max(map(len, text.splitlines())) <= 100
-
-
-def test_yardsticks_do_not_compete_for_the_best() -> None:
-    options = asked()
-    console = Console(width=100, record=True, file=StringIO(), force_terminal=True)
-    show_rows(simulate_command(options), options.names, console)
-    styled = console.export_text(styles=True)
-    for line in styled.splitlines():
-        if line.startswith(("oracle ", "floor ")):
-            assert "\x1b[1m" not in line
-    assert "\x1b[1m" in styled
+def test_every_option_reaches_every_job_and_yardsticks_have_no_shadow() -> None:
+    limits = RouterLimits(max_attempts=2)
+    options = asked(
+        policies=("gorgo-ms", "oracle", "random"),
+        weights={"random": {}, "gorgo-ms": {"lambda": 0.3}},
+        time_scales=(2.0, 1.0, 2.0),
+        seeds=(3, 4),
+        scenario="bursts",
+        limits=limits,
+        probe_interval_s=7.0,
+        scrape_interval_s=11.0,
+        slo_ttft_ms=700.0,
+        shadow="gorgo-ms",
+        out=Path("somewhere"),
+    )
+    weights = {"gorgo-ms": {"lambda": 0.3}, "random": {}}
+    shadows = {"gorgo-ms": "gorgo-ms", "random": "gorgo-ms"}
+    assert jobs_of(options) == [
+        SimJob(
+            trace="chat-small",
+            policy=policy,
+            fleet=three_regions(),
+            filters=TraceFilters(limit=40),
+            time_scale=time_scale,
+            weights=weights.get(policy),
+            seed=seed,
+            scenario="bursts",
+            limits=limits,
+            probe_interval_s=7.0,
+            scrape_interval_s=11.0,
+            slo_ttft_ms=700.0,
+            shadow=shadows.get(policy),
+            keep_requests=True,
+        )
+        for time_scale in (2.0, 1.0)
+        for policy in ("gorgo-ms", "oracle", "random", "floor")
+        for seed in (3, 4)
+    ]
+    assert not any(job.keep_requests for job in jobs_of(asked()))
 
 
 def test_the_router_is_told_of_the_fleet_what_serve_tells_it() -> None:
