@@ -117,7 +117,7 @@ def test_a_generation_that_was_given_up_unmeasured_has_no_figures() -> None:
     assert (row.n, row.e2e_s_p95, row.errors, row.max_share) == (0, None, 0, None)
 
 
-@pytest.mark.parametrize(("mode", "after"), [("switchback", THEIRS), ("guarded", THEIRS), ("paper", BEFORE)])
+@pytest.mark.parametrize(("mode", "after"), [("switchback", THEIRS), ("paper", BEFORE)])
 def test_the_published_protocol_keeps_the_score_with_which_the_incumbent_won(mode: str, after: Figures) -> None:
     made, _ = ledger(options=CampaignOptions(mode=mode))  # type: ignore[arg-type]
     made.measured(BEFORE)

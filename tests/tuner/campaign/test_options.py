@@ -22,7 +22,6 @@ EVERY_NUMBER = [
     "alpha",
     "min_block_samples",
     "max_voids",
-    "window_timeout_s",
     "margin",
     "max_share",
     "hard_e2e_factor",
@@ -72,14 +71,10 @@ def test_what_is_discarded_is_less_than_a_block_and_a_hop_at_most_a_window() -> 
 @pytest.mark.parametrize(
     ("mode", "guard", "guarded"),
     [
-        ("switchback", None, True),
-        ("guarded", None, True),
-        ("paper", None, False),
-        ("paper", True, True),
+        ("switchback", True, True),
+        ("paper", True, False),
         ("switchback", False, False),
     ],
 )
-def test_every_mode_but_the_published_one_is_guarded_unless_told_otherwise(
-    mode: str, guard: bool | None, guarded: bool
-) -> None:
+def test_the_guard_belongs_to_the_switchback_alone(mode: str, guard: bool, guarded: bool) -> None:
     assert CampaignOptions(mode=mode, guard=guard).guarded == guarded  # type: ignore[arg-type]
