@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WHEEL  := $(VENV)/wheel
 
-.PHONY: wheel demo laboratory tuning-table test coverage check lint types bench chaos chaos-short soak overload-live test-system test-postgres terraform-check lock clean help
+.PHONY: wheel demo laboratory tuning-table test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -45,6 +45,9 @@ chaos: $(READY)  ## nine minutes of load on real processes while a seeded schedu
 
 chaos-short: $(READY) ## the same for a minute; also a test
 	@$(BIN)/python -m tests.chaos --short $(ARGS)
+
+mutants: $(READY) ## 300 faults put into the code one by one, and which no test sees; up to an hour, resumes in runs/mutants
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 bench: $(READY)  ## speed: printed, never asserted
 	$(BIN)/python -m tests.bench $(ARGS)
