@@ -16,8 +16,10 @@ from typing import Any
 import libcst as cst
 import libcst.matchers as m
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
-from mutmut.mutation.mutators import mutation_operators, operator_arg_removal, operator_swap_op
+from mutmut.mutation.mutators import mutation_operators, operator_arg_removal, operator_number, operator_swap_op
 
+#: One more or less of so many is no fault that a test should see: they are doubled.
+MANY = 100
 #: A text of so many words is written for people.
 PROSE_WORDS = 3
 _TYPE_NAME = m.Name(m.MatchRegex(r"_?[A-Z][a-z]\w*"))
@@ -35,6 +37,7 @@ _UNSEEN = (
     | m.Decorator(decorator=m.Call(func=m.Name("dataclass")))
     | m.Arg(keyword=m.Name("help") | m.Name("description") | m.Name("strict"))
 )
+_Operator = Callable[[Any], Iterable[cst.CSTNode]]
 _BLANK = cst.BaseParenthesizableWhitespace, cst.TrailingWhitespace, cst.EmptyLine, cst.Comment
 
 
@@ -154,6 +157,14 @@ def drop_operand(node: cst.BooleanOperation) -> Iterable[cst.CSTNode]:
         yield side.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
 
 
+def number(node: cst.BaseNumber) -> Iterable[cst.CSTNode]:
+    """One more, or twice as many."""
+    if isinstance(node, cst.Integer | cst.Float) and node.evaluated_value >= MANY:
+        yield node.with_changes(value=repr(2 * node.evaluated_value))
+    else:
+        yield from operator_number(node)
+
+
 def arguments(node: cst.Call) -> Iterator[cst.CSTNode]:
     """mutmut's changes of arguments, where the argument can be seen and the call does not fail at once without it."""
     if m.matches(node.func, m.Name("len") | m.Name("isinstance") | m.Name("cast")):
@@ -166,13 +177,11 @@ def arguments(node: cst.Call) -> Iterator[cst.CSTNode]:
             yield new
 
 
-def _operators() -> Iterator[tuple[Any, Callable[[Any], Iterable[cst.CSTNode]]]]:
+def _operators() -> Iterator[tuple[Any, _Operator]]:
     swapped = cst.BinaryOperation, cst.UnaryOperation, cst.BooleanOperation, cst.ComparisonTarget, cst.AugAssign
+    ours: dict[Any, _Operator] = {operator_arg_removal: arguments, operator_number: number}
     for kind, operator in mutation_operators:
-        if operator is operator_arg_removal:
-            yield cst.Call, arguments
-        else:
-            yield swapped if operator is operator_swap_op else kind, operator
+        yield swapped if operator is operator_swap_op else kind, ours.get(operator, operator)
     yield cst.Expr, drop_call
     yield (cst.If, cst.While), negate
     yield cst.BooleanOperation, drop_operand
