@@ -198,9 +198,13 @@ NOT_STORED: Mapping[str, str] = {
     "relay-against": "the same, and an earlier commit of GORGO beside it",
     "long-path": "needs root and NFQUEUE",
     "status-page": "no command prints it",
+    "parity": "live processes in wall time: needs two cores to itself",
+    "rank": "live processes in wall time: needs two cores to itself",
     "overload-cold": "no command makes these loads",
     "overload-made": "no command makes these loads",
     "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
     "lateness-other": "no command makes these faults",
     "soak": "needs two cores to itself for six minutes",
+    "chaos-long": "nine minutes of live processes for each schedule",
+    "tuner-chance": "no command makes these campaigns",
 }

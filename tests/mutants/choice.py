@@ -67,7 +67,8 @@ def rounds(fault: Fault, tests: Sequence[TracedTest], texts: Mapping[str, str]) 
     A line that no traced test runs may run in a process: the mirrored folder tries it.
     """
     lines, local = statement_at(texts[fault.path], fault.line)
-    reaching = [test for test in tests if test.runs(fault.path, lines if local else function_lines(texts[fault.path]))]
+    lines = lines if local else function_lines(texts[fault.path])
+    reaching = [test for test in tests if test.runs(fault.path, lines)]
     if not reaching and not local:
         users = [path for path, text in texts.items() if _module(fault.path) in _imported(text)]
         bodies = {path: function_lines(texts[path]) for path in users}

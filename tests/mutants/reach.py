@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coverage.numbits import num_in_numbits, numbits_union
+from coverage.numbits import numbits_any_intersection, numbits_union, nums_to_numbits
 
 #: Folders of tests that run the product as processes, and the driver's own.
 UNTRACED = {"chaos", "mutants", "overload", "packaging", "real", "soak", "system", "terraform"}
@@ -34,7 +34,7 @@ class TracedTest:
 
     def runs(self, path: str, lines: Iterable[int]) -> bool:
         bits = self.lines.get(path)
-        return bits is not None and any(num_in_numbits(line, bits) for line in lines)
+        return bits is not None and numbits_any_intersection(bits, nums_to_numbits(lines))
 
 
 class Records:
