@@ -63,7 +63,7 @@ class TunerError(GorgoError, ValueError):
 
 
 class WeightsFrozen(GorgoError):  # noqa: N818 - reads as the fact
-    """Somebody has pinned the weights, and they are not changed until they are thawed. Says who, when and why."""
+    """Somebody has pinned the weights, and they are not changed until they are unfrozen. Says who, when and why."""
 
 
 class VersionConflict(GorgoError):  # noqa: N818

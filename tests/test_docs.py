@@ -12,17 +12,17 @@ from typing import Any, cast, get_args, get_type_hints
 import pytest
 import typer.main
 
-from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.results import ResultRow
 from gorgo.cli import app
 from gorgo.config.model import Config
 from gorgo.config.weights_file import read_weights_file
-from gorgo.core.weights import Weights
+from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import POLICIES
-from gorgo.proxy.admin import Admin
-from gorgo.proxy.app import HOT_ROUTES, data_app
-from gorgo.proxy.metrics import METRICS
-from gorgo.sim.scenario import SCENARIOS
+from gorgo.proxy.admin.app import Admin
+from gorgo.proxy.app import INFERENCE_ROUTES, data_app
+from gorgo.proxy.telemetry.metrics import METRICS
+from gorgo.sim.faults.scenarios import SCENARIOS
 from tests.documents import check_gorgo_lines
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 
@@ -129,7 +129,7 @@ def test_every_key_of_a_result_row_has_a_row() -> None:
 
 
 def test_every_key_of_requests_jsonl_has_a_row() -> None:
-    record = Record(id="0", scheduled_s=0.0, sent_s=0.0, input_tokens=1)
+    record = ReplayRecord(id="0", scheduled_s=0.0, sent_s=0.0, input_tokens=1)
     documented = [code(row[0])[0] for row in table_after("has a line per request:")]
     assert sorted(documented) == sorted(record.as_json())
 
@@ -203,7 +203,7 @@ def test_commands_in_shell_blocks_are_spelt_right(page: Path) -> None:
 
 def test_every_route_of_the_data_listener_has_a_row() -> None:
     routes = data_app(cast(Any, None)).routes  # the table is made without looking at the state
-    found = {f"{'POST' if route.path in HOT_ROUTES else 'GET'} {route.path}" for route in routes}
+    found = {f"{'POST' if route.path in INFERENCE_ROUTES else 'GET'} {route.path}" for route in routes}
     assert {code(row[0])[0] for row in table_after("Clients speak to the data listener.")} == found
 
 

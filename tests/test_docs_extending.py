@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from gorgo.cli import app
 from gorgo.config.load import parse_config
-from gorgo.core.weights import WeightSpec
+from gorgo.core.policy.weights import WeightSpec
 from gorgo.engines import registry as engines
 from gorgo.engines.registry import dialect
 from gorgo.policies import registry as policies

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.candidates import Candidates
-from gorgo.core.columns import Columns
-from gorgo.core.decision import Choice, Decision
-from gorgo.core.prefill import PrefillPrior
-from gorgo.core.request import Ending, Outcome, RouteRequest
-from gorgo.core.weights import Weights
+from gorgo.core.fleet.columns import Columns
+from gorgo.core.latency.prefill import PrefillPrior
+from gorgo.core.messages.decision import Choice, Decision
+from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import POLICIES, make_policy
 from tests.core.routers import a_request, blocks_of, dispatched, make_router
 from tests.documents import DOCS, ROOT, Row, blocks, code, headings, rows_of, section, tables
@@ -89,7 +89,7 @@ def test_every_weight_is_named_with_its_default_its_box_and_who_moves_it(name: s
         for weight, default, box, tuned, meaning in rows_of(text, "weight", "default", "box", "tuned", "meaning")
     ]
     assert documented == [
-        (spec.name, spec.default, [spec.low, spec.high], spec.tuned, spec.description) for spec in specs
+        (spec.name, spec.default, [spec.low, spec.high], spec.tunable, spec.description) for spec in specs
     ]
 
 
@@ -158,7 +158,7 @@ def _table(columns: list[str], rows: list[Row], prompt_tokens: int) -> Candidate
         values = [float(row[place + 1].replace(",", "").replace("unknown", "nan")) for row in rows]
         (cached if column == "cached_tokens" else getattr(kept, column))[:] = values
     names = tuple(row[0] for row in rows)
-    return Candidates(np.arange(len(rows)), names, kept, cached, prompt_tokens, whole=True, now=0.0)
+    return Candidates(np.arange(len(rows)), names, kept, cached, prompt_tokens, is_all=True, now=0.0)
 
 
 def _is_printed(value: float, cell: str) -> bool:
@@ -212,7 +212,7 @@ def _seen(name: str, cells: dict[str, Any]) -> tuple[int, dict[str, list[float]]
     for place, item in enumerate(fields(Columns)):
         getattr(kept, item.name)[:] = cells.get(item.name, [place + 1, place + 2, place + 3])
     cached = np.array(cells.get("cached_tokens", [0.0, 640.0, 320.0]), dtype=float)
-    candidates = Candidates(np.arange(3), ("a", "b", "c"), kept, cached, 1000, whole=True, now=0.0)
+    candidates = Candidates(np.arange(3), ("a", "b", "c"), kept, cached, 1000, is_all=True, now=0.0)
     policy = make_policy(name)
     asked = RouteRequest("r", 0.0, 1000, b"", 64.0, 7)
     choice = policy.choose(asked, candidates, Weights.of(policy.weight_specs), np.random.default_rng(0))
@@ -244,7 +244,7 @@ def test_reports_of_cached_tokens_count_where_the_page_says_so(name: str) -> Non
     for prompt in (older, newer, newer):  # the third answer tells that the second prompt is gone: so is the first
         attempt = dispatched(router.submit(a_request(prompt_tokens=6400, blocks=prompt), now=0.0)).attempt_id
         router.on_first_token(attempt, now=1.0)
-        told = Outcome(Ending.COMPLETED, status=200, prompt_tokens=6400, cached_tokens=0, output_tokens=1)
+        told = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=6400, cached_tokens=0, output_tokens=1)
         router.on_finish(attempt, told, now=2.0)
     contradicted = bool(router.index.match(older, 1)[0] < 100)
     assert behaviour(name)["`cached_tokens` in answers"].startswith("not read") == (not contradicted)

@@ -87,5 +87,5 @@ def test_tuner_beside_a_proxy_knows_of_gorgo_only_policies_weights_metrics_numbe
                 imported.add(node.module)
             elif isinstance(node, ast.Import):
                 imported |= {name.name for name in node.names if name.name.startswith("gorgo")}
-    known = {"gorgo.core.metric_spec", "gorgo.core.numbers", "gorgo.core.weights", "gorgo.policies.registry"}
+    known = {"gorgo.core.metric_spec", "gorgo.core.numeric", "gorgo.core.policy.weights", "gorgo.policies.registry"}
     assert imported <= known | {"gorgo.errors"}

@@ -98,14 +98,14 @@ def offline_options(*, fleet_file: Path | None, **options: Any) -> OfflineOption
 
 
 def search_offline(options: OfflineOptions, *, algorithm: str, asked: bool, n_jobs: int, **more: Any) -> OfflineFound:
-    """The twin's search with a progress bar on a terminal; raises as `tuner.offline.command.tune_twin` does."""
-    from tuner.offline.command import tune_twin
+    """The twin's search with a progress bar on a terminal; raises as `tuner.offline.command.tune_offline` does."""
+    from tuner.offline.command import tune_offline
     from tuner.offline.progress import shown_runs
-    from tuner.offline.twin import TwinOptions
+    from tuner.offline.search import SearchOptions
 
-    twin = TwinOptions(optimizer=algorithm, asked=asked, n_jobs=n_jobs, **more)
+    twin = SearchOptions(optimizer=algorithm, asked=asked, n_jobs=n_jobs, **more)
     with shown_runs() as told:
-        tuned = tune_twin(options, twin, now=time.time, told=told)
+        tuned = tune_offline(options, twin, now=time.time, told=told)
     return OfflineFound(
         rows=tuned.rows,
         weights=tuned.result.weights,
@@ -116,9 +116,9 @@ def search_offline(options: OfflineOptions, *, algorithm: str, asked: bool, n_jo
 
 def rehearse_offline(options: OfflineOptions, campaign: CampaignOptions, **search: Any) -> OfflineFound:
     """The live campaign along the window; raises as `tuner.offline.command.rehearse` does."""
-    from tuner.offline.command import rehearse
+    from tuner.offline.command import simulated_campaign
 
-    run = rehearse(options, campaign, now=time.time, **search)
+    run = simulated_campaign(options, campaign, now=time.time, **search)
     row = run.row
     whole = f"the run as a whole: p95 TTFT {row.ttft_ms.p95 or 0:.0f} ms, p95 E2E {row.e2e_s.p95 or 0:.2f} s"
     return OfflineFound(

@@ -23,12 +23,12 @@ HOP = 32
 #: Of HTTP: what the fleet did wrong. 408, 413 and the like are the client's; 499 before any content is a client that
 #: would wait no longer.
 OVERLOADED = 429
-GONE = 499
+CLIENT_DISCONNECTED = 499
 SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TunerSample:
     """One finished request, as far as the tuner looks at it; `None` is unknown.
 
     `arrived_s` is when it was received, by the proxy's clock: only differences mean anything. TTFT and ITL in
@@ -45,7 +45,7 @@ class Sample:
     status: int
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Sample:
+    def from_json(cls, row: Mapping[str, Any]) -> TunerSample:
         """A row of `GET /admin/samples`. Raises `TunerError` that names what is missing or no number."""
         try:
             return cls(
@@ -66,11 +66,15 @@ class Sample:
     @property
     def failed(self) -> bool:
         """Whether the fleet failed this request: a server's error, a refusal for load, or a client tired of waiting."""
-        return self.status >= SERVER_ERROR or self.status == OVERLOADED or (self.status == GONE and not self.ttft_ms)
+        return (
+            self.status >= SERVER_ERROR
+            or self.status == OVERLOADED
+            or (self.status == CLIENT_DISCONNECTED and not self.ttft_ms)
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class WindowStats:
     """A window in numbers; None where no sample has the figure.
 
     `errors` are failed requests, `max_share` the largest share of one replica in all of them.
@@ -88,7 +92,7 @@ class Figures:
         return self.errors / self.n if self.n else 0.0
 
 
-def figures(samples: Iterable[Sample]) -> Figures:
+def window_stats(samples: Iterable[TunerSample]) -> WindowStats:
     """The figures of a window.
 
     Quantiles are numpy's default, linear between the two nearest ranks: at p95 of 128, the 121st and 122nd. E2E and ITL
@@ -97,7 +101,7 @@ def figures(samples: Iterable[Sample]) -> Figures:
     window = list(samples)
     served = [sample for sample in window if not sample.failed]
     replicas = Counter(sample.replica for sample in window)
-    return Figures(
+    return WindowStats(
         n=len(window),
         ttft_ms_p95=_p95(sample.ttft_ms for sample in window),
         e2e_s_p95=_p95(sample.e2e_s for sample in served),
@@ -122,7 +126,7 @@ class RollingWindow:
 
     def __init__(self, size: int = WINDOW, hop: int = HOP) -> None:
         self.size, self.hop = size, hop
-        self._samples: deque[Sample] = deque(maxlen=size)
+        self._samples: deque[TunerSample] = deque(maxlen=size)
         self._until_hop = size
 
     def __len__(self) -> int:
@@ -132,7 +136,7 @@ class RollingWindow:
     def full(self) -> bool:
         return len(self._samples) == self.size
 
-    def add(self, sample: Sample) -> bool:
+    def add(self, sample: TunerSample) -> bool:
         """Whether this one completes a hop of a full window."""
         self._samples.append(sample)
         self._until_hop -= 1
@@ -141,8 +145,8 @@ class RollingWindow:
         self._until_hop = self.hop
         return True
 
-    def figures(self) -> Figures:
-        return figures(self._samples)
+    def figures(self) -> WindowStats:
+        return window_stats(self._samples)
 
     def clear(self) -> None:
         self._samples.clear()
@@ -155,15 +159,15 @@ class RollingWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class NewSamples:
     """What was new in a batch; `restarted` and `gap` say that samples before it are of no use together with it."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[TunerSample, ...]
     restarted: bool
     gap: bool
 
 
-class Inbox:
+class SampleCursor:
     """Takes each sample once, by the proxy's run and its number there, and sees what is missing.
 
     State is two values, so that a tuner that was killed goes on where it was: `cursor` is the last sample taken.
@@ -173,7 +177,7 @@ class Inbox:
         self.boot_id = boot_id
         self.last_seq = last_seq
 
-    def take(self, boot_id: str, batch: Sequence[Sample]) -> Taken:
+    def read(self, boot_id: str, batch: Sequence[TunerSample]) -> NewSamples:
         """Samples of `batch` that were not taken yet, oldest first.
 
         The first contact ever takes what there is: nothing before it was asked for.
@@ -187,7 +191,7 @@ class Inbox:
         gap = bool(new) and not first_contact and not restarted and new[-1].seq - self.last_seq > len(new)
         if new:
             self.last_seq = new[-1].seq
-        return Taken(tuple(new), restarted, gap)
+        return NewSamples(tuple(new), restarted, gap)
 
 
 def _known(value: Any) -> float | None:

@@ -1,7 +1,7 @@
 """The box in which weights are searched, in log space: equal steps are equal factors.
 
 Owns the map between a policy's weights and the vector that an optimizer moves. What a weight means, and its box, are
-declared by the policy (`gorgo.core.weights`); which vector to try next is the optimizer's business.
+declared by the policy (`gorgo.core.policy.weights`); which vector to try next is the optimizer's business.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 
-from gorgo.core.weights import WeightSpec
+from gorgo.core.policy.weights import WeightSpec
 from gorgo.errors import WeightsError
 
 
@@ -90,7 +90,7 @@ def tuned_box(
 
     Raises `WeightsError` where nothing is left to move, or a name of `box` is not among what moves.
     """
-    moved = {spec.name: spec for spec in specs if spec.tuned == "always" or (asked and spec.tuned == "asked")}
+    moved = {spec.name: spec for spec in specs if spec.tunable == "always" or (asked and spec.tunable == "asked")}
     if not moved:
         raise WeightsError("this policy has no weight that a tuner may move")
     for name, (low, high) in (box or {}).items():

@@ -1,6 +1,6 @@
 """Rank validation: does a policy order replicas as their first tokens do? Read from a decision log, live or simulated.
 
-Owns the table and its statistics; who was chosen and what the shadow policy made of it is `core.shadow`'s, in samples
+Owns the table and its statistics; who was chosen and what the shadow policy made of it is `core.policy.shadow`'s, in samples
 and in the requests of a simulation.
 
 Theory of operation. Each row is a request that a policy without an opinion (`random`) sent somewhere, with the rank

@@ -1,6 +1,6 @@
 """The proxy's request log as a trace: what `gorgo simulate` and `gorgo tune` replay instead of somebody else's.
 
-Owns the reading and the step from bytes to blocks. The form is `gorgo.proxy.request_log_file`'s.
+Owns the reading and the step from bytes to blocks. The form is `gorgo.proxy.telemetry.request_log_file`'s.
 
 Theory of operation. A hash in the log ends at a multiple of 2,048 bytes of text, an id in a trace at a multiple of 512
 tokens, and a model's tokens are of any length. So the bytes per token of each model are taken over the whole log, and
@@ -27,7 +27,7 @@ from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters, TraceRequest
 from gorgo.apps.traces.load import SPAN_S_MAX
 from gorgo.apps.traces.rows import MAX_TOKENS
 from gorgo.errors import TraceError
-from gorgo.proxy.request_log_file import SCHEMA
+from gorgo.proxy.telemetry.request_log_file import SCHEMA
 
 #: A prompt of ten million tokens; a file without line ends must not fill memory.
 MAX_LINE_BYTES = 4 << 20
@@ -104,7 +104,7 @@ def read_request_log(path: Path) -> RequestLogTrace:
     Raises `TraceError`, which names file and line, for what the proxy did not write, and where no output length at all
     is known.
     """
-    reader = _Reader()
+    reader = _LogReader()
     rows = sorted((row for file in _rotated(path) for row in reader.rows(file)), key=lambda row: row.received_s)
     if not rows:
         raise TraceError(f"{path}: the request log has no request that a replica worked for")
@@ -184,7 +184,7 @@ def _outputs(rows: Iterable[_Row], path: Path) -> dict[str | None, int]:
     return {model: median_low(known.get(model) or everything) for model in models}
 
 
-class _Reader:
+class _LogReader:
     """Reads files in order; counts what is no request."""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ class ResultRow:
     """One policy on one trace.
 
     Latencies are of requests that succeeded, counted from their scheduled time. `cache_hit` is cached / prompt tokens
-    by the engines' own usage, `cache_hit_believed` the same by what the router believed when it chose.
+    by the engines' own usage, `cache_hit_estimated` the same by what the router believed when it chose.
     `prediction_error_ms` is |predicted - measured| TTFT. `slip_ms_p95` is how late requests were sent.
     """
 
@@ -59,7 +59,7 @@ class ResultRow:
     e2e_s: Spread
     itl_ms: Spread
     cache_hit: float | None
-    cache_hit_believed: float | None
+    cache_hit_estimated: float | None
     share: Mapping[str, float]
     prediction_error_ms: Spread
     slip_ms_p95: float | None
@@ -118,7 +118,7 @@ _COLUMNS = (
     _Column("\np95\ns", lambda row: row.e2e_s.p95, ".2f", min),
     _Column("ITL\np95\nms", lambda row: row.itl_ms.p95, ".0f", min),
     _Column("hit\nreal\n%", lambda row: _percent(row.cache_hit), ".1f", max),
-    _Column("\nbelief\n%", lambda row: _percent(row.cache_hit_believed), ".1f"),
+    _Column("\nbelief\n%", lambda row: _percent(row.cache_hit_estimated), ".1f"),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from gorgo.cli.failures import FAILED, fail
+from gorgo.cli.errors import FAILED, fail
 
 #: The admin listener answers from memory, or after one write of a small file; this is for a network that does not.
 TIMEOUT_S = 10.0

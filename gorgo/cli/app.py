@@ -10,20 +10,9 @@ from typing import Annotated
 import typer
 
 from gorgo import __version__
-from gorgo.cli import (
-    datasets,
-    freezing,
-    laboratory,
-    looking,
-    measuring,
-    overloading,
-    ranking,
-    reporting,
-    running,
-    simulating,
-    tuning,
-)
-from gorgo.cli.failures import Commands
+from gorgo.cli import check, datasets, freeze, laboratory, overload, rank, replay, report, serve, simulate
+from gorgo.cli.errors import Commands
+from gorgo.cli.tune import command
 
 app = typer.Typer(
     name="gorgo",
@@ -33,22 +22,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(running.serve)
-app.command()(running.engine)
-app.command()(measuring.replay)
-app.command()(simulating.simulate)
-app.command()(overloading.overload)
+app.command()(serve.serve)
+app.command()(serve.engine)
+app.command()(replay.replay)
+app.command()(simulate.simulate)
+app.command()(overload.overload)
 app.command()(laboratory.laboratory)
-app.command()(measuring.demo)
-app.command()(reporting.report)
-app.command()(tuning.tune)
-app.command()(tuning.history)
-app.command()(freezing.freeze)
-app.command()(freezing.thaw)
-app.command()(looking.check)
-app.command()(looking.policies)
-app.command()(looking.status)
-app.command()(ranking.rank)
+app.command()(replay.demo)
+app.command()(report.report)
+app.command()(command.tune)
+app.command()(command.history)
+app.command()(freeze.freeze)
+app.command()(freeze.unfreeze)
+app.command()(check.check)
+app.command()(check.policies)
+app.command()(check.status)
+app.command()(rank.rank)
 app.add_typer(datasets.app, name="datasets")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gorgo.cli import options
-from gorgo.cli.failures import FAILED
+from gorgo.cli.errors import FAILED
 
 if TYPE_CHECKING:
     from gorgo.apps.laboratory import Bench, Session, Target
@@ -107,11 +107,11 @@ def _bench(config: Path, first_requests: int | None) -> Bench:
     from gorgo.apps.laboratory import Bench
     from gorgo.apps.simulate.fleet import fleet_of, limits_of
     from gorgo.config.load import load_config
-    from gorgo.sim.scenario import with_right_priors
+    from gorgo.sim.faults.scenarios import with_accurate_priors
 
     loaded = load_config(config)
     return Bench(
-        fleet=with_right_priors(fleet_of(loaded, source=config)),
+        fleet=with_accurate_priors(fleet_of(loaded, source=config)),
         limits=limits_of(loaded),
         probe_interval_s=loaded.proxy.probe_interval_s,
         scrape_interval_s=loaded.proxy.scrape_interval_s,

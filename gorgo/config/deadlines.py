@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gorgo.config.model import Config, Limits, RegionLimits
+from gorgo.config.model import Config, LimitsConfig, RegionLimitsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ class Deadlines:
     """
 
     connect_s: float
-    first_content_s: float
-    whole_answer_s: float
-    between_chunks_s: float
-    total_s: float
+    first_token_s: float
+    response_s: float
+    stream_idle_s: float
+    request_s: float
 
 
 def deadlines_by_region(config: Config) -> Mapping[str, Deadlines]:
     """For each region of the file: its own where it has any, else those of `limits`.
 
     >>> from gorgo.config.load import parse_config
-    >>> text = b"{proxy: {region: a}, regions: [{name: a, limits: {total_timeout_s: 9}}, {name: b}], replicas: [%b]}"
+    >>> text = b"{proxy: {region: a}, regions: [{name: a, limits: {request_timeout_s: 9}}, {name: b}], replicas: [%b]}"
     >>> found = deadlines_by_region(parse_config(text % b"{name: r, region: a, url: 'http://127.0.0.1:1'}"))
     >>> found["a"].total_s, found["b"].total_s
     (9.0, 3600.0)
@@ -48,11 +48,11 @@ def deadlines_by_region(config: Config) -> Mapping[str, Deadlines]:
     return {region.name: _deadlines(config.limits, region.limits) for region in config.regions}
 
 
-def _deadlines(limits: Limits, own: RegionLimits) -> Deadlines:
+def _deadlines(limits: LimitsConfig, own: RegionLimitsConfig) -> Deadlines:
     return Deadlines(
         connect_s=own.connect_timeout_s or limits.connect_timeout_s,
-        first_content_s=own.first_content_timeout_s or limits.first_content_timeout_s,
-        whole_answer_s=own.whole_answer_timeout_s or limits.whole_answer_timeout_s,
-        between_chunks_s=own.between_chunks_timeout_s or limits.between_chunks_timeout_s,
-        total_s=own.total_timeout_s or limits.total_timeout_s,
+        first_token_s=own.first_token_timeout_s or limits.first_token_timeout_s,
+        response_s=own.response_timeout_s or limits.response_timeout_s,
+        stream_idle_s=own.stream_idle_timeout_s or limits.stream_idle_timeout_s,
+        request_s=own.request_timeout_s or limits.request_timeout_s,
     )

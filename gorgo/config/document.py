@@ -88,7 +88,7 @@ def read_document(text: bytes) -> Document:
         # PyYAML lets these escape for an escape sequence beyond Unicode and for an absurd %YAML version.
         document.report((), "text that is not YAML", "YAML")
     else:
-        document.data = None if node is None else _Reader(document).read(node, ())
+        document.data = None if node is None else _YamlReader(document).read(node, ())
     return document
 
 
@@ -172,7 +172,7 @@ def _yaml_problem(error: yaml.YAMLError) -> Problem:
     return Problem((), line, f"not YAML: {_short(said)}", "YAML")
 
 
-class _Reader:
+class _YamlReader:
     """Walks the node tree once and fills the document."""
 
     def __init__(self, document: Document) -> None:

@@ -19,7 +19,7 @@ from gorgo.config.document import MAX_BYTES, Document, Path, Problem, read_docum
 from gorgo.config.explain import closest, explain
 from gorgo.config.model import Config
 from gorgo.config.renamed import renamed_keys
-from gorgo.core.numbers import is_number
+from gorgo.core.numeric import is_number
 from gorgo.errors import ConfigError
 
 #: More than a person reads at once; the rest is counted.
@@ -149,16 +149,16 @@ def _tls(document: Document) -> Iterator[Problem]:
 
 
 #: Phases of a request, none of which can be allowed more than the whole.
-_PHASES = ("connect_timeout_s", "first_content_timeout_s", "whole_answer_timeout_s", "between_chunks_timeout_s")
+_PHASES = ("connect_timeout_s", "first_token_timeout_s", "response_timeout_s", "stream_idle_timeout_s")
 
 
 def _deadlines(document: Document) -> Iterator[Problem]:
     """A phase that is written to take longer than the whole that is written beside it, or that it inherits."""
     limits = _inside(document.data, "limits")
-    yield from _too_long(document, ("limits",), limits, limits.get("total_timeout_s"))
+    yield from _too_long(document, ("limits",), limits, limits.get("request_timeout_s"))
     for number, region in enumerate(_items(document.data, "regions")):
         own = _inside(region, "limits")
-        total = own.get("total_timeout_s", limits.get("total_timeout_s"))
+        total = own.get("request_timeout_s", limits.get("request_timeout_s"))
         yield from _too_long(document, ("regions", number, "limits"), own, total)
 
 
@@ -167,7 +167,7 @@ def _too_long(document: Document, above: Path, limits: Mapping[str, object], tot
         given = limits.get(key)
         if is_number(given) and is_number(total) and given > total:
             path: Path = (*above, key)
-            yield Problem(path, document.line(path), f"{given:g}", f"at most total_timeout_s, which is {total:g}")
+            yield Problem(path, document.line(path), f"{given:g}", f"at most request_timeout_s, which is {total:g}")
 
 
 def _allowed(data: object, key: str, above: Path) -> Iterator[tuple[Path, str]]:
@@ -186,9 +186,9 @@ def _same_address(document: Document) -> Iterator[Problem]:
 
 
 def _ready_replicas(document: Document) -> Iterator[Problem]:
-    wanted, have = _inside(document.data, "proxy").get("ready_replicas"), len(_items(document.data, "replicas"))
+    wanted, have = _inside(document.data, "proxy").get("min_ready_replicas"), len(_items(document.data, "replicas"))
     if is_number(wanted) and wanted > max(have, 1):
-        path: Path = ("proxy", "ready_replicas")
+        path: Path = ("proxy", "min_ready_replicas")
         yield Problem(path, document.line(path), f"{wanted:g}", f"at most the number of replicas, which is {have}")
 
 

@@ -42,7 +42,7 @@ strict = with_config(ConfigDict(extra="forbid"))
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
+class CapacityConfig:
     """Priors of a replica's size, which the engine's own report replaces, and of its speed, which is learned."""
 
     kv_tokens: Count | None = None
@@ -55,7 +55,7 @@ class Capacity:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class ReplicaConfig:
     """One engine process at a URL."""
 
     name: Name
@@ -75,10 +75,10 @@ class Replica:
     client_key: FilePath | None = None
     #: Send nothing new there. A change of this key sets the mark; an operator's own mark stays until then.
     draining: bool = False
-    capacity: Capacity = field(default_factory=Capacity)
+    capacity: CapacityConfig = field(default_factory=CapacityConfig)
 
 
-def _paired(tls: ServerTls) -> ServerTls:
+def _paired(tls: TlsConfig) -> TlsConfig:
     if (tls.cert is None) != (tls.key is None):
         raise ValueError("cert and key, both or neither")
     return tls
@@ -86,7 +86,7 @@ def _paired(tls: ServerTls) -> ServerTls:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerTls:
+class TlsConfig:
     """Files (PEM) by which the data listener speaks TLS; a new pair under the same names is taken at a reload."""
 
     cert: FilePath | None = None
@@ -95,7 +95,7 @@ class ServerTls:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRule:
+class ClientRuleConfig:
     """What one client, by the name that goes with its key, may do."""
 
     name: Name
@@ -109,7 +109,7 @@ class ClientRule:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ModelConfig:
     """What holds for one model, whoever asks for it."""
 
     name: Text
@@ -119,7 +119,7 @@ class Model:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clients:
+class ClientsConfig:
     """Who may send requests: keys by their SHA-256, in a file or an environment variable. Everybody, without either."""
 
     keys_file: FilePath | None = None
@@ -127,12 +127,12 @@ class Clients:
     #: Of each client that has a key and no rule that says otherwise.
     max_in_flight: Count | None = None
     requests_per_minute: Positive | None = None
-    rules: tuple[ClientRule, ...] = ()
+    rules: tuple[ClientRuleConfig, ...] = ()
 
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tracing:
+class TracingConfig:
     """Traces of requests to an OpenTelemetry collector; off without an endpoint."""
 
     #: Takes OTLP over HTTP.
@@ -143,7 +143,7 @@ class Tracing:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proxy:
+class ProxyConfig:
     """The regional proxy itself."""
 
     region: Name
@@ -153,12 +153,12 @@ class Proxy:
     shadow_policy: Text | None = None
     bind: Bind = "127.0.0.1:8080"
     admin_bind: Bind = "127.0.0.1:9090"
-    tls: Annotated[ServerTls, AfterValidator(_paired)] = field(default_factory=ServerTls)
-    tracing: Tracing = field(default_factory=Tracing)
+    tls: Annotated[TlsConfig, AfterValidator(_paired)] = field(default_factory=TlsConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
     probe_interval_s: Positive = 30.0
     scrape_interval_s: Positive = 30.0
     #: `/ready` says so only while as many replicas are in good standing.
-    ready_replicas: Count = 1
+    min_ready_replicas: Count = 1
     #: A scrape or a ping older than this is stale; default three intervals.
     stale_after_s: Positive | None = None
     rtt_ewma_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
@@ -166,7 +166,7 @@ class Proxy:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class LimitsConfig:
     """Every bound that an operator can move, with the reason for its default in regions.yaml."""
 
     max_connections: Count = 8192
@@ -175,42 +175,42 @@ class Limits:
     header_timeout_s: Positive = 10.0
     max_body_bytes: Count = 32 * 1024 * 1024
     body_timeout_s: Positive = 60.0
-    body_gap_timeout_s: Positive = 15.0
+    body_idle_timeout_s: Positive = 15.0
     max_attempts: Count = 3
     max_in_flight: Count = 4096
     connections_per_replica: Count = 1024
     connect_timeout_s: Positive = 5.0
-    first_content_timeout_s: Positive = 120.0
-    whole_answer_timeout_s: Positive = 600.0
-    between_chunks_timeout_s: Positive = 60.0
-    total_timeout_s: Positive = 3600.0
+    first_token_timeout_s: Positive = 120.0
+    response_timeout_s: Positive = 600.0
+    stream_idle_timeout_s: Positive = 60.0
+    request_timeout_s: Positive = 3600.0
     prefix_index_blocks: Count = 4_000_000
     shutdown_grace_s: NotNegative = 30.0
 
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overload:
+class OverloadConfig:
     """What happens when there is more to do than can be done in time."""
 
     #: Requests wait at the proxy for a replica with room, where the policy predicts.
-    hold: bool = True
-    max_held: Count = 1000
-    open_work_ms: Positive = 200.0
-    open_in_flight: Count | None = None
+    queue_enabled: bool = True
+    queue_max_requests: Count = 1000
+    max_backlog_ms: Positive = 200.0
+    max_concurrency_per_replica: Count | None = None
     slo_ttft_ms: Positive | None = None
     slo_e2e_ms: Positive | None = None
-    hopeless_wait_ms: NotNegative = 300.0
+    infeasible_max_wait_ms: NotNegative = 300.0
     no_replica_wait_s: NotNegative = 2.0
-    hedge_share: Annotated[float, Field(ge=0, le=0.5)] = 0.03
-    hedge_late_ms: Positive = 500.0
-    retry_share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    hedge_budget_ratio: Annotated[float, Field(ge=0, le=0.5)] = 0.03
+    hedge_delay_ms: Positive = 500.0
+    retry_budget_ratio: Annotated[float, Field(ge=0, le=1)] = 0.2
     slow_start_s: NotNegative = 10.0
 
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
+class SimulationConfig:
     """What `gorgo engine` and `gorgo demo` imitate."""
 
     #: Mean round trip from the proxy's region to each region.
@@ -223,23 +223,23 @@ class Simulation:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegionLimits:
+class RegionLimitsConfig:
     """Deadlines of attempts in one region, in place of those in `limits` under the same names."""
 
     connect_timeout_s: Positive | None = None
-    first_content_timeout_s: Positive | None = None
-    whole_answer_timeout_s: Positive | None = None
-    between_chunks_timeout_s: Positive | None = None
-    total_timeout_s: Positive | None = None
+    first_token_timeout_s: Positive | None = None
+    response_timeout_s: Positive | None = None
+    stream_idle_timeout_s: Positive | None = None
+    request_timeout_s: Positive | None = None
 
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class RegionConfig:
     """A place where replicas or clients are."""
 
     name: Name
-    limits: RegionLimits = field(default_factory=RegionLimits)
+    limits: RegionLimitsConfig = field(default_factory=RegionLimitsConfig)
 
 
 @strict
@@ -247,11 +247,11 @@ class Region:
 class Config:
     """The whole of regions.yaml."""
 
-    proxy: Proxy
-    regions: Annotated[tuple[Region, ...], AfterValidator(_some)]
-    replicas: Annotated[tuple[Replica, ...], AfterValidator(_some)]
-    clients: Clients = field(default_factory=Clients)
-    models: tuple[Model, ...] = ()
-    limits: Limits = field(default_factory=Limits)
-    overload: Overload = field(default_factory=Overload)
-    simulation: Simulation = field(default_factory=Simulation)
+    proxy: ProxyConfig
+    regions: Annotated[tuple[RegionConfig, ...], AfterValidator(_some)]
+    replicas: Annotated[tuple[ReplicaConfig, ...], AfterValidator(_some)]
+    clients: ClientsConfig = field(default_factory=ClientsConfig)
+    models: tuple[ModelConfig, ...] = ()
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    overload: OverloadConfig = field(default_factory=OverloadConfig)
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)

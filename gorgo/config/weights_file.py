@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from gorgo.config.atomic import write_atomically
 from gorgo.config.document import show_value
-from gorgo.core.numbers import is_number
+from gorgo.core.numeric import is_number
 from gorgo.errors import ConfigError
 
 SCHEMA = 1

@@ -14,28 +14,28 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gorgo.core.beliefs import Beliefs
-from gorgo.core.clients import ClientBook, Excess
-from gorgo.core.decision import Decision
-from gorgo.core.eligible import Eligible
-from gorgo.core.fleet import Fleet
-from gorgo.core.fleet_view import ReplicaView, view_replica
-from gorgo.core.front_door import FrontDoor
-from gorgo.core.hedging import Hedger
-from gorgo.core.ledger import Ledger, RequestState
+from gorgo.core.admission.controller import AdmissionController
+from gorgo.core.dispatch.dispatcher import Dispatcher
+from gorgo.core.dispatch.hedging import Hedger
+from gorgo.core.dispatch.in_flight import InFlightTable, RequestState
+from gorgo.core.dispatch.lifecycle import RequestLifecycle
+from gorgo.core.dispatch.prefix_updates import PrefixUpdater
+from gorgo.core.fleet.eligibility import CandidateSet
+from gorgo.core.fleet.fleet import Fleet
+from gorgo.core.fleet.region_outage import RegionOutages
+from gorgo.core.fleet.replica import Replica
+from gorgo.core.fleet.slow_start import SlowStart
+from gorgo.core.fleet.snapshot import ReplicaSnapshot, snapshot_replica
+from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
-from gorgo.core.lives import Lives
-from gorgo.core.member import Member
-from gorgo.core.placing import Placer
-from gorgo.core.policy import Policy
-from gorgo.core.prefix_index import PrefixIndex
-from gorgo.core.regions import Regions
-from gorgo.core.replica import ReplicaSpec
-from gorgo.core.request import RouteRequest
-from gorgo.core.samples import SampleRing
-from gorgo.core.shadow import check_shadow, shared_index
-from gorgo.core.slow_start import SlowStart
-from gorgo.core.weights import Weights
+from gorgo.core.messages.decision import Decision
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.messages.samples import SampleRing
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.shadow import required_index, validate_shadow
+from gorgo.core.policy.weights import Weights
+from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.quotas import ClientQuotas, QuotaExceeded
 
 _DEFAULTS = RouterLimits()
 
@@ -55,55 +55,61 @@ class Assembly:
         shadow: Policy | None = None,
     ) -> None:
         if shadow is not None:
-            check_shadow(policy, shadow)
+            validate_shadow(policy, shadow)
         self.limits = limits
         self.boot_id = boot_id
         version = 1 if weights is None else weights.version
-        self.index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=shared_index(policy, shadow) == "bounded")
-        self.samples = SampleRing(boot_id, limits.samples_kept)
+        self.index = PrefixIndex(
+            max_blocks=limits.max_index_blocks, bounded=required_index(policy, shadow) == "bounded"
+        )
+        self.samples = SampleRing(boot_id, limits.max_samples)
         self._fleet = Fleet(
             stale_after_s=limits.stale_after_s,
             rtt_ewma_alpha=limits.rtt_ewma_alpha,
             panic_threshold=limits.panic_threshold,
-            ejection=limits.ejection,
+            ejection=limits.outlier,
         )
-        self._ledger = Ledger(self._fleet)
-        self._beliefs = Beliefs(self.index, self._fleet, block_tokens=limits.block_tokens)
-        self._placer = Placer(
+        self._in_flight_table = InFlightTable(self._fleet)
+        self._prefix_updater = PrefixUpdater(self.index, self._fleet, block_tokens=limits.block_tokens)
+        self._dispatcher = Dispatcher(
             self._fleet,
-            self._ledger,
+            self._in_flight_table,
             self.index,
             policy=policy,
             # `widen`: the box was minded, or not, by whoever made them.
-            weights=Weights.of(policy.weight_specs, weights, version=version, widen=True),
+            weights=Weights.of(policy.weight_specs, weights, version=version, allow_out_of_range=True),
             rng=rng,
             shadow=shadow,
-            decisions_kept=limits.decisions_kept,
+            decisions_kept=limits.max_decisions,
         )
-        self._door = FrontDoor(self._fleet, self._placer, self._eligible, limits.overload)
+        self._admission = AdmissionController(self._fleet, self._dispatcher, self._eligible, limits.overload)
         self._hedger = Hedger(
-            self._placer, self._door.doors, self._eligible, limits.hedging, max_attempts=limits.max_attempts
+            self._dispatcher,
+            self._admission.saturation,
+            self._eligible,
+            limits.hedging,
+            max_attempts=limits.max_attempts,
         )
         self._slow_start = SlowStart(self._fleet, ramp_s=limits.slow_start_s)
-        self._regions = Regions(self._fleet, window_s=limits.region_window_s)
-        self._clients = ClientBook(limits.clients)
-        self._lives = Lives(
+        self._regions = RegionOutages(self._fleet, window_s=limits.region_window_s)
+        self._quotas = ClientQuotas(limits.clients)
+        self._lifecycle = RequestLifecycle(
             self._fleet,
-            self._placer,
-            self._beliefs,
+            self._dispatcher,
+            self._prefix_updater,
             self._slow_start,
-            self._clients,
+            self._quotas,
             self.samples,
             self._elsewhere,
             limits,
         )
-        self._beliefs.replaced(self._fleet.replace(replicas))
+        self._prefix_updater.on_fleet_change(self._fleet.replace(replicas))
 
     # -- what an operator or a tuner sets
 
     def set_weights(self, values: Mapping[str, float], *, now: float, widen: bool = False) -> Weights:
         """Replace the values named, under a new version. Raises `WeightsError` and changes nothing if one is wrong."""
-        self._placer.weights = self.weights.changed(self.policy.weight_specs, values, widen=widen)
+        self._dispatcher.weights = self.weights.changed(self.policy.weight_specs, values, widen=widen)
         return self.weights
 
     def set_policy(
@@ -113,30 +119,30 @@ class Assembly:
 
         Raises `ConfigError` if it and the shadow policy read different prefix indexes, and changes nothing.
         """
-        bounded = shared_index(policy, self.shadow) == "bounded"
+        bounded = required_index(policy, self.shadow) == "bounded"
         version = self.weights.version + 1
-        self._placer.weights = Weights.of(policy.weight_specs, values, version=version, widen=widen)
-        self._placer.policy = policy
+        self._dispatcher.weights = Weights.of(policy.weight_specs, values, version=version, allow_out_of_range=widen)
+        self._dispatcher.policy = policy
         self.index.bounded = bounded
-        self._door.stirred = True
+        self._admission.needs_drain = True
         return self.weights
 
     def set_shadow(self, policy: Policy | None, *, now: float) -> None:
         """Have another policy score decisions from the next one on, or none. Raises as the constructor does."""
         if policy is not None:
-            check_shadow(self.policy, policy)
-        self._placer.set_shadow(policy)
-        self.index.bounded = shared_index(self.policy, policy) == "bounded"
+            validate_shadow(self.policy, policy)
+        self._dispatcher.set_shadow(policy)
+        self.index.bounded = required_index(self.policy, policy) == "bounded"
 
     def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:
         """Who stays keeps load, health and index; who leaves loses its entries, and its open attempts may finish."""
-        cold = bool(self._fleet.members)
+        cold = bool(self._fleet.replicas)
         change = self._fleet.replace(replicas)
-        self._beliefs.replaced(change)
-        self._regions.replaced()
+        self._prefix_updater.on_fleet_change(change)
+        self._regions.on_fleet_change()
         for member in change.joined if cold else ():
             self._slow_start.begin(member, now=now)
-        self._door.stirred = True
+        self._admission.needs_drain = True
 
     def set_limits(self, limits: RouterLimits, *, now: float) -> None:
         """Other bounds from the next event on; how many decisions and samples are kept stays as it was."""
@@ -145,22 +151,22 @@ class Assembly:
             stale_after_s=limits.stale_after_s,
             rtt_ewma_alpha=limits.rtt_ewma_alpha,
             panic_threshold=limits.panic_threshold,
-            ejection=limits.ejection,
+            ejection=limits.outlier,
         )
-        self._door.set_limits(limits.overload)
+        self._admission.set_limits(limits.overload)
         self._hedger.set_limits(limits.hedging, max_attempts=limits.max_attempts)
-        self._lives.set_limits(limits)
+        self._lifecycle.set_limits(limits)
         self._slow_start.ramp_s = limits.slow_start_s
         self._regions.window_s = limits.region_window_s
-        self._clients.set_rules(limits.clients)
+        self._quotas.set_rules(limits.clients)
         self.index.resize(limits.max_index_blocks)
-        self._beliefs.block_tokens = limits.block_tokens
-        self._beliefs.fit_all()
+        self._prefix_updater.block_tokens = limits.block_tokens
+        self._prefix_updater.resize_all()
 
     def drain(self, replica: str, draining: bool = True, *, now: float) -> None:
         """Send nothing new there (or again). Raises `UnknownReplica`."""
         self._fleet.drain(replica, draining, now=now)
-        self._door.stirred = True
+        self._admission.needs_drain = True
 
     def flush(self, replica: str | None = None, *, now: float) -> None:
         """Forget what is believed cached, on one replica or all. Raises `UnknownReplica`."""
@@ -171,77 +177,79 @@ class Assembly:
     @property
     def policy(self) -> Policy:
         """What routes."""
-        return self._placer.policy
+        return self._dispatcher.policy
 
     @property
     def weights(self) -> Weights:
         """By which values."""
-        return self._placer.weights
+        return self._dispatcher.weights
 
     @property
     def shadow(self) -> Policy | None:
         """The policy that scores without a say, if there is one."""
-        return self._placer.shadow
+        return self._dispatcher.shadow
 
-    def fleet_view(self, *, now: float) -> list[ReplicaView]:
+    def fleet_view(self, *, now: float) -> list[ReplicaSnapshot]:
         """A row per replica, in the order in which they joined."""
-        return [self._view(member, now) for member in self._fleet.members.values()]
+        return [self._view(member, now) for member in self._fleet.replicas.values()]
 
-    def crowded(self, client: str, *, coming: int) -> Excess | None:
+    def quota_error(self, client: str, *, coming: int) -> QuotaExceeded | None:
         """Why `client` may not ask for one more at a time; `coming` are on their way and have not been submitted."""
-        return self._clients.crowded(client, coming=coming)
+        return self._quotas.check(client, coming=coming)
 
-    def standings(self) -> dict[str, str]:
+    def health_states(self) -> dict[str, str]:
         """`healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
-        return {name: member.health.state.value for name, member in self._fleet.members.items()}
+        return {name: member.health.state.value for name, member in self._fleet.replicas.items()}
 
     def restarts_of(self, replica: str) -> int:
         """How often its engine was seen to have started again; 0 for one that is not in the fleet."""
-        member = self._fleet.members.get(replica)
+        member = self._fleet.replicas.get(replica)
         return 0 if member is None else member.restarts.count
 
     @property
-    def regions_cut_off(self) -> frozenset[str]:
+    def unreachable_regions(self) -> frozenset[str]:
         """Regions of which no replica answers a probe."""
-        return self._regions.cut_off
+        return self._regions.unreachable
 
     def decisions(self, request_id: str) -> list[Decision]:
         """Decisions made for a request, first attempt first; empty when they are no longer kept."""
-        return self._placer.decisions(request_id)
+        return self._dispatcher.decisions(request_id)
 
     def newest_decisions(self, limit: int) -> list[Decision]:
         """The last decisions, whatever for, newest first."""
-        return self._placer.newest(limit)
+        return self._dispatcher.newest_decisions(limit)
 
     def check(self) -> None:
         """Assert every invariant of index, ledger and clocks; visits all of them."""
         self.index.check()
-        self._ledger.check()
+        self._in_flight_table.check()
 
     # -- helpers
 
-    def _eligible(self, request: RouteRequest, now: float) -> Eligible:
+    def _eligible(self, request: RouteRequest, now: float) -> CandidateSet:
         """Who may serve it now; nobody for one whose replica has left, or is where it may not be served."""
         everyone = self._fleet.eligibility
         if request.pinned_replica is None:
-            return self._slow_start.eased(everyone.of(request.model, request.regions), now=now)
-        pinned = self._fleet.members.get(request.pinned_replica)
+            return self._slow_start.exclude_full(everyone.for_model(request.model, request.regions), now=now)
+        pinned = self._fleet.replicas.get(request.pinned_replica)
         # It may have moved to another region while the request waited.
         if pinned is None or (request.regions is not None and pinned.spec.region not in request.regions):
-            return everyone.nobody
-        return everyone.only(pinned)
+            return everyone.none
+        return everyone.pinned(pinned)
 
-    def _elsewhere(self, state: RequestState, now: float) -> Eligible:
+    def _elsewhere(self, state: RequestState, now: float) -> CandidateSet:
         """Who may serve a request now that has not had it yet; for a pinned one nobody else can."""
         everyone, request = self._fleet.eligibility, state.request
         if request.pinned_replica is not None:
-            return everyone.nobody
+            return everyone.none
         # Eased last: who is at its bound is left out beside others that can take the request, not beside those tried.
-        return self._slow_start.eased(everyone.of(request.model, request.regions).without(state.tried), now=now)
+        return self._slow_start.exclude_full(
+            everyone.for_model(request.model, request.regions).excluding(state.tried_replicas), now=now
+        )
 
-    def _view(self, member: Member, now: float) -> ReplicaView:
+    def _view(self, member: Replica, now: float) -> ReplicaSnapshot:
         blocks = self.index.resident_blocks(member.slot)
-        return view_replica(
+        return snapshot_replica(
             self._fleet,
             self._slow_start,
             member,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gorgo.core.clients import ClientRules
-from gorgo.core.health import EjectionLimits
-from gorgo.core.hedging import HedgeLimits
-from gorgo.core.overload import OverloadLimits
+from gorgo.core.admission.deadline import OverloadLimits
+from gorgo.core.dispatch.hedging import HedgeLimits
+from gorgo.core.fleet.outlier import OutlierLimits
+from gorgo.core.quotas import ClientRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RouterLimits:
         Who waits at the proxy and who is turned away.
     hedging:
         When a request is sent to a second replica.
-    retry_share, retry_minimum, retry_window_s:
+    retry_budget_ratio, retry_minimum, retry_window_s:
         Retries that there may be: this share of the requests of the last so many seconds, and this many in any case.
         Where all replicas are ill, everything would else be sent `max_attempts` times. What never
         reached a replica does not count, nor a connection that broke while others are in good standing.
@@ -56,15 +56,15 @@ class RouterLimits:
     rtt_ewma_alpha: float = 0.3
     max_index_blocks: int = 4_000_000
     block_tokens: float = 64.0
-    decisions_kept: int = 1000
-    samples_kept: int = 10_000
+    max_decisions: int = 1000
+    max_samples: int = 10_000
     panic_threshold: float = 0.5
-    ejection: EjectionLimits = field(default_factory=EjectionLimits)
+    outlier: OutlierLimits = field(default_factory=OutlierLimits)
     overload: OverloadLimits = field(default_factory=OverloadLimits)
     hedging: HedgeLimits = field(default_factory=HedgeLimits)
-    retry_share: float = 0.2
-    retry_minimum: int = 20
-    retry_window_s: float = 10.0
+    retry_budget_ratio: float = 0.2
+    retry_budget_minimum: int = 20
+    retry_budget_window_s: float = 10.0
     slow_start_s: float = 0.0
     region_window_s: float = 30.0
     clients: ClientRules = field(default_factory=ClientRules)

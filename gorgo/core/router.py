@@ -15,19 +15,19 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from gorgo.core.actions import Action, Dispatch, Reject
 from gorgo.core.assembly import Assembly
-from gorgo.core.endings import (
-    client_excess,
+from gorgo.core.dispatch.in_flight import RequestState
+from gorgo.core.dispatch.outcomes import (
     model_not_found,
+    quota_exceeded,
     region_not_allowed,
     replica_not_found,
     too_many_in_flight,
 )
-from gorgo.core.health import HealthState
-from gorgo.core.ledger import RequestState
-from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome, RouteRequest
-from gorgo.core.way import show_connection
+from gorgo.core.fleet.network import record_connection
+from gorgo.core.fleet.outlier import HealthState
+from gorgo.core.messages.actions import Action, Dispatch, Reject
+from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome, RouteRequest
 
 ActionT = TypeVar("ActionT", bound=Action)
 
@@ -50,13 +50,13 @@ class Router(Assembly):
     limits:
         Every bound, with its reason (`core.limits`).
     shadow:
-        Scores each decision beside `policy` and changes none (`core.shadow`). Raises `ConfigError` if it has no cost,
+        Scores each decision beside `policy` and changes none (`core.policy.shadow`). Raises `ConfigError` if it has no cost,
         or if the two read different prefix indexes.
 
     Example
     -------
     >>> import numpy as np
-    >>> from gorgo.core.replica import ReplicaSpec
+    >>> from gorgo.core.fleet.spec import ReplicaSpec
     >>> from gorgo.policies.registry import make_policy
     >>> replicas = [ReplicaSpec("near", "us-ashburn"), ReplicaSpec("far", "ap-seoul")]
     >>> router = Router(replicas, make_policy("gorgo"), rng=np.random.default_rng(0), boot_id="example")
@@ -78,37 +78,37 @@ class Router(Assembly):
     @property
     def in_flight(self) -> int:
         """Open attempts."""
-        return len(self._ledger)
+        return len(self._in_flight_table)
 
     @property
-    def held(self) -> int:
+    def queued(self) -> int:
         """Requests that wait here."""
-        return len(self._door.room)
+        return len(self._admission.queue)
 
     def submit(self, request: RouteRequest, *, now: float) -> list[Action]:
         """Choose a replica and reserve it, or say that the request waits, or turn it away: one action for it, the last.
 
         What time has made due for others comes before it.
         """
-        actions = self._catch_up(now)
+        actions = self._run_timers(now)
         own: Action | None = self._refuse(request, now)
         if own is None:
             if self._hedger.on:
-                self._hedger.asked(now=now)
-            self._lives.asked(now=now)
-            state = RequestState(request, self._clients.counts(request.client))
-            own = self._sent(self._door.arrive(state, now=now))
+                self._hedger.record_request(now=now)
+            self._lifecycle.record_request(now=now)
+            state = RequestState(request, self._quotas.counts(request.client))
+            own = self._sent(self._admission.admit(state, now=now))
             if isinstance(own, Reject):
-                self._left(state)
+                self._release_quota(state)
         actions.append(own)
         return actions
 
     def abandon(self, request_id: str, *, now: float) -> list[Action]:
         """The client of a request that waits is gone. One that does not wait is ignored."""
         self._now = now
-        held = self._door.abandon(request_id)
+        held = self._admission.cancel(request_id)
         if held is not None:
-            self._left(held)
+            self._release_quota(held)
         return []
 
     def on_first_token(self, attempt_id: str, *, now: float) -> list[Action]:
@@ -117,15 +117,15 @@ class Router(Assembly):
         Answers a Cancel for another attempt of the same request, and what became possible for others.
         """
         self._now = now
-        found = self._ledger.find(attempt_id)
-        ahead = found.member.clock.ahead_of(attempt_id) if found is not None and self._hedger.on else []
-        attempt = self._ledger.first_token(attempt_id, now=now)
+        found = self._in_flight_table.find(attempt_id)
+        ahead = found.replica.prefill_queue.before(attempt_id) if found is not None and self._hedger.on else []
+        attempt = self._in_flight_table.first_token(attempt_id, now=now)
         if attempt is None:
             return []
         if ahead and attempt.state.request.streamed:
-            waiting = [other for key in ahead if (other := self._ledger.find(key)) is not None]
-            self._hedger.overtaken(waiting, now=now)
-        return [*self._lives.first_token(attempt, now=now), *self._walk(now)]
+            waiting = [other for key in ahead if (other := self._in_flight_table.find(key)) is not None]
+            self._hedger.on_overtaken(waiting, now=now)
+        return [*self._lifecycle.on_first_token(attempt, now=now), *self._drain_queue(now)]
 
     def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> list[Action]:
         """The attempt ended: release its load, judge the replica, and go on with the request or close it.
@@ -134,56 +134,56 @@ class Router(Assembly):
         while another attempt of the request is open. What became possible for others comes behind.
         """
         self._now = now
-        attempt = self._ledger.close(attempt_id, now=now)
+        attempt = self._in_flight_table.close(attempt_id, now=now)
         if attempt is None:
             return []
-        if outcome.ending is Ending.COMPLETED:
-            self._door.doors.ended(attempt, now=now, tokens=outcome.output_tokens)
-        actions = self._lives.ended(attempt, outcome, now=now)
+        if outcome.result is AttemptResult.COMPLETED:
+            self._admission.saturation.on_result(attempt, now=now, tokens=outcome.output_tokens)
+        actions = self._lifecycle.on_result(attempt, outcome, now=now)
         for action in actions:
             self._sent(action)
-        return [*actions, *self._walk(now)]
+        return [*actions, *self._drain_queue(now)]
 
     # -- what probes, scrapes and time tell
 
     def on_probe(self, replica: str, rtt_s: float | None, *, now: float) -> list[Action]:
         """A ping's round trip, `None` if it failed. A replica that has just left is ignored."""
         self._now = now
-        member = self._fleet.members.get(replica)
+        member = self._fleet.replicas.get(replica)
         if member is not None:
             healthy = member.health.state is HealthState.HEALTHY
             self._fleet.probed(member, rtt_s, now=now)
-            self._lives.readmitted(member, was_healthy=healthy, now=now)
+            self._lifecycle.on_readmitted(member, was_healthy=healthy, now=now)
             if rtt_s is None:
                 self._regions.probe_failed(member, now=now)
             else:
                 self._regions.probe_succeeded(member, now=now)
-        return self._walk(now)
+        return self._drain_queue(now)
 
-    def on_path(self, replica: str, connection: OpenConnection | None, *, now: float) -> list[Action]:
+    def on_connection(self, replica: str, connection: OpenConnection | None, *, now: float) -> list[Action]:
         """The connection that the next request to a replica takes, `None` if it opens one; told after each change.
 
         A shell that never tells has each request priced at one round trip.
         """
-        member = self._fleet.members.get(replica)
+        member = self._fleet.replicas.get(replica)
         if member is not None:
-            show_connection(self._fleet.columns, member.slot, connection)
+            record_connection(self._fleet.columns, member.slot, connection)
         return []
 
     def on_engine_sample(self, replica: str, sample: EngineSample | None, *, now: float) -> list[Action]:
         """A scrape, `None` if it failed: the last figures then stand until they are stale."""
-        member = self._fleet.members.get(replica)
+        member = self._fleet.replicas.get(replica)
         if member is not None and sample is not None:
             self._fleet.scraped(member, sample, now=now)
-            if member.restarts.seen(sample):
+            if member.restarts.observe(sample):
                 self.index.flush(member.slot)
-            self._beliefs.fit(member)
+            self._prefix_updater.resize(member)
         return []
 
     def next_timer(self) -> float | None:
         """When `handle_timer` is next of use. Any event can move it; without one it is not in the past."""
         due_s = self._fleet.next_timer()
-        for other_s in (self._hedger.next_s(), self._door.next_s(now=self._now)):
+        for other_s in (self._hedger.next_timer_s(), self._admission.next_timer_s(now=self._now)):
             if other_s is not None and (due_s is None or other_s < due_s):
                 due_s = other_s
         return due_s
@@ -194,63 +194,63 @@ class Router(Assembly):
         due_s = self._fleet.next_timer()
         if due_s is not None and due_s <= now:
             self._fleet.handle_timer(now=now)
-        hedges = self._hedger.look(now=now)
+        hedges = self._hedger.due_hedges(now=now)
         for hedge in hedges:
             self._sent(hedge.dispatch)
-        return [*hedges, *self._walk(now)]
+        return [*hedges, *self._drain_queue(now)]
 
     # -- helpers
 
-    def _catch_up(self, now: float) -> list[Action]:
+    def _run_timers(self, now: float) -> list[Action]:
         """A decision never depends on how late the shell's timer is, so live and simulated runs agree."""
         self._now = now
-        if self._door.room:
+        if self._admission.queue:
             due_s = self.next_timer()
         else:
-            due_s, late_s = self._fleet.next_timer(), self._hedger.next_s()
+            due_s, late_s = self._fleet.next_timer(), self._hedger.next_timer_s()
             if late_s is not None and late_s <= now:
                 due_s = late_s
         return self.handle_timer(now=now) if due_s is not None and due_s <= now else []
 
-    def _walk(self, now: float) -> list[Action]:
+    def _drain_queue(self, now: float) -> list[Action]:
         """Something may have opened a replica."""
-        if not self._door.room:
+        if not self._admission.queue:
             return []
         actions: list[Action] = []
-        for state, action in self._door.walk(now=now):
+        for state, action in self._admission.drain_queue(now=now):
             if isinstance(action, Reject):
-                self._left(state)
+                self._release_quota(state)
             actions.append(self._sent(action))
         return actions
 
     def _sent(self, action: ActionT) -> ActionT:
         """Watch an attempt that is on its way."""
         if isinstance(action, Dispatch) and self._hedger.on:
-            attempt = self._ledger.find(action.attempt_id)
+            attempt = self._in_flight_table.find(action.attempt_id)
             assert attempt is not None, "it was just reserved"
-            self._hedger.sent(attempt)
+            self._hedger.watch(attempt)
         return action
 
-    def _left(self, state: RequestState) -> None:
+    def _release_quota(self, state: RequestState) -> None:
         """It is over before it was sent."""
-        if state.counted:
-            self._clients.leave(state.request.client)
+        if state.quota_held:
+            self._quotas.release(state.request.client)
 
     def _refuse(self, request: RouteRequest, now: float) -> Reject | None:
         """What no replica needs to be asked for; otherwise the client's count has it."""
         if not self._fleet.eligibility.serves(request.model):
             return model_not_found(request)
-        if len(self._ledger) + len(self._door.room) >= self.limits.max_in_flight:
+        if len(self._in_flight_table) + len(self._admission.queue) >= self.limits.max_in_flight:
             return too_many_in_flight(request, self.limits.max_in_flight)
-        if request.pinned_replica is not None and request.pinned_replica not in self._fleet.members:
+        if request.pinned_replica is not None and request.pinned_replica not in self._fleet.replicas:
             return replica_not_found(request)
         if request.regions is not None and not self._anyone_in(request.regions, request):
             return region_not_allowed(request)
-        excess = self._clients.enter(request.client, now=now)
-        return None if excess is None else client_excess(request, excess)
+        excess = self._quotas.acquire(request.client, now=now)
+        return None if excess is None else quota_exceeded(request, excess)
 
     def _anyone_in(self, regions: frozenset[str], request: RouteRequest) -> bool:
         """Whether someone is there who could serve it, well or not; of a pinned request only its own replica could."""
         if request.pinned_replica is None:
             return self._fleet.eligibility.anyone_in(regions, request.model)
-        return self._fleet.members[request.pinned_replica].spec.region in regions
+        return self._fleet.replicas[request.pinned_replica].spec.region in regions

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Protocol, runtime_checkable
 
-from gorgo.core.request import EngineSample
+from gorgo.core.messages.request import EngineSample
 
 
 @runtime_checkable

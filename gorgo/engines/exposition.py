@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from gorgo.core.numbers import is_amount
+from gorgo.core.numeric import is_nonnegative
 
 #: More than 64 data-parallel ranks write. A text of more is not read: the megabytes that an answer may have could be
 #: millions of lines, and seconds in which nobody else is served.
@@ -76,4 +76,4 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if is_amount(value) else None
+    return value if is_nonnegative(value) else None

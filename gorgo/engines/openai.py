@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from gorgo.core.request import EngineSample
+from gorgo.core.messages.request import EngineSample
 
 
 class OpenAI:

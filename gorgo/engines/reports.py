@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gorgo.core.request import EngineSample
+from gorgo.core.messages.request import EngineSample
 from gorgo.engines.base import EngineDialect
 
 #: Answers in a row that should have reported cached tokens and did not: one may be a wrong belief, five are a setting.
@@ -28,7 +28,7 @@ class Report(Enum):
     METRICS = "metrics"
 
 
-class State(Enum):
+class ReportState(Enum):
     """`UNKNOWN` until something was seen; plain OpenAI's metrics stay so, because nothing is expected of them."""
 
     UNKNOWN = "unknown"
@@ -76,29 +76,29 @@ class ReportWatch:
     """
 
     dialect: EngineDialect
-    states: dict[Report, State] = field(default_factory=lambda: dict.fromkeys(Report, State.UNKNOWN))
+    states: dict[Report, ReportState] = field(default_factory=lambda: dict.fromkeys(Report, ReportState.UNKNOWN))
     _silent: int = 0
     _said: set[Report] = field(default_factory=set)
 
-    def on_answer(self, *, cached_tokens: int | None, believed_tokens: float) -> MissingReport | None:
-        """A completed answer that carried usage; `believed_tokens` of its prompt were believed cached."""
+    def on_answer(self, *, cached_tokens: int | None, estimated_tokens: float) -> MissingReport | None:
+        """A completed answer that carried usage; `estimated_tokens` of its prompt were believed cached."""
         if cached_tokens is not None:
             self._silent = 0
-            return self._set(Report.CACHED_TOKENS, State.REPORTED)
-        self._silent += believed_tokens > 0
+            return self._set(Report.CACHED_TOKENS, ReportState.REPORTED)
+        self._silent += estimated_tokens > 0
         missing = self._silent >= _SILENT_ANSWERS
-        return self._set(Report.CACHED_TOKENS, State.MISSING) if missing else None
+        return self._set(Report.CACHED_TOKENS, ReportState.MISSING) if missing else None
 
     def on_scrape(self, status: int | None, sample: EngineSample | None) -> MissingReport | None:
         """A scrape of `metrics_path`: the HTTP status (`None`: no answer) and what was read from it."""
         if self.dialect.metrics_path is None or status is None or status in _PASSING:
             return None
         known = status == 200 and sample is not None and sample.running_requests is not None
-        return self._set(Report.METRICS, State.REPORTED if known else State.MISSING)
+        return self._set(Report.METRICS, ReportState.REPORTED if known else ReportState.MISSING)
 
-    def _set(self, report: Report, state: State) -> MissingReport | None:
+    def _set(self, report: Report, state: ReportState) -> MissingReport | None:
         self.states[report] = state
-        if state is not State.MISSING or report in self._said:
+        if state is not ReportState.MISSING or report in self._said:
             return None
         self._said.add(report)
         return MissingReport(report, self.dialect.name, self.dialect.report_flags.get(report.value))

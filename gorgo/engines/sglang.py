@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from gorgo.core.numbers import total
-from gorgo.core.request import EngineSample
+from gorgo.core.messages.request import EngineSample
+from gorgo.core.numeric import total
 from gorgo.engines.exposition import read_gauges
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from gorgo.core.numbers import is_amount
-from gorgo.core.request import EngineSample
+from gorgo.core.messages.request import EngineSample
+from gorgo.core.numeric import is_nonnegative
 from gorgo.engines.exposition import Series, read_series
 
 
@@ -81,7 +81,7 @@ def _pool_tokens(labels: Mapping[str, str]) -> float | None:
         tokens = float(blocks) * float(block)
     else:
         return None
-    return tokens if is_amount(tokens) else None
+    return tokens if is_nonnegative(tokens) else None
 
 
 def _used(usage: Iterable[Series], capacity: Mapping[str, float]) -> float | None:

@@ -1,4 +1,4 @@
-"""What policies share beyond `core.policy`: picking by load, and by a longest prefix that is not too loaded.
+"""What policies share beyond `core.policy.interface`: picking by load, and by a longest prefix that is not too loaded.
 
 A policy file then reads as its rule. Load here is the count of requests in flight from this proxy, which is never
 unknown and never stale.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.candidates import Candidates
-from gorgo.core.decision import Choice, pick_least
+from gorgo.core.messages.decision import Choice, argmin_tiebreak
+from gorgo.core.policy.candidates import Candidates
 
 Floats = NDArray[np.float64]
 
@@ -18,12 +18,12 @@ Floats = NDArray[np.float64]
 def least_loaded(candidates: Candidates, rng: np.random.Generator) -> int:
     """Row with the fewest requests in flight, ties at random."""
     load = candidates.in_flight_requests
-    return pick_least(load, load, rng)
+    return argmin_tiebreak(load, load, rng)
 
 
 def longest_match(rows: NDArray[np.intp], candidates: Candidates, rng: np.random.Generator) -> int:
     """Of `rows`, the one with the longest cached prefix; ties go to the fewest in flight, then to chance."""
-    return int(rows[pick_least(-candidates.cached_tokens[rows], candidates.in_flight_requests[rows], rng)])
+    return int(rows[argmin_tiebreak(-candidates.cached_tokens[rows], candidates.in_flight_requests[rows], rng)])
 
 
 def evidence(candidates: Candidates) -> dict[str, Floats]:

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from gorgo.core.candidates import Candidates
-from gorgo.core.cost import known_or_worst, least_cost
-from gorgo.core.decision import Choice
-from gorgo.core.policy import IndexKind
-from gorgo.core.request import RouteRequest
-from gorgo.core.weights import Weights, WeightSpec
+from gorgo.core.messages.decision import Choice
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.cost import choose_min_cost, fill_unknown
+from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.weights import Weights, WeightSpec
 
 
 class Gorgo:
@@ -42,8 +42,8 @@ class Gorgo:
         rng: np.random.Generator,
     ) -> Choice:
         terms = {  # equation 3
-            "rtt": weights["w_rtt"] * (known_or_worst(candidates.rtt_s) * 1e3),
+            "rtt": weights["w_rtt"] * (fill_unknown(candidates.rtt_s) * 1e3),
             "queue": weights["w_queue"] * candidates.in_flight_tokens,
             "prefill": candidates.uncached_tokens,
         }
-        return least_cost(terms, candidates, rng)
+        return choose_min_cost(terms, candidates, rng)

@@ -8,15 +8,15 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.busy_clock import LATE_S
-from gorgo.core.candidates import Candidates
-from gorgo.core.cost import known_or_worst, least_cost
-from gorgo.core.decision import Choice, Forecast
-from gorgo.core.path import one_trip_each, round_trips
-from gorgo.core.policy import IndexKind
-from gorgo.core.prefill import prefill_s
-from gorgo.core.request import RouteRequest
-from gorgo.core.weights import Weights, WeightSpec
+from gorgo.core.latency.prefill import prefill_s
+from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
+from gorgo.core.latency.tcp import exchange_round_trips, is_one_round_trip
+from gorgo.core.messages.decision import Choice, Prediction
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.cost import choose_min_cost, fill_unknown
+from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.weights import Weights, WeightSpec
 
 Floats = NDArray[np.float64]
 
@@ -42,7 +42,7 @@ class GorgoMs:
     """cost = m_rtt * N + m_queue * W + P + (lambda * P + delta) * n, in ms.
 
     N is the network's time: the round trip, as often as this body takes over the connection that it would get there. W
-    is the work before this request by the replica's busy clock when it arrives, P its own prefill by the replica's
+    is the work before this request by the replica's prefill queue when it arrives, P its own prefill by the replica's
     priors and learned speed, n the requests in flight there, which a prefill stalls: lambda prices what this request
     costs the others, and 0.2 stands for an end-to-end time that counts a quarter as much as a first token. delta is the
     same price for decoding: of every request in flight there, how much its tokens and this request's come later for
@@ -64,8 +64,8 @@ class GorgoMs:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("m_rtt", 1.0, 0.25, 4.0, "factor on the network's time"),
         WeightSpec("m_queue", 1.0, 0.25, 4.0, "factor on the work before this request"),
-        WeightSpec("lambda", 0.2, 0.1, 1.0, "of the prefill, per request in flight that it stalls", tuned="asked"),
-        WeightSpec("delta", 50.0, 0.0, 100.0, "ms per request in flight, for slower decoding", tuned="never"),
+        WeightSpec("lambda", 0.2, 0.1, 1.0, "of the prefill, per request in flight that it stalls", tunable="asked"),
+        WeightSpec("delta", 50.0, 0.0, 100.0, "ms per request in flight, for slower decoding", tunable="never"),
     )
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class GorgoMs:
         rng: np.random.Generator,
     ) -> Choice:
         scales = self._scales(weights)
-        rtt_s = known_or_worst(candidates.rtt_s)
+        rtt_s = fill_unknown(candidates.rtt_s)
         trips = _trips(request, candidates, rtt_s)
         network_s = rtt_s if trips is None else rtt_s * trips
         one_way_s = rtt_s * _HALF
@@ -102,11 +102,11 @@ class GorgoMs:
                 return None
             return float(before_s + network_s[row] + work_s[row] + prefill_ms[row] / 1e3)
 
-        def forecast() -> Forecast:
+        def forecast() -> Prediction:
             prefill_s = prefill_ms / 1e3
-            return Forecast(alone_s=network_s + prefill_s, work_s=work_s, prefill_s=prefill_s)
+            return Prediction(idle_s=network_s + prefill_s, backlog_s=work_s, prefill_s=prefill_s)
 
-        return least_cost(terms, candidates, rng, predicted_ttft_s=predicted_s, forecast=forecast)
+        return choose_min_cost(terms, candidates, rng, predicted_ttft_s=predicted_s, forecast=forecast)
 
     def _scales(self, weights: Weights) -> _Scales:
         """The weights as arrays, made once per set of them."""
@@ -117,16 +117,16 @@ class GorgoMs:
 
 def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floats | None:
     """Round trips until the first byte of an answer that takes no time; `None` if it is one everywhere."""
-    congestion, pace = candidates.congestion_bytes, candidates.pace_bytes
-    if one_trip_each(request.body_bytes, congestion, pace):
+    congestion, pace = candidates.cwnd_bytes, candidates.pace_bytes
+    if is_one_round_trip(request.body_bytes, congestion, pace):
         return None
-    return round_trips(
+    return exchange_round_trips(
         request.body_bytes,
         congestion=congestion,
-        receive=candidates.receive_bytes,
+        receive=candidates.rwnd_bytes,
         idle_s=candidates.now - candidates.sent_s,
         rtt_s=rtt_s,
-        connect=candidates.connect_trips,
+        connect=candidates.connect_round_trips,
         pace=pace,
         burst=candidates.burst_bytes,
     )
@@ -134,8 +134,8 @@ def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floa
 
 def _work_s(candidates: Candidates, way_s: Floats, one_way_s: Floats) -> Floats:
     """W: work left when this request gets there; on a stuck engine all that waits and how late it is."""
-    work_s: Floats = np.maximum(candidates.free_at_s - candidates.now - way_s, _NONE)
-    due_s, late_since_s = candidates.due_s, candidates.now - LATE_S
+    work_s: Floats = np.maximum(candidates.drained_at_s - candidates.now - way_s, _NONE)
+    due_s, late_since_s = candidates.head_due_s, candidates.now - STUCK_AFTER_S
     if due_s[due_s.argmin()] >= late_since_s:  # nobody's first token is even due
         return work_s
     late_s = late_since_s - due_s - one_way_s

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from gorgo.core.candidates import Candidates
-from gorgo.core.cost import known_or_worst, least_cost
-from gorgo.core.decision import Choice
-from gorgo.core.policy import IndexKind
-from gorgo.core.request import RouteRequest
-from gorgo.core.weights import Weights, WeightSpec
+from gorgo.core.messages.decision import Choice
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.cost import choose_min_cost, fill_unknown
+from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.weights import Weights, WeightSpec
 
 
 class LeastLoad:
@@ -40,8 +40,8 @@ class LeastLoad:
     ) -> Choice:
         terms = {
             "queued_prefill": candidates.queued_prefill_tokens.copy(),
-            "running": known_or_worst(candidates.running_requests).copy(),
-            "queued": known_or_worst(candidates.queued_requests).copy(),
-            "used": known_or_worst(candidates.used_tokens).copy(),
+            "running": fill_unknown(candidates.running_requests).copy(),
+            "queued": fill_unknown(candidates.queued_requests).copy(),
+            "used": fill_unknown(candidates.used_tokens).copy(),
         }
-        return least_cost(terms, candidates, rng)
+        return choose_min_cost(terms, candidates, rng)

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from gorgo.core.candidates import Candidates
-from gorgo.core.cost import least_cost
-from gorgo.core.decision import Choice
-from gorgo.core.policy import IndexKind
-from gorgo.core.request import RouteRequest
-from gorgo.core.weights import Weights, WeightSpec
+from gorgo.core.messages.decision import Choice
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.cost import choose_min_cost
+from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.weights import Weights, WeightSpec
 
 
 class LeastRequest:
@@ -30,4 +30,4 @@ class LeastRequest:
         weights: Weights,
         rng: np.random.Generator,
     ) -> Choice:
-        return least_cost({"in_flight": candidates.in_flight_requests.copy()}, candidates, rng)
+        return choose_min_cost({"in_flight": candidates.in_flight_requests.copy()}, candidates, rng)

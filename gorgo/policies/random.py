@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from gorgo.core.candidates import Candidates
-from gorgo.core.decision import Choice
-from gorgo.core.policy import IndexKind
-from gorgo.core.request import RouteRequest
-from gorgo.core.weights import Weights, WeightSpec
+from gorgo.core.messages.decision import Choice
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.weights import Weights, WeightSpec
 
 
 class Random:

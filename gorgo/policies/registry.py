@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
-from gorgo.core.policy import Policy
-from gorgo.core.shadow import check_shadow
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.shadow import validate_shadow
 from gorgo.errors import UnknownPolicy
 from gorgo.policies.gorgo import Gorgo
 from gorgo.policies.gorgo_ms import GorgoMs
@@ -67,7 +67,9 @@ def make_policy(name: str) -> Policy:
         raise UnknownPolicy(f"no policy named {name!r}; there are: {', '.join(policy_names())}")
     policy = offered.load()()
     if not isinstance(policy, Policy):
-        raise UnknownPolicy(f"{offered.value} of the entry point {name!r} is not a policy (gorgo.core.policy.Policy)")
+        raise UnknownPolicy(
+            f"{offered.value} of the entry point {name!r} is not a policy (gorgo.core.policy.interface.Policy)"
+        )
     return policy
 
 
@@ -79,7 +81,7 @@ def make_shadow(name: str | None, policy: Policy) -> Policy | None:
     if name is None:
         return None
     shadow = make_policy(name)
-    check_shadow(policy, shadow)
+    validate_shadow(policy, shadow)
     return shadow
 
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.candidates import Candidates
-from gorgo.core.decision import Choice
-from gorgo.core.policy import IndexKind
-from gorgo.core.request import RouteRequest
-from gorgo.core.weights import Weights, WeightSpec
+from gorgo.core.messages.decision import Choice
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.weights import Weights, WeightSpec
 
 
 class SimpleSessionAffinity:
@@ -46,7 +46,7 @@ class SimpleSessionAffinity:
 
 def _key(request: RouteRequest) -> NDArray[np.uint64]:
     """64 bits that name the session, in every process the same."""
-    key = request.head
+    key = request.prefix_hash
     if request.session_id is not None:
         key = int.from_bytes(blake2b(request.session_id.encode(), digest_size=8).digest(), "little")
     return np.array([key & 0xFFFF_FFFF_FFFF_FFFF], dtype=np.uint64)

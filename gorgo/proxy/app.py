@@ -13,17 +13,17 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Route, Router
 
-from gorgo.proxy.body import draining
-from gorgo.proxy.errors import HttpError, Message, Receive, Send, send_error, send_json
-from gorgo.proxy.exchange import HotRoute
-from gorgo.proxy.headers import upstream_headers
+from gorgo.proxy.exchange.handler import InferenceEndpoint
+from gorgo.proxy.http.body import draining
+from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, send_error, send_json
+from gorgo.proxy.http.headers import upstream_headers
 from gorgo.proxy.logs import log
 from gorgo.proxy.openapi.documents import client_document
-from gorgo.proxy.state import ProxyState
-from gorgo.proxy.upstream import UpstreamError
+from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.upstream.client import UpstreamError
 
 #: Routes that carry a prompt.
-HOT_ROUTES = (
+INFERENCE_ROUTES = (
     "/v1/chat/completions",
     "/v1/completions",
     "/generate",
@@ -32,20 +32,20 @@ HOT_ROUTES = (
     "/v1/messages",
 )
 #: For load balancers, Prometheus and generators of clients, which bear no client's key.
-OPEN_ROUTES = ("/health", "/ready", "/metrics", "/openapi.json")
+PUBLIC_ROUTES = ("/health", "/ready", "/metrics", "/openapi.json")
 #: A replica that does not list its models by then is not asked any longer.
 _MODELS_TIMEOUT_S = 5.0
 
 #: Headers that could make it another answer than the whole list as it is, which would go on without its label.
 _NEGOTIATION = (b"accept", b"if-", b"range")
 
-Answer = Callable[[ProxyState, Message, Send], Awaitable[None]]
+Responder = Callable[[RunningProxy, Message, Send], Awaitable[None]]
 
 
-class SmallRoute:
+class GetEndpoint:
     """An ASGI app for one GET answer of the proxy's own. HEAD is GET without a body, which the server sees to."""
 
-    def __init__(self, state: ProxyState, answer: Answer) -> None:
+    def __init__(self, state: RunningProxy, answer: Responder) -> None:
         self._state = state
         self._answer = answer
 
@@ -61,19 +61,19 @@ class SmallRoute:
             await send_error(send, error)
 
 
-async def health(state: ProxyState, scope: Message, send: Send) -> None:  # noqa: ARG001
+async def health(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
     """Alive; says nothing of replicas."""
     await send_json(send, 200, b'{"status": "ok"}')
 
 
-async def ready(state: ProxyState, scope: Message, send: Send) -> None:  # noqa: ARG001
+async def ready(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
     """Whether a load balancer should send requests here."""
     if state.stopping:
         raise HttpError(503, "stopping", "this proxy is stopping")
     views = state.router.fleet_view(now=state.clock())
     if not any(view.eligible for view in views):
         raise HttpError(503, "no_replica", "no replica can take a request now")
-    wanted = state.config.proxy.ready_replicas
+    wanted = state.config.proxy.min_ready_replicas
     standing = sum(view.state == "healthy" and view.rtt_ms is not None for view in views)
     # One that is wanted may be any that can be asked: a single lost ping must not take the only replica away.
     if standing < wanted and wanted > 1:
@@ -81,24 +81,24 @@ async def ready(state: ProxyState, scope: Message, send: Send) -> None:  # noqa:
     await send_json(send, 200, b'{"status": "ready"}')
 
 
-async def metrics(state: ProxyState, scope: Message, send: Send) -> None:  # noqa: ARG001
+async def metrics(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
     body = state.metrics.exposition()
     headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def models(state: ProxyState, scope: Message, send: Send) -> None:
+async def models(state: RunningProxy, scope: Message, send: Send) -> None:
     """The models that regions.yaml names; a replica's own list where it names none."""
     names = dict.fromkeys(name for replica in state.config.replicas for name in replica.models)
     if names:
         rows = [{"id": name, "object": "model", "created": 0, "owned_by": "gorgo"} for name in names]
         await send_json(send, 200, json.dumps({"object": "list", "data": rows}).encode())
         return
-    await send_json(send, 200, await _asked_models(state, scope))
+    await send_json(send, 200, await _fetch_models(state, scope))
 
 
-async def _asked_models(state: ProxyState, scope: Message) -> bytes:
+async def _fetch_models(state: RunningProxy, scope: Message) -> bytes:
     views = sorted(state.router.fleet_view(now=state.clock()), key=lambda view: not view.eligible)
     for view in views:
         target = state.targets.get(view.name)
@@ -118,7 +118,7 @@ async def _asked_models(state: ProxyState, scope: Message) -> bytes:
     raise HttpError(503, "no_replica", "no replica could list its models")
 
 
-async def description(state: ProxyState, scope: Message, send: Send) -> None:  # noqa: ARG001
+async def description(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
     """What this listener can be asked."""
     await send_json(send, 200, await asyncio.to_thread(client_document))
 
@@ -130,7 +130,7 @@ class DataRouter(Router):
     paths would not know them.
     """
 
-    def __init__(self, state: ProxyState, routes: list[Route], open_paths: Collection[str]) -> None:
+    def __init__(self, state: RunningProxy, routes: list[Route], open_paths: Collection[str]) -> None:
         super().__init__(routes, redirect_slashes=False, default=not_found)
         self._state = state
         self._open_paths = frozenset(open_paths)
@@ -164,9 +164,9 @@ async def not_found(scope: Message, receive: Receive, send: Send) -> None:
         await send_error(send, HttpError(404, "not_found", "there is no such route"))
 
 
-def data_app(state: ProxyState) -> Any:
+def data_app(state: RunningProxy) -> Any:
     """The ASGI app of the data listener."""
-    routes = [Route(path, HotRoute(state, path)) for path in HOT_ROUTES]
+    routes = [Route(path, InferenceEndpoint(state, path)) for path in INFERENCE_ROUTES]
     small = {
         "/health": health,
         "/ready": ready,
@@ -174,5 +174,5 @@ def data_app(state: ProxyState) -> Any:
         "/v1/models": models,
         "/openapi.json": description,
     }
-    routes += [Route(path, SmallRoute(state, answer)) for path, answer in small.items()]
-    return DataRouter(state, routes, OPEN_ROUTES)
+    routes += [Route(path, GetEndpoint(state, answer)) for path, answer in small.items()]
+    return DataRouter(state, routes, PUBLIC_ROUTES)

@@ -24,24 +24,24 @@ from typing import Any
 
 from hypercorn.config import Config as HypercornConfig
 
-from gorgo.config.model import Config, Limits
-from gorgo.core.policy import Policy
-from gorgo.core.weights import Weights
-from gorgo.proxy.admin import admin_app
-from gorgo.proxy.admin_calls import BoundedBodies
+from gorgo.config.model import Config, LimitsConfig
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
+from gorgo.proxy.admin.app import admin_app
+from gorgo.proxy.admin.bodies import BoundedBodies
 from gorgo.proxy.app import data_app
-from gorgo.proxy.config_file import ConfigFile
-from gorgo.proxy.kept import StateFile
-from gorgo.proxy.listener import Door, serve_app
+from gorgo.proxy.control.state_file import StateFile
+from gorgo.proxy.http.http1 import HeadLimits
+from gorgo.proxy.http.listener import AcceptLimits, serve_app
+from gorgo.proxy.http.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.proxy.logs import LOGGER, log
-from gorgo.proxy.probes import Watcher
-from gorgo.proxy.reload import Reloader
-from gorgo.proxy.request_log import RequestLog
-from gorgo.proxy.request_log_file import BLOCKS_PER_HASH, RequestLogFile
-from gorgo.proxy.sockets import BACKLOG, ServerAddresses, address_of, listening
-from gorgo.proxy.state import BLOCK_BYTES, ProxyState, make_state
-from gorgo.proxy.watchers import Watchers, first_look, run_timers
-from gorgo.proxy.wire import HeadLimits
+from gorgo.proxy.monitor.fleet_monitor import FleetMonitor, probe_all, run_timers
+from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
+from gorgo.proxy.reload.file_watch import ConfigFile
+from gorgo.proxy.reload.reloader import Reloader
+from gorgo.proxy.state import BLOCK_BYTES, RunningProxy, build_proxy
+from gorgo.proxy.telemetry.request_log import RequestLog
+from gorgo.proxy.telemetry.request_log_file import BLOCKS_PER_HASH, RequestLogFile
 
 #: Above the 60 s of common load balancers, so that it is never we who close a connection under a new request.
 KEEP_ALIVE_S = 75.0
@@ -98,7 +98,7 @@ async def serve(
     """
     kept = None if state_file is None else state_file.read()
     with listening(config.proxy.bind, "bind") as data, listening(config.proxy.admin_bind, "admin_bind") as admin:
-        state = make_state(
+        state = build_proxy(
             config,
             policy=policy,
             weights=weights,
@@ -109,10 +109,10 @@ async def serve(
             kept=kept,
         )
         try:
-            await state.steering.begin(fresh=kept is None)
+            await state.control.begin(fresh=kept is None)
             if request_log is not None:
                 state.request_log = _open_request_log(request_log, state)
-            follow = None if file is None else _Follow(file, environ)
+            follow = None if file is None else _FollowConfig(file, environ)
             if shutdown is not None:
                 await _run(state, data, admin, admin_token, follow, ready, shutdown, asyncio.Event())
                 return
@@ -122,7 +122,7 @@ async def serve(
             await state.aclose()
 
 
-def _open_request_log(path: Path, state: ProxyState) -> RequestLog:
+def _open_request_log(path: Path, state: RunningProxy) -> RequestLog:
     block_bytes = BLOCK_BYTES * BLOCKS_PER_HASH
     log_file = RequestLogFile(path, boot_id=state.router.boot_id, clock=state.clock, block_bytes=block_bytes)
     log_file.open()
@@ -130,7 +130,7 @@ def _open_request_log(path: Path, state: ProxyState) -> RequestLog:
 
 
 @dataclass(frozen=True, slots=True)
-class _Follow:
+class _FollowConfig:
     """What a reload needs beside the running proxy."""
 
     file: ConfigFile
@@ -138,21 +138,21 @@ class _Follow:
 
 
 async def _run(
-    state: ProxyState,
+    state: RunningProxy,
     data: socket.socket,
     admin: socket.socket,
     admin_token: str | None,
-    follow: _Follow | None,
+    follow: _FollowConfig | None,
     ready: Callable[[ServerAddresses], None] | None,
     stop: asyncio.Event,
     hurry: asyncio.Event,
 ) -> None:
     addresses = ServerAddresses(address_of(data), address_of(admin), tls=state.served_tls is not None)
     closing = asyncio.Event()
-    watchers = [Watcher(state, target) for target in state.targets.values()]
-    await first_look(watchers)
+    watchers = [ReplicaMonitor(state, target) for target in state.targets.values()]
+    await probe_all(watchers)
     async with asyncio.TaskGroup() as tasks:
-        at_work = Watchers(tasks)
+        at_work = FleetMonitor(tasks)
         while watchers:  # handed over: who leaves the fleet later must not be kept here
             at_work.start(watchers.pop())
         loops = [tasks.create_task(run_timers(state))]
@@ -162,9 +162,9 @@ async def _run(
             reloader = Reloader(state, follow.file, at_work, environ=follow.environ)
             loops.append(tasks.create_task(reloader.run()))
         tls = None if state.served_tls is None else state.served_tls.context
-        data_door = partial(_data_door, state)
+        data_door = partial(_data_limits, state)
         tasks.create_task(_serve(data_app(state), data, closing, data_door, tls))
-        admin_door = partial(_admin_door, state)
+        admin_door = partial(_admin_limits, state)
         operators = BoundedBodies(admin_app(state, admin_token, closing))
         tasks.create_task(_serve(operators, admin, closing, admin_door))
         if ready is not None:
@@ -180,17 +180,17 @@ async def _run(
         at_work.stop_all()
 
 
-async def _stop(state: ProxyState, hurry: asyncio.Event) -> None:
+async def _stop(state: RunningProxy, hurry: asyncio.Event) -> None:
     """Take nothing new, let what is open finish, then cut it."""
     state.stopping = True
     log("stopping", in_flight=len(state.exchanges))
-    await _settle(state, state.limits.shutdown_grace_s, hurry)
+    await _shut_down(state, state.limits.shutdown_grace_s, hurry)
     for task in state.exchanges:
         task.cancel()
-    await _settle(state, CLOSE_S, asyncio.Event())
+    await _shut_down(state, CLOSE_S, asyncio.Event())
 
 
-async def _settle(state: ProxyState, limit_s: float, hurry: asyncio.Event) -> None:
+async def _shut_down(state: RunningProxy, limit_s: float, hurry: asyncio.Event) -> None:
     """Until no exchange is open, `limit_s` have passed, or someone is in a hurry."""
     waiting = asyncio.create_task(_until_idle(state))
     hurried = asyncio.create_task(hurry.wait())
@@ -199,7 +199,7 @@ async def _settle(state: ProxyState, limit_s: float, hurry: asyncio.Event) -> No
     hurried.cancel()
 
 
-async def _until_idle(state: ProxyState) -> None:
+async def _until_idle(state: RunningProxy) -> None:
     while state.exchanges:
         await asyncio.wait(tuple(state.exchanges))
 
@@ -208,7 +208,7 @@ async def _serve(
     app: Any,
     listener: socket.socket,
     closing: asyncio.Event,
-    door: Callable[[], Door],
+    door: Callable[[], AcceptLimits],
     tls: ssl.SSLContext | None = None,
 ) -> None:
     config = HypercornConfig()
@@ -224,17 +224,17 @@ async def _serve(
     await serve_app(app, config, listener, closing, door=door, tls=tls)
 
 
-def _data_door(state: ProxyState) -> Door:
-    return _door(state.limits, state.limits.max_connections)
+def _data_limits(state: RunningProxy) -> AcceptLimits:
+    return _accept_limits(state.limits, state.limits.max_connections)
 
 
-def _admin_door(state: ProxyState) -> Door:
-    return _door(state.limits, ADMIN_CONNECTIONS)
+def _admin_limits(state: RunningProxy) -> AcceptLimits:
+    return _accept_limits(state.limits, ADMIN_CONNECTIONS)
 
 
-def _door(limits: Limits, connections: int) -> Door:
+def _accept_limits(limits: LimitsConfig, connections: int) -> AcceptLimits:
     head = HeadLimits(limits.max_header_bytes, limits.max_header_lines, limits.header_timeout_s)
-    return Door(head, connections)
+    return AcceptLimits(head, connections)
 
 
 def _hypercorn_log() -> logging.Logger:
@@ -254,7 +254,7 @@ def _signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, asyncio.E
 
     handlers: dict[signal.Signals, Callable[[], None]] = {signal.SIGTERM: arrived, signal.SIGINT: arrived}
     if file is not None:
-        handlers[signal.SIGHUP] = file.ask
+        handlers[signal.SIGHUP] = file.request_reload
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
     try:

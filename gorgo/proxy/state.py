@@ -15,36 +15,36 @@ from uuid import uuid4
 import numpy as np
 
 from gorgo.config.deadlines import deadlines_by_region
-from gorgo.config.model import Config, Limits, Overload, Replica
-from gorgo.core.fingerprint import Fingerprinter
-from gorgo.core.hedging import HedgeLimits
+from gorgo.config.model import Config, LimitsConfig, OverloadConfig, ReplicaConfig
+from gorgo.core.admission.deadline import OverloadLimits
+from gorgo.core.dispatch.hedging import HedgeLimits
+from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
-from gorgo.core.overload import OverloadLimits
-from gorgo.core.policy import Policy
-from gorgo.core.replica import ReplicaSpec
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
+from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.prompt.token_ratio import BytesPerToken
 from gorgo.core.router import Router
-from gorgo.core.tokens import BytesPerToken
-from gorgo.core.weights import Weights
 from gorgo.policies.registry import make_shadow
-from gorgo.proxy.client_keys import ClientKeys, read_client_keys
+from gorgo.proxy.admin.self_check import INTERNAL_VARIABLE
 from gorgo.proxy.clock import Clock, epoch_clock
-from gorgo.proxy.desk import Desk
-from gorgo.proxy.homes import ResponseHomes
-from gorgo.proxy.inside import INTERNAL_VARIABLE
-from gorgo.proxy.kept import Kept, StateFile
-from gorgo.proxy.metrics import Metrics
-from gorgo.proxy.page.trips import RoundTrips
-from gorgo.proxy.request_log import RequestLog
-from gorgo.proxy.resume import resume
-from gorgo.proxy.steering import Steering
-from gorgo.proxy.target import Target, api_key, make_target
-from gorgo.proxy.tls import ServedTls, served_tls, upstream_tls
-from gorgo.proxy.tracing import make_tracing
-from gorgo.proxy.uploads import Uploads
-from gorgo.proxy.wishes import Grants, client_rules
+from gorgo.proxy.control.service import ControlService
+from gorgo.proxy.control.startup import initial_state
+from gorgo.proxy.control.state_file import PersistedState, StateFile
+from gorgo.proxy.http.client_auth import ClientKeys, read_client_keys
+from gorgo.proxy.http.tls import ServedTls, served_tls, upstream_tls
+from gorgo.proxy.request_options import ClientPolicies, client_rules
+from gorgo.proxy.router_gateway import RouterGateway
+from gorgo.proxy.stored_responses import StoredResponses
+from gorgo.proxy.telemetry.metrics import Metrics
+from gorgo.proxy.telemetry.probe_history import ProbeHistory
+from gorgo.proxy.telemetry.request_log import RequestLog
+from gorgo.proxy.telemetry.tracing import make_tracing
+from gorgo.proxy.uploads import UploadCounter
+from gorgo.proxy.upstream.target import Target, api_key, make_target
 
 if TYPE_CHECKING:
-    from gorgo.proxy.spans import Tracing
+    from gorgo.proxy.telemetry.spans import Tracing
 
 #: Text per block of the prefix index: 64 tokens at 4 bytes each.
 BLOCK_BYTES = 256
@@ -53,26 +53,26 @@ STALE_INTERVALS = 3
 
 
 @dataclass(slots=True)
-class ProxyState:
+class RunningProxy:
     """The running proxy."""
 
     config: Config
-    limits: Limits
+    limits: LimitsConfig
     router: Router
     clock: Clock
     metrics: Metrics
     #: How exchanges speak to the Router.
-    desk: Desk
+    gateway: RouterGateway
     #: What operators and tuners change goes through here.
-    steering: Steering
+    control: ControlService
     #: What clients and models are granted; replaced by a reload.
-    grants: Grants
+    client_policies: ClientPolicies
     #: Replaced as a whole by a reload, in the same step as the Router's fleet: who is in one is in the other.
     targets: Mapping[str, Target]
     #: Of all replicas, those that a reload adds included.
     tls: ssl.SSLContext
     fingerprinter: Fingerprinter
-    uploads: Uploads
+    uploads: UploadCounter
     #: By `clock`.
     started_s: float
     #: `None` while clients need no key.
@@ -80,9 +80,9 @@ class ProxyState:
     #: `None` where the data listener speaks plain HTTP.
     served_tls: ServedTls | None = None
     ratios: BytesPerToken = field(default_factory=BytesPerToken)
-    homes: ResponseHomes = field(default_factory=ResponseHomes)
+    stored_responses: StoredResponses = field(default_factory=StoredResponses)
     #: The last probes of each replica, for the status page.
-    trips: RoundTrips = field(default_factory=RoundTrips)
+    probe_history: ProbeHistory = field(default_factory=ProbeHistory)
     #: `None` where none is asked for.
     request_log: RequestLog | None = None
     #: `None` unless requests are traced.
@@ -94,20 +94,20 @@ class ProxyState:
     #: Tasks of the open exchanges, for the end of the grace period.
     exchanges: set[asyncio.Task[object]] = field(default_factory=set)
     #: No longer in the fleet, but with streams that have not ended.
-    leaving: set[Target] = field(default_factory=set)
+    draining_targets: set[Target] = field(default_factory=set)
 
     async def aclose(self) -> None:
-        self.desk.close()
-        await self.steering.aclose()
+        self.gateway.close()
+        await self.control.aclose()
         if self.request_log is not None:
             self.request_log.close()
         if self.tracing is not None:
             await self.tracing.export.aclose()
-        for target in (*self.targets.values(), *self.leaving):
+        for target in (*self.targets.values(), *self.draining_targets):
             await target.upstream.aclose()
 
 
-def make_state(
+def build_proxy(
     config: Config,
     *,
     policy: Policy,
@@ -116,15 +116,15 @@ def make_state(
     key: int,
     seed: int,
     state_file: StateFile | None = None,
-    kept: Kept | None = None,
+    kept: PersistedState | None = None,
     tls: ssl.SSLContext | None = None,
-) -> ProxyState:
+) -> RunningProxy:
     """Wire a proxy. Needs a running loop: connection pools belong to one.
 
     `kept` is what `state_file` held, which may go before `policy` and `weights`. `tls` is for replicas without files
     of their own; the default trusts the system's authorities, and takes 30 ms to read them.
     """
-    start = resume(kept, config, policy, weights, source="" if state_file is None else str(state_file.path))
+    start = initial_state(kept, config, policy, weights, source="" if state_file is None else str(state_file.path))
     # Before anything is opened, because this can fail.
     keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
     client_keys = read_client_keys(config.clients, environ)
@@ -151,19 +151,19 @@ def make_state(
         )
         for replica in config.replicas
     }
-    return ProxyState(
+    return RunningProxy(
         config=config,
         limits=config.limits,
         router=router,
         clock=clock,
         metrics=metrics,
-        desk=Desk(router, clock),
-        grants=Grants.of(config),
-        steering=Steering(router, clock, metrics, start, config, state_file),
+        gateway=RouterGateway(router, clock),
+        client_policies=ClientPolicies.for_client(config),
+        control=ControlService(router, clock, metrics, start, config, state_file),
         targets=targets,
         tls=tls,
         fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),
-        uploads=Uploads(router),
+        uploads=UploadCounter(router),
         started_s=clock(),
         client_keys=client_keys,
         served_tls=served,
@@ -183,28 +183,30 @@ def router_limits(config: Config) -> RouterLimits:
         rtt_ewma_alpha=proxy.rtt_ewma_alpha,
         max_index_blocks=config.limits.prefix_index_blocks,
         overload=_overload_limits(config.overload),
-        hedging=HedgeLimits(share=config.overload.hedge_share, late_s=config.overload.hedge_late_ms / 1e3),
-        retry_share=config.overload.retry_share,
+        hedging=HedgeLimits(
+            budget_ratio=config.overload.hedge_budget_ratio, delay_s=config.overload.hedge_delay_ms / 1e3
+        ),
+        retry_budget_ratio=config.overload.retry_budget_ratio,
         slow_start_s=config.overload.slow_start_s,
         region_window_s=proxy.probe_interval_s,
         clients=client_rules(config),
     )
 
 
-def _overload_limits(overload: Overload) -> OverloadLimits:
+def _overload_limits(overload: OverloadConfig) -> OverloadLimits:
     return OverloadLimits(
-        hold=overload.hold,
-        held=overload.max_held,
-        open_work_s=overload.open_work_ms / 1e3,
-        open_in_flight=overload.open_in_flight,
+        queue_enabled=overload.queue_enabled,
+        queue_max_requests=overload.queue_max_requests,
+        max_backlog_s=overload.max_backlog_ms / 1e3,
+        max_concurrency_per_replica=overload.max_concurrency_per_replica,
         slo_ttft_s=None if overload.slo_ttft_ms is None else overload.slo_ttft_ms / 1e3,
         slo_e2e_s=None if overload.slo_e2e_ms is None else overload.slo_e2e_ms / 1e3,
-        hopeless_wait_s=overload.hopeless_wait_ms / 1e3,
+        infeasible_max_wait_s=overload.infeasible_max_wait_ms / 1e3,
         no_replica_wait_s=overload.no_replica_wait_s,
     )
 
 
-def replica_spec(replica: Replica) -> ReplicaSpec:
+def replica_spec(replica: ReplicaConfig) -> ReplicaSpec:
     """A replica as the Router knows it."""
     capacity = replica.capacity
     return ReplicaSpec(

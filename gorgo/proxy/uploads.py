@@ -1,6 +1,6 @@
 """Requests whose bodies are on their way, by client: they are open before the Router knows them.
 
-Owns that count and the refusal of one too many. How many a client may have open is `core.clients`'.
+Owns that count and the refusal of one too many. How many a client may have open is `core.quotas`'.
 
 Why: a body may take a minute to come. Counted from its end on, the slow ones of a single client would be without a
 bound, and could be all that the proxy takes.
@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gorgo.core.actions import Reject
+from gorgo.core.messages.actions import Reject
 from gorgo.core.router import Router
-from gorgo.proxy.errors import error_of
+from gorgo.proxy.http.errors import error_of
 
 
-class Uploads:
+class UploadCounter:
     """Of one proxy.
 
     Parameters
@@ -26,28 +26,28 @@ class Uploads:
         Knows what else a client has open.
     """
 
-    __slots__ = ("_coming", "_router")
+    __slots__ = ("_bytes", "_router")
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._coming: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return self._coming.total()
+        return self._bytes.total()
 
     @contextmanager
-    def coming(self, client: str | None) -> Iterator[None]:
+    def track(self, client: str | None) -> Iterator[None]:
         """While a body of `client` comes. Raises `HttpError` (429) before it does if that is one too many."""
         if client is None:
             yield
             return
-        excess = self._router.crowded(client, coming=self._coming[client])
+        excess = self._router.quota_error(client, coming=self._bytes[client])
         if excess is not None:
             raise error_of(Reject("", 429, excess.code, excess.message, excess.retry_after_s))
-        self._coming[client] += 1
+        self._bytes[client] += 1
         try:
             yield
         finally:
-            self._coming[client] -= 1
-            if not self._coming[client]:
-                del self._coming[client]
+            self._bytes[client] -= 1
+            if not self._bytes[client]:
+                del self._bytes[client]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gorgo.core.replica import ReplicaSpec
-from gorgo.sim.network import Link
-from gorgo.sim.profiles import EngineProfile
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.sim.engine.profiles import EngineProfile
+from gorgo.sim.network.links import Link
 
 
 @dataclass(frozen=True, slots=True)

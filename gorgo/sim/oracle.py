@@ -18,16 +18,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.candidates import Candidates
-from gorgo.core.cost import least_cost
-from gorgo.core.decision import Choice
-from gorgo.core.path import round_trips
-from gorgo.core.policy import IndexKind
-from gorgo.core.request import RouteRequest
-from gorgo.core.weights import Weights, WeightSpec
+from gorgo.core.latency.tcp import exchange_round_trips
+from gorgo.core.messages.decision import Choice
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.cost import choose_min_cost
+from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies.gorgo_ms import GorgoMs
-from gorgo.sim.projection import Newcomer, alone_s, foresee
-from gorgo.sim.world import EngineView
+from gorgo.sim.engine.prediction import ArrivingRequest, idle_ttft_s, predict
+from gorgo.sim.faults.api import EngineView
 
 #: What a dead replica costs, ms: more than any line, and finite, so that sums of terms stay numbers.
 DEAD_MS = 3.6e6
@@ -60,7 +60,7 @@ class Oracle:
     def __init__(self) -> None:
         self._engines: Mapping[str, EngineView] = {}
 
-    def look(self, engines: Mapping[str, EngineView]) -> None:
+    def observe(self, engines: Mapping[str, EngineView]) -> None:
         """See these engines, by replica, from now on: views of the living thing, not copies."""
         self._engines = engines
 
@@ -84,7 +84,7 @@ class Oracle:
             "externality": (weights["lambda"] * prefill_ms + weights["delta"]) * _in_flight(views),
         }
         predicted_s = (candidates.now - request.received_s) + (terms["rtt"] + engine_ms) / 1e3
-        return least_cost(terms, candidates, rng, predicted_ttft_s=predicted_s)
+        return choose_min_cost(terms, candidates, rng, predicted_ttft_s=predicted_s)
 
 
 def make_oracle() -> Oracle:
@@ -93,13 +93,13 @@ def make_oracle() -> Oracle:
 
 
 def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floats:
-    return round_trips(
+    return exchange_round_trips(
         request.body_bytes,
-        congestion=candidates.congestion_bytes,
-        receive=candidates.receive_bytes,
+        congestion=candidates.cwnd_bytes,
+        receive=candidates.rwnd_bytes,
         idle_s=candidates.now - candidates.sent_s,
         rtt_s=rtt_s,
-        connect=candidates.connect_trips,
+        connect=candidates.connect_round_trips,
     )
 
 
@@ -108,12 +108,12 @@ def _engine_ms(view: EngineView, request: RouteRequest, arrives_s: float, now: f
     if not view.alive:
         return DEAD_MS, 0.0
     model = view.model
-    newcomer = Newcomer(request.blocks, request.prompt_tokens, arrives_s)
-    foreseen = foresee(model, view.on_the_way, newcomer, now=now)
+    newcomer = ArrivingRequest(request.blocks, request.prompt_tokens, arrives_s)
+    foreseen = predict(model, view.in_transit, newcomer, now=now)
     new_tokens = request.prompt_tokens - foreseen.cached_tokens
-    prefill_s = alone_s(model.profile, new_tokens, foreseen.cached_tokens) * model.slowdown
+    prefill_s = idle_ttft_s(model.profile, new_tokens, foreseen.cached_tokens) * model.slowdown
     return (foreseen.first_token_s - arrives_s) * 1e3, prefill_s * 1e3
 
 
 def _in_flight(views: list[EngineView]) -> Floats:
-    return np.array([view.model.running + view.model.queued + len(view.on_the_way) for view in views], dtype=np.float64)
+    return np.array([view.model.running + view.model.queued + len(view.in_transit) for view in views], dtype=np.float64)

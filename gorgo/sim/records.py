@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gorgo.core.shadow import ShadowScore
-from gorgo.sim.gaps import GapHistogram
+from gorgo.core.policy.shadow import ShadowScore
+from gorgo.sim.engine.itl import ItlHistogram
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,16 +34,16 @@ class SimRecord:
     error: str | None = None
     weights_version: int | None = None
     predicted_ttft_ms: float | None = None
-    believed_cached_tokens: int | None = None
+    estimated_cached_tokens: int | None = None
     attempts: int = 0
     #: How long it waited at the proxy, and whether it was sent to a second replica as well.
-    held_s: float = 0.0
+    queued_s: float = 0.0
     hedged: bool = False
     #: What a shadow policy made of the replica chosen.
     shadow: ShadowScore | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """A line of requests.jsonl: its keys, `believed_cached_tokens`, and what `gorgo rank` reads of a shadow."""
+        """A line of requests.jsonl: its keys, `estimated_cached_tokens`, and what `gorgo rank` reads of a shadow."""
         return self._shadow_json() | {
             "id": self.id,
             "scheduled_s": round(self.scheduled_s, 6),
@@ -59,7 +59,7 @@ class SimRecord:
             "error": self.error,
             "weights_version": self.weights_version,
             "predicted_ttft_ms": _rounded(self.predicted_ttft_ms, 1),
-            "believed_cached_tokens": self.believed_cached_tokens,
+            "estimated_cached_tokens": self.estimated_cached_tokens,
         }
 
     def _shadow_json(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class SimResult:
     """A finished run: records in the order of the feed, pooled gaps of what completed, and how long it went."""
 
     records: Sequence[SimRecord]
-    gaps: GapHistogram
+    gaps: ItlHistogram
     ended_s: float
     events: int
 

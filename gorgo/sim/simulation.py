@@ -21,25 +21,25 @@ from typing import Protocol
 
 import numpy as np
 
-from gorgo.core.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
 from gorgo.core.limits import RouterLimits
-from gorgo.core.policy import Policy
-from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome
+from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
+from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
-from gorgo.core.weights import Weights
-from gorgo.sim.background import Background
-from gorgo.sim.deadlines import ContentDeadlines
-from gorgo.sim.feed import BLOCK_TOKENS, SimRequest
+from gorgo.sim.engine.driver import SimAttempt
+from gorgo.sim.engine.itl import ItlHistogram
+from gorgo.sim.event_queue import EventQueue
+from gorgo.sim.faults.api import EngineObserver
+from gorgo.sim.faults.injector import FaultInjector
 from gorgo.sim.fleet import SimFleet
-from gorgo.sim.gaps import GapHistogram
-from gorgo.sim.kernel import Kernel
-from gorgo.sim.levers import Levers
-from gorgo.sim.network import Draws, Trips
+from gorgo.sim.network.links import RandomTable, TripDelays
+from gorgo.sim.network.monitor import Monitor
+from gorgo.sim.network.remote_replica import RemoteReplica
+from gorgo.sim.open_requests import OpenRequests
 from gorgo.sim.records import SimResult
-from gorgo.sim.replica import Sending
-from gorgo.sim.served import Served
-from gorgo.sim.site import Site
-from gorgo.sim.world import Onlooker
+from gorgo.sim.timeouts import FirstTokenTimeouts
+from gorgo.sim.workload import BLOCK_TOKENS, SimRequest
 
 #: As the proxy: twice within the time that an idle connection is kept.
 WARM_INTERVAL_S = 2.0
@@ -48,13 +48,13 @@ STALE_INTERVALS = 3
 #: Keys of trips per request: more than the attempts that any limit allows in practice.
 KEYS_PER_REQUEST = 8
 #: Ends of an attempt that are not its request's; what becomes of that the Router says.
-_GOES_ON = frozenset({Ending.FAILED_BEFORE_CONTENT, Ending.BUSY, Ending.SUPERSEDED})
+_GOES_ON = frozenset({AttemptResult.FAILED_BEFORE_CONTENT, AttemptResult.BUSY, AttemptResult.SUPERSEDED})
 
 
 class Startable(Protocol):
     """A fault, which puts itself into the heap (`faults`)."""
 
-    def start(self, world: Levers) -> None: ...
+    def start(self, world: FaultInjector) -> None: ...
 
 
 class Controller(Protocol):
@@ -95,15 +95,15 @@ class Simulation:
     slo_ttft_s:
         Deadline that every request brings, s.
     ahead:
-        As in `SimEngine`.
+        As in `EngineDriver`.
 
     Example
     -------
-    >>> from gorgo.core.replica import ReplicaSpec
+    >>> from gorgo.core.fleet.spec import ReplicaSpec
     >>> from gorgo.policies.registry import make_policy
     >>> from gorgo.sim.fleet import SimReplica
-    >>> from gorgo.sim.network import Link
-    >>> from gorgo.sim.profiles import find_profile
+    >>> from gorgo.sim.network.links import Link
+    >>> from gorgo.sim.engine.profiles import find_profile
     >>> profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
     >>> replica = SimReplica(ReplicaSpec("eu-0", "eu-frankfurt"), profile, Link(rtt_s=0.095, jitter=0.0))
     >>> request = SimRequest(index=0, arrival_s=0.0, prompt_tokens=1150, output_tokens=2, blocks=b"", head=0)
@@ -130,7 +130,7 @@ class Simulation:
         ahead: bool = True,
     ) -> None:
         stale_after_s = STALE_INTERVALS * max(probe_interval_s, scrape_interval_s)
-        self.kernel = Kernel()
+        self.kernel = EventQueue()
         self.router = Router(
             [replica.spec for replica in fleet.replicas],
             policy,
@@ -140,10 +140,10 @@ class Simulation:
             limits=limits or RouterLimits(block_tokens=float(block_tokens), stale_after_s=stale_after_s),
             shadow=shadow,
         )
-        self.gaps = GapHistogram()
-        self._draws = Draws(seed)
-        self.engines: Mapping[str, Site] = {
-            replica.name: Site(
+        self.gaps = ItlHistogram()
+        self._draws = RandomTable(seed)
+        self.engines: Mapping[str, RemoteReplica] = {
+            replica.name: RemoteReplica(
                 self.kernel,
                 self,
                 replica,
@@ -156,17 +156,17 @@ class Simulation:
             for number, replica in enumerate(fleet.replicas)
         }
         #: What can go wrong.
-        self.levers = Levers(self.kernel, fleet, self.engines)
+        self.levers = FaultInjector(self.kernel, fleet, self.engines)
         self._policy = policy
         self._faults = faults
         self._intervals = (probe_interval_s, scrape_interval_s)
         self._controllers = controllers
         self._feed: Sequence[SimRequest] = ()
         self._next = 0
-        self._served = Served(block_tokens=float(block_tokens), slo_ttft_s=slo_ttft_s)
+        self._served = OpenRequests(block_tokens=float(block_tokens), slo_ttft_s=slo_ttft_s)
         #: Attempts that have not ended, by id.
-        self._attempts: dict[str, tuple[Sending, Site]] = {}
-        self._deadlines = ContentDeadlines(self.kernel)
+        self._attempts: dict[str, tuple[SimAttempt, RemoteReplica]] = {}
+        self._deadlines = FirstTokenTimeouts(self.kernel)
         self._timer_s: float | None = None
 
     def run(self, feed: Sequence[SimRequest]) -> SimResult:
@@ -182,24 +182,24 @@ class Simulation:
 
     # -- what sites tell
 
-    def tell_path(self, replica: str, connection: OpenConnection | None) -> None:
-        self._carry_out(self.router.on_path(replica, connection, now=self.kernel.now))
+    def on_connection(self, replica: str, connection: OpenConnection | None) -> None:
+        self._carry_out(self.router.on_connection(replica, connection, now=self.kernel.now))
 
-    def tell_probe(self, replica: str, rtt_s: float | None) -> None:
+    def on_probe(self, replica: str, rtt_s: float | None) -> None:
         self._carry_out(self.router.on_probe(replica, rtt_s, now=self.kernel.now))
 
-    def tell_sample(self, replica: str, sample: EngineSample | None) -> None:
+    def on_sample(self, replica: str, sample: EngineSample | None) -> None:
         self._carry_out(self.router.on_engine_sample(replica, sample, now=self.kernel.now))
 
-    def first_token(self, sending: Sending) -> None:
+    def on_first_token(self, sending: SimAttempt) -> None:
         now = self.kernel.now
         self._served.first_token(sending.request_id, self._attempts[sending.attempt_id][1], now=now)
         self._carry_out(self.router.on_first_token(sending.attempt_id, now=now))
 
-    def ended(self, sending: Sending, outcome: Outcome) -> None:
+    def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
         del self._attempts[sending.attempt_id]
         actions = self.router.on_finish(sending.attempt_id, outcome, now=self.kernel.now)
-        if outcome.ending not in _GOES_ON:
+        if outcome.result not in _GOES_ON:
             self._served.ended(sending.request_id, outcome, now=self.kernel.now)
             self._stop_if_done()
         self._carry_out(actions)
@@ -207,31 +207,31 @@ class Simulation:
     # -- the run
 
     def _prepare(self) -> None:
-        if isinstance(self._policy, Onlooker):
-            self._policy.look(self.engines)
+        if isinstance(self._policy, EngineObserver):
+            self._policy.observe(self.engines)
         for site in self.engines.values():
-            site.first_look()
+            site.probe_first()
         probe_s, scrape_s = self._intervals
-        self.kernel.every(probe_s, partial(self._ask, Background.probe))
-        self.kernel.every(scrape_s, partial(self._ask, Background.scrape))
-        self.kernel.every(WARM_INTERVAL_S, partial(self._ask, Background.warm))
+        self.kernel.every(probe_s, partial(self._submit, Monitor.probe))
+        self.kernel.every(scrape_s, partial(self._submit, Monitor.scrape))
+        self.kernel.every(WARM_INTERVAL_S, partial(self._submit, Monitor.warm))
         for controller in self._controllers:
-            self._await(controller)
+            self._enqueue(controller)
         for fault in self._faults:
             fault.start(self.levers)
 
-    def _ask(self, ask: Callable[[Background], None]) -> None:
+    def _submit(self, ask: Callable[[Monitor], None]) -> None:
         for site in self.engines.values():
             ask(site.background)
 
-    def _await(self, controller: Controller) -> None:
+    def _enqueue(self, controller: Controller) -> None:
         if controller.next_s is not None:
             self.kernel.at(max(controller.next_s, self.kernel.now), partial(self._control, controller))
 
     def _control(self, controller: Controller) -> None:
         controller.act(self.router, self.kernel.now)
         self._arm()
-        self._await(controller)
+        self._enqueue(controller)
 
     def _receive(self) -> None:
         """The next request of the feed is here."""
@@ -263,14 +263,14 @@ class Simulation:
 
     def _dispatch(self, dispatch: Dispatch) -> None:
         request = self._served.dispatched(dispatch, now=self.kernel.now)
-        sending = Sending(
+        sending = SimAttempt(
             dispatch.request_id,
             dispatch.attempt_id,
             request.blocks,
             prompt_tokens=request.prompt_tokens,
             output_tokens=request.output_tokens,
             body_bytes=request.body_bytes,
-            trips=Trips(self._draws, request.index * KEYS_PER_REQUEST + dispatch.attempt),
+            trips=TripDelays(self._draws, request.index * KEYS_PER_REQUEST + dispatch.attempt),
         )
         site = self.engines[dispatch.replica]
         self._attempts[dispatch.attempt_id] = sending, site

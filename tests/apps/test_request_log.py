@@ -15,8 +15,8 @@ from gorgo.apps import request_log
 from gorgo.apps.request_log import hash_ids, is_request_log, load_request_log, read_request_log
 from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters
 from gorgo.errors import TraceError
-from gorgo.proxy.request_log_file import RequestLogFile
-from tests.proxy.test_request_log_file import finished, log_file
+from gorgo.proxy.telemetry.request_log_file import RequestLogFile
+from tests.proxy.telemetry.test_request_log_file import finished, log_file
 
 HEADER = {"gorgo_request_log": 1, "boot_id": "boot", "started_s": 0.0, "block_bytes": 2048}
 ROW = {

@@ -29,7 +29,7 @@ def row(policy: str | None = "gorgo", **changes: Any) -> ResultRow:
         "e2e_s": Spread(2.0, 1.5, 12.25, 20.0),
         "itl_ms": Spread(10.0, 9.0, 110.0, 200.0),
         "cache_hit": 0.789,
-        "cache_hit_believed": 0.8,
+        "cache_hit_estimated": 0.8,
         "share": {"ashburn-0": 0.5, "frankfurt-0": 0.3, "seoul-0": 0.2},
         "prediction_error_ms": Spread(),
         "slip_ms_p95": 0.5,
@@ -47,7 +47,7 @@ def shown(*rows: ResultRow, styled: bool = False) -> str:
 
 def test_a_row_has_exactly_the_keys_of_the_contract() -> None:
     keys = (
-        "trace time_scale policy weights seed source n errors ttft_ms e2e_s itl_ms cache_hit cache_hit_believed share "
+        "trace time_scale policy weights seed source n errors ttft_ms e2e_s itl_ms cache_hit cache_hit_estimated share "
         "prediction_error_ms slip_ms_p95"
     )
     made = row().as_json()
@@ -57,7 +57,7 @@ def test_a_row_has_exactly_the_keys_of_the_contract() -> None:
 
 
 def test_what_is_unknown_is_null_in_json_and_a_dash_in_the_table() -> None:
-    unknown = row(None, cache_hit=None, cache_hit_believed=None, ttft_ms=Spread.of([]), share={}, weights=None)
+    unknown = row(None, cache_hit=None, cache_hit_estimated=None, ttft_ms=Spread.of([]), share={}, weights=None)
     assert json.loads(rows_as_json([unknown]))[0]["ttft_ms"] == {"mean": None, "p50": None, "p95": None, "p99": None}
     assert "-" in shown(unknown)
 
@@ -71,7 +71,7 @@ def test_the_table_fits_eighty_characters_uncut() -> None:
 
 
 def test_a_table_shows_each_measure_in_its_unit_and_shares_in_the_order_of_their_names() -> None:
-    one = row(errors=3, itl_ms=Spread(1.0, 2.0, 110.4, 4.0), cache_hit=0.7895, cache_hit_believed=0.8)
+    one = row(errors=3, itl_ms=Spread(1.0, 2.0, 110.4, 4.0), cache_hit=0.7895, cache_hit_estimated=0.8)
     other = row(None, share={"seoul-0": 1.0}, cache_hit=None, e2e_s=Spread())
     assert shown(one, other).splitlines() == [
         "           TTFT              E2E       ITL  hit                ",
@@ -97,10 +97,10 @@ def bold(*rows: ResultRow, yardsticks: tuple[str, ...] = ()) -> list[list[str]]:
 
 
 def test_the_best_of_each_measure_is_bold_and_yardsticks_do_not_compete() -> None:
-    one = row("a", ttft_ms=Spread(1.0, 111.0, 500.0, 700.0), cache_hit=0.8, errors=0, cache_hit_believed=0.1)
+    one = row("a", ttft_ms=Spread(1.0, 111.0, 500.0, 700.0), cache_hit=0.8, errors=0, cache_hit_estimated=0.1)
     other = row("b", ttft_ms=Spread(1.0, 222.0, 400.0, 700.0), e2e_s=Spread(9.0, 1.0, 2.0, 9.0), errors=9)
     limit = row("oracle", ttft_ms=Spread(0.0, 1.0, 400.0, 1.0), cache_hit=1.0, e2e_s=Spread(9.0, 1.0, 2.0, 9.0))
-    blank = row("c", ttft_ms=Spread(), e2e_s=Spread(), itl_ms=Spread(), cache_hit=None, cache_hit_believed=None)
+    blank = row("c", ttft_ms=Spread(), e2e_s=Spread(), itl_ms=Spread(), cache_hit=None, cache_hit_estimated=None)
     # Equal figures are both the best.
     assert bold(one, other, limit, blank, yardsticks=("oracle", "floor")) == [
         ["111", "700", "110", "80.0"],

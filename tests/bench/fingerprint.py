@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gorgo.core.fingerprint import Fingerprinter
-from gorgo.core.prompt import read_prompt
+from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.prompt.parse import read_prompt
 
 ROUTE = "/v1/chat/completions"
 BODY_BYTES = 100_000

@@ -2,7 +2,7 @@
 
 Virtual time: 4,000 requests of an ART-Chat-like window at time scale 1 on the fleet of regions.yaml, `gorgo-ms`, five
 seeds. The clock, which makes a replica whose first token is overdue count as busy, has no switch in the configuration:
-it is off here by an infinite `LATE_S`. `GORGO_BENCH_QUICK=1` makes it one seed of 1,000 requests: a look, not a result.
+it is off here by an infinite `STUCK_AFTER_S`. `GORGO_BENCH_QUICK=1` makes it one seed of 1,000 requests: a look, not a result.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from gorgo.apps.simulate import SimJob, SimulatedRun, run_once
 from gorgo.apps.simulate.fleet import fleet_of, limits_of
 from gorgo.apps.traces import TraceFilters
 from gorgo.config.load import load_config
-from gorgo.core import busy_clock, overload, ttft
-from gorgo.core.hedging import HedgeLimits
+from gorgo.core.admission import deadline
+from gorgo.core.dispatch.hedging import HedgeLimits
+from gorgo.core.latency import prefill_queue, ttft
 from gorgo.policies import gorgo_ms
 
 CONFIG = Path(__file__).parents[2] / "regions.yaml"
@@ -30,7 +31,7 @@ TRACE = "art-chat-apr5"
 SCENARIOS = ("freezing", "late-path", "steady")
 SEEDS, REQUESTS = 5, 4000
 #: Every module that has taken the constant by its name.
-_CLOCKED = (busy_clock, overload, ttft, gorgo_ms)
+_CLOCKED = (prefill_queue, deadline, ttft, gorgo_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +65,10 @@ def one(scenario: str, way: Way, seed: int, *, requests: int) -> SimulatedRun:
     config = load_config(CONFIG)
     limits = limits_of(config)
     if not way.hedging:
-        limits = replace(limits, hedging=HedgeLimits(share=0.0))
+        limits = replace(limits, hedging=HedgeLimits(budget_ratio=0.0))
     with ExitStack() as stack:
         for module in () if way.clock else _CLOCKED:
-            stack.enter_context(patch.object(module, "LATE_S", inf))
+            stack.enter_context(patch.object(module, "STUCK_AFTER_S", inf))
         return run_once(
             SimJob(
                 trace=TRACE,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gorgo.core.prefix_index import PrefixIndex
+from gorgo.core.prefix.index import PrefixIndex
 
 REPLICAS = (3, 64, 512)
 INDEXED_BLOCKS = (0, 1_000_000)

@@ -14,13 +14,13 @@ from itertools import product
 
 import numpy as np
 
-from gorgo.core.actions import Dispatch
-from gorgo.core.fingerprint import Fingerprinter
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.latency.tcp import TcpWindows
 from gorgo.core.limits import RouterLimits
-from gorgo.core.path import Windows
-from gorgo.core.prompt import read_prompt
-from gorgo.core.replica import ReplicaSpec
-from gorgo.core.request import Ending, OpenConnection, Outcome, RouteRequest
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import AttemptResult, OpenConnection, Outcome, RouteRequest
+from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.prompt.parse import read_prompt
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
 
@@ -37,7 +37,7 @@ BODY_BYTES = 4 * PROMPT_TOKENS
 SHARED_BLOCKS = 300
 TURNS = 30
 KEY = 1
-COMPLETED = Outcome(Ending.COMPLETED, 200)
+COMPLETED = Outcome(AttemptResult.COMPLETED, 200)
 
 
 def run() -> None:
@@ -63,7 +63,7 @@ def _filled_router(policy: str, replicas: int, blocks: int) -> Router:
     for number, spec in enumerate(specs):
         router.on_probe(spec.name, 0.002 * (1 + number % 90), now=0.0)
         # Two in three have an idle connection: what a body takes on it is part of the cost in milliseconds.
-        router.on_path(spec.name, OpenConnection(Windows(), 0.0) if number % 3 else None, now=0.0)
+        router.on_connection(spec.name, OpenConnection(TcpWindows(), 0.0) if number % 3 else None, now=0.0)
     rng = np.random.default_rng(1)
     shared = _shared_blocks()
     while router.index.stored_blocks < blocks:
@@ -109,7 +109,7 @@ def _read(body: object, number: int, fingerprinter: Fingerprinter) -> RouteReque
     prompt = read_prompt("/v1/chat/completions", body)
     found = fingerprinter(prompt)
     return RouteRequest(
-        f"read-{number}", 0.0, PROMPT_TOKENS, found.blocks, BLOCK_TOKENS, found.head, body_bytes=BODY_BYTES
+        f"read-{number}", 0.0, PROMPT_TOKENS, found.blocks, BLOCK_TOKENS, found.prefix_hash, body_bytes=BODY_BYTES
     )
 
 

@@ -150,7 +150,7 @@ class Saboteur:
         if marks is not None:
             marks.add(name)
         edits.broken = fault.variant == "refused"
-        edits.limits = {"between_chunks_timeout_s": 3.5} if fault.variant == "limits" else {}
+        edits.limits = {"stream_idle_timeout_s": 3.5} if fault.variant == "limits" else {}
         await self._tell()
         yield
         if marks is not None:

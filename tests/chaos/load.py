@@ -17,7 +17,7 @@ from tests.chaos.fleet import LIMITS
 from tests.chaos.questions import Ending, Question, Verdict, judge
 
 #: Half as much again as the proxy gives any request.
-PATIENCE_S = 1.5 * LIMITS["total_timeout_s"]
+PATIENCE_S = 1.5 * LIMITS["request_timeout_s"]
 #: Open at once; the load has a tenth of it when all is well.
 MAX_OPEN = 400
 

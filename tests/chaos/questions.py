@@ -21,7 +21,7 @@ from gorgo.apps.datasets.shape import UsersShape
 from gorgo.apps.engine_server.job import CHAT, COMPLETIONS, GENERATE
 from gorgo.apps.engine_server.text import Tape
 from gorgo.apps.traces import request_text
-from gorgo.core.prompt import read_prompt
+from gorgo.core.prompt.parse import read_prompt
 
 MODEL = "gorgo-sim"
 #: Route, streamed, share.
@@ -101,7 +101,7 @@ def _shape(seed: int, seconds: float, requests: int) -> UsersShape:
         one_shot_share=0.235,
         one_shot_own=0.2,
         conversation_requests=14.0,
-        retry_share=0.28,
+        retry_budget_ratio=0.28,
         input_quantiles=((0.0, 20), (0.25, 280), (0.5, 720), (0.75, 980), (0.95, 2500), (1.0, 2900)),
         input_max=3000,
         system_median=190,

@@ -51,9 +51,9 @@ BRIEF = Plan(
     limits=LIMITS
     | {
         "connect_timeout_s": 15.0,
-        "first_content_timeout_s": 30.0,
-        "whole_answer_timeout_s": 30.0,
-        "between_chunks_timeout_s": 15.0,
+        "first_token_timeout_s": 30.0,
+        "response_timeout_s": 30.0,
+        "stream_idle_timeout_s": 15.0,
     },
     idle_looks=6,
 )

@@ -36,7 +36,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    "words", [["status"], ["status", "--json"], ["freeze"], ["freeze", "--json"], ["thaw"], ["rank"]], ids=" ".join
+    "words", [["status"], ["status", "--json"], ["freeze"], ["freeze", "--json"], ["unfreeze"], ["rank"]], ids=" ".join
 )
 @pytest.mark.parametrize("text", ['{"a": NaN}', "[]", "[" * 100_000, b"\xff"])
 def test_other_answer_is_told_with_the_question_whether_it_is_the_address(

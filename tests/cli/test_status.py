@@ -12,14 +12,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from gorgo.cli import app, watching
+from gorgo.cli import app
 from gorgo.cli.admin_call import CallError
-from gorgo.cli.status_tables import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
-from gorgo.proxy.kept import Frozen
-from gorgo.proxy.page.figures import Figures
-from gorgo.proxy.page.standing import Alert
-from gorgo.proxy.page.status import DecisionStatus
-from gorgo.proxy.page.words import ms
+from gorgo.cli.status import watch
+from gorgo.cli.status.tables import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
+from gorgo.proxy.admin.page.alerts import Alert
+from gorgo.proxy.admin.page.formatting import ms
+from gorgo.proxy.admin.page.recent_stats import RecentStats
+from gorgo.proxy.admin.page.snapshot import DecisionStatus
+from gorgo.proxy.control.state_file import Frozen
 from tests.proxy.page.made import change, decision, row, sample, status, view
 
 NASTY = "[bold]\x1b[2J\x07x"
@@ -113,7 +114,7 @@ def test_a_share_of_a_pool_needs_both_sizes(changes: dict[str, Any], kv: str) ->
 def test_the_figures_are_those_of_the_last_minutes() -> None:
     samples = tuple(sample(ttft_ms=float(ms)) for ms in range(100, 1100, 100))
     shown = look(
-        figures=Figures.of((*samples, sample(status=503))),
+        figures=RecentStats.of((*samples, sample(status=503))),
         span_s=240.0,
         in_flight=5,
         held=6,
@@ -141,7 +142,7 @@ def test_a_decision_tells_what_was_predicted_and_what_came_of_it() -> None:
         terms={"rtt": np.array([2.04, 95.0, 1234.5])},
         cost=np.array([99.96, 115.5, -0.25]),
         prompt_tokens=200,
-        believed_cached_tokens=50,
+        estimated_cached_tokens=50,
         predicted_ttft_s=0.1,
     )
     made = [
@@ -268,9 +269,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | BaseExceptio
             raise answer
         return answer
 
-    monkeypatch.setattr(watching, "call_admin", ask)
-    monkeypatch.setattr(watching, "ask_admin", ask)
-    monkeypatch.setattr(watching, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(watch, "call_admin", ask)
+    monkeypatch.setattr(watch, "ask_admin", ask)
+    monkeypatch.setattr(watch, "INTERVAL_S", 0.0)
     return answers
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gorgo.config import explain
 from gorgo.config.deadlines import Deadlines, deadlines_by_region
 from gorgo.config.load import MAX_PROBLEMS_SHOWN, load_config, parse_config
-from gorgo.config.model import Capacity, Config, Limits, Proxy, Replica, Simulation
+from gorgo.config.model import CapacityConfig, Config, LimitsConfig, ProxyConfig, ReplicaConfig, SimulationConfig
 from gorgo.errors import ConfigError
 
 GOOD = """\
@@ -57,30 +57,28 @@ def changed(old: str, new: str) -> str:
 
 def test_good_file_loads() -> None:
     config = parse_config(GOOD.encode())
-    assert config.proxy == Proxy(region="us", weights={"w_rtt": 0.5})
-    assert config.limits == Limits(max_attempts=2)
-    assert config.simulation == Simulation(rtt_ms={"us": 2.0, "eu": 95.5})
-    assert config.replicas[1] == Replica(
+    assert config.proxy == ProxyConfig(region="us", weights={"w_rtt": 0.5})
+    assert config.limits == LimitsConfig(max_attempts=2)
+    assert config.simulation == SimulationConfig(rtt_ms={"us": 2.0, "eu": 95.5})
+    assert config.replicas[1] == ReplicaConfig(
         name="eu-0",
         region="eu",
         url="https://eu.example:30000/base",
         models=("a", "b"),
-        capacity=Capacity(kv_tokens=100_000),
+        capacity=CapacityConfig(kv_tokens=100_000),
     )
 
 
 def test_region_inherits_each_deadline_that_it_does_not_set() -> None:
-    text = changed("- name: eu\n", "- name: eu\n    limits: {connect_timeout_s: 9, total_timeout_s: 40}\n")
-    config = parse_config(text.replace("max_attempts: 2", "first_content_timeout_s: 7").encode())
-    expected = Deadlines(
-        connect_s=5.0, first_content_s=7.0, whole_answer_s=600.0, between_chunks_s=60.0, total_s=3600.0
-    )
-    assert deadlines_by_region(config) == {"us": expected, "eu": replace(expected, connect_s=9.0, total_s=40.0)}
+    text = changed("- name: eu\n", "- name: eu\n    limits: {connect_timeout_s: 9, request_timeout_s: 40}\n")
+    config = parse_config(text.replace("max_attempts: 2", "first_token_timeout_s: 7").encode())
+    expected = Deadlines(connect_s=5.0, first_token_s=7.0, response_s=600.0, stream_idle_s=60.0, request_s=3600.0)
+    assert deadlines_by_region(config) == {"us": expected, "eu": replace(expected, connect_s=9.0, request_s=40.0)}
 
 
 def test_region_may_have_a_longer_phase_than_the_whole_elsewhere() -> None:
-    text = changed("- name: eu\n", "- name: eu\n    limits: {connect_timeout_s: 9, total_timeout_s: 10}\n")
-    assert parse_config(text.replace("max_attempts: 2", "total_timeout_s: 8").encode())
+    text = changed("- name: eu\n", "- name: eu\n    limits: {connect_timeout_s: 9, request_timeout_s: 10}\n")
+    assert parse_config(text.replace("max_attempts: 2", "request_timeout_s: 8").encode())
 
 
 def test_shipped_regions_file_loads_and_has_the_three_regions() -> None:
@@ -91,8 +89,8 @@ def test_shipped_regions_file_loads_and_has_the_three_regions() -> None:
 
 def test_shipped_regions_file_states_every_default_truly() -> None:
     config = load_config(ROOT / "regions.yaml")
-    assert config.limits == Limits()
-    for default in fields(Proxy):
+    assert config.limits == LimitsConfig()
+    for default in fields(ProxyConfig):
         if default.name not in ("region", "weights", "tls", "tracing"):
             assert getattr(config.proxy, default.name) == default.default, default.name
 
@@ -127,8 +125,8 @@ CASES = [
     ("max_attempts: 2", "max_attempts: !!int 2", "limits.max_attempts (line 17): a YAML tag; expected plain YAML"),
     (
         "- name: eu\n",
-        "- name: eu\n    limits: {total_timeout_s: 0}\n",
-        "regions[1].limits.total_timeout_s (line 7): 0; expected a number greater than 0",
+        "- name: eu\n    limits: {request_timeout_s: 0}\n",
+        "regions[1].limits.request_timeout_s (line 7): 0; expected a number greater than 0",
     ),
     (
         "- name: eu\n",
@@ -137,18 +135,18 @@ CASES = [
     ),
     (
         "max_attempts: 2",
-        "between_chunks_timeout_s: 61\n  total_timeout_s: 60",
-        "limits.between_chunks_timeout_s (line 17): 61; expected at most total_timeout_s, which is 60",
+        "stream_idle_timeout_s: 61\n  request_timeout_s: 60",
+        "limits.stream_idle_timeout_s (line 17): 61; expected at most request_timeout_s, which is 60",
     ),
     (
         "- name: eu\n",
-        "- name: eu\n    limits: {first_content_timeout_s: 9.5, total_timeout_s: 9}\n",
-        "regions[1].limits.first_content_timeout_s (line 7): 9.5; expected at most total_timeout_s, which is 9",
+        "- name: eu\n    limits: {first_token_timeout_s: 9.5, request_timeout_s: 9}\n",
+        "regions[1].limits.first_token_timeout_s (line 7): 9.5; expected at most request_timeout_s, which is 9",
     ),
     (
         "  weights",
-        "  ready_replicas: 3\n  weights",
-        "proxy.ready_replicas (line 3): 3; expected at most the number of replicas, which is 2",
+        "  min_ready_replicas: 3\n  weights",
+        "proxy.min_ready_replicas (line 3): 3; expected at most the number of replicas, which is 2",
     ),
     ("{w_rtt: 0.5}", "{w_rtt: yes}", "proxy.weights.w_rtt (line 3): 'yes'; expected a number"),
     ("{w_rtt: 0.5}", "[0.5]", "proxy.weights (line 3): a list; expected a mapping"),
@@ -272,7 +270,13 @@ def test_good_file_with_yaml_syntax_thrown_in_loads_or_explains_itself(noise: st
     loads_or_explains((GOOD[:at] + noise + GOOD[at:]).encode())
 
 
-KEYS = sorted({key.name for kind in (Config, Proxy, Replica, Limits, Simulation, Capacity) for key in fields(kind)})
+KEYS = sorted(
+    {
+        key.name
+        for kind in (Config, ProxyConfig, ReplicaConfig, LimitsConfig, SimulationConfig, CapacityConfig)
+        for key in fields(kind)
+    }
+)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("http://x")
 VALUES: st.SearchStrategy[Any] = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gorgo.core.actions import Action, Dispatch, Reject
+from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
-from gorgo.core.replica import ReplicaSpec
-from gorgo.core.request import Ending, Outcome, RouteRequest
+from gorgo.core.messages.actions import Action, Dispatch, Reject
+from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
 
@@ -91,12 +91,12 @@ def rejected(actions: Sequence[Action]) -> Reject:
     return action
 
 
-COMPLETED = Outcome(Ending.COMPLETED, status=200)
-FAILED = Outcome(Ending.FAILED_BEFORE_CONTENT, status=500)
-BUSY = Outcome(Ending.BUSY, status=503)
-GONE = Outcome(Ending.CLIENT_GONE)
-BROKEN = Outcome(Ending.FAILED_AFTER_CONTENT, status=200)
-REFUSED = Outcome(Ending.REFUSED, status=400)
+COMPLETED = Outcome(AttemptResult.COMPLETED, status=200)
+FAILED = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=500)
+BUSY = Outcome(AttemptResult.BUSY, status=503)
+GONE = Outcome(AttemptResult.CLIENT_DISCONNECTED)
+BROKEN = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200)
+REFUSED = Outcome(AttemptResult.UPSTREAM_4XX, status=400)
 
 
 PROMPT = blocks_of(1, 2, 3, 4)

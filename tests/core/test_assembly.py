@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gorgo.core.actions import Dispatch
+from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
-from gorgo.core.replica import ReplicaSpec
-from gorgo.core.request import Ending, EngineSample, Outcome
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome
 from gorgo.core.router import Router
 from gorgo.errors import WeightsError
 from gorgo.policies.registry import make_policy
@@ -136,7 +136,7 @@ def test_a_sample_tells_the_whole_request() -> None:
     first = dispatched(router.submit(a_request(received_s=9.5), now=10.0))
     second = dispatched(router.on_finish(first.attempt_id, FAILED, now=11.0))
     router.on_first_token(second.attempt_id, now=12.0)
-    end = Outcome(Ending.COMPLETED, 200, prompt_tokens=260, cached_tokens=64, output_tokens=20, itl_s_p95=0.02)
+    end = Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=260, cached_tokens=64, output_tokens=20, itl_s_p95=0.02)
     router.on_finish(second.attempt_id, end, now=13.0)
     (row,) = router.samples.after(0)["samples"]
     rtt_ms, parts_ms = row.pop("rtt_ms"), row.pop("ttft_parts_ms")
@@ -152,7 +152,7 @@ def test_a_sample_tells_the_whole_request() -> None:
         "weights_version": 1,
         "input_tokens": 260,
         "cached_tokens": 64,
-        "believed_cached_tokens": 0,
+        "estimated_cached_tokens": 0,
         "output_tokens": 20,
         "predicted_ttft_ms": None,
         "ttft_ms": 2500.0,
@@ -200,7 +200,7 @@ def test_every_candidate_of_a_decision_can_be_explained_later() -> None:
 
 
 def test_decisions_kept_are_bounded() -> None:
-    router = make_router("a", limits=RouterLimits(decisions_kept=2))
+    router = make_router("a", limits=RouterLimits(max_decisions=2))
     for index in range(3):
         router.submit(a_request(f"r{index}"), now=0.0)
     assert [len(router.decisions(f"r{index}")) for index in range(3)] == [0, 1, 1]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from gorgo.core.clients import ClientLimits
-from gorgo.core.health import EjectionLimits
-from gorgo.core.hedging import HedgeLimits
+from gorgo.core.admission.deadline import OverloadLimits
+from gorgo.core.dispatch.hedging import HedgeLimits
+from gorgo.core.fleet.outlier import OutlierLimits
 from gorgo.core.limits import RouterLimits
-from gorgo.core.overload import OverloadLimits
-from gorgo.core.request import RouteRequest
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.quotas import ClientLimits
 
 
 def test_bounds_are_those_of_the_design() -> None:
@@ -23,28 +23,28 @@ def test_bounds_are_those_of_the_design() -> None:
         "decisions_kept": 1000,
         "samples_kept": 10_000,
         "panic_threshold": 0.5,
-        "retry_share": 0.2,
+        "retry_budget_ratio": 0.2,
         "retry_minimum": 20,
         "retry_window_s": 10.0,
         "slow_start_s": 0.0,
         "region_window_s": 30.0,
     }
-    assert EjectionLimits() == EjectionLimits(failures=3, base_s=5.0, max_s=60.0)
+    assert OutlierLimits() == OutlierLimits(failures=3, base_s=5.0, max_s=60.0)
 
 
 def test_no_request_waits_for_a_replica_or_is_sent_twice_unless_that_is_asked_for() -> None:
     assert asdict(OverloadLimits()) == {
         "hold": False,
         "held": 1000,
-        "open_work_s": 0.2,
-        "open_in_flight": None,
+        "max_backlog_s": 0.2,
+        "max_concurrency_per_replica": None,
         "slo_ttft_s": None,
         "slo_e2e_s": None,
-        "hopeless_wait_s": 0.3,
+        "infeasible_max_wait_s": 0.3,
         "no_replica_wait_s": 0.0,
     }
     assert asdict(HedgeLimits()) == {"share": 0.0, "window_s": 300.0, "late_s": 0.5, "grace_s": 0.1}
-    assert not RouterLimits().clients.any
+    assert not RouterLimits().clients.has_limits
     assert ClientLimits() == ClientLimits(None, None, None)
 
 
@@ -53,4 +53,4 @@ def test_a_request_that_says_nothing_more_goes_anywhere_without_a_deadline() -> 
     assert (request.model, request.session_id, request.pinned_replica, request.client, request.regions) == (None,) * 5
     assert (request.slo_ttft_s, request.priority, request.body_bytes) == (None, 0, 0)
     assert request.streamed
-    assert request.repeatable
+    assert request.idempotent

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gorgo.core.prefix_index import PrefixIndex
+from gorgo.core.prefix.index import PrefixIndex
 from tests.core.prefix_twin import Key, PrefixTwin, TwinReplica, as_blocks
 
 SLOTS = st.integers(0, 3)
@@ -52,7 +52,7 @@ class IndexAndTwin(RuleBasedStateMachine):
 
     @rule(key=KEYS, slot=SLOTS)
     def withdraw(self, key: Key, slot: int) -> None:
-        self.index.withdraw(as_blocks(key), slot)
+        self.index.retract(as_blocks(key), slot)
         self.twin.withdraw(key, slot)
 
     @rule(key=KEYS, tail=KEYS, slot=SLOTS)
@@ -65,7 +65,7 @@ class IndexAndTwin(RuleBasedStateMachine):
     @rule(slot=SLOTS, data=st.data())
     def correct(self, slot: int, data: st.DataObject) -> None:
         before = data.draw(st.sampled_from(self.ticks) | st.integers(0, self.twin.tick + 2))
-        self.index.correct(slot, before=before)
+        self.index.evict_older(slot, before=before)
         self.twin.correct(slot, before)
 
     @rule(slot=SLOTS)

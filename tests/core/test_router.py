@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.core.actions import Dispatch, Hold, Reject
-from gorgo.core.health import EjectionLimits
+from gorgo.core.admission.deadline import OverloadLimits
+from gorgo.core.fleet.outlier import OutlierLimits
+from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
-from gorgo.core.overload import OverloadLimits
-from gorgo.core.replica import ReplicaSpec
-from gorgo.core.request import Ending, EngineSample, Outcome
+from gorgo.core.messages.actions import Dispatch, Hold, Reject
+from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome
 from gorgo.errors import UnknownReplica
 from tests.core.routers import (
     BROKEN,
@@ -52,7 +52,7 @@ def test_load_is_counted_at_dispatch_and_released_at_first_token_and_finish() ->
     assert router.in_flight == 0
 
 
-@pytest.mark.parametrize("outcome", [COMPLETED, GONE, BROKEN, REFUSED, FAILED, BUSY], ids=lambda one: one.ending.value)
+@pytest.mark.parametrize("outcome", [COMPLETED, GONE, BROKEN, REFUSED, FAILED, BUSY], ids=lambda one: one.result.value)
 def test_every_ending_releases_once_however_often_it_is_told(outcome: Outcome) -> None:
     router = make_router("a")
     attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
@@ -111,7 +111,7 @@ def test_nobody_eligible_is_a_503_with_retry_after() -> None:
 
 
 def test_retry_after_tells_when_the_first_ejection_ends() -> None:
-    limits = RouterLimits(panic_threshold=0.0, ejection=EjectionLimits(failures=1, base_s=5.0))
+    limits = RouterLimits(panic_threshold=0.0, outlier=OutlierLimits(failures=1, base_s=5.0))
     router = make_router("a", limits=limits)
     router.on_probe("a", None, now=10.0)
     assert rejected(router.submit(a_request(), now=12.0)).retry_after_s == 3.0
@@ -197,7 +197,7 @@ def test_the_last_failure_is_what_the_client_gets(
     assert [sample.status for sample in router.samples] == [status]
 
 
-@pytest.mark.parametrize("outcome", [COMPLETED, GONE, BROKEN, REFUSED], ids=lambda one: one.ending.value)
+@pytest.mark.parametrize("outcome", [COMPLETED, GONE, BROKEN, REFUSED], ids=lambda one: one.result.value)
 def test_other_endings_are_not_retried(outcome: Outcome) -> None:
     router = make_router("a", "b")
     attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
@@ -207,7 +207,9 @@ def test_other_endings_are_not_retried(outcome: Outcome) -> None:
 def test_a_request_whose_time_is_over_is_not_tried_elsewhere_and_blames_nobody() -> None:
     router = make_router("a", "b")
     attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
-    reject = rejected(router.on_finish(attempt, Outcome(Ending.OUT_OF_TIME, error="total_timeout"), now=1.0))
+    reject = rejected(
+        router.on_finish(attempt, Outcome(AttemptResult.DEADLINE_EXCEEDED, error="total_timeout"), now=1.0)
+    )
     assert (reject.status, reject.code) == (504, "total_timeout")
     (view, _) = router.fleet_view(now=1.0)
     assert (view.failures, view.failures_in_a_row) == (0, 0)
@@ -218,16 +220,19 @@ def test_an_answer_that_is_cut_at_the_end_of_its_time_has_its_sample_and_nothing
     router = make_router("a", "b")
     attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
     router.on_first_token(attempt, now=0.5)
-    assert router.on_finish(attempt, Outcome(Ending.OUT_OF_TIME, status=200, error="total_timeout"), now=1.0) == []
+    assert (
+        router.on_finish(attempt, Outcome(AttemptResult.DEADLINE_EXCEEDED, status=200, error="total_timeout"), now=1.0)
+        == []
+    )
     assert [sample.status for sample in router.samples] == [504]
     assert router.in_flight == 0
 
 
 @pytest.mark.parametrize(("error", "again"), [("timeout", False), ("connect_timeout", True), ("connect_failed", True)])
 def test_what_never_reached_a_replica_is_tried_elsewhere_beyond_the_budget(error: str, again: bool) -> None:
-    router = make_router("a", "b", limits=RouterLimits(retry_share=0.0, retry_minimum=0))
+    router = make_router("a", "b", limits=RouterLimits(retry_budget_ratio=0.0, retry_budget_minimum=0))
     attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
-    (action,) = router.on_finish(attempt, Outcome(Ending.FAILED_BEFORE_CONTENT, error=error), now=1.0)
+    (action,) = router.on_finish(attempt, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error=error), now=1.0)
     assert isinstance(action, Dispatch if again else Reject)
 
 
@@ -257,7 +262,7 @@ def test_a_late_timer_changes_no_decision() -> None:
 
 def test_a_late_timer_keeps_nobody_waiting() -> None:
     """The replica is open again at 0.8 s: who comes at 0.9 finds those before it gone, timer or not."""
-    limits = RouterLimits(overload=OverloadLimits(hold=True))
+    limits = RouterLimits(overload=OverloadLimits(queue_enabled=True))
     router = make_router(policy="gorgo-ms", replicas=[timed("a")], limits=limits)
     dispatched(router.submit(a_request("r0", prompt_tokens=1000), now=0.0))
     assert isinstance(router.submit(a_request("r1", prompt_tokens=100), now=0.0)[-1], Hold)
@@ -276,7 +281,7 @@ def test_figures_that_went_stale_while_nobody_asked_decide_nothing() -> None:
 @pytest.mark.parametrize("event", ["first_token", "finish", "probe", "abandon", "submit"])
 def test_what_is_due_is_asked_for_at_the_time_of_the_last_event(event: str) -> None:
     """One waits and something may have opened its replica: the next look is due at once."""
-    limits = RouterLimits(overload=OverloadLimits(hold=True, open_in_flight=1))
+    limits = RouterLimits(overload=OverloadLimits(queue_enabled=True, max_concurrency_per_replica=1))
     router = make_router(policy="gorgo-ms", replicas=[timed("a"), timed("b")], limits=limits)
     first, second = (dispatched(router.submit(a_request(f"r{n}", prompt_tokens=100), now=0.0)) for n in range(2))
     for name in ("waits", "other"):
@@ -316,7 +321,7 @@ def test_a_replica_that_answered_no_ping_is_tried_after_one_good_one_and_readmit
     assert [dispatched(router.submit(a_request(f"s{n}"), now=9.0)).replica for n in range(3)] == ["a", "a", "a"]
 
 
-@pytest.mark.parametrize("outcome", [GONE, REFUSED, BUSY, BROKEN], ids=lambda one: one.ending.value)
+@pytest.mark.parametrize("outcome", [GONE, REFUSED, BUSY, BROKEN], ids=lambda one: one.result.value)
 def test_what_is_not_the_replicas_fault_never_ejects(outcome: Outcome) -> None:
     router = make_router("a", "b")
     fail_on(router, outcome, 20)
@@ -337,17 +342,17 @@ def test_siblings_see_a_prefix_at_dispatch() -> None:
     router = make_router("a", "b", "c")
     router.submit(a_request("r1", blocks=PROMPT), now=0.0)
     sibling = dispatched(router.submit(a_request("r2", blocks=PROMPT, prompt_tokens=300), now=0.0))
-    assert sibling.decision.believed_cached_tokens == 256
+    assert sibling.decision.estimated_cached_tokens == 256
 
 
 def test_belief_never_exceeds_the_prompt() -> None:
     router = make_router("a")
     router.submit(a_request("r1", blocks=PROMPT), now=0.0)
     again = dispatched(router.submit(a_request("r2", blocks=PROMPT, prompt_tokens=200), now=0.0))
-    assert again.decision.believed_cached_tokens == 200
+    assert again.decision.estimated_cached_tokens == 200
 
 
-@pytest.mark.parametrize("outcome", [FAILED, BUSY, GONE, REFUSED], ids=lambda one: one.ending.value)
+@pytest.mark.parametrize("outcome", [FAILED, BUSY, GONE, REFUSED], ids=lambda one: one.result.value)
 def test_an_end_before_the_first_token_withdraws_the_belief(outcome: Outcome) -> None:
     router = make_router("a", "b", "c", limits=RouterLimits(max_attempts=1))
     attempt = dispatched(router.submit(a_request(blocks=PROMPT), now=0.0)).attempt_id
@@ -356,7 +361,7 @@ def test_an_end_before_the_first_token_withdraws_the_belief(outcome: Outcome) ->
     assert believed(router) == [0, 0, 0]
 
 
-@pytest.mark.parametrize("outcome", [COMPLETED, BROKEN, GONE], ids=lambda one: one.ending.value)
+@pytest.mark.parametrize("outcome", [COMPLETED, BROKEN, GONE], ids=lambda one: one.result.value)
 def test_a_first_token_confirms_the_belief_whatever_comes_after(outcome: Outcome) -> None:
     router = make_router("a", "b", "c")
     attempt = dispatched(router.submit(a_request(blocks=PROMPT), now=0.0)).attempt_id

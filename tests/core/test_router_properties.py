@@ -17,14 +17,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gorgo.core.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
-from gorgo.core.clients import ClientLimits, ClientRules
-from gorgo.core.health import EjectionLimits
-from gorgo.core.hedging import HedgeLimits
+from gorgo.core.admission.deadline import OverloadLimits
+from gorgo.core.dispatch.hedging import HedgeLimits
+from gorgo.core.fleet.outlier import OutlierLimits
+from gorgo.core.latency.tcp import TcpWindows
 from gorgo.core.limits import RouterLimits
-from gorgo.core.overload import OverloadLimits
-from gorgo.core.path import Windows
-from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome
+from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
+from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
+from gorgo.core.quotas import ClientLimits, ClientRules
 from gorgo.core.router import Router
 from gorgo.policies.registry import POLICIES, make_policy
 from tests.core.routers import a_request, blocks_of, specs
@@ -33,13 +33,13 @@ NAMES = ("a", "b", "c", "d", "e")
 LIMITS = RouterLimits(
     max_attempts=3,
     max_in_flight=12,
-    samples_kept=10_000,
+    max_samples=10_000,
     stale_after_s=30.0,
     max_index_blocks=20,
-    ejection=EjectionLimits(failures=2, base_s=2.0, max_s=8.0),
-    overload=OverloadLimits(hold=True, held=6, open_work_s=0.1, no_replica_wait_s=5.0),
-    hedging=HedgeLimits(share=0.5),
-    retry_minimum=3,
+    outlier=OutlierLimits(failures=2, base_s=2.0, max_s=8.0),
+    overload=OverloadLimits(queue_enabled=True, queue_max_requests=6, max_backlog_s=0.1, no_replica_wait_s=5.0),
+    hedging=HedgeLimits(budget_ratio=0.5),
+    retry_budget_minimum=3,
     slow_start_s=10.0,
     clients=ClientRules(ClientLimits(max_in_flight=8)),
 )
@@ -174,11 +174,11 @@ class LedgerMachine(RuleBasedStateMachine):
             self.asked[request_id].held = False
             self.asked[request_id].ended += 1
 
-    @rule(data=st.data(), ending=st.sampled_from(list(Ending)))
-    def finish(self, data: st.DataObject, ending: Ending) -> None:
+    @rule(data=st.data(), ending=st.sampled_from(list(AttemptResult)))
+    def finish(self, data: st.DataObject, ending: AttemptResult) -> None:
         self.end(data.draw(st.sampled_from(self.seen)), ending)
 
-    def end(self, attempt_id: str, ending: Ending) -> None:
+    def end(self, attempt_id: str, ending: AttemptResult) -> None:
         actions = self.router.on_finish(attempt_id, Outcome(ending), now=self.now)
         was_open = self.open.pop(attempt_id, None) is not None
         assert was_open or actions == []
@@ -189,7 +189,12 @@ class LedgerMachine(RuleBasedStateMachine):
         if not was_open or self.asked[request_id].ended > any(isinstance(action, Reject) for action in own):
             return
         goes_on = any(isinstance(action, Dispatch) for action in own)
-        unanswered = (Ending.FAILED_BEFORE_CONTENT, Ending.BUSY, Ending.SUPERSEDED, Ending.OUT_OF_TIME)
+        unanswered = (
+            AttemptResult.FAILED_BEFORE_CONTENT,
+            AttemptResult.BUSY,
+            AttemptResult.SUPERSEDED,
+            AttemptResult.DEADLINE_EXCEEDED,
+        )
         leaves_it = others and ending in unanswered
         if goes_on or leaves_it:
             return
@@ -216,8 +221,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(name=names, window=st.none() | st.floats(1_000, 1e6))
     def path(self, name: str, window: float | None) -> None:
-        connection = None if window is None else OpenConnection(Windows(window, 65_535.0), self.now)
-        assert self.router.on_path(name, connection, now=self.now) == []
+        connection = None if window is None else OpenConnection(TcpWindows(window, 65_535.0), self.now)
+        assert self.router.on_connection(name, connection, now=self.now) == []
 
     @rule(name=names, used=st.none() | st.integers(0, 1000), capacity=st.none() | st.integers(0, 600))
     def scrape(self, name: str, used: int | None, capacity: int | None) -> None:
@@ -246,8 +251,8 @@ class LedgerMachine(RuleBasedStateMachine):
             assert row.queued_prefill_tokens == sum(one.tokens for one in mine if one.waiting)
         assert self.router.in_flight == len(self.open)
         assert len(self.router.samples) == self.samples
-        assert self.router.held == sum(asked.held for asked in self.asked.values())
-        self.router._door.room.check()
+        assert self.router.queued == sum(asked.held for asked in self.asked.values())
+        self.router._admission.queue.check()
 
     @invariant()
     def nobody_is_lost(self) -> None:
@@ -262,20 +267,22 @@ class LedgerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "router"):
             return
-        while self.open or self.router.held:
+        while self.open or self.router.queued:
             while self.open:
-                self.end(next(iter(self.open)), Ending.FAILED_BEFORE_CONTENT)
+                self.end(next(iter(self.open)), AttemptResult.FAILED_BEFORE_CONTENT)
             for request_id in [name for name, asked in self.asked.items() if asked.held]:
                 self.follow(self.router.abandon(request_id, now=self.now))
                 self.asked[request_id].held, self.asked[request_id].ended = False, 1
         assert all(asked.ended == 1 for asked in self.asked.values())
         for client in ("a", "b"):
-            assert self.router._clients.open_of(client) == 0
+            assert self.router._quotas.in_flight(client) == 0
         self.columns_equal_a_recount()
         for row in self.router.fleet_view(now=self.now):
             assert (row.in_flight_requests, row.in_flight_tokens, row.queued_prefill_tokens) == (0, 0, 0)
             # Some round trips later: the last cancel has to get there.
-            assert next(one for one in self.router.fleet_view(now=self.now + 100.0) if one.name == row.name).busy_s == 0
+            assert (
+                next(one for one in self.router.fleet_view(now=self.now + 100.0) if one.name == row.name).backlog_s == 0
+            )
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gorgo.config.engine_names import BUILT_IN, engine_names
-from gorgo.core.request import EngineSample
+from gorgo.core.messages.request import EngineSample
 from gorgo.engines.base import EngineDialect, merged
 from gorgo.engines.registry import DIALECTS, dialect
 from gorgo.engines.reports import Report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gorgo.core.request import EngineSample
+from gorgo.core.messages.request import EngineSample
 from gorgo.engines.llamacpp import LlamaCpp
 from tests.engines.scrapes import LLAMACPP_SLOTS, METRICS
 

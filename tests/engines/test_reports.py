@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.core.request import EngineSample
+from gorgo.core.messages.request import EngineSample
 from gorgo.engines.registry import DIALECTS, dialect
-from gorgo.engines.reports import MissingReport, Report, ReportWatch, State
+from gorgo.engines.reports import MissingReport, Report, ReportState, ReportWatch
 
 LOAD = EngineSample(running_requests=0.0)
 
@@ -15,8 +15,8 @@ def watch(name: str = "sglang") -> ReportWatch:
     return ReportWatch(dialect(name))
 
 
-def silent_answers(watching: ReportWatch, count: int, *, believed_tokens: float = 64.0) -> list[MissingReport]:
-    found = [watching.on_answer(cached_tokens=None, believed_tokens=believed_tokens) for _ in range(count)]
+def silent_answers(watching: ReportWatch, count: int, *, estimated_tokens: float = 64.0) -> list[MissingReport]:
+    found = [watching.on_answer(cached_tokens=None, estimated_tokens=estimated_tokens) for _ in range(count)]
     return [missing for missing in found if missing is not None]
 
 
@@ -49,7 +49,7 @@ def test_metrics_without_a_known_name_are_as_good_as_none() -> None:
 def test_an_engine_that_is_away_or_ill_says_nothing_of_its_reports(status: int | None) -> None:
     watching = watch()
     assert watching.on_scrape(status, None) is None
-    assert watching.states[Report.METRICS] is State.UNKNOWN
+    assert watching.states[Report.METRICS] is ReportState.UNKNOWN
 
 
 def test_what_is_missing_is_said_once() -> None:
@@ -60,23 +60,23 @@ def test_what_is_missing_is_said_once() -> None:
 
 def test_answers_in_which_nothing_was_cached_prove_nothing() -> None:
     watching = watch()
-    assert not silent_answers(watching, 100, believed_tokens=0.0)
-    assert watching.states[Report.CACHED_TOKENS] is State.UNKNOWN
+    assert not silent_answers(watching, 100, estimated_tokens=0.0)
+    assert watching.states[Report.CACHED_TOKENS] is ReportState.UNKNOWN
 
 
 def test_one_report_ends_the_silence() -> None:
     watching = watch()
     assert not silent_answers(watching, 4)
-    watching.on_answer(cached_tokens=0, believed_tokens=64.0)
+    watching.on_answer(cached_tokens=0, estimated_tokens=64.0)
     assert not silent_answers(watching, 4)
-    assert watching.states[Report.CACHED_TOKENS] is State.REPORTED
+    assert watching.states[Report.CACHED_TOKENS] is ReportState.REPORTED
 
 
 def test_an_engine_restarted_with_its_flag_is_no_longer_shown_as_silent() -> None:
     watching = watch()
     silent_answers(watching, 5)
     assert watching.as_dict()["cached_tokens"] == "missing"
-    watching.on_answer(cached_tokens=128, believed_tokens=64.0)
+    watching.on_answer(cached_tokens=128, estimated_tokens=64.0)
     watching.on_scrape(200, LOAD)
     assert watching.as_dict() == {"cached_tokens": "reported", "metrics": "reported"}
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from gorgo.apps.engine_server.figures import Figures
+from gorgo.apps.engine_server.figures import EngineStats
 from gorgo.engines.sglang import SGLang
-from gorgo.sim.engine_model import EngineModel
-from gorgo.sim.engine_request import EngineRequest
-from gorgo.sim.profiles import PROFILES
+from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.profiles import PROFILES
+from gorgo.sim.engine.request import EngineRequest
 from tests.engines.scrapes import METRICS
 
 
@@ -48,7 +48,7 @@ def test_a_simulated_engine_tells_what_it_prefilled() -> None:
     step = engine.start_step(now=0.0)
     assert step is not None
     engine.finish_step(step)
-    load = Figures(engine, model_name="m", now=0.0).load(1.0)
+    load = EngineStats(engine, model_name="m", now=0.0).load(1.0)
     sample = SGLang().read_capacity({"loads": [load]})
     assert sample.prefill_tokens_total == 3000
     assert sample.prefill_busy_s_total == pytest.approx(step.ends_s, abs=1e-6)

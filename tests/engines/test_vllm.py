@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.core.request import EngineSample
+from gorgo.core.messages.request import EngineSample
 from gorgo.engines.vllm import VLLM
 from tests.engines.scrapes import METRICS
 

@@ -69,12 +69,12 @@ def test_sources_are_of_the_packages_that_are_wanted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("test_file", "path", "mirrored"),
     [
-        ("tests/core/test_path.py", "gorgo/core/path.py", True),
-        ("tests/core/test_path_properties.py", "gorgo/core/path.py", True),
-        ("tests/core/test_paths.py", "gorgo/core/path.py", False),
-        ("tests/proxy/page/test_live.py", "gorgo/proxy/page.py", True),
-        ("tests/proxy/test_path.py", "gorgo/core/path.py", False),
-        ("tests/tuner/campaign/test_judge.py", "tuner/campaign/judge.py", True),
+        ("tests/core/latency/test_tcp.py", "gorgo/core/latency/tcp.py", True),
+        ("tests/core/test_path_properties.py", "gorgo/core/latency/tcp.py", True),
+        ("tests/core/test_paths.py", "gorgo/core/latency/tcp.py", False),
+        ("tests/proxy/admin/page/test_live.py", "gorgo/proxy/page.py", True),
+        ("tests/proxy/test_path.py", "gorgo/core/latency/tcp.py", False),
+        ("tests/tuner/campaign/test_comparison.py", "tuner/campaign/comparison.py", True),
     ],
 )
 def test_mirrors_are_known_by_path(test_file: str, path: str, mirrored: bool) -> None:

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from gorgo.core.metric_spec import label_of
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.metric_table import LABELS, METRICS
-from gorgo.proxy.metrics import Metrics
+from gorgo.proxy.telemetry.metric_table import LABELS, METRICS
+from gorgo.proxy.telemetry.metrics import Metrics
 from tests.core.routers import specs
 from tests.observability.promql import (
     INTERVAL,
@@ -29,7 +29,7 @@ from tests.observability.promql import (
     series_labels,
 )
 from tuner.sidecar.metrics import LABELS as TUNER_LABELS
-from tuner.sidecar.metrics import Figures
+from tuner.sidecar.metrics import TunerMetrics
 
 ROOT = Path(__file__).parents[2]
 TARGETS = [*dashboard_targets(), *alert_targets()]
@@ -42,7 +42,7 @@ _OTHERS = ("up",)
 def shown() -> set[str]:
     """Every series name of the two expositions, read back from their text."""
     router = Router(specs("a"), make_policy("gorgo-ms"), rng=np.random.default_rng(0), boot_id="boot")
-    texts = (Metrics(router, lambda: 0.0).exposition(), generate_latest(Figures().registry))
+    texts = (Metrics(router, lambda: 0.0).exposition(), generate_latest(TunerMetrics().registry))
     names: set[str] = set()
     for text in texts:
         for family in text_string_to_metric_families(text.decode()):

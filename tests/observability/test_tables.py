@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gorgo.core.metric_spec import LabelSpec, MetricSpec, label_of
-from gorgo.proxy.app import HOT_ROUTES
-from gorgo.proxy.metric_table import LABELS, METRICS, REJECT_REASONS, buckets_of
+from gorgo.proxy.app import INFERENCE_ROUTES
+from gorgo.proxy.telemetry.metric_table import LABELS, METRICS, REJECT_CODES, buckets_of
 from tuner.sidecar.metrics import LABELS as TUNER_LABELS
 from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 
@@ -90,8 +90,8 @@ def codes(path: Path) -> Iterator[str]:
 def test_reasons_of_rejects_are_the_codes_that_the_source_has() -> None:
     found = {code for name in (*REFUSING, *REFUSING_TOO) for code in codes(ROOT / "gorgo" / name)}
     # The one route that is counted before it is known which one it is.
-    assert found | {"not_found"} == set(REJECT_REASONS)
+    assert found | {"not_found"} == set(REJECT_CODES)
 
 
 def test_bound_of_routes_is_their_number() -> None:
-    assert label_of("gorgo_requests_total", "route", LABELS).at_most == str(len(HOT_ROUTES))
+    assert label_of("gorgo_requests_total", "route", LABELS).at_most == str(len(INFERENCE_ROUTES))

@@ -14,12 +14,12 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from gorgo.config.model import Proxy, Tracing
-from gorgo.core.ttft import PARTS
+from gorgo.config.model import ProxyConfig, TracingConfig
+from gorgo.core.latency.ttft import PARTS
 from gorgo.errors import MissingExtra
 from gorgo.proxy import span_export
 from gorgo.proxy.span_export import SpanExport
-from gorgo.proxy.tracing import make_tracing
+from gorgo.proxy.telemetry.tracing import make_tracing
 from tests.observability.collector import Collector, Received, collecting
 from tests.proxy.conftest import QUIET, Running, Start
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
@@ -36,8 +36,8 @@ async def collector() -> AsyncIterator[Collector]:
         yield running
 
 
-def traced(collector: Collector, ratio: float = 1.0, policy: str = "round-robin") -> Proxy:
-    return replace(QUIET, policy=policy, tracing=Tracing(endpoint=collector.endpoint, sample_ratio=ratio))
+def traced(collector: Collector, ratio: float = 1.0, policy: str = "round-robin") -> ProxyConfig:
+    return replace(QUIET, policy=policy, tracing=TracingConfig(endpoint=collector.endpoint, sample_ratio=ratio))
 
 
 async def ask(fleet: Running, **headers: str) -> None:
@@ -272,7 +272,7 @@ async def test_a_proxy_without_the_extra_says_how_to_get_it(monkeypatch: pytest.
     for name in ("spans", "span_export"):
         monkeypatch.delitem(sys.modules, f"gorgo.proxy.{name}", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'gorgo\[otel\]'"):
-        make_tracing(Tracing(endpoint="http://127.0.0.1:1/v1/traces"), region="here", count=lambda *_: None)
+        make_tracing(TracingConfig(endpoint="http://127.0.0.1:1/v1/traces"), region="here", count=lambda *_: None)
 
 
 async def test_headers_for_the_collector_come_from_the_environment(

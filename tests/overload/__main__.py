@@ -40,8 +40,8 @@ def main() -> int:
     filters = TraceFilters(max_input=given.max_input, max_output=given.max_output, spread_s=given.spread)
     requests = load_requests(given.trace, filters, seed=0)
     overload: dict[str, float] = {"slo_e2e_ms": SLO_E2E_MS}
-    if given.open_in_flight is not None:
-        overload["open_in_flight"] = given.open_in_flight
+    if given.max_concurrency_per_replica is not None:
+        overload["max_concurrency_per_replica"] = given.max_concurrency_per_replica
     print(describe_machine(), flush=True)
     with tempfile.TemporaryDirectory(prefix="gorgo-overload-") as folder:
         config = load_config(
@@ -55,7 +55,7 @@ def main() -> int:
         obeyed = None if given.no_obeying else _obeyed(requests, capacity, given, Path(folder), overload)
     if obeyed is not None:
         show_obedience(OBEYED_LOAD, obeyed)
-    wrong = missed(pairs, obeyed, max_held=config.overload.max_held)
+    wrong = missed(pairs, obeyed, queue_max_requests=config.overload.queue_max_requests)
     print("\n".join(["", "missed:", *wrong]) if wrong else "\nevery target met")
     return 1 if wrong else 0
 
@@ -67,7 +67,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-input", type=int, default=12_000)
     parser.add_argument("--max-output", type=int, default=256)
     parser.add_argument("--spread", type=float, default=0.0)
-    parser.add_argument("--open-in-flight", type=int)
+    parser.add_argument("--max-concurrency-per-replica", type=int)
     parser.add_argument("--load", type=float, action="append", help=f"default: {', '.join(map(str, LOADS))}")
     parser.add_argument("--held-alone", type=float, action="append", default=[], help="a load not to be sent at once")
     parser.add_argument("--obeying-alone", action="store_true", help="nothing but the clients that obey Retry-After")

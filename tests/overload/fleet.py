@@ -30,7 +30,7 @@ class Fleet:
     async def held(self, http: httpx.AsyncClient) -> int:
         """Requests that wait at the proxy now."""
         text = (await http.get(f"{self.url}/metrics", timeout=10.0)).text
-        return int(float(text.partition("\ngorgo_held_requests ")[2].partition("\n")[0]))
+        return int(float(text.partition("\ngorgo_queue_requests ")[2].partition("\n")[0]))
 
 
 def configuration(*, held: bool, slo_ttft_ms: float, urls: Mapping[str, str], **overload: Any) -> dict[str, Any]:
@@ -44,7 +44,9 @@ def configuration(*, held: bool, slo_ttft_ms: float, urls: Mapping[str, str], **
     }
     for replica in config["replicas"]:
         replica["url"] = urls.get(replica["name"], replica["url"])
-    config["overload"] |= {"slo_ttft_ms": slo_ttft_ms, **overload} if held else {"hold": False, "hedge_share": 0.0}
+    config["overload"] |= (
+        {"slo_ttft_ms": slo_ttft_ms, **overload} if held else {"hold": False, "hedge_budget_ratio": 0.0}
+    )
     return config
 
 

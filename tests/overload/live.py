@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 
 from gorgo.apps.replay.bodies import BodiesAhead
-from gorgo.apps.replay.client import Client, open_http
+from gorgo.apps.replay.client import ReplayClient, open_http
 from gorgo.apps.replay.options import ReplayOptions
-from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.simulate.goodput import E2E_S
 from gorgo.apps.traces import TraceRequest, scheduled_s
 from tests.overload.fleet import Fleet
@@ -30,7 +30,7 @@ PATIENCE_S = E2E_S + 1.0
 MAX_OPEN = 4096
 
 #: Sends one request that was to be sent at this time of the run.
-Send = Callable[[TraceRequest, bytes, float], Awaitable[Record]]
+Send = Callable[[TraceRequest, bytes, float], Awaitable[ReplayRecord]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class LiveRun:
     """
 
     served: Served
-    records: Sequence[Record] = field(repr=False)
+    records: Sequence[ReplayRecord] = field(repr=False)
     looks: Sequence[tuple[float, int]] = field(repr=False)
     slip_ms_p95: float
 
@@ -64,7 +64,7 @@ async def _live(offer: Offer, fleet: Fleet) -> LiveRun:
     options = ReplayOptions(trace=Path("offer"), url=fleet.url, model=MODEL, max_in_flight=MAX_OPEN)
     async with open_http(options) as http:
         start_s = time.monotonic() + LEAD_S
-        client = Client(http, options, clock=time.monotonic, start_s=start_s, run="live")
+        client = ReplayClient(http, options, clock=time.monotonic, start_s=start_s, run="live")
         records, looks = await drive(offer, client.send, fleet, http, start_s=start_s)
     slips = sorted(record.slip_s for record in records)
     return LiveRun(
@@ -83,9 +83,9 @@ async def drive(
     *,
     start_s: float,
     patience_s: float = PATIENCE_S,
-) -> tuple[list[Record], list[tuple[float, int]]]:
+) -> tuple[list[ReplayRecord], list[tuple[float, int]]]:
     """Each request at its time, whatever became of those before; those that end within `patience_s` of the last."""
-    records: list[Record] = []
+    records: list[ReplayRecord] = []
     looks: list[tuple[float, int]] = []
 
     async def one(request: TraceRequest, body: bytes, due_s: float) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import httpx
 
-from gorgo.apps.replay.client import Client, open_http
+from gorgo.apps.replay.client import ReplayClient, open_http
 from gorgo.apps.replay.options import ReplayOptions
-from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.traces import TraceRequest
 from tests.overload.fleet import Fleet
 from tests.overload.live import LEAD_S, MAX_OPEN, MODEL, drive
@@ -86,14 +86,14 @@ def obedient(offer: Offer, fleet: Fleet) -> Obedience:
 class ObeyingClient:
     """Sends a request, and again when it is told to. One connection's worth of state per request."""
 
-    def __init__(self, client: Client, http: httpx.AsyncClient, start_s: float) -> None:
+    def __init__(self, client: ReplayClient, http: httpx.AsyncClient, start_s: float) -> None:
         self._client = client
         self._start_s = start_s
         self._told: dict[str, str | None] = {}
         self.patients: list[Patient] = []
         http.event_hooks["response"].append(self._read)
 
-    async def send(self, request: TraceRequest, body: bytes, due_s: float) -> Record:
+    async def send(self, request: TraceRequest, body: bytes, due_s: float) -> ReplayRecord:
         """The record of the last try."""
         patient = Patient()
         self.patients.append(patient)
@@ -119,7 +119,7 @@ async def _obedient(offer: Offer, fleet: Fleet) -> Obedience:
     options = ReplayOptions(trace=Path("offer"), url=fleet.url, model=MODEL, max_in_flight=MAX_OPEN)
     async with open_http(options) as http:
         start_s = time.monotonic() + LEAD_S
-        client = Client(http, options, clock=time.monotonic, start_s=start_s, run="obeying")
+        client = ReplayClient(http, options, clock=time.monotonic, start_s=start_s, run="obeying")
         clients = ObeyingClient(client, http, start_s)
         _, looks = await drive(offer, clients.send, fleet, http, start_s=start_s, patience_s=PATIENCE_S)
     return obedience(clients.patients, looks)

@@ -62,14 +62,14 @@ def show_obedience(load: float, found: Obedience) -> None:
     print(f"  told to stay away {_two(found.told_s_p50)} s, nobody waited after {_two(found.room_s_p50)} s (medians)")
 
 
-def missed(pairs: Sequence[Pair], obeyed: Obedience | None, *, max_held: int) -> list[str]:
+def missed(pairs: Sequence[Pair], obeyed: Obedience | None, *, queue_max_requests: int) -> list[str]:
     """Each target that was not met, as a sentence; what was not measured is not judged."""
     found = {(pair.load, pair.held): pair.live for pair in pairs}
     wrong = [*_shares(found), *_normal(found)]
     wrong += [
-        f"at {pair.load:g} {pair.live.most_held} waited, {max_held} at most"
+        f"at {pair.load:g} {pair.live.most_held} waited, {queue_max_requests} at most"
         for pair in pairs
-        if pair.live.most_held > max_held
+        if pair.live.most_held > queue_max_requests
     ]
     return wrong if obeyed is None else [*wrong, *_obeyed(obeyed)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from gorgo.apps.replay.client import Client, open_http
+from gorgo.apps.replay.client import ReplayClient, open_http
 from gorgo.apps.replay.options import ReplayOptions
 from gorgo.apps.traces import TraceRequest
 from tests.overload.obeying import MAX_TRIES, ObeyingClient, Patient, TurnedAway, obedience, room_after
@@ -59,7 +59,7 @@ async def test_an_obeying_client_stays_away_as_long_as_it_is_told_and_gives_up_a
     try:
         options = ReplayOptions(trace=Path("none"), url=f"http://127.0.0.1:{runner.addresses[0][1]}", model="m")
         async with open_http(options) as http:
-            client = Client(http, options, clock=time.monotonic, start_s=time.monotonic(), run="test")
+            client = ReplayClient(http, options, clock=time.monotonic, start_s=time.monotonic(), run="test")
             clients = ObeyingClient(client, http, time.monotonic())
             request = TraceRequest(0, 0.0, 1, 1)
             await asyncio.wait_for(clients.send(request, b"{}", 0.0), 20)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gorgo.apps.datasets import load_requests
-from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.traces import TraceFilters, TraceRequest
 from gorgo.config.load import load_config
 from tests.overload.fleet import configuration, running, write_configuration
@@ -21,8 +21,8 @@ from tests.overload.window import Served, covers, cut, served
 TRACE = [TraceRequest(number, number * 0.5, 100, 10) for number in range(100)]
 
 
-def record(ttft_ms: float | None, e2e_s: float | None, error: str | None = None) -> Record:
-    return Record(id="r", scheduled_s=0.0, sent_s=0.0, input_tokens=1, ttft_ms=ttft_ms, e2e_s=e2e_s, error=error)
+def record(ttft_ms: float | None, e2e_s: float | None, error: str | None = None) -> ReplayRecord:
+    return ReplayRecord(id="r", scheduled_s=0.0, sent_s=0.0, input_tokens=1, ttft_ms=ttft_ms, e2e_s=e2e_s, error=error)
 
 
 def test_every_load_is_offered_for_the_same_time() -> None:
@@ -69,14 +69,14 @@ ALL_WELL = [pair(0.7, held=False), pair(0.7, held=True), pair(1.3, held=True), p
     ],
 )
 def test_each_target_that_is_missed_is_told(pairs: list[Pair], told: str | None) -> None:
-    found = missed(pairs, None, max_held=1000)
+    found = missed(pairs, None, queue_max_requests=1000)
     assert [wrong[: len(told or "")] for wrong in found] == ([] if told is None else [told])
 
 
 def test_clients_that_do_not_get_through_or_are_not_told_when_are_a_miss() -> None:
     away = [TurnedAway(at_s=0.0, told_s=None, attempt=1)]
     lost = obedience([Patient(tries=1, through=False, away=away), Patient(tries=1, through=True)], [])
-    assert missed(ALL_WELL, lost, max_held=1000) == [
+    assert missed(ALL_WELL, lost, queue_max_requests=1000) == [
         "1 refusals without a Retry-After",
         "50.0% of obeying clients got through, 95% at least",
     ]
@@ -93,7 +93,7 @@ def test_beyond_capacity_a_proxy_that_holds_serves_more_in_time_live_as_simulate
     virtual = simulated(offer, config, held=True, slo_ttft_ms=2000.0)
     with running(tmp_path / "held", held=True, slo_ttft_ms=2000.0) as fleet:
         found = live(offer, fleet)
-    assert 0 < found.most_held <= config.overload.max_held
+    assert 0 < found.most_held <= config.overload.queue_max_requests
     assert found.served.good == pytest.approx(virtual.good, abs=0.15)
     with running(tmp_path / "obeyed", held=True, slo_ttft_ms=2000.0) as fleet:
         obeyed = obedient(offer, fleet)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.simulate.goodput import E2E_S, TTFT_MS
 from gorgo.apps.traces import TraceRequest, scheduled_s
 from gorgo.sim.records import SimRecord
@@ -78,14 +78,14 @@ def covers(requests: Sequence[TraceRequest], offer: Offer) -> bool:
     return len(offer.requests) < len(requests)
 
 
-def is_good(record: Record | SimRecord) -> bool:
+def is_good(record: ReplayRecord | SimRecord) -> bool:
     """Whether it was served well."""
     if record.error is not None or record.ttft_ms is None or record.e2e_s is None:
         return False
     return record.ttft_ms <= TTFT_MS and record.e2e_s <= E2E_S
 
 
-def served(records: Iterable[Record | SimRecord], *, offered: int, lasts_s: float) -> Served:
+def served(records: Iterable[ReplayRecord | SimRecord], *, offered: int, lasts_s: float) -> Served:
     """`records` are those that ended in time to be looked at; who is missing was not served well."""
     seen = list(records)
     good = sum(map(is_good, seen))

@@ -14,7 +14,7 @@ import yaml
 
 from gorgo import __version__
 from gorgo.config.load import load_config
-from gorgo.config.model import Limits
+from gorgo.config.model import LimitsConfig
 from tests.packaging.commands import parsed
 from tests.packaging.conftest import ROOT
 from tests.packaging.containerfile import Instruction, stages
@@ -157,8 +157,8 @@ def test_tuner_finds_the_proxy_and_prometheus_finds_both() -> None:
 
 
 def test_streams_may_finish_before_a_container_is_killed() -> None:
-    assert seconds(OURS["proxy"]["stop_grace_period"]) >= Limits().shutdown_grace_s + 10
-    assert OURS["proxy"]["ulimits"]["nofile"] >= 2 * Limits().max_in_flight + 1024
+    assert seconds(OURS["proxy"]["stop_grace_period"]) >= LimitsConfig().shutdown_grace_s + 10
+    assert OURS["proxy"]["ulimits"]["nofile"] >= 2 * LimitsConfig().max_in_flight + 1024
 
 
 def test_state_and_history_outlive_their_containers() -> None:

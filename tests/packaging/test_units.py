@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gorgo.config.model import Limits
+from gorgo.config.model import LimitsConfig
 from tests.packaging.commands import parsed
 from tests.packaging.conftest import ROOT
 
@@ -60,8 +60,8 @@ def test_tokens_are_credentials_and_in_no_environment_file() -> None:
 
 def test_streams_may_finish_before_they_are_killed() -> None:
     (stop_s,) = setting("gorgo.service", "TimeoutStopSec")
-    assert float(stop_s) >= Limits().shutdown_grace_s + 10
-    assert int(setting("gorgo.service", "LimitNOFILE")[0]) >= 2 * Limits().max_in_flight + 1024
+    assert float(stop_s) >= LimitsConfig().shutdown_grace_s + 10
+    assert int(setting("gorgo.service", "LimitNOFILE")[0]) >= 2 * LimitsConfig().max_in_flight + 1024
 
 
 def test_both_come_back_and_are_nobody_in_particular() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gorgo.core.candidates import Candidates
-from gorgo.core.columns import Columns
-from gorgo.core.decision import Choice
-from gorgo.core.policy import Policy
-from gorgo.core.request import RouteRequest
-from gorgo.core.weights import Weights
+from gorgo.core.fleet.columns import Columns
+from gorgo.core.messages.decision import Choice
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
 
 #: Counted or reckoned by the proxy itself, so never NaN.
 COUNTS = (
@@ -27,7 +27,7 @@ COUNTS = (
     "free_at_s",
     "due_s",
     "waiting_prefill_s",
-    "connect_trips",
+    "connect_round_trips",
 )
 
 
@@ -59,7 +59,7 @@ def table(
         Columns(**columns),
         matched,
         prompt_tokens,
-        whole=slot_of_row == list(range(width)),
+        is_all=slot_of_row == list(range(width)),
     )
 
 

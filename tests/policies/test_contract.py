@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.candidates import Candidates
-from gorgo.core.columns import Columns
-from gorgo.core.decision import Choice
-from gorgo.core.policy import Policy
-from gorgo.core.weights import Weights
+from gorgo.core.fleet.columns import Columns
+from gorgo.core.messages.decision import Choice
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import make_policy, policy_names
 from tests.policies.table import COUNTS, choose, request, table
 
@@ -44,7 +44,7 @@ def test_declares_what_the_table_of_policies_shows(name: str) -> None:
     assert policy.index in ("published", "bounded", "any")
     Weights.of(policy.weight_specs)  # the defaults lie in their own boxes
     assert all(spec.description and spec.low < spec.high for spec in policy.weight_specs)
-    assert all(spec.low > 0 or (spec.tuned == "never" and spec.low == 0) for spec in policy.weight_specs)
+    assert all(spec.low > 0 or (spec.tunable == "never" and spec.low == 0) for spec in policy.weight_specs)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 64])

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.candidates import Candidates
-from gorgo.core.decision import Choice
+from gorgo.core.messages.decision import Choice
+from gorgo.core.policy.candidates import Candidates
 from gorgo.policies.gorgo_ms import GorgoMs
 from tests.policies.table import choose, request, rows_chosen, table
 
@@ -36,7 +36,7 @@ def test_cost_is_the_sum_of_times() -> None:
         cached=(0, 600),
         prefill_kappa_s=[1e-6, 1e-6],
         slowdown=[1.0, 2.0],
-        free_at_s=[101.001, 0.0],
+        drained_at_s=[101.001, 0.0],
         in_flight_requests=[3, 1],
     )
     choice = chosen(rows, m_rtt=0.5, m_queue=2.0, **{"lambda": 0.1}, delta=7.0)
@@ -50,7 +50,7 @@ def test_cost_is_the_sum_of_times() -> None:
 
 
 def test_prediction_is_network_work_and_prefill_without_their_factors_from_receipt_on() -> None:
-    rows = candidates(free_at_s=[100.501, 0.0], in_flight_requests=[0, 50])
+    rows = candidates(drained_at_s=[100.501, 0.0], in_flight_requests=[0, 50])
     choice = chosen(rows, m_rtt=4.0, m_queue=0.5)
     assert choice.row == 0
     assert choice.predicted_ttft_s == pytest.approx(0.5 + 0.002 + 0.5 + 1.010)
@@ -58,20 +58,20 @@ def test_prediction_is_network_work_and_prefill_without_their_factors_from_recei
 
 def test_a_forecast_is_of_times_for_every_candidate_whatever_the_weights() -> None:
     """A second of work left when a request gets there, none on the other; prefills of 1.01 s and 0.41 s."""
-    rows = candidates(cached=(0, 600), free_at_s=[101.001, 0.0], in_flight_requests=[3, 1])
+    rows = candidates(cached=(0, 600), drained_at_s=[101.001, 0.0], in_flight_requests=[3, 1])
     choice = chosen(rows, m_rtt=4.0, m_queue=0.5, **{"lambda": 1.0}, delta=100.0)
-    assert choice.forecast is not None
-    forecast = choice.forecast()
-    np.testing.assert_allclose(forecast.alone_s, [0.002 + 1.01, 0.1 + 0.41])
-    np.testing.assert_allclose(forecast.work_s, [1.0, 0.0])
+    assert choice.prediction is not None
+    forecast = choice.prediction()
+    np.testing.assert_allclose(forecast.idle_s, [0.002 + 1.01, 0.1 + 0.41])
+    np.testing.assert_allclose(forecast.backlog_s, [1.0, 0.0])
     np.testing.assert_allclose(forecast.prefill_s, [1.01, 0.41])
 
 
 def test_any_candidate_can_be_asked_for_its_prediction() -> None:
     """Half a second at the proxy, then network, work and prefill of that one."""
-    choice = chosen(candidates(cached=(0, 600), free_at_s=[100.501, 0.0], rtt_s=[0.002, 0.1]))
-    assert choice.predicts is not None
-    assert [choice.predicts(row) for row in (0, 1)] == pytest.approx([0.5 + 0.002 + 0.5 + 1.01, 0.5 + 0.1 + 0.41])
+    choice = chosen(candidates(cached=(0, 600), drained_at_s=[100.501, 0.0], rtt_s=[0.002, 0.1]))
+    assert choice.predict is not None
+    assert [choice.predict(row) for row in (0, 1)] == pytest.approx([0.5 + 0.002 + 0.5 + 1.01, 0.5 + 0.1 + 0.41])
 
 
 def test_slower_decoding_is_not_priced_where_its_price_is_nothing() -> None:
@@ -82,7 +82,7 @@ def test_slower_decoding_is_not_priced_where_its_price_is_nothing() -> None:
 @pytest.mark.parametrize(("due_s", "queue_ms"), [(99.6995, 0.0), (99.69, 2000 + 9), (99.2, 2000 + 499)])
 def test_a_first_token_is_late_from_300_ms_on_by_the_time_it_could_be_seen(due_s: float, queue_ms: float) -> None:
     """Half a round trip of 2 ms passes before a token made by now is seen."""
-    rows = candidates(free_at_s=[99.0, 99.0], due_s=[due_s, np.inf], waiting_prefill_s=[2.0, 0.0])
+    rows = candidates(drained_at_s=[99.0, 99.0], head_due_s=[due_s, np.inf], waiting_prefill_s=[2.0, 0.0])
     np.testing.assert_allclose(chosen(rows).terms["queue"], [queue_ms, 0.0], atol=1e-9)
 
 
@@ -94,17 +94,17 @@ def test_nothing_is_predicted_where_the_round_trip_is_unknown() -> None:
 
 
 def test_a_busy_replica_may_be_free_by_the_time_that_a_request_gets_there() -> None:
-    choice = chosen(candidates(free_at_s=[100.040, 100.040]))
+    choice = chosen(candidates(drained_at_s=[100.040, 100.040]))
     np.testing.assert_allclose(choice.terms["queue"], [39, 0])
 
 
 def test_a_large_body_is_priced_by_the_connection_that_it_would_get() -> None:
     rows = candidates(
         rtt_s=[0.1, 0.1],
-        congestion_bytes=[14_600, 114_600],
-        receive_bytes=[131_070, 131_070],
+        cwnd_bytes=[14_600, 114_600],
+        rwnd_bytes=[131_070, 131_070],
         sent_s=[99.9, 99.9],
-        free_at_s=[100.300, 100.300],
+        drained_at_s=[100.300, 100.300],
     )
     asked = replace(request(), received_s=100.0, body_bytes=100_000)
     choice = choose(GorgoMs(), rows, asked=asked)
@@ -114,20 +114,20 @@ def test_a_large_body_is_priced_by_the_connection_that_it_would_get() -> None:
 
 
 def test_a_connection_yet_to_be_opened_costs_its_handshake() -> None:
-    rows = candidates(rtt_s=[0.1, 0.1], congestion_bytes=[0, 14_600], connect_trips=[2, 2])
+    rows = candidates(rtt_s=[0.1, 0.1], cwnd_bytes=[0, 14_600], connect_round_trips=[2, 2])
     np.testing.assert_allclose(chosen(rows).terms["rtt"], [300, 100])
 
 
 def test_a_stuck_replica_does_not_look_idle() -> None:
     """0.5 s late by the time its token could be seen: its 2 s of waiting work count, and what is beyond 300 ms."""
-    rows = candidates(free_at_s=[99.0, 99.0], due_s=[99.499, np.inf], waiting_prefill_s=[2.0, 0.0])
+    rows = candidates(drained_at_s=[99.0, 99.0], head_due_s=[99.499, np.inf], waiting_prefill_s=[2.0, 0.0])
     choice = chosen(rows)
     np.testing.assert_allclose(choice.terms["queue"], [2000 + 200, 0])
     assert choice.row == 1
 
 
 def test_a_replica_a_little_late_is_not_stuck() -> None:
-    rows = candidates(free_at_s=[99.0, 99.0], due_s=[99.8, np.inf], waiting_prefill_s=[2.0, 0.0])
+    rows = candidates(drained_at_s=[99.0, 99.0], head_due_s=[99.8, np.inf], waiting_prefill_s=[2.0, 0.0])
     np.testing.assert_allclose(chosen(rows).terms["queue"], [0, 0])
 
 
@@ -142,7 +142,7 @@ def test_cold_replica_is_not_free() -> None:
 
 
 def test_weights_and_their_boxes_are_those_of_the_design() -> None:
-    assert [(spec.name, spec.default, spec.low, spec.high, spec.tuned) for spec in GorgoMs.weight_specs] == [
+    assert [(spec.name, spec.default, spec.low, spec.high, spec.tunable) for spec in GorgoMs.weight_specs] == [
         ("m_rtt", 1.0, 0.25, 4.0, "always"),
         ("m_queue", 1.0, 0.25, 4.0, "always"),
         ("lambda", 0.2, 0.1, 1.0, "asked"),

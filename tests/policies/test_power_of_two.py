@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gorgo.core.weights import Weights
+from gorgo.core.policy.weights import Weights
 from gorgo.policies.power_of_two import PowerOfTwo
 from tests.policies.table import choose, request, rows_chosen, table
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.policy import Policy
+from gorgo.core.policy.interface import Policy
 from gorgo.policies.prefix_cache import PrefixCache
 from gorgo.policies.prefix_cache_and_load import PrefixCacheAndLoad
 from tests.policies.table import choose, rows_chosen, table

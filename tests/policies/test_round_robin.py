@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gorgo.core.candidates import Candidates
+from gorgo.core.policy.candidates import Candidates
 from gorgo.policies.round_robin import RoundRobin
 from tests.policies.table import choose, table
 

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from gorgo.core.candidates import Candidates
+from gorgo.core.policy.candidates import Candidates
 from gorgo.policies.session_affinity import SimpleSessionAffinity, _mix
 from tests.policies.table import choose, request, table
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.candidates import Candidates
-from gorgo.core.decision import Choice
-from gorgo.core.policy import Policy
-from gorgo.core.weights import Weights
+from gorgo.core.messages.decision import Choice
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
 from gorgo.policies.gorgo import Gorgo
 from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.policies.prefix_threshold import PrefixThreshold
@@ -37,8 +37,8 @@ def rows() -> Candidates:
         in_flight_tokens=[3000, 500],
         prefill_token_s=[0.001, 0.001],
         slowdown=[1.0, 1.0],
-        free_at_s=[NOW + 0.010 + 2.0, NOW + 0.050 + 0.5],
-        due_s=[np.inf, np.inf],
+        drained_at_s=[NOW + 0.010 + 2.0, NOW + 0.050 + 0.5],
+        head_due_s=[np.inf, np.inf],
     )
     candidates.now = NOW
     return candidates

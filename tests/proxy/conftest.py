@@ -15,18 +15,18 @@ import httpx
 import pytest
 import uvloop
 
-from gorgo.config.model import Config, Limits, Proxy, Region, Replica
+from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.policies.registry import make_policy
 from gorgo.proxy import server
-from gorgo.proxy.config_file import ConfigFile
-from gorgo.proxy.kept import StateFile
-from gorgo.proxy.sockets import ServerAddresses
-from gorgo.proxy.state import ProxyState, make_state
+from gorgo.proxy.control.state_file import StateFile
+from gorgo.proxy.http.sockets import ServerAddresses
+from gorgo.proxy.reload.file_watch import ConfigFile
+from gorgo.proxy.state import RunningProxy, build_proxy
 from tests.proxy.fakes import FakeReplica, Script, running
 
 TOKEN = "let-me-in"
 #: No loop ticks within a test, except the first look at start.
-QUIET = Proxy(
+QUIET = ProxyConfig(
     region="here",
     policy="round-robin",
     bind="127.0.0.1:0",
@@ -51,7 +51,7 @@ class Running:
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
     replicas: list[FakeReplica]
-    state: ProxyState
+    state: RunningProxy
     addresses: ServerAddresses
     shutdown: asyncio.Event
     task: asyncio.Task[None]
@@ -73,7 +73,7 @@ class Running:
         assert not self._open_sources()
 
     def _open_sources(self) -> int:
-        return sum(target.upstream.open_sources for target in self.state.targets.values())
+        return sum(target.upstream.open_responses for target in self.state.targets.values())
 
 
 async def until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
@@ -89,10 +89,10 @@ def system_tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def config_for(replicas: list[FakeReplica], proxy: Proxy = QUIET, **limits: Any) -> Config:
-    rows = tuple(Replica(name=f"r{n}", region="here", url=fake.url) for n, fake in enumerate(replicas))
+def config_for(replicas: list[FakeReplica], proxy: ProxyConfig = QUIET, **limits: Any) -> Config:
+    rows = tuple(ReplicaConfig(name=f"r{n}", region="here", url=fake.url) for n, fake in enumerate(replicas))
     defaults: dict[str, Any] = {"shutdown_grace_s": 5.0, **limits}
-    return Config(proxy=proxy, regions=(Region(name="here"),), replicas=rows, limits=Limits(**defaults))
+    return Config(proxy=proxy, regions=(RegionConfig(name="here"),), replicas=rows, limits=LimitsConfig(**defaults))
 
 
 @asynccontextmanager
@@ -110,10 +110,10 @@ async def proxy_for(
     """`serve` as a task; its state is caught on the way so that a test can look at the ledger."""
     loop = asyncio.get_running_loop()
     bound: asyncio.Future[ServerAddresses] = loop.create_future()
-    caught: list[ProxyState] = []
+    caught: list[RunningProxy] = []
 
-    def catch(*args: Any, **kwargs: Any) -> ProxyState:
-        caught.append(make_state(*args, tls=system_tls(), **kwargs))
+    def catch(*args: Any, **kwargs: Any) -> RunningProxy:
+        caught.append(build_proxy(*args, tls=system_tls(), **kwargs))
         return caught[-1]
 
     monkeypatch.setattr(server, "make_state", catch)
@@ -162,7 +162,7 @@ class Start:
     async def proxy(self, config: Config, replicas: list[FakeReplica], **options: Any) -> Running:
         return await self._stack.enter_async_context(proxy_for(config, self._monkeypatch, replicas, **options))
 
-    async def fleet(self, *scripts: list[Script], proxy: Proxy = QUIET, **limits: Any) -> Running:
+    async def fleet(self, *scripts: list[Script], proxy: ProxyConfig = QUIET, **limits: Any) -> Running:
         """One replica per list of scripts, and a proxy that asks them in order."""
         replicas = [await self.replica(*script) for script in scripts]
         return await self.proxy(config_for(replicas, proxy, **limits), replicas)

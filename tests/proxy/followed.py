@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gorgo.config.load import parse_config
-from gorgo.proxy.config_file import ConfigFile, Found
+from gorgo.proxy.reload.file_watch import ConfigFile, Found
 from tests.proxy.conftest import Running, Start
 from tests.proxy.fakes import FakeReplica
 
@@ -76,7 +76,7 @@ class Followed:
         """Write the file, ask for it, and wait until it was applied or refused."""
         before = self.file.reloads
         self.path.write_bytes(text)
-        self.file.ask()
+        self.file.request_reload()
         await self.file.reloaded(before)
 
     def count(self, result: str) -> float:

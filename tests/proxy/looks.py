@@ -181,7 +181,7 @@ class Rig:
     @asynccontextmanager
     async def asking(self, user: str, **fields: Any) -> AsyncIterator[asyncio.Task[httpx.Response]]:
         """A request on its way, whose client leaves at the end of the block if it has no answer by then."""
-        held = self.state.router.held
+        held = self.state.router.queued
         request = asyncio.create_task(self.ask(user, **fields))
         try:
             yield request
@@ -189,7 +189,7 @@ class Rig:
             request.cancel()
             with suppress(asyncio.CancelledError):
                 await request
-            await until(lambda: self.state.router.held <= held)
+            await until(lambda: self.state.router.queued <= held)
 
     @property
     def seen(self) -> int:
@@ -254,12 +254,12 @@ def next_one(**fields: Any) -> Look:
 
     async def look(rig: Rig) -> str:
         seen, router = rig.seen, rig.state.router
-        held = router.held
+        held = router.queued
         async with rig.asking("open", **fields) as request:
-            await until(lambda: rig.seen > seen or router.held > held or request.done())
+            await until(lambda: rig.seen > seen or router.queued > held or request.done())
             if request.done():
                 return said(request.result())
-            return "waits" if router.held > held else "goes"
+            return "waits" if router.queued > held else "goes"
 
     return look
 
@@ -267,7 +267,7 @@ def next_one(**fields: Any) -> Look:
 def beside_one_that_waits(look: Look) -> Look:
     async def beside_another(rig: Rig) -> object:
         async with rig.asking("open"):
-            await until(lambda: rig.state.router.held == 1)
+            await until(lambda: rig.state.router.queued == 1)
             return await look(rig)
 
     return beside_another
@@ -377,7 +377,7 @@ async def cut_off_by_failures_a_minute_apart(rig: Rig) -> bool:
     router, now = rig.state.router, rig.state.clock()
     router.on_probe("a", None, now=now)
     router.on_probe("b", None, now=now + 60.0)
-    found = router.regions_cut_off == {"here"}
+    found = router.unreachable_regions == {"here"}
     for name in ("a", "b"):
         router.on_probe(name, 0.001, now=now + 60.0)
     return found
@@ -401,13 +401,13 @@ async def scored_beside(rig: Rig) -> bool:
     return (await rig.admin.get("/admin/samples")).json()["samples"][-1]["shadow_rank"] is not None
 
 
-async def most_of_a_repeated_prompt_is_believed(rig: Rig) -> bool:
+async def most_of_a_repeated_prompt_is_estimated(rig: Rig) -> bool:
     """Its 5,000 bytes are 1,250 tokens."""
     messages = [{"role": "user", "content": LONG_PROMPT}]
     for _ in range(2):
         response = await rig.ask(messages=messages)
         await rig.followed.fleet.idle()
-    return int(response.headers["x-gorgo-believed-cached-tokens"]) > 1000
+    return int(response.headers["x-gorgo-estimated-cached-tokens"]) > 1000
 
 
 async def predicted_to_take_minutes(rig: Rig) -> bool:
@@ -428,9 +428,9 @@ async def order_of_two_who_wait(rig: Rig) -> list[str]:
     before = len(rig.ground.a.seen)
     async with asyncio.TaskGroup() as clients, rig.open(key=OTHER_KEY):
         clients.create_task(rig.ask("team", key=KEY))
-        await until(lambda: rig.state.router.held == 1)
+        await until(lambda: rig.state.router.queued == 1)
         clients.create_task(rig.ask("other", key=OTHER_KEY))
-        await until(lambda: rig.state.router.held == 2)
+        await until(lambda: rig.state.router.queued == 2)
     return [json.loads(request.body)["user"] for request in rig.ground.a.seen[before + 1 :]]
 
 
@@ -441,7 +441,7 @@ async def late_request(rig: Rig) -> str:
     before = rig.seen
     async with rig.asking(fresh("stuck")) as request:
         await until(lambda: rig.seen > before)
-        rig.state.desk.told(rig.state.router.handle_timer(now=rig.state.clock() + 10.0))
+        rig.state.gateway.apply(rig.state.router.handle_timer(now=rig.state.clock() + 10.0))
         if rig.state.router.in_flight == 1:
             return "once"
         assert said(await request) == "200"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypercorn.events import Closed, Event, Updated
 
-from gorgo.config.model import Config, Region, Replica
-from gorgo.proxy.listener import Connection
+from gorgo.config.model import Config, RegionConfig, ReplicaConfig
+from gorgo.proxy.http.listener import Connection
 from tests.proxy.conftest import QUIET, Start, until
 from tests.proxy.fakes import DONE, ROLE, Script, answer, chat, delta, event, hang, reset_after
 from tests.proxy.raw import RawClient, connected
@@ -120,7 +120,7 @@ async def test_client_that_leaves_in_the_middle_of_its_body_reserves_nothing(sta
 
 async def test_client_that_does_not_read_is_cut(start: Start) -> None:
     flood = tuple(delta("x" * 60_000) for _ in range(400))
-    fleet = await start.fleet([hang(*flood)], between_chunks_timeout_s=0.3)
+    fleet = await start.fleet([hang(*flood)], stream_idle_timeout_s=0.3)
     async with connected(fleet.addresses.data) as client:
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         await client.post(CHAT, BODY)
@@ -173,7 +173,7 @@ async def test_late_error_event_reaches_a_client_that_still_reads(start: Start) 
 
 
 @pytest.mark.parametrize("script", [hang(), hang(ROLE)], ids=["before headers", "before content"])
-@pytest.mark.parametrize("limits", [{"first_content_timeout_s": 0.1}, {"total_timeout_s": 0.1}])
+@pytest.mark.parametrize("limits", [{"first_token_timeout_s": 0.1}, {"request_timeout_s": 0.1}])
 async def test_attempt_that_runs_out_of_time_closes_its_connection(
     start: Start, limits: dict[str, Any], script: Script
 ) -> None:
@@ -199,8 +199,8 @@ async def test_engine_sees_the_end_of_its_connection_at_once_when_the_client_lea
     server = await asyncio.start_server(engine, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        row = Replica(name="raw", region="here", url=url, engine="sglang")
-        fleet = await start.proxy(Config(proxy=QUIET, regions=(Region(name="here"),), replicas=(row,)), [])
+        row = ReplicaConfig(name="raw", region="here", url=url, engine="sglang")
+        fleet = await start.proxy(Config(proxy=QUIET, regions=(RegionConfig(name="here"),), replicas=(row,)), [])
         async with connected(fleet.addresses.data) as client:
             await client.post(CHAT, BODY)
             await client.reader.readuntil(b"data")

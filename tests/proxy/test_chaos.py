@@ -58,7 +58,7 @@ async def test_every_answer_is_one_replicas_or_an_error(start: Start, seed: int)
     fleet = await start.fleet(
         *([faulty(f"r{n}", random.Random(seed * 10 + n))] for n in range(3)),
         proxy=replace(QUIET, policy="random"),
-        first_content_timeout_s=0.3,
+        first_token_timeout_s=0.3,
         max_attempts=3,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gorgo.config.model import Limits, Overload, Region, RegionLimits
+from gorgo.config.model import LimitsConfig, OverloadConfig, RegionConfig, RegionLimitsConfig
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until, with_replica
 from tests.proxy.fakes import DONE, ROLE, Script, answer, chat, delta, hang, stream
 from tests.proxy.followed import follow, regions
@@ -84,7 +84,7 @@ async def test_replica_that_takes_no_connection_is_passed_over_and_blamed(start:
     ],
 )
 async def test_stream_without_content_is_tried_elsewhere_and_its_replica_blamed(start: Start, script: Script) -> None:
-    fleet = await start.fleet([script], [GOOD], **LONG | {"first_content_timeout_s": SHORT_S})
+    fleet = await start.fleet([script], [GOOD], **LONG | {"first_token_timeout_s": SHORT_S})
     assert (await ask(fleet))[2] == ROLE + delta("good") + DONE
     assert health(fleet) == (1, 1)
     fleet.state.router.drain("r1", now=fleet.state.clock())
@@ -96,10 +96,10 @@ async def test_stream_without_content_is_tried_elsewhere_and_its_replica_blamed(
 
 async def test_answer_in_one_piece_has_a_deadline_of_its_own(start: Start) -> None:
     whole = after(2 * SHORT_S, answer(200, b'{"choices": []}'))
-    fleet = await start.fleet([whole, hang()], **LONG | {"first_content_timeout_s": SHORT_S})
+    fleet = await start.fleet([whole, hang()], **LONG | {"first_token_timeout_s": SHORT_S})
     assert (await ask(fleet, stream=False))[::2] == (200, b'{"choices": []}')
     target = fleet.state.targets["r0"]
-    target.deadlines = replace(target.deadlines, whole_answer_s=SHORT_S)
+    target.deadlines = replace(target.deadlines, response_s=SHORT_S)
     assert (await ask(fleet, stream=False))[:2] == (504, "upstream_timeout")
     assert health(fleet) == (1, 1)
     await until(fleet.replicas[0].dropped.is_set)
@@ -107,7 +107,7 @@ async def test_answer_in_one_piece_has_a_deadline_of_its_own(start: Start) -> No
 
 
 async def test_silence_after_content_ends_the_stream_and_is_noted_of_its_replica(start: Start) -> None:
-    fleet = await start.fleet([hang(delta("a"))], [GOOD], **LONG | {"between_chunks_timeout_s": SHORT_S})
+    fleet = await start.fleet([hang(delta("a"))], [GOOD], **LONG | {"stream_idle_timeout_s": SHORT_S})
     status, _, body = await ask(fleet)
     assert (status, body.startswith(delta("a")), b'"code": "upstream_failed"' in body) == (200, True, True)
     await until(fleet.replicas[0].dropped.is_set)
@@ -120,7 +120,7 @@ async def test_silence_after_content_ends_the_stream_and_is_noted_of_its_replica
 async def test_comments_do_not_keep_a_stream_alive_that_has_stopped(start: Start) -> None:
     """As servers and middleboxes send them while the engine behind them hangs."""
     comments = drip(delta("a"), again=b": keep-alive\n\n")
-    fleet = await start.fleet([comments], **LONG | {"between_chunks_timeout_s": SHORT_S, "total_timeout_s": 5.0})
+    fleet = await start.fleet([comments], **LONG | {"stream_idle_timeout_s": SHORT_S, "request_timeout_s": 5.0})
     status, _, body = await ask(fleet)
     assert (status, b": keep-alive" in body, b'"code": "upstream_failed"' in body) == (200, True, True)
     await until(fleet.replicas[0].dropped.is_set)
@@ -128,7 +128,7 @@ async def test_comments_do_not_keep_a_stream_alive_that_has_stopped(start: Start
 
 
 async def test_stream_that_goes_on_for_too_long_is_ended_and_nobody_is_blamed(start: Start) -> None:
-    fleet = await start.fleet([drip(again=delta("a"))], **LONG, total_timeout_s=SHORT_S)
+    fleet = await start.fleet([drip(again=delta("a"))], **LONG, request_timeout_s=SHORT_S)
     status, _, body = await ask(fleet)
     assert (status, body.startswith(delta("a")), b'"code": "total_timeout"' in body) == (200, True, True)
     assert DONE not in body
@@ -147,7 +147,7 @@ async def test_body_that_goes_on_for_too_long_is_cut(start: Start) -> None:
             await response.write(b" " * 50_000)
             await asyncio.sleep(0.01)
 
-    fleet = await start.fleet([endless], **LONG, total_timeout_s=SHORT_S)
+    fleet = await start.fleet([endless], **LONG, request_timeout_s=SHORT_S)
     async with connected(fleet.addresses.data) as client:
         await client.post(CHAT, chat())
         assert (await client.head()).startswith(b"HTTP/1.1 200")
@@ -157,7 +157,7 @@ async def test_body_that_goes_on_for_too_long_is_cut(start: Start) -> None:
 
 
 async def test_request_whose_time_is_over_is_not_tried_elsewhere(start: Start) -> None:
-    fleet = await start.fleet([hang()], [GOOD], **LONG, total_timeout_s=SHORT_S)
+    fleet = await start.fleet([hang()], [GOOD], **LONG, request_timeout_s=SHORT_S)
     assert (await ask(fleet))[:2] == (504, "total_timeout")
     await until(fleet.replicas[0].dropped.is_set)
     await fleet.idle()
@@ -166,7 +166,7 @@ async def test_request_whose_time_is_over_is_not_tried_elsewhere(start: Start) -
 
 
 async def test_retry_has_what_is_left_of_the_whole_time(start: Start) -> None:
-    fleet = await start.fleet([hang()], [hang()], **LONG | {"first_content_timeout_s": SHORT_S}, total_timeout_s=0.2)
+    fleet = await start.fleet([hang()], [hang()], **LONG | {"first_token_timeout_s": SHORT_S}, request_timeout_s=0.2)
     assert (await ask(fleet))[:2] == (504, "total_timeout")
     await fleet.idle()
     assert [len(replica.seen) for replica in fleet.replicas] == [1, 1]
@@ -178,22 +178,25 @@ async def test_retry_has_what_is_left_of_the_whole_time(start: Start) -> None:
 async def test_wait_at_the_proxy_counts(start: Start) -> None:
     replica = await start.replica(hang(ROLE, delta("a"), rest=(DONE,)), GOOD)
     config = config_for([replica], replace(QUIET, policy="gorgo-ms"), **LONG)
-    fleet = await start.proxy(replace(config, overload=Overload(open_in_flight=1)), [replica])
+    fleet = await start.proxy(replace(config, overload=OverloadConfig(max_concurrency_per_replica=1)), [replica])
     async with fleet.client.stream("POST", CHAT, content=chat(stream=True)) as first:
-        fleet.state.limits = replace(config.limits, total_timeout_s=SHORT_S)
+        fleet.state.limits = replace(config.limits, request_timeout_s=SHORT_S)
         assert (await ask(fleet))[:2] == (504, "total_timeout")
         replica.release.set()
         await first.aread()
     await fleet.idle()
-    assert (len(replica.seen), fleet.state.router.held) == (1, 0)
+    assert (len(replica.seen), fleet.state.router.queued) == (1, 0)
 
 
 async def test_each_region_has_the_deadlines_that_it_sets(start: Start) -> None:
     replicas = [await start.replica(hang()), await start.replica(hang())]
     config = replace(
         config_for(replicas),
-        regions=(Region(name="here"), Region(name="far", limits=RegionLimits(first_content_timeout_s=SHORT_S))),
-        limits=Limits(first_content_timeout_s=LONG_S, shutdown_grace_s=0.0),
+        regions=(
+            RegionConfig(name="here"),
+            RegionConfig(name="far", limits=RegionLimitsConfig(first_token_timeout_s=SHORT_S)),
+        ),
+        limits=LimitsConfig(first_token_timeout_s=LONG_S, shutdown_grace_s=0.0),
     )
     fleet = await start.proxy(with_replica(config, 0, region="far"), replicas)
     asked = asyncio.create_task(ask(fleet))
@@ -210,14 +213,14 @@ async def test_reload_changes_the_deadlines_of_attempts_from_then_on(start: Star
     followed = await follow(start, tmp_path, regions({"a": replica}), [replica])
     running = asyncio.create_task(ask(followed.fleet))
     await until(replica.arrived.is_set)
-    await followed.rewrite(regions({"a": replica}, limits={"first_content_timeout_s": SHORT_S}))
+    await followed.rewrite(regions({"a": replica}, limits={"first_token_timeout_s": SHORT_S}))
     assert (await ask(followed.fleet))[:2] == (504, "upstream_timeout")
     assert not running.done()
     text = regions({"a": replica}).replace(
-        b'{"name": "here"}', b'{"name": "here", "limits": {"first_content_timeout_s": 0.05}}'
+        b'{"name": "here"}', b'{"name": "here", "limits": {"first_token_timeout_s": 0.05}}'
     )
     await followed.rewrite(text)
-    assert followed.state.targets["a"].deadlines.first_content_s == 0.05
+    assert followed.state.targets["a"].deadlines.first_token_s == 0.05
     assert (await ask(followed.fleet))[:2] == (504, "upstream_timeout")
     replica.release.set()
     await running

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gorgo.config.model import Config
-from gorgo.proxy.probes import Watcher
+from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
 from tests.proxy.conftest import Running, Start, config_for, until, with_replica
 from tests.proxy.fakes import DONE, ROLE, Script, answer, chat, delta, event, hang, reset_after, stream
 from tests.proxy.raw import connected
@@ -79,14 +79,14 @@ async def test_replica_that_refuses_connections_is_passed_over(start: Start) -> 
 
 
 async def test_silent_replica_is_given_up_after_the_first_content_timeout(start: Start) -> None:
-    fleet = await start.fleet([hang()], [GOOD], first_content_timeout_s=0.2)
+    fleet = await start.fleet([hang()], [GOOD], first_token_timeout_s=0.2)
     assert (await ask(fleet)).content == GOOD_BYTES
     await until(fleet.replicas[0].dropped.is_set)
     await fleet.idle()
 
 
 async def test_role_alone_does_not_stop_the_first_content_timeout(start: Start) -> None:
-    fleet = await start.fleet([hang(ROLE)], [GOOD], first_content_timeout_s=0.2)
+    fleet = await start.fleet([hang(ROLE)], [GOOD], first_token_timeout_s=0.2)
     assert (await ask(fleet)).content == GOOD_BYTES
     await until(fleet.replicas[0].dropped.is_set)
 
@@ -121,7 +121,7 @@ async def test_last_failure_is_an_openai_shaped_error(start: Start, script: Scri
 
 
 async def test_timeout_everywhere_is_a_504(start: Start) -> None:
-    fleet = await start.fleet([hang()], first_content_timeout_s=0.1)
+    fleet = await start.fleet([hang()], first_token_timeout_s=0.1)
     assert (await ask(fleet)).status_code == 504
     await fleet.idle()
 
@@ -165,7 +165,7 @@ async def test_failure_after_content_ends_the_stream_with_an_error_event(start: 
 
 
 async def test_silence_after_content_ends_the_stream_with_an_error_event(start: Start) -> None:
-    fleet = await start.fleet([hang(delta("a"))], between_chunks_timeout_s=0.2)
+    fleet = await start.fleet([hang(delta("a"))], stream_idle_timeout_s=0.2)
     response = await ask(fleet)
     assert response.content.startswith(delta("a"))
     assert b"upstream_failed" in response.content
@@ -192,7 +192,7 @@ async def test_replica_that_hangs_up_after_a_while_is_not_sent_the_request_again
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a kept connection: what it says no word to for so long it had, and it may be what it died of."""
-    monkeypatch.setattr("gorgo.proxy.transport.STALE_S", 0.0)
+    monkeypatch.setattr("gorgo.proxy.upstream.transport.STALE_S", 0.0)
     fleet = await start.fleet([GOOD, GOOD, reset_after()], [GOOD])
     for _ in range(5):
         response = await ask(fleet)
@@ -268,10 +268,10 @@ async def test_sockets_that_this_process_has_not_are_no_failure_of_a_replica(
         response = await ask(fleet)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "replicas_busy")
         assert response.headers["retry-after"] == "1"
-    watcher = Watcher(fleet.state, fleet.state.targets["r0"])
+    watcher = ReplicaMonitor(fleet.state, fleet.state.targets["r0"])
     for _ in range(5):
         await watcher.probe()
-    assert fleet.state.router.standings() == {"r0": "healthy"}
+    assert fleet.state.router.health_states() == {"r0": "healthy"}
     await fleet.idle()
 
 

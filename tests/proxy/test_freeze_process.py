@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from gorgo.config.weights_file import read_weights_file
-from gorgo.proxy.kept import StateFile
+from gorgo.proxy.control.state_file import StateFile
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, FakeReplica, delta, stream
 from tests.proxy.followed import regions
@@ -86,7 +86,7 @@ async def folder(start: Start, tmp_path: Path) -> Path:
 
 
 async def killed_while_freezing(folder: Path, kills: int) -> None:
-    """Thaw and freeze as fast as it goes, kill, start: what was answered holds, or what was asked last."""
+    """Unfreeze and freeze as fast as it goes, kill, start: what was answered holds, or what was asked last."""
     chance = random.Random(5)
     file = StateFile(folder / "state.json")
     frozen, version, acknowledged, asked = 0, 1, 0.5, 0.5
@@ -105,7 +105,7 @@ async def killed_while_freezing(folder: Path, kills: int) -> None:
                 while not at_rest:
                     if frozen >= wanted:
                         enough.set()
-                    await proxy.admin.post("/admin/thaw")
+                    await proxy.admin.post("/admin/unfreeze")
                     asked = round(0.05 + (frozen + 1) % 1000 / 1000, 3)
                     body = {"weights": {"w_rtt": asked}, "reason": "x" * chance.randrange(900)}
                     version = (await proxy.admin.post("/admin/freeze", json=body)).json()["version"]
@@ -168,8 +168,8 @@ async def test_frozen_by_command_exported_restarted_and_thawed(folder: Path) -> 
         refused = await gorgo("freeze", *at, "--weights", str(other))
         assert refused.returncode == 1
         assert "answered 409: the weights are frozen since" in refused.stderr
-        thawed = await gorgo("thaw", *at, "--json")
-        assert json.loads(thawed.stdout)["frozen"] is None
+        unfrozen = await gorgo("unfreeze", *at, "--json")
+        assert json.loads(unfrozen.stdout)["frozen"] is None
     file = read_weights_file(exported)
     assert (file.policy, dict(file.weights), file.note) == ("gorgo", {"w_rtt": 0.7, "w_queue": 0.1}, "held-out")
     async with served(folder, "--weights", str(exported)) as proxy:

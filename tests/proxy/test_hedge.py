@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from gorgo.config.model import Overload
-from gorgo.core.actions import Action, Dispatch
-from gorgo.core.request import Ending, Outcome
-from gorgo.proxy.answer import Answer
-from gorgo.proxy.desk import Desk
-from gorgo.proxy.state import ProxyState, replica_spec
+from gorgo.config.model import OverloadConfig
+from gorgo.core.messages.actions import Action, Dispatch
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.proxy.exchange.response import ClientResponse
+from gorgo.proxy.router_gateway import RouterGateway
+from gorgo.proxy.state import RunningProxy, replica_spec
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until
 from tests.proxy.fakes import DONE, ROLE, FakeReplica, Script, answer, chat, delta, hang, stream
 
@@ -33,8 +33,8 @@ async def hedging(start: Start, stuck: Script, *others: Script, **overload: Any)
     others drain.
     """
     replicas = [await start.replica(words("warm")) for _ in (stuck, *others)]
-    settings = {"hold": False, "hedge_share": 0.5, "hedge_late_ms": 30.0, **overload}
-    proxy = await start.proxy(replace(config_for(replicas, PREDICTS), overload=Overload(**settings)), replicas)
+    settings = {"hold": False, "hedge_budget_ratio": 0.5, "hedge_delay_ms": 30.0, **overload}
+    proxy = await start.proxy(replace(config_for(replicas, PREDICTS), overload=OverloadConfig(**settings)), replicas)
     for _ in range(4):  # the budget is of requests
         await proxy.client.post(CHAT, content=chat(stream=True))
     # The one with the prompt in its cache is the cheapest for the same prompt, if the tie-break left it any warmth.
@@ -69,7 +69,7 @@ async def test_a_silent_replica_loses_to_a_second_one(start: Start) -> None:
     assert (sample.hedged, sample.replica, sample.status, sample.retries) == (True, "r1", 200, 0)
     metrics = (await proxy.client.get("/metrics")).text
     assert 'gorgo_hedges_total{region="here",replica="r1"} 1.0' in metrics
-    assert f'ending="{Ending.SUPERSEDED.value}"' in metrics
+    assert f'ending="{AttemptResult.SUPERSEDED.value}"' in metrics
 
 
 async def test_the_first_replica_may_still_win(start: Start) -> None:
@@ -132,7 +132,7 @@ async def test_what_is_kept_at_the_replica_is_not_asked_twice(start: Start, fiel
     proxy, near = await hedging(start, hang(rest=(ROLE, delta("first"), DONE)), words("second"))
     request = await send_to_near(proxy, **fields)
     now = proxy.state.clock()
-    proxy.state.desk.told(proxy.state.router.handle_timer(now=now + 100.0))  # long past any evidence
+    proxy.state.gateway.apply(proxy.state.router.handle_timer(now=now + 100.0))  # long past any evidence
     near.release.set()
     assert "first" in (await request).text
     assert proxy.replicas[1].seen == []
@@ -162,15 +162,15 @@ async def both_fail(
     proxy.state.router.drain("r2", False, now=proxy.state.clock())
     near.release.set()
     await until(lambda: proxy.state.router.in_flight == 1)
-    finish = Desk.finish
+    finish = RouterGateway.finish
 
-    def finished(desk: Desk, dispatch: Dispatch, outcome: Outcome) -> Action | None:
+    def finished(desk: RouterGateway, dispatch: Dispatch, outcome: Outcome) -> Action | None:
         action = finish(desk, dispatch, outcome)
         if isinstance(action, Dispatch):
             then(proxy)
         return action
 
-    monkeypatch.setattr(Desk, "finish", finished)
+    monkeypatch.setattr(RouterGateway, "finish", finished)
     far.release.set()
     return proxy, await request
 
@@ -182,10 +182,10 @@ async def test_two_that_fail_are_followed_by_a_third_even_if_it_leaves_the_fleet
         state = proxy.state
         rows = state.config.replicas[:2]
         state.router.set_fleet([replica_spec(row) for row in rows], now=state.clock())
-        state.leaving.add(state.targets["r2"])
+        state.draining_targets.add(state.targets["r2"])
         asyncio.get_running_loop().call_soon(leave, state)
 
-    def leave(state: ProxyState) -> None:
+    def leave(state: RunningProxy) -> None:
         state.targets = {name: target for name, target in state.targets.items() if name != "r2"}
 
     proxy, response = await both_fail(start, monkeypatch, reload)
@@ -210,13 +210,13 @@ async def test_a_request_that_is_cut_as_its_second_attempt_is_to_go_on_leaves_no
 
 async def test_nobody_speaks_beside_the_last_words(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     open_attempts: list[int] = []
-    cut_short = Answer.cut_short
+    cut_short = ClientResponse.abort
 
-    async def watched(answer: Answer) -> None:
+    async def watched(answer: ClientResponse) -> None:
         open_attempts.append(proxy.state.router.in_flight)
         await cut_short(answer)
 
-    monkeypatch.setattr(Answer, "cut_short", watched)
+    monkeypatch.setattr(ClientResponse, "cut_short", watched)
     proxy, near = await hedging(start, hang(), hang(ROLE, delta("second")))
     proxy.state.limits = replace(proxy.state.limits, shutdown_grace_s=0.05)
     request = await send_to_near(proxy)

@@ -17,7 +17,7 @@ import pytest
 from gorgo.engines.sglang import SGLang
 from gorgo.errors import ConfigError
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.probes import WARM_CONNECTIONS, Watcher
+from gorgo.proxy.monitor.replica_monitor import WARM_CONNECTIONS, ReplicaMonitor
 from gorgo.proxy.server import serve
 from tests.proxy.conftest import QUIET, Start, config_for, until, with_replica
 from tests.proxy.fakes import DONE, FakeReplica, answer, chat, delta, event, hang, reset_after, stream
@@ -62,7 +62,7 @@ async def test_silent_replica_does_not_keep_it_from_starting(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, silent: str
 ) -> None:
     """Until it has started nobody is answered, and no SIGTERM is heeded."""
-    monkeypatch.setattr("gorgo.proxy.probes.LOOK_S", 0.1)
+    monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.LOOK_S", 0.1)
     replica = await start.replica(answer(200))
     replica.silent = silent
     async with asyncio.timeout(4.0):  # a ping may take 5 s, a scrape 10
@@ -84,7 +84,7 @@ async def test_port_that_is_taken_is_named(start: Start, key: str) -> None:
 
 
 async def test_loops_keep_asking_and_keep_connections_warm(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.proxy.probes.WARM_INTERVAL_S", 0.02)
+    monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.WARM_INTERVAL_S", 0.02)
     fleet = await start.fleet([answer(200)], proxy=replace(QUIET, probe_interval_s=0.02, scrape_interval_s=0.02))
     await until(lambda: fleet.replicas[0].pings > 20)
     assert fleet.state.targets["r0"].upstream.connections >= WARM_CONNECTIONS
@@ -111,7 +111,7 @@ async def test_probe_failures_are_logged_once_and_the_return_too(
 ) -> None:
     fleet = await start.fleet([answer(500)])
     target = fleet.state.targets["r0"]
-    watcher = Watcher(fleet.state, replace(target, dialect=_Broken()), spread=lambda: 0.5)
+    watcher = ReplicaMonitor(fleet.state, replace(target, dialect=_Broken()), spread=lambda: 0.5)
     for _ in range(3):
         await watcher.probe()
     watcher._target = target
@@ -126,7 +126,7 @@ async def test_a_replica_that_started_again_is_said_and_counted_and_believed_emp
 ) -> None:
     replica = await start.replica(stream(delta("a"), DONE))
     fleet = await start.proxy(config_for([replica]), [replica])
-    watcher = Watcher(fleet.state, fleet.state.targets["r0"], spread=lambda: 0.5)
+    watcher = ReplicaMonitor(fleet.state, fleet.state.targets["r0"], spread=lambda: 0.5)
     await fleet.client.post(CHAT, content=chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}]))
     counted = "sglang:prompt_tokens_total{} "
     for replica.metrics in (counted + "1030.0", counted + "1030.0", counted + "7.0", counted + "9.0"):
@@ -141,7 +141,7 @@ async def test_a_replica_that_started_again_is_said_and_counted_and_believed_emp
 async def test_a_broken_connection_has_the_figures_read_soon_and_not_at_the_next_interval(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.proxy.probes.AFTER_BREAK_S", 0.01)
+    monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.AFTER_BREAK_S", 0.01)
     replica = await start.replica(stream(delta("a"), DONE), reset_after(delta("a")))
     counted = "sglang:prompt_tokens_total "
     replica.metrics = counted + "1030"
@@ -161,7 +161,7 @@ async def test_figures_of_a_replica_that_is_back_are_read_at_once(start: Start) 
     replica.metrics = "sglang:num_running_reqs 3.0"
     fleet = await start.proxy(config_for([replica]), [replica])
     target = fleet.state.targets["r0"]
-    watcher = Watcher(fleet.state, replace(target, dialect=_Broken()), spread=lambda: 0.5)
+    watcher = ReplicaMonitor(fleet.state, replace(target, dialect=_Broken()), spread=lambda: 0.5)
     await watcher.probe()
     watcher._target = target
     await watcher.probe()

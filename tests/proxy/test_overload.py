@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gorgo.config.model import Overload
+from gorgo.config.model import OverloadConfig
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until
 from tests.proxy.fakes import DONE, ROLE, FakeReplica, Script, chat, delta, hang, stream
 
@@ -20,7 +20,9 @@ CHAT = "/v1/chat/completions"
 
 async def fleet(start: Start, *scripts: list[Script], **overload: Any) -> Running:
     replicas: list[FakeReplica] = [await start.replica(*script) for script in scripts]
-    config = replace(config_for(replicas, PREDICTS), overload=Overload(**{"open_in_flight": 1, **overload}))
+    config = replace(
+        config_for(replicas, PREDICTS), overload=OverloadConfig(**{"max_concurrency_per_replica": 1, **overload})
+    )
     return await start.proxy(config, replicas)
 
 
@@ -33,7 +35,7 @@ async def begun(proxy: Running) -> asyncio.Task[httpx.Response]:
 
 async def waiting(proxy: Running, count: int = 1, **headers: str) -> asyncio.Task[httpx.Response]:
     task = asyncio.create_task(proxy.client.post(CHAT, content=chat(stream=True), headers=headers))
-    await until(lambda: proxy.state.router.held == count)
+    await until(lambda: proxy.state.router.queued == count)
     return task
 
 
@@ -47,8 +49,8 @@ async def test_a_request_waits_at_the_proxy_and_goes_when_there_is_room(start: S
     assert [answer.status_code for answer in answers] == [200, 200]
     await proxy.idle()
     metrics = (await proxy.client.get("/metrics")).text
-    assert "gorgo_held_seconds_count 1.0" in metrics
-    assert "gorgo_held_requests 0.0" in metrics
+    assert "gorgo_queue_seconds_count 1.0" in metrics
+    assert "gorgo_queue_requests 0.0" in metrics
 
 
 async def test_a_client_that_leaves_while_it_waits_is_never_sent(start: Start) -> None:
@@ -56,7 +58,7 @@ async def test_a_client_that_leaves_while_it_waits_is_never_sent(start: Start) -
     first = await begun(proxy)
     second = await waiting(proxy)
     second.cancel()
-    await until(lambda: proxy.state.router.held == 0)
+    await until(lambda: proxy.state.router.queued == 0)
     proxy.replicas[0].release.set()
     assert (await first).status_code == 200
     await proxy.idle()
@@ -76,7 +78,7 @@ async def test_two_requests_of_one_id_wait_side_by_side(start: Start) -> None:
 
 
 async def test_one_request_too_many_is_told_when_to_come_back(start: Start) -> None:
-    proxy = await fleet(start, [hang(ROLE, delta("a"), rest=(DONE,)), ANSWER], max_held=1)
+    proxy = await fleet(start, [hang(ROLE, delta("a"), rest=(DONE,)), ANSWER], queue_max_requests=1)
     first = await begun(proxy)
     second = await waiting(proxy)
     refused = await proxy.client.post(CHAT, content=chat(stream=True))

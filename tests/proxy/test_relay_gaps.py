@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gorgo.proxy.headers import Header
-from gorgo.proxy.relay import Relay, RelayPlan
-from gorgo.proxy.sink import Sink
-from gorgo.proxy.watchdog import Watchdog
+from gorgo.proxy.exchange.relay import Relay, RelayOptions
+from gorgo.proxy.http.headers import Header
+from gorgo.proxy.http.response_writer import ResponseWriter
+from gorgo.proxy.http.timeout import ResettableTimeout
 from tests.proxy.fakes import ROLE, delta
 
 
@@ -42,10 +42,10 @@ async def p95_of(source: PacedSource, monkeypatch: pytest.MonkeyPatch) -> float 
     async def send(_message: Any) -> None:
         return
 
-    monkeypatch.setattr("gorgo.proxy.relay.monotonic", lambda: source.now_s)
-    plan = RelayPlan("/v1/chat/completions", (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None)
-    with Watchdog(1000.0) as dog:
-        return (await Relay(source, Sink(send), dog, plan).run()).itl_s_p95
+    monkeypatch.setattr("gorgo.proxy.exchange.relay.monotonic", lambda: source.now_s)
+    plan = RelayOptions("/v1/chat/completions", (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None)
+    with ResettableTimeout(1000.0) as dog:
+        return (await Relay(source, ResponseWriter(send), dog, plan).run()).itl_s_p95
 
 
 def tokens(gaps_s: Sequence[float]) -> list[tuple[float, bytes]]:

@@ -43,7 +43,7 @@ from tests.proxy.looks import (
     late_request,
     models,
     more_failures_than_the_least_of_retries,
-    most_of_a_repeated_prompt_is_believed,
+    most_of_a_repeated_prompt_is_estimated,
     next_after_a_long_prefill,
     next_one,
     order_of_two_who_wait,
@@ -104,13 +104,17 @@ def one(key: str, value: object, look: Look, was: object, now: object, old: Edit
 
 PREDICTS: Edits = {"proxy.policy": "gorgo-ms"}
 #: A stream that is open leaves no place for another one.
-FULL: Edits = PREDICTS | {"overload.open_in_flight": 1}
+FULL: Edits = PREDICTS | {"overload.max_concurrency_per_replica": 1}
 KEYED: Edits = {"clients.keys_env": "KEYS"}
 DEAF: Edits = {"replicas[].url": lambda ground: f"http://127.0.0.1:{ground.deaf}"}
 TEAM: Edits = KEYED | {"clients.rules[].name": "team"}
 TIMEOUTS = ("connect", "first_content", "whole_answer", "between_chunks", "total")
 PATIENT: Edits = {f"limits.{phase}_timeout_s": LONG_S for phase in TIMEOUTS}
-LATE: Edits = PREDICTS | {"overload.hold": False, "overload.hedge_late_ms": 1.0, "overload.hedge_share": 0.5}
+LATE: Edits = PREDICTS | {
+    "overload.queue_enabled": False,
+    "overload.hedge_delay_ms": 1.0,
+    "overload.hedge_budget_ratio": 0.5,
+}
 
 
 def timeouts() -> list[Effect]:
@@ -160,7 +164,7 @@ EFFECTS = [
     one("proxy.probe_interval_s", 0.01, probed, NOT_TAKEN, True),
     one("proxy.probe_interval_s", 30.0, cut_off_by_failures_a_minute_apart, True, False, second()),
     one("proxy.scrape_interval_s", 0.01, scraped, NOT_TAKEN, True),
-    one("proxy.ready_replicas", 2, ready, "200", "503 too_few_replicas", second(draining=True)),
+    one("proxy.min_ready_replicas", 2, ready, "200", "503 too_few_replicas", second(draining=True)),
     one("proxy.stale_after_s", 50.0, rtt_known_a_minute_after, True, False),
     one("proxy.rtt_ewma_alpha", 1.0, rtt_after_a_probe_of_100_ms, False, True),
     Effect(
@@ -189,7 +193,7 @@ EFFECTS = [
         True,
     ),
     one("replicas[].draining", True, served_by(4), {"a", "b"}, {"b"}, second()),
-    one("replicas[].capacity.kv_tokens", 64, most_of_a_repeated_prompt_is_believed, True, False, PREDICTS),
+    one("replicas[].capacity.kv_tokens", 64, most_of_a_repeated_prompt_is_estimated, True, False, PREDICTS),
     one("replicas[].capacity.max_running_requests", 1, beside(next_one()), "goes", "waits", PREDICTS),
     one("replicas[].capacity.prefill_base_ms", 200_000.0, predicted_to_take_minutes, False, True, PREDICTS),
     one("replicas[].capacity.prefill_tokens_per_s", 1.0, predicted_to_take_minutes, False, True, PREDICTS),
@@ -241,35 +245,35 @@ EFFECTS = [
         raw(half_a_body),
         NOT_TAKEN,
         "408",
-        {"limits.body_timeout_s": LONG_S, "limits.body_gap_timeout_s": LONG_S},
+        {"limits.body_timeout_s": LONG_S, "limits.body_idle_timeout_s": LONG_S},
     ),
     one(
-        "limits.body_gap_timeout_s",
+        "limits.body_idle_timeout_s",
         SHORT_S,
         raw(half_a_body),
         NOT_TAKEN,
         "408",
-        {"limits.body_timeout_s": LONG_S, "limits.body_gap_timeout_s": LONG_S},
+        {"limits.body_timeout_s": LONG_S, "limits.body_idle_timeout_s": LONG_S},
     ),
     one("limits.max_attempts", 1, asked_of_one_that_fails, "200", "502 upstream_failed", second()),
     one("limits.max_in_flight", 1, beside(next_one()), "goes", "429 too_many_in_flight"),
     one("limits.connections_per_replica", 1, beside(next_one()), "goes", "503 replicas_busy"),
     *timeouts(),
-    one("limits.prefix_index_blocks", 1, most_of_a_repeated_prompt_is_believed, True, False),
+    one("limits.prefix_index_blocks", 1, most_of_a_repeated_prompt_is_estimated, True, False),
     one("limits.shutdown_grace_s", 0.0, stopping, NOT_TAKEN, "cut", {"limits.shutdown_grace_s": LONG_S}),
-    one("overload.hold", False, beside(next_one()), "waits", "goes", FULL),
-    one("overload.max_held", 1, beside(beside_one_that_waits(next_one())), "waits", "429 queue_full", FULL),
-    one("overload.open_work_ms", 1e6, next_after_a_long_prefill, "waits", "goes", PREDICTS),
-    one("overload.open_in_flight", 1, beside(next_one()), "goes", "waits", PREDICTS),
+    one("overload.queue_enabled", False, beside(next_one()), "waits", "goes", FULL),
+    one("overload.queue_max_requests", 1, beside(beside_one_that_waits(next_one())), "waits", "429 queue_full", FULL),
+    one("overload.max_backlog_ms", 1e6, next_after_a_long_prefill, "waits", "goes", PREDICTS),
+    one("overload.max_concurrency_per_replica", 1, beside(next_one()), "goes", "waits", PREDICTS),
     one("overload.slo_ttft_ms", 150.0, beside(asked()), NOT_TAKEN, "429 deadline_unreachable", FULL),
     one("overload.slo_e2e_ms", 0.001, beside(next_one(), 2), "goes", "waits", PREDICTS),
     one(
-        "overload.hopeless_wait_ms",
+        "overload.infeasible_max_wait_ms",
         0.0,
         beside(next_one(headers={"x-slo-ttft-ms": "0.001"})),
         "waits",
         "429 deadline_unreachable",
-        FULL | {"overload.hopeless_wait_ms": 1e6},
+        FULL | {"overload.infeasible_max_wait_ms": 1e6},
     ),
     one(
         "overload.no_replica_wait_s",
@@ -279,22 +283,29 @@ EFFECTS = [
         "503 no_replica",
         {"replicas[].draining": True, "overload.no_replica_wait_s": LONG_S},
     ),
-    one("overload.hedge_share", 0.5, late_request, "once", "twice", second() | LATE | {"overload.hedge_share": 0.0}),
     one(
-        "overload.hedge_late_ms",
+        "overload.hedge_budget_ratio",
+        0.5,
+        late_request,
+        "once",
+        "twice",
+        second() | LATE | {"overload.hedge_budget_ratio": 0.0},
+    ),
+    one(
+        "overload.hedge_delay_ms",
         1.0,
         late_request,
         "once",
         "twice",
-        second() | LATE | {"overload.hedge_late_ms": 1e6},
+        second() | LATE | {"overload.hedge_delay_ms": 1e6},
     ),
     one(
-        "overload.retry_share",
+        "overload.retry_budget_ratio",
         0.0,
         more_failures_than_the_least_of_retries,
         True,
         False,
-        second() | {"overload.retry_share": 1.0},
+        second() | {"overload.retry_budget_ratio": 1.0},
     ),
     one("overload.slow_start_s", 1e6, first_load_of_a_newcomer, 4, 2, {"overload.slow_start_s": 0.0}),
 ]
@@ -371,7 +382,7 @@ async def test_changed_key_is_in_force_after_a_reload(
     a, b = await start.replica(scripted("a", told)), await start.replica(scripted("b", told))
     with silent_port(accepts=False) as deaf:
         if DEAF.items() <= effect.old.items():
-            monkeypatch.setattr("gorgo.proxy.probes.LOOK_S", SHORT_S)
+            monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.LOOK_S", SHORT_S)
         await check(effect, start, Ground(tmp_path, a, b, deaf))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gorgo.core.fleet_view import ReplicaView
+from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, REPLICA, FakeReplica, chat, delta
 from tests.proxy.followed import Followed, follow, regions
@@ -26,7 +26,7 @@ CLIENTS = 4
 RAMP_S = 0.01
 #: Of the last requests and versions, up to a bound that is not reached here; and series of replicas in the fleet, which
 #: depend on who got traffic last.
-BOUNDED = {"Sample", "Decision", "TtftOutlook", "WeightsChange", "CountCell", "HistogramCell"}
+BOUNDED = {"Sample", "Decision", "TtftEstimate", "WeightsChange", "Counter", "Histogram"}
 WORDS = [delta("one"), delta("two"), delta("three"), DONE]
 
 
@@ -127,7 +127,7 @@ async def quiet(followed: Followed, first: bytes) -> Kept:
     """As it was at the start, with nothing open and no connection but those of the replicas in the fleet."""
     await followed.rewrite(first)
     await followed.fleet.idle()
-    await until(lambda: not followed.state.leaving)
+    await until(lambda: not followed.state.draining_targets)
     await until(lambda: all(view.slow_start_for_s is None for view in views(followed)))
     response = await followed.fleet.client.post(CHAT, content=chat(stream=True))  # at which ramps are forgotten
     assert response.status_code == 200
@@ -135,7 +135,7 @@ async def quiet(followed: Followed, first: bytes) -> Kept:
     return kept(followed)
 
 
-def views(followed: Followed) -> list[ReplicaView]:
+def views(followed: Followed) -> list[ReplicaSnapshot]:
     return followed.state.router.fleet_view(now=followed.state.clock())
 
 
@@ -169,7 +169,7 @@ def check_nothing_is_left(warm: Kept, end: Kept) -> None:
     # The clients' and the replicas' ends of idle connections are counted too, and come and go.
     assert end.descriptors <= warm.descriptors + 4 * CLIENTS
     assert end.old_series == warm.old_series == 0
-    assert warm.objects["HttpUpstream"] >= 2, "objects are counted"
+    assert warm.objects["UpstreamClient"] >= 2, "objects are counted"
     grown = {name: (warm.objects[name], count) for name, count in end.objects.items() if count > warm.objects[name]}
     assert grown.keys() <= BOUNDED, grown
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gorgo.proxy.account import Account
+from gorgo.proxy.exchange.accounting import RequestRecord
 from tests.proxy.conftest import QUIET, Running, Start, config_for, with_replica
 from tests.proxy.fakes import answer, chat
 from tests.proxy.raw import connected
@@ -98,7 +98,7 @@ async def test_endless_body_is_a_413_and_does_not_hang(fleet: Running) -> None:
 
 
 async def test_body_that_never_comes_is_a_408(start: Start) -> None:
-    fleet = await start.fleet([answer(200)], body_gap_timeout_s=0.05)
+    fleet = await start.fleet([answer(200)], body_idle_timeout_s=0.05)
     async with connected(fleet.addresses.data) as client:
         await client.post(CHAT, b"{", length=100)
         assert (await client.head()).startswith(b"HTTP/1.1 408")
@@ -217,7 +217,7 @@ async def test_health_and_ready(start: Start) -> None:
 
 
 async def test_ready_waits_for_as_many_replicas_as_are_wanted(start: Start) -> None:
-    fleet = await start.fleet([answer(200)], [answer(200)], proxy=replace(QUIET, ready_replicas=2))
+    fleet = await start.fleet([answer(200)], [answer(200)], proxy=replace(QUIET, min_ready_replicas=2))
     assert (await fleet.client.get("/ready")).status_code == 200
     now = fleet.state.clock()
     fleet.state.router.drain("r0", now=now)
@@ -232,7 +232,7 @@ async def test_ready_waits_for_as_many_replicas_as_are_wanted(start: Start) -> N
 
 async def test_replica_that_has_never_answered_is_not_counted_as_ready(start: Start) -> None:
     good = await start.replica(answer(200))
-    config = config_for([good, good], replace(QUIET, ready_replicas=2))
+    config = config_for([good, good], replace(QUIET, min_ready_replicas=2))
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         config = with_replica(config, 0, url=f"http://127.0.0.1:{unused.getsockname()[1]}")
@@ -321,7 +321,7 @@ async def test_fault_in_the_accounts_leaves_nothing_reserved(
     def fail(*args: object, **kwargs: object) -> None:
         raise TypeError("a fault of the proxy itself")
 
-    monkeypatch.setattr(Account, accounting, fail)
+    monkeypatch.setattr(RequestRecord, accounting, fail)
     # Whether it is told before or after the answer has begun, nothing may be left of it.
     with suppress(httpx.RemoteProtocolError):
         await fleet.client.post(CHAT, content=chat(stream=True))

@@ -40,7 +40,7 @@ async def test_stream_passes_byte_for_byte_and_names_its_replica(start: Start) -
     assert response.headers["x-gorgo-region"] == "here"
     assert response.headers["x-gorgo-policy"] == "round-robin"
     assert response.headers["x-gorgo-weights-version"] == "1"
-    assert response.headers["x-gorgo-believed-cached-tokens"] == "0"
+    assert response.headers["x-gorgo-estimated-cached-tokens"] == "0"
     assert fleet.replicas[0].seen[0].body == body
     await fleet.idle()
 
@@ -217,6 +217,6 @@ async def test_learned_bytes_per_token_move_the_estimate(start: Start) -> None:
     body = chat(messages=[{"role": "user", "content": "x" * 40_000}])
     for _ in range(2):
         await fleet.client.post("/v1/chat/completions", content=body)
-    first, second = (fleet.state.router._placer._decisions[n].prompt_tokens for n in (0, 1))
+    first, second = (fleet.state.router._dispatcher._decisions[n].prompt_tokens for n in (0, 1))
     assert first == 10_000
     assert second > 18_000

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from hashlib import sha256
 
-from gorgo.config.model import Clients
+from gorgo.config.model import ClientsConfig
 from tests.proxy.conftest import Start, config_for, until
 from tests.proxy.fakes import answer, chat
 from tests.proxy.raw import connected
@@ -18,7 +18,7 @@ A, B = "authorization: Bearer team-a", {"authorization": "Bearer team-b"}
 
 async def test_slow_bodies_of_one_key_are_bounded_and_keep_nobody_else_out(start: Start) -> None:
     replica = await start.replica(answer(200))
-    clients = Clients(keys_env="KEYS", max_in_flight=2)
+    clients = ClientsConfig(keys_env="KEYS", max_in_flight=2)
     fleet = await start.proxy(replace(config_for([replica], max_in_flight=3), clients=clients), [replica], environ=KEYS)
     body = chat()
     async with AsyncExitStack() as stack:

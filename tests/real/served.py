@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 
-from gorgo.config.model import Config, EngineName, Limits, Proxy, Region, Replica
+from gorgo.config.model import Config, EngineName, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.policies.registry import make_policy
+from gorgo.proxy.http.sockets import ServerAddresses
 from gorgo.proxy.server import serve
-from gorgo.proxy.sockets import ServerAddresses
 
 _TOKEN = "token-of-a-test"
 _START_TIMEOUT_S = 10.0
@@ -60,25 +60,25 @@ async def served(
     policy: str = "gorgo",
     request_usage: bool = False,
     probe_interval_s: float = 30.0,
-    limits: Limits | None = None,
+    limits: LimitsConfig | None = None,
 ) -> AsyncIterator[Served]:
     """A proxy before `replicas` (name to URL), all in one region, on free ports of loopback."""
     stop = asyncio.Event()
     started: asyncio.Future[ServerAddresses] = asyncio.get_running_loop().create_future()
     config = Config(
-        proxy=Proxy(
+        proxy=ProxyConfig(
             region="here",
             policy=policy,
             bind="127.0.0.1:0",
             admin_bind="127.0.0.1:0",
             probe_interval_s=probe_interval_s,
         ),
-        regions=(Region(name="here"),),
+        regions=(RegionConfig(name="here"),),
         replicas=tuple(
-            Replica(name=name, region="here", url=url, engine=engine, request_usage=request_usage)
+            ReplicaConfig(name=name, region="here", url=url, engine=engine, request_usage=request_usage)
             for name, url in replicas.items()
         ),
-        limits=limits or Limits(shutdown_grace_s=2.0),
+        limits=limits or LimitsConfig(shutdown_grace_s=2.0),
     )
     running = asyncio.create_task(
         serve(

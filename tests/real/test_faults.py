@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gorgo.config.model import Limits
+from gorgo.config.model import LimitsConfig
 from tests.real.faults import EMPTY_LEDGER, Death, chat, survive
 from tests.real.llama_server import llama_server, missing_reason
 from tests.real.served import eventually, served
@@ -43,7 +43,7 @@ async def test_killed_engine_costs_the_streams_that_it_had_begun_and_nothing_els
 
 async def test_deadline_frees_the_place_of_its_request_in_the_engine(model: Path) -> None:
     with llama_server(model, slots=1, context=8192) as engine:
-        limits = Limits(total_timeout_s=0.5, shutdown_grace_s=2.0)
+        limits = LimitsConfig(request_timeout_s=0.5, shutdown_grace_s=2.0)
         async with served({"only": engine.url}, limits=limits) as proxy, httpx.AsyncClient(timeout=60) as http:
             answer = await http.post(f"{proxy.url}/v1/chat/completions", json=chat(1, max_tokens=8000))
             assert b'"code": "total_timeout"' in answer.content

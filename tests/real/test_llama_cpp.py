@@ -121,7 +121,7 @@ async def test_what_the_engine_reports_cached_is_what_the_samples_say(bench: Ben
     reported = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     sample = (await bench.proxy.samples())[-1]
     assert sample["cached_tokens"] == reported > 600
-    assert sample["believed_cached_tokens"] == pytest.approx(600, abs=64)
+    assert sample["estimated_cached_tokens"] == pytest.approx(600, abs=64)
 
 
 async def test_a_client_that_leaves_frees_the_engine_and_the_ledger(bench: Bench) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gorgo.sim.feed import SimRequest
+from gorgo.sim.workload import SimRequest
 
 
 def conversations(requests: int, *, every_s: float, seed: int = 0, users: int = 12) -> list[SimRequest]:
@@ -24,7 +24,7 @@ def conversations(requests: int, *, every_s: float, seed: int = 0, users: int = 
                 prompt_tokens=prompt_tokens,
                 output_tokens=int(rng.integers(1, 120)),
                 blocks=said[user],
-                head=user,
+                prefix_hash=user,
                 session_id=f"user {user}",
                 body_bytes=4 * prompt_tokens,
             )

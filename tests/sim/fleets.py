@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gorgo.core.replica import ReplicaSpec
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.sim.engine.profiles import find_profile
+from gorgo.sim.faults.scenarios import with_accurate_priors
 from gorgo.sim.fleet import SimFleet, SimReplica
-from gorgo.sim.network import Link
-from gorgo.sim.profiles import find_profile
-from gorgo.sim.scenario import with_right_priors
+from gorgo.sim.network.links import Link
 
 REGIONS = {"us-ashburn": 0.002, "eu-frankfurt": 0.095, "ap-seoul": 0.180}
 
@@ -18,4 +18,4 @@ def three_regions(**regions_s: float) -> SimFleet:
         SimReplica(ReplicaSpec(f"{region}-0", region), profile, Link(rtt_s=rtt_s))
         for region, rtt_s in (regions_s or REGIONS).items()
     ]
-    return with_right_priors(SimFleet(tuple(replicas)))
+    return with_accurate_priors(SimFleet(tuple(replicas)))

@@ -1,7 +1,7 @@
 """The proxy's own request path in virtual time: its ASGI app, ask, Router, exchange and relay, over simulated sites.
 
 Only two things are not the proxy's: the clock, which is an event loop's that jumps to its next timer, and `Upstream`,
-which puts a request on a `Site` and gives its tokens back as server-sent events.
+which puts a request on a `RemoteReplica` and gives its tokens back as server-sent events.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from gorgo.core.request import Ending, EngineSample, OpenConnection, Outcome
+from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
 from gorgo.proxy.app import data_app
-from gorgo.proxy.headers import Header
-from gorgo.proxy.state import ProxyState
-from gorgo.proxy.upstream import UpstreamError
-from gorgo.sim.background import Background
-from gorgo.sim.feed import SimRequest
+from gorgo.proxy.http.headers import Header
+from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.upstream.client import UpstreamError
+from gorgo.sim.engine.driver import SimAttempt
+from gorgo.sim.engine.itl import ItlHistogram
+from gorgo.sim.event_queue import EventQueue, Handler
 from gorgo.sim.fleet import SimFleet
-from gorgo.sim.gaps import GapHistogram
-from gorgo.sim.kernel import Handler, Kernel
-from gorgo.sim.network import Draws, Trips
-from gorgo.sim.replica import Sending
+from gorgo.sim.network.links import RandomTable, TripDelays
+from gorgo.sim.network.monitor import Monitor
+from gorgo.sim.network.remote_replica import RemoteReplica
 from gorgo.sim.simulation import KEYS_PER_REQUEST, WARM_INTERVAL_S
-from gorgo.sim.site import Site
+from gorgo.sim.workload import SimRequest
 from tests.proxy.fakes import DONE, ROLE, delta, event
 
 
@@ -60,7 +60,7 @@ class _Selector(selectors.SelectSelector):
         return super().select(0)
 
 
-class LoopKernel(Kernel):
+class LoopKernel(EventQueue):
     """The simulator's heap, on an event loop's timers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -88,23 +88,25 @@ class LoopKernel(Kernel):
 class LiveShell:
     """The proxy over simulated sites; what these tell goes where the proxy's own loops would send it."""
 
-    def __init__(self, state: ProxyState, fleet: SimFleet, feed: Sequence[SimRequest], *, seed: int, block_tokens: int):
+    def __init__(
+        self, state: RunningProxy, fleet: SimFleet, feed: Sequence[SimRequest], *, seed: int, block_tokens: int
+    ):
         self.kernel = LoopKernel(asyncio.get_running_loop())
         self._state = state
         self._app = data_app(state)
         self._feed = {str(request.index): request for request in feed}
-        self._draws = Draws(seed)
-        self._answers: dict[Sending, asyncio.Queue[Outcome | None]] = {}
+        self._draws = RandomTable(seed)
+        self._answers: dict[SimAttempt, asyncio.Queue[Outcome | None]] = {}
         self._attempts: dict[str, int] = {}
         self.engines = {
-            replica.name: Site(
+            replica.name: RemoteReplica(
                 self.kernel,
                 self,
                 replica,
                 number=number,
                 draws=self._draws,
                 block_tokens=block_tokens,
-                gaps=GapHistogram(),
+                gaps=ItlHistogram(),
             )
             for number, replica in enumerate(fleet.replicas)
         }
@@ -112,11 +114,11 @@ class LiveShell:
     def start(self, *, probe_interval_s: float, scrape_interval_s: float) -> None:
         """The first look and the loops, when the simulation has them."""
         for site in self.engines.values():
-            site.first_look()
+            site.probe_first()
         for interval_s, ask in (
-            (probe_interval_s, Background.probe),
-            (scrape_interval_s, Background.scrape),
-            (WARM_INTERVAL_S, Background.warm),
+            (probe_interval_s, Monitor.probe),
+            (scrape_interval_s, Monitor.scrape),
+            (WARM_INTERVAL_S, Monitor.warm),
         ):
             self._every(interval_s, interval_s, ask)
 
@@ -135,14 +137,14 @@ class LiveShell:
         request_id = dict(headers)[b"x-request-id"].decode()
         request = self._feed[request_id]
         attempt = self._attempts[request_id] = self._attempts.get(request_id, 0) + 1
-        sending = Sending(
+        sending = SimAttempt(
             request_id,
             f"{request_id}/{attempt}",
             request.blocks,
             prompt_tokens=request.prompt_tokens,
             output_tokens=request.output_tokens,
             body_bytes=request.body_bytes,
-            trips=Trips(self._draws, request.index * KEYS_PER_REQUEST + attempt),
+            trips=TripDelays(self._draws, request.index * KEYS_PER_REQUEST + attempt),
         )
         answer = self._answers[sending] = asyncio.Queue()
         self.engines[replica].send(sending)
@@ -158,24 +160,24 @@ class LiveShell:
 
     # -- what sites tell
 
-    def tell_path(self, replica: str, connection: OpenConnection | None) -> None:
-        self._state.router.on_path(replica, connection, now=self.kernel.now)
+    def on_connection(self, replica: str, connection: OpenConnection | None) -> None:
+        self._state.router.on_connection(replica, connection, now=self.kernel.now)
 
-    def tell_probe(self, replica: str, rtt_s: float | None) -> None:
-        self._state.desk.told(self._state.router.on_probe(replica, rtt_s, now=self.kernel.now))
+    def on_probe(self, replica: str, rtt_s: float | None) -> None:
+        self._state.gateway.apply(self._state.router.on_probe(replica, rtt_s, now=self.kernel.now))
 
-    def tell_sample(self, replica: str, sample: EngineSample | None) -> None:
+    def on_sample(self, replica: str, sample: EngineSample | None) -> None:
         self._state.router.on_engine_sample(replica, sample, now=self.kernel.now)
 
-    def first_token(self, sending: Sending) -> None:
+    def on_first_token(self, sending: SimAttempt) -> None:
         self._answers[sending].put_nowait(None)
 
-    def ended(self, sending: Sending, outcome: Outcome) -> None:
+    def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
         self._answers.pop(sending).put_nowait(outcome)
 
     # -- helpers
 
-    def _every(self, at_s: float, interval_s: float, ask: Callable[[Background], None]) -> None:
+    def _every(self, at_s: float, interval_s: float, ask: Callable[[Monitor], None]) -> None:
         def ask_all() -> None:
             for site in self.engines.values():
                 ask(site.background)
@@ -245,7 +247,7 @@ class SiteSource:
         yield ROLE + delta("first ")
         outcome = await self._answer.get()
         assert outcome is not None, "an answer ends once"
-        if outcome.ending is not Ending.COMPLETED:
+        if outcome.result is not AttemptResult.COMPLETED:
             raise UpstreamError(outcome.error or "disconnected")
         yield delta("last") + event({"choices": [], "usage": _usage(outcome)}) + DONE
 
@@ -258,7 +260,7 @@ def _usage(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def use(state: ProxyState, shell: LiveShell) -> None:
+def use(state: RunningProxy, shell: LiveShell) -> None:
     """Let the proxy reach its replicas through `shell`. Its real connections, none of which is open, are dropped."""
     for name, target in state.targets.items():
         target.upstream = SiteUpstream(shell, name)  # type: ignore[assignment]

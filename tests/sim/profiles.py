@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gorgo.sim.profiles import EngineProfile
+from gorgo.sim.engine.profiles import EngineProfile
 
 
 def round_profile(

@@ -30,7 +30,7 @@ def replayed(policy: str) -> list[list[Any]]:
     feed = feed_of(load_requests("chat-small", TraceFilters(limit=120)), time_scale=TIME_SCALE)
     records = Simulation(three_regions(), policy_of(policy), seed=0).run(feed).records
     return [
-        [r.replica, r.cached_tokens, r.believed_cached_tokens, round(r.ttft_ms or 0.0, 3), round(r.e2e_s or 0.0, 6)]
+        [r.replica, r.cached_tokens, r.estimated_cached_tokens, round(r.ttft_ms or 0.0, 3), round(r.e2e_s or 0.0, 6)]
         for r in records
     ]
 

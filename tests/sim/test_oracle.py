@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.decision import Choice
-from gorgo.core.policy import Policy
-from gorgo.core.request import RouteRequest
-from gorgo.sim.engine_model import EngineModel
-from gorgo.sim.engine_request import EngineRequest
+from gorgo.core.messages.decision import Choice
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.interface import Policy
+from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.request import EngineRequest
 from gorgo.sim.oracle import DEAD_MS, Oracle, make_oracle
 from tests.policies.table import choose, table
 from tests.sim.profiles import round_profile
@@ -26,7 +26,7 @@ class Engine:
 
     rtt_s: float
     model: EngineModel[EngineRequest] = field(default_factory=lambda: EngineModel(round_profile(), item_bytes=1))
-    on_the_way: list[tuple[float, EngineRequest]] = field(default_factory=list)
+    in_transit: list[tuple[float, EngineRequest]] = field(default_factory=list)
     alive: bool = True
 
     def serve(self, prompt: bytes, output_tokens: int = 1) -> None:
@@ -41,12 +41,12 @@ def a_request(prompt: bytes, output_tokens: int = 1) -> EngineRequest:
 
 
 def ask(prompt: bytes) -> RouteRequest:
-    return RouteRequest("r", 0.0, prompt_tokens=len(prompt), blocks=prompt, block_tokens=1.0, head=0)
+    return RouteRequest("r", 0.0, prompt_tokens=len(prompt), blocks=prompt, block_tokens=1.0, prefix_hash=0)
 
 
 def looking(near: Engine, far: Engine) -> Oracle:
     oracle = make_oracle()
-    oracle.look({"near": near, "far": far})
+    oracle.observe({"near": near, "far": far})
     return oracle
 
 
@@ -59,7 +59,7 @@ def test_it_is_a_policy_with_the_preferences_of_gorgo_ms() -> None:
 def test_terms_are_as_computed_by_hand() -> None:
     near, far = Engine(0.010), Engine(0.100)
     near.serve(b"x" * 80, 5)  # its prefill ends at 90 ms
-    near.on_the_way.append((0.004, a_request(b"y" * 40)))  # 50 ms from then on, together with the newcomer
+    near.in_transit.append((0.004, a_request(b"y" * 40)))  # 50 ms from then on, together with the newcomer
     chosen = choose(looking(near, far), table(2, names=NAMES), asked=ask(b"z" * 50))
     terms = {name: column.round(6).tolist() for name, column in chosen.terms.items()}
     # Near: at 90 ms a step of 10 + 40 + 50 ms; the newcomer is there at 5 ms and alone would take 60.
@@ -75,7 +75,7 @@ def test_terms_are_as_computed_by_hand() -> None:
 
 def test_it_knows_what_is_cached_and_what_will_be() -> None:
     near, far = Engine(0.010), Engine(0.100)
-    far.on_the_way.append((0.001, a_request(b"s" * 95)))
+    far.in_transit.append((0.001, a_request(b"s" * 95)))
     chosen = choose(looking(near, far), table(2, names=NAMES), asked=ask(b"s" * 95 + b"t" * 5))
     assert chosen.terms["prefill"].round(6).tolist() == [110.0, 15.0]
 
@@ -101,7 +101,7 @@ def test_a_dead_engine_is_the_last_resort() -> None:
 
 def test_a_body_that_does_not_fit_the_window_counts_its_round_trips() -> None:
     near, far = Engine(0.010), Engine(0.100)
-    windows: dict[str, Any] = {"congestion_bytes": [14_600.0] * 2, "receive_bytes": [65_535.0] * 2, "sent_s": [0.0] * 2}
+    windows: dict[str, Any] = {"cwnd_bytes": [14_600.0] * 2, "rwnd_bytes": [65_535.0] * 2, "sent_s": [0.0] * 2}
     large = replace(ask(b"z" * 50), body_bytes=40_000)
     chosen = choose(looking(near, far), table(2, names=NAMES, **windows), asked=large)
     assert chosen.terms["rtt"].round(6).tolist() == [20.0, 200.0]
@@ -111,9 +111,9 @@ def test_an_idle_window_has_shrunk_by_the_time_of_the_decision() -> None:
     """A hundred seconds after it last sent something a connection is as a new one, but for its handshake."""
     near, far = Engine(0.010), Engine(0.100)
     windows: dict[str, Any] = {
-        "congestion_bytes": [200_000.0, 0.0],
-        "receive_bytes": [200_000.0, 65_535.0],
-        "connect_trips": [1.0, 2.0],
+        "cwnd_bytes": [200_000.0, 0.0],
+        "rwnd_bytes": [200_000.0, 65_535.0],
+        "connect_round_trips": [1.0, 2.0],
     }
     large = replace(ask(b"z" * 50), body_bytes=40_000)
     for sent_s, trips in ((99.9, 1), (0.0, 2)):
@@ -136,7 +136,7 @@ def test_those_who_wait_run_and_travel_are_all_in_flight() -> None:
     near, far = Engine(0.010), Engine(0.100)
     for _ in range(3):  # one runs, two wait for the end of its step
         near.serve(b"x" * 20)
-    near.on_the_way.append((9.0, a_request(b"y")))
+    near.in_transit.append((9.0, a_request(b"y")))
     weights: dict[str, Any] = {"lambda": 0.1, "delta": 10.0}
     chosen = choose(looking(near, far), table(2, names=NAMES), asked=ask(b"z" * 50), **weights)
     assert chosen.terms["externality"].round(6).tolist() == [(0.1 * 60.0 + 10.0) * 4, 0.0]

@@ -17,19 +17,20 @@ from gorgo.apps.datasets import load_requests
 from gorgo.apps.replay.bodies import body_of
 from gorgo.apps.simulate.feed import fingerprinted
 from gorgo.apps.traces import TraceFilters
-from gorgo.config.model import Config, Proxy, Region, Replica
-from gorgo.core.decision import Decision
+from gorgo.config.model import Config, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.core.messages.decision import Decision
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
-from gorgo.proxy import relay, watchdog
-from gorgo.proxy.desk import Desk
-from gorgo.proxy.state import BLOCK_BYTES, make_state, replica_spec, router_limits
-from gorgo.sim.feed import SimRequest
+from gorgo.proxy.exchange import relay
+from gorgo.proxy.http import timeout
+from gorgo.proxy.router_gateway import RouterGateway
+from gorgo.proxy.state import BLOCK_BYTES, build_proxy, replica_spec, router_limits
+from gorgo.sim.engine.profiles import find_profile
+from gorgo.sim.faults.injector import FaultInjector
 from gorgo.sim.fleet import SimFleet, SimReplica
-from gorgo.sim.levers import Levers
-from gorgo.sim.network import Link
-from gorgo.sim.profiles import find_profile
+from gorgo.sim.network.links import Link
 from gorgo.sim.simulation import Simulation
+from gorgo.sim.workload import SimRequest
 from tests.proxy.conftest import system_tls
 from tests.sim.fleets import REGIONS
 from tests.sim.live_shell import LiveShell, VirtualLoop, use
@@ -57,16 +58,18 @@ class Seen:
 class Dies:
     """A fault: the nearest replica is killed and comes back."""
 
-    def start(self, world: Levers) -> None:
+    def start(self, world: FaultInjector) -> None:
         world.kernel.at(KILLED_S, lambda: world.kill(NEAR))
         world.kernel.at(REVIVED_S, lambda: world.revive(NEAR))
 
 
 def config(policy: str) -> Config:
     return Config(
-        proxy=Proxy(region="us-ashburn", policy=policy, probe_interval_s=10.0, scrape_interval_s=10.0),
-        regions=tuple(Region(name=region) for region in REGIONS),
-        replicas=tuple(Replica(name=f"{region}-0", region=region, url="http://127.0.0.1:1") for region in REGIONS),
+        proxy=ProxyConfig(region="us-ashburn", policy=policy, probe_interval_s=10.0, scrape_interval_s=10.0),
+        regions=tuple(RegionConfig(name=region) for region in REGIONS),
+        replicas=tuple(
+            ReplicaConfig(name=f"{region}-0", region=region, url="http://127.0.0.1:1") for region in REGIONS
+        ),
     )
 
 
@@ -101,13 +104,13 @@ def live(policy: str, monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> Seen:
 
     async def run() -> Seen:
         loop = asyncio.get_running_loop()
-        for module in (relay, watchdog):
+        for module in (relay, timeout):
             monkeypatch.setattr(module, "monotonic", loop.time)
         started = make_policy(policy)
-        state = make_state(found, policy=started, weights=None, environ={}, key=KEY, seed=SEED, tls=system_tls())
+        state = build_proxy(found, policy=started, weights=None, environ={}, key=KEY, seed=SEED, tls=system_tls())
         await state.aclose()
         state.clock = loop.time
-        state.desk = Desk(state.router, loop.time)
+        state.gateway = RouterGateway(state.router, loop.time)
         shell = LiveShell(state, fleet_of(found), FEED, seed=SEED, block_tokens=BLOCK_TOKENS)
         use(state, shell)
         shell.start(probe_interval_s=found.proxy.probe_interval_s, scrape_interval_s=found.proxy.scrape_interval_s)
@@ -147,7 +150,7 @@ def _assert_alike(one: Decision, other: Decision) -> None:
     assert one.candidates == other.candidates
     assert one.excluded == other.excluded
     assert one.decided_s == pytest.approx(other.decided_s, abs=1e-9)
-    assert (one.prompt_tokens, one.believed_cached_tokens) == (other.prompt_tokens, other.believed_cached_tokens)
+    assert (one.prompt_tokens, one.estimated_cached_tokens) == (other.prompt_tokens, other.estimated_cached_tokens)
     assert one.terms.keys() == other.terms.keys()
     for name, column in one.terms.items():
         np.testing.assert_allclose(column, other.terms[name], rtol=1e-9, atol=1e-6, err_msg=name)

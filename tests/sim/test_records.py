@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gorgo.core.shadow import ShadowScore
+from gorgo.core.policy.shadow import ShadowScore
 from gorgo.sim.records import SimRecord
 
 
@@ -22,7 +22,7 @@ def record() -> SimRecord:
         error="why",
         weights_version=3,
         predicted_ttft_ms=120.06,
-        believed_cached_tokens=60,
+        estimated_cached_tokens=60,
         attempts=3,
     )
 
@@ -43,7 +43,7 @@ def test_a_line_has_the_keys_of_the_live_replay_in_milliseconds_and_microseconds
         "error": "why",
         "weights_version": 3,
         "predicted_ttft_ms": 120.1,
-        "believed_cached_tokens": 60,
+        "estimated_cached_tokens": 60,
     }
 
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gorgo.core.policy import Policy
+from gorgo.core.policy.interface import Policy
 from gorgo.policies.registry import POLICIES, make_policy
-from gorgo.sim.faults import Fault, Freezing, Partition
-from gorgo.sim.feed import SimRequest
-from gorgo.sim.floor import floor_of
+from gorgo.sim.faults.kinds import Fault, Partition, PeriodicStall
+from gorgo.sim.faults.random_faults import draw_faults
+from gorgo.sim.faults.scenarios import SCENARIOS, Scenario, find_scenario
+from gorgo.sim.lower_bound import lower_bound
 from gorgo.sim.oracle import Oracle
-from gorgo.sim.random_faults import draw_faults
 from gorgo.sim.records import SimRecord, SimResult
-from gorgo.sim.scenario import SCENARIOS, Scenario, find_scenario
 from gorgo.sim.simulation import Simulation
+from gorgo.sim.workload import SimRequest
 from tests.sim.fleets import three_regions
 
 
@@ -40,7 +40,7 @@ def conversations(requests: int = 150, *, every_s: float = 0.8, seed: int = 0) -
                 prompt_tokens=prompt_tokens,
                 output_tokens=int(rng.integers(1, 60)),
                 blocks=said[user],
-                head=user,
+                prefix_hash=user,
                 body_bytes=4 * prompt_tokens,
             )
         )
@@ -100,7 +100,7 @@ def test_drawn_faults_lose_nothing_that_had_no_content_yet_and_never_beat_the_fl
 
 
 def assert_above_the_floor(name: str, result: SimResult) -> None:
-    floor = floor_of(FEED, find_scenario(name).fleet(three_regions()))
+    floor = lower_bound(FEED, find_scenario(name).fleet(three_regions()))
     for record, ttft_s, e2e_s in zip(result.records, floor.ttft_s, floor.e2e_s, strict=True):
         assert record.ttft_ms is None or record.ttft_ms >= ttft_s * 1e3 - 1e-6
         assert record.error is not None or (record.e2e_s is not None and record.e2e_s >= e2e_s - 1e-9)
@@ -154,7 +154,7 @@ def test_bursts_and_freezes_and_late_paths_make_the_tail_longer() -> None:
     policy = make_policy("round-robin")
     steady_ms = p95_ms(run("steady", policy))
     assert p95_ms(run("bursts", make_policy("round-robin"))) > 1.5 * steady_ms
-    freezing: Fault = Freezing("us-ashburn-0", end_s=DURATION_S, every_s=20.0)
+    freezing: Fault = PeriodicStall("us-ashburn-0", end_s=DURATION_S, every_s=20.0)
     assert p95_ms(run("steady", make_policy("round-robin"), faults=[freezing])) > 1.5 * steady_ms
     late = [
         one

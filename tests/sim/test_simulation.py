@@ -5,16 +5,16 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from gorgo.core.admission.deadline import OverloadLimits
 from gorgo.core.limits import RouterLimits
-from gorgo.core.overload import OverloadLimits
 from gorgo.core.router import Router
 from gorgo.errors import UnknownReplica
 from gorgo.policies.registry import POLICIES, make_policy
-from gorgo.sim.deadlines import FIRST_CONTENT_TIMEOUT_S
-from gorgo.sim.feed import SimRequest, scaled
+from gorgo.sim.faults.injector import FaultInjector
 from gorgo.sim.fleet import SimFleet
-from gorgo.sim.levers import Levers
 from gorgo.sim.simulation import Simulation
+from gorgo.sim.timeouts import FIRST_TOKEN_TIMEOUT_S
+from gorgo.sim.workload import SimRequest, scaled
 from tests.sim.feeds import conversations
 from tests.sim.fleets import three_regions
 
@@ -25,15 +25,15 @@ def simulation(policy: str = "gorgo-ms", fleet: SimFleet | None = None, **option
     return Simulation(fleet or three_regions(), make_policy(policy), **{"seed": 0, **options})  # type: ignore[arg-type]
 
 
-def killing(name: str) -> Callable[[Levers], None]:
+def killing(name: str) -> Callable[[FaultInjector], None]:
     return lambda world: world.kill(name)
 
 
-def reachable(name: str, back: bool) -> Callable[[Levers], None]:
+def reachable(name: str, back: bool) -> Callable[[FaultInjector], None]:
     return lambda world: world.set_reachable(name, back)
 
 
-def slowed(name: str, factor: float) -> Callable[[Levers], None]:
+def slowed(name: str, factor: float) -> Callable[[FaultInjector], None]:
     return lambda world: world.set_slowdown(name, factor)
 
 
@@ -42,9 +42,9 @@ class At:
     """A fault: something done at a time."""
 
     at_s: float
-    act: Callable[[Levers], None]
+    act: Callable[[FaultInjector], None]
 
-    def start(self, world: Levers) -> None:
+    def start(self, world: FaultInjector) -> None:
         world.kernel.at(self.at_s, lambda: self.act(world))
 
 
@@ -55,7 +55,7 @@ def one(prompt_tokens: int = 1000, output_tokens: int = 10, *, at_s: float = 0.0
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         blocks=index.to_bytes(8, "little") * (prompt_tokens // 512),
-        head=index,
+        prefix_hash=index,
         body_bytes=4 * prompt_tokens,
     )
 
@@ -163,7 +163,7 @@ def test_an_attempt_without_content_is_given_up_and_goes_elsewhere() -> None:
     simulated = simulation("nearest", faults=[frozen])
     (record,) = simulated.run([one()]).records
     assert (record.replica, record.attempts, record.error) == (MIDDLE, 2, None)
-    assert record.ttft_ms == pytest.approx(FIRST_CONTENT_TIMEOUT_S * 1e3 + 200, rel=0.01)
+    assert record.ttft_ms == pytest.approx(FIRST_TOKEN_TIMEOUT_S * 1e3 + 200, rel=0.01)
     assert simulated.engines[NEAR].model.totals.aborted == 1
 
 
@@ -323,4 +323,4 @@ def test_who_waits_goes_as_soon_as_an_operator_has_made_room() -> None:
     simulated = simulation(fleet=near, limits=limits, controllers=[Undrains(2.5)])
     simulated.router.drain(NEAR, now=0.0)
     (record,) = simulated.run([one(at_s=1.0)]).records
-    assert (record.status, record.held_s) == (200, 1.5)
+    assert (record.status, record.queued_s) == (200, 1.5)

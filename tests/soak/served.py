@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from gorgo.cli import main
 from gorgo.proxy import server
-from gorgo.proxy.state import ProxyState, make_state
+from gorgo.proxy.state import RunningProxy, build_proxy
 from tests.bench.relay.measure import resident_bytes
 from tests.soak.ledgers import Ledgers
 
@@ -29,27 +29,27 @@ TRACE_VARIABLE = "GORGO_SOAK_TRACE"
 FRAMES, PLACES = 6, 12
 
 
-def look(state: ProxyState, number: int) -> Ledgers:
+def look(state: RunningProxy, number: int) -> Ledgers:
     """Everything that is open in this process now. The Router's parts are read where they are."""
     router = state.router
     views = router.fleet_view(now=state.clock())
-    targets = (*state.targets.values(), *state.leaving)
+    targets = (*state.targets.values(), *state.draining_targets)
     return Ledgers(
         number=number,
         in_flight=router.in_flight,
-        held=router.held,
+        held=router.queued,
         exchanges=len(state.exchanges),
-        addressees=len(state.desk._open),
-        sources=sum(target.upstream.open_sources for target in targets),
+        addressees=len(state.gateway._open),
+        sources=sum(target.upstream.open_responses for target in targets),
         replica_requests=sum(view.in_flight_requests for view in views),
         replica_tokens=sum(view.in_flight_tokens for view in views),
         queued_prefill_tokens=sum(view.queued_prefill_tokens for view in views),
-        clocked=sum(len(member.clock) for member in router._fleet.members.values()),
-        clients={name: account.open for name, account in router._clients._accounts.items()},
-        retries_spent=router._lives._retries._spent,
+        clocked=sum(len(member.prefill_queue) for member in router._fleet.replicas.values()),
+        clients={name: account.in_flight for name, account in router._quotas._quotas.items()},
+        retries_spent=router._lifecycle._retries._spent,
         hedges_spent=router._hedger._budget._spent,
         hedge_watch=len(router._hedger._times),
-        drop_watch=len(router._door._drops),
+        drop_watch=len(router._admission._shed_timers),
         tasks=len(asyncio.all_tasks()),
         fds=len(os.listdir("/proc/self/fd")) - 1,  # less the one that lists them
         resident=resident_bytes([os.getpid()]),
@@ -73,15 +73,15 @@ class _Window:
         self._looks = 0
         self._before: tracemalloc.Snapshot | None = None
 
-    def open(self, *args: object, **kwargs: object) -> ProxyState:
-        """In place of `make_state`: the same, and looked at from then on."""
-        state = make_state(*args, **kwargs)  # type: ignore[arg-type]  # handed on as they came
+    def open(self, *args: object, **kwargs: object) -> RunningProxy:
+        """In place of `build_proxy`: the same, and looked at from then on."""
+        state = build_proxy(*args, **kwargs)  # type: ignore[arg-type]  # handed on as they came
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._write, state)
         if os.environ.get(TRACE_VARIABLE):
             tracemalloc.start(FRAMES)
         return state
 
-    def _write(self, state: ProxyState) -> None:
+    def _write(self, state: RunningProxy) -> None:
         self._looks += 1
         whole = self._file.with_suffix(".part")
         whole.write_text(look(state, self._looks).as_text())

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gorgo.apps.demo.fleet import REPLICAS, Fleet, running_fleet
+from gorgo.apps.demo.fleet import REPLICAS, DemoFleet, running_fleet
 from tests.system.webdriver import Browser, browser, missing_reason
 
 NASTY = "<img src=x onerror='window.hurt = 1'><script>window.hurt = 1</script>"
@@ -25,7 +25,7 @@ WIDTH = 1280
 class Open:
     """The page, open and signed in."""
 
-    fleet: Fleet
+    fleet: DemoFleet
     browser: Browser
 
     @property
@@ -130,7 +130,7 @@ def test_screenshot_of_the_page_under_load(page: Open, tmp_path: Path) -> None:
     page.browser.colours("dark")
     assert page.browser.screenshot(WIDTH) != shot
     page.browser.run("document.querySelectorAll('#decisions details').forEach(one => { one.open = false })")
-    page.put("POST", "/admin/thaw", {})
+    page.put("POST", "/admin/unfreeze", {})
 
 
 def _finished(page: Open) -> object:

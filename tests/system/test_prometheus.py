@@ -22,7 +22,7 @@ import httpx
 import pytest
 import yaml
 
-from gorgo.apps.demo.fleet import MODEL, Fleet, running_fleet
+from gorgo.apps.demo.fleet import MODEL, DemoFleet, running_fleet
 from gorgo.apps.demo.processes import Processes
 from tests.observability.promql import FOLDER, INTERVAL, Target, alert_targets, alerts, dashboard_targets
 from tests.terraform.workspace import Workspace
@@ -48,7 +48,7 @@ def promtool() -> str:
 class Observed:
     """Processes that are scraped, and who scrapes them."""
 
-    fleet: Fleet
+    fleet: DemoFleet
     tuner_url: str
     prometheus_url: str
     #: When the replay was, s since 1970.
@@ -85,7 +85,7 @@ def observed(promtool: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             fleet.processes.check_alive()
 
 
-def _start_tuner(fleet: Fleet, folder: Path) -> str:
+def _start_tuner(fleet: DemoFleet, folder: Path) -> str:
     words = ["tune", "--url", fleet.admin_url, "--mode", "paper", "--window", "16", "--hop", "4", "--warm-up-s", "1"]
     words += ["--poll-s", "0.5", "--metrics-bind", "127.0.0.1:0", "--database", f"sqlite:///{folder}/history.sqlite3"]
     fleet.processes.start("tune", words)
@@ -151,12 +151,12 @@ def test_every_query_of_the_dashboard_has_an_answer(observed: Observed, target: 
 
 
 def test_parts_of_the_ttft_add_up_in_prometheus_too(observed: Observed) -> None:
-    (spent,) = observed.ask("sum(gorgo_ttft_spent_seconds_total)")
+    (spent,) = observed.ask("sum(gorgo_ttft_component_seconds_total)")
     (whole,) = observed.ask("sum(gorgo_ttft_seconds_sum)")
     assert float(spent["value"][1]) == pytest.approx(float(whole["value"][1]), rel=1e-6)
     parts = {
         series["metric"]["part"]: float(series["value"][1])
-        for series in observed.ask("sum by (part) (gorgo_ttft_spent_seconds_total)")
+        for series in observed.ask("sum by (part) (gorgo_ttft_component_seconds_total)")
     }
     assert parts["network"] > 0
     assert parts["prefill"] > 0

@@ -80,7 +80,7 @@ def test_cached_tokens_grow_over_turns_that_stay_on_one_replica(router: RouterPr
     assert all(found > before - 32 for found, before in zip(cached[1:], prompts, strict=False))
     sample = router.samples()[-1]
     assert sample["cached_tokens"] == cached[-1]
-    assert sample["believed_cached_tokens"] == pytest.approx(cached[-1], abs=128)
+    assert sample["estimated_cached_tokens"] == pytest.approx(cached[-1], abs=128)
 
 
 async def test_a_client_that_leaves_frees_the_engine_and_the_ledger(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.weights import Weights, WeightSpec
+from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.errors import WeightsError
 from tuner.space import LogBox, tuned_box
 
@@ -64,8 +64,8 @@ def test_box_that_has_no_logarithm_is_refused(low: float, default: float, high: 
 
 PREFERENCES = (
     WeightSpec("m_rtt", 1.0, 0.25, 4.0, "factor"),
-    WeightSpec("lambda", 0.2, 0.1, 1.0, "a preference", tuned="asked"),
-    WeightSpec("delta", 0.0, 0.0, 100.0, "ms", tuned="never"),
+    WeightSpec("lambda", 0.2, 0.1, 1.0, "a preference", tunable="asked"),
+    WeightSpec("delta", 0.0, 0.0, 100.0, "ms", tunable="never"),
 )
 
 

@@ -31,7 +31,7 @@ class RollBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordGeneration:
     """Write this row, before what follows is done."""
 
     generation: Generation
@@ -59,4 +59,4 @@ class Stop:
     reason: str
 
 
-Action = PutWeights | RollBack | Record | Freeze | Wait | Stop
+Action = PutWeights | RollBack | RecordGeneration | Freeze | Wait | Stop

@@ -9,7 +9,7 @@ Theory of operation.
 - `warming`: the incumbent is in force until a window of samples routed under it is full. Everything returns to here:
   the start, a roll-back, too little traffic, a saturated fleet. No proposal leaves it while the fleet is saturated.
 - `comparing`: a trial says which arm it wants in force. What it says at the end is told to the optimizer and recorded.
-- `frozen`: somebody has pinned the weights; nothing is put until they are thawed.
+- `frozen`: somebody has pinned the weights; nothing is put until they are unfrozen.
 - `stopped`: the incumbent is in force.
 
 The inbox takes each sample once. `state()` holds what was decided and, of a switchback, the pairs that were scored;
@@ -28,13 +28,13 @@ import numpy as np
 from gorgo.errors import WeightsError
 from tuner.campaign import saving
 from tuner.campaign.actions import Action, Freeze, PutWeights, RollBack, Stop, Wait
-from tuner.campaign.footing import Footing
-from tuner.campaign.ledger import Ledger
+from tuner.campaign.applied_weights import AppliedWeights
+from tuner.campaign.generation_log import GenerationLog
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.switchback import Switchback
 from tuner.campaign.trial import Abandon, Outcome, Trial, Verdict
 from tuner.campaign.windows import Paper
-from tuner.objective import Inbox, Sample
+from tuner.objective import SampleCursor, TunerSample
 from tuner.optimizers.base import Optimizer
 from tuner.space import LogBox
 
@@ -72,13 +72,13 @@ class Campaign:
         self.phase: saving.Phase = "new"
         self.incumbent = {spec.name: float(start.get(spec.name, spec.default)) for spec in box.specs}
         self.start = {**start, **self.incumbent}
-        self.ledger = Ledger(options, optimizer)
-        self.inbox = Inbox()
+        self.ledger = GenerationLog(options, optimizer)
+        self.cursor = SampleCursor()
         self.audited = not (options.guarded and options.audit) or self.incumbent == self.safe
         self.trial: Trial | None = None
         self.saturated_since: float | None = None
         self.stop_reason: str | None = None
-        self._footing = Footing(options)
+        self._applied_weights = AppliedWeights(options)
         self._turn = 0
         self._waiting: float | None = None
         self._out: list[Action] = []
@@ -98,27 +98,27 @@ class Campaign:
         elif self.phase == "comparing" and self.trial is not None:
             self._put_arm(f"goes on with generation {self.ledger.number}")
         else:
-            self._warm("the start" if self.phase == "new" else "goes on")
+            self._warm_up("the start" if self.phase == "new" else "goes on")
         return self._actions()
 
     def on_weights_applied(self, version: int, *, ticket: int, now: float) -> list[Action]:
         """The proxy routes by what `ticket` asked for, under this version. Late answers to older orders are ignored."""
-        if ticket != self._footing.ticket or self.phase in ("frozen", "stopped"):
+        if ticket != self._applied_weights.ticket or self.phase in ("frozen", "stopped"):
             return []
-        self._footing.applied(version, now=now)
+        self._applied_weights.on_applied(version, now=now)
         if self.phase == "comparing" and self.trial is not None:
             self.trial.began(version, now=now)
         return self._actions()
 
-    def on_samples(self, samples: Sequence[Sample], *, boot_id: str, now: float) -> list[Action]:
+    def on_samples(self, samples: Sequence[TunerSample], *, boot_id: str, now: float) -> list[Action]:
         """Finished requests, in any order and as often as they come. Another `boot_id` is another run of the proxy."""
-        taken = self.inbox.take(boot_id, samples)
+        taken = self.cursor.read(boot_id, samples)
         if taken.restarted:
             self._restarted()
         elif taken.gap:
             self._lost()
-        if self._footing.known and self.phase in ("warming", "comparing"):
-            self._measure(self._footing.counted(taken.samples), now)
+        if self._applied_weights.known and self.phase in ("warming", "comparing"):
+            self._measure(self._applied_weights.counted(taken.samples), now)
         return self._actions()
 
     def on_time(self, *, now: float) -> list[Action]:
@@ -131,7 +131,7 @@ class Campaign:
 
     def on_proxy_restarted(self, *, boot_id: str, now: float) -> list[Action]:
         """Its weights and versions are new. For a shell that sees it before a sample does."""
-        if self.inbox.take(boot_id, ()).restarted:
+        if self.cursor.read(boot_id, ()).restarted:
             self._restarted()
         return self._actions()
 
@@ -146,10 +146,10 @@ class Campaign:
             self.phase, self.trial = "frozen", None
         return self._actions()
 
-    def on_thawed(self, *, now: float) -> list[Action]:
+    def on_unfrozen(self, *, now: float) -> list[Action]:
         """Goes on with the candidate that was under test, measured anew."""
         if self.phase == "frozen":
-            self._warm("thawed")
+            self._warm_up("unfrozen")
         return self._actions()
 
     def on_foreign_weights(self, values: Mapping[str, float], *, now: float) -> list[Action]:
@@ -169,14 +169,14 @@ class Campaign:
         self.optimizer.recentre(self.incumbent)
         self.ledger.anchor = None
         self.trial, self.audited = None, True
-        self._warm("weights that somebody else has set")
+        self._warm_up("weights that somebody else has set")
         return self._actions()
 
     def next_timer(self) -> float | None:
         """When `on_time` has something to do; None while only samples or answers are awaited."""
         if self.phase == "comparing" and self.trial is not None:
             return self.trial.next_time()
-        return self._footing.ready_s() if self.phase == "warming" and self.saturated_since is None else None
+        return self._applied_weights.ready_s() if self.phase == "warming" and self.saturated_since is None else None
 
     # -- state
 
@@ -191,45 +191,45 @@ class Campaign:
 
     # -- what is in force
 
-    def _put(self, weights: Mapping[str, float], reason: str, *, back: bool = False) -> None:
+    def _apply(self, weights: Mapping[str, float], reason: str, *, back: bool = False) -> None:
         values = {**self.start, **weights}
-        self._out.append((RollBack if back else PutWeights)(values, reason, self._footing.asked()))
+        self._out.append((RollBack if back else PutWeights)(values, reason, self._applied_weights.requested()))
 
     def _put_arm(self, reason: str) -> None:
         assert self.trial is not None, "a trial's arm"
         self._turn = self.trial.turn
         ours, theirs = self._arms()
-        self._put(ours if self.trial.arm == "offspring" else theirs, reason)
+        self._apply(ours if self.trial.arm == "offspring" else theirs, reason)
 
     def _arms(self) -> tuple[dict[str, float], dict[str, float]]:
         """Weights of the offspring and of the incumbent; in an audit the start is the one under suspicion."""
         return (self.optimizer.ask(), self.incumbent) if self.audited else (self.incumbent, self.safe)
 
-    def _warm(self, reason: str, *, back: bool = False) -> None:
+    def _warm_up(self, reason: str, *, back: bool = False) -> None:
         self.phase, self.trial = "warming", None
-        self._footing.recent.clear()
-        self._put(self.incumbent, reason, back=back)
+        self._applied_weights.recent.clear()
+        self._apply(self.incumbent, reason, back=back)
 
     # -- measuring
 
-    def _measure(self, samples: list[Sample], now: float) -> None:
+    def _measure(self, samples: list[TunerSample], now: float) -> None:
         if self.phase == "warming":
-            self._footing.warm(samples)
+            self._applied_weights.warm(samples)
             self._try_to_propose(now)
             return
         for sample in samples:
-            self._footing.recent.add(sample)
+            self._applied_weights.recent.add(sample)
         assert self.trial is not None, "comparing is what a trial does"
         outcome = self.trial.on_samples(samples, now=now)
-        if outcome is None and self.options.mode != "paper" and self._footing.saturated():
-            outcome = self._blame()
+        if outcome is None and self.options.mode != "paper" and self._applied_weights.saturated():
+            outcome = self._attribute_saturation()
         self._after(outcome, now)
 
-    def _blame(self) -> Outcome:
+    def _attribute_saturation(self) -> Outcome:
         """A fleet that is saturated while the suspect runs has it to thank; otherwise it is the traffic."""
         assert self.trial is not None, "called while comparing"
         if self.trial.arm == "offspring" and self.options.guarded:
-            found = self._footing.recent.figures()
+            found = self._applied_weights.recent.figures()
             return Verdict(False, "the fleet is saturated", figures=found, refused=True, breach=True)
         return Abandon("the fleet is saturated")
 
@@ -238,19 +238,19 @@ class Campaign:
         if (spent := self.ledger.budget_spent(now)) is not None:
             self._finish(spent)
             return
-        if not self._footing.ready(now):
+        if not self._applied_weights.ready(now):
             return
-        if self.options.mode != "paper" and self._footing.saturated():
+        if self.options.mode != "paper" and self._applied_weights.saturated():
             self._wait_out(now)
             return
         self.saturated_since = None
-        found = self._footing.recent.figures()
+        found = self._applied_weights.recent.figures()
         if found.ttft_ms_p95 is None:
-            self._footing.recent.clear()
+            self._applied_weights.recent.clear()
             return
         self.ledger.measured(found)
         if self.ledger.number == 0:
-            self._out.append(self.ledger.started(self.incumbent, self._footing.version, now))
+            self._out.append(self.ledger.started(self.incumbent, self._applied_weights.version, now))
         self._next(now)
 
     def _wait_out(self, now: float) -> None:
@@ -263,7 +263,7 @@ class Campaign:
             reason = "the fleet stays saturated: back to the defaults"
             self._move(self.safe)
             self.audited = True
-            self._warm(reason, back=True)
+            self._warm_up(reason, back=True)
         else:
             self._finish("the fleet stays saturated")
 
@@ -283,7 +283,7 @@ class Campaign:
     def make_trial(self) -> Trial:
         """A trial as the mode has it, of the arms of this moment."""
         if self.options.mode == "paper":
-            recent = self._footing.recent
+            recent = self._applied_weights.recent
             return Paper(self.options, recent, self.ledger.reference or recent.figures())
         audit = not self.audited
         return Switchback(self.options, self.rng, None if audit else self.ledger.reference, audit=audit)
@@ -292,7 +292,7 @@ class Campaign:
         if isinstance(outcome, Verdict):
             self._decided(outcome, now)
         elif isinstance(outcome, Abandon):
-            self._warm(f"{outcome.reason}: generation {self.ledger.number} is measured later")
+            self._warm_up(f"{outcome.reason}: generation {self.ledger.number} is measured later")
         elif self.trial is not None and self.trial.turn != self._turn:
             self._put_arm(f"generation {self.ledger.number}, {self.trial.arm}")
 
@@ -307,7 +307,7 @@ class Campaign:
         row = self.ledger.closed(ours, verdict, self.trial.offspring_version, now)
         self.audited = True
         if verdict.breach:  # first of all the weights
-            self._warm(verdict.reason, back=True)
+            self._warm_up(verdict.reason, back=True)
         self._out.append(row)
         if not verdict.breach:
             self._next(now)
@@ -324,7 +324,7 @@ class Campaign:
 
     def _finish(self, reason: str) -> None:
         """The incumbent is put last, so that what is frozen is in force."""
-        self._put(self.incumbent, f"the end: {reason}")
+        self._apply(self.incumbent, f"the end: {reason}")
         if self.options.freeze_at_end:
             self._out.append(Freeze({**self.start, **self.incumbent}, reason))
         self._stop(reason)
@@ -337,15 +337,15 @@ class Campaign:
 
     def _restarted(self) -> None:
         """Another run of the proxy, with weights of its own."""
-        self._footing.restarted()
+        self._applied_weights.restarted()
         if self.phase == "warming":
-            self._put(self.incumbent, "the proxy has restarted")
+            self._apply(self.incumbent, "the proxy has restarted")
         elif self.phase == "comparing" and self.trial is not None:
             self.trial.void()
             self._put_arm("the proxy has restarted")
 
     def _lost(self) -> None:
-        self._footing.recent.clear()
+        self._applied_weights.recent.clear()
         if self.phase == "comparing" and self.trial is not None:
             self.trial.void()
             self._put_arm("samples were lost")

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gorgo.errors import GorgoError, TunerError
-from tuner.objective import Figures, Inbox
+from tuner.objective import SampleCursor, WindowStats
 from tuner.optimizers.base import generator_of, generator_state
 from tuner.optimizers.registry import load_optimizer
 from tuner.space import LogBox
@@ -42,7 +42,7 @@ def dump(campaign: Campaign) -> dict[str, Any]:
         "reference": None if ledger.reference is None else asdict(ledger.reference),
         "started_s": ledger.started_s,
         "opened_s": ledger.opened_s,
-        "cursor": [campaign.inbox.boot_id, campaign.inbox.last_seq],
+        "cursor": [campaign.cursor.boot_id, campaign.cursor.last_seq],
         "rng": generator_state(campaign.rng),
         "optimizer": campaign.optimizer.state(),
         "trial": None if campaign.trial is None else campaign.trial.state(),
@@ -72,10 +72,10 @@ def _load(kind: type[Campaign], box: LogBox, options: CampaignOptions, state: Ma
     campaign.phase, campaign.stop_reason = state["phase"], state["stop_reason"]
     campaign.incumbent = {spec.name: float(state["incumbent"][spec.name]) for spec in box.specs}
     campaign.audited, campaign.saturated_since = bool(state["audited"]), state["saturated_since"]
-    campaign.inbox = Inbox(state["cursor"][0], int(state["cursor"][1]))
+    campaign.cursor = SampleCursor(state["cursor"][0], int(state["cursor"][1]))
     ledger, reference = campaign.ledger, state["reference"]
     ledger.number, ledger.anchor = int(state["number"]), state["anchor"]
-    ledger.reference = None if reference is None else Figures(**reference)
+    ledger.reference = None if reference is None else WindowStats(**reference)
     ledger.started_s, ledger.opened_s = state["started_s"], state["opened_s"]
     if state["trial"] is not None:
         campaign.trial = campaign.make_trial()

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from gorgo.errors import TunerError
-from tuner.campaign.guard import Watch
-from tuner.campaign.judge import Judge, Pair, pooled
+from tuner.campaign.comparison import BlockPair, PairComparison, pooled
+from tuner.campaign.guardrail import Guardrail
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.trial import Abandon, Arm, Outcome, Verdict
-from tuner.objective import Figures, Sample, figures
+from tuner.objective import TunerSample, WindowStats, window_stats
 
 #: Samples kept of one block: 150 requests a second for two minutes. More change its p95 by nothing.
 MAX_BLOCK_SAMPLES = 20_000
@@ -40,17 +40,17 @@ class Block:
     version: int | None = None
     began_s: float | None = None
     first_arrival_s: float | None = None
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TunerSample] = field(default_factory=list)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: TunerSample) -> None:
         if self.first_arrival_s is None or sample.arrived_s < self.first_arrival_s:
             self.first_arrival_s = sample.arrived_s
         if len(self.samples) < MAX_BLOCK_SAMPLES:
             self.samples.append(sample)
 
-    def figures(self, discard_s: float) -> Figures:
+    def figures(self, discard_s: float) -> WindowStats:
         start = (self.first_arrival_s or 0.0) + discard_s
-        return figures(sample for sample in self.samples if sample.arrived_s >= start)
+        return window_stats(sample for sample in self.samples if sample.arrived_s >= start)
 
 
 class Switchback:
@@ -69,12 +69,12 @@ class Switchback:
     """
 
     def __init__(
-        self, options: CampaignOptions, rng: np.random.Generator, reference: Figures | None, *, audit: bool = False
+        self, options: CampaignOptions, rng: np.random.Generator, reference: WindowStats | None, *, audit: bool = False
     ) -> None:
         self._options, self._rng, self._audit = options, rng, audit
-        self._watch = Watch(options, reference) if options.guarded else None
+        self._watch = Guardrail(options, reference) if options.guarded else None
         self._set_seed(int(rng.integers(2**31)))
-        self.pairs: list[Pair] = []
+        self.pairs: list[BlockPair] = []
         self.turn = 0
         self.offspring_version: int | None = None
         self._voids = 0
@@ -90,7 +90,7 @@ class Switchback:
         if self.arm == "offspring":
             self.offspring_version = version
 
-    def on_samples(self, samples: Iterable[Sample], *, now: float) -> Outcome:
+    def on_samples(self, samples: Iterable[TunerSample], *, now: float) -> Outcome:
         for sample in samples:
             block = self._block_of(sample)
             if block is None or (self._resting and block is self._block):
@@ -125,7 +125,7 @@ class Switchback:
     def load(self, state: Mapping[str, Any]) -> None:
         try:
             self._set_seed(int(state["seed"]))
-            self.pairs = [Pair.from_json(row) for row in state["pairs"]]
+            self.pairs = [BlockPair.from_json(row) for row in state["pairs"]]
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise TunerError(f"saved state of a switchback is damaged: {error!r}") from error
 
@@ -141,7 +141,7 @@ class Switchback:
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed
-        self._judge = Judge(self._options, seed, audit=self._audit)
+        self._judge = PairComparison(self._options, seed, audit=self._audit)
 
     def _open_round(self) -> None:
         """A rest, and a pair after it."""
@@ -170,7 +170,7 @@ class Switchback:
         self._settling = (self._blocks, now + self._options.discard_s)
         self._open_round()
 
-    def _block_of(self, sample: Sample) -> Block | None:
+    def _block_of(self, sample: TunerSample) -> Block | None:
         waiting = self._settling[0] if self._settling else []
         return next((block for block in (*self._blocks, *waiting) if block.version == sample.weights_version), None)
 
@@ -186,12 +186,12 @@ class Switchback:
             too_few = f"{least} samples in a block, {self._options.min_block_samples} are needed"
             return Abandon(too_few) if self._voids >= self._options.max_voids else None
         self._voids = 0
-        self.pairs.append(Pair(scores["incumbent"], scores["offspring"]))
+        self.pairs.append(BlockPair(scores["incumbent"], scores["offspring"]))
         if self._watch:
             self._watch.reference = pooled([pair.incumbent for pair in self.pairs])
         return self._judge.verdict(self.pairs)
 
     def _breached(self, reason: str) -> Verdict:
         mine = [block for block in self._blocks if block.arm == "offspring"]
-        found = figures(sample for block in mine for sample in block.samples)
+        found = window_stats(sample for block in mine for sample in block.samples)
         return Verdict(False, reason, found.ttft_ms_p95, figures=found, refused=True, breach=True)

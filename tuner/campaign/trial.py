@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from tuner.objective import Figures, Sample
+from tuner.objective import TunerSample, WindowStats
 
 Arm = Literal["incumbent", "offspring"]
 
@@ -31,8 +31,8 @@ class Verdict:
     reason: str
     objective_ms: float | None = None
     incumbent_objective_ms: float | None = None
-    figures: Figures | None = None
-    incumbent_figures: Figures | None = None
+    figures: WindowStats | None = None
+    incumbent_figures: WindowStats | None = None
     refused: bool = False
     breach: bool = False
 
@@ -62,7 +62,7 @@ class Trial(Protocol):
         """The weights of `arm` are in force under this version."""
         ...
 
-    def on_samples(self, samples: Iterable[Sample], *, now: float) -> Outcome: ...
+    def on_samples(self, samples: Iterable[TunerSample], *, now: float) -> Outcome: ...
 
     def on_time(self, *, now: float) -> Outcome: ...
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.trial import Arm, Outcome, Verdict
-from tuner.objective import Figures, RollingWindow, Sample
+from tuner.objective import RollingWindow, TunerSample, WindowStats
 
 
 class Paper:
@@ -28,7 +28,7 @@ class Paper:
         The incumbent's score.
     """
 
-    def __init__(self, options: CampaignOptions, window: RollingWindow, reference: Figures) -> None:
+    def __init__(self, options: CampaignOptions, window: RollingWindow, reference: WindowStats) -> None:
         self._options, self._window, self._reference = options, window, reference
         self.arm: Arm = "offspring"
         self.turn = 1
@@ -39,7 +39,7 @@ class Paper:
         self.offspring_version = version
         self._to_come = self._options.hop
 
-    def on_samples(self, samples: Iterable[Sample], *, now: float) -> Outcome:
+    def on_samples(self, samples: Iterable[TunerSample], *, now: float) -> Outcome:
         if self.offspring_version is None:
             return None
         for _ in samples:  # the campaign has put them into the window
@@ -68,7 +68,7 @@ class Paper:
         """Nothing was kept."""
 
 
-def compared(ours: Figures, theirs: Figures) -> tuple[bool, str]:
+def compared(ours: WindowStats, theirs: WindowStats) -> tuple[bool, str]:
     """Whether our p95 TTFT is lower, and the words for it."""
     if not ours.ttft_ms_p95 or not theirs.ttft_ms_p95:
         return False, "no first tokens in a window"

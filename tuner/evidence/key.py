@@ -19,8 +19,8 @@ from gorgo.apps.simulate import SimJob, run_once
 from gorgo.sim.records import SimRecord
 from tuner.campaign.options import CampaignOptions
 from tuner.evidence.windows import Windows, paper_fleet
-from tuner.offline.rehearsal import tune_in_simulation
-from tuner.offline.twin import TwinOptions, search_twin
+from tuner.offline.search import SearchOptions, search_weights
+from tuner.offline.simulated_campaign import simulate_campaign
 from tuner.offline.verdict import decide
 
 #: Five minutes at the highest load: caches fill, queues build up, and every part of a request's life is met.
@@ -59,7 +59,8 @@ def _is_default(task: Any, field: Any) -> bool:
 def _feed(shape: str) -> str:
     feed = Windows(shapes=(shape,), draw=0, limit=FEED).feed()
     return _digest(
-        (r.arrival_s, r.prompt_tokens, r.output_tokens, r.blocks, r.head, r.session_id, r.body_bytes) for r in feed
+        (r.arrival_s, r.prompt_tokens, r.output_tokens, r.blocks, r.prefix_hash, r.session_id, r.body_bytes)
+        for r in feed
     )
 
 
@@ -71,15 +72,15 @@ def _behaviour(policy: str, tuner: str | None) -> str:
 
 def _campaign(policy: str, mode: str) -> str:
     options = CampaignOptions(mode=mode, **_HASTE)  # type: ignore[arg-type]
-    run = tune_in_simulation(_job(policy), options)
+    run = simulate_campaign(_job(policy), options)
     rows = [(one.weights, one.n, one.objective_ms, one.accepted) for one in run.generations]
     return _digest((rows, run.rollbacks, _records(run.records)))
 
 
 def _twin(policy: str) -> str:
-    options = TwinOptions(candidates=2, seeds=1, held_out_seeds=2)
+    options = SearchOptions(candidates=2, seeds=1, held_out_seeds=2)
     job = _job(policy)
-    search = search_twin(job, options)
+    search = search_weights(job, options)
     result = decide(job, search, options)
     figures = [(one.ttft_ms, one.e2e_s) for one in (search.start, search.best, result.before, result.after)]
     return _digest((result.weights, result.moved, search.best.weights, figures))

@@ -19,7 +19,7 @@ from gorgo.sim.records import SimRecord
 from tuner.campaign.options import CampaignOptions
 from tuner.evidence.key import key_of
 from tuner.evidence.windows import Windows, paper_fleet
-from tuner.offline.rehearsal import tune_in_simulation
+from tuner.offline.simulated_campaign import simulate_campaign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def run_task(task: Task) -> Found:
         run = run_once(job, controllers=_put_later(task))
         whole, tail = _parts(run.requests or (), task.after)
         return Found(whole=whole, tail=tail, weights=run.row.weights or {}, cpu_s=thread_time() - begun_s)
-    tuned = tune_in_simulation(
+    tuned = simulate_campaign(
         job,
         CampaignOptions(**dict(task.campaign)),
         seed=task.seed,

@@ -13,7 +13,7 @@ from gorgo.apps.simulate import SimJob
 from tuner.evidence.key import key_of
 from tuner.evidence.task import Found, Part
 from tuner.evidence.windows import Windows, paper_fleet
-from tuner.offline.twin import Tried, TwinOptions, search_twin
+from tuner.offline.search import SearchOptions, Trial, search_weights
 from tuner.offline.verdict import decide
 
 
@@ -26,7 +26,7 @@ class TwinTask:
     windows, policy, seed:
         As in `Task`.
     candidates, seeds, held_out_seeds:
-        As in `TwinOptions`.
+        As in `SearchOptions`.
     weights, box, asked:
         As in `Task`: where the search starts, and in what box.
     """
@@ -58,7 +58,7 @@ def run_twin_task(task: TwinTask) -> Found:
         fleet=paper_fleet(),
         time_scale=task.windows.time_scale,
     )
-    options = TwinOptions(
+    options = SearchOptions(
         candidates=task.candidates,
         seeds=task.seeds,
         held_out_seeds=task.held_out_seeds,
@@ -66,7 +66,7 @@ def run_twin_task(task: TwinTask) -> Found:
         asked=task.asked,
         box={name: (low, high) for name, low, high in task.box},
     )
-    search = search_twin(job, options)
+    search = search_weights(job, options)
     result = decide(job, search, options)
     return Found(
         whole=_part(result.before),
@@ -79,7 +79,7 @@ def run_twin_task(task: TwinTask) -> Found:
     )
 
 
-def _part(tried: Tried) -> Part:
+def _part(tried: Trial) -> Part:
     return Part(
         n=sum(score.n for score in tried.scores),
         errors=tried.errors,

@@ -16,11 +16,11 @@ import numpy as np
 from gorgo.apps.datasets import load_requests
 from gorgo.apps.simulate.feed import feed_of
 from gorgo.apps.traces import TraceFilters
-from gorgo.core.replica import ReplicaSpec
-from gorgo.sim.feed import SimRequest
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.sim.engine.profiles import find_profile
 from gorgo.sim.fleet import SimFleet, SimReplica
-from gorgo.sim.network import Link
-from gorgo.sim.profiles import find_profile
+from gorgo.sim.network.links import Link
+from gorgo.sim.workload import SimRequest
 
 #: The paper drops longer prompts and caps answers.
 MAX_INPUT, MAX_OUTPUT = 24_000, 128
@@ -87,7 +87,7 @@ def joined(feeds: Sequence[Sequence[SimRequest]]) -> Iterator[SimRequest]:
                 index=index,
                 arrival_s=offset_s + request.arrival_s,
                 blocks=blocks.tobytes(),
-                head=request.head ^ int(salt),
+                prefix_hash=request.prefix_hash ^ int(salt),
             )
             index += 1
         offset_s += feed[-1].arrival_s + PAUSE_S

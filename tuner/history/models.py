@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 WORD_CHARACTERS = 64
 
 
-class Base(DeclarativeBase):
+class TableBase(DeclarativeBase):
     """Constraints have names, so that later migrations can change them on every database."""
 
     metadata = MetaData(
@@ -27,7 +27,7 @@ class Base(DeclarativeBase):
     )
 
 
-class Campaign(Base):
+class CampaignTable(TableBase):
     __tablename__ = "campaign"
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
@@ -39,7 +39,7 @@ class Campaign(Base):
     options: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
-class Generation(Base):
+class GenerationTable(TableBase):
     __tablename__ = "generation"
     __table_args__ = (UniqueConstraint("campaign_id", "number"),)
 
@@ -64,7 +64,7 @@ class Generation(Base):
     reason: Mapped[str] = mapped_column(Text)
 
 
-class Event(Base):
+class EventTable(TableBase):
     __tablename__ = "event"
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
@@ -75,7 +75,7 @@ class Event(Base):
     reason: Mapped[str] = mapped_column(Text)
 
 
-class State(Base):
+class StateTable(TableBase):
     """Where a campaign is, so that a restarted sidecar continues: the one row that is overwritten."""
 
     __tablename__ = "state"

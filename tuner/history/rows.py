@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar
 
 from sqlalchemy import RowMapping
 
-from gorgo.core.numbers import is_number
+from gorgo.core.numeric import is_number
 
-EventKind = Literal["freeze", "thaw", "rollback", "foreign", "restart", "stop"]
+EventKind = Literal["freeze", "unfreeze", "rollback", "foreign", "restart", "stop"]
 Row = TypeVar("Row")
 
 #: Seconds since 1970 at the end of the year 9999; nothing that counts time by calendars goes beyond.
@@ -41,7 +41,7 @@ class CampaignRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRow:
-    """Something other than a generation: a freeze, a thaw, a roll-back, weights of somebody else, a restart, a stop."""
+    """Something other than a generation: a freeze, a unfreeze, a roll-back, weights of somebody else, a restart, a stop."""
 
     at_s: float
     kind: EventKind

@@ -12,7 +12,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from gorgo.errors import HistoryError
-from tuner.history.models import Base
+from tuner.history.models import TableBase
 
 #: Of PostgreSQL's advisory lock; any number that nobody else uses.
 _LOCK = 0x676F72676F
@@ -40,7 +40,7 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
 
     with EnvironmentContext(Config(), scripts, fn=steps, destination_rev=revision) as environment:
         # SQLite cannot alter a column in place: Alembic copies the table.
-        environment.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)
+        environment.configure(connection=connection, target_metadata=TableBase.metadata, render_as_batch=True)
         environment.run_migrations()
 
 

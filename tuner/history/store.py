@@ -16,8 +16,8 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from gorgo.errors import HistoryError
 from tuner.campaign.generation import Generation
 from tuner.history.database import open_engine, reading, shown, writing
-from tuner.history.models import Campaign, Event, State
-from tuner.history.models import Generation as GenerationTable
+from tuner.history.models import CampaignTable, EventTable, StateTable
+from tuner.history.models import GenerationTable as GenerationTable
 from tuner.history.rows import CampaignRow, EventKind, EventRow, row_of, weights_in
 from tuner.history.schema import upgrade
 
@@ -60,7 +60,7 @@ class History:
         """A new campaign's number."""
         row = {"started_s": now_s, "target": target, "policy": policy, "options": dict(options)}
         with writing(self._engine) as connection:
-            return int(connection.execute(insert(Campaign).values(row).returning(Campaign.id)).scalar_one())
+            return int(connection.execute(insert(CampaignTable).values(row).returning(CampaignTable.id)).scalar_one())
 
     def record(self, campaign: int, generation: Generation) -> None:
         """Append a generation. The same one again is left as it is: a sidecar that was killed may say it twice."""
@@ -79,20 +79,20 @@ class History:
         """Append an event."""
         values = {"weights": None if weights is None else dict(weights), "campaign_id": campaign}
         with writing(self._engine) as connection:
-            connection.execute(insert(Event).values(at_s=now_s, kind=kind, reason=reason, **values))
+            connection.execute(insert(EventTable).values(at_s=now_s, kind=kind, reason=reason, **values))
 
     def save_state(self, campaign: int, state: Mapping[str, Any], *, now_s: float) -> None:
         """Replace where the campaign is."""
         with writing(self._engine) as connection:
-            connection.execute(delete(State).where(State.campaign_id == campaign))
-            connection.execute(insert(State).values(campaign_id=campaign, saved_s=now_s, state=dict(state)))
+            connection.execute(delete(StateTable).where(StateTable.campaign_id == campaign))
+            connection.execute(insert(StateTable).values(campaign_id=campaign, saved_s=now_s, state=dict(state)))
 
     def end_campaign(self, campaign: int, *, now_s: float, outcome: str) -> None:
         """It is over and will not be continued; its rows stay."""
-        ended = update(Campaign).where(Campaign.id == campaign).values(finished_s=now_s, outcome=outcome)
+        ended = update(CampaignTable).where(CampaignTable.id == campaign).values(finished_s=now_s, outcome=outcome)
         with writing(self._engine) as connection:
             connection.execute(ended)
-            connection.execute(delete(State).where(State.campaign_id == campaign))
+            connection.execute(delete(StateTable).where(StateTable.campaign_id == campaign))
 
     def write(
         self,
@@ -112,20 +112,20 @@ class History:
             for row in generations:
                 _append(connection, campaign, row)
             for one in events:
-                connection.execute(insert(Event).values(_event(one) | {"campaign_id": campaign}))
+                connection.execute(insert(EventTable).values(_event(one) | {"campaign_id": campaign}))
             if state is not None or outcome is not None:
-                connection.execute(delete(State).where(State.campaign_id == campaign))
+                connection.execute(delete(StateTable).where(StateTable.campaign_id == campaign))
             if outcome is not None:
-                ended = update(Campaign).where(Campaign.id == campaign)
+                ended = update(CampaignTable).where(CampaignTable.id == campaign)
                 connection.execute(ended.values(finished_s=now_s, outcome=outcome))
             elif state is not None:
-                connection.execute(insert(State).values(campaign_id=campaign, saved_s=now_s, state=dict(state)))
+                connection.execute(insert(StateTable).values(campaign_id=campaign, saved_s=now_s, state=dict(state)))
 
     # -- reading
 
     def campaign(self, number: int) -> CampaignRow | None:
         """None where there is none of that number."""
-        wanted = select(Campaign.__table__).where(Campaign.id == number)
+        wanted = select(CampaignTable.__table__).where(CampaignTable.id == number)
         with reading(self._engine) as connection:
             found = connection.execute(wanted).mappings().one_or_none()
             return None if found is None else row_of(CampaignRow, found)
@@ -133,10 +133,10 @@ class History:
     def unfinished(self, *, target: str, policy: str) -> tuple[int, dict[str, Any]] | None:
         """The newest campaign on that proxy and policy that has not ended, with its state: a restart continues it."""
         open_ones = (
-            select(Campaign.id, State.state)
-            .join(State, State.campaign_id == Campaign.id)
-            .where(Campaign.target == target, Campaign.policy == policy, Campaign.finished_s.is_(None))
-            .order_by(Campaign.id.desc())
+            select(CampaignTable.id, StateTable.state)
+            .join(StateTable, StateTable.campaign_id == CampaignTable.id)
+            .where(CampaignTable.target == target, CampaignTable.policy == policy, CampaignTable.finished_s.is_(None))
+            .order_by(CampaignTable.id.desc())
             .limit(1)
         )
         with reading(self._engine) as connection:
@@ -150,7 +150,9 @@ class History:
     def campaigns(self, limit: int = MAX_ROWS) -> list[CampaignRow]:
         """Newest first."""
         with reading(self._engine) as connection:
-            rows = connection.execute(select(Campaign.__table__).order_by(Campaign.id.desc()).limit(limit)).mappings()
+            rows = connection.execute(
+                select(CampaignTable.__table__).order_by(CampaignTable.id.desc()).limit(limit)
+            ).mappings()
             return [row_of(CampaignRow, row) for row in rows]
 
     def generations(self, campaign: int | None = None, limit: int = MAX_ROWS) -> list[Generation]:
@@ -163,11 +165,11 @@ class History:
 
     def events(self, campaign: int | None = None, limit: int = MAX_ROWS) -> list[EventRow]:
         """The last `limit` events, of all campaigns unless one is named, in order."""
-        wanted = select(Event.at_s, Event.kind, Event.weights, Event.reason)
+        wanted = select(EventTable.at_s, EventTable.kind, EventTable.weights, EventTable.reason)
         if campaign is not None:
-            wanted = wanted.where(Event.campaign_id == campaign)
+            wanted = wanted.where(EventTable.campaign_id == campaign)
         with reading(self._engine) as connection:
-            rows = connection.execute(wanted.order_by(Event.id.desc()).limit(limit)).mappings().all()
+            rows = connection.execute(wanted.order_by(EventTable.id.desc()).limit(limit)).mappings().all()
             return [row_of(EventRow, row) for row in reversed(rows)]
 
     def weights_of(self, wanted: str, campaign: int | None = None) -> tuple[str, dict[str, float]]:
@@ -178,7 +180,9 @@ class History:
         with reading(self._engine) as connection:
             chosen = _newest(connection) if campaign is None else campaign
             found = connection.execute(_one_generation(wanted, chosen)).one_or_none()
-            policy = connection.execute(select(Campaign.policy).where(Campaign.id == chosen)).scalar_one_or_none()
+            policy = connection.execute(
+                select(CampaignTable.policy).where(CampaignTable.id == chosen)
+            ).scalar_one_or_none()
             weights = None if found is None else weights_in(found.weights)
         if weights is None or policy is None:
             where = "the history is empty" if chosen is None else f"campaign {chosen} has none"
@@ -196,7 +200,7 @@ def _one_generation(wanted: str, campaign: int | None) -> Any:
 
 
 def _newest(connection: Connection) -> int | None:
-    newest = connection.execute(select(func.max(Campaign.id))).scalar_one()
+    newest = connection.execute(select(func.max(CampaignTable.id))).scalar_one()
     return None if newest is None else int(newest)
 
 

@@ -2,19 +2,19 @@
 
 from tuner.offline.calibration import calibrated
 from tuner.offline.driver import CampaignDriver
-from tuner.offline.rehearsal import TunedRun, tune_in_simulation
-from tuner.offline.twin import Search, TwinOptions, search_twin
-from tuner.offline.verdict import TwinResult, decide, weights_file
+from tuner.offline.search import SearchOptions, SearchResult, search_weights
+from tuner.offline.simulated_campaign import CampaignRun, simulate_campaign
+from tuner.offline.verdict import SearchVerdict, decide, weights_file
 
 __all__ = [
     "CampaignDriver",
-    "Search",
-    "TunedRun",
-    "TwinOptions",
-    "TwinResult",
+    "CampaignRun",
+    "SearchOptions",
+    "SearchResult",
+    "SearchVerdict",
     "calibrated",
     "decide",
-    "search_twin",
-    "tune_in_simulation",
+    "search_weights",
+    "simulate_campaign",
     "weights_file",
 ]

@@ -15,7 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from gorgo.core.prefill import PrefillPrior
+from gorgo.core.latency.prefill import PrefillPrior
 from gorgo.errors import TunerError
 from gorgo.sim.fleet import SimFleet, SimReplica
 

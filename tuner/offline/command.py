@@ -25,14 +25,14 @@ from tuner.campaign.generation import Generation
 from tuner.campaign.options import CampaignOptions
 from tuner.history import History
 from tuner.offline.calibration import calibrated
-from tuner.offline.rehearsal import TunedRun, tune_in_simulation
-from tuner.offline.twin import TwinOptions, check_start, search_twin
-from tuner.offline.verdict import TwinResult, decide, weights_file
+from tuner.offline.search import SearchOptions, check_start, search_weights
+from tuner.offline.simulated_campaign import CampaignRun, simulate_campaign
+from tuner.offline.verdict import SearchVerdict, decide, weights_file
 
 #: What the history says of a search that was interrupted: it is not continued, a repetition finds the same.
 BROKEN_OFF = "broken off"
 
-Told = Callable[[], None]
+OnProgress = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +72,17 @@ class OfflineOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TuneResult:
     """What `gorgo tune` tells of a search: the rows of the history, the decision, and the file of it."""
 
     rows: Sequence[Generation]
-    result: TwinResult
+    result: SearchVerdict
     file: WeightsFile
 
 
-def tune_twin(
-    options: OfflineOptions, twin: TwinOptions, *, now: Callable[[], float], told: Told = lambda: None
-) -> Tuned:
+def tune_offline(
+    options: OfflineOptions, twin: SearchOptions, *, now: Callable[[], float], told: OnProgress = lambda: None
+) -> TuneResult:
     """Search, decide on what was held out, write what was asked for. `now` is Unix time, for the history.
 
     Raises `TraceError`, `TunerError`, `WeightsError`, `HistoryError`, and `OSError` for a file that cannot be written.
@@ -99,7 +99,7 @@ def tune_twin(
         history.record(campaign, rows[-1])
 
     try:
-        search = search_twin(job, twin, told=told, recorded=recorded)
+        search = search_weights(job, twin, told=told, recorded=recorded)
         result = decide(job, search, twin, told=told)
         outcome = f"{search.stopped}; {result.reason}"
     finally:
@@ -108,10 +108,10 @@ def tune_twin(
     created = datetime.fromtimestamp(now(), UTC).isoformat(timespec="seconds")
     file = weights_file(job, result, source="gorgo tune, twin", created=created, window=_window(options, job))
     _write(options.out, file)
-    return Tuned(rows, result, file)
+    return TuneResult(rows, result, file)
 
 
-def rehearse(
+def simulated_campaign(
     options: OfflineOptions,
     campaign_options: CampaignOptions,
     *,
@@ -120,10 +120,10 @@ def rehearse(
     asked: bool,
     box: Mapping[str, tuple[float, float]],
     now: Callable[[], float],
-) -> TunedRun:
-    """The live campaign along the window. Raises as `tune_twin` does."""
+) -> CampaignRun:
+    """The live campaign along the window. Raises as `tune_offline` does."""
     begun_s = now()
-    run = tune_in_simulation(
+    run = simulate_campaign(
         job_of(options, seed=seed), campaign_options, optimizer=algorithm, seed=seed, asked=asked, box=box
     )
     history = History(options.database)

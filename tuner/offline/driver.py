@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from gorgo.core.router import Router
-from tuner.campaign.actions import Action, Freeze, PutWeights, Record, RollBack, Stop, Wait
+from tuner.campaign.actions import Action, Freeze, PutWeights, RecordGeneration, RollBack, Stop, Wait
 from tuner.campaign.generation import Generation
 from tuner.campaign.machine import Campaign
-from tuner.objective import Sample
+from tuner.objective import TunerSample
 
 #: As the sidecar looks, s.
 POLL_S = 1.0
@@ -64,9 +64,9 @@ class CampaignDriver:
             boot_id = samples.boot_id
             self._carry_out(self.campaign.on_samples(rows, boot_id=boot_id, now=now), router, now)
 
-    def _new(self, router: Router) -> list[Sample]:
-        rows: list[dict[str, Any]] = router.samples.after(self.campaign.inbox.last_seq, BATCH)["samples"]
-        return [Sample.from_json(row) for row in rows]
+    def _new(self, router: Router) -> list[TunerSample]:
+        rows: list[dict[str, Any]] = router.samples.after(self.campaign.cursor.last_seq, BATCH)["samples"]
+        return [TunerSample.from_json(row) for row in rows]
 
     def _carry_out(self, actions: Iterable[Action], router: Router, now: float) -> None:
         waiting = deque(actions)
@@ -77,7 +77,7 @@ class CampaignDriver:
                     self.rollbacks += isinstance(order, RollBack)
                     version = router.set_weights(order.values, now=now, widen=True).version
                     waiting.extend(self.campaign.on_weights_applied(version, ticket=order.ticket, now=now))
-                case Record() as record:
+                case RecordGeneration() as record:
                     self.generations.append(record.generation)
                 case Freeze() as freeze:
                     self.frozen = freeze.reason

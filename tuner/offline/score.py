@@ -20,11 +20,11 @@ from gorgo.apps.simulate import SimJob, run_once
 from gorgo.sim.records import SimRecord
 
 #: Told after each run.
-Told = Callable[[], None]
+OnProgress = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class RunScore:
     """Figures of one run over the requests asked about; latencies are None where no request has one."""
 
     n: int
@@ -35,7 +35,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class CandidateBatch:
     """Weights on a window.
 
     Parameters
@@ -63,11 +63,15 @@ class Question:
 
 
 def scores_of(
-    question: Question, candidates: Sequence[Mapping[str, float]], *, n_jobs: int = 1, told: Told = lambda: None
-) -> list[list[Score]]:
+    question: CandidateBatch,
+    candidates: Sequence[Mapping[str, float]],
+    *,
+    n_jobs: int = 1,
+    told: OnProgress = lambda: None,
+) -> list[list[RunScore]]:
     """Of each candidate, a score per seed in their order."""
     jobs = [job for weights in candidates for job in question.jobs(weights)]
-    found: list[Score] = []
+    found: list[RunScore] = []
     with parallel_config(backend="loky", n_jobs=n_jobs):
         for score in Parallel(return_as="generator")(delayed(score_once)(job, question.from_s) for job in jobs):
             found.append(score)
@@ -76,7 +80,7 @@ def scores_of(
     return [found[place : place + per] for place in range(0, len(found), per)]
 
 
-def score_once(job: SimJob, from_s: float) -> Score:
+def score_once(job: SimJob, from_s: float) -> RunScore:
     """One run, here and now, scored over what arrives from `from_s` on."""
     records = run_once(job).requests or ()
     return _score([record for record in records if record.scheduled_s >= from_s])
@@ -88,10 +92,10 @@ def geometric(values: Sequence[float | None]) -> float | None:
     return exp(sum(known) / len(known)) if known else None
 
 
-def _score(records: Sequence[SimRecord]) -> Score:
+def _score(records: Sequence[SimRecord]) -> RunScore:
     good = [record for record in records if record.error is None]
     shares = Counter(record.replica for record in good)
-    return Score(
+    return RunScore(
         n=len(records),
         errors=len(records) - len(good),
         ttft_ms_p95=_p95([record.ttft_ms for record in good]),

@@ -20,20 +20,20 @@ from typing import Any
 from gorgo.apps.simulate import SimJob
 from gorgo.apps.simulate.compare import Ratio, ratio_of
 from gorgo.config.weights_file import WeightsFile
-from gorgo.core.weights import Weights
+from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import make_policy
-from tuner.offline.score import Question, Score, Told, scores_of
-from tuner.offline.twin import HELD_OUT_SEED, Search, Tried, TwinOptions, refused
+from tuner.offline.score import CandidateBatch, OnProgress, RunScore, scores_of
+from tuner.offline.search import HELD_OUT_SEED, SearchOptions, SearchResult, Trial, refused
 
 #: Share of p95 TTFT that another day's traffic may take from a gain. A find whose interval ended at -0.0 % met the next
 #: day at 1.013 [0.990, 1.037] of the defaults (`make tuning-table`, next window).
 ANOTHER_DAY = 0.02
 
-Figure = Callable[[Score], float | None]
+Figure = Callable[[RunScore], float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwinResult:
+class SearchVerdict:
     """What is to be done, and by how much.
 
     Parameters
@@ -56,17 +56,19 @@ class TwinResult:
     reason: str
     ttft: Ratio | None
     e2e: Ratio | None
-    before: Tried
-    after: Tried
+    before: Trial
+    after: Trial
 
 
-def decide(job: SimJob, search: Search, options: TwinOptions, *, told: Told = lambda: None) -> TwinResult:
+def decide(
+    job: SimJob, search: SearchResult, options: SearchOptions, *, told: OnProgress = lambda: None
+) -> SearchVerdict:
     """Run what is left of the search where it has not been."""
     first = HELD_OUT_SEED + options.seed
-    question = Question(job=job, seeds=range(first, first + options.held_out_seeds), from_s=search.split_s)
+    question = CandidateBatch(job=job, seeds=range(first, first + options.held_out_seeds), from_s=search.split_s)
     wanted = list({_key(one.weights): one.weights for one in (search.start, search.defaults, search.best)}.values())
     scores = scores_of(question, wanted, n_jobs=options.n_jobs, told=told)
-    found = {_key(weights): Tried(weights, one) for weights, one in zip(wanted, scores, strict=True)}
+    found = {_key(weights): Trial(weights, one) for weights, one in zip(wanted, scores, strict=True)}
     start, defaults, best = (found[_key(one.weights)] for one in (search.start, search.defaults, search.best))
     base, words = start, "the start"
     if start is not defaults and (why := start_is_worse(start, defaults)):
@@ -77,7 +79,7 @@ def decide(job: SimJob, search: Search, options: TwinOptions, *, told: Told = la
     reason = (
         f"{words}; {'no move from there: ' if chosen is not start else 'no move: '}{no}" if no else _gain(best, base)
     )
-    return TwinResult(
+    return SearchVerdict(
         weights=dict(chosen.weights),
         moved=chosen is not start,
         reason=reason,
@@ -88,7 +90,7 @@ def decide(job: SimJob, search: Search, options: TwinOptions, *, told: Told = la
     )
 
 
-def start_is_worse(start: Tried, defaults: Tried) -> str | None:
+def start_is_worse(start: Trial, defaults: Trial) -> str | None:
     """What shows that the defaults are better than the start, in words."""
     for name, figure in (("TTFT", _ttft), ("E2E", _e2e)):
         ratio = compared(start, defaults, figure)
@@ -97,7 +99,7 @@ def start_is_worse(start: Tried, defaults: Tried) -> str | None:
     return f"errors: {start.errors}, {defaults.errors} by the defaults" if start.errors > defaults.errors else None
 
 
-def not_shown(best: Tried, base: Tried, options: TwinOptions) -> str | None:
+def not_shown(best: Trial, base: Trial, options: SearchOptions) -> str | None:
     """Why the best of the search is not taken; None if it is."""
     if no := refused(best, base, margin=options.margin, max_share=options.max_share):
         return no
@@ -109,18 +111,18 @@ def not_shown(best: Tried, base: Tried, options: TwinOptions) -> str | None:
     return None
 
 
-def compared(ours: Tried, theirs: Tried, figure: Figure) -> Ratio | None:
+def compared(ours: Trial, theirs: Trial, figure: Figure) -> Ratio | None:
     """Seed by seed."""
     both = [(figure(one), figure(other)) for one, other in zip(ours.scores, theirs.scores, strict=True)]
     return ratio_of([(one, other) for one, other in both if one is not None and other is not None])
 
 
 def weights_file(
-    job: SimJob, result: TwinResult, *, source: str, created: str, window: Mapping[str, Any]
+    job: SimJob, result: SearchVerdict, *, source: str, created: str, window: Mapping[str, Any]
 ) -> WeightsFile:
     """The file that `gorgo serve --weights` and `gorgo freeze --weights` take."""
     specs = make_policy(job.policy).weight_specs
-    outside = Weights.of(specs, result.weights, widen=True).outside(specs)
+    outside = Weights.of(specs, result.weights, allow_out_of_range=True).out_of_range(specs)
     return WeightsFile(
         policy=job.policy,
         weights=dict(result.weights),
@@ -140,7 +142,7 @@ def weights_file(
     )
 
 
-def _gain(best: Tried, base: Tried) -> str:
+def _gain(best: Trial, base: Trial) -> str:
     ttft, e2e = compared(best, base, _ttft), compared(best, base, _e2e)
     assert ttft is not None, "shown to be lower"
     beside = "" if e2e is None else f", p95 E2E {_percent(e2e)}"
@@ -155,11 +157,11 @@ def _percent(ratio: Ratio) -> str:
     )
 
 
-def _ttft(score: Score) -> float | None:
+def _ttft(score: RunScore) -> float | None:
     return score.ttft_ms_p95
 
 
-def _e2e(score: Score) -> float | None:
+def _e2e(score: RunScore) -> float | None:
     return score.e2e_s_p95
 
 

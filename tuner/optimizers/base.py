@@ -72,7 +72,7 @@ class Optimizer(Protocol):
         ...
 
 
-class Base:
+class BaseOptimizer:
     """The bookkeeping that optimizers share.
 
     Parameters
@@ -101,7 +101,7 @@ class Base:
             raise TunerError(f"budget is {budget!r}; expected a number of evaluations, 1 or more")
         self.box = box
         self.budget = budget
-        self.told = 0
+        self.observed = 0
         self.incumbent_value: float | None = None
         self._rng = rng
         self._parent = box.to_log(start)
@@ -125,7 +125,7 @@ class Base:
         finite(value)
         better = self.incumbent_value is None or value < self.incumbent_value if accepted is None else accepted
         self._asked = None
-        self.told += 1
+        self.observed += 1
         if better:
             self._parent, self.incumbent_value = point, value
         self._scored(value)
@@ -140,14 +140,14 @@ class Base:
         self.incumbent_value = None
 
     def stop(self) -> str | None:
-        return f"budget of {self.budget} evaluations is spent" if self.told >= self.budget else None
+        return f"budget of {self.budget} evaluations is spent" if self.observed >= self.budget else None
 
     def state(self) -> dict[str, Any]:
         return {
             "optimizer": self.name,
             "weights": [spec.name for spec in self.box.specs],
             "budget": self.budget,
-            "told": self.told,
+            "told": self.observed,
             "parent": list(self._parent),
             "incumbent_value": self.incumbent_value,
             "asked": None if self._asked is None else list(self._asked),
@@ -160,7 +160,7 @@ class Base:
             found = f"{state.get('optimizer')!r} over {state.get('weights')!r}"
             raise TunerError(f"saved optimizer is {found}; expected {self.name!r} over {names!r}")
         try:
-            self.budget, self.told = int(state["budget"]), int(state["told"])
+            self.budget, self.observed = int(state["budget"]), int(state["told"])
             self._parent = _point(state["parent"], len(names))
             self.incumbent_value = None if state["incumbent_value"] is None else finite(state["incumbent_value"])
             self._asked = None if state["asked"] is None else _point(state["asked"], len(names))

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tuner.optimizers.base import BUDGET, Base, finite, generator_of, generator_state
+from tuner.optimizers.base import BUDGET, BaseOptimizer, finite, generator_of, generator_state
 from tuner.optimizers.es import SIGMA0, SIGMA_MIN
 from tuner.space import LogBox
 
 
-class CmaEs(Base):
+class CmaEs(BaseOptimizer):
     """CMA-ES: learns which factors belong together, at the price of a population per step.
 
     Values of one population are compared with each other, so they must be measured alike; `accepted` moves the

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gorgo.errors import TunerError
-from tuner.optimizers.base import BUDGET, Base, finite
+from tuner.optimizers.base import BUDGET, BaseOptimizer, finite
 from tuner.space import LogBox
 
 #: The paper's first step: a factor of 1.65 either way at one standard deviation.
@@ -31,7 +31,7 @@ PATIENCE = 25
 DRAWS = 20
 
 
-class OnePlusOneES(Base):
+class OnePlusOneES(BaseOptimizer):
     """(1+1)-ES, with the paper's start.
 
     Parameters

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tuner.optimizers.base import Base
+from tuner.optimizers.base import BaseOptimizer
 
 
-class Fixed(Base):
+class Fixed(BaseOptimizer):
     """Proposes its start, always."""
 
     name: ClassVar[str] = "fixed"

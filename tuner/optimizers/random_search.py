@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tuner.optimizers.base import Base
+from tuner.optimizers.base import BaseOptimizer
 
 
-class RandomSearch(Base):
+class RandomSearch(BaseOptimizer):
     """Every proposal is drawn anew, whatever was told; the best accepted one is the incumbent.
 
     References

@@ -1,7 +1,7 @@
 """Optimizers by name, as `gorgo tune --algorithm` knows them: the ones here, and those that other packages offer.
 
-A new one here is a file, a line below, and its name in `cli.tuning_options`. Another package adds its own by an entry
-point in the group `gorgo.optimizers` whose name is the optimizer's and whose object is the class, made as `Base` is; it
+A new one here is a file, a line below, and its name in `cli.tune.options`. Another package adds its own by an entry
+point in the group `gorgo.optimizers` whose name is the optimizer's and whose object is the class, made as `BaseOptimizer` is; it
 cannot replace a name from here.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gorgo.errors import TunerError
-from tuner.optimizers.base import BUDGET, Base, Optimizer
+from tuner.optimizers.base import BUDGET, BaseOptimizer, Optimizer
 from tuner.optimizers.cma_es import CmaEs
 from tuner.optimizers.es import OnePlusOneES
 from tuner.optimizers.fixed import Fixed
@@ -23,7 +23,7 @@ from tuner.space import LogBox
 
 ENTRY_POINTS = "gorgo.optimizers"
 
-OPTIMIZERS: dict[str, type[Base]] = {kind.name: kind for kind in (OnePlusOneES, CmaEs, RandomSearch, Fixed)}
+OPTIMIZERS: dict[str, type[BaseOptimizer]] = {kind.name: kind for kind in (OnePlusOneES, CmaEs, RandomSearch, Fixed)}
 
 
 def optimizer_names() -> list[str]:

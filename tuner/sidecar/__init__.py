@@ -1,6 +1,6 @@
 """The sidecar: a campaign beside a running proxy. Bytes and time; what is decided, is decided in `tuner.campaign`."""
 
-from tuner.sidecar.opening import SidecarOptions, run_sidecar
+from tuner.sidecar.bootstrap import SidecarOptions, run_sidecar
 from tuner.sidecar.progress import Reporter
 
 __all__ = ["Reporter", "SidecarOptions", "run_sidecar"]

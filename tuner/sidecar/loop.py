@@ -18,15 +18,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gorgo.errors import ProxyRefused, ProxyUnreachable
-from tuner.campaign.actions import Action, Freeze, PutWeights, Record, RollBack, Stop, Wait
+from tuner.campaign.actions import Action, Freeze, PutWeights, RecordGeneration, RollBack, Stop, Wait
 from tuner.campaign.machine import Campaign
 from tuner.proxy_client import ProxyClient, ProxyWeights
-from tuner.sidecar.journal import Journal
-from tuner.sidecar.metrics import Figures
-from tuner.sidecar.orders import Order, Orders
+from tuner.sidecar.commands import Command, CommandQueue
+from tuner.sidecar.history_buffer import HistoryBuffer
+from tuner.sidecar.metrics import TunerMetrics
+from tuner.sidecar.observer import CampaignObserver
 from tuner.sidecar.progress import Progress, Reporter, shown
-from tuner.sidecar.reader import Delivery, read_new
-from tuner.sidecar.teller import Teller
+from tuner.sidecar.reader import SampleBatchResult, read_new
 
 #: Refusals of one step's puts; each was answered by looking again, and the next step looks too.
 MAX_CONFLICTS = 3
@@ -58,10 +58,10 @@ class Sidecar:
         self,
         campaign: Campaign,
         client: ProxyClient,
-        orders: Orders,
-        journal: Journal,
+        orders: CommandQueue,
+        journal: HistoryBuffer,
         reporter: Reporter,
-        figures: Figures,
+        figures: TunerMetrics,
         *,
         policy: str,
         widen: bool,
@@ -72,10 +72,10 @@ class Sidecar:
         self.campaign = campaign
         self.stopped: str | None = None
         self._client, self._orders, self._journal = client, orders, journal
-        self._teller = Teller(campaign, orders, journal, reporter, figures, clock=clock)
+        self._teller = CampaignObserver(campaign, orders, journal, reporter, figures, clock=clock)
         self._policy, self._widen, self._now, self._poll_s, self._dry = policy, widen, clock, poll_s, dry_run
         self._paused: str | None = None
-        self._let_be = self._pinned_by_others = False
+        self._ignored_version = self._pinned_by_others = False
         self._saved: dict[str, Any] | None = None
 
     async def run(self, stop: asyncio.Event) -> bool:
@@ -95,9 +95,9 @@ class Sidecar:
         """One look at the proxy and what follows from it. Seconds until the next."""
         self._teller.trouble = None
         try:
-            for delivery in await read_new(self._client, self.campaign.inbox.boot_id, self.campaign.inbox.last_seq):
+            for delivery in await read_new(self._client, self.campaign.cursor.boot_id, self.campaign.cursor.last_seq):
                 await self._feed(delivery)
-            await self._look()
+            await self._read_weights()
             await self._take(self.campaign.on_time(now=self._now()))
         except (ProxyUnreachable, ProxyRefused) as error:
             self._teller.failed(error)
@@ -112,21 +112,21 @@ class Sidecar:
         put_back = await self._put_back()
         await self._save()
         written = await asyncio.to_thread(self._journal.flush, now=self._now(), at_once=True)
-        for row in self._journal.left_over():
+        for row in self._journal.unsaved():
             self._teller.complain(f"not in the history: {row}")
         return put_back and written
 
     # -- what comes in
 
-    async def _feed(self, delivery: Delivery) -> None:
-        if self.campaign.inbox.boot_id not in (None, delivery.boot_id):
+    async def _feed(self, delivery: SampleBatchResult) -> None:
+        if self.campaign.cursor.boot_id not in (None, delivery.boot_id):
             self._orders.restarted()
             self._teller.restarted()
         self._teller.delivered(delivery)
         actions = self.campaign.on_samples(delivery.samples, boot_id=delivery.boot_id, now=self._now())
         await self._take(actions)
 
-    async def _look(self) -> None:
+    async def _read_weights(self) -> None:
         """What is in force, and whether that is in order."""
         found = await self._client.routing()
         if found.version != self._orders.version:
@@ -140,16 +140,16 @@ class Sidecar:
             return
         if self._paused is not None:
             self._paused = None
-            self._teller.note("thaw", "the weights may be changed again")
-            await self._take(self.campaign.on_thawed(now=self._now()))
-        whose = "foreign" if self._pinned_by_others else self._orders.whose(found)
+            self._teller.note("unfreeze", "the weights may be changed again")
+            await self._take(self.campaign.on_unfrozen(now=self._now()))
+        whose = "foreign" if self._pinned_by_others else self._orders.owner_of(found)
         self._pinned_by_others = False
         if whose == "foreign":
             by = found.by or found.source or "somebody"
             self._teller.note("foreign", f"weights that {by} has set: the campaign goes on from there", found.values)
             self._orders.see(found)
             await self._take(self.campaign.on_foreign_weights(found.values, now=self._now()))
-            self._let_be = self.campaign.phase == "stopped"  # they are no place to search from, and stay
+            self._ignored_version = self.campaign.phase == "stopped"  # they are no place to search from, and stay
         elif whose != "known" or self._orders.in_force is None:
             self._orders.see(found)
 
@@ -162,7 +162,7 @@ class Sidecar:
         self._orders.drop_puts()
         if self._paused is None:
             # Remembered here: over a restart the proxy forgets who it was.
-            self._pinned_by_others = found.policy == self._policy and self._orders.whose(found) == "foreign"
+            self._pinned_by_others = found.policy == self._policy and self._orders.owner_of(found) == "foreign"
             self._teller.note("freeze", f"{reason}; nothing is put until that ends", found.values)
         self._paused = reason
         await self._take(self.campaign.on_frozen(now=self._now()))
@@ -172,7 +172,7 @@ class Sidecar:
     async def _take(self, actions: Sequence[Action]) -> None:
         """Records at once, orders into the queue; weights that do harm go before anything else."""
         for action in actions:
-            if isinstance(action, Record):
+            if isinstance(action, RecordGeneration):
                 self._teller.decided(action.generation)
                 await self._save()
             elif not isinstance(action, Wait):
@@ -190,7 +190,7 @@ class Sidecar:
         except (ProxyUnreachable, ProxyRefused) as error:
             self._teller.failed(error)
 
-    async def _one(self, order: Order) -> bool:
+    async def _one(self, order: Command) -> bool:
         """Whether the order was carried out; if not, what is in force was looked at again."""
         if isinstance(order, Stop):
             self._stop(order)
@@ -215,12 +215,12 @@ class Sidecar:
         version = self._orders.version
         if version is None:
             version = (await self._client.routing()).version
-        self._orders.try_out(order.values)
+        self._orders.mark_sent(order.values)
         return await self._client.put_weights(
             order.values, expected_version=version, reason=order.reason, by=self._orders.by, widen=self._widen
         )
 
-    async def _applied(self, order: Order, found: ProxyWeights) -> None:
+    async def _applied(self, order: Command, found: ProxyWeights) -> None:
         self._orders.see(found)
         if isinstance(order, Freeze):
             self._teller.note("freeze", f"pinned: {order.reason}", order.values)
@@ -228,8 +228,8 @@ class Sidecar:
             self._teller.applied()
             await self._take(self.campaign.on_weights_applied(found.version, ticket=order.ticket, now=self._now()))
 
-    async def _refused(self, order: Order, refusal: ProxyRefused) -> bool:
-        await self._look()
+    async def _refused(self, order: Command, refusal: ProxyRefused) -> bool:
+        await self._read_weights()
         if isinstance(order, Freeze):
             self._teller.complain(f"not frozen by the tuner: {refusal}")
             self._orders.done(order)
@@ -260,7 +260,7 @@ class Sidecar:
         """At the end of the process: what is under test must not stay in force with nobody watching."""
         wanted = {**self.campaign.start, **self.campaign.incumbent}
         found = self._orders.in_force
-        if self._dry or self._let_be or self._paused is not None or found is None or dict(found) == wanted:
+        if self._dry or self._ignored_version or self._paused is not None or found is None or dict(found) == wanted:
             return True
         try:
             self._orders.see(await self._call(PutWeights(wanted, "the tuner ends: back to the incumbent", 0)))

@@ -49,7 +49,7 @@ LABELS: tuple[LabelSpec, ...] = (
 )
 
 
-class Figures:
+class TunerMetrics:
     """The metrics of one sidecar."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def _made(spec: MetricSpec, registry: CollectorRegistry) -> Counter | Gauge:
 
 
 @contextmanager
-def listening(figures: Figures, bind: tuple[str, int] | None) -> Iterator[int | None]:
+def listening(figures: TunerMetrics, bind: tuple[str, int] | None) -> Iterator[int | None]:
     """`GET /metrics` at that address, and the port; nothing without an address. Raises `OSError` if it is taken."""
     if bind is None:
         yield None

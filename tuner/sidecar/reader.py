@@ -1,6 +1,6 @@
 """Samples from the proxy, page by page: each once, in order, and what was lost on the way.
 
-Owns the cursor's walk through the pages. What is new and what is missing is `tuner.objective.Inbox`'s; both look at the
+Owns the cursor's walk through the pages. What is new and what is missing is `tuner.objective.SampleCursor`'s; both look at the
 same numbers, so that a page that comes twice or a process that is killed between two of them changes nothing.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gorgo.errors import TunerError
-from tuner.objective import Sample
+from tuner.objective import TunerSample
 from tuner.proxy_client import SampleBatch
 
 #: At a thousand each, more than a proxy keeps; what is still behind then comes with the next look.
@@ -24,7 +24,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class SampleBatchResult:
     """What one run of the proxy had to tell. `lost`: how many samples it no longer held.
 
     At the first contact with a run nothing is lost: nothing of it has been measured yet.
@@ -32,34 +32,34 @@ class Delivery:
     """
 
     boot_id: str
-    samples: tuple[Sample, ...]
+    samples: tuple[TunerSample, ...]
     lost: int = 0
     unreadable: tuple[str, ...] = ()
 
 
-async def read_new(source: Source, boot_id: str | None, after: int) -> list[Delivery]:
+async def read_new(source: Source, boot_id: str | None, after: int) -> list[SampleBatchResult]:
     """Everything after the cursor; more than one delivery where the proxy turns out to be another run.
 
     Raises what `source` raises; nothing is lost then, because the cursor has not moved.
     """
-    walk = _Walk(boot_id, after, resumed=boot_id is not None)
+    walk = _Pager(boot_id, after, resumed=boot_id is not None)
     walks = [walk]
     for _ in range(MAX_PAGES):
         batch = await source.samples(walk.after)
         if walk.boot_id not in (None, batch.boot_id):  # asked with a cursor of the run before
-            walk = _Walk(batch.boot_id, 0, resumed=False)
+            walk = _Pager(batch.boot_id, 0, resumed=False)
             walks.append(walk)
         elif not walk.add(batch):
             break
     return [one.delivery() for one in walks if one.boot_id is not None]
 
 
-class _Walk:
+class _Pager:
     """The pages of one run."""
 
     def __init__(self, boot_id: str | None, after: int, *, resumed: bool) -> None:
         self.boot_id, self.after, self._resumed = boot_id, after, resumed
-        self._samples: list[Sample] = []
+        self._samples: list[TunerSample] = []
         self._unreadable: list[str] = []
         self._lost = 0
 
@@ -75,11 +75,11 @@ class _Walk:
                 self._lost += seq - self.after - 1
             self.after = seq
             try:
-                self._samples.append(Sample.from_json(row))
+                self._samples.append(TunerSample.from_json(row))
             except TunerError as error:
                 self._unreadable.append(str(error))
         return before < self.after < batch.last_seq
 
-    def delivery(self) -> Delivery:
+    def delivery(self) -> SampleBatchResult:
         assert self.boot_id is not None, "a run has answered"
-        return Delivery(self.boot_id, tuple(self._samples), self._lost, tuple(self._unreadable))
+        return SampleBatchResult(self.boot_id, tuple(self._samples), self._lost, tuple(self._unreadable))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gorgo.apps.datasets.draws import Draws
-from gorgo.apps.datasets.made import MadeRow
+from gorgo.apps.datasets.distributions import RandomDraws
 from gorgo.apps.datasets.shape import WorkloadShape
+from gorgo.apps.datasets.synthetic import MadeRow
 
 #: A prompt has at least so many tokens of its own behind the application's.
 OWN_TOKENS_MIN = 16
@@ -31,7 +31,7 @@ class _Workload:
 
     def __init__(self, shape: WorkloadShape) -> None:
         self._shape = shape
-        self._draws = Draws(shape.seed)
+        self._draws = RandomDraws(shape.seed)
         self._owners = 0
 
     def rows(self) -> Iterator[MadeRow]:

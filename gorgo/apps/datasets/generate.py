@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gorgo.apps.datasets.conversations import conversation_rows
-from gorgo.apps.datasets.made import MadeRow, as_lines, as_requests
 from gorgo.apps.datasets.poisson import poisson_rows
 from gorgo.apps.datasets.shape import PoissonShape, Shape, UsersShape
+from gorgo.apps.datasets.synthetic import MadeRow, as_lines, as_requests
 from gorgo.apps.datasets.users import user_rows
 from gorgo.apps.traces import TraceRequest
 from gorgo.config.atomic import PUBLIC, write_atomically

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gorgo.apps.datasets.draws import Draws
-from gorgo.apps.datasets.made import MadeRow, TextName
+from gorgo.apps.datasets.distributions import RandomDraws
 from gorgo.apps.datasets.shape import PoissonShape
+from gorgo.apps.datasets.synthetic import MadeRow, TextName
 
 #: Conversations that somebody may still continue; the oldest is forgotten.
 OPEN_MAX = 2048
@@ -24,7 +24,7 @@ class _Conversation:
 
 def poisson_rows(shape: PoissonShape) -> Iterator[MadeRow]:
     """The requests in the order of time."""
-    draws, waiting, begun, now_s = Draws(shape.seed), deque[_Conversation](), 0, 0.0
+    draws, waiting, begun, now_s = RandomDraws(shape.seed), deque[_Conversation](), 0, 0.0
     while True:
         now_s += draws.exponential(1 / shape.rate_per_s)
         if now_s >= shape.duration_s:
@@ -41,7 +41,7 @@ def poisson_rows(shape: PoissonShape) -> Iterator[MadeRow]:
         yield _row(conversation, draws.log_normal(shape.output_median, shape.output_sigma), shape)
 
 
-def _length(shape: PoissonShape, draws: Draws) -> int:
+def _length(shape: PoissonShape, draws: RandomDraws) -> int:
     return max(1, min(shape.input_max, round(draws.log_normal(shape.input_median, shape.input_sigma))))
 
 

@@ -95,7 +95,7 @@ class UsersShape:
         prompts is new, the rest is their own unchanging beginning.
     conversation_requests:
         Requests of a conversation in the window (mean, geometric); then its user goes on with another one.
-    retry_share:
+    retry_budget_ratio:
         Share of a conversation's requests that ask the last prompt again.
     input_quantiles, input_max:
         Prompt lengths over all requests, as points [share, tokens] joined by lines; and the longest prompt there
@@ -124,7 +124,7 @@ class UsersShape:
     one_shot_share: float
     one_shot_own: float
     conversation_requests: float
-    retry_share: float
+    retry_budget_ratio: float
     input_quantiles: Quantiles
     input_max: int
     system_median: float

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from statistics import NormalDist
 
-from gorgo.apps.datasets.draws import Draws
-from gorgo.apps.datasets.made import MadeRow, TextName
+from gorgo.apps.datasets.distributions import RandomDraws
 from gorgo.apps.datasets.shape import Quantiles, UsersShape
+from gorgo.apps.datasets.synthetic import MadeRow, TextName
 
 #: A conversation's system prompt is cut to this part of its mean length, so that short ones are not system alone.
 SYSTEM_PART_MAX = 0.6
@@ -49,7 +49,7 @@ def user_rows(shape: UsersShape) -> Iterator[MadeRow]:
 
 
 @dataclass(slots=True)
-class _User:
+class _SampledUser:
     number: int
     requests: int
     one_shot: bool
@@ -61,7 +61,7 @@ class _User:
 class _Part:
     """Consecutive requests of one user: a conversation, or all that one asks who holds none."""
 
-    user: _User
+    user: _SampledUser
     number: int
     requests: int
     #: Mean length of its prompts, tokens.
@@ -82,7 +82,7 @@ class _Prompt:
 class _Window:
     def __init__(self, shape: UsersShape) -> None:
         self._shape = shape
-        self._draws = Draws(shape.seed)
+        self._draws = RandomDraws(shape.seed)
         self._texts = 0
 
     def rows(self) -> Iterator[MadeRow]:
@@ -97,7 +97,7 @@ class _Window:
 
     # -- who asks, and how much
 
-    def _users(self) -> Iterator[_User]:
+    def _users(self) -> Iterator[_SampledUser]:
         shape = self._shape
         total = one_shot_total = 0
         for number, requests in enumerate(self._draws.shuffled(_request_counts(shape))):
@@ -106,16 +106,16 @@ class _Window:
             one_shot_total += requests if one_shot else 0
             yield self._user(number, requests, one_shot)
 
-    def _user(self, number: int, requests: int, one_shot: bool) -> _User:
+    def _user(self, number: int, requests: int, one_shot: bool) -> _SampledUser:
         shape, draws = self._shape, self._draws
         application, shares = draws.rank(shape.applications), draws.uniform() < shape.application_share
         own_tokens = round(draws.log_normal(shape.system_median, shape.system_sigma))
         if shares and not one_shot:
             tokens = shape.application_tokens * (shape.applications + application) // shape.applications
-            return _User(number, requests, one_shot, ("application", application), tokens)
-        return _User(number, requests, one_shot, ("user", number), own_tokens)
+            return _SampledUser(number, requests, one_shot, ("application", application), tokens)
+        return _SampledUser(number, requests, one_shot, ("user", number), own_tokens)
 
-    def _parts(self, user: _User) -> Iterator[_Part]:
+    def _parts(self, user: _SampledUser) -> Iterator[_Part]:
         left = user.requests
         while left:
             wanted = left if user.one_shot else self._draws.geometric(self._shape.conversation_requests)
@@ -153,7 +153,7 @@ class _Window:
     def _turns(self, part: _Part) -> Iterator[_Prompt]:
         """A conversation; some turns are asked again, word for word, for another answer."""
         shape, draws = self._shape, self._draws
-        again = [False, *(draws.uniform() < shape.retry_share for _ in range(part.requests - 1))]
+        again = [False, *(draws.uniform() < shape.retry_budget_ratio for _ in range(part.requests - 1))]
         half_span = (len(again) - sum(again) - 1) / 2
         shared = round(min(part.user.system_tokens, SYSTEM_PART_MAX * part.level))
         per_turn, own = _start(part, part.level - shared, shape.input_max - shared, half_span)
@@ -210,7 +210,7 @@ def _request_counts(shape: UsersShape) -> list[int]:
     return [1 + end - before for before, end in zip([0, *ends], ends, strict=False)]
 
 
-def _row(user: _User, time_s: float, prompt: _Prompt) -> MadeRow:
+def _row(user: _SampledUser, time_s: float, prompt: _Prompt) -> MadeRow:
     return MadeRow(
         timestamp_ms=int(1000 * time_s),
         shared=user.system,

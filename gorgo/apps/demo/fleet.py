@@ -31,7 +31,7 @@ UNKNOWN_URL = "http://127.0.0.1:1"
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class DemoFleet:
     """Where the proxy of a running fleet is."""
 
     url: str
@@ -64,7 +64,7 @@ class Fleet:
 
 
 @contextmanager
-def running_fleet(policy: str, *, folder: Path, seed: int) -> Iterator[Fleet]:
+def running_fleet(policy: str, *, folder: Path, seed: int) -> Iterator[DemoFleet]:
     """Starts everything, waits until it is ready, stops it whatever happens."""
     token = secrets.token_urlsafe(24)
     environ = {**os.environ, "GORGO_ADMIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
@@ -77,7 +77,7 @@ def running_fleet(policy: str, *, folder: Path, seed: int) -> Iterator[Fleet]:
         _write_config(config, policy, seed, urls)
         processes.start("serve", ["serve", "--config", str(config), "--seed", str(seed)])
         ready = processes.wait_for_line("serve", r"listening on (http://\S+) \(admin (http://[^\s)]+)\)")
-        fleet = Fleet(ready[1], ready[2], token, processes)
+        fleet = DemoFleet(ready[1], ready[2], token, processes)
         fleet.wait_until_probed()
         yield fleet
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gorgo.apps.demo.fleet import Fleet
+from gorgo.apps.demo.fleet import DemoFleet
 
 #: A quarter of the paper's window and hop: a generation every second or two of the demo's trace.
 WINDOW, HOP = 32, 8
@@ -18,7 +18,7 @@ POLL_S = 0.5
 NAME = "tune"
 
 
-def start_tuner(fleet: Fleet, folder: Path, *, seed: int) -> None:
+def start_tuner(fleet: DemoFleet, folder: Path, *, seed: int) -> None:
     """Starts it, and returns once its campaign has begun. The token is in the environment of the fleet's processes."""
     words = ["tune", "--url", fleet.admin_url, "--mode", "paper", "--window", str(WINDOW), "--hop", str(HOP)]
     words += ["--warm-up-s", str(WARM_UP_S), "--poll-s", str(POLL_S), "--seed", str(seed)]
@@ -26,7 +26,7 @@ def start_tuner(fleet: Fleet, folder: Path, *, seed: int) -> None:
     fleet.processes.wait_for_line(NAME, r"^campaign \d+ on ")
 
 
-def end_tuner(fleet: Fleet, folder: Path) -> str:
+def end_tuner(fleet: DemoFleet, folder: Path) -> str:
     """Ends it and gives its history as a table; `history.json` stays in the folder."""
     fleet.processes.finish(NAME)
     fleet.processes.start("history", ["history", "--database", database(folder), "--out", str(folder)])

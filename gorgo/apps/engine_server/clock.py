@@ -17,9 +17,9 @@ from math import inf
 from time import monotonic
 from typing import Generic, Protocol
 
-from gorgo.sim.engine_model import EngineModel
-from gorgo.sim.network import Path
-from gorgo.sim.steps import RequestT, Step
+from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.steps import RequestT, Step
+from gorgo.sim.network.links import Path
 
 
 class Stream(Protocol):

@@ -33,7 +33,7 @@ class FaultKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class EngineFault:
     """One injected fault."""
 
     kind: FaultKind
@@ -42,15 +42,15 @@ class Fault:
     factor: float = 3.0
 
 
-class Faults:
+class EngineFaults:
     """The fault that is active now, if any."""
 
     def __init__(self) -> None:
-        self._fault = Fault(kind=FaultKind.NONE)
+        self._fault = EngineFault(kind=FaultKind.NONE)
         self._left: int | None = None
         self._until_s: float | None = None
 
-    def inject(self, fault: Fault, *, now: float) -> None:
+    def inject(self, fault: EngineFault, *, now: float) -> None:
         self._fault = fault
         self._left = fault.count
         self._until_s = None if fault.seconds is None else now + fault.seconds
@@ -75,7 +75,7 @@ class Faults:
         return FaultKind.NONE if over else self._fault.kind
 
 
-def read_fault(body: object) -> Fault:
+def read_fault(body: object) -> EngineFault:
     """Read the body of `POST /sim/faults`; raises `BadRequest`."""
     if not isinstance(body, Mapping):
         raise BadRequest("the body is not a JSON object")
@@ -91,7 +91,7 @@ def read_fault(body: object) -> Fault:
     if kind is FaultKind.SLOW and count is not None:
         raise BadRequest("slow concerns the whole engine: say for how many seconds, not a count")
     factor = _positive(body, "factor", float)
-    return Fault(
+    return EngineFault(
         kind=kind,
         count=None if count is None else int(count),
         seconds=_positive(body, "seconds", float),

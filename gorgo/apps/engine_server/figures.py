@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from gorgo.sim.engine_model import EngineModel
-from gorgo.sim.engine_request import EngineRequest
+from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.request import EngineRequest
 
 #: What the answers claim to be; the interface is that of this version.
 SGLANG_VERSION = "0.5.23"
@@ -23,7 +23,7 @@ _TTFT_BUCKETS = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100
 _RATE_WINDOW_S = 5.0
 
 
-class Histogram:
+class EngineHistogram:
     """A prometheus histogram."""
 
     def __init__(self, buckets: tuple[float, ...]) -> None:
@@ -36,13 +36,13 @@ class Histogram:
         self.total += value
 
 
-class Figures:
+class EngineStats:
     """The engine's own account of itself, for one model; `now` is when it began."""
 
     def __init__(self, engine: EngineModel[Any], *, model_name: str, now: float) -> None:
         self._engine = engine
         self._model_name = model_name
-        self._ttft = Histogram(_TTFT_BUCKETS)
+        self._ttft = EngineHistogram(_TTFT_BUCKETS)
         self._rate: deque[tuple[float, int]] = deque([(now, 0)])
 
     def first_token(self, request: EngineRequest, now: float) -> None:
@@ -124,7 +124,7 @@ class Figures:
             f"{name}{self._labels(cache_source='device')} {value}",
         ]
 
-    def _histogram(self, name: str, help_text: str, histogram: Histogram) -> list[str]:
+    def _histogram(self, name: str, help_text: str, histogram: EngineHistogram) -> list[str]:
         lines = _family(name, "histogram", help_text)
         count = 0
         for bound, some in zip((*map(float, histogram.buckets), "+Inf"), histogram.counts, strict=True):

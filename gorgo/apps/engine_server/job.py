@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gorgo.core.prompt import read_prompt
+from gorgo.core.prompt.parse import read_prompt
 from gorgo.errors import BadRequest
 
 CHAT = "/v1/chat/completions"

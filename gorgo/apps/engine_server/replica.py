@@ -15,15 +15,15 @@ import numpy as np
 from aiohttp import web
 
 from gorgo.apps.engine_server.clock import Deliveries, StepLoop
-from gorgo.apps.engine_server.faults import Fault, Faults
-from gorgo.apps.engine_server.figures import Figures
+from gorgo.apps.engine_server.faults import EngineFault, EngineFaults
+from gorgo.apps.engine_server.figures import EngineStats
 from gorgo.apps.engine_server.streams import Served
 from gorgo.apps.engine_server.text import Tape
 from gorgo.errors import BadRequest
-from gorgo.sim.engine_model import EngineModel
-from gorgo.sim.engine_request import Stage
-from gorgo.sim.network import Connection, Link, Path
-from gorgo.sim.profiles import EngineProfile
+from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.profiles import EngineProfile
+from gorgo.sim.engine.request import Stage
+from gorgo.sim.network.links import Link, Path, SimConnection
 
 
 class SimulatedReplica:
@@ -38,11 +38,11 @@ class SimulatedReplica:
         self.path = Path(Link(rtt_s=rtt_s, jitter=jitter), np.random.default_rng([seed, crc32(name.encode())]))
         self.deliveries = Deliveries(self.path)
         self.steps = StepLoop(self.engine, self._emit)
-        self.figures = Figures(self.engine, model_name=model_name, now=time())
-        self.faults = Faults()
+        self.figures = EngineStats(self.engine, model_name=model_name, now=time())
+        self.faults = EngineFaults()
         self.tape = Tape(longest=profile.context_tokens)
         self.serving: dict[str, Served] = {}
-        self._connections: WeakKeyDictionary[asyncio.Transport, Connection] = WeakKeyDictionary()
+        self._connections: WeakKeyDictionary[asyncio.Transport, SimConnection] = WeakKeyDictionary()
         self._slow_timer: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class SimulatedReplica:
             return self.path.request_s(new_connection=False)
         connection = self._connections.get(transport)
         if connection is None:
-            connection = self._connections[transport] = Connection(self.path)
+            connection = self._connections[transport] = SimConnection(self.path)
         return connection.request_s(body_bytes, now=monotonic())
 
     async def travel(self, seconds: float) -> None:
@@ -89,7 +89,7 @@ class SimulatedReplica:
         self.engine.abort(served)
         served.close()
 
-    def inject(self, fault: Fault) -> None:
+    def inject(self, fault: EngineFault) -> None:
         """Let a fault begin; being slow ends by a timer, as the engine asks nobody."""
         now = monotonic()
         self.faults.inject(fault, now=now)

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gorgo.apps.engine_server import generation, information
 from gorgo.apps.engine_server.replica import SimulatedReplica
-from gorgo.sim.profiles import EngineProfile
+from gorgo.sim.engine.profiles import EngineProfile
 
 #: SGLang runs under uvicorn, which closes a connection idle for so long.
 KEEP_ALIVE_S = 5.0

@@ -17,7 +17,7 @@ from typing import Any
 from gorgo.apps.engine_server import shapes
 from gorgo.apps.engine_server.job import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, Job
 from gorgo.apps.engine_server.text import TOKEN_BYTES, Tape, cache_key, token_count, vector
-from gorgo.sim.engine_request import EngineRequest
+from gorgo.sim.engine.request import EngineRequest
 
 #: A client that leaves this much unread is cut off: some 20,000 events, more than an answer has.
 _MAX_UNREAD_BYTES = 4 * 1024 * 1024

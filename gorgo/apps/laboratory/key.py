@@ -17,7 +17,7 @@ import gorgo
 from gorgo.apps.datasets import datasets, shapes
 from gorgo.apps.simulate import ORACLE, SimJob
 from gorgo.apps.simulate.run import policy_of
-from gorgo.core.weights import Weights
+from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import POLICIES
 
 #: Where the code is that a run's figures depend on; policies are dealt with one by one.
@@ -30,7 +30,7 @@ def run_key(job: SimJob) -> str:
     Raises `UnknownPolicy` and `WeightsError` as the run would.
     """
     policy = policy_of(job.policy)
-    weights = Weights.of(policy.weight_specs, job.weights, version=1, widen=True)
+    weights = Weights.of(policy.weight_specs, job.weights, version=1, allow_out_of_range=True)
     parts = (
         job.policy,
         repr(sorted(weights.items())),

@@ -11,7 +11,7 @@ import httpx
 from httpx_aiohttp import AiohttpTransport
 
 from gorgo.apps.replay.options import ReplayOptions
-from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.replay.stream import StreamReader
 from gorgo.apps.traces import TraceRequest
 from gorgo.errors import ReplayError
@@ -50,7 +50,7 @@ async def first_model(http: httpx.AsyncClient, url: str) -> str:
         raise ReplayError(f"GET {address}: the answer names no model; name one") from None
 
 
-class Client:
+class ReplayClient:
     """Sends requests to one base URL.
 
     Parameters
@@ -71,9 +71,9 @@ class Client:
         self._start_s = start_s
         self._run = run
 
-    async def send(self, request: TraceRequest, body: bytes, scheduled_s: float) -> Record:
+    async def send(self, request: TraceRequest, body: bytes, scheduled_s: float) -> ReplayRecord:
         """Sends it now and reads the answer to its end."""
-        record = Record(
+        record = ReplayRecord(
             id=f"{self._run}-{request.index}",
             scheduled_s=scheduled_s,
             sent_s=self._now_s(),
@@ -88,7 +88,7 @@ class Client:
             record.error = _reason(error)
         return record
 
-    async def _exchange(self, record: Record, body: bytes) -> None:
+    async def _exchange(self, record: ReplayRecord, body: bytes) -> None:
         headers = {"x-request-id": record.id}
         async with self._http.stream("POST", self._url, content=body, headers=headers) as response:
             record.status = response.status_code
@@ -99,7 +99,7 @@ class Client:
                 return
             await self._read_stream(record, response)
 
-    async def _read_stream(self, record: Record, response: httpx.Response) -> None:
+    async def _read_stream(self, record: ReplayRecord, response: httpx.Response) -> None:
         reader = StreamReader()
         try:
             async for chunk in response.aiter_raw():
@@ -116,17 +116,17 @@ class Client:
         return self._clock() - self._start_s
 
 
-def _read_headers(record: Record, headers: Mapping[str, str]) -> None:
+def _read_headers(record: ReplayRecord, headers: Mapping[str, str]) -> None:
     record.replica = headers.get("x-gorgo-replica")
     record.region = headers.get("x-gorgo-region")
     record.policy = headers.get("x-gorgo-policy")
     version = _number(headers.get("x-gorgo-weights-version"))
     record.weights_version = None if version is None else int(version)
     record.predicted_ttft_ms = _number(headers.get("x-gorgo-predicted-ttft-ms"))
-    record.believed_cached_tokens = _number(headers.get("x-gorgo-believed-cached-tokens"))
+    record.estimated_cached_tokens = _number(headers.get("x-gorgo-estimated-cached-tokens"))
 
 
-def _read_usage(record: Record, reader: StreamReader) -> None:
+def _read_usage(record: ReplayRecord, reader: StreamReader) -> None:
     usage = reader.usage
     if usage is not None:
         record.input_tokens = record.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens

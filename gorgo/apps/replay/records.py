@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(slots=True, kw_only=True)
-class Record:
+class ReplayRecord:
     """One line of requests.jsonl, and what only the summary needs.
 
     Times are in seconds from the start of the replay. Latencies count from `scheduled_s`, when the trace wanted the
@@ -32,7 +32,7 @@ class Record:
 
     # Not in requests.jsonl.
     policy: str | None = None
-    believed_cached_tokens: float | None = None
+    estimated_cached_tokens: float | None = None
     gaps_s: tuple[float, ...] = ()
 
     @property

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from gorgo.apps.datasets import load_requests
 from gorgo.apps.replay.bodies import BodiesAhead
-from gorgo.apps.replay.client import Client, first_model, open_http
+from gorgo.apps.replay.client import ReplayClient, first_model, open_http
 from gorgo.apps.replay.options import ReplayOptions, ReplayReport
 from gorgo.apps.replay.progress import ReplayProgress
-from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.replay.summary import Tally
 from gorgo.apps.results import write_results
 from gorgo.apps.traces import TraceRequest, scheduled_s
@@ -54,7 +54,7 @@ async def replay(
             await stack.enter_async_context(progress.shown())
         stack.enter_context(_quiet_gc())
         start_s = clock() + LEAD_S
-        client = Client(http, options, clock=clock, start_s=start_s, run=secrets.token_hex(4))
+        client = ReplayClient(http, options, clock=clock, start_s=start_s, run=secrets.token_hex(4))
         loop = _OpenLoop(client, options, progress, clock=clock, start_s=start_s)
         await loop.run(BodiesAhead(requests, model), done=(tally.add, write))
     row = tally.row(options)
@@ -68,7 +68,7 @@ class _OpenLoop:
 
     def __init__(
         self,
-        client: Client,
+        client: ReplayClient,
         options: ReplayOptions,
         progress: ReplayProgress,
         *,
@@ -82,7 +82,7 @@ class _OpenLoop:
         self._clock = clock
         self._start_s = start_s
 
-    async def run(self, bodies: BodiesAhead, *, done: Sequence[Callable[[Record], None]]) -> None:
+    async def run(self, bodies: BodiesAhead, *, done: Sequence[Callable[[ReplayRecord], None]]) -> None:
         async with asyncio.TaskGroup() as group:
             while (item := bodies.next()) is not None:
                 request, body = item
@@ -97,7 +97,7 @@ class _OpenLoop:
         await asyncio.sleep(max(0.0, self._left_s(due_s)))
 
     async def _one(
-        self, request: TraceRequest, body: bytes, due_s: float, done: Sequence[Callable[[Record], None]]
+        self, request: TraceRequest, body: bytes, due_s: float, done: Sequence[Callable[[ReplayRecord], None]]
     ) -> None:
         self._progress.in_flight += 1
         try:
@@ -113,7 +113,7 @@ class _OpenLoop:
 
 
 @contextmanager
-def _requests_file(out: Path | None) -> Iterator[Callable[[Record], None]]:
+def _requests_file(out: Path | None) -> Iterator[Callable[[ReplayRecord], None]]:
     """Writes each record as it ends, so that an interrupted replay leaves what it has."""
     if out is None:
         yield lambda _: None

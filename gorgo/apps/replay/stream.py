@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gorgo.core.sse import ContentScanner, Scan, Usage, UsageTail
+from gorgo.core.stream import FirstTokenDetector, StreamState, Usage, UsageReader
 
 #: The end of a stream is looked for in its last bytes only; an error event or `[DONE]` is far shorter.
 TAIL_BYTES = 4096
@@ -24,8 +24,8 @@ class StreamReader:
         self.first_content_s: float | None = None
         self.gaps_s: list[float] = []
         self._last_s = 0.0
-        self._scanner = ContentScanner("/v1/chat/completions")
-        self._usage = UsageTail()
+        self._scanner = FirstTokenDetector("/v1/chat/completions")
+        self._usage = UsageReader()
         self._tail = b""
 
     def feed(self, chunk: bytes, *, now: float) -> None:
@@ -34,7 +34,7 @@ class StreamReader:
         self._tail = (self._tail + chunk)[-TAIL_BYTES:]
         if self.first_content_s is not None:
             self._gap(chunk, now)
-        elif self._scanner.feed(chunk) is Scan.CONTENT:
+        elif self._scanner.feed(chunk) is StreamState.CONTENT:
             self.first_content_s = self._last_s = now
 
     def _gap(self, chunk: bytes, now: float) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gorgo.apps.replay.options import ReplayOptions
-from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.results import ResultRow, Spread
 
 
@@ -61,9 +61,9 @@ class Tally:
         self._replicas: Counter[str] = Counter()
         self._policies: Counter[str] = Counter()
         self._cached = _Share()
-        self._believed = _Share()
+        self._estimated = _Share()
 
-    def add(self, record: Record) -> None:
+    def add(self, record: ReplayRecord) -> None:
         """Counts one ended request. Latencies are of those that succeeded; slip is of all."""
         self.n += 1
         self._slip_ms.append(record.slip_s * 1000)
@@ -75,11 +75,11 @@ class Tally:
         if record.policy is not None:
             self._policies[record.policy] += 1
         self._cached.add(record.cached_tokens, of=record.input_tokens)
-        self._believed.add(record.believed_cached_tokens, of=record.input_tokens)
+        self._estimated.add(record.estimated_cached_tokens, of=record.input_tokens)
         self._gaps_s.add(record.gaps_s)
         self._add_latency(record)
 
-    def _add_latency(self, record: Record) -> None:
+    def _add_latency(self, record: ReplayRecord) -> None:
         if record.ttft_ms is None or record.e2e_s is None:
             return
         self._ttft_ms.append(record.ttft_ms)
@@ -113,7 +113,7 @@ class Tally:
             e2e_s=Spread.of(self._e2e_s),
             itl_ms=self._gaps_s.spread(factor=1000),
             cache_hit=self._cached.value,
-            cache_hit_believed=self._believed.value,
+            cache_hit_estimated=self._estimated.value,
             share={name: count / served for name, count in sorted(self._replicas.items())},
             prediction_error_ms=Spread.of(self._prediction_error_ms),
             slip_ms_p95=Spread.of(self._slip_ms).p95,

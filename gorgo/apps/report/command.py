@@ -54,13 +54,13 @@ def write_tuning_plot(path: Path, generations: Sequence[Mapping[str, Any]]) -> N
         raise ReportError(f"{path}: {what}")
     import matplotlib as mpl
 
-    from gorgo.apps.report.runs import Generation
+    from gorgo.apps.report.runs import ReportGeneration
     from gorgo.apps.report.style import RC
     from gorgo.apps.report.tuning import tuning_plot
 
-    names = Generation.__dataclass_fields__
+    names = ReportGeneration.__dataclass_fields__
     drawn = BytesIO()
     with mpl.rc_context(RC):
-        plot = tuning_plot([Generation(**{name: row[name] for name in names}) for row in generations])
+        plot = tuning_plot([ReportGeneration(**{name: row[name] for name in names}) for row in generations])
         plot.savefig(drawn, format=path.suffix.removeprefix("."))
     write_atomically(path, drawn.getvalue(), mode=PUBLIC)

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from gorgo.apps.report.requests import read_requests
 from gorgo.apps.report.rows import read_history, read_results
-from gorgo.apps.report.runs import Found, Requests, Run, compare
+from gorgo.apps.report.runs import ReportInput, Requests, Run, compare
 from gorgo.apps.results import ResultRow, rows_as_json
 from gorgo.errors import ReportError
 from gorgo.policies.registry import POLICIES
@@ -26,7 +26,7 @@ RESULTS, REQUESTS, HISTORY = "results.json", "requests.jsonl", "history.json"
 MAX_FILES = 12_000
 
 
-def find_results(folder: Path, *, show_progress: bool = False) -> Found:
+def find_results(folder: Path, *, show_progress: bool = False) -> ReportInput:
     """Reads everything; raises `ReportError` if there is nothing to show, or for the first damaged file."""
     if not folder.is_dir():
         raise ReportError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
@@ -37,7 +37,7 @@ def find_results(folder: Path, *, show_progress: bool = False) -> Found:
         runs, left_out = _runs(results, columns)
     alone = [path for path in requests if not (path.parent / RESULTS).exists()]
     left_out += [f"{path}: no {RESULTS} beside it, so the run did not end" for path in alone]
-    return Found(
+    return ReportInput(
         folder=folder,
         comparisons=compare(runs, order=list(POLICIES)),
         histories={str(path.relative_to(folder)): read_history(path) for path in histories},
@@ -57,7 +57,7 @@ def _below(folder: Path, name: str) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _ResultsReader:
     bar: Progress
     task: int
 
@@ -66,15 +66,15 @@ class _Reader:
 
 
 @contextmanager
-def _progress(paths: Sequence[Path], *, shown: bool) -> Iterator[_Reader]:
+def _progress(paths: Sequence[Path], *, shown: bool) -> Iterator[_ResultsReader]:
     console = Console(stderr=True)
     columns = (TextColumn("reading requests"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
         bar.add_task("reading", total=sum(path.stat().st_size for path in paths))
-        yield _Reader(bar, 0)
+        yield _ResultsReader(bar, 0)
 
 
-def _runs(results: Sequence[Path], reader: _Reader) -> tuple[list[Run], list[str]]:
+def _runs(results: Sequence[Path], reader: _ResultsReader) -> tuple[list[Run], list[str]]:
     """Runs in the order of the paths, deepest first, so that a row with requests goes before its copy above."""
     runs: list[Run] = []
     left_out: list[str] = []
@@ -90,7 +90,9 @@ def _runs(results: Sequence[Path], reader: _Reader) -> tuple[list[Run], list[str
     return runs, left_out
 
 
-def _requests_beside(path: Path, rows: Sequence[ResultRow], reader: _Reader, left_out: list[str]) -> Requests | None:
+def _requests_beside(
+    path: Path, rows: Sequence[ResultRow], reader: _ResultsReader, left_out: list[str]
+) -> Requests | None:
     beside = path.parent / REQUESTS
     if not beside.exists():
         return None

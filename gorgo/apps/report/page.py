@@ -8,7 +8,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from gorgo import __version__
-from gorgo.apps.report.runs import Found
+from gorgo.apps.report.runs import ReportInput
 from gorgo.apps.report.sections import Section, comparison_section, title_of, tuning_section
 from gorgo.apps.report.words import listed
 
@@ -19,7 +19,7 @@ MAX_TITLES = 3
 MAX_LEFT_OUT = 20
 
 
-def page(found: Found) -> str:
+def page(found: ReportInput) -> str:
     """The whole HTML page. The same results give the same bytes."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["own_svg"] = Markup  # made by style.svg, where names are escaped
@@ -29,7 +29,7 @@ def page(found: Found) -> str:
     )
 
 
-def _sections(found: Found) -> list[Section]:
+def _sections(found: ReportInput) -> list[Section]:
     comparisons = [comparison_section(one, f"c{number}") for number, one in enumerate(found.comparisons)]
     histories = [
         tuning_section(path, generations, f"t{number}")
@@ -38,7 +38,7 @@ def _sections(found: Found) -> list[Section]:
     return comparisons + histories
 
 
-def _title(found: Found) -> str:
+def _title(found: ReportInput) -> str:
     titles = [title_of(one) for one in found.comparisons]
     more = [f"{len(titles) - MAX_TITLES} more"] if len(titles) > MAX_TITLES else []
     return (
@@ -46,10 +46,10 @@ def _title(found: Found) -> str:
     )
 
 
-def _histories(found: Found) -> str:
+def _histories(found: ReportInput) -> str:
     return f"tuning history {listed(found.histories)}"
 
 
-def _left_out(found: Found) -> list[str]:
+def _left_out(found: ReportInput) -> list[str]:
     more = len(found.left_out) - MAX_LEFT_OUT
     return [*found.left_out[:MAX_LEFT_OUT], *([f"and {more} more"] if more > 0 else [])]

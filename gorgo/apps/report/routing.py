@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 
 from gorgo.apps.report.latency import drawn_labels, drawn_loads, load_title
 from gorgo.apps.report.runs import Cell, Comparison
-from gorgo.apps.report.statistics import HIT, HIT_BELIEVED, mean
+from gorgo.apps.report.statistics import HIT, HIT_ESTIMATED, mean
 from gorgo.apps.report.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, name, panels
 from gorgo.apps.report.words import mean_share
 
@@ -122,7 +122,7 @@ def hits(comparison: Comparison) -> Figure:
         for place, label in enumerate(labels):
             for cell in comparison.loads[time_scale]:
                 if cell.label == label:
-                    _dumbbell(panel, place, mean(cell, HIT), mean(cell, HIT_BELIEVED))
+                    _dumbbell(panel, place, mean(cell, HIT), mean(cell, HIT_ESTIMATED))
         panel.set_yticks(range(len(labels)), [name(label) for label in labels])
         panel.set_ylim(len(labels) - 0.5, -0.5)
         panel.xaxis.set_major_formatter(PercentFormatter(100, decimals=0))

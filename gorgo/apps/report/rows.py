@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from gorgo.apps.report.reading import Place, read_json, shown
-from gorgo.apps.report.runs import Generation
+from gorgo.apps.report.runs import ReportGeneration
 from gorgo.apps.results import ResultRow, Spread
 from gorgo.errors import ReportError
 
@@ -18,7 +18,7 @@ def read_results(path: Path) -> list[ResultRow]:
     return [_row(Place.of(f"{path}, row {number}", value)) for number, value in enumerate(_list(path), start=1)]
 
 
-def read_history(path: Path) -> tuple[Generation, ...]:
+def read_history(path: Path) -> tuple[ReportGeneration, ...]:
     """The generations of a tuning campaign, in order. Raises `ReportError`."""
     rows = _list(path, under="generations")
     return tuple(_generation(Place.of(f"{path}, generation {number}", row)) for number, row in enumerate(rows, start=1))
@@ -53,7 +53,7 @@ def _row(place: Place) -> ResultRow:
         e2e_s=_spread(place, "e2e_s"),
         itl_ms=_spread(place, "itl_ms"),
         cache_hit=_fraction(place, "cache_hit"),
-        cache_hit_believed=place.maybe_number("cache_hit_believed"),
+        cache_hit_estimated=place.maybe_number("cache_hit_estimated"),
         share=place.numbers("share"),
         prediction_error_ms=_spread(place, "prediction_error_ms", p99=False),
         slip_ms_p95=place.maybe_number("slip_ms_p95"),
@@ -78,11 +78,11 @@ def _fraction(place: Place, key: str) -> float | None:
     return value
 
 
-def _generation(place: Place) -> Generation:
+def _generation(place: Place) -> ReportGeneration:
     accepted = place.values.get("accepted")
     if not isinstance(accepted, bool):
         place.fail("accepted", "true or false")
-    return Generation(
+    return ReportGeneration(
         number=place.count("number"),
         weights=place.numbers("weights"),
         sigma=place.maybe_number("sigma"),

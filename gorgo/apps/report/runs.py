@@ -116,7 +116,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class ReportGeneration:
     """One generation of a tuning history. The objective is the window's p95 TTFT."""
 
     number: int
@@ -129,12 +129,12 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReportInput:
     """Everything below the folder: comparisons, tuning histories by path, and what was left out and why."""
 
     folder: Path
     comparisons: tuple[Comparison, ...]
-    histories: Mapping[str, tuple[Generation, ...]] = field(default_factory=dict)
+    histories: Mapping[str, tuple[ReportGeneration, ...]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
 

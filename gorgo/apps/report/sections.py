@@ -22,8 +22,8 @@ from gorgo.apps.report.prediction import (
     round_trips,
 )
 from gorgo.apps.report.routing import hits, shares
-from gorgo.apps.report.runs import Cell, Comparison, Floats, Generation
-from gorgo.apps.report.statistics import E2E_P50, E2E_P95, E2E_P99, HIT, HIT_BELIEVED, TTFT_P50, TTFT_P95, TTFT_P99
+from gorgo.apps.report.runs import Cell, Comparison, Floats, ReportGeneration
+from gorgo.apps.report.statistics import E2E_P50, E2E_P95, E2E_P99, HIT, HIT_ESTIMATED, TTFT_P50, TTFT_P95, TTFT_P99
 from gorgo.apps.report.statistics import Measure as _Measure
 from gorgo.apps.report.style import svg
 from gorgo.apps.report.tables import PageTable, acceptance_log, error_table, load_table
@@ -177,7 +177,7 @@ class _Plots:
         real = words.loads_of(self._of, HIT)
         if not any(real.values()):
             return self._without(title, "Left out: the engines did not report cached tokens.")
-        sentences = [words.best_of(HIT, real), words.belief(self._of, HIT, HIT_BELIEVED)]
+        sentences = [words.best_of(HIT, real), words.belief(self._of, HIT, HIT_ESTIMATED)]
         return self._plot(title, sentences, "hit", lambda: hits(self._of))
 
     def predictions(self) -> PagePlot:
@@ -195,7 +195,7 @@ class _Plots:
         return self._plot(title, [round_trip_words(found)], "rtt", lambda: round_trip_plot(found))
 
 
-def tuning_section(path: str, generations: Sequence[Generation], key: str) -> Section:
+def tuning_section(path: str, generations: Sequence[ReportGeneration], key: str) -> Section:
     """Weights, sigma and objective over generations, and the acceptance log."""
     sentence = words.tuning(generations)
     plot = PagePlot("Weights, sigma and objective", (sentence,))

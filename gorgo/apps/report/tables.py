@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gorgo.apps.report.runs import Cell, Comparison, Generation, weights_words
+from gorgo.apps.report.runs import Cell, Comparison, ReportGeneration, weights_words
 from gorgo.apps.report.statistics import (
     E2E_P50,
     E2E_P95,
     ERRORS,
     HIT,
-    HIT_BELIEVED,
+    HIT_ESTIMATED,
     ITL_P95,
     PREDICTION_P50,
     SLIP,
@@ -32,7 +32,7 @@ MAX_ROWS = 200
 UNKNOWN = "-"
 
 _MEASURES = (
-    ERRORS, TTFT_P50, TTFT_P95, TTFT_P99, E2E_P50, E2E_P95, ITL_P95, HIT, HIT_BELIEVED, PREDICTION_P50, SLIP,
+    ERRORS, TTFT_P50, TTFT_P95, TTFT_P99, E2E_P50, E2E_P95, ITL_P95, HIT, HIT_ESTIMATED, PREDICTION_P50, SLIP,
 )  # fmt: skip
 #: Measures whose ratio to the best baseline is shown.
 _RATIOS = (TTFT_P95, E2E_P95)
@@ -160,7 +160,7 @@ def error_table(comparison: Comparison) -> PageTable | None:
     return PageTable("Errors by kind", "policy", ("time_scale", "error", "requests"), rows, note) if rows else None
 
 
-def acceptance_log(generations: Sequence[Generation]) -> PageTable:
+def acceptance_log(generations: Sequence[ReportGeneration]) -> PageTable:
     """What was tried, what came of it and why; the last generations if there are many."""
     shown = generations[-MAX_ROWS:]
     rows = tuple(

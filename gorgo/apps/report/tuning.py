@@ -10,14 +10,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from gorgo.apps.report.latency import plain_numbers
-from gorgo.apps.report.runs import Generation
+from gorgo.apps.report.runs import ReportGeneration
 from gorgo.apps.report.style import BLACK, BLUE, COLOURS, GREY, VERMILLION, WIDTH, name
 
 #: Weights that get a panel; a policy has two or three that are tuned.
 MAX_WEIGHTS = 8
 
 
-def tuning_plot(generations: Sequence[Generation]) -> Figure:
+def tuning_plot(generations: Sequence[ReportGeneration]) -> Figure:
     """One panel per weight, then sigma, then the objective, over the number of the generation."""
     weights = list(dict.fromkeys(weight for one in generations for weight in one.weights))[:MAX_WEIGHTS]
     figure = Figure(figsize=(WIDTH, 1.55 * (len(weights) + 2) + 0.5), layout="constrained")
@@ -66,7 +66,7 @@ def _line(panel: Axes, points: Sequence[tuple[int, float | None]], colour: str, 
     panel.set_title(title)
 
 
-def _objective(panel: Axes, generations: Sequence[Generation]) -> None:
+def _objective(panel: Axes, generations: Sequence[ReportGeneration]) -> None:
     tried = [(one.number, one.objective_ms, one.accepted) for one in generations if one.objective_ms is not None]
     _dots(panel, tried, VERMILLION)
     known = [(one.number, one.incumbent_objective_ms) for one in generations if one.incumbent_objective_ms is not None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from gorgo.apps.report.runs import Cell, Comparison, Generation
+from gorgo.apps.report.runs import Cell, Comparison, ReportGeneration
 from gorgo.apps.report.statistics import Measure, best_baseline, mean, means, ratio
 from gorgo.apps.simulate.compare import Ratio
 
@@ -211,7 +211,7 @@ def errors(comparison: Comparison) -> str:
     return f"{total:,} of {counted(sent, 'request')} failed; most of them under {most} ({failed[most]:,})."
 
 
-def tuning(generations: Sequence[Generation]) -> str:
+def tuning(generations: Sequence[ReportGeneration]) -> str:
     """How far a campaign came."""
     if not generations:
         return "The history has no generation."
@@ -220,7 +220,7 @@ def tuning(generations: Sequence[Generation]) -> str:
     return f"{text}{_incumbent(generations)}{_sigma(generations)}."
 
 
-def _incumbent(generations: Sequence[Generation]) -> str:
+def _incumbent(generations: Sequence[ReportGeneration]) -> str:
     known = [one.incumbent_objective_ms for one in generations if one.incumbent_objective_ms is not None]
     if len(known) < 2 or not known[0]:
         return ""
@@ -228,6 +228,6 @@ def _incumbent(generations: Sequence[Generation]) -> str:
     return f"; the incumbent's objective went from {known[0]:,.0f} ms to {known[-1]:,.0f} ms ({apart})"
 
 
-def _sigma(generations: Sequence[Generation]) -> str:
+def _sigma(generations: Sequence[ReportGeneration]) -> str:
     known = [one.sigma for one in generations if one.sigma is not None]
     return f"; sigma from {known[0]:.3g} to {known[-1]:.3g}" if len(known) > 1 else ""

@@ -21,10 +21,10 @@ from gorgo.apps.simulate.progress import shown_progress
 from gorgo.apps.simulate.run import Backend, policy_of, run_many
 from gorgo.apps.traces import TraceFilters
 from gorgo.core.limits import RouterLimits
-from gorgo.core.weights import Weights
+from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import make_shadow
+from gorgo.sim.faults.scenarios import find_scenario
 from gorgo.sim.fleet import SimFleet
-from gorgo.sim.scenario import find_scenario
 
 #: This project's, the published one, the paper's four baselines, and chance.
 DEFAULT_POLICIES = ("gorgo-ms", *PUBLISHED)
@@ -128,7 +128,7 @@ def _check(options: SimulateOptions) -> None:
     find_scenario(options.scenario).fleet(options.fleet)
     for name in options.names:
         if name != FLOOR:
-            Weights.of(policy_of(name).weight_specs, options.weights.get(name), version=1, widen=True)
+            Weights.of(policy_of(name).weight_specs, options.weights.get(name), version=1, allow_out_of_range=True)
     for name in options.policies:
         if name not in YARDSTICKS:
             make_shadow(options.shadow, policy_of(name))

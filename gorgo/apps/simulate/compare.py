@@ -97,7 +97,7 @@ def mean_row(rows: Sequence[ResultRow]) -> ResultRow:
         e2e_s=_mean_spread([row.e2e_s for row in rows]),
         itl_ms=_mean_spread([row.itl_ms for row in rows]),
         cache_hit=_mean([row.cache_hit for row in rows]),
-        cache_hit_believed=_mean([row.cache_hit_believed for row in rows]),
+        cache_hit_estimated=_mean([row.cache_hit_estimated for row in rows]),
         share={name: sum(row.share.get(name, 0.0) for row in rows) / len(rows) for name in names},
         prediction_error_ms=_mean_spread([row.prediction_error_ms for row in rows]),
         slip_ms_p95=_mean([row.slip_ms_p95 for row in rows]),

@@ -17,9 +17,9 @@ import numpy as np
 from gorgo.apps.replay.bodies import body_of
 from gorgo.apps.traces import BLOCK_TOKENS, TraceRequest, scheduled_s
 from gorgo.apps.traces.text import BYTES_PER_TOKEN
-from gorgo.core.fingerprint import Fingerprinter
-from gorgo.core.prompt import read_prompt
-from gorgo.sim.feed import SimRequest
+from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.prompt.parse import read_prompt
+from gorgo.sim.workload import SimRequest
 
 _CHAT = "/v1/chat/completions"
 #: Of the fingerprint where a trace brings its text; any will do, because nobody crafts a trace's prompts.
@@ -48,7 +48,7 @@ def fingerprinted(
                 prompt_tokens=ceil(seen.text_bytes / BYTES_PER_TOKEN),
                 output_tokens=request.output_tokens,
                 blocks=seen.blocks,
-                head=seen.head,
+                prefix_hash=seen.prefix_hash,
                 body_bytes=len(body),
             )
         )
@@ -64,7 +64,7 @@ def _by_ids(request: TraceRequest, time_scale: float) -> SimRequest:
         prompt_tokens=request.input_tokens,
         output_tokens=request.output_tokens,
         blocks=np.array([number & _MASK for number in ids[:full]], dtype="<u8").tobytes(),
-        head=ids[0] & _MASK,
+        prefix_hash=ids[0] & _MASK,
         body_bytes=request.input_tokens * BYTES_PER_TOKEN + _envelope_bytes(),
     )
 
@@ -76,7 +76,7 @@ def _by_text(request: TraceRequest, time_scale: float) -> SimRequest:
         blocks, body_bytes = b"", request.input_tokens * BYTES_PER_TOKEN + _envelope_bytes()
     else:
         seen = _fingerprinter()(read_prompt(_CHAT, request.body))
-        head, blocks = seen.head, seen.blocks[: request.input_tokens // BLOCK_TOKENS * 8]
+        head, blocks = seen.prefix_hash, seen.blocks[: request.input_tokens // BLOCK_TOKENS * 8]
         body_bytes = len(body_of(request, "model"))
     return SimRequest(
         index=request.index,
@@ -84,7 +84,7 @@ def _by_text(request: TraceRequest, time_scale: float) -> SimRequest:
         prompt_tokens=request.input_tokens,
         output_tokens=request.output_tokens,
         blocks=blocks,
-        head=head,
+        prefix_hash=head,
         body_bytes=body_bytes,
     )
 

@@ -13,10 +13,10 @@ from gorgo.config.model import Config
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import ConfigError
 from gorgo.proxy.state import replica_spec, router_limits
-from gorgo.sim.feed import BLOCK_TOKENS
+from gorgo.sim.engine.profiles import find_profile
 from gorgo.sim.fleet import SimFleet, SimReplica
-from gorgo.sim.network import Link
-from gorgo.sim.profiles import find_profile
+from gorgo.sim.network.links import Link
+from gorgo.sim.workload import BLOCK_TOKENS
 
 
 def fleet_of(config: Config, *, source: Path) -> SimFleet:

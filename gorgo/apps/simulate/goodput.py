@@ -47,7 +47,7 @@ def goodput_of(records: Sequence[SimRecord]) -> Goodput | None:
         good=good / n,
         per_s=good / lasted_s if lasted_s > 0 else float(good),
         rejected=sum(record.error is not None for record in records) / n,
-        held=sum(record.held_s > 0.0 for record in records) / n,
+        held=sum(record.queued_s > 0.0 for record in records) / n,
         hedged=sum(record.hedged for record in records) / n,
     )
 

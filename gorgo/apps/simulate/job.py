@@ -12,9 +12,9 @@ from gorgo.apps.results import ResultRow
 from gorgo.apps.simulate.goodput import Goodput
 from gorgo.apps.traces import TraceFilters
 from gorgo.core.limits import RouterLimits
-from gorgo.sim.feed import SimRequest
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.records import SimRecord
+from gorgo.sim.workload import SimRequest
 
 #: Rows of every comparison that are no policies of a proxy: what full knowledge gives, and what nobody can go below.
 ORACLE, FLOOR = "oracle", "floor"

@@ -16,7 +16,7 @@ from gorgo.apps.results import ResultRow
 from gorgo.apps.simulate.goodput import Goodput
 from gorgo.apps.simulate.job import SimJob, SimulatedRun
 from gorgo.apps.simulate.run import Backend, run_many
-from gorgo.core.hedging import HedgeLimits
+from gorgo.core.dispatch.hedging import HedgeLimits
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import TraceError
 
@@ -52,16 +52,20 @@ class OverloadRow:
 
 def at_once(limits: RouterLimits) -> RouterLimits:
     """The same, with everything sent when it comes, and once."""
-    return replace(limits, overload=replace(limits.overload, hold=False), hedging=HedgeLimits(share=0.0))
+    return replace(
+        limits, overload=replace(limits.overload, queue_enabled=False), hedging=HedgeLimits(budget_ratio=0.0)
+    )
 
 
-def held(limits: RouterLimits, *, open_in_flight: int | None = None, slo_e2e_ms: float | None = None) -> RouterLimits:
-    """The same, holding; `open_in_flight` and the goal for answers as in `OverloadLimits`, its own where None."""
-    overload = replace(limits.overload, hold=True)
+def held(
+    limits: RouterLimits, *, max_concurrency_per_replica: int | None = None, slo_e2e_ms: float | None = None
+) -> RouterLimits:
+    """The same, holding; `max_concurrency_per_replica` and the goal for answers as in `OverloadLimits`, its own where None."""
+    overload = replace(limits.overload, queue_enabled=True)
     if slo_e2e_ms is not None:
         overload = replace(overload, slo_e2e_s=slo_e2e_ms / 1e3)
-    if open_in_flight is not None:
-        overload = replace(overload, open_in_flight=open_in_flight)
+    if max_concurrency_per_replica is not None:
+        overload = replace(overload, max_concurrency_per_replica=max_concurrency_per_replica)
     return replace(limits, overload=overload)
 
 
@@ -87,14 +91,17 @@ def overload_rows(
     *,
     capacity: float,
     loads: Sequence[float] = LOADS,
-    open_in_flight: int | None = None,
+    max_concurrency_per_replica: int | None = None,
     slo_e2e_ms: float | None = None,
     n_jobs: int = -1,
     backend: Backend = "loky",
 ) -> list[OverloadRow]:
     """Two rows per load, in order. `job` has the deadline; `capacity` is its time scale there."""
     limits = job.limits or RouterLimits()
-    ways = {False: at_once(limits), True: held(limits, open_in_flight=open_in_flight, slo_e2e_ms=slo_e2e_ms)}
+    ways = {
+        False: at_once(limits),
+        True: held(limits, max_concurrency_per_replica=max_concurrency_per_replica, slo_e2e_ms=slo_e2e_ms),
+    }
     jobs = {(load, way): _job(job, capacity / load, way, ways[way]) for load in loads for way in ways}
     runs = {_place(run.job): run for run in run_many(list(jobs.values()), n_jobs=n_jobs, backend=backend)}
     return list(_rows(jobs, runs))
@@ -114,7 +121,7 @@ def _job(job: SimJob, time_scale: float, way: bool, limits: RouterLimits) -> Sim
 
 
 def _place(job: SimJob) -> tuple[float, bool]:
-    return job.time_scale, job.limits is not None and job.limits.overload.hold
+    return job.time_scale, job.limits is not None and job.limits.overload.queue_enabled
 
 
 def _bracket(job: SimJob) -> tuple[float, float]:

@@ -14,10 +14,10 @@ from typing import Any
 from gorgo.apps.results import ResultRow, Spread
 from gorgo.apps.simulate.goodput import goodput_of
 from gorgo.apps.simulate.job import STEADY, SimJob, SimulatedRun
-from gorgo.sim.feed import SimRequest
-from gorgo.sim.floor import Floor
-from gorgo.sim.gaps import GapHistogram
+from gorgo.sim.engine.itl import ItlHistogram
+from gorgo.sim.lower_bound import LowerBound
 from gorgo.sim.records import SimRecord, SimResult
+from gorgo.sim.workload import SimRequest
 
 
 def simulated_run(job: SimJob, weights: Mapping[str, float], result: SimResult) -> SimulatedRun:
@@ -27,7 +27,7 @@ def simulated_run(job: SimJob, weights: Mapping[str, float], result: SimResult) 
     return SimulatedRun(_without_feed(job), row, kept, goodput=goodput_of(result.records))
 
 
-def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: Floor) -> SimulatedRun:
+def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: LowerBound) -> SimulatedRun:
     """The same shape for the floor: no replica, no cache, nothing that failed."""
     records = [
         SimRecord(
@@ -68,7 +68,7 @@ def _row(job: SimJob, weights: Mapping[str, float] | None, records: Sequence[Sim
         e2e_s=Spread.of([record.e2e_s for record in good if record.e2e_s is not None]),
         itl_ms=itl,
         cache_hit=_share(good, lambda record: record.cached_tokens),
-        cache_hit_believed=_share(good, lambda record: record.believed_cached_tokens),
+        cache_hit_estimated=_share(good, lambda record: record.estimated_cached_tokens),
         share=_shares(good),
         prediction_error_ms=Spread.of(
             [
@@ -93,7 +93,7 @@ def _share(records: Sequence[SimRecord], part: Any) -> float | None:
     return sum(tokens for tokens, _ in known) / whole if whole else None
 
 
-def _spread_of(gaps: GapHistogram) -> Spread:
+def _spread_of(gaps: ItlHistogram) -> Spread:
     if not gaps.count:
         return Spread()
     return Spread(gaps.mean_s * 1e3, *(gaps.quantile_s(share) * 1e3 for share in (0.5, 0.95, 0.99)))

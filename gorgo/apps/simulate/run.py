@@ -25,15 +25,15 @@ from gorgo.apps.simulate.job import FLOOR, ORACLE, SimJob, SimulatedRun
 from gorgo.apps.simulate.rows import floor_run, simulated_run
 from gorgo.apps.traces import TraceFilters
 from gorgo.apps.traces.load import SPAN_S_MAX
-from gorgo.core.policy import Policy
-from gorgo.core.weights import Weights
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
 from gorgo.errors import MissingExtra, TraceError
 from gorgo.policies.registry import make_policy, make_shadow
-from gorgo.sim.feed import SimRequest, scaled
-from gorgo.sim.floor import floor_of
+from gorgo.sim.faults.scenarios import find_scenario
+from gorgo.sim.lower_bound import lower_bound
 from gorgo.sim.oracle import make_oracle
-from gorgo.sim.scenario import find_scenario
 from gorgo.sim.simulation import Controller, Simulation
+from gorgo.sim.workload import SimRequest, scaled
 
 Backend = Literal["loky", "threading", "dask", "ray"]
 BACKENDS: tuple[Backend, ...] = ("loky", "threading", "dask", "ray")
@@ -98,9 +98,13 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
     fleet = scenario.fleet(job.fleet)
     feed = _reshaped(_scaled(job), scenario.reshape)
     if job.policy == FLOOR:
-        return floor_run(job, feed, floor_of(feed, fleet))
+        return floor_run(job, feed, lower_bound(feed, fleet))
     policy = policy_of(job.policy)
-    weights = None if job.weights is None else Weights.of(policy.weight_specs, job.weights, version=1, widen=True)
+    weights = (
+        None
+        if job.weights is None
+        else Weights.of(policy.weight_specs, job.weights, version=1, allow_out_of_range=True)
+    )
     simulation = Simulation(
         fleet,
         policy,

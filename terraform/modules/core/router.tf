@@ -21,7 +21,7 @@ locals {
   max_in_flight  = try(local.document.limits.max_in_flight, 4096)
   grace_s        = try(local.document.limits.shutdown_grace_s, 30)
   # The proxy gives up first, with an error of its own that says why.
-  patience_s = ceil(max(try(local.document.limits.first_content_timeout_s, 120) * try(local.document.limits.max_attempts, 3), try(local.document.limits.whole_answer_timeout_s, 600)) + 30)
+  patience_s = ceil(max(try(local.document.limits.first_token_timeout_s, 120) * try(local.document.limits.max_attempts, 3), try(local.document.limits.response_timeout_s, 600)) + 30)
 
   metrics_guard = join("", concat([for cidr in var.metrics_cidrs : "allow ${cidr}; "], ["deny all;"]))
   nginx = templatefile("${path.module}/templates/nginx.conf.tftpl", {

@@ -10,7 +10,7 @@ from itertools import pairwise, product
 import pytest
 
 from gorgo.apps.datasets import UsersShape, describe_trace, generate_requests, read_shape, shapes
-from gorgo.apps.datasets.draws import Draws
+from gorgo.apps.datasets.distributions import RandomDraws
 from gorgo.apps.datasets.users import quantile, user_rows
 from gorgo.apps.traces import TraceRequest
 from gorgo.errors import TraceError
@@ -169,7 +169,7 @@ def test_quantiles_are_joined_by_straight_lines() -> None:
 
 
 def test_shuffling_loses_nothing_and_ends_anywhere() -> None:
-    draws = Draws(3)
+    draws = RandomDraws(3)
     ends = {tuple(draws.shuffled([1, 2, 3])) for _ in range(200)}
     assert len(ends) == 6
     assert all(sorted(end) == [1, 2, 3] for end in ends)

@@ -28,7 +28,7 @@ def test_the_demo_runs_each_policy_on_a_fleet_of_real_processes(tmp_path: Path) 
     assert sum(rows[1].share.values()) == pytest.approx(1.0)
     assert set(rows[1].share) <= {"ashburn-0", "frankfurt-0", "seoul-0"}
     assert rows[0].weights == {"w_rtt": 0.5, "w_queue": 0.1}
-    assert rows[0].cache_hit_believed is not None
+    assert rows[0].cache_hit_estimated is not None
     assert json.loads((tmp_path / "results.json").read_text())[1]["policy"] == "random"
     assert (tmp_path / "gorgo" / "requests.jsonl").exists()
 

@@ -5,26 +5,26 @@ import json
 from pathlib import Path
 
 from gorgo.apps.datasets import DEMO_TRACE, shipped_path
-from gorgo.apps.demo.fleet import MODEL, Fleet, running_fleet
+from gorgo.apps.demo.fleet import MODEL, DemoFleet, running_fleet
 from gorgo.apps.replay import ReplayOptions, ReplayReport, replay
 from gorgo.apps.traces import TraceFilters, load_trace
 
 KILLED = "seoul-0"
 
 
-async def kill_while_it_is_busy(fleet: Fleet) -> None:
+async def kill_while_it_is_busy(fleet: DemoFleet) -> None:
     async with asyncio.timeout(20):
         while not await asyncio.to_thread(_in_flight, fleet):
             await asyncio.sleep(0.02)
     fleet.processes._running[KILLED].kill()
 
 
-def _in_flight(fleet: Fleet) -> int:
+def _in_flight(fleet: DemoFleet) -> int:
     replicas = fleet._admin("/admin/fleet")["replicas"]
     return int(next(replica["in_flight_requests"] for replica in replicas if replica["name"] == KILLED))
 
 
-async def replayed_with_a_kill(fleet: Fleet, folder: Path) -> ReplayReport:
+async def replayed_with_a_kill(fleet: DemoFleet, folder: Path) -> ReplayReport:
     requests = load_trace(shipped_path(DEMO_TRACE), TraceFilters(limit=40, max_input=6000, max_output=8))
     options = ReplayOptions(
         trace=Path("t"), url=fleet.url, model=MODEL, time_scale=0.4, out=folder, show_progress=False

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from gorgo.apps.engine_server import run_engine
-from gorgo.sim.profiles import EngineProfile
+from gorgo.sim.engine.profiles import EngineProfile
 
 #: Fast enough for tests, slow enough that a stream of some hundred tokens is still running when it is broken off.
 QUICK = EngineProfile(

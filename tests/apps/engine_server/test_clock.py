@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gorgo.apps.engine_server.clock import Deliveries, StepLoop
-from gorgo.sim.engine_model import EngineModel
-from gorgo.sim.engine_request import EngineRequest
-from gorgo.sim.network import Link, Path
+from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.request import EngineRequest
+from gorgo.sim.network.links import Link, Path
 from tests.apps.engine_server.client import post
 from tests.apps.engine_server.conftest import QUICK
 

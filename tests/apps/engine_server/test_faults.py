@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gorgo.apps.engine_server.faults import Fault, FaultKind, Faults
+from gorgo.apps.engine_server.faults import EngineFault, EngineFaults, FaultKind
 from tests.apps.engine_server.client import CHAT, chat, post, stream, until_idle
 
 
@@ -96,6 +96,6 @@ async def test_a_wrong_fault_is_refused_with_what_was_expected(engine: aiohttp.C
 
 
 def test_a_fault_ends_by_its_time() -> None:
-    faults = Faults()
-    faults.inject(Fault(kind=FaultKind.ERROR, seconds=2.0), now=10.0)
+    faults = EngineFaults()
+    faults.inject(EngineFault(kind=FaultKind.ERROR, seconds=2.0), now=10.0)
     assert [faults.take(now=now) for now in (10.0, 11.9, 12.0)] == [FaultKind.ERROR, FaultKind.ERROR, FaultKind.NONE]

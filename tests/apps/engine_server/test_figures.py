@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gorgo.apps.engine_server.figures import Figures
-from gorgo.sim.engine_model import EngineModel
-from gorgo.sim.engine_request import EngineRequest
-from gorgo.sim.profiles import EngineProfile
+from gorgo.apps.engine_server.figures import EngineStats
+from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.profiles import EngineProfile
+from gorgo.sim.engine.request import EngineRequest
 
 #: A prefill takes a second and a millisecond a token; a decode step half a second.
 PROFILE = EngineProfile(
@@ -44,7 +44,7 @@ def step(engine: EngineModel[EngineRequest], now: float) -> float:
     return taken.ends_s
 
 
-def scraped(figures: Figures, now: float) -> dict[str, dict[tuple[str, ...], float]]:
+def scraped(figures: EngineStats, now: float) -> dict[str, dict[tuple[str, ...], float]]:
     """Values by name and labels beyond those that every line has."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(figures.exposition(now)):
@@ -57,7 +57,7 @@ def scraped(figures: Figures, now: float) -> dict[str, dict[tuple[str, ...], flo
 
 def test_loads_and_metrics_are_those_of_the_steps_so_far(engine: EngineModel[EngineRequest]) -> None:
     """A of 120 tokens has ended, B has the first 100 of them and runs, and C with 60 waits."""
-    figures = Figures(engine, model_name="m", now=0.0)
+    figures = EngineStats(engine, model_name="m", now=0.0)
     first = EngineRequest(word("a", 120), prompt_tokens=120, output_tokens=2)
     engine.submit(first, now=0.0)
     assert step(engine, 0.0) == pytest.approx(1.12)
@@ -124,7 +124,7 @@ def test_loads_and_metrics_are_those_of_the_steps_so_far(engine: EngineModel[Eng
 
 
 def test_a_bucket_holds_all_up_to_its_bound(engine: EngineModel[EngineRequest]) -> None:
-    figures = Figures(engine, model_name="m", now=0.0)
+    figures = EngineStats(engine, model_name="m", now=0.0)
     request = EngineRequest(word("a"), prompt_tokens=100, output_tokens=2)
     engine.submit(request, now=10.0)
     for ttft_s in (0.0, 0.1, 0.125, 400.0, 401.0):
@@ -139,7 +139,7 @@ def test_a_bucket_holds_all_up_to_its_bound(engine: EngineModel[EngineRequest]) 
 
 
 def test_throughput_is_since_a_scrape_of_five_seconds_ago(engine: EngineModel[EngineRequest]) -> None:
-    figures = Figures(engine, model_name="m", now=100.0)
+    figures = EngineStats(engine, model_name="m", now=100.0)
 
     def at(now: float, tokens: int) -> float:
         engine.totals.generated_tokens = tokens
@@ -160,5 +160,5 @@ def test_throughput_is_since_a_scrape_of_five_seconds_ago(engine: EngineModel[En
 
 
 def test_an_engine_that_has_done_nothing_has_no_share_of_it(engine: EngineModel[EngineRequest]) -> None:
-    load: dict[str, Any] = Figures(engine, model_name="m", now=0.0).load(0.0)
+    load: dict[str, Any] = EngineStats(engine, model_name="m", now=0.0).load(0.0)
     assert (load["cache_hit_rate"], load["gen_throughput"], load["token_usage"]) == (0.0, 0.0, 0.0)

@@ -22,7 +22,7 @@ def row(
         e2e_s=_spread(e2e_s),
         itl_ms=Spread(),
         cache_hit=0.5,
-        cache_hit_believed=None,
+        cache_hit_estimated=None,
         share={"a": 1.0},
         prediction_error_ms=Spread(),
         slip_ms_p95=0.0,

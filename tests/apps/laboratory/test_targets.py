@@ -11,7 +11,7 @@ from gorgo.apps.laboratory.target import FIGURES, Target, Verdict
 from gorgo.apps.laboratory.targets import BASELINES
 from gorgo.apps.simulate.run import policy_of
 from gorgo.apps.traces import TraceFilters
-from gorgo.sim.scenario import find_scenario
+from gorgo.sim.faults.scenarios import find_scenario
 
 
 def test_every_target_names_what_there_is() -> None:

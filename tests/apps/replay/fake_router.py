@@ -18,7 +18,7 @@ HEADERS = {
     "x-gorgo-policy": "gorgo",
     "x-gorgo-weights-version": "3",
     "x-gorgo-predicted-ttft-ms": "12.5",
-    "x-gorgo-believed-cached-tokens": "512",
+    "x-gorgo-estimated-cached-tokens": "512",
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from gorgo.apps.replay.progress import ReplayProgress
-from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.replay.summary import Tally
 
 
@@ -17,8 +17,8 @@ async def test_progress_ends_with_what_was_done(terminal: bool) -> None:
     progress = ReplayProgress(tally, 2, "gorgo", Console(file=out, force_terminal=terminal, width=160))
     async with progress.shown():
         await asyncio.sleep(0)
-        tally.add(Record(id="r", scheduled_s=0, sent_s=0, input_tokens=1, ttft_ms=100.0, e2e_s=1.0))
-        tally.add(Record(id="r", scheduled_s=0, sent_s=0, input_tokens=1, error="timeout: x"))
+        tally.add(ReplayRecord(id="r", scheduled_s=0, sent_s=0, input_tokens=1, ttft_ms=100.0, e2e_s=1.0))
+        tally.add(ReplayRecord(id="r", scheduled_s=0, sent_s=0, input_tokens=1, error="timeout: x"))
     said = out.getvalue()
     assert "gorgo" in said
     assert "2/2" in said

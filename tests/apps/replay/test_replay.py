@@ -57,7 +57,7 @@ async def test_the_row_sums_up_what_engines_and_router_said(tmp_path: Path) -> N
     assert (row["trace"], row["time_scale"], row["policy"], row["weights"]) == ("t.jsonl", 0.5, "gorgo", {"w": 1.0})
     assert (row["n"], row["errors"], row["source"], row["share"]) == (4, 0, "live", {"seoul-0": 1.0})
     assert row["cache_hit"] == 0.5
-    assert row["cache_hit_believed"] == 0.512
+    assert row["cache_hit_estimated"] == 0.512
     assert row["ttft_ms"]["p50"] > 0
     assert set(row["prediction_error_ms"]) == {"mean", "p50", "p95"}
     assert report.exit_code == 0
@@ -91,7 +91,7 @@ async def test_what_another_router_does_not_say_is_null(tmp_path: Path) -> None:
     ] * 5
     assert row["input_tokens"] == 1000
     assert report.row.errors == 0
-    assert (report.row.policy, report.row.cache_hit, report.row.cache_hit_believed) == (None, None, None)
+    assert (report.row.policy, report.row.cache_hit, report.row.cache_hit_estimated) == (None, None, None)
     assert report.row.share == {}
 
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gorgo.apps.replay.options import ReplayOptions
-from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.replay.summary import LogHistogram, Tally
 
 
-def record(**changes: object) -> Record:
+def record(**changes: object) -> ReplayRecord:
     values = {"id": "r", "scheduled_s": 1.0, "sent_s": 1.25, "input_tokens": 100, "ttft_ms": 10.0, "e2e_s": 1.0}
-    return Record(**{**values, **changes})  # type: ignore[arg-type]
+    return ReplayRecord(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @given(st.lists(st.floats(1e-5, 1e3), min_size=1, max_size=200), st.sampled_from([0.5, 0.95, 0.99]))
@@ -40,16 +40,18 @@ def test_a_gap_of_nothing_or_of_hours_is_still_counted() -> None:
 def test_a_row_sums_up_good_requests_and_the_slip_of_all() -> None:
     tally = Tally()
     for one in (
-        record(replica="x", cached_tokens=50, believed_cached_tokens=40.0, predicted_ttft_ms=14.0, gaps_s=(0.01, 0.03)),
+        record(
+            replica="x", cached_tokens=50, estimated_cached_tokens=40.0, predicted_ttft_ms=14.0, gaps_s=(0.01, 0.03)
+        ),
         record(replica="x", input_tokens=300, cached_tokens=250, ttft_ms=30.0, e2e_s=3.0, gaps_s=(0.02,)),
-        record(replica="y", believed_cached_tokens=60.0, ttft_ms=20.0, e2e_s=2.0, predicted_ttft_ms=18.0, policy="p"),
+        record(replica="y", estimated_cached_tokens=60.0, ttft_ms=20.0, e2e_s=2.0, predicted_ttft_ms=18.0, policy="p"),
         # A stream that broke late: it has all that a good one has, and counts in `n`, `errors` and the slip alone.
         record(
             error="disconnected: late",
             replica="y",
             sent_s=3.25,
             cached_tokens=100,
-            believed_cached_tokens=100.0,
+            estimated_cached_tokens=100.0,
             ttft_ms=9000.0,
             e2e_s=90.0,
             predicted_ttft_ms=1.0,
@@ -66,7 +68,7 @@ def test_a_row_sums_up_good_requests_and_the_slip_of_all() -> None:
     assert astuple(row.e2e_s) == pytest.approx((2.0, 2.0, 2.9, 2.98))
     assert row.itl_ms.mean == pytest.approx(20.0)
     assert astuple(row.itl_ms)[1:] == pytest.approx((20.0, 30.0, 30.0), rel=0.01)
-    assert (row.cache_hit, row.cache_hit_believed) == (300 / 400, 100 / 200)
+    assert (row.cache_hit, row.cache_hit_estimated) == (300 / 400, 100 / 200)
     assert row.share == {"x": 2 / 3, "y": 1 / 3}
     # Predictions are off by 4 and 2 ms.
     assert astuple(row.prediction_error_ms)[:3] == pytest.approx((3.0, 3.0, 3.9))

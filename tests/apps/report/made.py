@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.results import ResultRow, Spread, write_results
 
 REPLICAS = ("us-0", "eu-0", "ap-0")
 
 
-def records(latencies_ms: Sequence[float], **changes: Any) -> list[Record]:
+def records(latencies_ms: Sequence[float], **changes: Any) -> list[ReplayRecord]:
     """A request per latency, a tenth of a second apart, over three replicas in turn."""
     return [
-        Record(
+        ReplayRecord(
             **{
                 "id": str(number),
                 "scheduled_s": number / 10,
@@ -38,7 +38,7 @@ def records(latencies_ms: Sequence[float], **changes: Any) -> list[Record]:
     ]
 
 
-def row(made: Sequence[Record], policy: str | None = "gorgo", **changes: Any) -> ResultRow:
+def row(made: Sequence[ReplayRecord], policy: str | None = "gorgo", **changes: Any) -> ResultRow:
     """The row of these requests."""
     good = [record for record in made if record.error is None]
     ttft_ms = [record.ttft_ms for record in good if record.ttft_ms is not None]
@@ -58,7 +58,7 @@ def row(made: Sequence[Record], policy: str | None = "gorgo", **changes: Any) ->
         "e2e_s": Spread.of([value / 100 for value in ttft_ms]),
         "itl_ms": Spread(),
         "cache_hit": 0.5,
-        "cache_hit_believed": 0.52,
+        "cache_hit_estimated": 0.52,
         "share": {name: sum(r.replica == name for r in good) / len(good) for name in REPLICAS} if good else {},
         "prediction_error_ms": Spread.of(off_ms),
         "slip_ms_p95": 0.0,
@@ -66,7 +66,7 @@ def row(made: Sequence[Record], policy: str | None = "gorgo", **changes: Any) ->
     return ResultRow(**{**values, **changes})
 
 
-def write_run(folder: Path, made: Sequence[Record], policy: str = "gorgo", **changes: Any) -> ResultRow:
+def write_run(folder: Path, made: Sequence[ReplayRecord], policy: str = "gorgo", **changes: Any) -> ResultRow:
     """results.json and requests.jsonl of one run, as a replay leaves them."""
     one = row(made, policy, **changes)
     write_results(folder, [one])

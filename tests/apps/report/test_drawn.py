@@ -29,7 +29,7 @@ from gorgo.apps.report.prediction import (
     round_trip_words,
     round_trips,
 )
-from gorgo.apps.report.runs import Cell, Comparison, Generation, Requests, Run
+from gorgo.apps.report.runs import Cell, Comparison, ReportGeneration, Requests, Run
 from gorgo.apps.report.statistics import E2E_P95, TTFT_P95
 from gorgo.apps.report.style import panels
 from gorgo.apps.report.tuning import tuning_plot
@@ -292,16 +292,16 @@ def test_small_replicas_are_one_part() -> None:
     assert legend(figure)[-1] == "others"
 
 
-def test_cache_hits_are_joined_with_what_was_believed() -> None:
+def test_cache_hits_are_joined_with_what_was_estimated() -> None:
     figure = routing.hits(
         comparison(
             {
                 2.0: [
-                    cell("gorgo", cache_hit=0.5, cache_hit_believed=0.75),
-                    cell("random", cache_hit=0.25, cache_hit_believed=None),
-                    cell("floor", cache_hit=None, cache_hit_believed=None),
+                    cell("gorgo", cache_hit=0.5, cache_hit_estimated=0.75),
+                    cell("random", cache_hit=0.25, cache_hit_estimated=None),
+                    cell("floor", cache_hit=None, cache_hit_estimated=None),
                 ],
-                1.0: [cell("gorgo", cache_hit=None, cache_hit_believed=0.5)],
+                1.0: [cell("gorgo", cache_hit=None, cache_hit_estimated=0.5)],
             }
         )
     )
@@ -466,9 +466,9 @@ def test_a_run_of_one_moment_has_its_round_trip_in_the_first_stretch() -> None:
 
 def generation(
     number: int, weight: float, objective_ms: float | None, *, accepted: bool, best_ms: float | None = None
-) -> Generation:
+) -> ReportGeneration:
     sigma = None if number == 1 else 0.5 / (number + 1)
-    return Generation(number, {"w": weight}, sigma, objective_ms, best_ms, accepted, "")
+    return ReportGeneration(number, {"w": weight}, sigma, objective_ms, best_ms, accepted, "")
 
 
 def test_a_tuning_plot_has_what_was_tried_and_what_was_in_force() -> None:
@@ -511,5 +511,5 @@ def test_a_scale_is_logarithmic_where_there_is_something_to_see_by_it(values: li
 
 def test_eight_weights_have_a_panel() -> None:
     weights = {f"w{number}": 1.0 for number in range(9)}
-    figure = tuning_plot([Generation(0, weights, None, None, None, True, "")])
+    figure = tuning_plot([ReportGeneration(0, weights, None, None, None, True, "")])
     assert len(figure.axes) == 10

@@ -15,7 +15,7 @@ from gorgo.apps.report import requests as columns
 from gorgo.apps.report.find import find_results
 from gorgo.apps.report.requests import read_requests
 from gorgo.apps.report.rows import read_history, read_results
-from gorgo.apps.report.runs import Generation, Run, compare, weights_words
+from gorgo.apps.report.runs import ReportGeneration, Run, compare, weights_words
 from gorgo.apps.results import Spread, write_results
 from gorgo.errors import ReportError
 from tests.apps.report.made import generation, records, row, write_run
@@ -35,7 +35,7 @@ FULL = row(
     e2e_s=Spread(5.0, 6.0, 7.0, 8.0),
     itl_ms=Spread(9.0, 10.0, 11.0, 12.0),
     cache_hit=0.25,
-    cache_hit_believed=0.75,
+    cache_hit_estimated=0.75,
     share={"a": 0.5, "b": 0.5},
     prediction_error_ms=Spread(13.0, 14.0, 15.0),
     slip_ms_p95=16.0,
@@ -60,7 +60,7 @@ def test_a_row_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"cache_hit": 1},
         {"seed": 0},
         {"n": 2**53},
-        {"cache_hit_believed": -(2**53)},
+        {"cache_hit_estimated": -(2**53)},
         {"time_scale": 1e-9},
         {"ttft_ms": {"mean": 0, "p50": 0, "p95": None, "p99": 0}},
         {"weights": {}},
@@ -78,7 +78,7 @@ def test_what_lies_at_a_bound_is_read(tmp_path: Path, changes: dict[str, Any]) -
         ({"cache_hit": 1.001}, "cache_hit is 1.001; expected a fraction"),
         ({"cache_hit": -0.001}, "cache_hit is -0.001; expected a fraction"),
         ({"n": 2**53 + 2}, "n is 9007199254740994; expected a whole number"),
-        ({"cache_hit_believed": -(2**53) - 2}, "cache_hit_believed is -9007199254740994"),
+        ({"cache_hit_estimated": -(2**53) - 2}, "cache_hit_estimated is -9007199254740994"),
         ({"errors": -1}, "errors is -1; expected a whole number, at least 0"),
         ({"time_scale": -1}, "time_scale is -1; expected a number greater than 0"),
         ({"time_scale": True}, "time_scale is true; expected a number"),
@@ -116,8 +116,8 @@ def test_a_history_is_read_as_a_list_or_under_its_key(tmp_path: Path) -> None:
         generation(4, weights={"w": 1}, sigma=0.25, objective_ms=5, incumbent_objective_ms=6),
     ]
     wanted = (
-        Generation(3, {"w_rtt": 0.5, "w_queue": 0.1}, None, None, 1000.0, False, ""),
-        Generation(4, {"w": 1.0}, 0.25, 5.0, 6.0, True, "lower p95 TTFT"),
+        ReportGeneration(3, {"w_rtt": 0.5, "w_queue": 0.1}, None, None, 1000.0, False, ""),
+        ReportGeneration(4, {"w": 1.0}, 0.25, 5.0, 6.0, True, "lower p95 TTFT"),
     )
     for number, text in enumerate((rows, {"generations": rows})):
         path = tmp_path / f"{number}.json"

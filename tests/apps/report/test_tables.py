@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gorgo.apps.report import sections, words
-from gorgo.apps.report.runs import Cell, Comparison, Generation, Requests, Run
+from gorgo.apps.report.runs import Cell, Comparison, ReportGeneration, Requests, Run
 from gorgo.apps.report.sections import comparison_section
-from gorgo.apps.report.statistics import HIT, HIT_BELIEVED, TTFT_P95
+from gorgo.apps.report.statistics import HIT, HIT_ESTIMATED, TTFT_P95
 from gorgo.apps.report.tables import PageTable, acceptance_log, error_table, load_table
 from gorgo.apps.results import Spread
 from tests.apps.report.made import records, row
@@ -111,7 +111,7 @@ def test_a_table_shows_each_measure_in_its_unit() -> None:
         "e2e_s": Spread(1.0, 1.234, 5.678, 9.0),
         "itl_ms": Spread(1.0, 2.0, 33.4, 4.0),
         "cache_hit": 0.1234,
-        "cache_hit_believed": 0.5678,
+        "cache_hit_estimated": 0.5678,
         "prediction_error_ms": Spread(1.0, 55.5, 2.0),
         "slip_ms_p95": 0.25,
     }
@@ -140,8 +140,8 @@ def test_a_table_shows_each_measure_in_its_unit() -> None:
 
 
 def test_the_highest_cache_hit_is_the_best_and_what_is_believed_or_late_competes_with_none() -> None:
-    first = run("gorgo", cache_hit=0.5, cache_hit_believed=0.9, slip_ms_p95=1.0)
-    second = run("random", cache_hit=0.6, cache_hit_believed=0.1, slip_ms_p95=2.0)
+    first = run("gorgo", cache_hit=0.5, cache_hit_estimated=0.9, slip_ms_p95=1.0)
+    second = run("random", cache_hit=0.6, cache_hit_estimated=0.1, slip_ms_p95=2.0)
     assert bold(load_table(comparison({1.0: [cell("gorgo", first), cell("random", second)]}), 1.0)) == [
         ("random", "cache hit, %")
     ]
@@ -188,8 +188,8 @@ def test_errors_are_counted_by_policy_load_and_kind_the_most_first() -> None:
 
 
 def test_an_acceptance_log_has_the_last_generations() -> None:
-    one = Generation(7, {"a": 0.5, "b": 2.0}, 0.12345, 1234.5, None, True, "better")
-    other = Generation(8, {"a": 0.5}, None, None, 999.6, False, "")
+    one = ReportGeneration(7, {"a": 0.5, "b": 2.0}, 0.12345, 1234.5, None, True, "better")
+    other = ReportGeneration(8, {"a": 0.5}, None, None, 999.6, False, "")
     table = acceptance_log([one, other])
     assert texts(table) == [
         ["7", "a 0.5, b 2", "0.123", "1,234", "-", "accepted", "better"],
@@ -246,17 +246,17 @@ def test_belief_is_told_where_it_is_furthest_from_the_reports() -> None:
     found = comparison(
         {
             2.0: [
-                cell("a", run("a", cache_hit=0.5, cache_hit_believed=0.6)),
-                cell("b", run("b", cache_hit=0.5, cache_hit_believed=0.25)),
+                cell("a", run("a", cache_hit=0.5, cache_hit_estimated=0.6)),
+                cell("b", run("b", cache_hit=0.5, cache_hit_estimated=0.25)),
             ],
-            1.0: [cell("c", run("c", cache_hit=None, cache_hit_believed=0.9))],
+            1.0: [cell("c", run("c", cache_hit=None, cache_hit_estimated=0.9))],
         }
     )
-    assert words.belief(found, HIT, HIT_BELIEVED) == (
+    assert words.belief(found, HIT, HIT_ESTIMATED) == (
         "Belief and the engines' reports are furthest apart under b at time_scale 2: 25.0 % believed, 50.0 % real."
     )
-    unknown = comparison({1.0: [cell("c", run("c", cache_hit_believed=None))]})
-    assert words.belief(unknown, HIT, HIT_BELIEVED) == "What the routers believed is not known."
+    unknown = comparison({1.0: [cell("c", run("c", cache_hit_estimated=None))]})
+    assert words.belief(unknown, HIT, HIT_ESTIMATED) == "What the routers believed is not known."
 
 
 def test_shares_are_means_of_the_runs_that_know_them() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gorgo.apps.report import words
-from gorgo.apps.report.runs import Cell, Comparison, Generation, Run
+from gorgo.apps.report.runs import Cell, Comparison, ReportGeneration, Run
 from gorgo.apps.report.statistics import HIT, TTFT_P95
 from gorgo.apps.results import Spread
 from tests.apps.report.made import records, row
@@ -134,8 +134,8 @@ def test_who_leans_on_one_replica_is_named_with_the_replica() -> None:
     )
 
 
-def one(number: int, incumbent_ms: float, *, accepted: bool) -> Generation:
-    return Generation(number, {"w_rtt": 0.5}, 0.5 / (number + 1), 100.0, incumbent_ms, accepted, "")
+def one(number: int, incumbent_ms: float, *, accepted: bool) -> ReportGeneration:
+    return ReportGeneration(number, {"w_rtt": 0.5}, 0.5 / (number + 1), 100.0, incumbent_ms, accepted, "")
 
 
 def test_tuning_that_made_things_worse_is_told_as_worse() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gorgo.apps.replay.records import Record
+from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.simulate import SimJob, SimulateOptions, jobs_of, simulate_command
 from gorgo.apps.simulate.fleet import fleet_of, limits_of
 from gorgo.apps.traces import TraceFilters
@@ -50,8 +50,8 @@ def test_files_are_those_of_a_live_replay_one_folder_per_run(tmp_path: Path) -> 
     lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
     assert len(lines) == 40
     assert (
-        lines[0].keys() - {"believed_cached_tokens"}
-        == Record(id="", scheduled_s=0, sent_s=0, input_tokens=1).as_json().keys()
+        lines[0].keys() - {"estimated_cached_tokens"}
+        == ReplayRecord(id="", scheduled_s=0, sent_s=0, input_tokens=1).as_json().keys()
     )
     assert lines[0]["predicted_ttft_ms"] is not None
     assert (tmp_path / "floor" / "x1.5-seed0" / "requests.jsonl").exists()

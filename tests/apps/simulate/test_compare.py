@@ -32,7 +32,7 @@ def row(policy: str, seed: int, p95: float | None, *, time_scale: float = 1.0, e
         e2e_s=Spread(),
         itl_ms=Spread(),
         cache_hit=None if policy == "floor" else 0.5,
-        cache_hit_believed=None,
+        cache_hit_estimated=None,
         share={f"r{seed}": 1.0},
         prediction_error_ms=Spread(),
         slip_ms_p95=0.0,

@@ -13,7 +13,7 @@ def test_full_blocks_go_in_by_their_ids_and_the_rest_is_nobody_s() -> None:
     first, second = feed_of([row(0, 1100, (5, 6, 7)), row(1, 1024, (5, 6))])
     assert first.blocks == second.blocks
     assert first.blocks == (5).to_bytes(8, "little") + (6).to_bytes(8, "little")
-    assert first.head == second.head
+    assert first.prefix_hash == second.prefix_hash
     assert (first.prompt_tokens, first.output_tokens) == (1100, 7)
 
 
@@ -42,7 +42,7 @@ def test_rows_that_only_a_body_tells_are_known_by_their_text() -> None:
     short, long, unknown = feed_of(rows)
     assert len(short.blocks) == 2 * 8
     assert long.blocks.startswith(short.blocks)
-    assert short.head == long.head != unknown.head
+    assert short.prefix_hash == long.prefix_hash != unknown.prefix_hash
     assert unknown.blocks == b""
 
 
@@ -52,4 +52,4 @@ def test_prompts_share_as_many_fingerprinted_blocks_as_they_share_text() -> None
     assert len(one.blocks) == 8 * 1536 // 64
     assert one.blocks[: 8 * 16] == two.blocks[: 8 * 16]
     assert one.blocks[8 * 16 :] != two.blocks[8 * 16 :]
-    assert one.head == two.head
+    assert one.prefix_hash == two.prefix_hash

@@ -14,9 +14,9 @@ from gorgo.apps.simulate.overload import at_once, capacity_scale, held, overload
 from gorgo.apps.simulate.rows import simulated_run
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import TraceError
-from gorgo.sim.feed import SimRequest
-from gorgo.sim.gaps import GapHistogram
+from gorgo.sim.engine.itl import ItlHistogram
 from gorgo.sim.records import SimRecord, SimResult
+from gorgo.sim.workload import SimRequest
 from tests.sim.fleets import three_regions
 
 
@@ -31,7 +31,7 @@ def feed(requests: int = 240, *, prompt_tokens: int = 4000) -> list[SimRequest]:
             prompt_tokens=prompt_tokens,
             output_tokens=20,
             blocks=rng.bytes(8 * (prompt_tokens // 512)),
-            head=number,
+            prefix_hash=number,
         )
         for number, at in enumerate(arrivals)
     ]
@@ -57,7 +57,7 @@ class FakeRuns:
                 SimRecord(id="r", scheduled_s=n, sent_s=n, input_tokens=1, ttft_ms=2000.0 + (n < failed), e2e_s=10.0)
                 for n in range(20)
             ]
-            yield simulated_run(one, {}, SimResult(records, GapHistogram(), ended_s=20.0, events=1))
+            yield simulated_run(one, {}, SimResult(records, ItlHistogram(), ended_s=20.0, events=1))
 
 
 def faked(monkeypatch: pytest.MonkeyPatch, *, least: float) -> FakeRuns:
@@ -105,7 +105,9 @@ def test_a_trace_without_a_request_has_no_capacity() -> None:
 
 def test_rows_are_two_per_load_and_held_ones_alone_have_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = faked(monkeypatch, least=1.0)
-    rows = overload_rows(job(slo_ttft_ms=700.0), capacity=2.0, loads=(4.0, 1.0), open_in_flight=7, slo_e2e_ms=9000.0)
+    rows = overload_rows(
+        job(slo_ttft_ms=700.0), capacity=2.0, loads=(4.0, 1.0), max_concurrency_per_replica=7, slo_e2e_ms=9000.0
+    )
     assert [(row.load, row.time_scale, row.held) for row in rows] == [
         (4.0, 0.5, False),
         (4.0, 0.5, True),
@@ -115,13 +117,15 @@ def test_rows_are_two_per_load_and_held_ones_alone_have_a_deadline(monkeypatch: 
     assert [row.goodput.good for row in rows] == [0.9, 0.9, 0.95, 0.95]
     assert [row.row.time_scale for row in rows] == [0.5, 0.5, 2.0, 2.0]
     assert [one.slo_ttft_ms for one in runs.jobs] == [None, 700.0] * 2
-    holding = held(RouterLimits(), open_in_flight=7, slo_e2e_ms=9000.0)
+    holding = held(RouterLimits(), max_concurrency_per_replica=7, slo_e2e_ms=9000.0)
     assert [one.limits for one in runs.jobs] == [at_once(RouterLimits()), holding] * 2
 
 
 def test_beyond_capacity_holding_serves_more_in_time_and_as_much_at_three_times_the_load() -> None:
     asked = job(slo_ttft_ms=2000.0)
-    rows = overload_rows(asked, capacity=capacity_scale(job()), loads=(0.7, 1.3, 3.0), open_in_flight=20, n_jobs=1)
+    rows = overload_rows(
+        asked, capacity=capacity_scale(job()), loads=(0.7, 1.3, 3.0), max_concurrency_per_replica=20, n_jobs=1
+    )
     found = {(row.load, row.held): row.goodput for row in rows}
     # All prompts are alike here, so 1 / 1.3 of them is what the engines can do, and the last queue on top.
     assert found[1.3, True].good >= 1 / 1.3 > found[1.3, False].good + 0.1
@@ -131,8 +135,8 @@ def test_beyond_capacity_holding_serves_more_in_time_and_as_much_at_three_times_
 
 
 def test_sent_at_once_nothing_waits_and_held_takes_the_bound_given() -> None:
-    limits = held(RouterLimits(), open_in_flight=7)
-    assert (limits.overload.hold, limits.overload.open_in_flight) == (True, 7)
-    assert held(limits).overload.open_in_flight == 7
+    limits = held(RouterLimits(), max_concurrency_per_replica=7)
+    assert (limits.overload.queue_enabled, limits.overload.max_concurrency_per_replica) == (True, 7)
+    assert held(limits).overload.max_concurrency_per_replica == 7
     assert held(limits, slo_e2e_ms=9000.0).overload.slo_e2e_s == 9.0
-    assert (at_once(limits).overload.hold, at_once(limits).hedging.share) == (False, 0.0)
+    assert (at_once(limits).overload.queue_enabled, at_once(limits).hedging.budget_ratio) == (False, 0.0)

@@ -11,10 +11,10 @@ from gorgo.apps.results import Spread
 from gorgo.apps.simulate import SimJob, SimulatedRun
 from gorgo.apps.simulate.goodput import goodput_of
 from gorgo.apps.simulate.rows import floor_run, simulated_run, trace_name
-from gorgo.sim.feed import SimRequest
-from gorgo.sim.floor import floor_of
-from gorgo.sim.gaps import GapHistogram
+from gorgo.sim.engine.itl import ItlHistogram
+from gorgo.sim.lower_bound import lower_bound
 from gorgo.sim.records import SimRecord, SimResult
+from gorgo.sim.workload import SimRequest
 from tests.sim.fleets import three_regions
 
 
@@ -29,26 +29,26 @@ def record(scheduled_s: float, **known: Any) -> SimRecord:
 #: Three good requests in five seconds, and two that failed: one late in its stream, one turned away at once.
 RECORDS = [
     record(
-        0.0, replica="x", cached_tokens=50, believed_cached_tokens=40, predicted_ttft_ms=14.0, ttft_ms=10.0, e2e_s=1.0
+        0.0, replica="x", cached_tokens=50, estimated_cached_tokens=40, predicted_ttft_ms=14.0, ttft_ms=10.0, e2e_s=1.0
     ),
-    record(1.0, replica="x", input_tokens=300, cached_tokens=250, ttft_ms=30.0, e2e_s=3.0, held_s=0.5),
-    record(2.0, replica="y", believed_cached_tokens=60, predicted_ttft_ms=18.0, ttft_ms=20.0, e2e_s=2.0, hedged=True),
+    record(1.0, replica="x", input_tokens=300, cached_tokens=250, ttft_ms=30.0, e2e_s=3.0, queued_s=0.5),
+    record(2.0, replica="y", estimated_cached_tokens=60, predicted_ttft_ms=18.0, ttft_ms=20.0, e2e_s=2.0, hedged=True),
     record(
         4.0,
         replica="y",
         cached_tokens=100,
-        believed_cached_tokens=100,
+        estimated_cached_tokens=100,
         predicted_ttft_ms=1.0,
         ttft_ms=1900.0,
         e2e_s=9.0,
         error="disconnected",
     ),
-    record(5.0, error="deadline_unreachable", e2e_s=0.0, held_s=0.1),
+    record(5.0, error="deadline_unreachable", e2e_s=0.0, queued_s=0.1),
 ]
 
 
 def run_of(records: list[SimRecord], gaps: list[tuple[float, int]], **options: Any) -> SimulatedRun:
-    pooled = GapHistogram()
+    pooled = ItlHistogram()
     pooled.add(gaps)
     return simulated_run(job(**options), {"w": 1.0}, SimResult(records, pooled, ended_s=99.0, events=1))
 
@@ -63,7 +63,7 @@ def test_a_row_sums_up_good_requests() -> None:
     # A hundred gaps: 90 of 10 ms, 8 of 100 ms and 2 of a second.
     assert row.itl_ms.mean == pytest.approx(37.0)
     assert astuple(row.itl_ms)[1:] == pytest.approx((10.0, 100.0, 1000.0), rel=0.01)
-    assert (row.cache_hit, row.cache_hit_believed) == (300 / 400, 100 / 200)
+    assert (row.cache_hit, row.cache_hit_estimated) == (300 / 400, 100 / 200)
     assert row.share == {"x": 2 / 3, "y": 1 / 3}
     # Predictions are off by 4 and 2 ms.
     assert astuple(row.prediction_error_ms)[:3] == pytest.approx((3.0, 3.0, 3.9))
@@ -72,7 +72,7 @@ def test_a_row_sums_up_good_requests() -> None:
 def test_a_run_of_failures_knows_no_latency() -> None:
     row = run_of(RECORDS[3:], []).row
     assert (row.n, row.errors, row.ttft_ms, row.e2e_s, row.itl_ms) == (2, 2, Spread(), Spread(), Spread())
-    assert (row.cache_hit, row.cache_hit_believed, row.share, row.prediction_error_ms) == (None, None, {}, Spread())
+    assert (row.cache_hit, row.cache_hit_estimated, row.share, row.prediction_error_ms) == (None, None, {}, Spread())
 
 
 def test_a_run_without_a_request_knows_no_slip_and_no_goodput() -> None:
@@ -112,10 +112,12 @@ def test_a_bound_of_goodput_is_still_good(ttft_ms: float | None, e2e_s: float | 
 
 def test_the_floor_is_a_row_of_latencies_alone() -> None:
     feed = [
-        SimRequest(index=n, arrival_s=n, prompt_tokens=512 * (n + 1), output_tokens=3, blocks=bytes([n]) * 8, head=n)
+        SimRequest(
+            index=n, arrival_s=n, prompt_tokens=512 * (n + 1), output_tokens=3, blocks=bytes([n]) * 8, prefix_hash=n
+        )
         for n in range(2)
     ]
-    floor = floor_of(feed, three_regions())
+    floor = lower_bound(feed, three_regions())
     run = floor_run(job(policy="floor", feed=feed, keep_requests=True), feed, floor)
     assert run.requests is not None
     assert [kept.ttft_ms for kept in run.requests] == pytest.approx((floor.ttft_s * 1e3).tolist())

@@ -9,24 +9,24 @@ from typing import Any, cast
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gorgo.core.fingerprint import Fingerprinter
-from gorgo.core.tokens import BytesPerToken
-from gorgo.proxy.app import HOT_ROUTES
-from gorgo.proxy.ask import Ask, read_ask
-from gorgo.proxy.errors import HttpError
-from gorgo.proxy.homes import ResponseHomes
-from gorgo.proxy.state import BLOCK_BYTES, ProxyState
-from gorgo.proxy.wishes import Grants
+from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.prompt.token_ratio import BytesPerToken
+from gorgo.proxy.app import INFERENCE_ROUTES
+from gorgo.proxy.exchange.parse import ParsedRequest, parse_request
+from gorgo.proxy.http.errors import HttpError
+from gorgo.proxy.request_options import ClientPolicies
+from gorgo.proxy.state import BLOCK_BYTES, RunningProxy
+from gorgo.proxy.stored_responses import StoredResponses
 from tests.proxy.conftest import config_for
 from tests.proxy.fuzz.mutate import EXAMPLES, KEYS
 
 STATE = cast(
-    ProxyState,
+    RunningProxy,
     SimpleNamespace(
-        grants=Grants.of(config_for([])),
+        grants=ClientPolicies.for_client(config_for([])),
         ratios=BytesPerToken(),
         fingerprinter=Fingerprinter(key=7, block_bytes=BLOCK_BYTES),
-        homes=ResponseHomes(),
+        homes=StoredResponses(),
     ),
 )
 bounded = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -46,10 +46,10 @@ names = st.sampled_from(
 )
 
 
-def ask(route: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> Ask | None:
+def ask(route: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> ParsedRequest | None:
     """What is read of it; nothing if it is refused, which it may be as the client's fault alone."""
     try:
-        return read_ask(STATE, route, headers, body, request_id="r", received_s=0.0)
+        return parse_request(STATE, route, headers, body, request_id="r", received_s=0.0)
     except HttpError as refusal:
         refused = refusal
     assert refused.status in (400, 404, 415)
@@ -58,7 +58,7 @@ def ask(route: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> Ask | No
 
 
 @bounded
-@given(st.sampled_from(HOT_ROUTES), bodies)
+@given(st.sampled_from(INFERENCE_ROUTES), bodies)
 def test_body_of_any_shape_is_read_as_it_came_or_refused(route: str, body: dict[str, Any]) -> None:
     raw = json.dumps(body).encode()
     found = ask(route, raw, [])
@@ -69,7 +69,7 @@ def test_body_of_any_shape_is_read_as_it_came_or_refused(route: str, body: dict[
 
 
 @bounded
-@given(st.sampled_from(HOT_ROUTES), st.binary(max_size=200) | st.text().map(lambda text: text.encode("utf-16")))
+@given(st.sampled_from(INFERENCE_ROUTES), st.binary(max_size=200) | st.text().map(lambda text: text.encode("utf-16")))
 def test_bytes_that_are_no_body_are_refused(route: str, raw: bytes) -> None:
     assert ask(route, raw, []) is None
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from gorgo.apps.traces import load_trace
-from gorgo.config.model import Config, Limits, Region, Replica
-from gorgo.core.request import Ending
+from gorgo.config.model import Config, LimitsConfig, RegionConfig, ReplicaConfig
+from gorgo.core.messages.request import AttemptResult
 from gorgo.errors import TraceError
-from gorgo.proxy.headers import Header
-from gorgo.proxy.relay import Relay, RelayPlan
-from gorgo.proxy.sink import Sink
-from gorgo.proxy.upstream import UpstreamError
-from gorgo.proxy.watchdog import Watchdog
+from gorgo.proxy.exchange.relay import Relay, RelayOptions
+from gorgo.proxy.http.headers import Header
+from gorgo.proxy.http.response_writer import ResponseWriter
+from gorgo.proxy.http.timeout import ResettableTimeout
+from gorgo.proxy.upstream.client import UpstreamError
 from tests.proxy.conftest import QUIET, Start
 from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
 from tests.proxy.fuzz.mutate import EXAMPLES, mutated
@@ -53,9 +53,9 @@ async def test_answer_with_faults_ends_for_the_client_and_leaves_nothing(
         liar = await stack.enter_async_context(lying(says()))
         config = Config(
             proxy=QUIET,
-            regions=(Region(name="here"),),
-            replicas=(Replica(name="liar", region="here", url=liar.url, engine="openai"),),
-            limits=Limits(first_content_timeout_s=0.05, whole_answer_timeout_s=0.05, between_chunks_timeout_s=0.05),
+            regions=(RegionConfig(name="here"),),
+            replicas=(ReplicaConfig(name="liar", region="here", url=liar.url, engine="openai"),),
+            limits=LimitsConfig(first_token_timeout_s=0.05, response_timeout_s=0.05, stream_idle_timeout_s=0.05),
         )
         fleet = await start.proxy(config, [])
         for _ in range(EXAMPLES):
@@ -94,28 +94,30 @@ class Pieces:
         return
 
 
-async def relayed(parts: Sequence[bytes], *, strip: bool = False, breaks: bool = False) -> tuple[bytes, Ending | str]:
+async def relayed(
+    parts: Sequence[bytes], *, strip: bool = False, breaks: bool = False
+) -> tuple[bytes, AttemptResult | str]:
     """What its client was sent, and how it ended."""
     sent: list[bytes] = []
 
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
 
-    plan = RelayPlan(CHAT, (), 1000.0, strip, on_content=lambda: None, on_commit=lambda: None)
-    with Watchdog(1000.0) as dog:
+    plan = RelayOptions(CHAT, (), 1000.0, strip, on_content=lambda: None, on_commit=lambda: None)
+    with ResettableTimeout(1000.0) as dog:
         try:
-            outcome = await Relay(Pieces(parts, breaks=breaks), Sink(send), dog, plan).run()
+            outcome = await Relay(Pieces(parts, breaks=breaks), ResponseWriter(send), dog, plan).run()
         except UpstreamError as failure:
             return b"".join(sent), failure.reason
-    return b"".join(sent), outcome.ending
+    return b"".join(sent), outcome.result
 
 
 async def test_stream_passes_whole_wherever_it_is_split() -> None:
     for at in range(len(STREAM) + 1):
         parts = [STREAM[:at], STREAM[at:]]
-        assert await relayed(parts) == (STREAM, Ending.COMPLETED)
-        assert await relayed(parts, strip=True) == (STREAM.replace(USAGE, b""), Ending.COMPLETED)
-    assert await relayed([STREAM[n : n + 1] for n in range(len(STREAM))]) == (STREAM, Ending.COMPLETED)
+        assert await relayed(parts) == (STREAM, AttemptResult.COMPLETED)
+        assert await relayed(parts, strip=True) == (STREAM.replace(USAGE, b""), AttemptResult.COMPLETED)
+    assert await relayed([STREAM[n : n + 1] for n in range(len(STREAM))]) == (STREAM, AttemptResult.COMPLETED)
 
 
 async def test_stream_that_breaks_off_anywhere_is_kept_back_or_passed_so_far() -> None:
@@ -134,7 +136,7 @@ async def test_mutated_stream_passes_as_it_is_or_not_at_all() -> None:
         cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(8)))
         parts = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
         got, ended = await relayed([part for part in parts if part])
-        assert got == (stream if isinstance(ended, Ending) and got else b""), ended
+        assert got == (stream if isinstance(ended, AttemptResult) and got else b""), ended
 
 
 def test_trace_file_with_faults_is_read_or_refused_by_an_error_of_ours(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from gorgo.apps.traces.rows import read_row
 from gorgo.config.load import parse_config
-from gorgo.config.model import Clients
+from gorgo.config.model import ClientsConfig
 from gorgo.config.weights_file import parse_weights_file
 from gorgo.errors import GorgoError
-from gorgo.proxy.client_keys import read_client_keys
-from gorgo.proxy.kept import parse_kept
+from gorgo.proxy.control.state_file import parse_state
+from gorgo.proxy.http.client_auth import read_client_keys
 from tests.proxy.fuzz.mutate import EXAMPLES, mutated, odd_value
 
 ROOT = Path(__file__).parents[3]
@@ -41,13 +41,13 @@ def read_trace_row(text: bytes) -> object:
 
 
 def read_keys(text: bytes) -> object:
-    return read_client_keys(Clients(keys_env="KEYS"), {"KEYS": text.decode("latin-1")})
+    return read_client_keys(ClientsConfig(keys_env="KEYS"), {"KEYS": text.decode("latin-1")})
 
 
 READERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "regions.yaml": (REGIONS, parse_config),
     "weights": (WEIGHTS, lambda text: parse_weights_file(text, source="w")),
-    "state": (STATE, lambda text: parse_kept(text, source="s")),
+    "state": (STATE, lambda text: parse_state(text, source="s")),
     "trace": (ROW, read_trace_row),
     "client keys": (b"a:" + b"0" * 64 + b", b:" + b"1" * 64, read_keys),
 }

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from gorgo.proxy.app import HOT_ROUTES
+from gorgo.proxy.app import INFERENCE_ROUTES
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import answer, chat
 from tests.proxy.fuzz.mutate import EXAMPLES, SPLINTERS, mutated, odd_body, odd_value
@@ -19,7 +19,7 @@ ADMIN = (
     ("PUT", "/admin/weights"),
     ("PUT", "/admin/policy"),
     ("POST", "/admin/freeze"),
-    ("POST", "/admin/thaw"),
+    ("POST", "/admin/unfreeze"),
     ("POST", "/admin/flush"),
     ("POST", "/admin/replicas/r0/drain"),
     ("GET", "/admin/samples"),
@@ -36,7 +36,7 @@ async def test_body_of_any_kind_is_passed_on_or_refused(start: Start, caplog: py
     fleet = await start.fleet([answer(200)])
     chance = Random("bodies")
     for _ in range(EXAMPLES * 2):
-        route, body = chance.choice(HOT_ROUTES), odd_body(chance)
+        route, body = chance.choice(INFERENCE_ROUTES), odd_body(chance)
         response = await fleet.client.post(route, content=body)
         assert response.status_code in (200, 400, 404), body
         if response.status_code == 200:
@@ -48,7 +48,7 @@ async def test_body_of_any_kind_is_passed_on_or_refused(start: Start, caplog: py
 
 
 async def test_bytes_of_any_kind_are_answered_or_cut(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    fleet = await start.fleet([answer(200)], header_timeout_s=0.05, body_gap_timeout_s=0.05)
+    fleet = await start.fleet([answer(200)], header_timeout_s=0.05, body_idle_timeout_s=0.05)
     chance = Random("bytes")
     body = chat()
     good = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\nx-request-id: a\r\ncontent-type: application/json\r\n"

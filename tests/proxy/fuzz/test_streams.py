@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from gorgo.core.sse import ContentScanner, Scan, UsageEventFilter, UsageTail, read_usage
+from gorgo.core.stream import FirstTokenDetector, StreamState, UsageEventFilter, UsageReader, read_usage
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta
 from tests.proxy.fuzz.mutate import EXAMPLES, mutated
 
@@ -54,11 +54,11 @@ def test_scanner_and_tail_see_the_same_however_a_mutated_stream_is_split() -> No
         route, stream = chance.choice(ROUTES), b"\n" + mutated(chance, GOOD + USAGE + DONE)
         seen = []
         for parts in ([stream], pieces(chance, stream), [stream[n : n + 1] for n in range(len(stream))]):
-            scanner, tail = ContentScanner(route), UsageTail()
-            scans: list[Scan] = []
+            scanner, tail = FirstTokenDetector(route), UsageReader()
+            scans: list[StreamState] = []
             for part in parts:
                 tail.feed(part)
-                if not scans or scans[-1] is Scan.WAITING:
+                if not scans or scans[-1] is StreamState.WAITING:
                     scans.append(scanner.feed(part))
             seen.append((scans[-1], scanner.error_status, tail.usage()))
         assert seen[0] == seen[1] == seen[2]
@@ -73,7 +73,7 @@ def test_body_of_anything_has_usage_or_none() -> None:
 
 
 def test_line_without_an_end_is_held_in_part_only() -> None:
-    usage_filter, scanner, tail = UsageEventFilter(), ContentScanner(ROUTES[0]), UsageTail()
+    usage_filter, scanner, tail = UsageEventFilter(), FirstTokenDetector(ROUTES[0]), UsageReader()
     fed = passed = 0
     for _ in range(400):
         chunk = b"x" * 16_384

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gorgo.config.model import Config, Limits, Region, Replica
+from gorgo.config.model import Config, LimitsConfig, RegionConfig, ReplicaConfig
 from tests.proxy.conftest import QUIET, Running, Start
 from tests.proxy.fakes import DONE, ROLE, answer, chat, delta, stream
 from tests.proxy.integrity.engines import Liar, Speaker, forever, lying, says
@@ -47,13 +47,13 @@ class Fleet:
 
     async def __call__(self, speak: Speaker, *, honest: bool = True, **limits: float) -> tuple[Running, Liar]:
         liar = await self._stack.enter_async_context(lying(speak))
-        rows = [Replica(name="liar", region="here", url=liar.url, engine="openai")]
+        rows = [ReplicaConfig(name="liar", region="here", url=liar.url, engine="openai")]
         replicas = []
         if honest:
             replicas.append(await self._start.replica(answer(200, b'{"honest": 1}')))
-            rows.append(Replica(name="honest", region="here", url=replicas[0].url, engine="openai"))
-        bounds = Limits(shutdown_grace_s=1.0, **limits)  # type: ignore[arg-type] # whole numbers and others
-        config = Config(proxy=QUIET, regions=(Region(name="here"),), replicas=tuple(rows), limits=bounds)
+            rows.append(ReplicaConfig(name="honest", region="here", url=replicas[0].url, engine="openai"))
+        bounds = LimitsConfig(shutdown_grace_s=1.0, **limits)  # type: ignore[arg-type] # whole numbers and others
+        config = Config(proxy=QUIET, regions=(RegionConfig(name="here"),), replicas=tuple(rows), limits=bounds)
         return await self._start.proxy(config, replicas), liar
 
 
@@ -124,7 +124,7 @@ WITHHELD = {
     ],
 )
 async def test_answer_that_cannot_be_believed_is_replaced(fleet: Fleet, lie: str) -> None:
-    running, liar = await fleet(WITHHELD[lie], first_content_timeout_s=1.0)
+    running, liar = await fleet(WITHHELD[lie], first_token_timeout_s=1.0)
     for _ in range(4):
         response = await running.client.post(CHAT, content=chat(stream=True))
         assert (response.status_code, response.content) == (200, b'{"honest": 1}')
@@ -134,7 +134,7 @@ async def test_answer_that_cannot_be_believed_is_replaced(fleet: Fleet, lie: str
 
 
 async def test_answer_that_cannot_be_replaced_is_a_clear_error(fleet: Fleet) -> None:
-    running, liar = await fleet(says(), honest=False, first_content_timeout_s=1.0)
+    running, liar = await fleet(says(), honest=False, first_token_timeout_s=1.0)
     for lie, speak in WITHHELD.items():
         liar.speak = speak
         response = await running.client.post(CHAT, content=chat(stream=True))
@@ -371,7 +371,7 @@ async def test_answer_without_an_end_takes_no_memory(fleet: Fleet, streamed: boo
 
 
 async def test_stream_without_content_or_end_is_bounded_before_it_is_committed_to(fleet: Fleet) -> None:
-    running, _ = await fleet(forever(SSE + b"\r\n", b": ping\n\n"), first_content_timeout_s=0.5)
+    running, _ = await fleet(forever(SSE + b"\r\n", b": ping\n\n"), first_token_timeout_s=0.5)
     async with connected(running.addresses.data) as client:
         await client.post(CHAT, chat(stream=True))
         assert await client.head()
@@ -387,14 +387,14 @@ async def test_head_of_an_engine_that_drips_is_given_up(fleet: Fleet) -> None:
             await writer.drain()
             await asyncio.sleep(0.02)
 
-    running, _ = await fleet(speak, first_content_timeout_s=0.3, whole_answer_timeout_s=0.3)
+    running, _ = await fleet(speak, first_token_timeout_s=0.3, response_timeout_s=0.3)
     for streamed in (True, False, True):
         assert (await running.client.post(CHAT, content=chat(stream=streamed))).content == b'{"honest": 1}'
     await running.idle()
 
 
 async def test_model_list_without_an_end_is_given_up(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.proxy.upstream.FETCH_LIMIT_BYTES", 100_000)
+    monkeypatch.setattr("gorgo.proxy.upstream.client.FETCH_LIMIT_BYTES", 100_000)
 
     async def serve(self: Liar, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.model import Clients
+from gorgo.config.model import ClientsConfig
 from gorgo.errors import ConfigError
-from gorgo.proxy import admin, client_keys
-from gorgo.proxy.client_keys import MAX_KEYS, ClientKeys, read_client_keys
-from gorgo.proxy.errors import HttpError
-from gorgo.proxy.page.sessions import Sessions
+from gorgo.proxy.admin import app
+from gorgo.proxy.admin.page.sessions import Sessions
+from gorgo.proxy.http import client_auth
+from gorgo.proxy.http.client_auth import MAX_KEYS, ClientKeys, read_client_keys
+from gorgo.proxy.http.errors import HttpError
 from tests.proxy.conftest import Running, Start, config_for
 from tests.proxy.fakes import answer, chat
 
@@ -32,7 +33,7 @@ def entry(name: str, key: str) -> str:
 
 async def guarded(start: Start, **options: Any) -> Running:
     replica = await start.replica(answer(200))
-    config = replace(config_for([replica]), clients=Clients(keys_env="KEYS"))
+    config = replace(config_for([replica]), clients=ClientsConfig(keys_env="KEYS"))
     environ = {"KEYS": f"{entry('team-a', KEY)}, {entry('team-b', OTHER)}"}
     return await start.proxy(config, [replica], environ=environ, **options)
 
@@ -139,14 +140,14 @@ async def test_replica_s_key_takes_the_place_of_the_client_s(start: Start) -> No
 def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path) -> None:
     path = tmp_path / "clients.keys"
     path.write_text(f"# who may\n\n{entry('a', KEY)}  # since May\n")
-    clients = Clients(keys_file=str(path), keys_env="KEYS")
+    clients = ClientsConfig(keys_file=str(path), keys_env="KEYS")
     keys = read_client_keys(clients, {"KEYS": entry("b", OTHER)})
     assert keys is not None
     assert [keys.name_of(word.encode()) for word in (KEY, OTHER, "x", "")] == ["a", "b", None, None]
 
 
 def test_no_list_is_no_check() -> None:
-    assert read_client_keys(Clients(), {"KEYS": entry("b", OTHER)}) is None
+    assert read_client_keys(ClientsConfig(), {"KEYS": entry("b", OTHER)}) is None
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_no_list_is_no_check() -> None:
 def test_list_that_is_none_is_an_error_that_repeats_no_key(tmp_path: Path, content: bytes, said: str | None) -> None:
     path = tmp_path / "clients.keys"
     path.write_bytes(content)
-    clients = Clients(keys_file=str(path))
+    clients = ClientsConfig(keys_file=str(path))
     if said is None:
         assert read_client_keys(clients, {}) is not None
         return
@@ -180,12 +181,12 @@ def test_list_that_is_none_is_an_error_that_repeats_no_key(tmp_path: Path, conte
 @pytest.mark.parametrize("path", ["/nowhere/clients.keys", "/", "a\0b"])
 def test_file_that_cannot_be_read_is_named(path: str) -> None:
     with pytest.raises(ConfigError, match="keys_file"):
-        read_client_keys(Clients(keys_file=path), {})
+        read_client_keys(ClientsConfig(keys_file=path), {})
 
 
 def test_unset_variable_locks_nobody_in_or_out_silently() -> None:
     with pytest.raises(ConfigError, match="0 keys"):
-        read_client_keys(Clients(keys_env="KEYS"), {})
+        read_client_keys(ClientsConfig(keys_env="KEYS"), {})
 
 
 # -- time
@@ -198,7 +199,7 @@ def test_every_known_key_is_compared_whoever_asks(monkeypatch: pytest.MonkeyPatc
         compared.append(known)
         return given == known
 
-    monkeypatch.setattr(client_keys, "compare_digest", counted)
+    monkeypatch.setattr(client_auth, "compare_digest", counted)
     words = [b"first", b"middle", b"last"]
     keys = ClientKeys((word.decode(), sha256(word).digest()) for word in words)
     for given in (*words, b"unknown", b""):
@@ -211,7 +212,7 @@ def test_no_secret_is_compared_by_an_equals_sign() -> None:
     """All places that compare secrets do it by `compare_digest`, and by nothing else."""
     for function, secrets in (
         (ClientKeys.name_of, {"digest", "known", "key"}),
-        (admin.Admin._check, {"given", "_token"}),
+        (app.Admin._check, {"given", "_token"}),
         (Sessions.begin, {"given", "_token"}),
     ):
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -237,4 +238,4 @@ def test_refusal_says_the_same_whatever_is_wrong() -> None:
 def test_pipe_is_no_list_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "keys")
     with pytest.raises(ConfigError, match=r"keys_file .*/keys': a pipe.*; expected a file of client keys"):
-        read_client_keys(Clients(keys_file=str(tmp_path / "keys")), {})
+        read_client_keys(ClientsConfig(keys_file=str(tmp_path / "keys")), {})

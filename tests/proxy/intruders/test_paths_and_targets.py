@@ -6,7 +6,7 @@ import pytest
 
 from gorgo.config.load import parse_config
 from gorgo.errors import ConfigError
-from gorgo.proxy.app import HOT_ROUTES, OPEN_ROUTES
+from gorgo.proxy.app import INFERENCE_ROUTES, PUBLIC_ROUTES
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import answer, chat
 from tests.proxy.raw import connected
@@ -105,7 +105,7 @@ async def test_admin_without_its_token_tells_and_changes_nothing(start: Start) -
         ("GET", "/admin/weights"),
     ]
     wanted += [("PUT", "/admin/weights"), ("PUT", "/admin/policy"), ("POST", "/admin/freeze"), ("POST", "/admin/flush")]
-    wanted += [("POST", "/admin/thaw"), ("POST", "/admin/replicas/r0/drain")]
+    wanted += [("POST", "/admin/unfreeze"), ("POST", "/admin/replicas/r0/drain")]
     for method, path in wanted:
         for given in ("", "Bearer", "Bearer x", "Basic x", "let-me-in"):
             headers = {"authorization": given}
@@ -117,8 +117,8 @@ async def test_admin_without_its_token_tells_and_changes_nothing(start: Start) -
 
 
 def test_routes_that_need_no_key_carry_no_prompt() -> None:
-    assert not set(OPEN_ROUTES) & set(HOT_ROUTES)
-    assert "/v1/models" not in OPEN_ROUTES
+    assert not set(PUBLIC_ROUTES) & set(INFERENCE_ROUTES)
+    assert "/v1/models" not in PUBLIC_ROUTES
 
 
 CONFIG = """

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gorgo.config.model import Clients
-from gorgo.proxy.kept import StateFile
+from gorgo.config.model import ClientsConfig
+from gorgo.proxy.control.state_file import StateFile
 from gorgo.proxy.logs import JsonLines
 from tests.proxy.conftest import TOKEN, Start, config_for
 from tests.proxy.fakes import DONE, USAGE, answer, delta, reset_after, stream
@@ -35,7 +35,7 @@ async def test_no_secret_is_in_logs_metrics_decisions_samples_files_or_errors(
     ]
     config = config_for(replicas)
     rows = tuple(replace(row, api_key_env="ENGINE") for row in config.replicas)
-    config = replace(config, replicas=rows, clients=Clients(keys_env="KEYS"))
+    config = replace(config, replicas=rows, clients=ClientsConfig(keys_env="KEYS"))
     fleet = await start.proxy(
         config,
         replicas,
@@ -82,6 +82,6 @@ async def test_no_secret_is_in_logs_metrics_decisions_samples_files_or_errors(
 
 
 def test_configuration_and_targets_do_not_show_keys() -> None:
-    from gorgo.proxy.target import Target
+    from gorgo.proxy.upstream.target import Target
 
     assert not Target.__dataclass_fields__["api_key"].repr

@@ -85,7 +85,7 @@ async def test_connection_that_is_idle_between_requests_is_not_late(start: Start
 
 
 async def test_body_that_stops_is_a_408(start: Start) -> None:
-    fleet = await start.fleet([answer(200)], body_gap_timeout_s=0.1)
+    fleet = await start.fleet([answer(200)], body_idle_timeout_s=0.1)
     async with connected(fleet.addresses.data) as client:
         await client.post(CHAT, b'{"model"', length=100)
         assert await refusal(client) == (408, "request_timeout")
@@ -93,7 +93,7 @@ async def test_body_that_stops_is_a_408(start: Start) -> None:
 
 
 async def test_body_that_drips_is_a_408_when_its_whole_time_is_over(start: Start) -> None:
-    fleet = await start.fleet([answer(200)], body_timeout_s=0.3, body_gap_timeout_s=0.2)
+    fleet = await start.fleet([answer(200)], body_timeout_s=0.3, body_idle_timeout_s=0.2)
     async with connected(fleet.addresses.data) as client:
 
         async def drip() -> None:
@@ -168,9 +168,9 @@ async def test_one_connection_too_many_is_closed_and_the_others_stay(start: Star
 async def test_client_that_does_not_read_does_not_keep_its_connection(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.proxy.listener.LINGER_S", 0.05)
+    monkeypatch.setattr("gorgo.proxy.http.listener.LINGER_S", 0.05)
     flood = tuple(delta("x" * 60_000) for _ in range(400))
-    fleet = await start.fleet([hang(*flood)], between_chunks_timeout_s=0.3, max_connections=1)
+    fleet = await start.fleet([hang(*flood)], stream_idle_timeout_s=0.3, max_connections=1)
     async with connected(fleet.addresses.data) as client:
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         await client.post(CHAT, chat(stream=True))
@@ -232,7 +232,7 @@ async def test_bodies_that_the_admin_listener_does_not_read_leave_nothing_behind
 async def test_body_that_drips_on_the_admin_listener_is_a_408_without_any_token(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.proxy.admin_calls.BODY_S", 0.1)
+    monkeypatch.setattr("gorgo.proxy.admin.bodies.BODY_S", 0.1)
     fleet = await start.fleet([answer(200)])
     async with connected(fleet.addresses.admin) as client:
         client.writer.write(b"POST /admin/page/login HTTP/1.1\r\nhost: g\r\ncontent-length: 100\r\n\r\ntoken=")

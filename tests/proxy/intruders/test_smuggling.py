@@ -10,7 +10,7 @@ from itertools import combinations
 import h11
 import pytest
 
-from gorgo.proxy.wire import HeadLimits, StrictConnection
+from gorgo.proxy.http.http1 import HeadLimits, StrictConnection
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream
 from tests.proxy.raw import connected

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from gorgo.config.load import parse_config
-from gorgo.config.model import Replica, ServerTls
+from gorgo.config.model import ReplicaConfig, TlsConfig
 from gorgo.errors import ConfigError
-from gorgo.proxy.tls import served_tls, upstream_tls
+from gorgo.proxy.http.tls import served_tls, upstream_tls
 from tests.proxy.authority import Authority, engine, needs_openssl
 from tests.proxy.conftest import QUIET, Running, Start, config_for
 from tests.proxy.fakes import DONE, answer, chat, delta, stream
@@ -41,7 +41,7 @@ def pair(authority: Authority) -> tuple[str, str]:
 
 
 async def served(start: Start, pair: tuple[str, str]) -> Running:
-    proxy = replace(QUIET, tls=ServerTls(cert=pair[0], key=pair[1]))
+    proxy = replace(QUIET, tls=TlsConfig(cert=pair[0], key=pair[1]))
     return await start.fleet([stream(delta("good"), delta("more"), DONE)], proxy=proxy, header_timeout_s=0.5)
 
 
@@ -70,7 +70,7 @@ async def test_clients_are_served_by_tls_and_no_other_way(
 async def test_connections_that_never_agree_on_tls_count_as_those_that_do(
     start: Start, authority: Authority, pair: tuple[str, str]
 ) -> None:
-    proxy = replace(QUIET, tls=ServerTls(cert=pair[0], key=pair[1]))
+    proxy = replace(QUIET, tls=TlsConfig(cert=pair[0], key=pair[1]))
     fleet = await start.fleet([stream(delta("good"), DONE)], proxy=proxy, header_timeout_s=60.0, max_connections=4)
     async with AsyncExitStack() as stack:
         silent = [await stack.enter_async_context(connected(fleet.addresses.data)) for _ in range(4)]
@@ -181,13 +181,13 @@ async def test_renewed_authority_of_a_replica_is_believed_after_a_reload(
 
 
 async def test_new_certificate_is_shown_without_a_new_start(authority: Authority, pair: tuple[str, str]) -> None:
-    served = served_tls(ServerTls(cert=pair[0], key=pair[1]))
+    served = served_tls(TlsConfig(cert=pair[0], key=pair[1]))
     assert served is not None
     cert, key = authority.pair("two")
-    served.renew(ServerTls(cert=cert, key=key))
+    served.renew(TlsConfig(cert=cert, key=key))
     with pytest.raises(ConfigError, match="expected a certificate chain"):
-        served.renew(ServerTls(cert=pair[0], key=key))  # another's key: the pair in force stays
-    assert served_tls(ServerTls()) is None
+        served.renew(TlsConfig(cert=pair[0], key=key))  # another's key: the pair in force stays
+    assert served_tls(TlsConfig()) is None
 
 
 def test_files_that_do_not_fit_are_named(authority: Authority, pair: tuple[str, str], tmp_path: Path) -> None:
@@ -195,19 +195,21 @@ def test_files_that_do_not_fit_are_named(authority: Authority, pair: tuple[str, 
     empty.write_bytes(b"")
     for cert, key in (("/nowhere", pair[1]), (pair[0], "/nowhere"), (str(empty), pair[1]), (pair[0], authority.ca)):
         with pytest.raises(ConfigError, match=r"proxy\.tls"):
-            served_tls(ServerTls(cert=cert, key=key))
+            served_tls(TlsConfig(cert=cert, key=key))
     locked = str(tmp_path / "locked.key")
     authority._openssl("ec", "-in", pair[1], "-aes256", "-passout", "pass:secret", "-out", locked)
     with pytest.raises(ConfigError, match="without a passphrase"):
-        served_tls(ServerTls(cert=pair[0], key=locked))
+        served_tls(TlsConfig(cert=pair[0], key=locked))
     pipe = str(empty.with_name("pipe"))
     os.mkfifo(pipe)
     for cert, key in ((pipe, pair[1]), (pair[0], pipe)):
         with pytest.raises(ConfigError, match="pipe' is a pipe; expected a certificate chain"):
-            served_tls(ServerTls(cert=cert, key=key))
+            served_tls(TlsConfig(cert=cert, key=key))
     with pytest.raises(ConfigError, match=r"ca_file .*pipe' is a pipe; expected certificates"):
-        upstream_tls(Replica(name="a", region="here", url="https://a", ca_file=pipe), ssl.create_default_context())
-    replica = Replica(name="a", region="here", url="https://a", ca_file=str(empty))
+        upstream_tls(
+            ReplicaConfig(name="a", region="here", url="https://a", ca_file=pipe), ssl.create_default_context()
+        )
+    replica = ReplicaConfig(name="a", region="here", url="https://a", ca_file=str(empty))
     with pytest.raises(ConfigError, match="ca_file"):
         upstream_tls(replica, ssl.create_default_context())
 
@@ -231,7 +233,7 @@ async def test_replica_is_believed_and_believes_by_certificates(
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(engine(pair, authority.ca if asks else None))
         honest = await start.replica(answer(200))
-        row = Replica(name="a", region="here", url=url, engine="openai", ca_file=authority.ca if trusts else None)
+        row = ReplicaConfig(name="a", region="here", url=url, engine="openai", ca_file=authority.ca if trusts else None)
         if shows:
             row = replace(row, client_cert=pair[0], client_key=pair[1])
         config = config_for([honest])

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from gorgo import __version__
-from gorgo.proxy.admin import admin_app
-from gorgo.proxy.app import HOT_ROUTES, OPEN_ROUTES, data_app
+from gorgo.proxy.admin.app import admin_app
+from gorgo.proxy.app import INFERENCE_ROUTES, PUBLIC_ROUTES, data_app
 from gorgo.proxy.openapi.documents import admin_document, client_document
 from tests.proxy.conftest import Running, Start
 from tests.proxy.fakes import DONE, answer, chat, delta, stream
@@ -39,7 +39,7 @@ def described(document: Mapping[str, Any]) -> set[str]:
 
 def test_every_route_for_clients_is_described_and_nothing_else() -> None:
     routes = data_app(cast(Any, None)).routes
-    assert described(CLIENT) == {f"{'POST' if r.path in HOT_ROUTES else 'GET'} {r.path}" for r in routes}
+    assert described(CLIENT) == {f"{'POST' if r.path in INFERENCE_ROUTES else 'GET'} {r.path}" for r in routes}
 
 
 def test_every_route_for_operators_is_described_and_nothing_else() -> None:
@@ -49,7 +49,9 @@ def test_every_route_for_operators_is_described_and_nothing_else() -> None:
 
 
 def test_routes_that_need_no_key_are_described_so() -> None:
-    assert {path for _, path, operation in operations(CLIENT) if operation.get("security") == [{}]} == set(OPEN_ROUTES)
+    assert {path for _, path, operation in operations(CLIENT) if operation.get("security") == [{}]} == set(
+        PUBLIC_ROUTES
+    )
 
 
 @both
@@ -101,7 +103,7 @@ async def fleet(start: Start) -> Running:
     return await start.fleet([answer(200)], max_body_bytes=1000)
 
 
-@pytest.mark.parametrize("path", HOT_ROUTES)
+@pytest.mark.parametrize("path", INFERENCE_ROUTES)
 async def test_what_is_described_is_taken_and_what_is_answered_is_described(fleet: Running, path: str) -> None:
     body = EXAMPLES[path]
     schema = CLIENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -146,8 +148,8 @@ CALLS: list[tuple[str, str, str, dict[str, Any] | None, int]] = [
     ("GET", "/admin/policy", "", None, 200),
     ("POST", "/admin/freeze", "", {"by": "a test"}, 200),
     ("PUT", "/admin/weights", "", {"weights": {"w_rtt": 0.4}}, 409),
-    ("POST", "/admin/thaw", "", None, 200),
-    ("POST", "/admin/thaw", "", {"by": 3}, 400),
+    ("POST", "/admin/unfreeze", "", None, 200),
+    ("POST", "/admin/unfreeze", "", {"by": 3}, 400),
     ("GET", "/admin/samples", "?after=0&limit=3", None, 200),
     ("GET", "/admin/samples", "?after=x", None, 400),
     ("GET", "/admin/decisions/{request_id}", "", None, 404),

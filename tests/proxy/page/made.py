@@ -6,29 +6,29 @@ from typing import Any
 
 import numpy as np
 
-from gorgo.core.decision import Decision
-from gorgo.core.fleet_view import ReplicaView
-from gorgo.core.replica import ReplicaSpec
+from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.latency.ttft import TtftEstimate
+from gorgo.core.messages.decision import Decision
+from gorgo.core.messages.samples import Sample
 from gorgo.core.router import Router
-from gorgo.core.samples import Sample
-from gorgo.core.ttft import TtftOutlook
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.orders import WeightsChange
-from gorgo.proxy.page.figures import Figures, course
-from gorgo.proxy.page.standing import standing
-from gorgo.proxy.page.status import DecisionStatus, ReplicaStatus, Status
-from gorgo.proxy.page.trips import Trip
+from gorgo.proxy.admin.page.alerts import condition_of
+from gorgo.proxy.admin.page.recent_stats import RecentStats, ttft_series
+from gorgo.proxy.admin.page.snapshot import DecisionStatus, ReplicaStatus, Snapshot
+from gorgo.proxy.control.transactions import WeightsChange
+from gorgo.proxy.telemetry.probe_history import ProbeTime
 
 NOW = 1_000_000.0
 
 
-def view(name: str = "us-0", **changes: Any) -> ReplicaView:
+def view(name: str = "us-0", **changes: Any) -> ReplicaSnapshot:
     """A replica as the Router shows one that is well and has just joined."""
     router = Router([ReplicaSpec(name, "near")], make_policy("random"), rng=np.random.default_rng(0), boot_id="b")
     router.on_probe(name, 0.01, now=0.0)
     (made,) = router.fleet_view(now=0.0)
-    fields = {field: getattr(made, field) for field in ReplicaView.__slots__}
-    return ReplicaView(**{**fields, **changes})
+    fields = {field: getattr(made, field) for field in ReplicaSnapshot.__slots__}
+    return ReplicaSnapshot(**{**fields, **changes})
 
 
 def sample(seq: int = 1, **changes: Any) -> Sample:
@@ -42,7 +42,7 @@ def sample(seq: int = 1, **changes: Any) -> Sample:
         "weights_version": 1,
         "input_tokens": 100,
         "cached_tokens": 40,
-        "believed_cached_tokens": 50,
+        "estimated_cached_tokens": 50,
         "output_tokens": 7,
         "rtt_ms": 2.0,
         "predicted_ttft_ms": 100.0,
@@ -70,18 +70,18 @@ def decision(request_id: str = "r1", **changes: Any) -> Decision:
         "terms": {"rtt": np.array([2.0, 95.0]), "prefill": np.array([30.0, 20.0])},
         "cost": np.array([32.0, 115.0]),
         "prompt_tokens": 100,
-        "believed_cached_tokens": 50,
+        "estimated_cached_tokens": 50,
         "best_cached_tokens": 60,
         "predicted_ttft_s": 0.1,
-        "outlook": TtftOutlook(0.0, 0.0, 0.002, 0.0, 0.03),
+        "outlook": TtftEstimate(0.0, 0.0, 0.002, 0.0, 0.03),
         "fallback": None,
         "excluded": {},
     }
     return Decision(**{**fields, **changes})
 
 
-def row(made: ReplicaView, samples: tuple[Sample, ...] = (), trips: tuple[Trip, ...] = ()) -> ReplicaStatus:
-    return ReplicaStatus(made, standing(made), Figures.of(samples), trips)
+def row(made: ReplicaSnapshot, samples: tuple[Sample, ...] = (), trips: tuple[ProbeTime, ...] = ()) -> ReplicaStatus:
+    return ReplicaStatus(made, condition_of(made), RecentStats.of(samples), trips)
 
 
 def change(version: int = 1, **changes: Any) -> WeightsChange:
@@ -95,7 +95,7 @@ def change(version: int = 1, **changes: Any) -> WeightsChange:
     return WeightsChange(**{**fields, **changes})
 
 
-def status(**changes: Any) -> Status:
+def status(**changes: Any) -> Snapshot:
     samples = (sample(),)
     made = decision()
     fields: dict[str, Any] = {
@@ -107,9 +107,9 @@ def status(**changes: Any) -> Status:
         "in_flight": 3,
         "held": 0,
         "alerts": (),
-        "figures": Figures.of(samples),
+        "figures": RecentStats.of(samples),
         "span_s": 300.0,
-        "course": course(samples, now=NOW, up_s=3000.0),
+        "course": ttft_series(samples, now=NOW, up_s=3000.0),
         "regions": {"near": [row(view())]},
         "cut_off": frozenset(),
         "policy": "gorgo-ms",
@@ -122,4 +122,4 @@ def status(**changes: Any) -> Status:
         "history": (change(),),
         "decisions": (DecisionStatus(made, "near", samples[0], followed=False),),
     }
-    return Status(**{**fields, **changes})
+    return Snapshot(**{**fields, **changes})

@@ -14,12 +14,12 @@ from math import exp, log
 
 import numpy as np
 
-from gorgo.core.weights import WeightSpec
-from tuner.campaign.actions import Action, Freeze, PutWeights, Record, RollBack, Stop
+from gorgo.core.policy.weights import WeightSpec
+from tuner.campaign.actions import Action, Freeze, PutWeights, RecordGeneration, RollBack, Stop
 from tuner.campaign.generation import Generation
 from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
-from tuner.objective import Sample
+from tuner.objective import TunerSample
 from tuner.optimizers.registry import make_optimizer
 from tuner.space import LogBox
 
@@ -65,7 +65,7 @@ class Proxy:
     def restart(self) -> None:
         self.boot_id, self.version, self.seq, self.weights = self.boot_id + "x", 1, 0, dict(START)
 
-    def serve(self, start_s: float, seconds: float) -> list[Sample]:
+    def serve(self, start_s: float, seconds: float) -> list[TunerSample]:
         """The requests of this stretch of time, finished."""
         effect = self.effect(self.weights)
         # An Ornstein-Uhlenbeck level with a memory of a minute: traffic that is heavier for a while.
@@ -81,7 +81,9 @@ class Proxy:
         replicas = ["near" if is_near else f"far-{i % 2}" for i, is_near in enumerate(near)]
         first, self.seq = self.seq + 1, self.seq + count
         return [
-            Sample(first + i, start_s + i / self.rate, replicas[i], self.version, ttft_ms[i], e2e_s[i], itl_ms[i], 200)
+            TunerSample(
+                first + i, start_s + i / self.rate, replicas[i], self.version, ttft_ms[i], e2e_s[i], itl_ms[i], 200
+            )
             for i in range(count)
         ]
 
@@ -109,7 +111,7 @@ class Run:
 
     @property
     def rows(self) -> list[Generation]:
-        return [action.generation for action in self.actions if isinstance(action, Record)]
+        return [action.generation for action in self.actions if isinstance(action, RecordGeneration)]
 
     @property
     def stopped(self) -> str | None:
@@ -143,7 +145,7 @@ def sentence(action: Action) -> str:
     if isinstance(action, PutWeights | RollBack):
         what = "puts" if isinstance(action, PutWeights) else "rolls back to"
         return f"{what} {' '.join(f'{value:.2g}' for value in action.values.values())}: {action.reason}"
-    if isinstance(action, Record):
+    if isinstance(action, RecordGeneration):
         row = action.generation
         return f"records {row.number} {'accepted' if row.accepted else 'rejected'}: {row.reason}"
     if isinstance(action, Freeze):

@@ -103,8 +103,8 @@ def test_frozen_weights_are_left_alone_until_they_are_thawed() -> None:
     for _ in range(100):
         run.step()
     assert run.actions[before:] == []
-    run.do(run.campaign.on_thawed(now=run.now))
-    assert sentence(puts(run.actions)[-1]) == "puts 0.5 0.1: thawed"
+    run.do(run.campaign.on_unfrozen(now=run.now))
+    assert sentence(puts(run.actions)[-1]) == "puts 0.5 0.1: unfrozen"
     comparing(run)
     assert run.campaign.optimizer.ask() == candidate
 

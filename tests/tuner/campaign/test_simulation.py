@@ -12,7 +12,7 @@ from math import log
 import numpy as np
 import pytest
 
-from gorgo.core.weights import WeightSpec
+from gorgo.core.policy.weights import WeightSpec
 from tests.tuner.campaign.fleet import START, Effect, Proxy, Run, bowl, nothing
 from tuner.campaign.options import CampaignOptions, Mode
 from tuner.space import LogBox

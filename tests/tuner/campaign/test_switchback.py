@@ -14,11 +14,11 @@ from gorgo.errors import TunerError
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.switchback import MAX_BLOCK_SAMPLES, Switchback
 from tuner.campaign.trial import Abandon, Arm, Outcome, Verdict
-from tuner.objective import Figures, Sample
+from tuner.objective import TunerSample, WindowStats
 
 #: Blocks of ten seconds of which three are discarded, one pair after the other, and no verdict for a while.
 SHORT: dict[str, Any] = {"block_s": 10.0, "discard_s": 3.0, "rest_blocks": 0.0, "min_block_samples": 2}
-USUAL = Figures(128, 400.0, 4.0, 12.0, 0, 0.4)
+USUAL = WindowStats(128, 400.0, 4.0, 12.0, 0, 0.4)
 
 
 def other(arm: Arm) -> Arm:
@@ -32,7 +32,7 @@ class Fleet:
     """
 
     def __init__(
-        self, *, seed: int = 0, audit: bool = False, reference: Figures | None = USUAL, **options: Any
+        self, *, seed: int = 0, audit: bool = False, reference: WindowStats | None = USUAL, **options: Any
     ) -> None:
         self.options = CampaignOptions(**SHORT | options)
         rng = np.random.default_rng(seed)
@@ -52,13 +52,13 @@ class Fleet:
     def arms(self) -> list[Arm]:
         return [arm for arm, _, _ in self.blocks]
 
-    def sample(self, *, block: int = -1, at_s: float = 0.0, e2e_s: float = 2.0, **changes: Any) -> Sample:
+    def sample(self, *, block: int = -1, at_s: float = 0.0, e2e_s: float = 2.0, **changes: Any) -> TunerSample:
         """A request that arrived `at_s` after the beginning of a block."""
         arm, version, began_s = self.blocks[block]
-        usual = Sample(1, began_s + at_s, "a", version, self.ttft_ms[arm] + at_s, e2e_s, 10.0, 200)
+        usual = TunerSample(1, began_s + at_s, "a", version, self.ttft_ms[arm] + at_s, e2e_s, 10.0, 200)
         return replace(usual, **changes)
 
-    def feed(self, samples: Sequence[Sample]) -> Outcome:
+    def feed(self, samples: Sequence[TunerSample]) -> Outcome:
         turn = self.trial.turn
         outcome = self.trial.on_samples(samples, now=self.now)
         if self.trial.turn != turn and outcome is None:

@@ -11,13 +11,13 @@ import pytest
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.trial import Outcome, Verdict
 from tuner.campaign.windows import Paper, compared
-from tuner.objective import Figures, RollingWindow, Sample
+from tuner.objective import RollingWindow, TunerSample, WindowStats
 
-USUAL = Figures(4, 400.0, 4.0, 12.0, 0, 0.5)
-SAMPLE = Sample(1, 0.0, "a", 1, 400.0, 4.0, 12.0, 200)
+USUAL = WindowStats(4, 400.0, 4.0, 12.0, 0, 0.5)
+SAMPLE = TunerSample(1, 0.0, "a", 1, 400.0, 4.0, 12.0, 200)
 
 
-def window(version: int, *, began_s: float = 0.0, count: int = 4, **changes: Any) -> list[Sample]:
+def window(version: int, *, began_s: float = 0.0, count: int = 4, **changes: Any) -> list[TunerSample]:
     """A request a second, on two replicas in turn."""
     alike = [replace(SAMPLE, weights_version=version, arrived_s=began_s + i, replica="ab"[i % 2]) for i in range(count)]
     return [replace(sample, **changes) for sample in alike]
@@ -35,7 +35,9 @@ def test_nothing_of_a_window_outlives_the_process() -> None:
 # -- paper
 
 
-def paper(before: Sequence[Sample], *, reference: Figures = USUAL, **options: Any) -> tuple[Paper, RollingWindow]:
+def paper(
+    before: Sequence[TunerSample], *, reference: WindowStats = USUAL, **options: Any
+) -> tuple[Paper, RollingWindow]:
     """A window of four that was filled with `before`, scored every two samples."""
     published: dict[str, Any] = {"mode": "paper", "window": 4, "hop": 2}
     given = CampaignOptions(**published | options)
@@ -45,7 +47,7 @@ def paper(before: Sequence[Sample], *, reference: Figures = USUAL, **options: An
     return Paper(given, shared, reference), shared
 
 
-def routed(trial: Paper, shared: RollingWindow, samples: Sequence[Sample]) -> Outcome:
+def routed(trial: Paper, shared: RollingWindow, samples: Sequence[TunerSample]) -> Outcome:
     """As the campaign does: into the window first."""
     for sample in samples:
         shared.add(sample)

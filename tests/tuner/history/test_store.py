@@ -9,7 +9,7 @@ from gorgo.errors import HistoryError
 from tests.tuner.history.examples import generation
 from tuner.history import CampaignRow, EventRow, History
 from tuner.history.database import open_engine
-from tuner.history.models import Base, State
+from tuner.history.models import StateTable, TableBase
 from tuner.history.rows import EventKind
 
 TARGET = {"target": "http://127.0.0.1:9090", "policy": "gorgo"}
@@ -73,7 +73,7 @@ def states(url: str) -> int:
     """Rows that say where a campaign is."""
     engine = open_engine(url)
     with engine.execution_options(begin="BEGIN").connect() as connection:
-        count = connection.execute(select(func.count()).select_from(State)).scalar_one()
+        count = connection.execute(select(func.count()).select_from(StateTable)).scalar_one()
     engine.dispose()
     return int(count)
 
@@ -189,10 +189,10 @@ def test_migrations_make_the_tables_that_the_models_describe(history: History, u
             if column["nullable"]
         }
     tables.pop("alembic_version")
-    assert tables == {table.name: set(table.columns.keys()) for table in Base.metadata.sorted_tables}
+    assert tables == {table.name: set(table.columns.keys()) for table in TableBase.metadata.sorted_tables}
     assert nullable == {
         (table.name, column.name)
-        for table in Base.metadata.sorted_tables
+        for table in TableBase.metadata.sorted_tables
         for column in table.columns
         if column.nullable
     }

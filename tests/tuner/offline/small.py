@@ -9,7 +9,7 @@ from gorgo.apps.datasets import load_requests
 from gorgo.apps.simulate import SimJob
 from gorgo.apps.simulate.feed import feed_of
 from gorgo.apps.traces import TraceFilters
-from gorgo.sim.feed import SimRequest
+from gorgo.sim.workload import SimRequest
 from tuner.evidence.windows import paper_fleet
 
 

@@ -11,15 +11,15 @@ from gorgo.apps.simulate import run_once
 from gorgo.errors import WeightsError
 from tests.tuner.offline.small import small_job
 from tuner.campaign.options import CampaignOptions
-from tuner.offline import TunedRun, tune_in_simulation
+from tuner.offline import CampaignRun, simulate_campaign
 
 QUICK = {"warm_up_s": 5.0, "window": 24, "hop": 8}
 
 
 @cache
-def paper(seed: int = 0) -> TunedRun:
+def paper(seed: int = 0) -> CampaignRun:
     options = CampaignOptions(mode="paper", max_generations=6, **QUICK)  # type: ignore[arg-type]
-    return tune_in_simulation(small_job(), options, seed=seed)
+    return simulate_campaign(small_job(), options, seed=seed)
 
 
 def test_one_seed_gives_one_run() -> None:
@@ -46,14 +46,14 @@ def test_what_is_left_at_the_end_is_the_last_accepted_weight_set() -> None:
 
 def test_switchback_takes_turns_and_stays_without_evidence() -> None:
     options = CampaignOptions(block_s=4.0, rest_blocks=0.0, discard_s=1.0, min_block_samples=3, pairs=6, **QUICK)  # type: ignore[arg-type]
-    run = tune_in_simulation(small_job(), options)
+    run = simulate_campaign(small_job(), options)
     assert len({record.weights_version for record in run.records}) >= 4
     assert run.weights == {"w_rtt": 0.5, "w_queue": 0.1}
 
 
 def test_a_campaign_without_a_proposal_changes_nothing_for_the_clients() -> None:
     options = CampaignOptions(warm_up_s=10_000.0)
-    left_alone = tune_in_simulation(small_job(), options)
+    left_alone = simulate_campaign(small_job(), options)
     watched = [asdict(record) | {"weights_version": None} for record in left_alone.records]
     plain = run_once(small_job(keep_requests=True)).requests or ()
     assert watched == [asdict(record) | {"weights_version": None} for record in plain]
@@ -63,6 +63,6 @@ def test_a_start_outside_the_box_is_refused_unless_the_box_is_wider() -> None:
     options = CampaignOptions(mode="paper", max_generations=1, **QUICK)  # type: ignore[arg-type]
     job = small_job(weights={"w_queue": 0.001})
     with pytest.raises(WeightsError, match=r"'w_queue' is 0.001; expected a number in \[0.05, 0.5\]"):
-        tune_in_simulation(job, options)
-    run = tune_in_simulation(job, options, box={"w_queue": (0.0005, 0.5)})
+        simulate_campaign(job, options)
+    run = simulate_campaign(job, options, box={"w_queue": (0.0005, 0.5)})
     assert run.generations[0].weights["w_queue"] == 0.001

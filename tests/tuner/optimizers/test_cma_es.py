@@ -7,7 +7,7 @@ from math import log
 import numpy as np
 import pytest
 
-from gorgo.core.weights import WeightSpec
+from gorgo.core.policy.weights import WeightSpec
 from tuner.optimizers.cma_es import CmaEs
 from tuner.space import LogBox
 
@@ -48,7 +48,7 @@ def test_it_begins_again_around_the_new_centre_with_its_first_step() -> None:
     optimizer.recentre(FAR)
     assert optimizer.sigma == pytest.approx(0.4)
     assert away(generation(optimizer, FAR), FAR) < 3 * 0.4
-    assert optimizer.told == 4 * 6 + 6, "the budget goes on"
+    assert optimizer.observed == 4 * 6 + 6, "the budget goes on"
 
 
 def test_values_of_a_population_that_was_left_half_way_are_not_told_to_the_next() -> None:

@@ -8,7 +8,7 @@ from math import inf, log, nan
 import numpy as np
 import pytest
 
-from gorgo.core.weights import WeightSpec
+from gorgo.core.policy.weights import WeightSpec
 from gorgo.errors import TunerError, WeightsError
 from tuner.optimizers.base import Optimizer, generator_of, generator_state
 from tuner.optimizers.registry import OPTIMIZERS, load_optimizer, make_optimizer, optimizer_names

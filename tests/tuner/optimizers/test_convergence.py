@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.weights import WeightSpec
+from gorgo.core.policy.weights import WeightSpec
 from tuner.optimizers.cma_es import CmaEs
 from tuner.optimizers.es import SIGMA_MAX, OnePlusOneES
 from tuner.space import LogBox
@@ -36,7 +36,7 @@ def test_the_sphere_s_bottom_is_found_to_a_percent(
     kind: type[OnePlusOneES] | type[CmaEs], evaluations: int, seed: int
 ) -> None:
     optimizer = kind(WIDE, {}, np.random.default_rng(seed), budget=evaluations, sigma_min=1e-6)
-    while optimizer.told < evaluations:
+    while optimizer.observed < evaluations:
         weights = optimizer.ask()
         optimizer.tell(weights, sphere(weights))
     assert distance(optimizer.incumbent) < 0.01
@@ -54,7 +54,7 @@ def test_a_noisy_bowl_s_bottom_is_found_to_a_factor_in_120_evaluations(
 def _down_the_noisy_bowl(kind: type[OnePlusOneES] | type[CmaEs], seed: int) -> dict[str, float]:
     noise = np.random.default_rng(1000 + seed)
     optimizer = kind(WIDE, {}, np.random.default_rng(seed), sigma_min=1e-6)
-    while optimizer.told < 120:
+    while optimizer.observed < 120:
         optimizer.tell_incumbent(noisy(optimizer.incumbent, noise))  # a lucky window does not reign
         weights = optimizer.ask()
         optimizer.tell(weights, noisy(weights, noise))
@@ -127,7 +127,7 @@ def test_sigma_has_a_ceiling_and_a_floor_at_which_the_search_has_converged() -> 
     optimizer = OnePlusOneES(WIDE, {}, np.random.default_rng(0))
     while not (reason := optimizer.stop()):
         optimizer.tell(optimizer.ask(), 1.0, accepted=False)
-    assert optimizer.told == 19
+    assert optimizer.observed == 19
     assert reason == "converged: steps of 4.7% are below 5.0%"
 
 

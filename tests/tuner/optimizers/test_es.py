@@ -7,7 +7,7 @@ from math import exp, log
 import numpy as np
 import pytest
 
-from gorgo.core.weights import WeightSpec
+from gorgo.core.policy.weights import WeightSpec
 from gorgo.errors import TunerError
 from tuner.optimizers.es import OnePlusOneES
 from tuner.space import LogBox
@@ -85,7 +85,7 @@ def test_it_begins_again_with_its_first_step_and_all_its_patience() -> None:
     assert optimizer.stop() is not None
     optimizer.recentre({"a": 3.0, "b": 0.25})
     assert (optimizer.sigma, optimizer.failures, optimizer.stop()) == (0.4, 0, None)
-    assert optimizer.told == 5, "the budget goes on"
+    assert optimizer.observed == 5, "the budget goes on"
     assert optimizer.incumbent == pytest.approx({"a": 3.0, "b": 0.25})
     assert optimizer.incumbent_value is None, "nothing is known of what it costs there"
 

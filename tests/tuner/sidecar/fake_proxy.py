@@ -13,9 +13,9 @@ import httpx
 from tuner.campaign.options import CampaignOptions
 from tuner.history import History
 from tuner.proxy_client import ProxyClient
+from tuner.sidecar.bootstrap import Bootstrap, SidecarOptions
 from tuner.sidecar.loop import Sidecar
-from tuner.sidecar.metrics import Figures
-from tuner.sidecar.opening import Opening, SidecarOptions
+from tuner.sidecar.metrics import TunerMetrics
 from tuner.sidecar.progress import Reporter
 
 DEFAULTS = {"w_rtt": 0.5, "w_queue": 0.1}
@@ -111,8 +111,8 @@ class Beside:
         found = await client.weights()
         reporter = Reporter(self.said.append, self.complaints.append)
         history = None if self.options.dry_run else self.history
-        opening = Opening(self.options, client, found, history, reporter, lambda: self.now)
-        self.figures = Figures()
+        opening = Bootstrap(self.options, client, found, history, reporter, lambda: self.now)
+        self.figures = TunerMetrics()
         self.sidecar = opening.sidecar(self.figures)
         await self.sidecar.begin()
         return self.sidecar

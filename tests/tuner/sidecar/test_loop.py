@@ -48,7 +48,7 @@ async def test_a_frozen_proxy_is_left_alone_until_it_is_thawed(beside: Beside) -
     assert beside.sidecar.progress().trouble == "frozen: held-out week"
     beside.proxy.frozen = None
     await beside.until_generation(4)
-    assert beside.events == ["freeze", "thaw"]
+    assert beside.events == ["freeze", "unfreeze"]
     assert beside.numbers == [0, 1, 2, 3]
 
 
@@ -71,13 +71,13 @@ async def test_weights_that_somebody_pinned_are_the_incumbent_once_they_are_thaw
 
 async def test_a_freeze_between_the_look_and_the_put_is_no_error(beside: Beside) -> None:
     await beside.start()
-    look = beside.sidecar._look
+    look = beside.sidecar._read_weights
 
     async def look_and_then_freeze() -> None:
         await look()
         beside.proxy.frozen = {"reason": "just now"}
 
-    beside.sidecar._look = look_and_then_freeze  # type: ignore[method-assign]
+    beside.sidecar._read_weights = look_and_then_freeze  # type: ignore[method-assign]
     await beside.step()
     assert beside.proxy.puts == []
     assert beside.sidecar.progress().trouble == "frozen: just now"

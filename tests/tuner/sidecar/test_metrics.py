@@ -9,7 +9,7 @@ import pytest
 
 from tests.tuner.history.examples import generation
 from tests.tuner.sidecar.fake_proxy import Beside, FakeProxy
-from tuner.sidecar.metrics import METRICS, Figures, listening
+from tuner.sidecar.metrics import METRICS, TunerMetrics, listening
 from tuner.sidecar.progress import Progress
 
 PROGRESS = Progress(
@@ -24,12 +24,12 @@ PROGRESS = Progress(
 )
 
 
-def value(figures: Figures, name: str, **labels: str) -> float | None:
+def value(figures: TunerMetrics, name: str, **labels: str) -> float | None:
     return figures.registry.get_sample_value(f"gorgo_tuner_{name}", labels)
 
 
 def test_counters_are_there_before_anything_has_happened() -> None:
-    figures = Figures()
+    figures = TunerMetrics()
     assert value(figures, "generations_total", outcome="accepted") == 0
     assert value(figures, "generations_total", outcome="rejected") == 0
     assert value(figures, "polls_total", result="ok") == 0
@@ -37,7 +37,7 @@ def test_counters_are_there_before_anything_has_happened() -> None:
 
 
 def test_a_generation_is_counted_by_its_outcome_and_its_figures_are_seconds() -> None:
-    figures = Figures()
+    figures = TunerMetrics()
     figures.generation(generation(1, objective_ms=300.0, incumbent_objective_ms=400.0, sigma=0.4, accepted=False))
     assert value(figures, "generations_total", outcome="accepted") == 0
     assert value(figures, "generations_total", outcome="rejected") == 1
@@ -51,7 +51,7 @@ def test_a_generation_is_counted_by_its_outcome_and_its_figures_are_seconds() ->
 
 
 def test_where_the_campaign_is() -> None:
-    figures = Figures()
+    figures = TunerMetrics()
     figures.progress(PROGRESS, waiting=7)
     assert value(figures, "weight", weight="w_rtt", set="in_force") == 0.6
     assert value(figures, "weight", weight="w_rtt", set="incumbent") == 0.5
@@ -66,7 +66,7 @@ def test_where_the_campaign_is() -> None:
 
 
 def test_counts_go_up_by_what_they_are_told() -> None:
-    figures = Figures()
+    figures = TunerMetrics()
     figures.count("gorgo_tuner_samples_total", by=5)
     figures.count("gorgo_tuner_samples_total")
     figures.count("gorgo_tuner_polls_total", "failed")
@@ -84,23 +84,23 @@ async def test_figures_follow_the_campaign(tmp_path: Path) -> None:
     outcomes = [value(beside.figures, "generations_total", outcome=how) or 0 for how in ("accepted", "rejected")]
     assert sum(outcomes) == 4
     assert value(beside.figures, "polls_total", result="failed") == 1
-    assert value(beside.figures, "samples_total") == beside.sidecar.campaign.inbox.last_seq
+    assert value(beside.figures, "samples_total") == beside.sidecar.campaign.cursor.last_seq
     assert value(beside.figures, "weight", weight="w_rtt", set="in_force") == beside.proxy.weights["w_rtt"]
     assert value(beside.figures, "sigma") == beside.history.generations()[-1].sigma
 
 
 def test_they_are_served_until_the_end_and_a_taken_port_is_an_error() -> None:
-    with listening(Figures(), ("127.0.0.1", 0)) as port:
+    with listening(TunerMetrics(), ("127.0.0.1", 0)) as port:
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         assert all(spec.name in text for spec in METRICS)
         assert port is not None
-        with pytest.raises(OSError, match="in use"), listening(Figures(), ("127.0.0.1", port)):
+        with pytest.raises(OSError, match="in use"), listening(TunerMetrics(), ("127.0.0.1", port)):
             pass
     with pytest.raises(OSError, match="refused"):
         urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
 
 
 def test_without_an_address_nothing_listens() -> None:
-    with listening(Figures(), None) as port:
+    with listening(TunerMetrics(), None) as port:
         assert port is None

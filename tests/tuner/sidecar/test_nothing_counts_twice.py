@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.tuner.sidecar.fake_proxy import Beside, FakeProxy
 from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
-from tuner.objective import Sample
-from tuner.sidecar import opening
+from tuner.objective import TunerSample
+from tuner.sidecar import bootstrap
 
 MEASURED: list[tuple[str | None, int, int]] = []
 
@@ -23,8 +23,8 @@ MEASURED: list[tuple[str | None, int, int]] = []
 class Watched(Campaign):
     """Writes down what it measures."""
 
-    def _measure(self, samples: list[Sample], now: float) -> None:
-        MEASURED.extend((self.inbox.boot_id, sample.seq, sample.weights_version) for sample in samples)
+    def _measure(self, samples: list[TunerSample], now: float) -> None:
+        MEASURED.extend((self.cursor.boot_id, sample.seq, sample.weights_version) for sample in samples)
         super()._measure(samples, now)
 
 
@@ -40,7 +40,7 @@ WHAT = st.sampled_from(
         "deaf",
         "hears",
         "freeze",
-        "thaw",
+        "unfreeze",
     ]
 )
 
@@ -51,7 +51,7 @@ WHAT = st.sampled_from(
 def test_a_sample_counts_once_whatever_happens(mode: str, happenings: Sequence[str], page: int) -> None:
     MEASURED.clear()
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "Campaign", Watched)
+        patch.setattr(bootstrap, "Campaign", Watched)
         asyncio.run(live_through(mode, happenings, page, Path(folder)))
 
 
@@ -101,7 +101,7 @@ def happens(proxy: FakeProxy, what: str) -> None:
             proxy.down = what == "cut"
         case "deaf" | "hears":
             proxy.deaf = what == "deaf"
-        case "freeze" | "thaw":
+        case "freeze" | "unfreeze":
             proxy.frozen = {"reason": "r"} if what == "freeze" else None
         case "somebody puts":
             proxy.set({"w_rtt": 0.7}, by="operator")

@@ -58,8 +58,8 @@ def test_a_freeze_holds_over_a_restart_of_the_proxy_and_a_thaw_lets_the_tuner_go
         assert (again["weights"], again["frozen"]) == (pinned["weights"], pinned["frozen"])
         until(lambda: "the proxy answers again" in rig.said(tuner), "the tuner is back")
         assert len(rig.numbers()) == generations, "nothing was tried in between"
-        thawed = CliRunner().invoke(app, ["thaw", *words])
-        assert thawed.exit_code == 0, thawed.output
+        unfrozen = CliRunner().invoke(app, ["unfreeze", *words])
+        assert unfrozen.exit_code == 0, unfrozen.output
         rig.until_generation(generations + 1)
         assert rig.end(tuner) == 0
     said = rig.said(tuner)
@@ -68,5 +68,5 @@ def test_a_freeze_holds_over_a_restart_of_the_proxy_and_a_thaw_lets_the_tuner_go
     history = History(rig.database)
     kinds = [event.kind for event in history.events()]
     history.close()
-    assert sorted(set(kinds)) == ["foreign", "freeze", "restart", "thaw"]
+    assert sorted(set(kinds)) == ["foreign", "freeze", "restart", "unfreeze"]
     assert rig.numbers() == list(range(len(rig.numbers())))

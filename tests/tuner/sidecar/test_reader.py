@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tuner.sidecar.fake_proxy import FakeProxy
-from tuner.objective import Inbox
+from tuner.objective import SampleCursor
 from tuner.proxy_client import SampleBatch
-from tuner.sidecar.reader import MAX_PAGES, Delivery, read_new
+from tuner.sidecar.reader import MAX_PAGES, SampleBatchResult, read_new
 
 
 class Pages:
@@ -34,11 +34,11 @@ def do(proxy: FakeProxy, what: str) -> None:
         proxy.serve(int(what))
 
 
-def read(proxy: FakeProxy, boot_id: str | None, after: int, between: Sequence[str] = ()) -> list[Delivery]:
+def read(proxy: FakeProxy, boot_id: str | None, after: int, between: Sequence[str] = ()) -> list[SampleBatchResult]:
     return asyncio.run(read_new(Pages(proxy, between), boot_id, after))
 
 
-def seqs(delivery: Delivery) -> list[int]:
+def seqs(delivery: SampleBatchResult) -> list[int]:
     return [sample.seq for sample in delivery.samples]
 
 
@@ -89,7 +89,7 @@ def test_a_row_that_is_no_sample_is_named_and_missing() -> None:
     (delivery,) = read(proxy, "boot-001", 0)
     assert seqs(delivery) == [1, 3]
     assert "sample 2" in delivery.unreadable[0]
-    assert Inbox("boot-001", 0).take("boot-001", delivery.samples).gap
+    assert SampleCursor("boot-001", 0).read("boot-001", delivery.samples).gap
 
 
 def test_a_row_that_is_no_sample_is_missing_beside_those_that_were_lost() -> None:
@@ -142,13 +142,13 @@ BETWEEN = st.lists(st.sampled_from(["restart", "1", "4"]), max_size=3)
 
 @given(events=EVENTS, data=st.data())
 def test_no_sample_is_lost_or_taken_twice(events: list[str], data: st.DataObject) -> None:
-    proxy, inbox = FakeProxy(kept=12), Inbox()
+    proxy, inbox = FakeProxy(kept=12), SampleCursor()
     taken: list[tuple[str, int]] = []
 
     def look(between: Sequence[str]) -> None:
         proxy.page = data.draw(st.integers(1, 7))
         for delivery in read(proxy, inbox.boot_id, inbox.last_seq, between):
-            new = inbox.take(delivery.boot_id, delivery.samples)
+            new = inbox.read(delivery.boot_id, delivery.samples)
             assert new.gap == (delivery.lost > 0), "what is missing is seen by both, or by none"
             taken.extend((delivery.boot_id, sample.seq) for sample in new.samples)
 

@@ -1,0 +1,61 @@
+"""`gorgo check --live`: one cheap request to every replica at once, with its key, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from gorgo.config.model import ReplicaConfig
+from gorgo.engines.registry import dialect
+from gorgo.errors import ConfigError
+from gorgo.proxy.upstream.target import api_key
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How one replica answered; `error` is None if it did well, `rtt_ms` includes setting up the connection."""
+
+    name: str
+    region: str
+    url: str
+    rtt_ms: float | None = None
+    status: int | None = None
+    error: str | None = None
+
+
+def reach_all(replicas: Sequence[ReplicaConfig], *, environ: Mapping[str, str], timeout_s: float) -> list[Reached]:
+    """Every replica's answer, in the order of the file."""
+    return asyncio.run(_reach_all(replicas, environ, timeout_s))
+
+
+async def _reach_all(replicas: Sequence[ReplicaConfig], environ: Mapping[str, str], timeout_s: float) -> list[Reached]:
+    async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client:
+        return await asyncio.gather(*(_reach(client, replica, environ) for replica in replicas))
+
+
+async def _reach(client: httpx.AsyncClient, replica: ReplicaConfig, environ: Mapping[str, str]) -> Reached:
+    base = Reached(replica.name, replica.region, replica.url)
+    if replica.api_key_env is not None and not environ.get(replica.api_key_env):
+        return _failed(base, f"the environment variable {replica.api_key_env} is not set")
+    try:
+        # As the proxy reads it: a key that is none would be shown in httpx's own words.
+        key = api_key(replica, environ)
+    except ConfigError as error:
+        return _failed(base, str(error))
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    started_s = time.perf_counter()
+    try:
+        response = await client.get(replica.url.rstrip("/") + dialect(replica.engine).probe_path, headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last for a name that is no IDNA
+        return _failed(base, f"{type(error).__name__}: {error}".rstrip(": "))
+    rtt_ms = (time.perf_counter() - started_s) * 1e3
+    bad = f"answered {response.status_code}" if response.is_error else None
+    return Reached(replica.name, replica.region, replica.url, rtt_ms, response.status_code, bad)
+
+
+def _failed(base: Reached, error: str) -> Reached:
+    return Reached(base.name, base.region, base.url, error=error)

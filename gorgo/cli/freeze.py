@@ -1,0 +1,156 @@
+"""Pin the weights that were found, and release them again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gorgo.cli import options
+from gorgo.cli.errors import FAILED, fail
+
+if TYPE_CHECKING:
+    from gorgo.config.weights_file import WeightsFile
+
+Reason = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Kept with it, for whoever wonders.", show_default=False)
+]
+
+
+def freeze(
+    url: options.AdminUrl = options.ADMIN_URL,
+    token: options.AdminToken = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|best|N",
+            show_default=False,
+            help="Pin those of a file; the best that the tuner found, or its generation N. Default: those in force.",
+        ),
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="GORGO_DATABASE_URL",
+            metavar="URL",
+            show_default=False,
+            help="The tuner's history: where weights are looked up, and where the freeze leaves an event.",
+        ),
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what is pinned to a weights file.", show_default=False)
+    ] = None,
+    reason: Reason = None,
+    as_json: options.Json = False,
+) -> None:
+    """Pin the weights of a running proxy.
+
+    It refuses every other change of them (409) until `gorgo unfreeze`. With a state file they stay pinned over restarts.
+    """
+    from gorgo.cli.admin_call import as_expected, call_admin
+
+    body: dict[str, Any] = {"reason": reason, "by": _user()}
+    if weights is not None:
+        wanted, database = _found(weights, database)
+        body |= {"policy": wanted.policy, "weights": dict(wanted.weights), "widen": wanted.widened}
+    pinned = call_admin("POST", url, "/admin/freeze", token, body)
+    with as_expected(url):
+        line, durable = routing_line(pinned), bool(pinned["durable"])
+        if export is not None:
+            _export(export, pinned)
+        if database is not None:
+            _note(database, pinned)
+        if as_json:
+            options.print_json(pinned)
+        else:
+            typer.echo(line)
+    if not durable:
+        typer.echo("gorgo: the proxy runs without --state: the freeze ends with its process", err=True)
+
+
+def unfreeze(
+    url: options.AdminUrl = options.ADMIN_URL,
+    token: options.AdminToken = None,
+    reason: Reason = None,
+    as_json: options.Json = False,
+) -> None:
+    """Let the weights of a running proxy be changed again.
+
+    They stay as they are until somebody does.
+    """
+    from gorgo.cli.admin_call import as_expected, call_admin
+
+    shown = call_admin("POST", url, "/admin/unfreeze", token, {"reason": reason, "by": _user()})
+    with as_expected(url):
+        if as_json:
+            options.print_json(shown)
+        else:
+            typer.echo(routing_line(shown))
+
+
+def routing_line(shown: Mapping[str, Any]) -> str:
+    """Policy, weights, version, and whether they are frozen, from an admin answer."""
+    values = "".join(f" {name}={value:g}" for name, value in shown["weights"].items())
+    return f"policy {shown['policy']}{values}, version {shown['version']}, {_frozen(shown['frozen'])}"
+
+
+def _frozen(frozen: Mapping[str, str | None] | None) -> str:
+    if frozen is None:
+        return "not frozen"
+    by = "" if frozen["by"] is None else f" by {frozen['by']}"
+    return f"frozen since {frozen['since']}{by}" + ("" if frozen["reason"] is None else f": {frozen['reason']}")
+
+
+def _found(spec: str, database: str | None) -> tuple[WeightsFile, str | None]:
+    """What `--weights` names, and the history that it comes from or that was named anyway.
+
+    A file of that name goes before a word of the history.
+    """
+    from gorgo.cli.tune.command import found_in_history
+    from gorgo.cli.tune.options import DATABASE
+    from gorgo.config.weights_file import WeightsFile, read_weights_file
+    from gorgo.policies.registry import make_policy
+
+    if (spec != "best" and not spec.isdecimal()) or Path(spec).exists():
+        return read_weights_file(Path(spec)), database
+    database = database or DATABASE
+    policy, values = found_in_history(spec, database)
+    boxes = {one.name: one for one in make_policy(policy).weight_specs}
+    inside = all(name in boxes and boxes[name].low <= value <= boxes[name].high for name, value in values.items())
+    return WeightsFile(policy=policy, weights=values, widened=not inside), database
+
+
+def _note(database: str, pinned: Mapping[str, Any]) -> None:
+    from gorgo.cli.tune.command import note_freeze
+    from gorgo.errors import HistoryError
+
+    reason = pinned["frozen"]["reason"]
+    try:
+        note_freeze(database, pinned["weights"], f"by {_user()}" + (f": {reason}" if reason else ""))
+    except HistoryError as error:
+        raise fail(f"the weights are frozen, but the history does not say so: {error}", code=FAILED) from error
+
+
+def _export(path: Path, pinned: Mapping[str, Any]) -> None:
+    from gorgo.config.weights_file import WeightsFile, write_weights_file
+
+    file = WeightsFile(
+        policy=pinned["policy"],
+        weights=pinned["weights"],
+        widened=bool(pinned["outside"]),
+        source=f"gorgo freeze, version {pinned['version']}",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        note=pinned["frozen"]["reason"],
+    )
+    try:
+        write_weights_file(path, file)
+    except OSError as error:
+        raise fail(f"the weights are frozen, but {path} cannot be written: {error.strerror}", code=FAILED) from error
+
+
+def _user() -> str:
+    return os.environ.get("LOGNAME") or os.environ.get("USER") or "gorgo freeze"

@@ -1,0 +1,55 @@
+"""A policy with its weights, from regions.yaml, the options and a weights file.
+
+Which wins: `--policy` before the weights file before regions.yaml. Weights belong to the policy they were written for:
+those of regions.yaml are used only with its own policy, and a weights file for another policy than `--policy` is an
+error, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gorgo.config.model import Config
+from gorgo.config.weights_file import read_weights_file
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
+from gorgo.errors import ConfigError, UnknownPolicy, WeightsError
+from gorgo.policies.registry import make_policy, make_shadow
+
+
+def compose_policy(
+    config: Config, *, source: Path, policy: str | None = None, weights_file: Path | None = None
+) -> tuple[Policy, Weights]:
+    """The policy to serve with and its weights at version 1; `source` names the configuration in errors.
+
+    Checks that the configuration's shadow policy can go with it.
+    """
+    found = _compose(config, source=source, policy=policy, weights_file=weights_file)
+    try:
+        make_shadow(config.proxy.shadow_policy, found[0])
+    except (UnknownPolicy, ConfigError) as error:
+        raise ConfigError(f"{source}: proxy.shadow_policy: {error}") from error
+    return found
+
+
+def _compose(config: Config, *, source: Path, policy: str | None, weights_file: Path | None) -> tuple[Policy, Weights]:
+    if weights_file is not None:
+        file = read_weights_file(weights_file)
+        if policy is not None and policy != file.policy:
+            raise ConfigError(
+                f"{weights_file}: weights are for the policy {file.policy!r}, not for {policy!r} of --policy"
+            )
+        return _weighted(file.policy, file.weights, where=str(weights_file), widen=file.widened)
+    name = policy or config.proxy.policy
+    if name != config.proxy.policy:
+        return _weighted(name, {}, where="--policy")
+    return _weighted(name, config.proxy.weights, where=f"{source}: proxy.policy and proxy.weights")
+
+
+def _weighted(name: str, values: Mapping[str, float], *, where: str, widen: bool = False) -> tuple[Policy, Weights]:
+    try:
+        policy = make_policy(name)
+        return policy, Weights.of(policy.weight_specs, values, version=1, allow_out_of_range=widen)
+    except (UnknownPolicy, WeightsError) as error:
+        raise ConfigError(f"{where}: {error}") from error

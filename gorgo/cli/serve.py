@@ -1,0 +1,213 @@
+"""Commands that run until they are stopped: the proxy, and one simulated engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gorgo.cli import options
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from gorgo.config.model import Config, ReplicaConfig
+    from gorgo.core.policy.interface import Policy
+    from gorgo.core.policy.weights import Weights
+
+
+def serve(
+    config: options.Config = options.REGIONS_YAML,
+    bind: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where clients connect; port 0 takes a free one.")
+    ] = None,
+    admin_bind: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where operators connect.")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help="Routing policy; see `gorgo policies`.")] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='JSON: {"policy": NAME, "weights": {NAME: NUMBER}}, or a weights file.'),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default=False, help="Keep freeze, weights, policy and drain marks there over restarts."
+        ),
+    ] = None,
+    request_log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="Write a line per finished request, without its text."),
+    ] = None,
+    seed: options.MaybeSeed = None,
+) -> None:
+    """Run the regional proxy.
+
+    Clients speak OpenAI or SGLang to it, and it picks the replica. SIGTERM lets running streams finish and ends it.
+    """
+    import secrets
+
+    import uvloop
+
+    from gorgo.cli.policy_setup import compose_policy
+    from gorgo.config.load import parse_config, read_text
+    from gorgo.proxy import gc_tuning
+    from gorgo.proxy.control.state_file import StateFile
+    from gorgo.proxy.http.sockets import ServerAddresses
+    from gorgo.proxy.logs import set_up_logs
+    from gorgo.proxy.reload.file_watch import ConfigFile
+    from gorgo.proxy.server import serve as run_proxy
+
+    def parse(text: bytes) -> Config:
+        """The file as this command line has it, now and at each reload."""
+        found = _bound(parse_config(text, source=str(config)), bind=bind, admin_bind=admin_bind)
+        return _routed(found, pinned or compose_policy(found, source=config, policy=policy))
+
+    text = read_text(config)
+    loaded = _bound(parse_config(text, source=str(config)), bind=bind, admin_bind=admin_bind)
+    chosen, values = compose_policy(loaded, source=config, policy=policy, weights_file=weights)
+    # A weights file is read once, and goes before regions.yaml at each reload too.
+    pinned = None if weights is None else (chosen, values)
+    token = options.admin_token()
+    if token is None:
+        typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will refuse every request", err=True)
+
+    def ready(addresses: ServerAddresses) -> None:
+        gc_tuning.freeze_startup_objects()
+        typer.echo(f"gorgo serve listening on {addresses.data_url} (admin {addresses.admin_url})")
+
+    set_up_logs()
+    # With --seed even the fingerprint's key repeats, for comparisons; without, no client can guess it.
+    drawn = secrets.randbits(63) if seed is None else seed
+    # No event to stop by: the proxy itself minds the signals, because a second one ends its grace period.
+    uvloop.run(
+        run_proxy(
+            _routed(loaded, (chosen, values)),
+            policy=chosen,
+            weights=values,
+            admin_token=token,
+            environ=os.environ,
+            key=drawn,
+            seed=drawn,
+            # What is no file (a pipe, say) can be read once.
+            file=ConfigFile(config, parse, text) if config.is_file() else None,
+            state_file=None if state is None else StateFile(state),
+            request_log=request_log,
+            ready=ready,
+        )
+    )
+
+
+def engine(
+    replica: Annotated[str, typer.Option(metavar="NAME", help="Which replica of regions.yaml to imitate.")],
+    config: options.Config = options.REGIONS_YAML,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, show_default=False, help="Default: the port of the replica's URL; 0 takes a free one."
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default=False, help="GPU and model to imitate. Default: simulation.profile."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, show_default=False, help="Of the jitter. Default: simulation.seed.")
+    ] = None,
+) -> None:
+    """Run one simulated SGLang replica.
+
+    It answers over HTTP, after the round trip to its region, and needs no GPU.
+    """
+    from gorgo.apps.engine_server import run_engine
+    from gorgo.config.load import load_config
+    from gorgo.sim.engine.profiles import find_profile
+
+    loaded = load_config(config)
+    spec = _replica(loaded, replica, source=config)
+    simulation = loaded.simulation
+
+    def ready(at_host: str, at_port: int) -> None:
+        typer.echo(f"gorgo engine {replica} listening on http://{at_host}:{at_port}")
+
+    run_until_stopped(
+        lambda stop: run_engine(
+            name=spec.name,
+            profile=find_profile(profile or simulation.profile),
+            rtt_ms=_rtt_ms(loaded, spec, source=config),
+            jitter=simulation.jitter,
+            seed=simulation.seed if seed is None else seed,
+            host=host,
+            port=_port_of(spec) if port is None else port,
+            model=spec.models[0] if spec.models else "gorgo-sim",
+            ready=ready,
+            stop=stop,
+        )
+    )
+
+
+def run_until_stopped(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run `program` on uvloop; SIGTERM and SIGINT set the event that it is given, and it ends when it is done."""
+    import asyncio
+    import signal
+
+    import uvloop
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
+        await program(stop)
+
+    uvloop.run(run())
+
+
+def _bound(config: Config, *, bind: str | None, admin_bind: str | None) -> Config:
+    from gorgo.config.addresses import checked_bind
+
+    proxy = config.proxy
+    try:
+        proxy = replace(
+            proxy,
+            bind=proxy.bind if bind is None else checked_bind(bind),
+            admin_bind=proxy.admin_bind if admin_bind is None else checked_bind(admin_bind),
+        )
+    except ValueError as error:
+        raise typer.BadParameter(f"--bind and --admin-bind: expected {error}") from error
+    return replace(config, proxy=proxy)
+
+
+def _routed(config: Config, by: tuple[Policy, Weights]) -> Config:
+    """With the policy and all its weights in place of the file's word on them: reloads then compare like with like."""
+    policy, weights = by
+    return replace(config, proxy=replace(config.proxy, policy=policy.name, weights=dict(weights)))
+
+
+def _replica(config: Config, name: str, *, source: Path) -> ReplicaConfig:
+    from gorgo.errors import UnknownReplica
+
+    for replica in config.replicas:
+        if replica.name == name:
+            return replica
+    have = ", ".join(replica.name for replica in config.replicas)
+    raise UnknownReplica(f"{source}: no replica named {name!r}; there are: {have}")
+
+
+def _rtt_ms(config: Config, replica: ReplicaConfig, *, source: Path) -> float:
+    from gorgo.errors import ConfigError
+
+    rtt_ms = config.simulation.rtt_ms.get(replica.region)
+    if rtt_ms is None:
+        place = f"simulation.rtt_ms.{replica.region}"
+        raise ConfigError(f"{source}: {place}: missing; expected the mean round trip to that region in ms")
+    return rtt_ms
+
+
+def _port_of(replica: ReplicaConfig) -> int:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(replica.url)
+    return parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,0 +1,152 @@
+"""The command that compares policies in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from gorgo.cli import options
+from gorgo.cli.errors import FAILED
+
+if TYPE_CHECKING:
+    from gorgo.config.model import Config
+
+#: Of a row's name, ten figures and three shares.
+TABLE_WIDTH = 100
+
+
+def simulate(
+    trace: options.Trace,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Repeatable. Default: gorgo-ms, gorgo, the paper's four, random. The first is what ratios are of.",
+        ),
+    ] = None,
+    time_scale: Annotated[
+        list[float] | None,
+        typer.Option(
+            callback=options.finite,
+            show_default=False,
+            help="Repeatable. 2.0 is the same trace in twice the time. Default: 1.",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Run each policy on so many seeds, from --seed on.")] = 1,
+    scenario: Annotated[str, typer.Option(metavar="NAME", help="What goes wrong, or is different.")] = "steady",
+    slo_ttft_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            callback=options.finite,
+            show_default=False,
+            help="Deadline that every request brings. Default: as configured.",
+        ),
+    ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Policy that ranks each choice, for `gorgo rank`; best with random.",
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="Weights file for the policy that it names."),
+    ] = None,
+    config: options.Config = options.REGIONS_YAML,
+    limit: options.Limit = None,
+    max_input: options.MaxInput = None,
+    max_output: options.MaxOutput = None,
+    spread: options.Spread = 0.0,
+    start: options.Start = None,
+    end: options.End = None,
+    origin: options.Origin = options.WEEK_ORIGIN,
+    out: options.Out = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="Runs at a time. Default: one per core.")
+    ] = None,
+    backend: Annotated[
+        Literal["loky", "threading", "dask", "ray"],
+        typer.Option(help="Where joblib runs them: processes here, threads, or a Dask or Ray cluster."),
+    ] = "loky",
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Compare policies on a trace in virtual time.
+
+    The Router and the policies are those of the proxy; engines and network are simulated. Every seed has the same
+    jitter for all policies. Two more rows say what is possible: `oracle` sees every engine, `floor` is each request
+    alone. The exit code is 1 if any request failed.
+    """
+    from gorgo.apps.simulate import DEFAULT_POLICIES, SimulateOptions, simulate_command
+    from gorgo.apps.simulate.fleet import fleet_of, limits_of
+    from gorgo.config.load import load_config
+
+    loaded = load_config(config)
+    policies = tuple(dict.fromkeys(policy or DEFAULT_POLICIES))
+    asked = SimulateOptions(
+        trace=str(options.trace_path(trace)),
+        fleet=fleet_of(loaded, source=config),
+        filters=options.trace_filters(
+            limit=limit,
+            max_input=max_input,
+            max_output=max_output,
+            spread=spread,
+            start=start,
+            end=end,
+            seed=seed,
+            origin=origin,
+        ),
+        policies=policies,
+        weights=_weights(loaded, weights, policies, source=config),
+        time_scales=[options.positive(scale) for scale in time_scale or (1.0,)],
+        seeds=range(seed, seed + seeds),
+        scenario=scenario,
+        limits=limits_of(loaded),
+        probe_interval_s=loaded.proxy.probe_interval_s,
+        scrape_interval_s=loaded.proxy.scrape_interval_s,
+        slo_ttft_ms=slo_ttft_ms,
+        shadow=shadow,
+        out=out,
+        n_jobs=-1 if jobs is None else jobs,
+        backend=backend,
+    )
+    rows = simulate_command(asked)
+    if as_json:
+        from gorgo.apps.results import rows_as_json
+
+        typer.echo(rows_as_json(rows))
+    else:
+        from rich.console import Console
+
+        from gorgo.apps.simulate.show import show_rows
+
+        console = Console()
+        if not console.is_terminal:  # a pipe has no width to obey
+            console = Console(width=max(TABLE_WIDTH, console.width))
+        show_rows(rows, asked.names, console)
+    raise typer.Exit(FAILED if any(row.errors for row in rows) else 0)
+
+
+def _weights(
+    config: Config, file: Path | None, policies: tuple[str, ...], *, source: Path
+) -> Mapping[str, Mapping[str, float]]:
+    """Per policy: of the file, else of regions.yaml for its own policy. A file for nobody here is an error."""
+    from gorgo.cli.policy_setup import compose_policy
+    from gorgo.errors import ConfigError
+
+    own, values = compose_policy(config, source=source)
+    found = {own.name: dict(values)}
+    if file is not None:
+        named, values = compose_policy(config, source=source, weights_file=file)
+        if named.name not in policies:
+            wanted = ", ".join(policies)
+            raise ConfigError(f"{file}: weights are for the policy {named.name!r}; simulated are {wanted}")
+        found[named.name] = dict(values)
+    return found

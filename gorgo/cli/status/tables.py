@@ -1,0 +1,212 @@
+"""The status of a proxy in a terminal: what is wrong, the fleet by region, the last decisions, weights with history.
+
+Owns tables and columns; the words for numbers and ages are the status page's. What comes from the proxy may hold
+anything that a client or an operator wrote, so nothing of it is markup and nothing of it moves the cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gorgo.proxy.admin.page import formatting
+
+#: Where there is less room, columns are left out rather than cut.
+WIDE = 172
+CANDIDATES_SHOWN = 8
+VERSIONS_SHOWN = 6
+
+Row = Mapping[str, Any]
+#: Name of a column, what it shows of a replica, and whether a narrow terminal has it too.
+Column = tuple[str, Callable[[Row], str], bool]
+
+_STYLES = {"ready": "green", "ejected": "bold red"}
+
+
+def status_view(status: Row, *, width: int, decisions: int) -> RenderableType:
+    """Everything, for a terminal of `width` columns."""
+    parts: list[RenderableType] = [_headline(status), *_alerts(status), _figures(status["recent"], status), Text()]
+    wide = width >= WIDE
+    parts.append(_fleet(status, wide=wide))
+    if decisions and status["decisions"]:
+        parts += [Text(), _decisions(status["decisions"][:decisions], wide=wide)]
+    return Group(*parts, Text(), _history(status), _in_force(status))
+
+
+def plain(text: object) -> Text:
+    """What somebody else wrote: no markup, no control characters.
+
+    >>> plain("[red]\\x1b[2J").plain
+    '[red]?[2J'
+    """
+    return Text("".join(character if character.isprintable() else "?" for character in str(text)))
+
+
+def _headline(status: Row) -> Text:
+    line = Text("GORGO ", style="bold").append_text(plain(status["region"]))
+    line.append(
+        f", {formatting.clock(status['now_s'])} UTC, up for {formatting.age(status['up_s'])}", style="not bold dim"
+    )
+    return line
+
+
+def _alerts(status: Row) -> Iterator[Text]:
+    for alert in status["alerts"]:
+        line = plain(f"! {alert['text']}")
+        line.stylize("bold red" if alert["level"] == "bad" else "yellow")
+        yield line
+    if not status["alerts"]:
+        n = len(status["replicas"])
+        yield Text("the one replica is ready" if n == 1 else f"all {n} replicas are ready", style="green")
+
+
+def _figures(recent: Row, status: Row) -> Text:
+    rate = formatting.UNKNOWN if recent["per_s"] is None else f"{recent['per_s']:.1f}"
+    return Text(
+        f"TTFT p50 {formatting.ms(recent['ttft_ms_p50'])} ms, p95 {formatting.ms(recent['ttft_ms_p95'])} ms; "
+        f"{rate} requests/s, {recent['failed']} of {recent['n']:,} failed in {formatting.age(recent['span_s'])}; "
+        f"{status['in_flight']} in flight, {status['held']} held; "
+        f"{formatting.share(recent['cached_share'])} of prompts in cache, "
+        f"{formatting.share(recent['estimated_share'])} believed; predictions off by {formatting.ms(recent['off_ms_p50'])} ms"
+    )
+
+
+# -- the fleet
+
+
+def _kv(row: Row) -> str:
+    used, size = row["used_tokens"], row["kv_capacity_tokens"]
+    return formatting.share(None if used is None or not size else used / size)
+
+
+FLEET: tuple[Column, ...] = (
+    ("rtt ms", lambda row: formatting.ms(row["rtt_ms"]), True),
+    ("age", lambda row: formatting.age(row["probe_age_s"]), False),
+    ("open", lambda row: formatting.count(row["in_flight_requests"]), True),
+    ("tokens", lambda row: formatting.count(row["in_flight_tokens"]), False),
+    ("to prefill", lambda row: formatting.count(row["queued_prefill_tokens"]), True),
+    ("work ms", lambda row: formatting.ms(row["busy_s"] * 1e3) if row["busy_s"] else "0", True),
+    ("running", lambda row: formatting.count(row["running_requests"]), False),
+    ("queued", lambda row: formatting.count(row["queued_requests"]), True),
+    ("kv", _kv, False),
+    ("age", lambda row: formatting.age(row["scrape_age_s"]), False),
+    ("cached", lambda row: formatting.count(row["index_tokens"]), False),
+    ("prefill/s", lambda row: formatting.count(row["prefill_tokens_per_s"]), False),
+    ("n", lambda row: formatting.count(row["recent"]["n"]), True),
+    ("p50 ms", lambda row: formatting.ms(row["recent"]["ttft_ms_p50"]), False),
+    ("p95 ms", lambda row: formatting.ms(row["recent"]["ttft_ms_p95"]), True),
+    ("hit", lambda row: formatting.share(row["recent"]["cached_share"]), False),
+    ("failed", lambda row: formatting.count(row["recent"]["failed"]), True),
+)
+
+
+def _fleet(status: Row, *, wide: bool) -> Table:
+    columns = [column for column in FLEET if wide or column[2]]
+    table = _table("region", "replica", "state")
+    for name, _, _ in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    region = None
+    for row in status["replicas"]:
+        shown = "" if row["region"] == region else row["region"]
+        region = row["region"]
+        cells = [Text(show(row)) for _, show, _ in columns]
+        table.add_row(plain(shown), plain(row["name"]), _state(row), *cells)
+    return table
+
+
+def _state(row: Row) -> Text:
+    """Why it is so stands above, among what is wrong."""
+    state = Text(row["standing"], style=_STYLES.get(row["standing"], "yellow"))
+    since_s = row["in_state_for_s"]
+    return state if since_s is None else state.append(f" {formatting.age(since_s)}", style="not bold dim")
+
+
+# -- decisions
+
+
+def _decisions(decisions: Sequence[Row], *, wide: bool) -> Table:
+    """A line per candidate, the chosen one first and with a star, the others by their cost."""
+    terms = list(dict.fromkeys(name for one in decisions for row in one["candidates"] for name in row["terms"]))
+    table = _table("request", "candidate")
+    told = ("cached", "predicted", "observed", "off", "status") if wide else ("predicted", "observed")
+    for name in (*terms, "cost", *told):
+        table.add_column(plain(name), justify="right", no_wrap=True)
+    for decision in decisions:
+        for place, row in enumerate(_by_cost(decision)[:CANDIDATES_SHOWN]):
+            numbers = [_number(row["terms"].get(name)) for name in terms]
+            name = plain(f"{'  ' if place else '* '}{row['replica']}")
+            request = "" if place else _short(decision["request_id"], decision["attempt"])
+            outcome = _told(decision)
+            cells = ["" if place else outcome[column] for column in told]
+            table.add_row(plain(request), name, *numbers, _number(row["cost"]), *cells, style=None if place else "bold")
+    return table
+
+
+def _by_cost(decision: Row) -> list[Row]:
+    def key(row: Row) -> tuple[bool, bool, float]:
+        return row["replica"] != decision["replica"], row["cost"] is None, row["cost"] or 0.0
+
+    return sorted(decision["candidates"], key=key)
+
+
+def _told(decision: Row) -> dict[str, str]:
+    cached = decision["estimated_cached_tokens"] / decision["prompt_tokens"] if decision["prompt_tokens"] else None
+    sample = decision["sample"]
+    status = "went on" if decision["followed"] else "open"
+    return {
+        "cached": formatting.share(cached),
+        "predicted": formatting.ms(decision["predicted_ttft_ms"]),
+        "observed": formatting.ms(None if sample is None else sample["ttft_ms"]),
+        "off": formatting.signed_ms(decision["off_ms"]),
+        "status": status if sample is None else str(sample["status"]),
+    }
+
+
+def _short(request_id: str, attempt: int) -> str:
+    """Enough of an id to find it again in a log."""
+    cut = request_id if len(request_id) <= 20 else f"{request_id[:19]}…"
+    return cut if attempt == 1 else f"{cut} #{attempt}"
+
+
+def _number(value: float | None) -> str:
+    return formatting.UNKNOWN if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.1f}"
+
+
+# -- weights
+
+
+def _history(status: Row) -> Table:
+    table = _table("version", "since, UTC", "policy")
+    for name in ("weights", "set by", "reason"):
+        table.add_column(name)
+    for change in reversed(status["history"][-VERSIONS_SHOWN:]):
+        values = ", ".join(f"{name} {value:g}" for name, value in change["weights"].items())
+        by = change["source"] if change["by"] is None else f"{change['by']} ({change['source']})"
+        cells = (
+            change["version"],
+            formatting.moment(change["at"]),
+            change["policy"],
+            values,
+            by,
+            change["reason"] or "",
+        )
+        table.add_row(*map(plain, cells))
+    return table
+
+
+def _in_force(status: Row) -> Text:
+    from gorgo.cli.freeze import routing_line
+
+    return plain(routing_line(status["routing"]))
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    return table

@@ -1,0 +1,68 @@
+"""What the tuner tried, in words and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from gorgo.cli.tables import Cell, table
+
+if TYPE_CHECKING:
+    from gorgo.cli.tune.command import CampaignRow, EventRow, Generation
+
+
+def campaign_in_words(
+    database: str, row: CampaignRow | None, generations: Sequence[Generation], events: Sequence[EventRow]
+) -> str:
+    """What `gorgo history` prints."""
+    if row is None:
+        return f"{database}: no campaign yet; `gorgo tune` starts one"
+    ended = "running, or to be continued" if row.outcome is None else row.outcome
+    head = f"campaign {row.id}: {row.policy} on {row.target} since {moment(row.started_s)}; {ended}"
+    told = [f"{moment(event.at_s)}  {event.kind}: {event.reason}" for event in events]
+    return "\n".join([head, "", generations_table(generations), *told])
+
+
+def generations_table(generations: Sequence[Generation]) -> str:
+    """One row per generation."""
+    header = [
+        "gen",
+        "ended",
+        "weights",
+        "sigma",
+        "n",
+        "TTFT p95 ms",
+        "incumbent",
+        "E2E p95 s",
+        "errors",
+        "taken",
+        "why",
+    ]
+    return table(header, [_row(one) for one in generations])
+
+
+def _row(one: Generation) -> list[Cell]:
+    return [
+        one.number,
+        moment(one.finished_s),
+        weights_in_words(one.weights),
+        None if one.sigma is None else f"{one.sigma:.3f}",
+        one.n,
+        one.objective_ms,
+        one.incumbent_objective_ms,
+        one.e2e_s_p95,
+        one.errors,
+        "yes" if one.accepted else "no",
+        one.reason,
+    ]
+
+
+def weights_in_words(weights: Mapping[str, float]) -> str:
+    """Name by name."""
+    return " ".join(f"{name}={value:.3g}" for name, value in weights.items())
+
+
+def moment(at_s: float) -> str:
+    """UTC, to the second: logs of other machines are read beside it."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,170 @@
+"""What becomes of a request after its dispatch: who answers it, where it goes next, and its one sample at the end.
+
+Owns the ends of attempts: what they say of the replica, and what they mean for the request. Before the dispatch a
+request is `front_door`'s; that load is released once is `ledger`'s; the words of a refusal are `endings`'.
+
+Theory of operation. A request lives until its last attempt ends or one of them is its answer, and then leaves one
+sample. While two are open, what ends without an answer leaves it to the other. Retries are within a budget, except
+where nobody has worked in vain: no connection came to be, or it broke while others are in good standing, as when a
+replica dies. Where nobody is, connections that break are what the replicas do, and cost as any failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gorgo.core.dispatch.budget import RatioBudget
+from gorgo.core.dispatch.dispatcher import Dispatcher
+from gorgo.core.dispatch.in_flight import Attempt, RequestState
+from gorgo.core.dispatch.outcomes import RETRY_AFTER_S, no_replica, status_of, to_sample, upstream_error
+from gorgo.core.dispatch.prefix_updates import PrefixUpdater
+from gorgo.core.fleet.eligibility import CandidateSet
+from gorgo.core.fleet.fleet import Fleet
+from gorgo.core.fleet.outlier import HealthState
+from gorgo.core.fleet.replica import Replica
+from gorgo.core.fleet.slow_start import SlowStart
+from gorgo.core.limits import RouterLimits
+from gorgo.core.messages.actions import Action, Cancel, Dispatch, Reject
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.messages.samples import SampleRing
+from gorgo.core.quotas import ClientQuotas
+
+#: Endings of an attempt after which the request may go to another replica.
+_RETRIED = (AttemptResult.FAILED_BEFORE_CONTENT, AttemptResult.BUSY)
+#: Endings of an attempt that are not the request's while another attempt is open.
+_NO_HEALTH_EFFECT = (*_RETRIED, AttemptResult.SUPERSEDED)
+#: Endings that prove the replica alive: it answered, even if with a 4xx.
+_ANSWERED = (AttemptResult.COMPLETED, AttemptResult.UPSTREAM_4XX)
+#: Words of an outcome for a connection that never came to be, and for one that ended before an answer.
+_REFUSED = "connect_failed"
+_NEVER_SENT = frozenset({_REFUSED, "connect_timeout", "connections_exhausted"})
+_FAILED = "disconnected"
+
+
+class RequestLifecycle:
+    """The later part of every request's life.
+
+    Parameters
+    ----------
+    fleet, placer, beliefs, slow_start, clients, samples:
+        The Router's.
+    elsewhere:
+        Who may serve a request now that has not had it yet.
+    limits:
+        May be replaced by `set_limits`.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        placer: Dispatcher,
+        beliefs: PrefixUpdater,
+        slow_start: SlowStart,
+        clients: ClientQuotas,
+        samples: SampleRing,
+        elsewhere: Callable[[RequestState, float], CandidateSet],
+        limits: RouterLimits,
+    ) -> None:
+        self._fleet = fleet
+        self._placer = placer
+        self._beliefs = beliefs
+        self._slow_start = slow_start
+        self._clients = clients
+        self._samples = samples
+        self._elsewhere = elsewhere
+        self.set_limits(limits)
+
+    def set_limits(self, limits: RouterLimits) -> None:
+        self._max_attempts = limits.max_attempts
+        self._retries = RatioBudget(
+            share=limits.retry_budget_ratio, minimum=limits.retry_budget_minimum, window_s=limits.retry_budget_window_s
+        )
+
+    def record_request(self, *, now: float) -> None:
+        """One more request, of which a share may be retried."""
+        self._retries.record(now=now)
+
+    def on_first_token(self, attempt: Attempt, *, now: float) -> list[Action]:
+        """Its first content is there: whoever else is at the request may stop."""
+        self._record_success(attempt, now)
+        self._beliefs.on_first_token(attempt)
+        state = attempt.state
+        if state.winner is not None or state.closed:
+            return []
+        state.winner = attempt
+        return _stop_others(attempt)
+
+    def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> list[Action]:
+        """Judge the replica, and go on with the request or close it. `attempt` is not open any more."""
+        self._update_health(attempt, outcome, now)
+        state = attempt.state
+        if state.closed or (state.open_attempts and (outcome.result in _NO_HEALTH_EFFECT or _unanswered(outcome))):
+            return []
+        if outcome.result not in _RETRIED and not _unanswered(outcome):
+            self._close(attempt, outcome, status_of(outcome), now)
+            return _stop_others(attempt)
+        action = upstream_error(state, outcome) if _unanswered(outcome) else self._retry(attempt, outcome, now)
+        if isinstance(action, Reject):
+            self._close(attempt, outcome, action.status, now)
+        return [action]
+
+    def on_readmitted(self, member: Replica, *, was_healthy: bool, now: float) -> None:
+        """Something good was heard of a replica: if that lets it in again, it starts slowly."""
+        if not was_healthy and member.health.state is HealthState.HEALTHY:
+            self._slow_start.begin(member, now=now)
+
+    # -- helpers
+
+    def _update_health(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        """What the end says about the replica and about the belief that its prompt is cached there."""
+        member = attempt.replica
+        self._fleet.invalidate(member.health.attempt_ended(attempt.attempt_id))
+        if outcome.result in _ANSWERED:
+            self._record_success(attempt, now)
+        elif outcome.result is AttemptResult.FAILED_BEFORE_CONTENT:
+            self._fleet.invalidate(member.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now))
+        member.failures += outcome.result in (AttemptResult.FAILED_BEFORE_CONTENT, AttemptResult.FAILED_AFTER_CONTENT)
+        self._beliefs.on_result(attempt, outcome)
+
+    def _record_success(self, attempt: Attempt, now: float) -> None:
+        member = attempt.replica
+        healthy = member.health.state is HealthState.HEALTHY
+        self._fleet.invalidate(member.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now))
+        self.on_readmitted(member, was_healthy=healthy, now=now)
+
+    def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> Dispatch | Reject:
+        """The next best replica, or the error that the client gets."""
+        state = attempt.state
+        left = self._elsewhere(state, now)
+        may = state.attempts < self._max_attempts and left.replicas
+        if may and (_is_free_retry(outcome, left) or self._retries.try_spend(now=now)):
+            return self._placer.dispatch(state, self._placer.evaluate(state.request, left, now=now), now=now)
+        if outcome.error == _REFUSED and not _has_healthy_replica(left):
+            # Nobody listens: that is no bad answer but an outage, and whoever comes again is tried again.
+            return no_replica(state.request, RETRY_AFTER_S)
+        return upstream_error(state, outcome)
+
+    def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
+        attempt.state.closed = True
+        if attempt.state.quota_held:
+            self._clients.release(attempt.state.request.client)
+        self._samples.append(to_sample(attempt, outcome, status, seq=self._samples.next_seq, now=now))
+
+
+def _stop_others(attempt: Attempt) -> list[Action]:
+    request_id = attempt.state.request.request_id
+    return [Cancel(request_id, other.attempt_id) for other in attempt.state.open_attempts if other is not attempt]
+
+
+def _unanswered(outcome: Outcome) -> bool:
+    """Its time was over before it had an answer: the client is still to be told."""
+    return outcome.result is AttemptResult.DEADLINE_EXCEEDED and outcome.status is None
+
+
+def _is_free_retry(outcome: Outcome, left: CandidateSet) -> bool:
+    """The replica was never asked, or it is gone and somebody else is well."""
+    return outcome.error in _NEVER_SENT or (outcome.error == _FAILED and _has_healthy_replica(left))
+
+
+def _has_healthy_replica(left: CandidateSet) -> bool:
+    return any(member.health.state is HealthState.HEALTHY for member in left.replicas)

@@ -1,0 +1,118 @@
+"""How a request ends, in words: refusals before any dispatch, the error after the last failure, and the sample.
+
+Owns status codes and their short stable words (`code`); the Router decides when each applies.
+"""
+
+from __future__ import annotations
+
+from gorgo.core.dispatch.in_flight import Attempt, RequestState
+from gorgo.core.messages.actions import Reject
+from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.core.messages.samples import Sample
+from gorgo.core.quotas import QuotaExceeded
+
+#: When to come back while the proxy is full or the replicas are busy, s: a few prefills later.
+RETRY_AFTER_S = 1.0
+
+
+def model_not_found(request: RouteRequest) -> Reject:
+    return Reject(request.request_id, 404, "model_not_found", f"no replica serves the model {request.model!r}")
+
+
+def too_many_in_flight(request: RouteRequest, limit: int) -> Reject:
+    message = f"{limit} requests are in flight, the most this proxy takes"
+    return Reject(request.request_id, 429, "too_many_in_flight", message, RETRY_AFTER_S)
+
+
+def replica_not_found(request: RouteRequest) -> Reject:
+    message = f"the replica {request.pinned_replica!r} that holds what this request refers to is gone"
+    return Reject(request.request_id, 404, "replica_not_found", message)
+
+
+def quota_exceeded(request: RouteRequest, excess: QuotaExceeded) -> Reject:
+    return Reject(request.request_id, 429, excess.code, excess.message, excess.retry_after_s)
+
+
+def region_not_allowed(request: RouteRequest) -> Reject:
+    regions = ", ".join(sorted(request.regions or ()))
+    there = "no replica there serves it" if request.pinned_replica is None else "what it refers to is held elsewhere"
+    message = f"this request may be served in {regions or 'no region'} only, and {there}"
+    return Reject(request.request_id, 403, "region_not_allowed", message)
+
+
+def no_replica(request: RouteRequest, retry_after_s: float) -> Reject:
+    return Reject(request.request_id, 503, "no_replica", "no replica can take the request now", retry_after_s)
+
+
+def queue_full(request: RouteRequest, limit: int, retry_after_s: float) -> Reject:
+    message = f"{limit} requests wait for a replica, the most this proxy holds"
+    return Reject(request.request_id, 429, "queue_full", message, retry_after_s)
+
+
+def deadline_exceeded(request: RouteRequest, retry_after_s: float) -> Reject:
+    message = "no replica can have the first token in time any more"
+    return Reject(request.request_id, 429, "deadline_unreachable", message, retry_after_s)
+
+
+def upstream_error(state: RequestState, outcome: Outcome) -> Reject:
+    """The last failure, as the client sees it."""
+    request_id = state.request.request_id
+    tried = f"tried {len(state.tried_replicas)} replica{'s' if len(state.tried_replicas) > 1 else ''}"
+    if outcome.result is AttemptResult.BUSY:
+        status = 429 if outcome.status == 429 else 503
+        return Reject(request_id, status, "replicas_busy", f"every replica is busy ({tried})", RETRY_AFTER_S)
+    if outcome.result is AttemptResult.DEADLINE_EXCEEDED:
+        return Reject(request_id, 504, "total_timeout", f"the request took longer than it may in all ({tried})")
+    if outcome.status == 504 or "timeout" in (outcome.error or ""):
+        return Reject(request_id, 504, "upstream_timeout", f"no replica answered in time ({tried})")
+    return Reject(request_id, 502, "upstream_failed", f"no replica could answer ({tried})")
+
+
+def status_of(outcome: Outcome) -> int:
+    """HTTP status of an end that is not retried, as the client would judge it."""
+    if outcome.result in (AttemptResult.CLIENT_DISCONNECTED, AttemptResult.SUPERSEDED):
+        return 499
+    if outcome.result is AttemptResult.FAILED_AFTER_CONTENT:
+        return 502
+    if outcome.result is AttemptResult.DEADLINE_EXCEEDED:
+        return 504
+    return outcome.status or 200
+
+
+def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now: float) -> Sample:
+    """The one sample of a request whose last attempt was `attempt`."""
+    request, spec = attempt.state.request, attempt.replica.spec
+    first_s, shadow = attempt.first_token_s, attempt.shadow
+    ttft_s = None if first_s is None else first_s - request.received_s
+    return Sample(
+        seq=seq,
+        request_id=request.request_id,
+        finished_s=now,
+        replica=spec.name,
+        region=spec.region,
+        policy=attempt.policy,
+        weights_version=attempt.weights_version,
+        input_tokens=request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,
+        cached_tokens=outcome.cached_tokens,
+        estimated_cached_tokens=attempt.estimated_cached_tokens,
+        output_tokens=outcome.output_tokens,
+        rtt_ms=_ms(None if attempt.rtt_s != attempt.rtt_s else attempt.rtt_s),
+        predicted_ttft_ms=_ms(attempt.predicted_ttft_s),
+        ttft_ms=_ms(ttft_s),
+        e2e_s=now - request.received_s,
+        itl_ms_p95=_ms(outcome.itl_s_p95),
+        status=status,
+        retries=attempt.state.attempts - 1 - attempt.state.hedged,
+        hedged=attempt.state.hedged,
+        terms=attempt.terms,
+        shadow_policy=None if shadow is None else shadow.policy,
+        shadow_rank=None if shadow is None else shadow.rank,
+        shadow_cost=None if shadow is None else shadow.cost,
+        shadow_predicted_ttft_ms=None if shadow is None else _ms(shadow.predicted_ttft_s),
+        best_cached_tokens=attempt.best_cached_tokens,
+        ttft_parts_ms=None if ttft_s is None else attempt.estimate.attribute(ttft_s).as_ms(),
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

@@ -1,0 +1,96 @@
+"""What is known of every replica as numpy columns, one cell per slot.
+
+Owns the cells and their empty values. The fleet writes them event by event; policies read them through `candidates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import inf, nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+#: Cells of a slot of which nothing is known. What is not here is NaN: unknown. What this proxy counts or reckons itself
+#: is never unknown.
+_EMPTY: Mapping[str, float] = {
+    "in_flight_requests": 0.0,
+    "in_flight_tokens": 0.0,
+    "queued_prefill_tokens": 0.0,
+    "prefill_base_s": 0.0,
+    "prefill_token_s": 0.0,
+    "prefill_kappa_s": 0.0,
+    "slowdown": 1.0,
+    "free_at_s": -inf,
+    "due_s": inf,
+    "waiting_prefill_s": 0.0,
+    "connect_round_trips": 1.0,
+    "pace_bytes": inf,
+    "burst_bytes": inf,
+    "salt": 0,
+}
+
+
+@dataclass(slots=True)
+class Columns:
+    """Kept columns, one cell per slot. Unknown (or stale) is NaN; counts made by this proxy are never unknown."""
+
+    #: EWMA of the probe round trip, s. NaN before the first probe.
+    rtt_s: Floats
+    #: Requests dispatched by this proxy and not ended.
+    in_flight_requests: Floats
+    #: Prompt tokens of those requests (Q_i, DESIGN 3.1).
+    in_flight_tokens: Floats
+    #: Prompt tokens of those that still wait for their first token.
+    queued_prefill_tokens: Floats
+    #: Scraped from the engine: requests running, requests waiting, KV tokens in use. NaN when unknown or stale.
+    running_requests: Floats
+    queued_requests: Floats
+    used_tokens: Floats
+    #: Size of the KV pool and of the running batch, from the engine or regions.yaml. NaN when unknown.
+    kv_capacity_tokens: Floats
+    max_running_requests: Floats
+    #: Priors of a prefill: constant part, s per token, s per pair of a new token and one that it attends to.
+    prefill_base_s: Floats
+    prefill_token_s: Floats
+    prefill_kappa_s: Floats
+    #: Learned: prefills take so many times what the priors say.
+    slowdown: Floats
+    #: The prefill queue, in the engine's time: when it has done what was sent to it, and when the first token of the
+    #: first in line is due (infinite when none is expected).
+    drained_at_s: Floats
+    head_due_s: Floats
+    #: Prefill of all who wait for their first token, s.
+    waiting_prefill_s: Floats
+    #: The connection that the next request takes: the windows of its ends (`core.latency.tcp`; 0 where none is open, NaN where
+    #: nobody tells), when it last sent something, and the round trips that a new one takes to open.
+    cwnd_bytes: Floats
+    rwnd_bytes: Floats
+    sent_s: Floats
+    connect_round_trips: Floats
+    #: How its sender spreads a flight: so much per round trip (infinite where it does not pace) after a first burst.
+    pace_bytes: Floats
+    burst_bytes: Floats
+    #: A fixed 64-bit hash of the replica's name, for rendezvous hashing.
+    salt: NDArray[np.uint64]
+
+    @classmethod
+    def empty(cls) -> Columns:
+        """Without a slot."""
+        columns = {item.name: np.zeros(0) for item in fields(cls) if item.name != "salt"}
+        return cls(**columns, salt=np.zeros(0, dtype=np.uint64))
+
+    def grow(self) -> None:
+        """One more slot, empty. Rare: only when the fleet grows beyond what it ever was."""
+        for item in fields(self):
+            column = getattr(self, item.name)
+            setattr(self, item.name, np.append(column, np.zeros(1, column.dtype)))
+        self.clear(len(self.salt) - 1)
+
+    def clear(self, slot: int) -> None:
+        """Nothing is known of the slot's replica any more."""
+        for item in fields(self):
+            getattr(self, item.name)[slot] = _EMPTY.get(item.name, nan)

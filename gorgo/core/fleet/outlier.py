@@ -1,0 +1,183 @@
+"""Outlier detection for one replica: when it is ejected, for how long, and what lets it back in.
+
+Owns the state machine; the fleet asks it who may be a candidate and applies the panic threshold over all of them.
+
+Theory of operation::
+
+    HEALTHY --3 failures in a row--> EJECTED --back-off over--> HALF_OPEN --probe or attempt succeeds--> HEALTHY
+                                        ^                           |
+                                        '---- any failure, back-off doubled
+
+One that was ejected for failed probes is half open as soon as a probe succeeds.
+
+Failures of attempts and of probes are counted apart: a server whose engine is broken still answers a ping, and that
+answer must not wipe out the failed attempts. For the same reason a good probe lets a replica back in, but only a good
+attempt forgets how often it was ejected; until then one failure ejects again, for twice as long.
+
+Evidence has an age: an attempt dispatched before the last ejection or readmission says nothing about the replica as it
+is now. Without that rule, a hundred streams cut together would raise the back-off to its maximum at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+#: In a panic an ejected replica is tried again so long after its ejection, s. Where the judgement was wrong it is back
+#: before the few others are overrun; where it was right, the retries of four such replicas are within their budget.
+PANIC_BACK_OFF_S = 2.0
+
+
+class HealthState(Enum):
+    HEALTHY = "healthy"
+    EJECTED = "ejected"
+    HALF_OPEN = "half_open"
+
+
+@dataclass(frozen=True, slots=True)
+class OutlierLimits:
+    """When and for how long a failing replica is left out.
+
+    Parameters
+    ----------
+    failures:
+        In a row, that eject a replica in good standing. One or two happen to a healthy engine (a reset idle
+        connection, a restart of a sidecar); three rarely.
+    base_s, max_s:
+        First back-off, doubled each time up to `max_s`, s.
+    """
+
+    failures: int = 3
+    base_s: float = 5.0
+    max_s: float = 60.0
+
+
+class OutlierDetector:
+    """The state of one replica. Each event returns whether the replica's standing as a candidate may have changed.
+
+    Example
+    -------
+    >>> health = OutlierDetector(OutlierLimits(failures=1))
+    >>> health.attempt_failed(dispatched_s=0.0, now=1.0), health.state.value, health.wakes_s
+    (True, 'ejected', 6.0)
+    """
+
+    __slots__ = (
+        "attempt_failures",
+        "backoff_until_s",
+        "changed_s",
+        "ejected_by",
+        "ejected_since_s",
+        "ejections",
+        "limits",
+        "probation",
+        "probe_failures",
+        "state",
+    )
+
+    def __init__(self, limits: OutlierLimits) -> None:
+        #: May be replaced; the next ejection goes by the new ones.
+        self.limits = limits
+        self.state = HealthState.HEALTHY
+        self.attempt_failures = 0
+        self.probe_failures = 0
+        #: Ejections since the last good attempt: the exponent of the back-off.
+        self.ejections = 0
+        #: What ejected it last: failed `attempts`, failed `probes`, or that its `region` is cut off.
+        self.ejected_by: str | None = None
+        #: When it was ejected first, `None` once it is let in: failed trials in between begin nothing anew.
+        self.ejected_since_s: float | None = None
+        #: When the replica was last ejected or let in.
+        self.changed_s = float("-inf")
+        #: End of the back-off, `None` unless ejected.
+        self.backoff_until_s: float | None = None
+        #: The attempt that tries a half-open replica; one at a time.
+        self.probation: str | None = None
+
+    @property
+    def can_accept(self) -> bool:
+        """Whether a new attempt may go there, panic aside."""
+        return self.state is HealthState.HEALTHY or (self.state is HealthState.HALF_OPEN and self.probation is None)
+
+    @property
+    def probe_down(self) -> bool:
+        """Ejected because it, or its whole region, answers no ping: a fact, where failed attempts are a guess."""
+        return self.state is not HealthState.HEALTHY and self.ejected_by != "attempts"
+
+    def attempt_started(self, attempt_id: str) -> bool:
+        if self.state is not HealthState.HALF_OPEN or self.probation is not None:
+            return False
+        self.probation = attempt_id
+        return True
+
+    def attempt_ended(self, attempt_id: str) -> bool:
+        """Whatever the outcome was: the place of the trial is free again."""
+        if self.probation != attempt_id:
+            return False
+        self.probation = None
+        return True
+
+    def attempt_succeeded(self, *, dispatched_s: float, now: float) -> bool:
+        if dispatched_s < self.changed_s:
+            return False
+        self.attempt_failures = self.probe_failures = self.ejections = 0
+        return self.state is not HealthState.HEALTHY and self._readmit(now)
+
+    def attempt_failed(self, *, dispatched_s: float, now: float) -> bool:
+        if dispatched_s < self.changed_s or self.state is HealthState.EJECTED:
+            return False
+        self.attempt_failures += 1
+        return self.attempt_failures >= self._tolerated and self._eject("attempts", now)
+
+    def probe_succeeded(self, *, now: float) -> bool:
+        self.probe_failures = 0
+        if self.state is HealthState.EJECTED and self.probe_down:
+            # What it was ejected for is over, however long the back-off has grown.
+            return self.region_reachable(now=now)
+        return self.state is HealthState.HALF_OPEN and self._readmit(now)
+
+    def probe_failed(self, *, now: float) -> bool:
+        if self.state is HealthState.EJECTED:
+            return False
+        self.probe_failures += 1
+        return self.probe_failures >= self._tolerated and self._eject("probes", now)
+
+    def region_unreachable(self, *, now: float) -> bool:
+        """Nobody in its region can be reached: no need to wait for more failures of its own."""
+        return self.state is not HealthState.EJECTED and self._eject("region", now)
+
+    def region_reachable(self, *, now: float) -> bool:
+        """It, or another one of its region, can be reached again: it may be tried."""
+        return self.state is HealthState.EJECTED and self.end_backoff(now=max(now, self.backoff_until_s or now))
+
+    def end_backoff(self, *, now: float) -> bool:
+        """The back-off may be over."""
+        if self.backoff_until_s is None or now < self.backoff_until_s:
+            return False
+        self.state, self.backoff_until_s = HealthState.HALF_OPEN, None
+        return True
+
+    def shorten_backoff(self) -> None:
+        """Few others are healthy, and failed attempts may be the fault of load: the back-off is a short one."""
+        if self.backoff_until_s is not None and not self.probe_down:
+            self.backoff_until_s = min(self.backoff_until_s, self.changed_s + PANIC_BACK_OFF_S)
+
+    @property
+    def _tolerated(self) -> int:
+        return 1 if self.ejections else self.limits.failures
+
+    def _eject(self, by: str, now: float) -> bool:
+        # 2 ** 32 base periods are past any maximum; the bound keeps the float finite.
+        back_off = self.limits.base_s * 2.0 ** min(self.ejections, 32)
+        self.ejections += 1
+        self.attempt_failures = self.probe_failures = 0
+        self.state, self.changed_s, self.ejected_by = HealthState.EJECTED, now, by
+        self.ejected_since_s = now if self.ejected_since_s is None else self.ejected_since_s
+        self.backoff_until_s = now + min(back_off, self.limits.max_s)
+        return True
+
+    def _readmit(self, now: float) -> bool:
+        self.state, self.changed_s, self.backoff_until_s = HealthState.HEALTHY, now, None
+        self.ejected_since_s = None
+        self.attempt_failures = self.probe_failures = 0
+        return True

@@ -1,0 +1,102 @@
+"""How much slower than its prior a replica is, learned from the times of its first tokens.
+
+Owns the one factor. A prior may be wrong by a factor for ever, and a replica may become slow for a while (throttled,
+shared, sick); both show in how long it takes from one first token to the next, or from an arrival to its first token.
+
+Theory of operation. All times are the engine's: observed here, less half a round trip. A request that arrived well
+before the previous first token has had the engine since then, so the time between the two tokens is what its prefill
+took. One that came later had to wait for the step under way (5 ms in the mean) and then had the engine, unless an older
+request is still waiting: then nobody knows whose time it was, and it is left out. Tokens that come together count, the
+later ones with nothing, because their prefill was in the first one's time. Sums forget with the work done, not with
+the clock: an idle replica does not forget.
+
+Two averages are kept, because no single one is both steady and quick. The steady one leans on the prior and remembers
+long: where the prior is about right, each shake of the factor would send requests to and fro. But its lean never fades,
+so that a replica that is three times slower would look 2.3 times slower for ever. The quick one leans on the prior for
+a few requests only and remembers half as long; it is believed where it is further from the prior than noise takes it.
+
+Where nobody gave a prior and the engine tells its own speed (`core.latency.reported_speed`), learning starts from that and trusts
+it as it would the prior. What was learned before stands beside it: it is in the default prior's seconds as ever, so
+nothing counts twice and no prefill already in line changes its length.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+#: Prefill work after which a sample weighs 1 / e, and weight of "as fast as the prior says", both in s of work.
+STEADY_MEMORY_S, STEADY_TRUST_S = 10.0, 5.0
+QUICK_MEMORY_S, QUICK_TRUST_S = 5.0, 0.5
+#: A quick average beyond this, or below its inverse, is no noise.
+NOISE = 2.0
+#: A step that is under way when a request arrives takes so much longer in the mean: half a decode iteration.
+STEP_IN_PROGRESS_S = 0.005
+#: Beyond these a prior is not wrong but for another engine.
+SLOWEST, FASTEST = 10.0, 0.1
+
+
+class PrefillSpeed:
+    """The factor s of one replica: its prefills take s times what the prior says.
+
+    Example
+    -------
+    >>> speed = PrefillSpeed()
+    >>> for second in range(1, 10):
+    ...     speed.first_token(engine_s=3.0 * second, arrived_s=0.0, prior_s=1.0, head=True)
+    >>> 2.5 < speed.factor < 3.0
+    True
+    """
+
+    __slots__ = ("_quick", "_start", "_steady", "factor", "last_s")
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._start = 1.0
+        #: When the engine produced its previous first token.
+        self.last_s = float("-inf")
+        self._steady = _Average(STEADY_MEMORY_S, STEADY_TRUST_S)
+        self._quick = _Average(QUICK_MEMORY_S, QUICK_TRUST_S)
+
+    def on_first_token(self, *, engine_s: float, arrived_s: float, prior_s: float, head: bool) -> None:
+        """The first token of a request that should take `prior_s`; `head` if no older one still waits for its own."""
+        if arrived_s + STEP_IN_PROGRESS_S <= self.last_s:
+            self._learn(engine_s - self.last_s, prior_s)
+        elif head:
+            self._learn(engine_s - max(arrived_s, self.last_s) - STEP_IN_PROGRESS_S, prior_s)
+        self.last_s = engine_s
+
+    def set_prior(self, factor: float) -> None:
+        """The engine says that its prefills take `factor` times the prior."""
+        self._start = min(max(factor, FASTEST), SLOWEST)
+        self._weigh()
+
+    def _learn(self, spent_s: float, prior_s: float) -> None:
+        self._steady.learn(spent_s, prior_s)
+        self._quick.learn(spent_s, prior_s)
+        self._weigh()
+
+    def _weigh(self) -> None:
+        quick = self._quick.value(self._start)
+        clear = not 1.0 / NOISE < quick / self._start < NOISE
+        ratio = quick if clear else self._steady.value(self._start)
+        self.factor = min(max(ratio, FASTEST), SLOWEST)
+
+
+class _Average:
+    """Time spent per time of the prior, with a fading memory."""
+
+    __slots__ = ("_done_s", "_memory_s", "_spent_s", "_trust_s")
+
+    def __init__(self, memory_s: float, trust_s: float) -> None:
+        self._memory_s, self._trust_s = memory_s, trust_s
+        self._spent_s = 0.0
+        self._done_s = 0.0
+
+    def learn(self, spent_s: float, prior_s: float) -> None:
+        kept = exp(-prior_s / self._memory_s)
+        self._spent_s = self._spent_s * kept + spent_s
+        self._done_s = self._done_s * kept + prior_s
+
+    def value(self, start: float) -> float:
+        """`start` as long as nothing was learned."""
+        return (self._spent_s + self._trust_s * start) / (self._done_s + self._trust_s)

@@ -1,0 +1,81 @@
+"""How much slower than its prior an engine is by its own account: tokens prefilled and the time that it took.
+
+Owns the account of one replica's counters. What the answer is good for is `core.latency.prefill_speed`'s: where learning starts.
+
+Theory of operation. The counters only grow, so two looks give the seconds per token in between; the first look gives
+those since the engine's start, and counters that went back are an engine that started again. Seconds per token are no
+rate of a prior: they hold the constant and the attention part of whatever was prefilled. So they are held against what
+the prior says of the requests that this proxy had there, per token too, and the answer is a factor on the whole prior:
+right for the traffic that there is, whatever its lengths. Until this proxy has sent enough, one usual request stands
+for them. Both sides forget with the work done, so a replica that was throttled shows as one within some scrapes.
+
+Engines with data-parallel ranks tell both counters as sums over ranks: the quotient is one rank's time for one request.
+"""
+
+from __future__ import annotations
+
+from math import exp, isfinite
+
+from gorgo.core.latency.prefill import PrefillPrior
+
+#: Fewer tokens than this since the last look are left for the next one: half a second's work or less.
+MIN_TOKENS = 4096
+#: Tokens after which what was told weighs 1 / e, and the most that one look weighs: some minutes of a busy replica.
+MEMORY_TOKENS = 1_000_000.0
+#: Own requests are forgotten sooner: the mix changes with the hour, and no engine vouches for it.
+MIX_MEMORY_TOKENS = 200_000.0
+#: Seconds per token that an engine could mean: 10 million tokens a second to 1.
+PLAUSIBLE_S = (1e-7, 1.0)
+#: New and cached tokens of a usual request (a turn of a conversation), and its weight beside those really sent.
+TYPICAL_NEW, TYPICAL_CACHED = 1500, 5500
+
+
+class ReportedSpeed:
+    """The factor that one engine's counters stand for.
+
+    Parameters
+    ----------
+    prior:
+        What the factor is of.
+
+    Example
+    -------
+    >>> told = ReportedSpeed(PrefillPrior())
+    >>> told.factor is None, told.learn(1000, 0.1), told.learn(100_000, 30.0)
+    (True, False, True)
+    >>> 2.5 < told.factor < 3.5  # 300 us a token, where the prior says about 100
+    True
+    """
+
+    __slots__ = ("_base", "_mix_s", "_mix_tokens", "_spent_s", "_tokens", "factor")
+
+    def __init__(self, prior: PrefillPrior) -> None:
+        #: Prefills take so many times what the prior says; `None` until the engine has told enough.
+        self.factor: float | None = None
+        self._base = (0.0, 0.0)
+        self._tokens = self._spent_s = 0.0
+        self._mix_tokens, self._mix_s = float(TYPICAL_NEW), prior.seconds(TYPICAL_NEW, TYPICAL_CACHED)
+
+    def on_request(self, new_tokens: float, prior_s: float) -> None:
+        """A prefill of `new_tokens` was done there, `prior_s` by the prior."""
+        kept = exp(-new_tokens / MIX_MEMORY_TOKENS)
+        self._mix_tokens = self._mix_tokens * kept + new_tokens
+        self._mix_s = self._mix_s * kept + prior_s
+
+    def on_counters(self, tokens_total: float | None, busy_s_total: float | None) -> bool:
+        """The counters as scraped; whether the factor changed."""
+        if tokens_total is None or busy_s_total is None or not isfinite(tokens_total + busy_s_total):
+            return False
+        if tokens_total < self._base[0] or busy_s_total < self._base[1]:
+            self._base = (0.0, 0.0)
+        tokens, spent_s = tokens_total - self._base[0], busy_s_total - self._base[1]
+        if tokens < MIN_TOKENS:
+            return False
+        self._base = (tokens_total, busy_s_total)
+        token_s = spent_s / tokens
+        if not PLAUSIBLE_S[0] <= token_s <= PLAUSIBLE_S[1]:
+            return False
+        kept, new = exp(-tokens / MEMORY_TOKENS), min(tokens, MEMORY_TOKENS)
+        self._tokens, self._spent_s = self._tokens * kept + new, self._spent_s * kept + new * token_s
+        self.factor = (self._spent_s / self._tokens) / (self._mix_s / self._mix_tokens)
+        return True

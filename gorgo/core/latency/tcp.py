@@ -1,0 +1,219 @@
+"""How many round trips a request takes to its answer's first byte, by its size and the connection that it travels on.
+
+Owns TCP's start as far as a cost needs it, the same for the policy, the simulator and the simulated engine. Pure
+arithmetic; which connections there are is told by whoever has them.
+
+Theory of operation. A body leaves in flights, a round trip apart; the first byte of the answer comes a round trip
+after the last flight's departure. A flight is what both ends allow. The sender's window starts at ten segments (RFC
+6928) and grows by what is acknowledged, so it doubles; while it is idle, the kernel halves it per retransmission
+time-out down to where it began (RFC 2861), unless `net.ipv4.tcp_slow_start_after_idle` is off. The receiver's starts at
+64 kB and doubles whenever a flight has filled it; idling leaves it alone. A new connection has a handshake of one round
+trip before, two with TLS. Of twenty counts measured on Linux 6.18 (90 ms, Reno and Cubic, 0.5 to 400 kB, new, used and
+idle) nineteen are these.
+
+A sender that paces (BBR) spreads each flight instead: after a burst it sends so much per round trip. So the last byte
+of the last flight leaves a part of a round trip late, and an earlier flight may take more than one. While BBR looks for
+the path's rate it paces at 2.89 times the fastest that it has seen arrive, less a hundredth; n bytes spread over x
+round trips have arrived at n / (1 + x) per round trip. It does not shrink while idle. No figure in this is fitted. Of
+627 combinations measured at 30, 90 and 180 ms (2 to 400 kB on connections that are new or have one of nine pasts, at
+once or after 1.5 s, windows and pace as the kernel tells them) 625 are within 15 %. Loss is not modelled.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Ten segments of an Ethernet path.
+INITIAL_WINDOW_BYTES = 14_600.0
+#: What a Linux receiver allows before it has seen more.
+RECEIVE_WINDOW_BYTES = 65_535.0
+#: Receivers' buffers end at 6 MB by default (Linux), a part of which is overhead.
+LARGEST_WINDOW_BYTES = 4e6
+#: Round trips of TCP's handshake, and of TLS 1.3 on top.
+TCP_CONNECT_ROUND_TRIPS, TLS_CONNECT_ROUND_TRIPS = 1, 1
+#: The kernel's retransmission time-out is a round trip and its deviation, the latter at least so much (Linux), s.
+RTO_SLACK_S = 0.2
+#: One segment of an Ethernet path.
+SEGMENT_BYTES = 1_460.0
+#: BBR's pacing while it looks for the path's rate, as a multiple of the fastest arrival.
+PACING_GAIN = 2.89 * 0.99
+
+Floats = NDArray[np.float64]
+
+#: As arrays: numpy makes one of a Python number at each use, which takes as long as the arithmetic.
+_NONE, _ONE, _FIRST = np.array(0.0), np.array(1.0), np.array(INITIAL_WINDOW_BYTES)
+
+
+class TcpWindows(NamedTuple):
+    """What sender and receiver of one connection allow under way, bytes."""
+
+    cwnd: float = INITIAL_WINDOW_BYTES
+    rwnd: float = RECEIVE_WINDOW_BYTES
+
+
+class Pacing(NamedTuple):
+    """How a sender that paces spreads a flight, bytes: so much per round trip, after what leaves at once."""
+
+    bytes_per_round_trip: float = PACING_GAIN * INITIAL_WINDOW_BYTES
+    #: The first ten segments of a connection are not paced.
+    burst: float = INITIAL_WINDOW_BYTES
+
+
+def connect_round_trips(*, tls: bool) -> int:
+    """Round trips before the first request on a new connection can leave."""
+    return TCP_CONNECT_ROUND_TRIPS + TLS_CONNECT_ROUND_TRIPS * tls
+
+
+def round_trips(body_bytes: float, windows: TcpWindows) -> tuple[int, TcpWindows]:
+    """Round trips from the first byte sent to the first byte of the answer, and the windows afterwards.
+
+    Example
+    -------
+    >>> flights(500, Windows())[0], flights(100_000, Windows())
+    (1, (3, Windows(congestion=114600.0, receive=65535.0)))
+    """
+    congestion, receive = windows
+    left, trips = body_bytes, 0
+    while True:
+        sent = min(congestion, receive, left)
+        left -= sent
+        trips += 1
+        # A window that is hardly used does not grow: a ping opens nothing.
+        congestion = min(congestion + sent, LARGEST_WINDOW_BYTES) if 2 * sent >= congestion else congestion
+        receive = min(2 * receive, LARGEST_WINDOW_BYTES) if sent >= receive else receive
+        if left <= 0:
+            return trips, TcpWindows(congestion, receive)
+
+
+def round_trips_array(body_bytes: float, congestion: Floats, receive: Floats) -> Floats:
+    """`flights` for columns of windows, without a loop; 1 where they are unknown (NaN)."""
+    # The sender's window doubles with each flight for as long as the receiver's is the larger one, which doubles then.
+    trips: Floats = np.ceil(np.log2(body_bytes / congestion + _ONE))
+    if not np.fmin.reduce(receive) >= body_bytes:
+        started = np.maximum(np.ceil(np.log2(receive / congestion)), _NONE)
+        left = body_bytes - congestion * (np.exp2(started) - _ONE)
+        if np.fmax.reduce(left) > 0.0:
+            trips = np.where(left > _NONE, started + np.ceil(np.log2(np.maximum(left, _NONE) / receive + _ONE)), trips)
+    at_least_one: Floats = np.fmax(trips, _ONE)
+    return at_least_one
+
+
+def paced_round_trips(body_bytes: float, windows: TcpWindows, pacing: Pacing) -> float:
+    """`flights` of a sender that paces: round trips to the first byte of the answer, not whole ones.
+
+    Example
+    -------
+    >>> [round(paced_round_trips(size, Windows(), Pacing()), 2) for size in (500, 40_000, 100_000)]
+    [1.0, 2.57, 4.09]
+    """
+    (congestion, receive), (per_trip, burst) = windows, pacing
+    # A window or a pace of nothing would never end.
+    receive, per_trip = max(receive, SEGMENT_BYTES), max(per_trip, SEGMENT_BYTES)
+    left, trips = body_bytes, 0.0
+    while True:
+        sent = min(congestion, receive, left)
+        spread = max(sent - burst, 0.0) / per_trip
+        left -= sent
+        if left <= 0:
+            return trips + 1.0 + spread
+        trips += max(spread, 1.0)
+        congestion = min(congestion + sent, LARGEST_WINDOW_BYTES)
+        receive = min(2 * receive, LARGEST_WINDOW_BYTES) if sent >= receive else receive
+        per_trip, burst = max(per_trip, PACING_GAIN * sent / (1.0 + spread)), SEGMENT_BYTES
+
+
+def round_trips_of_one(body_bytes: float, windows: TcpWindows, pacing: Pacing | None) -> float:
+    """Round trips to the first byte of the answer on one connection, whether its sender paces or not."""
+    return round_trips(body_bytes, windows)[0] if pacing is None else paced_round_trips(body_bytes, windows, pacing)
+
+
+def paced_round_trips_array(
+    body_bytes: float, congestion: Floats, receive: Floats, per_trip: Floats, burst: Floats
+) -> Floats:
+    """`paced_round_trips` for columns; `round_trips_array` where the pace is infinite, 1 where windows are unknown (NaN)."""
+    receive, per_trip = np.maximum(receive, SEGMENT_BYTES), np.maximum(per_trip, SEGMENT_BYTES)
+    left, trips = np.full(len(congestion), float(body_bytes)), np.zeros(len(congestion))
+    going = left > _NONE
+    while True:
+        sent = np.minimum(np.minimum(congestion, receive), left)
+        spread = np.maximum(sent - burst, _NONE) / per_trip
+        left = left - sent
+        more = left > _NONE
+        trips += np.where(more, np.maximum(spread, _ONE), (spread + _ONE) * going)
+        if not more.any():
+            at_least_one: Floats = np.fmax(trips, _ONE)
+            return at_least_one
+        going = more
+        congestion = np.minimum(congestion + sent, LARGEST_WINDOW_BYTES)
+        receive = np.where(sent >= receive, np.minimum(2 * receive, LARGEST_WINDOW_BYTES), receive)
+        per_trip, burst = np.maximum(per_trip, PACING_GAIN * sent / (spread + _ONE)), np.array(SEGMENT_BYTES)
+
+
+def cwnd_after_idle(congestion: float, idle_s: float, rtt_s: float) -> float:
+    """What is left of the sender's window after `idle_s` without a byte sent."""
+    halvings = int(max(idle_s, 0.0) / (rtt_s + RTO_SLACK_S))
+    return max(congestion * 0.5 ** min(halvings, 64), INITIAL_WINDOW_BYTES)
+
+
+def cwnd_after_idle_array(congestion: Floats, idle_s: Floats, rtt_s: Floats) -> Floats:
+    """`cwnd_after_idle` for columns."""
+    if not idle_s[idle_s.argmax()] < RTO_SLACK_S:
+        halvings = np.floor(np.maximum(idle_s, _NONE) / (rtt_s + RTO_SLACK_S))
+        congestion = congestion * np.exp2(-halvings)
+    left: Floats = np.maximum(congestion, _FIRST)
+    return left
+
+
+def is_paced(pace: Floats) -> bool:
+    """Whether some sender paces."""
+    return bool(pace[pace.argmin()] < inf)
+
+
+def is_one_round_trip(body_bytes: float, congestion: Floats, pace: Floats) -> bool:
+    """Whether `round_trips` is plainly 1 everywhere: nobody tells, or a small body and a connection open everywhere."""
+    if body_bytes > SEGMENT_BYTES and is_paced(pace):
+        return False
+    least = congestion[congestion.argmin()]
+    if least != least:  # NaN is the least where there is one
+        least = np.fmin.reduce(congestion)
+    return bool(least != least or (least > 0.0 and body_bytes <= INITIAL_WINDOW_BYTES))
+
+
+def exchange_round_trips(
+    body_bytes: float,
+    *,
+    congestion: Floats,
+    receive: Floats,
+    idle_s: Floats,
+    rtt_s: Floats,
+    connect: Floats,
+    pace: Floats | None = None,
+    burst: Floats | None = None,
+) -> Floats:
+    """Expected round trips to the first byte, per replica.
+
+    Parameters
+    ----------
+    congestion, receive:
+        Windows of the connection that the next request takes; `congestion` is 0 where none is open and NaN where
+        nobody tells, which counts as one with room. A connection that is yet to be opened has the first `receive`.
+    idle_s:
+        Since it last sent something; not above 0 where idling costs nothing.
+    connect:
+        Round trips to open a new one.
+    pace, burst:
+        `Pacing` of that connection; `pace` is infinite where its sender does not pace. Without them nobody does.
+    """
+    opening: Floats = connect * (congestion == 0.0)
+    # A connection yet to be opened has the first window, which is what is left of none.
+    if pace is not None and burst is not None and is_paced(pace):
+        usable = cwnd_after_idle_array(congestion, idle_s, rtt_s)
+        return opening + paced_round_trips_array(body_bytes, usable, receive, pace, burst)
+    if body_bytes <= INITIAL_WINDOW_BYTES:
+        return opening + 1.0
+    usable = cwnd_after_idle_array(congestion, idle_s, rtt_s)
+    return opening + round_trips_array(body_bytes, usable, receive)

@@ -1,0 +1,87 @@
+"""What a time to first token is made of, as far as it can be known from outside of the engine.
+
+Owns the parts and the rule by which a measured time is shared out among them. Two parts are measured here: what a
+request spent at the router (its body, the decision, waiting for a replica), and on earlier attempts that gave no
+answer. What lies behind the dispatch is seen as one span only: the network's time, the engine's queue and the prefill
+are expected, by what the Router knows of every replica under any policy (round trip, connection, prefill queue, prior and
+learned speed); under `gorgo-ms` they are the terms of its prediction.
+
+Theory of operation. The parts of a measured time add up to it. Each expected part is taken as expected while the
+measured span has room for it, surest first: network, prefill, queue. What is left over is `unexplained`; a span shorter
+than expected cuts the queue first. So no part is negative, and `unexplained` is what nobody expected: an engine that is
+slower than learned, others' requests in its queue, a cache that did not have what was believed, a path that stalled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gorgo.core.latency.prefill_queue import STUCK_AFTER_S, PrefillQueue
+
+#: In the order in which a request meets them; the last is not met but left over.
+PARTS = ("router", "earlier", "network", "queue", "prefill", "unexplained")
+
+
+class TtftParts(NamedTuple):
+    """A measured TTFT, shared out; s. Their sum is the TTFT."""
+
+    router_s: float
+    previous_attempts_s: float
+    network_s: float
+    queue_s: float
+    prefill_s: float
+    residual_s: float
+
+    def as_ms(self) -> dict[str, float]:
+        return {part: seconds * 1e3 for part, seconds in zip(PARTS, self, strict=True)}
+
+
+class TtftEstimate(NamedTuple):
+    """What is known of a request's TTFT when it is dispatched, s: `router_s` and `earlier_s` have passed, the rest is
+    expected. `network_s` is `None` while the replica's round trip is unknown.
+
+    Example
+    -------
+    >>> outlook = TtftEstimate(router_s=0.01, earlier_s=0.0, network_s=0.1, queue_s=0.2, prefill_s=0.5)
+    >>> [round(seconds, 3) for seconds in outlook.split(1.0)]
+    [0.01, 0.0, 0.1, 0.2, 0.5, 0.19]
+    >>> [round(seconds, 3) for seconds in outlook.split(0.71)]  # sooner than expected: the queue is cut
+    [0.01, 0.0, 0.1, 0.1, 0.5, 0.0]
+    """
+
+    router_s: float
+    previous_attempts_s: float
+    network_s: float | None
+    queue_s: float
+    prefill_s: float
+
+    def attribute(self, ttft_s: float) -> TtftParts:
+        """Share out what was measured."""
+        left_s = max(0.0, ttft_s - self.router_s - self.previous_attempts_s)
+        network_s = min(self.network_s or 0.0, left_s)
+        left_s -= network_s
+        prefill_s = min(self.prefill_s, left_s)
+        left_s -= prefill_s
+        queue_s = min(self.queue_s, left_s)
+        return TtftParts(self.router_s, self.previous_attempts_s, network_s, queue_s, prefill_s, left_s - queue_s)
+
+    def as_ms(self) -> Mapping[str, float | None]:
+        """For `/admin/decisions/{id}`."""
+        return {
+            "router": self.router_s * 1e3,
+            "earlier": self.previous_attempts_s * 1e3,
+            "network": None if self.network_s is None else self.network_s * 1e3,
+            "queue": self.queue_s * 1e3,
+            "prefill": self.prefill_s * 1e3,
+        }
+
+
+def expected_queue_s(clock: PrefillQueue, *, arrives_s: float, one_way_s: float, now: float) -> float:
+    """Work left before a request that is dispatched now and arrives then; on a stuck engine all that waits there and
+    how late it is, as in the cost of `gorgo-ms`.
+    """
+    late_s = now - STUCK_AFTER_S - clock.head_due_s - one_way_s
+    if late_s > 0.0:
+        return clock.backlog_s + late_s
+    return max(0.0, clock.drained_at_s - arrives_s)

@@ -1,0 +1,141 @@
+"""What crosses the Router's border: a request coming in, its attempts' ends, and samples of replicas.
+
+Owns the frozen records. Times are seconds of one monotonic clock that the shell chooses; unknown is `None`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gorgo.core.latency.tcp import Pacing, TcpWindows
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """A request as the Router sees it: sizes and fingerprint, never text.
+
+    Parameters
+    ----------
+    request_id:
+        Unique among requests in flight.
+    received_s:
+        When the request reached the proxy; TTFT counts from here.
+    prompt_tokens:
+        Prompt length, exact or estimated (bytes over the learned bytes per token).
+    blocks:
+        The fingerprint: one 8-byte hash per *full* block, in order, each hash standing for the whole prefix up to and
+        with its block.
+    block_tokens:
+        Tokens that one block stands for.
+    head:
+        64-bit hash of the first 256 tokens, for affinity.
+    model:
+        Model asked for; `None` means any.
+    session_id:
+        The client's own session key, where it sends one.
+    pinned_replica:
+        The only replica that can serve it (a response stored there); `None` for all others.
+    streamed:
+        Whether its first token will be seen. An answer in one piece comes with the last token; nothing is learned from
+        its time.
+    body_bytes:
+        What is sent to the replica: a body larger than a connection's window takes more than one round trip.
+    slo_ttft_s:
+        Its deadline for the first token, s from `received_s`; `None`: that of the configuration, or none.
+    priority:
+        Of those who wait, the highest goes first.
+    client:
+        Who asks, so that those who wait are served in turn; `None` is one client like any other.
+    regions:
+        Where it may be served; `None` is anywhere.
+    repeatable:
+        Whether it may be sent to two replicas at once: nothing is kept of it there.
+    """
+
+    request_id: str
+    received_s: float
+    prompt_tokens: int
+    blocks: bytes
+    block_tokens: float
+    prefix_hash: int
+    model: str | None = None
+    session_id: str | None = None
+    pinned_replica: str | None = None
+    streamed: bool = True
+    body_bytes: int = 0
+    slo_ttft_s: float | None = None
+    priority: int = 0
+    client: str | None = None
+    regions: frozenset[str] | None = None
+    idempotent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class OpenConnection:
+    """The open connection to a replica that its next request takes.
+
+    `windows` are what its two ends allow under way. `sent_s` is when it last sent something; infinite where idling
+    costs its sender nothing. `pacing` is how its sender spreads what it sends, `None` where it does not.
+    """
+
+    windows: TcpWindows
+    sent_s: float
+    pacing: Pacing | None = None
+
+
+class AttemptResult(Enum):
+    """How one attempt ended."""
+
+    COMPLETED = "completed"
+    #: The client went away; the replica is not to blame.
+    CLIENT_DISCONNECTED = "client_gone"
+    #: The replica refused, broke, timed out or answered 5xx before any content: try elsewhere, blame the replica.
+    FAILED_BEFORE_CONTENT = "failed_before_content"
+    #: 429 or 503 before any content: try elsewhere, the replica is busy, not broken.
+    BUSY = "busy"
+    #: Broke after content was sent downstream: nothing can be retried.
+    FAILED_AFTER_CONTENT = "failed_after_content"
+    #: Another 4xx, passed through to the client: the request's fault.
+    UPSTREAM_4XX = "refused"
+    #: Cancelled, because another attempt of the same request answered first.
+    SUPERSEDED = "superseded"
+    #: The request took longer than it may in all: not tried elsewhere, and nobody is to blame.
+    DEADLINE_EXCEEDED = "out_of_time"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one attempt, with what the response told.
+
+    `status` is the HTTP status sent by the replica, `None` if it sent none. Token counts come from the response's
+    `usage`; `None` where it had none. `itl_s_p95` is the 95th percentile of gaps between content events.
+    """
+
+    result: AttemptResult
+    status: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    itl_s_p95: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """One scrape of a replica's own load figures; `None` where the engine does not tell.
+
+    `used_tokens` are KV tokens held by running requests, `kv_capacity_tokens` the size of the KV pool,
+    `max_running_requests` the engine's limit on its running batch. `prefill_tokens_total` counts prompt tokens computed
+    since the engine started, `prefill_busy_s_total` the time that it spent on them, `prompt_tokens_total` those that it
+    took, cached or not; all are sums over its ranks.
+    """
+
+    running_requests: float | None = None
+    queued_requests: float | None = None
+    used_tokens: float | None = None
+    kv_capacity_tokens: float | None = None
+    max_running_requests: float | None = None
+    prefill_tokens_total: float | None = None
+    prefill_busy_s_total: float | None = None
+    prompt_tokens_total: float | None = None

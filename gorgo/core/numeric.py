@@ -1,0 +1,43 @@
+"""Whether what came from outside can be counted with.
+
+JSON's integers may have any number of digits and Python's reader takes `NaN`: the one is too large for a float, with an
+error of its own, and the other is equal to nothing. Both pass for numbers by their type.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TypeGuard
+
+MAX_NUMBER = sys.float_info.max
+#: Of tokens, requests or microseconds: more than any engine has; sums and products of a few are still finite.
+MAX_AMOUNT = 2.0**53
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """A finite number of a size that a float has; a truth value is none.
+
+    >>> is_number(10**400), is_number(float("nan")), is_number(True), is_number(7)
+    (False, False, False, True)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+
+
+def is_nonnegative(value: object) -> TypeGuard[int | float]:
+    """A number from 0 that something can come to.
+
+    >>> is_nonnegative(0), is_nonnegative(-1), is_nonnegative(10**300)
+    (True, False, False)
+    """
+    return is_number(value) and 0 <= value <= MAX_AMOUNT
+
+
+def total(values: Sequence[object]) -> float | None:
+    """The sum of amounts; unknown unless every one of them is an amount.
+
+    >>> total([1, 2.5]), total([]), total([1, None]), total([1, -1]), total([1e308, 1e308])
+    (3.5, 0.0, None, None, None)
+    """
+    amounts = [float(value) for value in values if is_nonnegative(value)]
+    return sum(amounts, 0.0) if len(amounts) == len(values) else None

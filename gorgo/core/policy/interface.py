@@ -1,0 +1,37 @@
+"""What a policy is: a name, a unit, its weights, the index it wants, and one plain function that chooses."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from gorgo.core.messages.decision import Choice
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.weights import Weights, WeightSpec
+
+#: `published`: no bound per replica and no correction, as the papers have it (the global bound protects memory only).
+#: `bounded`: leaf-first LRU within each replica's KV capacity. `any`: the policy does not read the index.
+IndexKind = Literal["published", "bounded", "any"]
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Scores and picks; never filters, reserves or waits.
+
+    An instance belongs to one Router and may keep state of its own (a round-robin cursor). `candidates` has at least
+    one row. `rng` is the only source of chance.
+    """
+
+    name: ClassVar[str]
+    #: One line for the table of policies: source and rule.
+    summary: ClassVar[str]
+    #: Unit of the cost and its terms; "" for a policy without a cost.
+    unit: ClassVar[str]
+    weight_specs: ClassVar[tuple[WeightSpec, ...]]
+    index: ClassVar[IndexKind]
+
+    def choose(
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
+    ) -> Choice: ...

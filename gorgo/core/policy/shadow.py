@@ -1,0 +1,90 @@
+"""A second policy that scores each decision without a say in it, so that its ordering can be judged on live traffic.
+
+Owns what a shadow answers, and which index two policies can share. Reading the answers against measured first tokens is
+`apps.rank`.
+
+Theory of operation. Under a policy that routes at random, a shadow's rank of the chosen replica is independent of
+everything else, so the time to first token by rank says whether the shadow orders replicas rightly (the validation of
+the GORGO paper). The shadow sees the very candidates that were chosen from, and draws from a generator of its own, so
+that nothing is decided differently for its being there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gorgo.core.messages.decision import TIE_EPSILON
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.interface import IndexKind, Policy
+from gorgo.core.policy.weights import Weights
+from gorgo.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowScore:
+    """What a shadow made of the replica that was chosen.
+
+    `rank` is 1 for the one that it would have chosen itself; replicas that cost the same (within `TIE_EPSILON`) have the least
+    rank of them all. Among fewer than two candidates there is no rank. `cost` is in the shadow's unit.
+    """
+
+    policy: str
+    rank: int | None
+    cost: float | None
+    predicted_ttft_s: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        predicted_ms = None if self.predicted_ttft_s is None else self.predicted_ttft_s * 1e3
+        return {"policy": self.policy, "rank": self.rank, "cost": self.cost, "predicted_ttft_ms": predicted_ms}
+
+
+class Shadow:
+    """A policy that scores and does not route, with its own default weights.
+
+    Parameters
+    ----------
+    policy:
+        A new instance, checked by `validate_shadow`.
+    rng:
+        Its own.
+    """
+
+    __slots__ = ("_rng", "_weights", "policy")
+
+    def __init__(self, policy: Policy, rng: np.random.Generator) -> None:
+        self.policy = policy
+        self._weights = Weights.of(policy.weight_specs)
+        self._rng = rng
+
+    def score(self, request: RouteRequest, candidates: Candidates, row: int) -> ShadowScore:
+        """What it makes of the candidate in `row`."""
+        choice = self.policy.choose(request, candidates, self._weights, self._rng)
+        if choice.cost is None:
+            return ShadowScore(self.policy.name, None, None, None)
+        cost = float(choice.cost[row])
+        rank = 1 + int(np.count_nonzero(choice.cost < cost - TIE_EPSILON)) if len(candidates) > 1 else None
+        predicted_s = None if choice.predict is None else choice.predict(row)
+        return ShadowScore(self.policy.name, rank, cost, predicted_s)
+
+
+def validate_shadow(policy: Policy, shadow: Policy) -> None:
+    """Raises `ConfigError` where `shadow` cannot score the decisions of `policy`."""
+    if not shadow.unit:
+        raise ConfigError(f"shadow policy {shadow.name!r} has no cost to rank replicas by; expected one that has")
+    required_index(policy, shadow)
+
+
+def required_index(policy: Policy, shadow: Policy | None) -> IndexKind:
+    """The one prefix index for both. Raises `ConfigError` if each reads another kind."""
+    wanted = {other.index: other.name for other in (policy, shadow) if other is not None and other.index != "any"}
+    if len(wanted) > 1:
+        told = ", ".join(f"{name!r} the {kind} one" for kind, name in wanted.items())
+        raise ConfigError(
+            f"shadow policy and policy read different prefix indexes ({told}), and there is one; "
+            "expected a pair of one kind, or a policy that reads none (random, round-robin)"
+        )
+    return next(iter(wanted), "published")

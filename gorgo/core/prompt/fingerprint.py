@@ -1,0 +1,149 @@
+"""From a prompt to its fingerprint: one 64-bit hash per full block, each standing for the whole prefix up to its end.
+
+Owns the hash. It is keyed (a client must not be able to craft prompts that collide) and keeps no text.
+
+Theory of operation. Each block is hashed by a multilinear function: its 32-bit words times secret 64-bit keys, summed
+modulo 2^64 (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). Marks of messages that start in the
+block are added. The sums are mixed, then chained over the prefix as a polynomial with secret base by one cumulative
+sum, and mixed again. All steps are numpy over the whole prompt: 100 kB take a fraction of the time of its JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.prompt.parse import Prompt
+
+Words = NDArray[np.uint64]
+
+#: Bytes of the prompt that `Fingerprint.head` covers: 256 tokens of 4 bytes.
+HEAD_BYTES = 1024
+#: Powers of the chain's base are kept for so many blocks at first, and twice as many whenever that is too few.
+_FIRST_POWERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What the Router knows of a prompt's contents.
+
+    Parameters
+    ----------
+    blocks:
+        8 bytes per full block, little-endian, in order; each hash stands for the whole prefix up to its block's end.
+    head:
+        64-bit hash of the first 1,024 bytes (or of the whole, if shorter) and the marks in them.
+    boundaries:
+        Number of full blocks at the end of each message.
+    text_bytes:
+        Length of the prompt's text.
+    """
+
+    blocks: bytes
+    prefix_hash: int
+    boundaries: tuple[int, ...]
+    text_bytes: int
+
+
+class Fingerprinter:
+    """Hashes prompts under one key.
+
+    Parameters
+    ----------
+    key:
+        Secret; equal keys give equal fingerprints.
+    block_bytes:
+        Text per block, a multiple of 4. Smaller blocks match more exactly and cost more memory.
+
+    Example
+    -------
+    >>> fingerprinter = Fingerprinter(key=7, block_bytes=4)
+    >>> short, long = fingerprinter(Prompt(b"one two", ())), fingerprinter(Prompt(b"one two three", ()))
+    >>> long.blocks.startswith(short.blocks), len(long.blocks)
+    (True, 24)
+    """
+
+    def __init__(self, *, key: int, block_bytes: int = 256) -> None:
+        if block_bytes <= 0 or block_bytes % 4:
+            raise ValueError(f"block_bytes is {block_bytes}; expected a positive multiple of 4")
+        self.block_bytes = block_bytes
+        self._secret = blake2b(str(key).encode(), digest_size=32).digest()
+        self._word_keys = self._draw("words", block_bytes // 4)
+        base, self._offset_key, self._order_key = self._draw("chain and marks", 3) | np.uint64(1)
+        # 5 modulo 8: such a base has the longest period that an odd number can have.
+        self._base = (base & ~np.uint64(7)) | np.uint64(5)
+        self._powers = self._powers_up_to(_FIRST_POWERS)
+
+    def __call__(self, prompt: Prompt) -> Fingerprint:
+        text, marks = prompt.text, prompt.message_starts
+        count = len(text) // self.block_bytes
+        sums = self._block_sums(text, count)
+        ends = [len(text)]
+        if marks:
+            offsets = np.array([offset for offset, _ in marks], dtype=np.int64)
+            ends = [*offsets[1:].tolist(), len(text)]
+            self._add_marks(sums, offsets, [role for _, role in marks])
+        return Fingerprint(
+            blocks=self._chain(sums).astype("<u8", copy=False).tobytes(),
+            prefix_hash=self._head(prompt),
+            boundaries=tuple(end // self.block_bytes for end in ends),
+            text_bytes=len(text),
+        )
+
+    def _block_sums(self, text: bytes, count: int) -> Words:
+        words = np.frombuffer(text, dtype="<u4", count=count * self.block_bytes // 4)
+        products = words.reshape(count, self.block_bytes // 4) * self._word_keys
+        sums: Words = products.sum(axis=1, dtype=np.uint64)
+        return sums
+
+    def _add_marks(self, sums: Words, offsets: NDArray[np.int64], roles: list[str]) -> None:
+        """Add each mark to the block in which its message starts; one that starts past the last full block has none."""
+        block = offsets // self.block_bytes
+        known = {role: self._role_hash(role) for role in set(roles)}
+        values = np.array([known[role] for role in roles], dtype=np.uint64)
+        values += offsets.astype(np.uint64) * self._offset_key
+        values += np.arange(len(roles), dtype=np.uint64) * self._order_key
+        inside = block < len(sums)
+        np.add.at(sums, block[inside], _mix(values)[inside])
+
+    def _chain(self, sums: Words) -> Words:
+        if len(sums) > len(self._powers):
+            self._powers = self._powers_up_to(2 * len(sums))
+        chained: Words = np.cumsum(_mix(sums) * self._powers[: len(sums)], dtype=np.uint64)
+        return _mix(chained)
+
+    def _head(self, prompt: Prompt) -> int:
+        digest = blake2b(prompt.text[:HEAD_BYTES], key=self._secret, digest_size=8)
+        for offset, role in prompt.message_starts:
+            if offset >= HEAD_BYTES:
+                break
+            digest.update(b"%d %s\0" % (offset, role.encode("utf-8", "surrogatepass")))
+        return int.from_bytes(digest.digest(), "little")
+
+    def _role_hash(self, role: str) -> int:
+        name = role.encode("utf-8", "surrogatepass")
+        return int.from_bytes(blake2b(name, key=self._secret, digest_size=8).digest(), "little")
+
+    def _draw(self, purpose: str, count: int) -> Words:
+        """Secret numbers for one purpose, the same for the same key everywhere."""
+        digests = (
+            blake2b(f"{purpose} {number}".encode(), key=self._secret, digest_size=8).digest() for number in range(count)
+        )
+        return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+
+    def _powers_up_to(self, count: int) -> Words:
+        powers: Words = np.cumprod(np.full(count, self._base), dtype=np.uint64)
+        return powers
+
+
+def _mix(values: Words) -> Words:
+    """Spread every bit over all others (the finaliser of SplitMix64), in place on a fresh array."""
+    mixed = values ^ (values >> np.uint64(30))
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed

@@ -1,0 +1,145 @@
+"""The growing text of a prompt: parts, marks, digests of what is not text.
+
+Owns how contents of any dialect become bytes. Which fields of a body they come from is for `core.prompt.parse`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+
+from gorgo.errors import BadRequest
+
+#: Bytes by which an image, or anything else that is not text, enters.
+DIGEST_BYTES = 16
+#: Messages, prompts, parts, and what parts consist of: more than any conversation or batch has. Each takes
+#: microseconds, and a body of 32 MiB may have eleven million, for which everybody else would wait half a minute.
+MAX_PIECES = 65_536
+
+
+class PromptText:
+    """Collects parts and marks."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._marks: list[tuple[int, str]] = []
+        self._size = 0
+        self._pieces = 0
+
+    def mark(self, role: str) -> None:
+        self._count()
+        self._marks.append((self._size, role))
+
+    def add(self, text: str) -> None:
+        self.add_bytes(_utf8(text))
+
+    def add_bytes(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._size += len(data)
+
+    def add_json(self, value: object) -> None:
+        """Text that a template renders from JSON (tools, calls): its length is about right this way."""
+        self.add(_dump(value))
+
+    def add_digest(self, value: object) -> None:
+        digest = sha256()
+        self._feed(digest.update, value)
+        self.add_bytes(digest.digest()[:DIGEST_BYTES])
+
+    def add_tools(self, body: Mapping[str, object]) -> None:
+        tools = body.get("tools") or body.get("functions")
+        if tools:
+            self.mark("tools")
+            self.add_json(tools)
+
+    def add_content(self, content: object, where: str) -> None:
+        """A message's content: nothing, text, or parts."""
+        if content is None:
+            return
+        if isinstance(content, str):
+            self.add(content)
+        elif isinstance(content, list):
+            for number, part in enumerate(content):
+                self._add_part(part, f"{where}[{number}]")
+        elif isinstance(content, dict):
+            self._add_part(content, where)
+        else:
+            raise BadRequest(f"{where}: expected text or a list of parts, got {kind_of(content)}")
+
+    def _count(self) -> None:
+        self._pieces += 1
+        if self._pieces > MAX_PIECES:
+            raise BadRequest(f"body: expected at most {MAX_PIECES} messages, prompts and parts")
+
+    def _add_part(self, part: object, where: str) -> None:
+        self._count()
+        if isinstance(part, str):
+            self.add(part)
+            return
+        if not isinstance(part, dict):
+            raise BadRequest(f"{where}: expected an object, got {kind_of(part)}")
+        for name in _TEXT_FIELDS:
+            text = part.get(name)
+            if isinstance(text, str):
+                self.add(text)
+                return
+        if part.get("type") == "tool_result":
+            self.add_content(part.get("content"), f"{where}.content")
+        elif part.get("type") == "tool_use":
+            self.add_json([part.get("name"), part.get("input")])
+        else:
+            self.add_digest(part)
+
+    def _feed(self, update: Callable[[bytes], object], value: object) -> None:
+        """Put JSON into a digest. An image is one long string: dumping it first would cost more than hashing it."""
+        self._count()
+        if isinstance(value, str):
+            data = _utf8(value)
+            update(b'"%d ' % len(data))
+            update(data)
+        elif isinstance(value, dict):
+            update(b"{%d " % len(value))
+            for name, member in value.items():
+                self._feed(update, name)
+                self._feed(update, member)
+        elif isinstance(value, list) and value and isinstance(value[0], str | dict):
+            update(b"[%d " % len(value))
+            for member in value:
+                self._feed(update, member)
+        else:
+            update(b"%d " % len(text := _utf8(_dump(value))))
+            update(text)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._parts
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(self._parts)
+
+    @property
+    def marks(self) -> tuple[tuple[int, str], ...]:
+        return tuple(self._marks)
+
+
+#: Where a part keeps its text, over all dialects.
+_TEXT_FIELDS = ("text", "thinking", "refusal")
+
+
+def _utf8(text: str) -> bytes:
+    """JSON can carry half a surrogate pair; it must not stop a request that the engine may well accept."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+_KINDS = {type(None): "nothing", bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
+
+
+def kind_of(value: object) -> str:
+    """What a value is, in words safe to send back."""
+    return _KINDS.get(type(value), "an object")

@@ -1,0 +1,66 @@
+"""Bytes per token, learned: what turns the size of a prompt into tokens without a tokenizer.
+
+Owns one ratio per model, fed by `usage.prompt_tokens` of responses. Unit: UTF-8 bytes of prompt text per token.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+#: English prose and code under the usual vocabularies; used until a model has told otherwise.
+PRIOR_BYTES_PER_TOKEN = 4.0
+#: Text lies between one byte a token (rare scripts, random bytes) and 16 (long runs of blanks). What lies outside tells
+#: of images or of the template, not of text, and teaches nothing.
+LOW, HIGH = 1.0, 16.0
+#: What the prior weighs: one long prompt outweighs it, one "hello" does not.
+PRIOR_TOKENS = 1_000.0
+#: Older prompts fade: once so many tokens are counted, all of them count half.
+MEMORY_TOKENS = 1_000_000.0
+#: A client names the model, so their number and length are bounded.
+MAX_MODELS = 1_000
+MAX_NAME = 256
+
+
+@dataclass(slots=True)
+class _ModelRatio:
+    text_bytes: float = PRIOR_BYTES_PER_TOKEN * PRIOR_TOKENS
+    tokens: float = PRIOR_TOKENS
+
+
+class BytesPerToken:
+    """Bytes per token of each model: the mean over what was seen, weighted by tokens and fading.
+
+    Example
+    -------
+    >>> ratios = BytesPerToken()
+    >>> ratios.learn("tiny", text_bytes=20_000, prompt_tokens=9_000)
+    >>> ratios.ratio("tiny"), ratios.ratio("another")
+    (2.4, 4.0)
+    """
+
+    def __init__(self) -> None:
+        self._models: OrderedDict[str | None, _ModelRatio] = OrderedDict()
+
+    def ratio(self, model: str | None) -> float:
+        """Bytes per token of `model`; the prior for one never seen."""
+        seen = self._models.get(_key(model))
+        return PRIOR_BYTES_PER_TOKEN if seen is None else seen.text_bytes / seen.tokens
+
+    def learn(self, model: str | None, *, text_bytes: int, prompt_tokens: int) -> None:
+        """Take in that a prompt of `text_bytes` bytes had `prompt_tokens` tokens."""
+        if prompt_tokens <= 0 or not LOW <= text_bytes / prompt_tokens <= HIGH:
+            return
+        seen = self._models.setdefault(_key(model), _ModelRatio())
+        self._models.move_to_end(_key(model))
+        seen.text_bytes += text_bytes
+        seen.tokens += prompt_tokens
+        if seen.tokens > MEMORY_TOKENS:
+            seen.text_bytes /= 2
+            seen.tokens /= 2
+        if len(self._models) > MAX_MODELS:
+            self._models.popitem(last=False)
+
+
+def _key(model: str | None) -> str | None:
+    return None if model is None or len(model) > MAX_NAME else model

@@ -1,0 +1,208 @@
+"""Token counts that a response tells of itself: `usage` in the OpenAI and Anthropic dialects, `meta_info` in SGLang's.
+
+Owns finding them without parsing the response (a batch aside): the last object under such a key in the bytes. Within a
+JSON string a quote is escaped, so generated text cannot be mistaken for one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from gorgo.core.numeric import is_nonnegative
+from gorgo.core.stream.sse import MAX_EVENT_BYTES
+
+#: Kept of a stream's end: more than any usage object with what follows it, little enough for thousands of streams.
+TAIL_BYTES = 16 * 1024
+#: Kept beyond that before it is cut again, so that the copy costs little per chunk.
+SLACK_BYTES = 2 * 1024
+#: Kept of a stream's start, where Anthropic's dialect tells the prompt's length.
+HEAD_BYTES = 2 * 1024
+#: Objects of such a name that are looked at for one that is a usage: what a dialect puts behind it is one or two, and a
+#: reply that is nothing else would keep all other streams waiting for a second.
+MAX_LOOKS = 8
+
+_KEY = re.compile(rb'"(?:usage|meta_info)"\s*:\s*(?=\{)')
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts; `None` where the response does not tell. `cached_tokens` of the prompt came from the cache."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+
+
+class UsageReader:
+    """Keeps the two ends of a stream and reads its usage when asked.
+
+    Example
+    -------
+    >>> tail = UsageReader()
+    >>> tail.feed(b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}\\n\\n')
+    >>> tail.usage()
+    Usage(prompt_tokens=9, cached_tokens=None, output_tokens=2)
+    """
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._tail = bytearray()
+
+    def feed(self, chunk: bytes) -> None:
+        if len(self._head) < HEAD_BYTES:
+            self._head += chunk[: HEAD_BYTES - len(self._head)]
+        tail = self._tail
+        tail += chunk
+        if len(tail) > TAIL_BYTES + SLACK_BYTES:
+            del tail[:-TAIL_BYTES]
+
+    def usage(self) -> Usage | None:
+        last = next(_usages(bytes(self._tail[-TAIL_BYTES:])), None)
+        return _filled(last, next(_usages(self._head), None))
+
+
+def read_usage(body: bytes) -> Usage | None:
+    """Usage of a whole JSON body. A batch of `/generate` is a list with one `meta_info` each: their sum."""
+    if body.lstrip()[:1] != b"[":
+        return next(_usages(body), None)
+    usages = [usage for usage in map(_usage, _meta_infos(body)) if usage is not None]
+    if not usages:
+        return None
+    return Usage(*(_sum([getattr(usage, name) for usage in usages]) for name in Usage.__slots__))
+
+
+def _meta_infos(body: bytes) -> list[object]:
+    """Those of a batch, each of its answer. Parsed: there may be hundreds, and it is small, being withheld."""
+    try:
+        answers = json.loads(body)
+    except (ValueError, RecursionError):
+        return []
+    return [answer.get("meta_info") for answer in answers if isinstance(answer, Mapping)]
+
+
+class UsageEventFilter:
+    """Takes the usage-only event out of a stream whose client did not ask for it; all else passes byte for byte.
+
+    Engines end a chat or completion stream with one event of empty `choices` when `stream_options.include_usage` is
+    set. An event is held until its end; one longer than `MAX_EVENT_BYTES` is let through as it comes.
+    """
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self._pending = b""
+        self._searched = 0
+        self._passing = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What may go downstream now."""
+        if not self._pending and chunk.endswith(b"\n\n") and b'"usage"' not in chunk:
+            # Whole events, as nearly always: nothing to hold or to judge.
+            return chunk
+        self._pending += chunk
+        out: list[bytes] = []
+        start = 0
+        for end in _EVENT_END.finditer(self._pending, self._searched):
+            event = self._pending[start : end.end()]
+            start = end.end()
+            usage_only = not self._passing and self._is_usage_only(event)
+            # Blank lines before it are not the event's.
+            out.append(event[: len(event) - len(event.lstrip(b"\r\n"))] if usage_only else event)
+            self._passing = False
+        self._pending = self._pending[start:]
+        # An end is four bytes at most, and the last byte may be half of a CR LF.
+        self._searched = max(0, len(self._pending) - 4)
+        if self._passing or len(self._pending) > MAX_EVENT_BYTES:
+            out.append(self._release())
+        return b"".join(out)
+
+    def flush(self) -> bytes:
+        """What is left when the stream ends without ending its last event."""
+        rest, self._pending, self._searched = self._pending, b"", 0
+        return rest
+
+    def _release(self) -> bytes:
+        """Let the rest of a long event through, but for the bytes that may belong to its end."""
+        self._passing = True
+        rest, self._pending = self._pending[:-4], self._pending[-4:]
+        self._searched = 0
+        return rest
+
+    def _is_usage_only(self, event: bytes) -> bool:
+        if not _KEY.search(event):
+            return False
+        lines = event.removeprefix(b"\xef\xbb\xbf").splitlines()
+        data = b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(body, dict) or body.get("choices") != [] or not isinstance(body.get("usage"), dict):
+            return False
+        self.usage = _usage(body["usage"]) or self.usage
+        return True
+
+
+#: A blank line: two line ends in a row. A CR that an LF follows, or that is last so far, is no end of its own.
+_EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")
+
+
+def _usages(data: bytes) -> Iterator[Usage]:
+    """Usage objects in `data`, the last one first, of the last `MAX_LOOKS` that may be one."""
+    for key in islice(reversed(list(_KEY.finditer(data))), MAX_LOOKS):
+        usage = _usage(_object_at(data, key.end()))
+        if usage is not None:
+            yield usage
+
+
+def _object_at(data: bytes, start: int) -> object:
+    """The JSON object that starts at `start`; `None` if it is cut off or broken."""
+    try:
+        return _DECODER.raw_decode(data[start : start + TAIL_BYTES].decode("utf-8", "replace"))[0]
+    except (ValueError, RecursionError):
+        return None
+
+
+def _usage(fields: object) -> Usage | None:
+    """Counts of a usage object in any dialect; `None` if it has none."""
+    if not isinstance(fields, Mapping):
+        return None
+    prompt = _count(fields, "prompt_tokens", "input_tokens")
+    details = fields.get("prompt_tokens_details") or fields.get("input_tokens_details")
+    cached = _count(details, "cached_tokens") if isinstance(details, Mapping) else None
+    if cached is None:
+        cached = _count(fields, "cached_tokens")
+    if "cache_read_input_tokens" in fields:
+        # Anthropic's dialect counts what was read from the cache, and what was written to it, beside the input.
+        cached = _count(fields, "cache_read_input_tokens")
+        written = _count(fields, "cache_creation_input_tokens")
+        prompt = None if prompt is None else prompt + (cached or 0) + (written or 0)
+    output = _count(fields, "completion_tokens", "output_tokens")
+    return None if prompt is None and output is None else Usage(prompt, cached, output)
+
+
+def _count(fields: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = fields.get(name)
+        if is_nonnegative(value) and isinstance(value, int):
+            return value
+    return None
+
+
+def _filled(usage: Usage | None, other: Usage | None) -> Usage | None:
+    """`usage` with what it does not tell taken from `other`."""
+    if usage is None or other is None:
+        return usage or other
+    names = Usage.__slots__
+    mine = ((getattr(usage, name), getattr(other, name)) for name in names)
+    return Usage(*(second if first is None else first for first, second in mine))
+
+
+def _sum(counts: list[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None

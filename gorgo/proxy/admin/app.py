@@ -1,0 +1,195 @@
+"""The admin listener: what operators and tuners read and set. Its own port, and a token on every call.
+
+Owns the table of routes, who may call, the errors, and what only reads; `steering_routes` has what changes the routing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gorgo.errors import (
+    ConfigError,
+    GorgoError,
+    StateError,
+    UnknownPolicy,
+    UnknownReplica,
+    VersionConflict,
+    WeightsError,
+    WeightsFrozen,
+)
+from gorgo.proxy.admin.bodies import Check, count_of, is_text, json_response, parse_body, read_body
+from gorgo.proxy.admin.control_routes import ControlRoutes
+from gorgo.proxy.admin.page.routes import Page
+from gorgo.proxy.admin.self_check import INTERNAL_VARIABLE, self_check
+from gorgo.proxy.http.errors import HttpError, error_json
+from gorgo.proxy.logs import log
+from gorgo.proxy.openapi.documents import admin_document
+from gorgo.proxy.state import RunningProxy
+
+TOKEN_VARIABLE = "GORGO_ADMIN_TOKEN"
+#: Samples per answer; a reader that lags asks again.
+MAX_SAMPLES = 1000
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_FLUSH: dict[str, tuple[Check, str]] = {"replica": (is_text, "a replica's name; without it all are flushed")}
+
+
+class Admin:
+    """The handlers, over one running proxy; `closing` ends what would else go on."""
+
+    def __init__(self, state: RunningProxy, token: str | None, closing: asyncio.Event) -> None:
+        self._state = state
+        self._token = None if token is None else token.encode()
+        self._steering = ControlRoutes(state)
+        self._page = Page(state, self._token, self._check, closing)
+
+    def routes(self) -> list[Route]:
+        steering = self._steering
+        table: list[tuple[str, str, Handler]] = [
+            ("GET", "/admin/fleet", self.fleet),
+            ("GET", "/admin/weights", steering.weights),
+            ("PUT", "/admin/weights", steering.set_weights),
+            ("GET", "/admin/policy", steering.policy),
+            ("PUT", "/admin/policy", steering.set_policy),
+            ("POST", "/admin/freeze", steering.freeze),
+            ("POST", "/admin/unfreeze", steering.unfreeze),
+            ("GET", "/admin/samples", self.samples),
+            ("GET", "/admin/decisions/{request_id:path}", self.decisions),
+            ("POST", "/admin/replicas/{name}/drain", steering.drain),
+            ("POST", "/admin/flush", self.flush),
+            ("GET", "/admin/check", self.check),
+            ("GET", "/admin/openapi.json", self.description),
+        ]
+        calls = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in table]
+        return calls + self._page.routes()
+
+    async def fleet(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
+        views = self._state.router.fleet_view(now=self._state.clock())
+        return json_response(
+            {
+                "boot_id": self._state.router.boot_id,
+                "region": self._state.config.proxy.region,
+                "in_flight": self._state.router.in_flight,
+                "stopping": self._state.stopping,
+                "routing": self._steering.in_force(),
+                "replicas": [view.as_dict() | {"reports": self._reports(view.name)} for view in views],
+            }
+        )
+
+    def _reports(self, replica: str) -> Mapping[str, str]:
+        return self._state.targets[replica].reports.as_dict()
+
+    async def samples(self, request: Request) -> Response:
+        after = count_of(request, "after", 0)
+        limit = min(count_of(request, "limit", MAX_SAMPLES), MAX_SAMPLES)
+        return json_response(self._state.router.samples.after(after, limit))
+
+    async def decisions(self, request: Request) -> Response:
+        request_id = request.path_params["request_id"]
+        found = self._state.router.decisions(request_id)
+        if not found:
+            raise HttpError(404, "decision_not_found", "no decision for that request id is kept any more")
+        sample = self._state.router.samples.for_request(request_id)
+        return json_response(
+            {
+                "request_id": request_id,
+                "decisions": [decision.as_dict() for decision in found],
+                # How it went, when it has ended: what the decisions expected is held against it.
+                "sample": None if sample is None else asdict(sample),
+            }
+        )
+
+    async def flush(self, request: Request) -> Response:
+        body = await read_body(request)
+        parse_body(body, _FLUSH)
+        replica = body.get("replica")
+        self._state.router.flush(replica, now=self._state.clock())
+        log("index_flushed", replica=replica)
+        return json_response({"replica": replica, "flushed": True})
+
+    async def check(self, request: Request) -> Response:  # noqa: ARG002
+        if not self._state.internal_routes:
+            raise HttpError(404, "not_found", f"internal routes are off: start the proxy with {INTERNAL_VARIABLE}=1")
+        return json_response(self_check(self._state))
+
+    async def description(self, request: Request) -> Response:  # noqa: ARG002
+        return Response(await asyncio.to_thread(admin_document), media_type="application/json")
+
+    async def on_refused_change(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
+        assert isinstance(error, GorgoError)
+        return _error(self._steering.refusal(error))
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def guarded(request: Request) -> Response:
+            self._check(request)
+            return await handler(request)
+
+        return guarded
+
+    def _check(self, request: Request) -> None:
+        """In constant time, and before anything else is looked at."""
+        if self._token is None:
+            message = f"the admin API is off: start the proxy with a token in {TOKEN_VARIABLE}"
+            raise HttpError(401, "admin_off", message, headers=_CHALLENGE)
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
+            message = f"expected Authorization: Bearer and the token in {TOKEN_VARIABLE}"
+            raise HttpError(401, "unauthorized", message, headers=_CHALLENGE)
+
+
+_CHALLENGE = ((b"www-authenticate", b"Bearer"),)
+
+
+def admin_app(state: RunningProxy, token: str | None, closing: asyncio.Event) -> Starlette:
+    """The ASGI app of the admin listener."""
+    handlers: dict[Any, Any] = {
+        HttpError: _on_http_error,
+        HTTPException: _on_routing_error,
+        ConfigError: _on_bad_input,
+        WeightsError: _on_bad_input,
+        UnknownPolicy: _on_bad_input,
+        UnknownReplica: _on_unknown_replica,
+    }
+    admin = Admin(state, token, closing)
+    handlers |= dict.fromkeys((WeightsFrozen, VersionConflict, StateError), admin.on_refused_change)
+    app = Starlette(routes=admin.routes(), exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
+
+
+def _error(error: HttpError) -> Response:
+    headers = {name.decode(): value.decode() for name, value in error.headers}
+    body = error_json(error.status, error.code, error.message, error.details)
+    return Response(body, error.status, headers, media_type="application/json")
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+    assert isinstance(error, HttpError)
+    return _error(error)
+
+
+async def _on_bad_input(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+    return _error(HttpError(400, "invalid_request", str(error)))
+
+
+async def _on_unknown_replica(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+    return _error(HttpError(404, "replica_not_found", str(error)))
+
+
+async def _on_routing_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+    assert isinstance(error, HTTPException)
+    allow = (error.headers or {}).get("Allow")
+    if error.status_code == 405 and allow:
+        return _error(HttpError(405, "method_not_allowed", f"expected {allow}", headers=((b"allow", allow.encode()),)))
+    return _error(HttpError(error.status_code, "not_found", "there is no such route"))

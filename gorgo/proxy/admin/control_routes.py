@@ -1,0 +1,133 @@
+"""The admin routes that change what is routed by: weights, policy, freeze, unfreeze, drain.
+
+Owns their bodies and answers; everything they do is one call of `steering`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gorgo.errors import GorgoError, StateError, VersionConflict, WeightsFrozen
+from gorgo.proxy.admin.bodies import Check, is_count, is_flag, is_text, is_weights, json_response, parse_body, read_body
+from gorgo.proxy.control.transactions import ChangeRequest
+from gorgo.proxy.http.errors import HttpError
+from gorgo.proxy.state import RunningProxy
+
+_TEXT: tuple[Check, str] = (is_text, "text of at most 1,000 characters")
+_CHANGE_FIELDS: dict[str, tuple[Check, str]] = {
+    "expected_version": (is_count, "the version seen last, a whole number"),
+    "reason": _TEXT,
+    "by": _TEXT,
+}
+_WEIGHTS: dict[str, tuple[Check, str]] = {
+    "weights": (is_weights, '{"weights": {NAME: NUMBER}}'),
+    "widen": (is_flag, "true, to take values outside the policy's box, or false"),
+}
+_POLICY: dict[str, tuple[Check, str]] = {"policy": (is_text, "a policy's name")}
+_DRAIN: dict[str, tuple[Check, str]] = {"drain": (is_flag, 'true or false, as in {"drain": false}')}
+
+
+class ControlRoutes:
+    """The handlers, over one running proxy."""
+
+    def __init__(self, state: RunningProxy) -> None:
+        self._state = state
+
+    async def weights(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
+        return json_response(self._weights() | {"history": [row.as_dict() for row in self._state.control.history]})
+
+    async def set_weights(self, request: Request) -> Response:
+        body = await read_body(request)
+        parse_body(body, _WEIGHTS | _CHANGE_FIELDS)
+        if body.get("weights") is None:
+            raise HttpError(400, "invalid_request", 'expected {"weights": {NAME: NUMBER}}')
+        await self._state.control.set_weights(_values(body), _change_request(body))
+        return json_response(self._weights())
+
+    async def policy(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
+        return json_response(self._policy())
+
+    async def set_policy(self, request: Request) -> Response:
+        body = await read_body(request)
+        parse_body(body, _POLICY | _WEIGHTS | _CHANGE_FIELDS)
+        if not isinstance(body.get("policy"), str):
+            raise HttpError(400, "invalid_request", 'expected {"policy": NAME, "weights": {NAME: NUMBER}?}')
+        await self._state.control.set_policy(body["policy"], _values(body), _change_request(body))
+        return json_response(self._policy())
+
+    async def freeze(self, request: Request) -> Response:
+        body = await read_body(request)
+        parse_body(body, _POLICY | _WEIGHTS | _CHANGE_FIELDS)
+        values = None if body.get("weights") is None else _values(body)
+        await self._state.control.freeze(values, _change_request(body), policy=body.get("policy"))
+        return json_response(self._weights())
+
+    async def unfreeze(self, request: Request) -> Response:
+        body = await read_body(request)
+        parse_body(body, _CHANGE_FIELDS)
+        await self._state.control.unfreeze(_change_request(body))
+        return json_response(self._weights())
+
+    async def drain(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        body = await read_body(request)
+        parse_body(body, _DRAIN)
+        draining = body.get("drain") is not False
+        await self._state.control.drain(name, draining)
+        return json_response({"replica": name, "drain": draining})
+
+    def in_force(self) -> dict[str, Any]:
+        """What everybody who looks at the fleet wants to know of the weights."""
+        router, steering = self._state.router, self._state.control
+        return {
+            "policy": router.policy.name,
+            "version": router.weights.version,
+            "weights": dict(router.weights),
+            "frozen": None if steering.frozen is None else steering.frozen.as_dict(),
+        }
+
+    def refusal(self, error: GorgoError) -> HttpError:
+        """A change that was refused, as an answer."""
+        if isinstance(error, WeightsFrozen):
+            return HttpError(409, "frozen", str(error), details={"frozen": self.in_force()["frozen"]})
+        if isinstance(error, VersionConflict):
+            return HttpError(
+                409, "version_conflict", str(error), details={"version": self._state.router.weights.version}
+            )
+        assert isinstance(error, StateError)
+        return HttpError(507, "state_not_written", f"{error}; nothing was changed, and routing goes on")
+
+    def _weights(self) -> dict[str, Any]:
+        router = self._state.router
+        specs = router.policy.weight_specs
+        return self.in_force() | {
+            "boxes": {spec.name: [spec.low, spec.high] for spec in specs},
+            "outside": list(router.weights.out_of_range(specs)),
+            "durable": self._state.control.durable,
+        }
+
+    def _policy(self) -> dict[str, Any]:
+        policy, shadow = self._state.router.policy, self._state.router.shadow
+        return self.in_force() | {
+            "summary": policy.summary,
+            "unit": policy.unit,
+            "index": policy.index,
+            "shadow": None if shadow is None else shadow.name,
+        }
+
+
+def _values(body: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in (body.get("weights") or {}).items()}
+
+
+def _change_request(body: Mapping[str, Any]) -> ChangeRequest:
+    return ChangeRequest(
+        expected_version=body.get("expected_version"),
+        allow_out_of_range=body.get("widen") or False,
+        reason=body.get("reason"),
+        by=body.get("by"),
+    )

@@ -1,0 +1,113 @@
+"""In words: how a replica stands and why, and what an operator should look at first.
+
+Owns the judgement of what is worth an alert. What is known is the Router's; figures are `figures`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.proxy.admin.page.recent_stats import RecentStats
+
+#: Failed requests of the recent ones that are worth a line; fewer are a client's broken prompt or a restart.
+FAILED_SHARE = 0.01
+
+_EJECTED = {
+    "attempts": "requests to it failed",
+    "probes": "it does not answer probes",
+    "region": "its whole region stopped answering",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A word for a replica's state, and why it is not simply ready."""
+
+    word: str
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One line; `level` is `bad` where requests suffer, `warn` where they might."""
+
+    level: str
+    text: str
+
+
+def condition_of(view: ReplicaSnapshot) -> Condition:
+    """ready, slow start, failing, draining, ejected or on trial."""
+    if view.state == "draining":
+        left = f"{view.in_flight_requests} still there" if view.in_flight_requests else "nothing left there"
+        return Condition("draining", f"takes nothing new, {left}")
+    because = _EJECTED.get(view.ejected_by or "", "it failed")
+    if view.state == "ejected":
+        return Condition("ejected", f"{because}; tried again in {view.ejected_for_s or 0:.0f} s")
+    if view.state == "half_open":
+        return Condition("on trial", f"{because}; the next answer decides")
+    if view.failures_in_a_row:
+        return Condition("failing", f"{view.failures_in_a_row} in a row")
+    if view.slow_start_for_s is not None:
+        return Condition("slow start", f"{view.slow_start_in_flight} at a time, for {view.slow_start_for_s:.0f} s yet")
+    return Condition("ready")
+
+
+def alerts(
+    views: Sequence[ReplicaSnapshot],
+    figures: RecentStats,
+    *,
+    cut_off: frozenset[str],
+    held: int,
+    stopping: bool,
+    config_refused: bool,
+    outside: Sequence[str],
+) -> list[Alert]:
+    """Worst first; none when nothing is wrong that the proxy knows of."""
+    found = [
+        *_of_proxy(stopping=stopping, config_refused=config_refused),
+        *_of_fleet(views, cut_off),
+        *_of_traffic(figures, held),
+        *(alert for view in views for alert in _of_replica(view, cut_off)),
+    ]
+    if outside:
+        found.append(Alert("warn", f"Weights outside the policy's box: {', '.join(outside)}"))
+    return sorted(found, key=lambda alert: alert.level != "bad")
+
+
+def _of_proxy(*, stopping: bool, config_refused: bool) -> Iterator[Alert]:
+    if stopping:
+        yield Alert("bad", "This proxy is stopping: open requests may finish, new ones are refused")
+    if config_refused:
+        yield Alert("warn", "The newest regions.yaml was refused, an older one is in force; the log says why")
+
+
+def _of_fleet(views: Sequence[ReplicaSnapshot], cut_off: Iterable[str]) -> Iterator[Alert]:
+    if not any(view.eligible for view in views):
+        yield Alert("bad", "No replica can take a request")
+    elif any(view.panic for view in views):
+        yield Alert("bad", "Too few replicas are healthy: the others are tried again soon, and asked if nobody is")
+    for region in sorted(cut_off):
+        yield Alert("bad", f"Region {region} is cut off: none of its replicas answers a probe")
+
+
+def _of_traffic(figures: RecentStats, held: int) -> Iterator[Alert]:
+    if figures.n and figures.failed / figures.n >= FAILED_SHARE:
+        yield Alert("bad", f"{figures.failed} of the last {figures.n} requests failed")
+    if held:
+        yield Alert("warn", f"{held} {_requests(held)} at the proxy for a replica")
+
+
+def _of_replica(view: ReplicaSnapshot, cut_off: frozenset[str]) -> Iterator[Alert]:
+    how = condition_of(view)
+    if how.word in ("ejected", "on trial") and view.region not in cut_off:
+        yield Alert("bad" if how.word == "ejected" else "warn", f"{view.name} is {how.word}: {how.why}")
+    elif how.word in ("draining", "failing", "slow start"):
+        yield Alert("warn", f"{view.name} is {how.word}: {how.why}")
+    if view.rtt_ms is None and how.word != "ejected":
+        yield Alert("warn", f"{view.name}: the round trip there is not known: no probe came back lately")
+
+
+def _requests(n: int) -> str:
+    return "request waits" if n == 1 else "requests wait"

@@ -1,0 +1,148 @@
+"""The fleet by region, as a table: who is ready and why not, how far, how busy, what was learned, how it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.proxy.admin.page import formatting
+from gorgo.proxy.admin.page.charts import probe_line
+from gorgo.proxy.admin.page.markup import Child, Html, joined, tag
+from gorgo.proxy.admin.page.snapshot import ReplicaStatus, Snapshot
+
+#: Groups of columns, and each column with what it means.
+COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "round trip, ms",
+        (
+            ("now", "smoothed, by probes from this proxy"),
+            ("course", "the last probes; a mark at the foot is one that failed"),
+            ("age", "since the last probe"),
+        ),
+    ),
+    (
+        "sent from here",
+        (
+            ("open", "requests in flight"),
+            ("tokens", "their prompt tokens"),
+            ("to prefill", "prompt tokens that wait for a first token"),
+            ("work, ms", "prefill still to do there, by the prefill queue"),
+        ),
+    ),
+    (
+        "engine's report",
+        (
+            ("running", "requests in its batch"),
+            ("queued", "requests in its own queue"),
+            ("KV", "of its KV cache in use"),
+            ("age", "since it was scraped"),
+        ),
+    ),
+    (
+        "learned",
+        (
+            ("cached", "prompt tokens believed cached there"),
+            ("prefill/s", "tokens it prefills in a second, by prior and experience"),
+        ),
+    ),
+    (
+        "recent requests",
+        (
+            ("n", "finished there lately"),
+            ("p50, ms", "median TTFT"),
+            ("p95, ms", "TTFT, 95th percentile"),
+            ("hit", "share of prompt tokens found in cache, by the engine"),
+            ("failed", "with 5xx"),
+        ),
+    ),
+)
+WIDTH = 2 + sum(len(columns) for _, columns in COLUMNS)
+
+
+def fleet_section(status: Snapshot) -> Iterator[Html]:
+    """A body of the table per region."""
+    yield Html('<div class="wide"><table class="fleet">')
+    yield _head()
+    for name, rows in status.regions.items():
+        yield _region(name, rows, status)
+    yield Html("</table></div>")
+
+
+@cache
+def _head() -> Html:
+    groups = [tag("th", name, colspan=len(columns), scope="colgroup", class_="first") for name, columns in COLUMNS]
+    names = [
+        tag("th", name, title=meaning, scope="col", class_="first" if place == 0 else None)
+        for _, columns in COLUMNS
+        for place, (name, meaning) in enumerate(columns)
+    ]
+    empty = tag("th", "replica", scope="col", rowspan=2, class_="name"), tag("th", "state", scope="col", rowspan=2)
+    return tag("thead", tag("tr", *empty, *groups, class_="groups"), tag("tr", *names))
+
+
+def _region(name: str, rows: Sequence[ReplicaStatus], status: Snapshot) -> Html:
+    open_now = sum(row.view.in_flight_requests for row in rows)
+    here = " · the proxy is here" if name == status.region else ""
+    cut = tag("span", "cut off", class_="chip ejected") if name in status.unreachable_regions else None
+    many = f" · {len(rows)} replicas, {open_now} open" if len(rows) > 1 else ""
+    title = tag("th", tag("b", name), here, many, " ", cut, colspan=WIDTH, scope="rowgroup")
+    return tag("tbody", tag("tr", title, class_="region"), joined(map(_replica, rows)))
+
+
+def _replica(row: ReplicaStatus) -> Html:
+    first = tag("th", row.view.name, scope="row", class_="name", title=", ".join(row.view.models) or "any model")
+    groups = (_trip(row), _sent(row.view), _reported(row.view), _learned(row.view), _recent(row))
+    cells = [
+        tag("td", cell, class_="first" if place == 0 else None) for group in groups for place, cell in enumerate(group)
+    ]
+    return tag("tr", first, tag("td", _state(row), class_="state"), *cells, data_replica=row.view.name)
+
+
+def _state(row: ReplicaStatus) -> Html:
+    word = row.condition.word
+    chip = tag("span", word, class_=f"chip {word.replace(' ', '-')}")
+    since = None if row.view.in_state_for_s is None else f"since {formatting.age(row.view.in_state_for_s)}"
+    notes = " · ".join(note for note in (since, row.condition.why) if note)
+    return joined([chip, tag("small", notes) if notes else None])
+
+
+def _trip(row: ReplicaStatus) -> Iterator[Child]:
+    yield formatting.ms(row.view.rtt_ms)
+    yield probe_line(row.probes)
+    yield formatting.age(row.view.probe_age_s)
+
+
+def _sent(view: ReplicaSnapshot) -> Iterator[Child]:
+    yield formatting.count(view.in_flight_requests)
+    yield formatting.count(view.in_flight_tokens)
+    yield formatting.count(view.queued_prefill_tokens)
+    yield formatting.ms(view.backlog_s * 1e3) if view.backlog_s else "0"
+
+
+def _reported(view: ReplicaSnapshot) -> Iterator[Child]:
+    yield formatting.count(view.running_requests)
+    yield formatting.count(view.queued_requests)
+    yield formatting.share(_kv_share(view))
+    yield formatting.age(view.scrape_age_s)
+
+
+def _learned(view: ReplicaSnapshot) -> Iterator[Child]:
+    yield formatting.count(view.index_tokens)
+    factor = view.prefill_slowdown
+    yield tag("span", formatting.count(view.prefill_tokens_per_s), title=f"prefills take {factor:.2f} times the prior")
+
+
+def _recent(row: ReplicaStatus) -> Iterator[Child]:
+    figures = row.stats
+    yield formatting.count(figures.n)
+    yield formatting.ms(figures.ttft_ms_p50)
+    yield formatting.ms(figures.ttft_ms_p95)
+    yield formatting.share(figures.cached_share)
+    yield tag("span", figures.failed, class_="bad") if figures.failed else "0"
+
+
+def _kv_share(view: ReplicaSnapshot) -> float | None:
+    if view.used_tokens is None or not view.kv_capacity_tokens:
+        return None
+    return view.used_tokens / view.kv_capacity_tokens

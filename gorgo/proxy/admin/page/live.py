@@ -1,0 +1,145 @@
+"""The page's updates as server-sent events: the parts that have changed, once a second.
+
+Owns who listens, how often, and how long anybody is waited for. What a part looks like is `document`'s.
+
+Theory of operation. Nothing runs while nobody listens. Each listener has its own loop, which asks for the parts, sends
+those that differ from what it sent before, and waits. The parts are made once per interval, whoever asks first; a
+browser that comes late or comes again begins with all of them, so there is nothing to replay and no queue to bound. One
+that does not read is cut when a write has waited too long, and keeps no other waiting. Each round ends with a `tick`,
+which is the heartbeat too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from time import monotonic
+
+from gorgo.proxy.admin.page.markup import Html
+from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, send_error
+
+#: Faster than anybody reads.
+INTERVAL_S = 1.0
+#: A browser on a bad line catches up within this; who does not is asleep.
+WRITE_TIMEOUT_S = 10.0
+#: Of operators with the page open; each costs a copy of what has changed.
+LISTENERS = 8
+#: After which a browser that was cut asks again, ms.
+_RETRY_MS = 2000
+
+#: A time in words, and the parts as they were then.
+TakeSnapshot = tuple[str, Mapping[str, Html]]
+
+
+class LiveUpdates:
+    """The updates of one proxy.
+
+    Parameters
+    ----------
+    look:
+        Makes the parts.
+    closing:
+        Ends every stream when it is set.
+    interval_s, patience_s, listeners:
+        The bounds above.
+    clock:
+        Seconds, from anywhere.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[TakeSnapshot]],
+        closing: asyncio.Event,
+        *,
+        interval_s: float = INTERVAL_S,
+        patience_s: float = WRITE_TIMEOUT_S,
+        listeners: int = LISTENERS,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._take_snapshot = look
+        #: One look at a time: whoever comes meanwhile gets the same.
+        self._turn = asyncio.Lock()
+        self._closing = closing
+        self._most = listeners
+        self._clock = clock
+        self._made: tuple[float, TakeSnapshot] | None = None
+        self.interval_s = interval_s
+        self.write_timeout_s = patience_s
+        #: Streams that are open.
+        self.listeners = 0
+
+    async def now(self) -> TakeSnapshot:
+        """The parts, at most an interval old."""
+        async with self._turn:
+            if self._made is None or self._clock() - self._made[0] >= 0.9 * self.interval_s:
+                self._made = self._clock(), await self._take_snapshot()
+            return self._made[1]
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One listener, as ASGI has it, from its request to its end."""
+        if self.listeners >= self._most:
+            retry = ((b"retry-after", b"10"),)
+            error = HttpError(503, "too_many_listeners", f"{self._most} pages are open already", headers=retry)
+            await send_error(send, error)
+            return
+        self.listeners += 1
+        gone = asyncio.create_task(_until_gone(receive))
+        closing = asyncio.create_task(self._closing.wait())
+        try:
+            await self._stream(scope, send, gone, closing)
+        finally:
+            self.listeners -= 1
+            gone.cancel()
+            closing.cancel()
+
+    async def _stream(self, scope: Message, send: Send, gone: asyncio.Task[None], closing: asyncio.Task[bool]) -> None:
+        sent: dict[str, Html] = {}
+        try:
+            await self._start(send)
+            while not gone.done() and not closing.done():
+                await self._write(send, self._news(sent, await self.now()))
+                await asyncio.wait((gone, closing), timeout=self.interval_s, return_when=asyncio.FIRST_COMPLETED)
+            if not gone.done():
+                async with asyncio.timeout(self.write_timeout_s):
+                    await send({"type": "http.response.body", "body": b"event: end\ndata: \n\n", "more_body": False})
+        except TimeoutError:
+            _cut(scope)
+
+    def _news(self, sent: dict[str, Html], look: TakeSnapshot) -> bytes:
+        """What differs from `sent`, which is brought up to date."""
+        at, parts = look
+        events = []
+        for name, html in parts.items():
+            if sent.get(name) != html:
+                sent[name] = html
+                events.append(f"event: part\ndata: {json.dumps({'name': name, 'html': html})}\n\n")
+        events.append(f"event: tick\ndata: {at}\n\n")
+        return "".join(events).encode()
+
+    async def _start(self, send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-store"),
+            # For an nginx in front of it, which would gather events.
+            (b"x-accel-buffering", b"no"),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._write(send, b"retry: %d\n\n" % _RETRY_MS)
+
+    async def _write(self, send: Send, body: bytes) -> None:
+        async with asyncio.timeout(self.write_timeout_s):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _cut(scope: Message) -> None:
+    """Reset the connection: an orderly end would wait for the same client to read."""
+    abort = scope.get("state", {}).get("abort")
+    if abort is not None:
+        abort()

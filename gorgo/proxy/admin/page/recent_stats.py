@@ -1,0 +1,108 @@
+"""What the last finished requests say: quantiles, failures, how far predictions were off, and a course over time.
+
+Owns the window and the arithmetic. Samples are the Router's ring; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import floor
+
+from gorgo.core.messages.samples import Sample
+
+#: What "recent" means: long enough for a p95 at one request a second, short enough to show an incident at once.
+RECENT_S = 300.0
+#: Looked at once a second beside live traffic, so bounded: about a millisecond.
+RECENT_SAMPLES = 1000
+#: Of the course over time: 5 s each, and less while the process is young.
+BINS = 60
+_SPANS_S = (60.0, 120.0, RECENT_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RecentStats:
+    """Of some finished requests; `None` where none of them says.
+
+    `failed` are those that ended with 5xx, a broken stream included. `off_ms_p50` is the median distance between
+    predicted and observed TTFT. Shares are of prompt tokens: found in cache by the engines' reports, and as believed at
+    the decision for the same requests.
+    """
+
+    n: int
+    failed: int
+    ttft_ms_p50: float | None
+    ttft_ms_p95: float | None
+    off_ms_p50: float | None
+    cached_share: float | None
+    estimated_share: float | None
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> RecentStats:
+        ttft = sorted(sample.ttft_ms for sample in samples if sample.ttft_ms is not None)
+        off = sorted(
+            abs(sample.predicted_ttft_ms - sample.ttft_ms)
+            for sample in samples
+            if sample.predicted_ttft_ms is not None and sample.ttft_ms is not None
+        )
+        told = [sample for sample in samples if sample.cached_tokens is not None]
+        prompt_tokens = sum(sample.input_tokens for sample in told)
+        return cls(
+            n=len(samples),
+            failed=sum(sample.status >= 500 for sample in samples),
+            ttft_ms_p50=quantile(ttft, 0.5),
+            ttft_ms_p95=quantile(ttft, 0.95),
+            off_ms_p50=quantile(off, 0.5),
+            cached_share=_share((sample.cached_tokens or 0 for sample in told), prompt_tokens),
+            estimated_share=_share((sample.estimated_cached_tokens for sample in told), prompt_tokens),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBin:
+    """Requests that finished within `length_s` from `start_s` (since the epoch)."""
+
+    start_s: float
+    length_s: float
+    n: int
+    ttft_ms_p50: float | None
+    ttft_ms_p95: float | None
+
+
+def recent_stats(newest_first: Iterable[Sample], *, now: float) -> list[Sample]:
+    """Those that finished within the window, newest first."""
+    return [sample for sample in newest_first if now - sample.finished_s <= RECENT_S]
+
+
+def ttft_series(samples: Iterable[Sample], *, now: float, up_s: float) -> list[TimeBin]:
+    """TTFT over the window, oldest bin first. Bins begin at whole multiples of their length, so they stand still."""
+    length_s = next((span_s for span_s in _SPANS_S if up_s <= span_s), RECENT_S) / BINS
+    first = floor(now / length_s) - BINS + 1
+    times: list[list[float]] = [[] for _ in range(BINS)]
+    for sample in samples:
+        place = floor(sample.finished_s / length_s) - first
+        if 0 <= place < BINS and sample.ttft_ms is not None:
+            times[place].append(sample.ttft_ms)
+    return [_bin((first + place) * length_s, length_s, sorted(ttft)) for place, ttft in enumerate(times)]
+
+
+def quantile(ordered: Sequence[float], q: float) -> float | None:
+    """Linear between neighbours, as numpy's; `None` of nothing.
+
+    >>> quantile([1.0, 2.0, 4.0], 0.5), quantile([1.0, 2.0, 4.0], 0.75), quantile([], 0.5)
+    (2.0, 3.0, None)
+    """
+    if not ordered:
+        return None
+    place = q * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _bin(start_s: float, length_s: float, ttft_ms: Sequence[float]) -> TimeBin:
+    return TimeBin(start_s, length_s, len(ttft_ms), quantile(ttft_ms, 0.5), quantile(ttft_ms, 0.95))
+
+
+def _share(tokens: Iterable[int], of: int) -> float | None:
+    return sum(tokens) / of if of else None

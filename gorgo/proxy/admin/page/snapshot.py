@@ -1,0 +1,220 @@
+"""Everything that the page and `gorgo status` show, as it is at one moment.
+
+Owns what belongs to the status and how it is put together, and its JSON form. Looking at it is `document`'s and the
+command line's; what it says is the Router's, `steering`'s and `figures`'.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.core.messages.decision import Decision
+from gorgo.core.messages.samples import Sample
+from gorgo.proxy.admin.page.alerts import Alert, Condition, alerts, condition_of
+from gorgo.proxy.admin.page.recent_stats import (
+    RECENT_S,
+    RECENT_SAMPLES,
+    RecentStats,
+    TimeBin,
+    recent_stats,
+    ttft_series,
+)
+from gorgo.proxy.control.state_file import Frozen
+from gorgo.proxy.control.transactions import WeightsChange
+from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.telemetry.probe_history import ProbeTime
+
+#: Enough to see a pattern; the rest is at `/admin/decisions/{request_id}`.
+DECISIONS_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica: as the Router sees it, in a word, and by its recent requests and probes."""
+
+    view: ReplicaSnapshot
+    condition: Condition
+    stats: RecentStats
+    probes: tuple[ProbeTime, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        trips = [[at_s, None if rtt_s is None else rtt_s * 1e3] for at_s, rtt_s in self.probes]
+        told = {"standing": self.condition.word, "why": self.condition.why, "recent": asdict(self.stats)}
+        return self.view.as_dict() | told | {"probes": trips}
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionStatus:
+    """A decision and what came of it: a sample once the request is over, unless another attempt came after this."""
+
+    decision: Decision
+    region: str | None
+    sample: Sample | None
+    followed: bool
+
+    @property
+    def error_ms(self) -> float | None:
+        """Observed less predicted TTFT."""
+        predicted_s, sample = self.decision.predicted_ttft_s, self.sample
+        if predicted_s is None or sample is None or sample.ttft_ms is None:
+            return None
+        return sample.ttft_ms - predicted_s * 1e3
+
+    def as_dict(self) -> dict[str, Any]:
+        outcome = {"followed": self.followed, "off_ms": self.error_ms}
+        sample = None if self.sample is None else asdict(self.sample)
+        return self.decision.as_dict() | {"region": self.region, "sample": sample} | outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One proxy at one moment."""
+
+    boot_id: str
+    region: str
+    now: float
+    up_s: float
+    stopping: bool
+    in_flight: int
+    queued: int
+    alerts: Sequence[Alert]
+    stats: RecentStats
+    #: Time that `figures` cover, s: less than the window after a start, and where requests are many.
+    span_s: float
+    ttft_series: Sequence[TimeBin]
+    #: In the configuration's order, those without a replica left out.
+    regions: Mapping[str, Sequence[ReplicaStatus]]
+    unreachable_regions: frozenset[str]
+    policy: str
+    unit: str
+    version: int
+    weights: Mapping[str, float]
+    boxes: Mapping[str, tuple[float, float]]
+    frozen: Frozen | None
+    durable: bool
+    #: Oldest first.
+    history: Sequence[WeightsChange]
+    #: Newest first.
+    decisions: Sequence[DecisionStatus]
+
+    @property
+    def per_s(self) -> float | None:
+        """Requests finished a second, lately."""
+        return self.stats.n / self.span_s if self.span_s > 0 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form for `/admin/status`; `replicas` and `routing` are as `/admin/fleet` has them, and more."""
+        rows = [row for replicas in self.regions.values() for row in replicas]
+        return {
+            "boot_id": self.boot_id,
+            "region": self.region,
+            "now_s": self.now,
+            "up_s": self.up_s,
+            "stopping": self.stopping,
+            "in_flight": self.in_flight,
+            "held": self.queued,
+            "alerts": [asdict(alert) for alert in self.alerts],
+            "recent": asdict(self.stats) | {"span_s": self.span_s, "per_s": self.per_s},
+            "course": [asdict(one) for one in self.ttft_series],
+            "routing": {
+                "policy": self.policy,
+                "unit": self.unit,
+                "version": self.version,
+                "weights": dict(self.weights),
+                "boxes": {name: list(box) for name, box in self.boxes.items()},
+                "frozen": None if self.frozen is None else self.frozen.as_dict(),
+                "durable": self.durable,
+            },
+            "history": [change.as_dict() for change in self.history],
+            "unreachable_regions": sorted(self.unreachable_regions),
+            "replicas": [row.as_dict() for row in rows],
+            "decisions": [row.as_dict() for row in self.decisions],
+        }
+
+
+def take_snapshot(state: RunningProxy) -> Snapshot:
+    """The status now. Takes a step of the event loop: milliseconds at most, for it is bounded throughout."""
+    router, steering, now = state.router, state.control, state.clock()
+    views = router.fleet_view(now=now)
+    samples = recent_stats(router.samples.newest(RECENT_SAMPLES), now=now)
+    figures = RecentStats.of(samples)
+    specs = router.policy.weight_specs
+    return Snapshot(
+        boot_id=router.boot_id,
+        region=state.config.proxy.region,
+        now=now,
+        up_s=now - state.started_s,
+        stopping=state.stopping,
+        in_flight=router.in_flight,
+        queued=router.queued,
+        alerts=alerts(
+            views,
+            figures,
+            cut_off=router.unreachable_regions,
+            held=router.queued,
+            stopping=state.stopping,
+            config_refused=state.metrics.config.refused,
+            outside=router.weights.out_of_range(specs),
+        ),
+        stats=figures,
+        span_s=_span_s(samples, now=now, up_s=now - state.started_s),
+        ttft_series=ttft_series(samples, now=now, up_s=now - state.started_s),
+        regions=_regions(state, views, samples),
+        unreachable_regions=router.unreachable_regions,
+        policy=router.policy.name,
+        unit=router.policy.unit,
+        version=router.weights.version,
+        weights=dict(router.weights),
+        boxes={spec.name: (spec.low, spec.high) for spec in specs},
+        frozen=steering.frozen,
+        durable=steering.durable,
+        history=steering.history,
+        decisions=_decisions(router.newest_decisions(DECISIONS_SHOWN), samples, views),
+    )
+
+
+def _span_s(samples: Sequence[Sample], *, now: float, up_s: float) -> float:
+    """The whole window, unless the process is younger or more requests came than are looked at."""
+    if len(samples) == RECENT_SAMPLES:
+        return now - samples[-1].finished_s
+    return min(RECENT_S, up_s)
+
+
+def _regions(
+    state: RunningProxy, views: Sequence[ReplicaSnapshot], samples: Sequence[Sample]
+) -> dict[str, list[ReplicaStatus]]:
+    by_replica: defaultdict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_replica[sample.replica].append(sample)
+    rows: dict[str, list[ReplicaStatus]] = {region.name: [] for region in state.config.regions}
+    for view in views:
+        figures = RecentStats.of(by_replica.get(view.name, ()))
+        row = ReplicaStatus(view, condition_of(view), figures, state.probe_history.for_replica(view.name))
+        rows.setdefault(view.region, []).append(row)
+    return {region: replicas for region, replicas in rows.items() if replicas}
+
+
+def _decisions(
+    decisions: Sequence[Decision], samples: Sequence[Sample], views: Sequence[ReplicaSnapshot]
+) -> list[DecisionStatus]:
+    """A client may use an id again, so a sample counts for a decision only if it ended after it."""
+    regions = {view.name: view.region for view in views}
+    wanted = {decision.request_id for decision in decisions}
+    finished: dict[str, Sample] = {}
+    for sample in samples:
+        if sample.request_id in wanted:
+            finished.setdefault(sample.request_id, sample)
+    last: dict[str, int] = {}
+    rows: list[DecisionStatus] = []
+    for decision in decisions:
+        key = decision.request_id
+        followed = last.get(key, 0) > decision.attempt
+        last[key] = decision.attempt
+        found = finished.get(key)
+        mine = found is not None and found.finished_s >= decision.decided_s and found.replica == decision.replica
+        rows.append(DecisionStatus(decision, regions.get(decision.replica), found if mine else None, followed))
+    return rows

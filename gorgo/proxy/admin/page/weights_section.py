@@ -1,0 +1,98 @@
+"""Weights: those in force, whether anybody may change them, and who set which version when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gorgo.proxy.admin.page import formatting
+from gorgo.proxy.admin.page.charts import box_line
+from gorgo.proxy.admin.page.markup import Html, joined, tag
+from gorgo.proxy.admin.page.snapshot import Snapshot
+from gorgo.proxy.control.transactions import WeightsChange
+
+#: The older ones are behind a click.
+VERSIONS_SHOWN = 6
+
+
+class WeightsSection:
+    """In force on top, versions newest first below. Written again only when something has changed."""
+
+    def __init__(self) -> None:
+        self._written: tuple[object, Html] | None = None
+
+    def __call__(self, status: Snapshot) -> Iterator[Html]:
+        key = (status.policy, status.version, status.frozen, status.durable, *status.history[-1:])
+        if self._written is None or self._written[0] != key:
+            html = joined([_standing(status), _in_force(status), _history(status.history)])
+            self._written = key, html
+        yield self._written[1]
+
+
+def _standing(status: Snapshot) -> Html:
+    what = f"{status.policy}, version {status.version}"
+    if status.frozen is None:
+        free = tag("span", "not frozen", class_="chip plain")
+        return tag("p", tag("b", what), " ", free, " operators and a tuner may change them")
+    held = status.frozen
+    by = "" if held.by is None else f" by {held.by}"
+    reason = "" if held.reason is None else f": {held.reason}"
+    chip = tag("span", "frozen", class_="chip frozen")
+    lasting = "" if status.durable else " (no state file: the freeze ends with this process)"
+    return tag("p", tag("b", what), " ", chip, f" since {formatting.moment(held.since)}{by}{reason}{lasting}")
+
+
+def _in_force(status: Snapshot) -> Html | None:
+    if not status.weights:
+        return tag("p", f"{status.policy} has no weights.", class_="quiet")
+    cells = []
+    for name, value in status.weights.items():
+        low, high = status.boxes.get(name, (value, value))
+        box = tag("small", f"{low:g} … {high:g}")
+        cells.append(tag("div", tag("span", name), tag("b", formatting.number(value)), box_line(value, low, high), box))
+    return tag("div", *cells, class_="weights")
+
+
+def _history(history: Sequence[WeightsChange]) -> Html:
+    rows = [
+        _version(change, before)
+        for change, before in zip(reversed(history), [*reversed(history[:-1]), None], strict=True)
+    ]
+    shown, older = rows[:VERSIONS_SHOWN], rows[VERSIONS_SHOWN:]
+    parts = [_table(shown)]
+    if older:
+        parts.append(
+            tag("details", tag("summary", f"{len(older)} older versions"), _table(older), id="older", class_="older")
+        )
+    return joined(parts)
+
+
+def _table(rows: Sequence[Html]) -> Html:
+    heads = [
+        tag("th", name, scope="col") for name in ("version", "since, UTC", "policy", "weights", "set by", "reason")
+    ]
+    return tag(
+        "div", tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), class_="versions"), class_="wide"
+    )
+
+
+def _version(change: WeightsChange, before: WeightsChange | None) -> Html:
+    by = change.source if change.by is None else f"{change.by} ({change.source})"
+    same = before is not None and before.policy == change.policy
+    return tag(
+        "tr",
+        tag("td", change.version),
+        tag("td", formatting.moment(change.at)),
+        tag("td", change.policy),
+        tag("td", _values(change.weights, before.weights if same and before is not None else change.weights)),
+        tag("td", by),
+        tag("td", change.reason, class_="reason"),
+    )
+
+
+def _values(weights: Mapping[str, float], before: Mapping[str, float]) -> Html:
+    """What this version changed stands out."""
+    shown = []
+    for name, value in weights.items():
+        text = f"{name} {formatting.number(value)}"
+        shown.append(text if before.get(name) == value else tag("b", text))
+    return joined(part for at, text in enumerate(shown) for part in ((", " if at else None), text))

@@ -1,0 +1,56 @@
+"""A look inside the running process, for tests that must know whether anything leaks or disagrees.
+
+Owns what `GET /admin/check` answers: every invariant of the Router, asserted, and a count of what is open. It visits
+the whole prefix index in one step of the event loop, in which no stream goes on; so it is off unless the process was
+started with `GORGO_INTERNAL_ROUTES=1`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gorgo.core.router import Router
+    from gorgo.proxy.state import RunningProxy
+
+INTERNAL_VARIABLE = "GORGO_INTERNAL_ROUTES"
+
+
+def self_check(state: RunningProxy) -> dict[str, Any]:
+    """What is open, and the first invariant that does not hold (`None` when all do)."""
+    router = state.router
+    return {
+        "violation": _violation(router),
+        "index": {"blocks": router.index.stored_blocks, "nodes": router.index.nodes},
+        "in_flight": router.in_flight,
+        "held": router.queued,
+        "exchanges": len(state.exchanges),
+        "leaving": len(state.draining_targets),
+        "users": {name: target.active for name, target in state.targets.items()},
+        "sources": {name: target.upstream.open_responses for name, target in state.targets.items()},
+        "kept_connections": {name: target.upstream.connections for name, target in state.targets.items()},
+        "tasks": dict(Counter(_name(task) for task in asyncio.all_tasks())),
+    }
+
+
+def _violation(router: Router) -> str | None:
+    try:
+        router.check()
+    except AssertionError as broken:
+        return str(broken) or _place(broken)
+    return None
+
+
+def _place(broken: AssertionError) -> str:
+    """Where, for an assertion without words."""
+    at = broken.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return "an assertion" if at is None else f"{at.tb_frame.f_code.co_qualname}, line {at.tb_lineno}"
+
+
+def _name(task: asyncio.Task[Any]) -> str:
+    """Of its coroutine: what all tasks of one kind have in common."""
+    return getattr(task.get_coro(), "__qualname__", "unknown")

@@ -1,0 +1,219 @@
+"""What the proxy keeps over a restart: policy, weights and their version, the freeze, drain marks. One small JSON file.
+
+Owns the record, its text and the file. Which of it holds at a start is `resume`'s, who changes it `steering`'s.
+
+Theory of operation: the file is always written whole and atomically, so that it holds one state that was in force (or
+was about to be) and never a mixture. It also says what the configuration said at that moment. A start can thereby tell
+a configuration that has been edited since from one that an operator or a tuner has gone beyond.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gorgo.config.atomic import write_atomically
+from gorgo.config.model import Config
+from gorgo.core.numeric import is_number
+from gorgo.errors import ConfigError, StateError
+
+SCHEMA = 1
+#: A thousand replicas, all draining, take a tenth of it.
+MAX_BYTES = 1 << 20
+#: As far as a reader of JSON whose numbers are floats can count.
+MAX_VERSION = 1 << 53
+
+_KEYS = ("gorgo_state", "policy", "weights", "version", "frozen", "draining", "configured")
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """Since when (ISO 8601, UTC) the weights are pinned, why, and by whom."""
+
+    since: str
+    reason: str | None = None
+    by: str | None = None
+
+    def as_dict(self) -> dict[str, str | None]:
+        return {"since": self.since, "reason": self.reason, "by": self.by}
+
+    def __str__(self) -> str:
+        by = "" if self.by is None else f" by {self.by}"
+        reason = "" if self.reason is None else f" ({self.reason})"
+        return f"frozen since {self.since}{by}{reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSnapshot:
+    """What the configuration, options of the command line included, says of what is kept here."""
+
+    policy: str
+    weights: Mapping[str, float]
+    draining: frozenset[str]
+
+    @classmethod
+    def by(cls, config: Config) -> ConfigSnapshot:
+        marked = frozenset(replica.name for replica in config.replicas if replica.draining)
+        return cls(config.proxy.policy, dict(config.proxy.weights), marked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistedState:
+    """Everything that a restart must not forget."""
+
+    policy: str
+    weights: Mapping[str, float]
+    version: int
+    frozen: Frozen | None
+    #: Names of the replicas whose mark is set.
+    draining: frozenset[str]
+    configured: ConfigSnapshot
+
+
+class StateFile:
+    """The file of one proxy; two of them need two files.
+
+    Parameters
+    ----------
+    path:
+        Need not be there yet; its folder must.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> PersistedState | None:
+        """What was kept, `None` if there is no file yet. Raises `ConfigError` for anything else."""
+        try:
+            with open(self.path, "rb", opener=_at_once) as file:
+                text = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.path}: the state file cannot be read: {_reason(error)}") from error
+        return parse_state(text, source=str(self.path))
+
+    def write(self, kept: PersistedState) -> None:
+        """Durable on return. Raises `StateError`. Blocks for as long as the disk takes."""
+        try:
+            write_atomically(self.path, encode_state(kept))
+        except (OSError, ValueError) as error:
+            raise StateError(f"the state file {self.path} cannot be written: {_reason(error)}") from error
+
+
+def encode_state(kept: PersistedState) -> bytes:
+    """The content of the file.
+
+    >>> configured = ConfigSnapshot("gorgo", {}, frozenset())
+    >>> kept = Kept(policy="random", weights={}, version=2, frozen=None, draining=frozenset(), configured=configured)
+    >>> parse_state(encode_state(kept), source="example") == kept
+    True
+    """
+    said = kept.configured
+    document = {
+        "gorgo_state": SCHEMA,
+        "policy": kept.policy,
+        "weights": dict(kept.weights),
+        "version": kept.version,
+        "frozen": None if kept.frozen is None else kept.frozen.as_dict(),
+        "draining": sorted(kept.draining),
+        "configured": {"policy": said.policy, "weights": dict(said.weights), "draining": sorted(said.draining)},
+    }
+    return json.dumps(document, indent=2, allow_nan=False).encode() + b"\n"
+
+
+def parse_state(text: bytes, *, source: str) -> PersistedState:
+    """The record of a file's content; raises `ConfigError` with `source`, place and expectation."""
+    return _StateReader(source).state(text)
+
+
+class _StateReader:
+    """Strict: a file that is not wholly as this program writes it is damaged."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def state(self, text: bytes) -> PersistedState:
+        document = self._document(text)
+        self._keys(document, _KEYS, "the file")
+        frozen, said = document["frozen"], document["configured"]
+        self._keys(said, ("policy", "weights", "draining"), "configured")
+        version = document["version"]
+        if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= MAX_VERSION:
+            self._damaged("version", version, f"a whole number from 1 to {MAX_VERSION}")
+        return PersistedState(
+            policy=self._text(document, "policy"),
+            weights=self._weights(document["weights"], "weights"),
+            version=version,
+            frozen=None if frozen is None else self._frozen(frozen),
+            draining=self._names(document["draining"], "draining"),
+            configured=ConfigSnapshot(
+                self._text(said, "policy"),
+                self._weights(said["weights"], "configured.weights"),
+                self._names(said["draining"], "configured.draining"),
+            ),
+        )
+
+    def _document(self, text: bytes) -> dict[str, Any]:
+        if len(text) > MAX_BYTES:
+            self._fail(f"is larger than {MAX_BYTES} bytes")
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            self._fail(f"is no JSON ({error})")
+        schema = document.get("gorgo_state") if isinstance(document, dict) else None
+        if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+            self._fail(f"has no key gorgo_state with the number of its form; this GORGO writes {SCHEMA}")
+        if schema > SCHEMA:
+            raise ConfigError(
+                f"{self._source}: this state file has form {schema}, of a newer GORGO; this one reads up to {SCHEMA}"
+            )
+        assert isinstance(document, dict)
+        return document
+
+    def _frozen(self, value: Any) -> Frozen:
+        self._keys(value, ("since", "reason", "by"), "frozen")
+        for key in ("reason", "by"):
+            if value[key] is not None and not isinstance(value[key], str):
+                self._damaged(f"frozen.{key}", value[key], "text or null")
+        return Frozen(self._text(value, "since"), value["reason"], value["by"])
+
+    def _keys(self, value: Any, keys: tuple[str, ...], place: str) -> None:
+        if not isinstance(value, dict) or set(value) != set(keys):
+            self._fail(f"{place} does not have exactly the keys {', '.join(keys)}")
+
+    def _text(self, value: Mapping[str, Any], key: str) -> str:
+        found = value[key]
+        if not isinstance(found, str) or not found:
+            self._damaged(key, found, "text")
+        return found
+
+    def _weights(self, value: Any, place: str) -> dict[str, float]:
+        if not isinstance(value, dict) or not all(is_number(number) for number in value.values()):
+            self._damaged(place, value, "finite numbers by name")
+        return {name: float(number) for name, number in value.items()}
+
+    def _names(self, value: Any, place: str) -> frozenset[str]:
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            self._damaged(place, value, "a list of names")
+        return frozenset(value)
+
+    def _damaged(self, place: str, value: object, expected: str) -> NoReturn:
+        self._fail(f"{place} is {str(value)[:60]!r}; expected {expected}")
+
+    def _fail(self, what: str) -> NoReturn:
+        advice = "put a copy back, or move it away to start from the configuration"
+        raise ConfigError(f"{self._source}: the state file is damaged: {what}; {advice}")
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A pipe would keep us until somebody writes into it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

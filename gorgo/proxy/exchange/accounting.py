@@ -1,0 +1,151 @@
+"""What one exchange leaves behind: its figures, its log line, and its line in the request log.
+
+Owns the words, and what each event of an exchange means for the figures; when they happen is the exchange's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.prompt.token_ratio import MAX_NAME
+from gorgo.proxy.exchange.parse import ParsedRequest
+from gorgo.proxy.logs import log, log_missing
+from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.upstream.target import Target
+
+if TYPE_CHECKING:
+    from gorgo.proxy.telemetry.spans import Trace
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What the log line and the metrics say at the end."""
+
+    received_s: float
+    replica: str | None = None
+    status: int = 0
+    attempts: int = 0
+    ttft_s: float | None = None
+    outcome: Outcome | None = None
+    code: str | None = None
+    decision_s: float = 0.0
+    request: ParsedRequest | None = None
+    #: How long it waited at the proxy, and whether it was sent to a second replica as well.
+    queued_s: float | None = None
+    hedged: bool = False
+    #: `None` unless this request is traced.
+    trace: Trace | None = None
+
+    def body_read(self, state: RunningProxy) -> None:
+        """The whole body is there."""
+        now = state.clock()
+        state.metrics.body_read(now - self.received_s)
+        if self.trace is not None:
+            self.trace.asked(now)
+
+    def attempt_started(self, state: RunningProxy, dispatch: Dispatch) -> None:
+        """An attempt is on its way."""
+        self.attempts = dispatch.attempt
+        self.replica = dispatch.replica
+        state.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
+        if self.trace is not None:
+            self.trace.began(dispatch)
+
+    def first_content(self, state: RunningProxy, dispatch: Dispatch, *, now: float) -> None:
+        """The attempt that is the answer has something to show."""
+        self.ttft_s = ttft_s = now - self.received_s
+        decision = dispatch.decision
+        parts = decision.estimate.attribute(ttft_s)
+        state.metrics.first_content(
+            dispatch.replica, dispatch.region, ttft_s, predicted_s=decision.predicted_ttft_s, parts=parts
+        )
+        if self.trace is not None:
+            self.trace.first_content(dispatch, now=now, parts=parts)
+
+    def attempt_ended(
+        self, state: RunningProxy, ask: ParsedRequest, dispatch: Dispatch, outcome: Outcome, target: Target
+    ) -> None:
+        """An attempt has ended, and what its answer told is learned."""
+        if outcome.result is not AttemptResult.SUPERSEDED:
+            self.outcome = outcome
+        replica, region = dispatch.replica, dispatch.region
+        state.metrics.ended(replica, region, outcome.result.value)
+        if self.trace is not None:
+            self.trace.ended(dispatch, outcome, now=state.clock())
+        if outcome.result is AttemptResult.COMPLETED:
+            believed = dispatch.decision.estimated_cached_tokens
+            e2e_s = state.clock() - self.received_s
+            state.metrics.completed(replica, region, e2e_s, outcome, estimated_cached_tokens=believed)
+            if outcome.prompt_tokens is not None:
+                # An answer with usage tells whether its engine reports what it had cached.
+                missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=believed)
+                log_missing(replica, missing)
+        if outcome.prompt_tokens is not None and ask.prompt.tokens is None:
+            state.ratios.learn(ask.route.model, text_bytes=len(ask.prompt.text), prompt_tokens=outcome.prompt_tokens)
+
+    def close(self, state: RunningProxy, route: str, request_id: str, *, sent_status: int, gone: bool) -> None:
+        """One count, one line in each log. `sent_status` is what the client was sent, 0 for nothing."""
+        if gone:
+            self.status = 499
+            state.metrics.client_disconnected()
+        status = self.status or sent_status or 500
+        state.metrics.request(route, state.router.policy.name, status)
+        if state.request_log is not None and self.request is not None:
+            self._write_request_log(state, self.request, status)
+        if self.trace is not None:
+            self.trace.close(
+                status=status, code=self.code, retries=self._retries, hedged=self.hedged, now=state.clock()
+            )
+        self._log(state, route, request_id, status)
+
+    @property
+    def _retries(self) -> int:
+        return max(0, self.attempts - 1 - self.hedged)
+
+    def _log(self, state: RunningProxy, route: str, request_id: str, status: int) -> None:
+        outcome = self.outcome
+        log(
+            "request",
+            request_id=request_id,
+            route=route,
+            replica=self.replica,
+            status=status,
+            code=self.code,
+            ttft_ms=None if self.ttft_s is None else round(self.ttft_s * 1e3, 1),
+            e2e_s=round(state.clock() - self.received_s, 4),
+            prompt_tokens=None if outcome is None else outcome.prompt_tokens,
+            cached_tokens=None if outcome is None else outcome.cached_tokens,
+            output_tokens=None if outcome is None else outcome.output_tokens,
+            retries=self._retries,
+            **self._unusual(),
+            error=None if outcome is None else outcome.error,
+        )
+
+    def _unusual(self) -> dict[str, Any]:
+        """What most requests have nothing of, and their lines do not name."""
+        unusual: dict[str, Any] = {}
+        if self.queued_s is not None:
+            unusual["held_ms"] = round(self.queued_s * 1e3, 1)
+        if self.hedged:
+            unusual["hedged"] = True
+        return unusual
+
+    def _write_request_log(self, state: RunningProxy, ask: ParsedRequest, status: int) -> None:
+        """A line for those who replay this traffic, even if nobody could answer: it was asked."""
+        assert state.request_log is not None
+        told = self.outcome or Outcome(AttemptResult.CLIENT_DISCONNECTED)
+        model = ask.route.model
+        state.request_log.add(
+            received_s=self.received_s,
+            # A client chooses it, so it can be of any length.
+            model=None if model is None or len(model) > MAX_NAME else model,
+            input_tokens=ask.route.prompt_tokens if told.prompt_tokens is None else told.prompt_tokens,
+            # What was cut short would have been longer.
+            output_tokens=told.output_tokens if told.result is AttemptResult.COMPLETED else None,
+            text_bytes=len(ask.prompt.text),
+            status=status,
+            blocks=ask.route.blocks,
+        )

@@ -1,0 +1,104 @@
+"""What a client asks for, as far as routing goes: prompt, size, model, session, and the replica it may be bound to.
+
+Owns the step from a body to a `RouteRequest`. The body itself is kept as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.prompt.parse import Prompt, read_prompt
+from gorgo.errors import BadRequest
+from gorgo.proxy.http.body import ask_for_usage, parse_body
+from gorgo.proxy.http.errors import HttpError
+from gorgo.proxy.http.headers import Header, session_id
+from gorgo.proxy.state import BLOCK_BYTES, RunningProxy
+
+#: Routes on which the engines know `stream_options`.
+_USAGE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
+#: `Prompt.text` holds 4 bytes for each token id that a client sends itself.
+_BYTES_PER_ID = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """One request, read."""
+
+    body: bytes
+    prompt: Prompt
+    route: RouteRequest
+    #: The body as an attempt with `request_usage` sends it; `None` if there is nothing to ask for.
+    with_usage: bytes | None
+
+
+def parse_request(
+    state: RunningProxy,
+    route: str,
+    headers: Sequence[Header],
+    body: bytes,
+    *,
+    request_id: str,
+    received_s: float,
+    client: str | None = None,
+) -> ParsedRequest:
+    """Parse `body` once and take out what routing needs. Raises `HttpError` for one that cannot be routed."""
+    parsed = parse_body(body, headers)
+    try:
+        prompt = read_prompt(route, parsed)
+    except BadRequest as refusal:
+        raise HttpError(400, "invalid_request", str(refusal)) from None
+    model = _model(parsed)
+    wishes = state.client_policies.request_options(headers, client=client, model=model)
+    ratio = _BYTES_PER_ID if prompt.tokens is not None else state.ratios.ratio(model)
+    fingerprint = state.fingerprinter(prompt)
+    request = RouteRequest(
+        request_id=request_id,
+        received_s=received_s,
+        prompt_tokens=ceil(fingerprint.text_bytes / ratio) if prompt.tokens is None else prompt.tokens,
+        blocks=fingerprint.blocks,
+        block_tokens=BLOCK_BYTES / ratio,
+        prefix_hash=fingerprint.prefix_hash,
+        model=model,
+        session_id=session_id(headers),
+        pinned_replica=_stored_on(state, parsed) if route == "/v1/responses" else None,
+        streamed=parsed.get("stream") is True,
+        body_bytes=len(body),
+        client=client,
+        slo_ttft_s=wishes.slo_ttft_s,
+        priority=wishes.priority,
+        regions=wishes.regions,
+        idempotent=_is_idempotent(route, parsed),
+    )
+    return ParsedRequest(body, prompt, request, _with_usage(route, body, parsed))
+
+
+def _model(parsed: dict[str, Any]) -> str | None:
+    model = parsed.get("model")
+    return model if isinstance(model, str) and model else None
+
+
+def _is_idempotent(route: str, parsed: dict[str, Any]) -> bool:
+    """Whether nothing is kept of the answer: a second attempt would leave a second one. `/v1/responses` keeps it."""
+    return parsed.get("store") is False if route == "/v1/responses" else parsed.get("store") is not True
+
+
+def _stored_on(state: RunningProxy, parsed: dict[str, Any]) -> str | None:
+    """The replica that holds the response which this request goes on from."""
+    previous = parsed.get("previous_response_id")
+    if previous is None:
+        return None
+    home = state.stored_responses.find(previous) if isinstance(previous, str) else None
+    if home is None:
+        message = "previous_response_id: no replica here is known to hold it"
+        raise HttpError(404, "previous_response_not_found", message)
+    return home
+
+
+def _with_usage(route: str, body: bytes, parsed: dict[str, Any]) -> bytes | None:
+    wanted = parsed.get("stream") is True and "stream_options" not in parsed and route in _USAGE_ROUTES
+    # A zero byte can only come from UTF-16 or UTF-32, where a brace is not one byte.
+    return ask_for_usage(body) if wanted and b"\0" not in body else None

@@ -1,0 +1,102 @@
+"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`, in a body or in a stream.
+
+Owns the words; who is to blame is decided elsewhere. No message repeats what a client or a replica sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from email.utils import formatdate
+from math import ceil
+from typing import Any
+
+from gorgo.core.messages.actions import Reject
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+#: OpenAI's word for each kind of status, which its clients turn into exception types.
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class HttpError(Exception):
+    """Answer the client with this, and nothing else."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        headers: Iterable[Header] = (),
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        #: What a program wants to know besides, as keys of the error object.
+        self.details = details
+        self.status = status
+        self.code = code
+        self.message = message
+        self.headers = tuple(headers)
+
+
+def error_of(reject: Reject) -> HttpError:
+    """A Router's refusal; `Retry-After` is whole seconds, rounded up."""
+    headers: list[Header] = []
+    if reject.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, ceil(reject.retry_after_s))))
+    return HttpError(reject.status, reject.code, reject.message, headers=headers)
+
+
+def error_json(status: int, code: str, message: str, details: Mapping[str, Any] | None = None) -> bytes:
+    """The body of an error.
+
+    >>> error_json(404, "not_found", "no such route")
+    b'{"error": {"message": "no such route", "type": "not_found_error", "param": null, "code": "not_found"}}'
+    """
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    error = {"message": message, "type": kind, "param": None, "code": code, **(details or {})}
+    return json.dumps({"error": error}).encode()
+
+
+def error_event(status: int, code: str, message: str, *, named: bool = False) -> bytes:
+    """The same as the last event of a stream. The blank line before it ends an event that was cut in the middle.
+
+    `named` where the stream's events have names and types: Anthropic's clients pass over one that has none, and would
+    take the stream for complete.
+    """
+    error = error_json(status, code, message)
+    if named:
+        return b'\n\nevent: error\ndata: {"type": "error", ' + error[1:] + b"\n\n"
+    return b"\n\ndata: " + error + b"\n\n"
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
+    """A whole JSON answer of the proxy's own, with the date that an origin server owes."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+                (b"date", formatdate(usegmt=True).encode()),
+                *headers,
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_error(send: Send, error: HttpError, headers: Iterable[Header] = ()) -> None:
+    """`error` as an answer; `headers` come on top of its own."""
+    body = error_json(error.status, error.code, error.message)
+    await send_json(send, error.status, body, (*error.headers, *headers))

@@ -1,0 +1,93 @@
+"""TLS on both sides: as whom the proxy speaks to clients, and whom it believes to be a replica.
+
+Owns the two kinds of context and what is said of files that do not fit. Leaves handshakes to asyncio and aiohttp.
+
+HTTP/1.1 is spoken on both sides. A load balancer or Envoy in front can end HTTP/2.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gorgo.config.model import ReplicaConfig, TlsConfig
+from gorgo.errors import ConfigError
+
+_NO_PASSWORD = "a private key without a passphrase"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTls:
+    """What the data listener shows. The context stays the same one, so that a new certificate needs no new socket."""
+
+    context: ssl.SSLContext
+
+    def renew(self, files: TlsConfig) -> None:
+        """Show the pair that lies there now, from the next handshake on. Raises `ConfigError` and keeps the old."""
+        if files.cert is None or files.key is None:
+            return  # TLS off in the file: that needs a new start
+        _server_context(files.cert, files.key)
+        _load("proxy.tls", self.context, files.cert, files.key)
+
+
+def served_tls(files: TlsConfig) -> ServedTls | None:
+    """For the data listener; `None` without a certificate. Raises `ConfigError`."""
+    if files.cert is None or files.key is None:
+        return None
+    return ServedTls(_server_context(files.cert, files.key))
+
+
+def upstream_tls(replica: ReplicaConfig, shared: ssl.SSLContext) -> ssl.SSLContext:
+    """For connections to one replica; `shared` where it asks for nothing of its own. Raises `ConfigError`."""
+    if replica.ca_file is None and replica.client_cert is None:
+        return shared
+    place = f"replica {replica.name!r}"
+    context = ssl.create_default_context() if replica.ca_file is None else _trusting(place, replica.ca_file)
+    if replica.client_cert is not None and replica.client_key is not None:
+        _load(place, context, replica.client_cert, replica.client_key)
+    return context
+
+
+def _server_context(cert: str, key: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    _load("proxy.tls", context, cert, key)
+    return context
+
+
+def _trusting(place: str, ca_file: str) -> ssl.SSLContext:
+    """Only those in the file vouch: an authority of the system could speak for any name inside the fleet."""
+    with _explained(f"{place}: ca_file {ca_file!r}", "certificates of authorities in PEM form"):
+        _no_pipe(ca_file)
+        return ssl.create_default_context(cafile=ca_file)
+
+
+def _load(place: str, context: ssl.SSLContext, cert: str, key: str) -> None:
+    with _explained(f"{place}: {cert!r} with {key!r}", f"a certificate chain and {_NO_PASSWORD}, both in PEM form"):
+        _no_pipe(cert, key)
+        context.load_cert_chain(cert, key, password=_no_password)
+
+
+def _no_pipe(*paths: str) -> None:
+    """OpenSSL would wait for somebody to write into it, and every stream of the proxy with it."""
+    for path in paths:
+        if Path(path).is_fifo():
+            raise ValueError(f"{path!r} is a pipe")
+
+
+def _no_password() -> str:
+    # OpenSSL would otherwise ask at the terminal.
+    raise ValueError(_NO_PASSWORD)
+
+
+@contextmanager
+def _explained(what: str, expected: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as failure:  # `ssl.SSLError` is an `OSError`
+        reason = getattr(failure, "strerror", None) or str(failure)
+        raise ConfigError(f"{what}: {reason}; expected {expected}") from failure

@@ -1,0 +1,121 @@
+"""What a client wishes of its request beside the body: by when, how urgent, where; and what the configuration grants.
+
+Owns the headers and their 400s. The Router only sees the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+
+from gorgo.config.model import ClientRuleConfig, Config
+from gorgo.core.quotas import ClientLimits, ClientRules
+from gorgo.proxy.http.errors import HttpError
+from gorgo.proxy.http.headers import Header
+
+#: Deadlines of the first token, ms; the first that is there counts.
+SLO_HEADERS = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
+PRIORITY_HEADER = b"x-gorgo-priority"
+PRIORITIES: Mapping[bytes, int] = {b"high": 1, b"normal": 0, b"low": -1}
+#: Levels enough for anybody's classes of service; each has its own line at the proxy.
+MAX_PRIORITY = 100
+#: Longer deadlines than an hour mean none.
+MAX_SLO_MS = 3_600_000.0
+#: Of a number in a header.
+_MAX_WORD_BYTES = 32
+_EXPECTED = frozenset({*SLO_HEADERS, PRIORITY_HEADER})
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """Of one request."""
+
+    slo_ttft_s: float | None = None
+    priority: int = 0
+    regions: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPolicies:
+    """What the configuration says of clients and models, looked up by name."""
+
+    clients: Mapping[str, ClientRuleConfig] = field(default_factory=dict)
+    models: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @classmethod
+    def for_client(cls, config: Config) -> ClientPolicies:
+        clients = {rule.name: rule for rule in config.clients.rules}
+        models = {model.name: frozenset(model.allowed_regions) for model in config.models if model.allowed_regions}
+        return cls(clients, models)
+
+    def request_options(self, headers: Iterable[Header], *, client: str | None, model: str | None) -> RequestOptions:
+        """Read the headers and hold them against the rules. Raises `HttpError` (400)."""
+        slo_s, asked = _read(headers)
+        rule = None if client is None else self.clients.get(client)
+        regions = None if model is None else self.models.get(model)
+        if rule is None:
+            if slo_s is None and asked is None and regions is None:
+                return _NOTHING
+            return RequestOptions(slo_s, asked or 0, regions)
+        if rule.allowed_regions:
+            own = frozenset(rule.allowed_regions)
+            regions = own if regions is None else own & regions
+        return RequestOptions(slo_s, rule.priority if asked is None else min(asked, rule.priority), regions)
+
+
+def client_rules(config: Config) -> ClientRules:
+    """The limits of clients as the Router counts them."""
+    clients = config.clients
+    default = ClientLimits(clients.max_in_flight, _per_s(clients.requests_per_minute))
+    named = {
+        rule.name: ClientLimits(
+            rule.max_in_flight or clients.max_in_flight,
+            _per_s(rule.requests_per_minute or clients.requests_per_minute),
+        )
+        for rule in clients.rules
+    }
+    return ClientRules(default, named)
+
+
+_NOTHING = RequestOptions()
+
+
+def _read(headers: Iterable[Header]) -> tuple[float | None, int | None]:
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in _EXPECTED:
+            found.setdefault(name, value)
+    if not found:
+        return None, None
+    slo = next((name for name in SLO_HEADERS if name in found), None)
+    slo_s = None if slo is None else _milliseconds(slo, found[slo]) / 1e3
+    priority = found.get(PRIORITY_HEADER)
+    return slo_s, None if priority is None else _priority(priority)
+
+
+def _milliseconds(name: bytes, value: bytes) -> float:
+    try:
+        # Python also reads 1_000, which nobody else does.
+        number = float(value) if len(value) <= _MAX_WORD_BYTES and b"_" not in value else float("nan")
+    except ValueError:
+        number = float("nan")
+    if not isfinite(number) or not 0 < number <= MAX_SLO_MS:
+        expected = f"a number of milliseconds above 0, at most {MAX_SLO_MS:.0f}"
+        raise HttpError(400, "invalid_header", f"header {name.decode()}: expected {expected}")
+    return number
+
+
+def _priority(value: bytes) -> int:
+    word = value.strip().lower()
+    if word in PRIORITIES:
+        return PRIORITIES[word]
+    digits = word[1:] if word[:1] == b"-" else word
+    if digits.isdigit() and len(digits) <= 3 and int(digits) <= MAX_PRIORITY:
+        return int(word)
+    expected = f"high, normal, low or a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+    raise HttpError(400, "invalid_header", f"header {PRIORITY_HEADER.decode()}: expected {expected}")
+
+
+def _per_s(per_minute: float | None) -> float | None:
+    return None if per_minute is None else per_minute / 60.0

@@ -1,0 +1,185 @@
+"""The table of what `/metrics` shows: every metric, and every label with its values and how many there can be.
+
+Owns names, types, labels, help and buckets. The README's tables are tested against `METRICS` and `LABELS`, and what is
+exposed against both. No label ever carries anything that a client sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gorgo.core.latency.ttft import PARTS
+from gorgo.core.messages.request import AttemptResult
+from gorgo.core.metric_spec import LabelSpec, MetricSpec
+
+_REPLICA = ("replica", "region")
+
+#: Every metric of the proxy's own; the process metrics of prometheus_client come on top under `gorgo_process_`.
+METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec("gorgo_requests_total", "counter", ("route", "policy", "status"), "Requests answered, by status class."),
+    MetricSpec("gorgo_attempts_total", "counter", (*_REPLICA, "ending"), "Attempts ended, by how they ended."),
+    MetricSpec("gorgo_retries_total", "counter", ("reason",), "Attempts after the first, by why the one before ended."),
+    MetricSpec("gorgo_rejects_total", "counter", ("reason",), "Requests that the proxy itself answered with an error."),
+    MetricSpec("gorgo_hedges_total", "counter", _REPLICA, "Requests sent to this replica as a second one, being late."),
+    MetricSpec("gorgo_body_read_seconds", "histogram", (), "Request received to the end of its body."),
+    MetricSpec("gorgo_queue_seconds", "histogram", (), "Wait at the proxy of requests that had to wait for a replica."),
+    MetricSpec("gorgo_client_aborts_total", "counter", (), "Requests whose client went away before their end."),
+    MetricSpec("gorgo_ttft_seconds", "histogram", _REPLICA, "Request received to first content, retries included."),
+    MetricSpec(
+        "gorgo_ttft_component_seconds",
+        "histogram",
+        ("region", "part"),
+        "Parts of each TTFT; network, queue and prefill are estimates, cut to what was measured.",
+    ),
+    MetricSpec(
+        "gorgo_ttft_component_seconds_total",
+        "counter",
+        (*_REPLICA, "part"),
+        "The same as seconds per replica; all parts together are the sum of gorgo_ttft_seconds.",
+    ),
+    MetricSpec("gorgo_prediction_error_seconds", "histogram", _REPLICA, "Predicted against measured TTFT, absolute."),
+    MetricSpec(
+        "gorgo_prediction_signed_error_seconds_total",
+        "counter",
+        (*_REPLICA, "direction"),
+        "Seconds by which predictions were over or under; their difference over the count is the signed mean.",
+    ),
+    MetricSpec("gorgo_e2e_seconds", "histogram", _REPLICA, "Request received to last byte, of completed requests."),
+    MetricSpec("gorgo_decision_seconds", "histogram", (), "Parse, fingerprint, match, choice and reservation."),
+    MetricSpec("gorgo_prompt_tokens_total", "counter", _REPLICA, "Prompt tokens dispatched, estimated unless told."),
+    MetricSpec(
+        "gorgo_best_cached_tokens_total",
+        "counter",
+        _REPLICA,
+        "Prompt tokens that the prefix index held cached on whichever candidate had most of them.",
+    ),
+    MetricSpec(
+        "gorgo_estimated_cached_tokens_total", "counter", _REPLICA, "Prompt tokens that the prefix index held cached."
+    ),
+    MetricSpec(
+        "gorgo_reported_cached_tokens_total", "counter", _REPLICA, "Prompt tokens that the engine reported cached."
+    ),
+    MetricSpec(
+        "gorgo_reported_prompt_tokens_total",
+        "counter",
+        _REPLICA,
+        "Prompt tokens of the answers in which the engine reported what was cached.",
+    ),
+    MetricSpec(
+        "gorgo_cached_tokens_signed_error_total",
+        "counter",
+        (*_REPLICA, "direction"),
+        "Tokens by which the prefix index was over or under what the engine reported, of the same answers.",
+    ),
+    MetricSpec("gorgo_output_tokens_total", "counter", _REPLICA, "Output tokens, where the engine reported usage."),
+    MetricSpec("gorgo_probe_failures_total", "counter", _REPLICA, "Pings without an answer."),
+    MetricSpec("gorgo_scrape_failures_total", "counter", _REPLICA, "Scrapes of an engine's load without an answer."),
+    MetricSpec(
+        "gorgo_replica_restarts_total", "counter", _REPLICA, "Times that the engine was another process than before."
+    ),
+    MetricSpec("gorgo_rtt_seconds", "gauge", _REPLICA, "Smoothed round trip; absent while unknown or stale."),
+    MetricSpec("gorgo_probe_age_seconds", "gauge", _REPLICA, "Since the last good ping; absent once that is stale."),
+    MetricSpec("gorgo_scrape_age_seconds", "gauge", _REPLICA, "Since the last good scrape; absent once that is stale."),
+    MetricSpec("gorgo_in_flight_requests", "gauge", _REPLICA, "Attempts open on the replica."),
+    MetricSpec("gorgo_in_flight_tokens", "gauge", _REPLICA, "Prompt tokens of attempts open on the replica."),
+    MetricSpec("gorgo_queued_prefill_tokens", "gauge", _REPLICA, "The part of them still before its first content."),
+    MetricSpec("gorgo_queued_prefill_seconds", "gauge", _REPLICA, "Prefill still to do there, by the prefill queue."),
+    MetricSpec(
+        "gorgo_prefill_slowdown", "gauge", _REPLICA, "How many times longer prefills take there than by the prior."
+    ),
+    MetricSpec("gorgo_replica_eligible", "gauge", _REPLICA, "1 if the next request may go there."),
+    MetricSpec("gorgo_region_unreachable", "gauge", ("region",), "1 while no replica of the region answers a probe."),
+    MetricSpec("gorgo_queue_requests", "gauge", (), "Requests that wait at the proxy for a replica."),
+    MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Blocks that the prefix index believes cached there."),
+    MetricSpec("gorgo_weight", "gauge", ("policy", "weight"), "The weights in force."),
+    MetricSpec("gorgo_weights_version", "gauge", (), "The version of the weights in force."),
+    MetricSpec("gorgo_weights_frozen", "gauge", (), "1 while the weights are pinned."),
+    MetricSpec("gorgo_state_writes_total", "counter", ("result",), "Writes of the state file: written or failed."),
+    MetricSpec(
+        "gorgo_request_log_lines_total",
+        "counter",
+        ("result",),
+        "Finished requests: written, dropped (too many), failed.",
+    ),
+    MetricSpec("gorgo_trace_spans_total", "counter", ("result",), "Spans: exported, or failed at the collector."),
+    MetricSpec("gorgo_config_reloads_total", "counter", ("result",), "Looks at a changed file: applied or refused."),
+    MetricSpec("gorgo_config_reload_failed", "gauge", (), "1 while the file is refused and an older one is in force."),
+    MetricSpec(
+        "gorgo_config_last_reload_timestamp_seconds", "gauge", (), "Unix time at which the file in force was taken."
+    ),
+    MetricSpec("gorgo_build_info", "gauge", ("version",), "Always 1; the version is in the label."),
+)
+
+#: `code` of every error that the proxy itself answers a request for a replica with.
+REJECT_CODES = (
+    "client_concurrency",
+    "client_rate",
+    "deadline_unreachable",
+    "internal_error",
+    "invalid_api_key",
+    "invalid_header",
+    "invalid_json",
+    "invalid_request",
+    "method_not_allowed",
+    "model_not_found",
+    "no_replica",
+    "not_found",
+    "previous_response_not_found",
+    "queue_full",
+    "region_not_allowed",
+    "replica_not_found",
+    "replicas_busy",
+    "request_timeout",
+    "request_too_large",
+    "stopping",
+    "too_many_in_flight",
+    "total_timeout",
+    "unsupported_media_type",
+    "upstream_failed",
+    "upstream_timeout",
+)
+
+LABELS: tuple[LabelSpec, ...] = (
+    LabelSpec("replica", (), "names in regions.yaml; one that leaves takes its series along", bound="replicas"),
+    LabelSpec("region", (), "regions of those replicas", bound="regions"),
+    LabelSpec("route", (), "routes that carry a prompt", bound="6"),
+    LabelSpec("policy", (), "policies that routed since the start", bound="policies"),
+    LabelSpec("weight", (), "of the policy in force", bound="its weights"),
+    LabelSpec("status", (), "class of the HTTP status; `499` if the client left", ("2xx", "4xx", "5xx", "499")),
+    LabelSpec("ending", (), "how an attempt ended", tuple(ending.value for ending in AttemptResult)),
+    LabelSpec(
+        "reason",
+        ("gorgo_retries_total",),
+        "ending of the attempt before",
+        (AttemptResult.FAILED_BEFORE_CONTENT.value, AttemptResult.BUSY.value),
+    ),
+    LabelSpec("reason", ("gorgo_rejects_total",), "`code` of the error", REJECT_CODES),
+    LabelSpec("direction", (), "above or below what was measured or reported", ("over", "under")),
+    LabelSpec("part", (), "of a TTFT, in the order of a request's way", PARTS),
+    LabelSpec("result", ("gorgo_state_writes_total",), "of a write", ("written", "failed")),
+    LabelSpec("result", ("gorgo_request_log_lines_total",), "of a line", ("written", "dropped", "failed")),
+    LabelSpec("result", ("gorgo_trace_spans_total",), "of a span", ("exported", "failed")),
+    LabelSpec("result", ("gorgo_config_reloads_total",), "of a look", ("applied", "refused")),
+    LabelSpec("version", (), "of the package", bound="1"),
+)
+
+#: Seconds; from a cached short prompt near by to a full queue far away.
+_LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 30, 60, 120, 300)
+_DECISION_BUCKETS = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
+#: Seconds; a step of the engine to a queue that was not seen.
+_ERROR_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
+#: Seconds; few, because there are six parts in each region.
+_PART_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+#: Seconds; a body that came with its head to the time that it may take.
+_BODY_BUCKETS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.5, 1, 5, 15, 60)
+_BUCKETS: Mapping[str, Sequence[float]] = {
+    "gorgo_decision_seconds": _DECISION_BUCKETS,
+    "gorgo_prediction_error_seconds": _ERROR_BUCKETS,
+    "gorgo_ttft_component_seconds": _PART_BUCKETS,
+    "gorgo_body_read_seconds": _BODY_BUCKETS,
+}
+
+
+def buckets_of(name: str) -> Sequence[float]:
+    """Upper bounds of a histogram, without the infinite one."""
+    return _BUCKETS.get(name, _LATENCY_BUCKETS)

@@ -1,0 +1,231 @@
+"""What happens at the proxy, as figures for Prometheus: cheap hooks for the hot path, and gauges read at a scrape.
+
+Owns what each event moves. The table of metrics is `metric_table`, the counters and histograms are `cells`. Gauges cost
+the hot path nothing: they are read from the Router when someone scrapes.
+
+Labels are bounded as the table says; a replica that leaves takes its series along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gorgo import __version__
+from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.core.latency.ttft import PARTS, TtftParts
+from gorgo.core.messages.decision import Decision
+from gorgo.core.messages.request import Outcome
+from gorgo.core.metric_spec import MetricSpec
+from gorgo.core.router import Router
+from gorgo.proxy.telemetry.counters import Counter, Histogram, Key, MetricStore
+from gorgo.proxy.telemetry.metric_table import METRICS
+
+__all__ = ["METRICS", "ActiveConfig", "Metrics"]
+
+
+@dataclass(slots=True)
+class ActiveConfig:
+    """When the configuration was taken, whether a newer file was refused since, and whether weights are frozen."""
+
+    taken_s: float
+    refused: bool = False
+    frozen: bool = False
+
+
+class Metrics:
+    """The registry of one proxy. Each method is one thing that happened."""
+
+    def __init__(self, router: Router, clock: Callable[[], float]) -> None:
+        self.registry = CollectorRegistry()
+        self._cells = MetricStore(METRICS)
+        self._count, self._histogram = self._cells.count, self._cells.histogram
+        #: Where the parts of TTFTs go, by replica and region.
+        self._parts: dict[tuple[str, str], list[tuple[Counter, Histogram]]] = {}
+        self._decision = self._histogram("gorgo_decision_seconds")
+        self._body_read = self._histogram("gorgo_body_read_seconds")
+        self.config = ActiveConfig(taken_s=clock())
+        self.registry.register(self._cells)
+        self.registry.register(_RouterGauges(router, clock, self.config))
+        ProcessCollector(namespace="gorgo", registry=self.registry)
+
+    def request(self, route: str, policy: str, status: int) -> None:
+        self._count("gorgo_requests_total", route, policy, _status_class(status)).inc()
+
+    def body_read(self, seconds: float) -> None:
+        self._body_read.observe(seconds)
+
+    def decided(self, seconds: float) -> None:
+        self._decision.observe(seconds)
+
+    def dispatched(self, replica: str, region: str, decision: Decision) -> None:
+        self._count("gorgo_prompt_tokens_total", replica, region).inc(decision.prompt_tokens)
+        self._count("gorgo_estimated_cached_tokens_total", replica, region).inc(decision.estimated_cached_tokens)
+        self._count("gorgo_best_cached_tokens_total", replica, region).inc(decision.best_cached_tokens)
+
+    def first_content(
+        self, replica: str, region: str, ttft_s: float, *, predicted_s: float | None, parts: TtftParts
+    ) -> None:
+        self._histogram("gorgo_ttft_seconds", replica, region).observe(ttft_s)
+        for (spent, histogram), seconds in zip(self._part_cells(replica, region), parts, strict=True):
+            spent.inc(seconds)
+            histogram.observe(seconds)
+        if predicted_s is not None:
+            error_s = abs(predicted_s - ttft_s)
+            self._histogram("gorgo_prediction_error_seconds", replica, region).observe(error_s)
+            self._count("gorgo_prediction_signed_error_seconds_total", replica, region, _side(predicted_s, ttft_s)).inc(
+                error_s
+            )
+
+    def ended(self, replica: str, region: str, ending: str) -> None:
+        self._count("gorgo_attempts_total", replica, region, ending).inc()
+
+    def completed(
+        self, replica: str, region: str, e2e_s: float, outcome: Outcome, *, estimated_cached_tokens: int
+    ) -> None:
+        """An answer is complete; `outcome` has what its engine told of it."""
+        self._histogram("gorgo_e2e_seconds", replica, region).observe(e2e_s)
+        if outcome.output_tokens is not None:
+            self._count("gorgo_output_tokens_total", replica, region).inc(outcome.output_tokens)
+        cached = outcome.cached_tokens
+        if cached is None or outcome.prompt_tokens is None:
+            return
+        self._count("gorgo_reported_cached_tokens_total", replica, region).inc(cached)
+        self._count("gorgo_reported_prompt_tokens_total", replica, region).inc(outcome.prompt_tokens)
+        side = _side(estimated_cached_tokens, cached)
+        off = abs(estimated_cached_tokens - cached)
+        self._count("gorgo_cached_tokens_signed_error_total", replica, region, side).inc(off)
+
+    def retried(self, reason: str) -> None:
+        self._count("gorgo_retries_total", reason).inc()
+
+    def rejected(self, reason: str) -> None:
+        self._count("gorgo_rejects_total", reason).inc()
+
+    def queued(self, seconds: float) -> None:
+        self._histogram("gorgo_queue_seconds").observe(seconds)
+
+    def hedged(self, replica: str, region: str) -> None:
+        self._count("gorgo_hedges_total", replica, region).inc()
+
+    def client_disconnected(self) -> None:
+        self._count("gorgo_client_aborts_total").inc()
+
+    def probe_failed(self, replica: str, region: str) -> None:
+        self._count("gorgo_probe_failures_total", replica, region).inc()
+
+    def scrape_failed(self, replica: str, region: str) -> None:
+        self._count("gorgo_scrape_failures_total", replica, region).inc()
+
+    def replica_restarted(self, replica: str, region: str) -> None:
+        self._count("gorgo_replica_restarts_total", replica, region).inc()
+
+    def reload_applied(self, now: float) -> None:
+        self._count("gorgo_config_reloads_total", "applied").inc()
+        self.config.refused, self.config.taken_s = False, now
+
+    def reload_refused(self) -> None:
+        self._count("gorgo_config_reloads_total", "refused").inc()
+        self.config.refused = True
+
+    def state_written(self, well: bool) -> None:
+        self._count("gorgo_state_writes_total", "written" if well else "failed").inc()
+
+    def request_log(self, result: str, lines: int) -> None:
+        self._count("gorgo_request_log_lines_total", result).inc(lines)
+
+    def trace_spans(self, result: str, spans: int) -> None:
+        self._count("gorgo_trace_spans_total", result).inc(spans)
+
+    def retain_replicas(self, replicas: Collection[tuple[str, str]]) -> None:
+        """Drop the series of every other (replica, region), so that a changing fleet does not grow the exposition."""
+        regions = {region for _, region in replicas}
+
+        def wanted(spec: MetricSpec, values: Key) -> bool:
+            found = dict(zip(spec.labels, values, strict=True))
+            if "replica" in found:
+                return (found["replica"], found["region"]) in replicas
+            return found.get("region") in {None, *regions}
+
+        self._parts.clear()
+        self._cells.register(wanted)
+
+    def exposition(self) -> bytes:
+        """The text that `/metrics` answers."""
+        return generate_latest(self.registry)
+
+    def _part_cells(self, replica: str, region: str) -> list[tuple[Counter, Histogram]]:
+        cells = self._parts.get((replica, region))
+        if cells is None:
+            cells = self._parts[replica, region] = [
+                (
+                    self._count("gorgo_ttft_component_seconds_total", replica, region, part),
+                    self._histogram("gorgo_ttft_component_seconds", region, part),
+                )
+                for part in PARTS
+            ]
+        return cells
+
+
+class _RouterGauges(Collector):
+    """Gauges as they are at the moment of the scrape."""
+
+    def __init__(self, router: Router, clock: Callable[[], float], config: ActiveConfig) -> None:
+        self._router = router
+        self._clock = clock
+        self._config = config
+
+    def describe(self) -> Iterable[Metric]:
+        return [_gauge(spec) for spec in METRICS if spec.kind == "gauge"]
+
+    def collect(self) -> Iterable[Metric]:
+        families = {spec.name: _gauge(spec) for spec in METRICS if spec.kind == "gauge"}
+        views = self._router.fleet_view(now=self._clock())
+        for view in views:
+            for name, value in _replica_gauges(view):
+                families[name].add_metric((view.name, view.region), value)
+        for weight, value in self._router.weights.items():
+            families["gorgo_weight"].add_metric((self._router.policy.name, weight), value)
+        cut_off = self._router.unreachable_regions
+        for region in sorted({view.region for view in views}):
+            families["gorgo_region_unreachable"].add_metric((region,), float(region in cut_off))
+        families["gorgo_queue_requests"].add_metric((), self._router.queued)
+        families["gorgo_weights_version"].add_metric((), self._router.weights.version)
+        families["gorgo_weights_frozen"].add_metric((), float(self._config.frozen))
+        families["gorgo_config_reload_failed"].add_metric((), float(self._config.refused))
+        families["gorgo_config_last_reload_timestamp_seconds"].add_metric((), self._config.taken_s)
+        families["gorgo_build_info"].add_metric((__version__,), 1)
+        return families.values()
+
+
+def _replica_gauges(view: ReplicaSnapshot) -> Iterable[tuple[str, float]]:
+    if view.rtt_ms is not None:
+        yield "gorgo_rtt_seconds", view.rtt_ms / 1e3
+    if view.probe_age_s is not None:
+        yield "gorgo_probe_age_seconds", view.probe_age_s
+    if view.scrape_age_s is not None:
+        yield "gorgo_scrape_age_seconds", view.scrape_age_s
+    yield "gorgo_in_flight_requests", view.in_flight_requests
+    yield "gorgo_in_flight_tokens", view.in_flight_tokens
+    yield "gorgo_queued_prefill_tokens", view.queued_prefill_tokens
+    yield "gorgo_queued_prefill_seconds", view.backlog_s
+    yield "gorgo_prefill_slowdown", view.prefill_slowdown
+    yield "gorgo_replica_eligible", float(view.eligible)
+    yield "gorgo_index_blocks", view.index_blocks
+
+
+def _gauge(spec: MetricSpec) -> GaugeMetricFamily:
+    return GaugeMetricFamily(spec.name, spec.description, labels=spec.labels)
+
+
+def _side(guess: float, truth: float) -> str:
+    return "over" if guess > truth else "under"
+
+
+def _status_class(status: int) -> str:
+    """`499` stands alone: the client went away, nobody answered."""
+    return "499" if status == 499 else f"{status // 100}xx"

@@ -1,0 +1,201 @@
+"""The spans of requests, by OpenTelemetry. Imported only where `tracing` finds that they are wanted.
+
+Owns which requests are traced, their spans and attributes, and the W3C `traceparent` that a replica is sent. How spans
+get to the collector is `span_export`'s.
+
+Theory of operation. A request that brings a valid `traceparent` is traced if that says so, any other one by chance. One
+that is not traced costs nothing further, and its headers go on as they came. Of one that is traced each attempt is a
+span whose id the replica is sent, so that an engine's own spans hang below it. Times are those of the proxy's clock,
+given to the SDK; nothing is attached to a context, so tasks share nothing.
+
+What is in a span: ids, names out of the configuration, numbers, short words out of the code. Never a header, a key, a
+prompt, or the model's name, which is whatever a client sends.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanContext, SpanKind, StatusCode, Tracer, get_current_span, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gorgo.core.latency.ttft import TtftParts
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.proxy.http.headers import Header
+from gorgo.proxy.span_export import SpanExport
+
+TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
+#: Ends of an attempt that a trace shows as an error.
+_FAILED = frozenset(
+    {AttemptResult.FAILED_BEFORE_CONTENT, AttemptResult.FAILED_AFTER_CONTENT, AttemptResult.DEADLINE_EXCEEDED}
+)
+
+
+class Tracing:
+    """Begins traces.
+
+    Parameters
+    ----------
+    tracer, export:
+        Of the SDK, and where its spans go.
+    sample_ratio:
+        Of the requests that bring no decision of their own.
+    """
+
+    def __init__(self, tracer: Tracer, export: SpanExport, sample_ratio: float) -> None:
+        self._tracer = tracer
+        self._ratio = sample_ratio
+        self._chance = random.Random()
+        self._propagator = TraceContextTextMapPropagator()
+        self.export = export
+
+    def begin(self, headers: Sequence[Header], *, route: str, request_id: str, received_s: float) -> Trace | None:
+        """The trace of a request, or `None` if it is not to have one."""
+        parent = self._parent(headers)
+        if parent is None and self._chance.random() >= self._ratio:
+            return None
+        if parent is not None and not _is_sampled(parent):
+            return None
+        return Trace(self._tracer, parent, route=route, request_id=request_id, received_s=received_s)
+
+    def _parent(self, headers: Sequence[Header]) -> Context | None:
+        """Where the request's own trace is; `None` without a valid one."""
+        found = [value for name, value in headers if name == TRACEPARENT]
+        if len(found) != 1:
+            return None
+        states = [value.decode("latin-1") for name, value in headers if name == TRACESTATE]
+        carrier = {"traceparent": found[0].decode("latin-1"), "tracestate": ",".join(states)}
+        context = self._propagator.extract(carrier)
+        return context if _span_context(context).is_valid else None
+
+
+class Trace:
+    """The spans of one request."""
+
+    __slots__ = ("_attempts", "_continues", "_decided_from_s", "_root", "_tracer")
+
+    def __init__(
+        self, tracer: Tracer, parent: Context | None, *, route: str, request_id: str, received_s: float
+    ) -> None:
+        self._tracer = tracer
+        self._continues = parent is not None
+        self._decided_from_s = received_s
+        #: Open ones, by the attempt's id; at most two at a time.
+        self._attempts: dict[str, Span] = {}
+        self._root = tracer.start_span(
+            f"POST {route}",
+            context=Context() if parent is None else parent,
+            kind=SpanKind.SERVER,
+            start_time=_ns(received_s),
+            attributes={"http.request.method": "POST", "http.route": route, "gorgo.request_id": request_id},
+        )
+
+    def asked(self, now: float) -> None:
+        """The body is read: from here on it is decided."""
+        self._decided_from_s = now
+
+    def began(self, dispatch: Dispatch) -> None:
+        """A decision, and the attempt that it begins."""
+        decision = dispatch.decision
+        decided_ns = _ns(decision.decided_s)
+        span = self._child("decision", self._root, min(self._decided_from_s, decision.decided_s))
+        span.set_attributes(_decision_attributes(dispatch))
+        span.end(decided_ns)
+        # A later attempt is decided in the step in which the one before ended.
+        self._decided_from_s = decision.decided_s
+        attempt = self._child("attempt", self._root, decision.decided_s, kind=SpanKind.CLIENT)
+        attempt.set_attributes(
+            {
+                "gorgo.replica": dispatch.replica,
+                "gorgo.region": dispatch.region,
+                "gorgo.attempt": dispatch.attempt,
+            }
+        )
+        self._attempts[dispatch.attempt_id] = attempt
+
+    def carry(self, headers: Iterable[Header], attempt_id: str) -> list[Header]:
+        """What the replica is sent: the attempt's span as the parent of its own."""
+        context = self._attempts[attempt_id].get_span_context()
+        # The state belongs to the trace that the client began; without one there is none.
+        dropped = (TRACEPARENT,) if self._continues else (TRACEPARENT, TRACESTATE)
+        parent = b"00-%032x-%016x-%02x" % (context.trace_id, context.span_id, context.trace_flags & 1)
+        return [*(pair for pair in headers if pair[0] not in dropped), (TRACEPARENT, parent)]
+
+    def first_content(self, dispatch: Dispatch, *, now: float, parts: TtftParts) -> None:
+        """The attempt that is the answer has something to show."""
+        attempt = self._attempts[dispatch.attempt_id]
+        span = self._child("first content", attempt, dispatch.decision.decided_s)
+        span.set_attributes({f"gorgo.ttft_{part}_ms": value for part, value in parts.as_ms().items()})
+        span.end(_ns(now))
+        self._root.set_attribute("gorgo.ttft_ms", sum(parts) * 1e3)
+
+    def ended(self, dispatch: Dispatch, outcome: Outcome, *, now: float) -> None:
+        """An attempt is over."""
+        span = self._attempts.pop(dispatch.attempt_id)
+        span.set_attribute("gorgo.ending", outcome.result.value)
+        told = {
+            "http.response.status_code": outcome.status,
+            "gen_ai.usage.input_tokens": outcome.prompt_tokens,
+            "gen_ai.usage.output_tokens": outcome.output_tokens,
+            "gorgo.cached_tokens": outcome.cached_tokens,
+            "error.type": outcome.error,
+        }
+        span.set_attributes({name: value for name, value in told.items() if value is not None})
+        if outcome.result in _FAILED:
+            _mark_failed(span)
+        span.end(_ns(now))
+
+    def close(self, *, status: int, code: str | None, retries: int, hedged: bool, now: float) -> None:
+        """The request is over."""
+        self._root.set_attributes(
+            {"http.response.status_code": status, "gorgo.retries": retries, "gorgo.hedged": hedged}
+        )
+        if code is not None:
+            self._root.set_attribute("error.type", code)
+        if status >= 500:
+            _mark_failed(self._root)
+        self._root.end(_ns(now))
+
+    def _child(self, name: str, parent: Span, start_s: float, kind: SpanKind = SpanKind.INTERNAL) -> Span:
+        return self._tracer.start_span(name, context=set_span_in_context(parent), kind=kind, start_time=_ns(start_s))
+
+
+def _decision_attributes(dispatch: Dispatch) -> dict[str, str | int | float]:
+    decision = dispatch.decision
+    row = list(decision.candidates).index(decision.replica)
+    found: dict[str, str | int | float | None] = {
+        "gorgo.policy": decision.policy,
+        "gorgo.replica": decision.replica,
+        "gorgo.region": dispatch.region,
+        "gorgo.weights_version": decision.weights_version,
+        "gorgo.candidates": len(decision.candidates),
+        "gorgo.prompt_tokens": decision.prompt_tokens,
+        "gorgo.estimated_cached_tokens": decision.estimated_cached_tokens,
+        "gorgo.best_cached_tokens": decision.best_cached_tokens,
+        "gorgo.predicted_ttft_ms": None if decision.predicted_ttft_s is None else decision.predicted_ttft_s * 1e3,
+        "gorgo.fallback": decision.fallback,
+        "gorgo.unit": decision.unit or None,
+        "gorgo.cost": None if decision.cost is None else float(decision.cost[row]),
+    }
+    found |= {f"gorgo.term.{name}": float(column[row]) for name, column in decision.terms.items()}
+    return {name: value for name, value in found.items() if value is not None and value == value}
+
+
+def _is_sampled(context: Context) -> bool:
+    return bool(_span_context(context).trace_flags.sampled)
+
+
+def _span_context(context: Context) -> SpanContext:
+    return get_current_span(context).get_span_context()
+
+
+def _mark_failed(span: Span) -> None:
+    span.set_status(StatusCode.ERROR)
+
+
+def _ns(seconds: float) -> int:
+    """As OpenTelemetry counts."""
+    return int(seconds * 1e9)

@@ -1,0 +1,44 @@
+"""Whether requests are traced: the extra `otel`, off unless `proxy.telemetry.tracing` names a collector.
+
+Owns the start, so that nobody without a collector loads a line of OpenTelemetry. What a trace is, `spans` knows.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gorgo import __version__
+from gorgo.config.model import TracingConfig as TracingConfig
+from gorgo.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from gorgo.proxy.span_export import Count
+    from gorgo.proxy.telemetry.spans import Tracing
+
+
+def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing | None:
+    """What `proxy.telemetry.tracing` asks for; `None` if nothing. Raises `MissingExtra` without the extra `otel`.
+
+    Headers for the collector come from `OTEL_EXPORTER_OTLP_HEADERS`, so that no key is in the file.
+    """
+    if config.endpoint is None:
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+
+        from gorgo.proxy.span_export import EXPORT_S, SpanExport
+        from gorgo.proxy.telemetry.spans import Tracing
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"proxy.tracing needs {error.name}, which is not installed: pip install 'gorgo[otel]'"
+        ) from error
+    # `SpanExport` logs a collector in trouble, in the proxy's own form and once.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    export = SpanExport(OTLPSpanExporter(endpoint=config.endpoint, timeout=EXPORT_S), count)
+    resource = Resource.create({"service.name": "gorgo", "service.version": __version__, "cloud.region": region})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(export)
+    return Tracing(provider.get_tracer("gorgo", __version__), export, config.sample_ratio)

@@ -1,0 +1,95 @@
+"""One replica as the proxy reaches it, and who is using it at the moment.
+
+Owns what one URL needs: connections, dialect, key, and the count of attempts in progress, so that the connections of a
+replica that has left the fleet can be closed when its last stream has ended, not before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gorgo.config.deadlines import Deadlines
+from gorgo.config.model import LimitsConfig, ReplicaConfig
+from gorgo.engines.base import EngineDialect
+from gorgo.engines.registry import dialect
+from gorgo.engines.reports import ReportWatch
+from gorgo.errors import ConfigError
+from gorgo.proxy.upstream.client import UpstreamClient
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """One replica as the proxy reaches it. The key is kept out of `repr`, so that no log can show it."""
+
+    name: str
+    region: str
+    upstream: UpstreamClient
+    dialect: EngineDialect
+    #: What the engine should report and does not.
+    reports: ReportWatch
+    #: Of attempts from now on; those in progress keep theirs.
+    deadlines: Deadlines
+    request_usage: bool = False
+    api_key: str | None = field(default=None, repr=False)
+    #: An attempt found a connection broken or refused since the engine's figures were read last.
+    connection_lost: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
+    #: Attempts in progress; kept by `acquire` and `release`.
+    active: int = field(default=0, init=False)
+    _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
+
+    def acquire(self) -> None:
+        self.active += 1
+
+    def release(self) -> None:
+        self.active -= 1
+        if not self.active:
+            self._drained.set()
+
+    async def wait_drained(self) -> None:
+        """Return when no attempt is in progress."""
+        while self.active:
+            self._drained.clear()
+            await self._drained.wait()
+
+    def update(self, replica: ReplicaConfig, limits: LimitsConfig, deadlines: Deadlines, key: str | None) -> None:
+        """Take over what may change about a process that stays the same one; streams in progress go on."""
+        self.region, self.request_usage, self.api_key = replica.region, replica.request_usage, key
+        self.deadlines = deadlines
+        self.upstream.set_limits(connections=limits.connections_per_replica, connect_timeout_s=deadlines.connect_s)
+
+
+def make_target(
+    replica: ReplicaConfig, limits: LimitsConfig, deadlines: Deadlines, key: str | None, tls: ssl.SSLContext
+) -> Target:
+    """Needs a running loop: connection pools belong to one."""
+    spoken = dialect(replica.engine)
+    return Target(
+        name=replica.name,
+        region=replica.region,
+        upstream=UpstreamClient(
+            replica.url,
+            connections=limits.connections_per_replica,
+            connect_timeout_s=deadlines.connect_s,
+            tls=tls,
+        ),
+        dialect=spoken,
+        reports=ReportWatch(spoken),
+        deadlines=deadlines,
+        request_usage=replica.request_usage,
+        api_key=key,
+    )
+
+
+def api_key(replica: ReplicaConfig, environ: Mapping[str, str]) -> str | None:
+    """The replica's own key. Raises `ConfigError` when the variable that should hold it is not set."""
+    if replica.api_key_env is None:
+        return None
+    key = environ.get(replica.api_key_env, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(
+            f"replica {replica.name!r}: the environment variable {replica.api_key_env} must hold its API key"
+        )
+    return key

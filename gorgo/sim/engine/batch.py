@@ -1,0 +1,128 @@
+"""Who runs on a simulated engine, and what each holds of its KV pool.
+
+Owns the moves from admission to the end, and that the pool's account follows each: a running request has locked the
+prefix that it found, has tokens of its own, and is promised what it can still need. Who is admitted when, and what a
+step computes, is `engine_model`; the pool itself is `kv_cache`.
+
+Theory of operation. Prompt KV can be hit by others only after the whole prefill, generated tokens only when the request
+has ended (the last one, which no step has read, never). What goes into the tree is no longer the request's own, and its
+lock moves to the end of it. An end of any kind gives back lock, own tokens and promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic
+
+from gorgo.sim.engine.kv_cache import KvCache, Match
+from gorgo.sim.engine.request import EngineRequest, Stage
+from gorgo.sim.engine.steps import RequestT
+
+
+class Batch(Generic[RequestT]):
+    """The running requests of one engine.
+
+    Parameters
+    ----------
+    cache:
+        The engine's pool.
+    """
+
+    __slots__ = ("_cache", "context_tokens", "decoding", "prefilling")
+
+    def __init__(self, cache: KvCache) -> None:
+        self._cache = cache
+        #: Those whose prompt is not computed yet, in order of admission.
+        self.prefilling: list[RequestT] = []
+        #: Those that have their first token. Insertion order is admission order, so that steps do not depend on hashes.
+        self.decoding: dict[RequestT, None] = {}
+        #: What the decoding requests attend to together.
+        self.context_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    def admit(self, request: RequestT, match: Match, *, cached_tokens: int, needed_tokens: int) -> None:
+        """It runs: `match` is what the pool has of its prompt, and the rest, with all its output, is promised to it."""
+        request.handle = self._cache.lock(match)
+        self._cache.reserve(needed_tokens)
+        request.reserved_tokens = needed_tokens
+        request.cached_tokens = request.prefilled_tokens = cached_tokens
+        request.stage = Stage.PREFILLING
+        self.prefilling.append(request)
+
+    def allocate(self, request: RequestT, tokens: int) -> None:
+        """Take room for so much more of its prompt."""
+        self._cache.allocate(tokens)
+        request.private_tokens += tokens
+        request.reserved_tokens -= tokens
+
+    def advance(self, requests: Sequence[RequestT], iterations: int) -> None:
+        """Take room for one token each per decode iteration."""
+        if not iterations:
+            return
+        self._cache.allocate(iterations * len(requests))
+        for request in requests:
+            request.private_tokens += iterations
+            request.reserved_tokens -= iterations
+        self.context_tokens += iterations * len(requests)
+
+    def begin_decoding(self, request: RequestT) -> None:
+        """The prompt is in the pool: cache it, emit the first token, go on decoding if there is more to come."""
+        self.prefilling.remove(request)
+        self._cache_prefix(request, request.key, request.prompt_tokens)
+        request.stage = Stage.DECODING
+        request.emitted = 1
+        self.decoding[request] = None
+        self.context_tokens += request.prompt_tokens
+        if request.finished:
+            self.finish(request)
+
+    def finish(self, request: RequestT) -> None:
+        """It has its last token."""
+        if request.output_key:
+            self._cache_prefix(request, request.key + request.output_key, _context(request))
+        self.leave(request)
+        request.stage = Stage.FINISHED
+
+    def leave(self, request: RequestT) -> None:
+        """Free everything that a running request holds."""
+        if request.stage is Stage.PREFILLING:
+            self.prefilling.remove(request)
+        else:
+            del self.decoding[request]
+            self.context_tokens -= _context(request)
+        assert request.handle is not None, "a running request holds a path"
+        self._cache.unlock(request.handle)
+        self._cache.release(private=request.private_tokens, promised=request.reserved_tokens)
+        request.handle = None
+        request.private_tokens = request.reserved_tokens = 0
+
+    def check(self) -> None:
+        """Assert that the pool's account is that of those who run; visits what they hold."""
+        cache, running = self._cache, [*self.prefilling, *self.decoding]
+        assert cache.private_tokens == sum(request.private_tokens for request in running)
+        assert cache.reserved_tokens == sum(request.reserved_tokens for request in running)
+        assert self.context_tokens == sum(_context(request) for request in self.decoding)
+        for request in running:
+            node = request.handle
+            assert node is not None
+            while node.parent is not None:
+                assert node.locks > 0, "what a running request holds is locked"
+                assert node.parent.children[node.edge[: cache.item_bytes]] is node, "and is in the tree"
+                node = node.parent
+
+    def _cache_prefix(self, request: RequestT, key: bytes, tokens: int) -> None:
+        """Put the whole items of the first `tokens` of `key` into the tree."""
+        cache = self._cache
+        assert request.handle is not None, "a running request holds a path"
+        items = min(len(key) // cache.item_bytes, tokens // cache.item_tokens)
+        held = request.handle.end
+        if items > held:
+            request.handle, _ = cache.insert(key[: items * cache.item_bytes], request.handle)
+            request.private_tokens -= (items - held) * cache.item_tokens
+
+
+def _context(request: EngineRequest) -> int:
+    """Tokens of a decoding request that have KV, or get it in this step: each takes one off what is promised."""
+    return request.prompt_tokens + request.output_tokens - request.reserved_tokens

@@ -1,0 +1,168 @@
+"""One engine on the event heap: requests go in when they arrive, tokens come out at the ends of its steps.
+
+Owns when the engine model steps. Runs of decode iterations are one event; an arrival that could change what comes next,
+an abort, another speed or an onlooker ends the run at the iteration under way. The network is `site`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from gorgo.sim.engine.itl import DecodeTimeline
+from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.request import EngineRequest
+from gorgo.sim.engine.steps import Step
+from gorgo.sim.event_queue import EventQueue
+from gorgo.sim.network.links import TripDelays
+from gorgo.sim.network.pool import PooledSimConnection
+
+
+class SimAttempt(EngineRequest):
+    """One attempt: a request on its way to an engine, in it, and its answer on the way back."""
+
+    __slots__ = (
+        "arrives_s",
+        "attempt_id",
+        "body_bytes",
+        "done",
+        "first_seen_s",
+        "first_token_seen",
+        "mark",
+        "pooled",
+        "request_id",
+        "trips",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        attempt_id: str,
+        key: bytes,
+        *,
+        prompt_tokens: int,
+        output_tokens: int,
+        body_bytes: int,
+        trips: TripDelays,
+    ) -> None:
+        super().__init__(key, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        self.request_id = request_id
+        self.attempt_id = attempt_id
+        self.body_bytes = body_bytes
+        self.trips = trips
+        self.pooled: PooledSimConnection | None = None
+        self.arrives_s = 0.0
+        #: When its first token reaches the proxy, and whether it has.
+        self.first_seen_s: float | None = None
+        self.first_token_seen = False
+        #: Its end was told, or nothing of it is to be heard any more.
+        self.done = False
+        #: Where the engine's log of decode iterations stood at its first token.
+        self.mark = 0
+
+
+#: Told of a request that got its first or its last token, and when.
+OnToken = Callable[[SimAttempt, float], None]
+
+
+class EngineDriver:
+    """Drives one engine model in virtual time.
+
+    Parameters
+    ----------
+    kernel:
+        The heap.
+    model:
+        The engine.
+    first_token, finished:
+        Called at the end of the step that brought the token; the former comes first where they are one.
+    ahead:
+        Whether decode iterations are run at once. Without it each is an event, for comparison.
+    """
+
+    def __init__(
+        self,
+        kernel: EventQueue,
+        model: EngineModel[SimAttempt],
+        *,
+        first_token: OnToken,
+        finished: OnToken,
+        ahead: bool = True,
+    ) -> None:
+        self._kernel = kernel
+        self._model = model
+        self._first_token = first_token
+        self._finished = finished
+        self._ahead = ahead
+        self._step: Step[SimAttempt] | None = None
+        self.log = DecodeTimeline()
+
+    @property
+    def model(self) -> EngineModel[SimAttempt]:
+        """The engine as it is now."""
+        self._settle()
+        return self._model
+
+    def submit(self, request: SimAttempt) -> None:
+        """A request arrives; raises `BadRequest` if it can never run."""
+        now = self._kernel.now
+        # Behind one who could not be admitted when the run began, this one changes nothing.
+        blocked = self._model.queued
+        self._model.submit(request, now=now)
+        if self._step is None:
+            self._start(now)
+        elif not blocked:
+            self._settle()
+
+    def abort(self, request: SimAttempt) -> None:
+        """Its client is gone."""
+        self.model.abort(request)
+
+    def set_slowdown(self, factor: float) -> None:
+        """Steps that start from now on take so many times as long."""
+        self.model.slowdown = factor
+
+    def stop(self) -> None:
+        """It is gone: the step under way never ends."""
+        self._step = None
+
+    def gaps(self, request: SimAttempt) -> list[tuple[float, int]]:
+        """Times between the tokens of a request that has just finished."""
+        assert request.first_token_s is not None, "what has finished has begun"
+        return self.log.gaps(request.mark, first_token_s=request.first_token_s)
+
+    def _settle(self) -> None:
+        """Leave a run of iterations at the one under way."""
+        over, left = self._model.split_run(now=self._kernel.now)
+        if left is None:
+            return
+        assert self._step is not None, "a run is a step"
+        if over:
+            self.log.add(self._step.started_s, left.started_s, over)
+        self._await(left)
+
+    def _start(self, now: float) -> None:
+        step = self._model.start_step(now=now, ahead=self._ahead)
+        if step is None:
+            self._step = None
+        else:
+            self._await(step)
+
+    def _await(self, step: Step[SimAttempt]) -> None:
+        self._step = step
+        self._kernel.at(step.ends_s, partial(self._end, step))
+
+    def _end(self, step: Step[SimAttempt]) -> None:
+        if step is not self._step:
+            return  # It was left, or the engine is gone.
+        if not step.chunks:
+            self.log.add(step.started_s, step.ends_s, step.iterations)
+        for request in self._model.finish_step(step):
+            if step.chunks:
+                request.mark = self.log.mark()
+                self._first_token(request, step.ends_s)
+            if request.finished:
+                self._finished(request, step.ends_s)
+        if self.log.is_long:
+            self.log.forget(request.mark for request in self._model.batch.decoding)
+        self._start(step.ends_s)

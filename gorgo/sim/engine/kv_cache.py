@@ -1,0 +1,260 @@
+"""The KV pool of one engine: a radix cache of prefixes, and the tokens that running requests hold besides it.
+
+Owns the accounting: what is cached, what is locked, what is private to a request, what is promised, and what is evicted
+when room is needed. When to match, lock, insert and release is `engine_model`'s affair.
+
+Theory of operation: the pool has `capacity_tokens`, and every token in it is of one of four kinds:
+
+    locked     in the tree, on the path of a running request: never evicted
+    evictable  in the tree, on nobody's path: evicted from the leaves up, least recently used first, whole nodes
+    private    computed for a running request and not in the tree (prompt in prefill, generated tokens)
+    free       the rest
+
+`promised` tokens are still free or evictable, but a running request will need them. Admission promises everything that
+a request can need, so `allocate` always succeeds: free + evictable >= promised is an invariant.
+
+An item is the unit of the keys: one token of four bytes in a served engine, a block of many tokens in a trace replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Self
+
+from gorgo.core.prefix.radix import RadixNode, RadixTree
+
+
+class CacheNode(RadixNode):
+    """A stretch of cached prefix: who locks it, when it was last used, whether the eviction heap knows it."""
+
+    __slots__ = ("last_used", "locks", "queued")
+
+    def __init__(self, edge: bytes, end: int, parent: Self | None) -> None:
+        super().__init__(edge, end, parent)
+        self.locks = 0
+        self.last_used = 0
+        self.queued = False
+
+    def inherit(self, lower: Self) -> None:
+        self.locks = lower.locks
+        self.last_used = lower.last_used
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The cached prefix of a key. Valid until the cache changes.
+
+    `items` match, over the nodes of `path` (the last one perhaps in part); `evictable_tokens` of them are on nobody's
+    path yet and stop being evictable when this match is locked.
+    """
+
+    path: list[CacheNode]
+    items: int
+    evictable_tokens: int
+
+
+class KvCache:
+    """Radix cache and pool accounting of one engine.
+
+    Parameters
+    ----------
+    capacity_tokens:
+        Size of the pool.
+    item_bytes, item_tokens:
+        Bytes of one key item, and tokens that it stands for.
+
+    Example
+    -------
+    >>> cache = KvCache(capacity_tokens=100, item_bytes=1)
+    >>> handle = cache.lock(cache.match(b"abcd"))  # nothing cached yet
+    >>> cache.reserve(6)
+    >>> cache.allocate(4)
+    >>> handle, fresh = cache.insert(b"abcd", handle)
+    >>> fresh, cache.cached_tokens, cache.private_tokens, cache.reserved_tokens
+    (4, 4, 0, 2)
+    >>> cache.match(b"abcz").items
+    3
+    """
+
+    def __init__(self, *, capacity_tokens: int, item_bytes: int = 4, item_tokens: int = 1) -> None:
+        assert capacity_tokens > 0, "a pool has room"
+        self.capacity_tokens = capacity_tokens
+        self.item_bytes = item_bytes
+        self.item_tokens = item_tokens
+        self.cached_tokens = 0
+        self.locked_tokens = 0
+        self.private_tokens = 0
+        self.reserved_tokens = 0
+        self.evicted_tokens_total = 0
+        self._tree: RadixTree[CacheNode] = RadixTree(CacheNode, item_bytes=item_bytes)
+        self._heap: list[tuple[int, int, CacheNode]] = []
+        self._clock = 0
+        self._pushes = 0
+
+    @property
+    def root(self) -> CacheNode:
+        """The handle of a request that matched nothing."""
+        return self._tree.root
+
+    @property
+    def evictable_tokens(self) -> int:
+        return self.cached_tokens - self.locked_tokens
+
+    @property
+    def free_tokens(self) -> int:
+        return self.capacity_tokens - self.cached_tokens - self.private_tokens
+
+    @property
+    def available_tokens(self) -> int:
+        """What a new request can still be promised, its own match not yet locked."""
+        return self.free_tokens + self.evictable_tokens - self.reserved_tokens
+
+    def match(self, key: bytes, *, at_most: int | None = None) -> Match:
+        """The longest cached prefix of `key`, `at_most` so many items. Changes nothing."""
+        if at_most is not None:
+            key = key[: at_most * self.item_bytes]
+        path, items = self._tree.walk(key)
+        unlocked = sum(min(node.end, items) - _start(node) for node in path if not node.locks)
+        return Match(path, items, unlocked * self.item_tokens)
+
+    def lock(self, match: Match) -> CacheNode:
+        """Protect the matched prefix and mark it used; the answer is the handle to `unlock` it by."""
+        node = match.path[-1] if match.path else self.root
+        if match.items < node.end:
+            node = self._tree.split(node, match.items)
+        self._touch(node)
+        self._lock_path(node)
+        return node
+
+    def unlock(self, handle: CacheNode) -> None:
+        """Give up one lock of the whole path to `handle`."""
+        for node in self._up(handle):
+            node.locks -= 1
+            assert node.locks >= 0, "each lock is given up once"
+            if not node.locks:
+                self.locked_tokens -= self._tokens(node)
+                self._offer(node)
+
+    def reserve(self, tokens: int) -> None:
+        """Set `tokens` aside for a request; the caller saw that `available_tokens` allows it."""
+        assert 0 <= tokens <= self.available_tokens, "no more is promised than can be had"
+        self.reserved_tokens += tokens
+
+    def allocate(self, tokens: int) -> None:
+        """Turn promised tokens into private ones, evicting as needed."""
+        self.reserved_tokens -= tokens
+        assert self.reserved_tokens >= 0, "only what was promised is allocated"
+        if tokens > self.free_tokens:
+            self._evict(tokens - self.free_tokens)
+        self.private_tokens += tokens
+
+    def release(self, *, private: int, promised: int) -> None:
+        """Give back what a request held outside the tree and what it no longer needs."""
+        self.private_tokens -= private
+        self.reserved_tokens -= promised
+        assert self.private_tokens >= 0, "private tokens are given back once"
+        assert self.reserved_tokens >= 0, "promises are given back once"
+
+    def insert(self, key: bytes, handle: CacheNode) -> tuple[CacheNode, int]:
+        """Move the tokens of `key` behind `handle` (its locked prefix) from private to cached.
+
+        Returns the handle of the whole key, locked in place of the old one, and how many tokens were new. Those that
+        a sibling had inserted meanwhile are duplicates and become free.
+        """
+        match = self.match(key)
+        node = self.lock(match)
+        self.unlock(handle)
+        items = len(key) // self.item_bytes
+        fresh = (items - match.items) * self.item_tokens
+        self.private_tokens -= (items - handle.end) * self.item_tokens
+        assert self.private_tokens >= 0, "what is inserted was private"
+        self.cached_tokens += fresh
+        if not fresh:
+            return node, 0
+        leaf = self._tree.append(node, key[match.items * self.item_bytes : items * self.item_bytes])
+        leaf.last_used = self._clock
+        leaf.locks = 1
+        self.locked_tokens += fresh
+        return leaf, fresh
+
+    def flush(self) -> None:
+        """Forget every prefix. Only an idle engine does this."""
+        assert self.locked_tokens == self.private_tokens == 0, "nothing runs"
+        self._tree = RadixTree(CacheNode, item_bytes=self.item_bytes)
+        self._heap.clear()
+        self.cached_tokens = 0
+
+    def nodes(self) -> Iterator[CacheNode]:
+        """Every node but the root, parents first."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def check(self) -> None:
+        """Assert every invariant; costs a walk over the whole tree."""
+        nodes = list(self.nodes())
+        assert self.cached_tokens == sum(map(self._tokens, nodes))
+        assert self.locked_tokens == sum(self._tokens(node) for node in nodes if node.locks)
+        for node in nodes:
+            assert node.parent is not None
+            assert node.end - len(node.edge) // self.item_bytes == node.parent.end
+            assert node.parent is self.root or node.parent.locks >= node.locks, "a lock covers the path"
+            assert node.locks or node.children or node.queued, "what can be evicted is queued"
+        assert min(self.free_tokens, self.evictable_tokens, self.private_tokens, self.reserved_tokens) >= 0
+        assert self.free_tokens + self.evictable_tokens >= self.reserved_tokens
+        assert len(self._heap) == sum(node.queued for node in nodes), "the heap holds a node once at most"
+
+    def _tokens(self, node: CacheNode) -> int:
+        return len(node.edge) // self.item_bytes * self.item_tokens
+
+    def _up(self, node: CacheNode) -> Iterator[CacheNode]:
+        """`node` and its parents, without the root."""
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def _touch(self, node: CacheNode) -> None:
+        self._clock += 1
+        for each in self._up(node):
+            each.last_used = self._clock
+
+    def _lock_path(self, node: CacheNode) -> None:
+        for each in self._up(node):
+            if not each.locks:
+                self.locked_tokens += self._tokens(each)
+            each.locks += 1
+
+    def _offer(self, node: CacheNode) -> None:
+        """Put an evictable leaf into the heap, once."""
+        if not (node.queued or node.locks or node.children):
+            node.queued = True
+            self._pushes += 1
+            heappush(self._heap, (node.last_used, self._pushes, node))
+
+    def _evict(self, tokens: int) -> None:
+        """Remove least recently used leaves until `tokens` are free again."""
+        goal = self.evicted_tokens_total + tokens
+        while self.evicted_tokens_total < goal:
+            last_used, _, node = heappop(self._heap)
+            node.queued = False
+            if node.last_used != last_used:
+                self._offer(node)
+            elif not (node.locks or node.children):
+                self._remove(node)
+
+    def _remove(self, node: CacheNode) -> None:
+        parent = node.parent
+        assert parent is not None, "the root is never queued"
+        self._tree.remove(node)
+        self.cached_tokens -= self._tokens(node)
+        self.evicted_tokens_total += self._tokens(node)
+        if parent is not self.root:
+            self._offer(parent)
+
+
+def _start(node: CacheNode) -> int:
+    return node.parent.end if node.parent is not None else 0

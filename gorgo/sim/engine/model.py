@@ -1,0 +1,293 @@
+"""One SGLang-like replica as a sans-IO step model: requests in with `now`, one token per request and step out.
+
+Owns the scheduler: who waits, who is admitted, and what each step computes. Who runs, and what each holds of the KV
+pool, is `batch`, the pool `kv_cache`; what a step costs is `profiles`. Time is an argument and there is no chance, so
+that the same requests at the same times always give the same steps: in wall time behind HTTP, and in virtual time on an
+event heap.
+
+Theory of operation. The caller owns the clock and drives one loop:
+
+    model.submit(request, now=now)          whenever a request arrives
+    step = model.start_step(now=now)        when idle: at an arrival; when busy: at the end of the step before
+    ... time passes until step.ends_s ...
+    for request in model.finish_step(step): it has one token more; `request.finished` says whether that was the last
+
+A step is a prefill batch alone whenever one can be formed (what decodes stalls meanwhile), else one decode iteration,
+or, for a caller in virtual time who asks for it, all up to the next at which something changes (`steps`):
+
+    waiting --admission, FCFS--> prefilling --last chunk: first token--> decoding --last token--> finished
+        \\__________________________________\\____ abort ____________________\\--> gone, everything freed
+
+- Admission: fewer than `max_running_requests` run, and uncached prompt plus all its output fits beside what is promised
+  to those that run. The first in line that does not fit holds back those behind it.
+- A prefill step computes at most `chunk_tokens`, shared by several requests in order; only its last one is cut.
+- At least one prompt token is always computed. Prompt KV can be hit by others only after the whole prefill, generated
+  tokens only when the request has ended (the last one, which no step has read, never).
+- A request that arrives while a step runs is considered at its end. One whose time of arrival is later than the start
+  of a step is not in that step, even if the caller is late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from typing import Generic
+
+from gorgo.sim.engine.batch import Batch
+from gorgo.sim.engine.kv_cache import KvCache
+from gorgo.sim.engine.profiles import EngineProfile
+from gorgo.sim.engine.request import Stage
+from gorgo.sim.engine.steps import RequestT, Step, Totals, run_duration_s
+
+
+class EngineModel(Generic[RequestT]):
+    """The scheduler of one replica.
+
+    Generic in the class of its requests: what `finish_step` returns is what was submitted.
+
+    Parameters
+    ----------
+    profile:
+        Costs and limits.
+    item_bytes, item_tokens:
+        What one item of a request's key is: one token of four bytes, or a block of a trace.
+
+    Example
+    -------
+    >>> from gorgo.sim.engine.request import EngineRequest
+    >>> from gorgo.sim.engine.profiles import find_profile
+    >>> model: EngineModel[EngineRequest] = EngineModel(find_profile("1xH100-Llama-3.1-8B"))
+    >>> request = EngineRequest(b"word" * 1000, prompt_tokens=1000, output_tokens=2)
+    >>> model.submit(request, now=0.0)
+    >>> step = model.start_step(now=0.0)
+    >>> round(step.ends_s, 4), [r.emitted for r in model.finish_step(step)]
+    (0.023, [1])
+    >>> step = model.start_step(now=step.ends_s)
+    >>> [r.finished for r in model.finish_step(step)]
+    [True]
+    """
+
+    def __init__(self, profile: EngineProfile, *, item_bytes: int = 4, item_tokens: int = 1) -> None:
+        self.profile = profile
+        self.cache = KvCache(capacity_tokens=profile.kv_tokens, item_bytes=item_bytes, item_tokens=item_tokens)
+        self.totals = Totals()
+        #: Every step takes this many times as long: a fault to inject.
+        self.slowdown = 1.0
+        self._waiting: deque[RequestT] = deque()
+        #: Those who run. Onlookers change nothing.
+        self.batch: Batch[RequestT] = Batch(self.cache)
+        self._stepping: Step[RequestT] | None = None
+
+    @property
+    def running(self) -> int:
+        return len(self.batch)
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting(self) -> Collection[RequestT]:
+        """Those not yet admitted, in line; for onlookers, who change nothing."""
+        return self._waiting
+
+    @property
+    def step(self) -> Step[RequestT] | None:
+        """The step under way."""
+        return self._stepping
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of requests not yet admitted; what the cache holds of them is not looked up."""
+        return sum(request.prompt_tokens for request in self._waiting)
+
+    @property
+    def next_arrival_s(self) -> float | None:
+        """When the first in line arrived: an idle engine starts then, even if its caller is late."""
+        return self._waiting[0].submitted_s if self._waiting else None
+
+    @property
+    def used_tokens(self) -> int:
+        """Pool tokens that running requests hold: locked prefixes and their own."""
+        return self.cache.locked_tokens + self.cache.private_tokens
+
+    @property
+    def idle(self) -> bool:
+        return not (self._waiting or self.batch or self._stepping)
+
+    def submit(self, request: RequestT, *, now: float) -> None:
+        """Queue a request; raises `BadRequest` if it can never run."""
+        assert request.stage is Stage.NEW, "a request is submitted once"
+        self.profile.check_size(request.prompt_tokens, request.output_tokens)
+        request.stage = Stage.WAITING
+        request.submitted_s = now
+        self._waiting.append(request)
+        self.totals.requests += 1
+
+    def abort(self, request: RequestT) -> bool:
+        """Drop a request at whatever stage it is and free what it holds. False if it had ended already."""
+        if request.stage in (Stage.NEW, Stage.FINISHED, Stage.ABORTED):
+            return False
+        assert self._stepping is None or self._stepping.iterations == 1, "a run is interrupted first"
+        if request.stage is Stage.WAITING:
+            self._waiting.remove(request)
+        else:
+            self.batch.leave(request)
+        request.stage = Stage.ABORTED
+        self.totals.aborted += 1
+        return True
+
+    def flush(self) -> bool:
+        """Forget every cached prefix. Refused (False) while requests wait or run, as the real engine does.
+
+        A step that has lost all its requests to aborts may still be under way: it holds nothing.
+        """
+        if self._waiting or self.batch:
+            return False
+        self.cache.flush()
+        return True
+
+    def start_step(self, *, now: float, ahead: bool = False) -> Step[RequestT] | None:
+        """Begin the next step, or None if there is nothing to do at `now`.
+
+        With `ahead` it may be a run of decode iterations, up to the first that finishes a request. Its caller calls
+        `split_run` before anything else happens to the engine; see there.
+        """
+        assert self._stepping is None, "one step at a time"
+        chunks = self._form_prefill(now)
+        if chunks:
+            step = self._prefill_step(chunks, now)
+        elif self.batch.decoding:
+            step = self._decode_step(now, self._until_finish() if ahead else 1)
+        else:
+            return None
+        self._stepping = step
+        self.totals.steps += step.iterations
+        self.totals.busy_s += step.ends_s - step.started_s
+        return step
+
+    def split_run(self, *, now: float) -> tuple[int, Step[RequestT] | None]:
+        """Leave a run of decode iterations at `now`: those before the one under way are over.
+
+        Answers how many are over and the step that is left of the run, the one iteration under way. There is none to
+        be left (0, None) when no run is. Called before whatever can change what comes next or is to see the engine as
+        it is: a request that could be admitted, an abort, another `slowdown`, an onlooker.
+        """
+        run = self._stepping
+        if run is None or run.iterations == 1:
+            return 0, None
+        over = run.iteration_at(now) - 1
+        left = Step(run.ended_s(over), run.ended_s(over + 1), run.requests, ())
+        self.batch.advance(run.requests, over)
+        for request in run.requests:
+            request.emitted += over
+        self._stepping = left
+        self.totals.generated_tokens += over * len(run.requests)
+        self.totals.steps -= run.iterations - over - 1
+        self.totals.busy_s -= run.ends_s - left.ends_s
+        return over, left
+
+    def finish_step(self, step: Step[RequestT]) -> list[RequestT]:
+        """End the step at `step.ends_s`: the requests that got a token from each of its iterations.
+
+        Those aborted meanwhile are left out.
+        """
+        assert step is self._stepping, "the step that was started"
+        self._stepping = None
+        emitting = self._finish_prefill(step) if step.chunks else self._finish_decode(step)
+        self.totals.generated_tokens += len(emitting) * step.iterations
+        return emitting
+
+    def check(self) -> None:
+        """Assert every invariant; for tests."""
+        self.cache.check()
+        assert len(self.batch) <= self.profile.max_running_requests
+        self.batch.check()
+
+    # -- helpers
+
+    def _form_prefill(self, now: float) -> list[tuple[RequestT, int]]:
+        """Share one chunk among those in prefill and then those in line, in order."""
+        budget = self.profile.chunk_tokens
+        chunks = []
+        prefilling = self.batch.prefilling
+        for request in prefilling:
+            tokens = min(budget, request.prompt_tokens - request.prefilled_tokens)
+            chunks.append((request, tokens))
+            budget -= tokens
+        while budget > 0 and self._waiting and self._waiting[0].submitted_s <= now and self._admit(now):
+            request = prefilling[-1]
+            tokens = min(budget, request.prompt_tokens - request.prefilled_tokens)
+            chunks.append((request, tokens))
+            budget -= tokens
+        return chunks
+
+    def _admit(self, now: float) -> bool:
+        """Let the first in line run if there is room for all that it can need."""
+        if len(self.batch) >= self.profile.max_running_requests:
+            return False
+        request = self._waiting[0]
+        match = self.cache.match(request.key, at_most=(request.prompt_tokens - 1) // self.cache.item_tokens)
+        cached = match.items * self.cache.item_tokens
+        needed = request.prompt_tokens - cached + request.output_tokens
+        if needed > self.cache.available_tokens - match.evictable_tokens:
+            return False
+        self._waiting.popleft()
+        request.admitted_s = now
+        self.batch.admit(request, match, cached_tokens=cached, needed_tokens=needed)
+        self.totals.prompt_tokens += request.prompt_tokens
+        self.totals.cached_tokens += cached
+        return True
+
+    def _prefill_step(self, chunks: list[tuple[RequestT, int]], now: float) -> Step[RequestT]:
+        new_tokens = 0
+        attended = 0.0
+        for request, tokens in chunks:
+            self.batch.allocate(request, tokens)
+            new_tokens += tokens
+            attended += tokens * (request.prefilled_tokens + tokens / 2)
+        duration_s = self.profile.prefill_s(new_tokens, attended) * self.slowdown
+        self.totals.prefill_tokens += new_tokens
+        self.totals.prefill_busy_s += duration_s
+        requests, sizes = zip(*chunks, strict=True)
+        return Step(now, now + duration_s, requests, sizes)
+
+    def _until_finish(self) -> int:
+        """Decode iterations up to the first that finishes a request.
+
+        Until then nobody in line can be admitted who could not be now: a request in line needs as much more as it
+        loses of its cached prefix, and running requests hold and are promised as much together as before.
+        """
+        return min(request.output_tokens - request.emitted for request in self.batch.decoding)
+
+    def _decode_step(self, now: float, iterations: int) -> Step[RequestT]:
+        batch = tuple(self.batch.decoding)
+        self.batch.advance(batch, 1)
+        profile, size = self.profile, len(batch)
+        first_s = profile.decode_s(size, self.batch.context_tokens) * self.slowdown
+        growth_s = profile.decode_kv_s * size * self.slowdown
+        ends_s = now + (first_s if iterations == 1 else run_duration_s(first_s, growth_s, iterations))
+        return Step(now, ends_s, batch, (), iterations, first_s, growth_s)
+
+    def _finish_prefill(self, step: Step[RequestT]) -> list[RequestT]:
+        emitting = []
+        for request, tokens in zip(step.requests, step.chunks, strict=True):
+            if request.stage is not Stage.PREFILLING:
+                continue
+            request.prefilled_tokens += tokens
+            if request.prefilled_tokens == request.prompt_tokens:
+                request.first_token_s = step.ends_s
+                self.batch.begin_decoding(request)
+                emitting.append(request)
+        return emitting
+
+    def _finish_decode(self, step: Step[RequestT]) -> list[RequestT]:
+        emitting = []
+        self.batch.advance(step.requests, step.iterations - 1)
+        for request in step.requests:
+            if request.stage is Stage.DECODING:
+                request.emitted += step.iterations
+                emitting.append(request)
+                if request.emitted == request.output_tokens:
+                    self.batch.finish(request)
+        return emitting

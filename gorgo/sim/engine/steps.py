@@ -1,0 +1,76 @@
+"""The scheduler's iterations as records: one step, or many decode iterations at once, and where a run of them is cut.
+
+Owns the arithmetic of runs. While nobody arrives, finishes or leaves, each decode iteration has the same batch and
+attends to one token more per request, so the j-th one takes `first + (j - 1) * growth` seconds and the first j together
+
+    j * first + growth * j * (j - 1) / 2
+
+An iteration that something falls into is found by solving that for j. Times are those of stepping one by one up to
+rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, sqrt
+from typing import Generic, TypeVar
+
+from gorgo.sim.engine.request import EngineRequest
+
+RequestT = TypeVar("RequestT", bound=EngineRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[RequestT]):
+    """One scheduler iteration, or several decode iterations in a row: which requests it serves and when it is over.
+
+    `chunks` are the prompt tokens computed per request in a prefill step, empty in decode iterations. `first_s` and
+    `growth_s` are how long the first of `iterations` takes and how much longer each one takes than the one before.
+    """
+
+    started_s: float
+    ends_s: float
+    requests: tuple[RequestT, ...]
+    chunks: tuple[int, ...]
+    iterations: int = 1
+    first_s: float = 0.0
+    growth_s: float = 0.0
+
+    def ended_s(self, iterations: int) -> float:
+        """When the first so many decode iterations are over."""
+        return self.started_s + run_duration_s(self.first_s, self.growth_s, iterations)
+
+    def iteration_at(self, now: float) -> int:
+        """Which iteration, from 1, is the first that ends at `now` or later; the last one if none does."""
+        since_s = now - self.started_s
+        if since_s <= self.first_s:
+            return 1
+        slope = self.first_s - self.growth_s / 2
+        number = ceil(2 * since_s / (slope + sqrt(slope * slope + 2 * self.growth_s * since_s)))
+        number = min(max(number, 1), self.iterations)
+        # The root is right but for rounding at a boundary.
+        while number > 1 and self.ended_s(number - 1) >= now:
+            number -= 1
+        while number < self.iterations and self.ended_s(number) < now:
+            number += 1
+        return number
+
+
+@dataclass(slots=True)
+class Totals:
+    """Cumulative figures since the start, as an engine's counters tell them."""
+
+    requests: int = 0
+    aborted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    prefill_busy_s: float = 0.0
+    busy_s: float = 0.0
+    steps: int = 0
+
+
+def run_duration_s(first_s: float, growth_s: float, iterations: int) -> float:
+    """How long so many iterations take of which each is longer by `growth_s` than the one before."""
+    return iterations * first_s + growth_s * (iterations * (iterations - 1) // 2)

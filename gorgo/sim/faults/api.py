@@ -1,0 +1,93 @@
+"""What a simulation lets others see and do while it runs: its engines, its clock, and what can be broken.
+
+Owns the seam between a run and whoever looks into it (`oracle`, policies that see engines) or breaks something in it
+(`faults`). What offers it is `levers` and `site`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.request import EngineRequest
+from gorgo.sim.fleet import SimFleet
+
+
+class EngineView(Protocol):
+    """One engine as an onlooker sees it, at any time of the run."""
+
+    @property
+    def model(self) -> EngineModel[Any]:
+        """The engine itself; another one after a revival."""
+
+    @property
+    def in_transit(self) -> Sequence[tuple[float, EngineRequest]]:
+        """Requests sent and not there yet, with the times at which they will arrive, s."""
+
+    @property
+    def rtt_s(self) -> float:
+        """Present mean round trip from the proxy."""
+
+    @property
+    def alive(self) -> bool:
+        """False while it answers nobody."""
+
+
+@runtime_checkable
+class EngineObserver(Protocol):
+    """A policy that sees the engines."""
+
+    def observe(self, engines: Mapping[str, EngineView]) -> None:
+        """Before the run; they may be looked at whenever it decides."""
+
+
+class Schedule(Protocol):
+    """The clock of a simulation."""
+
+    @property
+    def now(self) -> float: ...
+
+    def at(self, time_s: float, handler: Callable[[], None], /) -> object:
+        """Call `handler` at that time."""
+
+
+class FaultApi(Protocol):
+    """What a simulation lets a fault do."""
+
+    @property
+    def kernel(self) -> Schedule: ...
+
+    @property
+    def fleet(self) -> SimFleet: ...
+
+    @property
+    def engines(self) -> Mapping[str, EngineView]: ...
+
+    def set_slowdown(self, replica: str, factor: float) -> None:
+        """Its steps from now on take so many times as long."""
+
+    def set_rtt(self, region: str, rtt_s: float) -> None:
+        """The mean round trip from the proxy to that region is another."""
+
+    def kill(self, replica: str) -> None:
+        """Gone, with all it held; whatever is sent there fails."""
+
+    def revive(self, replica: str) -> None:
+        """Back, with an empty cache."""
+
+    def set_metrics(self, replica: str, told: bool) -> None:
+        """Whether its load figures can be scraped."""
+
+    def set_probes(self, replica: str, told: bool) -> None:
+        """Whether it answers pings."""
+
+    def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:
+        """That share of requests to the region takes so much longer to arrive; a share of 0 ends it."""
+
+
+@runtime_checkable
+class Partitionable(Protocol):
+    """A world whose replicas can be unreachable without losing what they hold."""
+
+    def set_reachable(self, replica: str, reachable: bool) -> None: ...

@@ -1,0 +1,73 @@
+"""What can be done to a simulated fleet while it runs: the `FaultApi` of faults, and of whoever else breaks something.
+
+Owns who is meant by a name or a region. When something happens is the affair of `faults`, what it does to one replica
+that of `site`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gorgo.errors import UnknownReplica
+from gorgo.sim.event_queue import EventQueue
+from gorgo.sim.fleet import SimFleet
+from gorgo.sim.network.remote_replica import RemoteReplica
+
+
+class FaultInjector:
+    """One run's.
+
+    Parameters
+    ----------
+    kernel, fleet, engines:
+        The simulation's; `engines` by name. Every method raises `UnknownReplica` for a name that is not among them,
+        and does nothing for a region without a replica.
+    """
+
+    def __init__(self, kernel: EventQueue, fleet: SimFleet, engines: Mapping[str, RemoteReplica]) -> None:
+        self.kernel = kernel
+        self.fleet = fleet
+        self.engines = engines
+
+    def set_slowdown(self, replica: str, factor: float) -> None:
+        """The replica's steps from now on take so many times as long."""
+        self._site(replica).set_slowdown(factor)
+
+    def set_rtt(self, region: str, rtt_s: float) -> None:
+        """The mean round trip to a region is another."""
+        for site in self._sites(region):
+            site.set_rtt(rtt_s)
+
+    def kill(self, replica: str) -> None:
+        """Open requests fail and new ones are refused; what it held is lost."""
+        self._site(replica).kill()
+
+    def revive(self, replica: str) -> None:
+        """It answers again, with an empty cache."""
+        self._site(replica).revive()
+
+    def set_reachable(self, replica: str, reachable: bool) -> None:
+        """Cut off from the proxy, as if killed, but it keeps its cache."""
+        self._site(replica).set_reachable(reachable)
+
+    def set_metrics(self, replica: str, told: bool) -> None:
+        """Whether scrapes succeed."""
+        self._site(replica).background.reports_metrics = told
+
+    def set_probes(self, replica: str, told: bool) -> None:
+        """Whether probes are answered."""
+        self._site(replica).background.reports_probes = told
+
+    def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:
+        """That share of requests to the region takes so much longer to get there, uniform between the two."""
+        for site in self._sites(region):
+            site.set_path_delay(share, low_s, high_s)
+
+    def _site(self, replica: str) -> RemoteReplica:
+        try:
+            return self.engines[replica]
+        except KeyError:
+            raise UnknownReplica(f"no replica named {replica!r}; the fleet has: {', '.join(self.engines)}") from None
+
+    def _sites(self, region: str) -> list[RemoteReplica]:
+        return [site for site in self.engines.values() if site.replica.region == region]

@@ -1,0 +1,220 @@
+"""What can go wrong in a simulation, and when: each fault is a record that schedules itself.
+
+Owns the faults. What a simulation must offer to have them is `world`; which make a named scenario is `scenario`, and a
+schedule by chance `random_faults`.
+
+Theory of operation. `start` runs before the first event and only puts handlers into the kernel's heap. A fault sets a
+state and sets it back when it ends; two of one kind that overlap on one replica are not added up, the later setting
+stands. Every fault that repeats has an end, so that the heap runs empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+from gorgo.errors import ScenarioError, UnknownReplica
+from gorgo.sim.faults.api import FaultApi, Partitionable
+from gorgo.sim.fleet import SimFleet
+
+
+class Fault(Protocol):
+    """Something that goes wrong."""
+
+    def start(self, world: FaultApi) -> None:
+        """Put its events into the world's heap; raises `UnknownReplica` or `ScenarioError` if it hits nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Every step of a replica takes `factor` times as long."""
+
+    replica: str
+    factor: float
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: FaultApi) -> None:
+        _replica(world, self.replica)
+        _from_to(
+            world,
+            self.start_s,
+            lambda: world.set_slowdown(self.replica, self.factor),
+            self.end_s,
+            lambda: world.set_slowdown(self.replica, 1.0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RttShift:
+    """The way to a region is another one for a while."""
+
+    region: str
+    rtt_s: float
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: FaultApi) -> None:
+        usual_s = region_rtt_s(world.fleet, self.region)
+        _from_to(
+            world,
+            self.start_s,
+            lambda: world.set_rtt(self.region, self.rtt_s),
+            self.end_s,
+            lambda: world.set_rtt(self.region, usual_s),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A replica goes, with all that runs there, and comes back cold."""
+
+    replica: str
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: FaultApi) -> None:
+        _replica(world, self.replica)
+        _from_to(world, self.start_s, lambda: world.kill(self.replica), self.end_s, lambda: world.revive(self.replica))
+
+
+@dataclass(frozen=True, slots=True)
+class StaleMetrics:
+    """Load figures of a replica, or of all, are not told."""
+
+    replica: str | None
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: FaultApi) -> None:
+        for name in _one_or_all(world, self.replica):
+            _told(world, world.set_metrics, name, self.start_s, self.end_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StaleProbes:
+    """Pings of a replica, or of all, are not answered; requests are."""
+
+    replica: str | None
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: FaultApi) -> None:
+        for name in _one_or_all(world, self.replica):
+            _told(world, world.set_probes, name, self.start_s, self.end_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Nobody in a region can be reached. Where the world can only kill, they come back cold."""
+
+    region: str
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: FaultApi) -> None:
+        cut, mend = _cutting(world)
+        for replica in replicas_in(world.fleet, self.region):
+            _each(world, self.start_s, cut, replica)
+            _each(world, self.end_s, mend, replica)
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicStall:
+    """A replica all but stops for a while, again and again, until `end_s`; first a whole period after `start_s`."""
+
+    replica: str
+    end_s: float
+    factor: float = 40.0
+    lasts_s: float = 8.0
+    every_s: float = 100.0
+    start_s: float = 0.0
+
+    def start(self, world: FaultApi) -> None:
+        _replica(world, self.replica)
+        if not 0 < self.lasts_s < self.every_s or self.end_s == inf:
+            raise ScenarioError(f"{self!r}: expected 0 < lasts_s < every_s and an end")
+        self._next(world, self.start_s + self.every_s)
+
+    def _next(self, world: FaultApi, at_s: float) -> None:
+        """One period at a time is in the heap."""
+        if at_s < self.end_s:
+            Slow(self.replica, self.factor, at_s, min(at_s + self.lasts_s, self.end_s)).start(world)
+            world.kernel.at(at_s, lambda: self._next(world, at_s + self.every_s))
+
+
+@dataclass(frozen=True, slots=True)
+class DelaySpikes:
+    """A share of the requests to a region gets stuck on its way for `low_s` to `high_s`."""
+
+    region: str
+    share: float = 0.015
+    low_s: float = 1.0
+    high_s: float = 3.0
+    start_s: float = 0.0
+    end_s: float = inf
+
+    def start(self, world: FaultApi) -> None:
+        replicas_in(world.fleet, self.region)
+        _from_to(
+            world,
+            self.start_s,
+            lambda: world.set_path_delay(self.region, self.share, self.low_s, self.high_s),
+            self.end_s,
+            lambda: world.set_path_delay(self.region, 0.0, 0.0, 0.0),
+        )
+
+
+def replicas_in(fleet: SimFleet, region: str) -> list[str]:
+    """Names of a region's replicas; raises `ScenarioError` if there is none."""
+    names = [replica.name for replica in fleet.replicas if replica.region == region]
+    if not names:
+        regions = dict.fromkeys(replica.region for replica in fleet.replicas)
+        raise ScenarioError(f"no replica in region {region!r}; the fleet has replicas in: {', '.join(regions)}")
+    return names
+
+
+def region_rtt_s(fleet: SimFleet, region: str) -> float:
+    """Mean round trip to a region as the fleet has it; raises `ScenarioError` if nobody is there."""
+    first = replicas_in(fleet, region)[0]
+    return next(replica.link.rtt_s for replica in fleet.replicas if replica.name == first)
+
+
+# -- helpers
+
+
+def _from_to(world: FaultApi, start_s: float, begin: Callable[[], None], end_s: float, end: Callable[[], None]) -> None:
+    world.kernel.at(start_s, begin)
+    if end_s < inf:
+        world.kernel.at(end_s, end)
+
+
+def _each(world: FaultApi, at_s: float, act: Callable[[str], None], replica: str) -> None:
+    if at_s < inf:
+        world.kernel.at(at_s, lambda: act(replica))
+
+
+def _told(world: FaultApi, tell: Callable[[str, bool], None], replica: str, start_s: float, end_s: float) -> None:
+    _from_to(world, start_s, lambda: tell(replica, False), end_s, lambda: tell(replica, True))
+
+
+def _cutting(world: FaultApi) -> tuple[Callable[[str], None], Callable[[str], None]]:
+    if isinstance(world, Partitionable):
+        severable = world
+        return lambda replica: severable.set_reachable(replica, False), lambda replica: severable.set_reachable(
+            replica, True
+        )
+    return world.kill, world.revive
+
+
+def _one_or_all(world: FaultApi, replica: str | None) -> Sequence[str]:
+    return [each.name for each in world.fleet.replicas] if replica is None else [_replica(world, replica)]
+
+
+def _replica(world: FaultApi, name: str) -> str:
+    names = [replica.name for replica in world.fleet.replicas]
+    if name not in names:
+        raise UnknownReplica(f"no replica named {name!r}; the fleet has: {', '.join(names)}")
+    return name

@@ -1,0 +1,207 @@
+"""Round trips between regions: mean, exponential jitter, rare spikes, all from one seed.
+
+Owns one-way delays and the order of what travels on one stream. What a delay is added to is up to the caller: the
+simulated engine adds it in wall time, the simulator in virtual time.
+
+A one-way trip takes half of the mean RTT, plus an exponential with mean `jitter` x RTT, plus, once in
+`1 / spike_probability` trips, a whole RTT more: a lost segment that the ones behind it make the sender repeat. Setting
+up a connection costs one round trip (`connect_s`) before the first request on it can leave. A body larger than the
+connection's window leaves in flights a round trip apart (`core.latency.tcp`); a `Connection` remembers its windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from gorgo.core.latency.tcp import TcpWindows, cwnd_after_idle, round_trips
+
+#: Delays are drawn so many at a time: one draw by itself costs 20 times as much.
+_DRAWS = 2048
+#: Entries of a run's table of draws: as many as a window of 7,000 requests uses, so that few are used twice. 4 MB.
+TABLE_SIZE = 1 << 16
+#: Between the places of two neighbouring keys; odd, so that every key has a place of its own.
+_STRIDE = 40_503
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What the way between two places is like on average.
+
+    Parameters
+    ----------
+    rtt_s:
+        Mean round trip without jitter.
+    jitter:
+        Mean of the exponential added to each one-way trip, as a share of the RTT.
+    spike_probability:
+        Share of one-way trips that take an RTT more.
+    """
+
+    rtt_s: float
+    jitter: float = 0.02
+    spike_probability: float = 1e-4
+
+    def __post_init__(self) -> None:
+        assert min(self.rtt_s, self.jitter) >= 0, "no trip takes less than nothing"
+        assert 0 <= self.spike_probability <= 1, "a probability"
+
+
+class Path:
+    """The trips over one link, in the order of the draws.
+
+    Example
+    -------
+    >>> path = Path(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0), np.random.default_rng(0))
+    >>> path.one_way_s(), path.request_s(new_connection=True)
+    (0.05, 0.15000000000000002)
+    """
+
+    def __init__(self, link: Link, rng: np.random.Generator) -> None:
+        self.link = link
+        self._rng = rng
+        self._drawn: list[float] = []
+
+    def one_way_s(self) -> float:
+        """How long one trip in either direction takes."""
+        if not self.link.rtt_s:
+            return 0.0
+        if not self._drawn:
+            self._drawn = self._draw()
+        return self._drawn.pop()
+
+    def connect_s(self) -> float:
+        """The round trip that sets up a connection."""
+        return self.one_way_s() + self.one_way_s()
+
+    def request_s(self, *, new_connection: bool, flights: int = 1) -> float:
+        """From the client's send to the engine's receipt of the last byte."""
+        waits = flights - 1 + new_connection
+        return self.one_way_s() + sum(self.connect_s() for _ in range(waits))
+
+    def arrival_s(self, sent_s: float, last_arrival_s: float) -> float:
+        """When what is sent now arrives, never before what was sent earlier on the same stream."""
+        return max(last_arrival_s, sent_s + self.one_way_s())
+
+    def _draw(self) -> list[float]:
+        link = self.link
+        trips = link.rtt_s / 2 + self._rng.exponential(link.jitter * link.rtt_s, _DRAWS)
+        trips += link.rtt_s * (self._rng.random(_DRAWS) < link.spike_probability)
+        drawn: list[float] = trips.tolist()
+        return drawn
+
+
+class RandomTable:
+    """The chance of a whole simulated run, by key and number of the trip rather than by the order of asking.
+
+    With common random numbers two policies can be compared on one seed: the jitter that a request meets is the same
+    whatever was sent where before it, and scales with the link that it takes.
+
+    Example
+    -------
+    >>> link, draws = Link(rtt_s=0.1), RandomDraws(seed=0)
+    >>> first, again = TripDelays(draws, key=7), TripDelays(draws, key=7)
+    >>> first.one_way_s(link) == again.one_way_s(link), 0.05 <= first.one_way_s(link) < 0.1
+    (True, True)
+    """
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng([seed, 0x6E6574])
+        self.exponential: list[float] = rng.exponential(1.0, TABLE_SIZE).tolist()
+        self.uniform: list[float] = rng.random(TABLE_SIZE).tolist()
+
+
+class TripDelays:
+    """One key's way through the table: each trip takes the next entry."""
+
+    __slots__ = ("_at", "_draws")
+
+    def __init__(self, draws: RandomTable, key: int) -> None:
+        self._draws = draws
+        self._at = key * _STRIDE % TABLE_SIZE
+
+    def one_way_s(self, link: Link) -> float:
+        at = self._at
+        self._at = (at + 1) % TABLE_SIZE
+        share = 0.5 + link.jitter * self._draws.exponential[at]
+        if self._draws.uniform[at] < link.spike_probability:
+            share += 1.0
+        return link.rtt_s * share
+
+    def round_trip_s(self, link: Link) -> float:
+        return self.one_way_s(link) + self.one_way_s(link)
+
+    def uniform(self) -> float:
+        """A number in [0, 1) that no trip depends on."""
+        at = self._at
+        self._at = (at + 1) % TABLE_SIZE
+        return self._draws.uniform[at]
+
+
+class HasLink(Protocol):
+    """Whatever a connection goes over."""
+
+    @property
+    def link(self) -> Link: ...
+
+
+class SimConnection:
+    """One connection over a path, with what it has carried so far.
+
+    Example
+    -------
+    >>> path = Path(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0), np.random.default_rng(0))
+    >>> connection = Connection(path)
+    >>> [round(connection.request_s(40_000, now=now), 3) for now in (0.0, 0.2, 9.0)]  # new, warm, idle
+    [0.25, 0.05, 0.15]
+    """
+
+    def __init__(self, path: HasLink) -> None:
+        self._path = path
+        self._windows = TcpWindows()
+        self._sent_s: float | None = None
+
+    def request_s(self, body_bytes: int, *, now: float) -> float:
+        """How long a request with such a body takes to reach the engine; the first one sets the connection up."""
+        assert isinstance(self._path, Path), "a path that draws its own delays"
+        new = self._sent_s is None
+        return self._path.request_s(new_connection=new, flights=1 + self.waits(body_bytes, now=now) - new)
+
+    def waits(self, body_bytes: int, *, now: float) -> int:
+        """Round trips that a request with such a body waits for before its last flight leaves, set-up included."""
+        new = self._sent_s is None
+        if self._sent_s is not None:
+            left = cwnd_after_idle(self._windows.cwnd, now - self._sent_s, self._path.link.rtt_s)
+            self._windows = self._windows._replace(cwnd=left)
+        self._sent_s = now
+        if not body_bytes:
+            return int(new)  # A ping opens no window.
+        trips, self._windows = round_trips(body_bytes, self._windows)
+        return trips - 1 + new
+
+
+class Network:
+    """Links between regions, symmetric; a region to itself unless stated costs `local_rtt_s`.
+
+    Example
+    -------
+    >>> network = Network({("us", "eu"): Link(rtt_s=0.095)})
+    >>> network.link("eu", "us").rtt_s, network.link("us", "us").rtt_s
+    (0.095, 0.002)
+    """
+
+    def __init__(self, links: Mapping[tuple[str, str], Link], *, local_rtt_s: float = 0.002) -> None:
+        self._links = dict(links)
+        self._local = Link(rtt_s=local_rtt_s)
+
+    def link(self, one: str, other: str) -> Link:
+        """The link between two regions; KeyError names a pair that is not in the matrix."""
+        found = self._links.get((one, other)) or self._links.get((other, one))
+        if found is not None:
+            return found
+        if one == other:
+            return self._local
+        raise KeyError(f"no link between {one!r} and {other!r}")

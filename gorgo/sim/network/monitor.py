@@ -1,0 +1,183 @@
+"""What the proxy asks one replica of a run beside requests: pings, scrapes, and what keeps connections warm.
+
+Owns when the answers come and what they say. They travel on the connections that requests take, and the figures of a
+scrape are those of the time at which its first question reaches the engine. When to ask is the shell's affair.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Protocol
+
+from gorgo.core.messages.request import EngineSample
+from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.event_queue import EventQueue
+from gorgo.sim.network.links import Link, RandomTable, TripDelays
+from gorgo.sim.network.pool import ConnectionPool, PooledSimConnection
+
+#: As the proxy: a ping without an answer counts as failed after so long, s.
+PROBE_TIMEOUT_S = 5.0
+#: As the proxy: so many pings at once keep as many connections warm.
+WARM_CONNECTIONS = 2
+#: Where the table of draws begins for what is no request.
+_BACKGROUND_KEY = 1 << 40
+
+
+class MonitorSink(Protocol):
+    """Who hears of what was asked; `None` is no answer."""
+
+    def on_probe(self, replica: str, rtt_s: float | None) -> None: ...
+
+    def on_sample(self, replica: str, sample: EngineSample | None) -> None: ...
+
+
+class MonitoredReplica(Protocol):
+    """The replica, as it is at the time."""
+
+    @property
+    def link(self) -> Link: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def model(self) -> EngineModel[Any]: ...
+
+
+class Monitor:
+    """Asks one replica.
+
+    Parameters
+    ----------
+    kernel, listener:
+        The heap, and who is told.
+    replica, name:
+        Who is asked.
+    pool:
+        Its connections.
+    trips:
+        The chance of these trips, apart from that of requests.
+    """
+
+    def __init__(
+        self,
+        kernel: EventQueue,
+        listener: MonitorSink,
+        replica: MonitoredReplica,
+        pool: ConnectionPool,
+        *,
+        name: str,
+        trips: TripDelays,
+    ) -> None:
+        self._kernel = kernel
+        self._listener = listener
+        self._replica = replica
+        self._pool = pool
+        self._name = name
+        self._trips = trips
+        #: Of the last probe: a dead replica is not kept warm.
+        self._answers = True
+        self.reports_metrics = self.reports_probes = True
+
+    def probe_first(self) -> None:
+        """What the proxy asks before it serves: answered at once, and leaves warm connections behind."""
+        now = self._kernel.now
+        taken = [self._pool.acquire(0, now=now)[0] for _ in range(WARM_CONNECTIONS)]
+        self._listener.on_probe(self._name, self._trips.round_trip_s(self._replica.link))
+        self._listener.on_sample(self._name, self._sample())
+        for kept in taken:
+            self._pool.release(kept, now=now)
+
+    def warm(self) -> None:
+        """Pings that keep connections open, as long as the replica answers."""
+        if not (self._answers and self._replica.alive):
+            return
+        for _ in range(WARM_CONNECTIONS):
+            kept, back_s = self._ping()
+            self._kernel.at(back_s, partial(self._give_back, kept))
+
+    def probe(self) -> None:
+        """Two pings; the second one's round trip is told, because the first may have had to connect."""
+        if not self._can_answer(self.reports_probes):
+            lost_s = PROBE_TIMEOUT_S if self._replica.alive else self._trips.round_trip_s(self._replica.link)
+            self._kernel.at(self._kernel.now + lost_s, partial(self._probed, None, None))
+            return
+        kept, back_s = self._ping()
+        self._kernel.at(back_s, partial(self._ping_again, kept))
+
+    def scrape(self) -> None:
+        """The engine's metrics, then its loads: figures of the time at which the first question arrives."""
+        if not self._can_answer(self.reports_metrics):
+            self._listener.on_sample(self._name, None)
+            return
+        kept, waits = self._pool.acquire(0, now=self._kernel.now)
+        self._kernel.at(self._kernel.now + out_s(self._trips, self._replica.link, waits), partial(self._read, kept))
+
+    # -- helpers
+
+    def _can_answer(self, told: bool) -> bool:
+        return told and self._replica.alive
+
+    def _ping(self) -> tuple[PooledSimConnection, float]:
+        """A small question on the connection that is next, and when its answer is there."""
+        now = self._kernel.now
+        kept, waits = self._pool.acquire(0, now=now)
+        return kept, now + out_s(self._trips, self._replica.link, waits) + self._trips.one_way_s(self._replica.link)
+
+    def _ping_again(self, kept: PooledSimConnection) -> None:
+        self._give_back(kept)
+        if not self._replica.alive:
+            self._probed(None, None)
+            return
+        asked_s = self._kernel.now
+        kept, back_s = self._ping()
+        self._kernel.at(back_s, partial(self._probed, kept, back_s - asked_s))
+
+    def _probed(self, kept: PooledSimConnection | None, rtt_s: float | None) -> None:
+        if kept is not None:
+            if kept.lost:
+                rtt_s = None
+            self._give_back(kept)
+        self._answers = rtt_s is not None
+        self._listener.on_probe(self._name, rtt_s)
+
+    def _read(self, kept: PooledSimConnection) -> None:
+        if kept.lost:
+            self._listener.on_sample(self._name, None)
+            return
+        trips, link = self._trips, self._replica.link
+        told_s = self._kernel.now + trips.one_way_s(link) + trips.round_trip_s(link)
+        self._kernel.at(told_s, partial(self._scraped, kept, self._sample()))
+
+    def _scraped(self, kept: PooledSimConnection, sample: EngineSample) -> None:
+        self._listener.on_sample(self._name, None if kept.lost else sample)
+        self._give_back(kept)
+
+    def _sample(self) -> EngineSample:
+        model = self._replica.model
+        return EngineSample(
+            running_requests=float(model.running),
+            queued_requests=float(model.queued),
+            used_tokens=float(model.used_tokens),
+            kv_capacity_tokens=float(model.profile.kv_tokens),
+            max_running_requests=float(model.profile.max_running_requests),
+            prefill_tokens_total=float(model.totals.prefill_tokens),
+            prefill_busy_s_total=model.totals.prefill_busy_s,
+            prompt_tokens_total=float(model.totals.prompt_tokens),
+        )
+
+    def _give_back(self, kept: PooledSimConnection) -> None:
+        self._pool.release(kept, now=self._kernel.now)
+
+
+def background_trips(draws: RandomTable, number: int) -> TripDelays:
+    """For replica `number` of the fleet."""
+    return TripDelays(draws, _BACKGROUND_KEY + number)
+
+
+def out_s(trips: TripDelays, link: Link, waits: int) -> float:
+    """From the first byte's departure to the last one's arrival, s."""
+    seconds = trips.one_way_s(link)
+    for _ in range(waits):
+        seconds += trips.round_trip_s(link)
+    return seconds

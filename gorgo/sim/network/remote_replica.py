@@ -1,0 +1,275 @@
+"""One replica of a run as the proxy meets it: the way there, connections, and the engine.
+
+Owns time on the way of requests. One leaves on a pooled connection, waits a round trip per flight of its body, reaches
+the engine, and its first and last tokens come back a trip later. A replica that dies resets what is open: the proxy
+hears of it a trip later, and what it sends afterwards is refused. Probes and scrapes, on the same connections, are
+`background`; which attempt is told what is the shell's affair.
+
+What is left out: a partition resets connections like a death (in a real one they hang until a time-out), and gaps
+between tokens are the engine's own, without the jitter of each one's trip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from gorgo.core.messages.request import AttemptResult, OpenConnection, Outcome
+from gorgo.errors import BadRequest
+from gorgo.sim.engine.driver import EngineDriver, SimAttempt
+from gorgo.sim.engine.itl import ItlHistogram, p95_s
+from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.request import EngineRequest, Stage
+from gorgo.sim.event_queue import EventQueue
+from gorgo.sim.fleet import SimReplica
+from gorgo.sim.network.links import Link, RandomTable, TripDelays
+from gorgo.sim.network.monitor import Monitor, MonitorSink, background_trips, out_s
+from gorgo.sim.network.pool import ConnectionPool
+
+#: As the proxy's limits: attempts open on one replica at a time.
+CONNECTIONS = 1024
+
+
+class Callbacks(MonitorSink, Protocol):
+    """Who is told."""
+
+    def on_connection(self, replica: str, connection: OpenConnection | None) -> None: ...
+
+    def on_first_token(self, sending: SimAttempt) -> None: ...
+
+    def on_end(self, sending: SimAttempt, outcome: Outcome) -> None: ...
+
+
+class RemoteReplica:
+    """One replica.
+
+    Parameters
+    ----------
+    kernel, shell:
+        The heap, and who is told.
+    replica:
+        What it is.
+    number:
+        Its place in the fleet.
+    draws:
+        The run's chance.
+    block_tokens:
+        Tokens of one item of a request's key.
+    gaps:
+        Takes the times between tokens of what completes.
+    ahead:
+        As in `EngineDriver`.
+    """
+
+    def __init__(
+        self,
+        kernel: EventQueue,
+        shell: Callbacks,
+        replica: SimReplica,
+        *,
+        number: int,
+        draws: RandomTable,
+        block_tokens: int,
+        gaps: ItlHistogram,
+        ahead: bool = True,
+    ) -> None:
+        self._kernel = kernel
+        self._shell = shell
+        self.replica = replica
+        self.name = replica.name
+        self.link: Link = replica.link
+        self._block_tokens = block_tokens
+        self._gaps = gaps
+        self._ahead = ahead
+        self._slowdown = 1.0
+        self._engine = self._new_engine()
+        self._pool = ConnectionPool(self, partial(shell.on_connection, self.name))
+        #: What the proxy asks beside requests.
+        self.background = Monitor(
+            kernel, shell, self, self._pool, name=self.name, trips=background_trips(draws, number)
+        )
+        self._open: dict[SimAttempt, None] = {}
+        self._in_transit: dict[SimAttempt, None] = {}
+        self._dead = self._unreachable = False
+        self._delay = (0.0, 0.0, 0.0)
+
+    # -- what an onlooker sees
+
+    @property
+    def model(self) -> EngineModel[SimAttempt]:
+        """The engine as it is now; another one after a death."""
+        return self._engine.model
+
+    @property
+    def in_transit(self) -> list[tuple[float, EngineRequest]]:
+        """Requests sent and not there yet, with the times at which they will arrive."""
+        return [(sending.arrives_s, sending) for sending in self._in_transit]
+
+    @property
+    def rtt_s(self) -> float:
+        """Present mean round trip."""
+        return self.link.rtt_s
+
+    @property
+    def alive(self) -> bool:
+        return not (self._dead or self._unreachable)
+
+    def probe_first(self) -> None:
+        """What the proxy knows of it before it serves."""
+        self._shell.on_connection(self.name, None)
+        self.background.probe_first()
+
+    # -- requests
+
+    def send(self, sending: SimAttempt) -> None:
+        """A request leaves for the engine now."""
+        now = self._kernel.now
+        self._open[sending] = None
+        if len(self._open) > CONNECTIONS:
+            outcome = Outcome(AttemptResult.BUSY, error="connections_exhausted")
+            self._kernel.at(now, partial(self._end, sending, outcome))
+            return
+        sending.pooled, waits = self._pool.acquire(sending.body_bytes, now=now)
+        if not self.alive:
+            refused_s = now + sending.trips.round_trip_s(self.link)
+            self._kernel.at(refused_s, partial(self._fail, sending, "connect_failed"))
+            return
+        sending.arrives_s = now + out_s(sending.trips, self.link, waits) + self._delayed_s(sending.trips)
+        self._in_transit[sending] = None
+        self._kernel.at(sending.arrives_s, partial(self._arrive, sending))
+
+    def time_out(self, sending: SimAttempt) -> None:
+        """The proxy waits no longer."""
+        self._cancel(sending, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="timeout"))
+
+    def cancel(self, sending: SimAttempt) -> None:
+        """Another attempt has answered."""
+        self._cancel(sending, Outcome(AttemptResult.SUPERSEDED))
+
+    def _cancel(self, sending: SimAttempt, outcome: Outcome) -> None:
+        """The proxy closes the connection, and the engine drops the request when it hears so."""
+        if sending.done:
+            return
+        if sending.pooled is not None:
+            self._pool.close(sending.pooled)
+        heard_s = self._kernel.now + sending.trips.one_way_s(self.link)
+        self._kernel.at(heard_s, partial(self._drop, self._engine, sending))
+        self._end(sending, outcome)
+
+    # -- faults
+
+    def set_slowdown(self, factor: float) -> None:
+        self._slowdown = factor
+        self._engine.set_slowdown(factor)
+
+    def set_rtt(self, rtt_s: float) -> None:
+        self.link = replace(self.link, rtt_s=rtt_s)
+
+    def set_path_delay(self, share: float, low_s: float, high_s: float) -> None:
+        self._delay = (share, low_s, high_s)
+
+    def set_reachable(self, reachable: bool) -> None:
+        """Cut off, it keeps what it holds, but what ran there is lost."""
+        self._unreachable = not reachable
+        if not reachable:
+            self._lose_open()
+
+    def kill(self) -> None:
+        self._dead = True
+        self._lose_open()
+        self._engine.stop()
+        self._engine = self._new_engine()
+
+    def revive(self) -> None:
+        self._dead = False
+
+    # -- helpers
+
+    def _new_engine(self) -> EngineDriver:
+        model: EngineModel[SimAttempt] = EngineModel(self.replica.profile, item_bytes=8, item_tokens=self._block_tokens)
+        model.slowdown = self._slowdown
+        return EngineDriver(
+            self._kernel, model, first_token=self._first_token, finished=self._finished, ahead=self._ahead
+        )
+
+    def _delayed_s(self, trips: TripDelays) -> float:
+        share, low_s, high_s = self._delay
+        if not share or trips.uniform() >= share:
+            return 0.0
+        return low_s + (high_s - low_s) * trips.uniform()
+
+    def _arrive(self, sending: SimAttempt) -> None:
+        if self._in_transit.pop(sending, True) is not None:
+            return  # Lost on the way.
+        try:
+            self._engine.submit(sending)
+        except BadRequest as refusal:
+            back_s = self._kernel.now + sending.trips.one_way_s(self.link)
+            outcome = Outcome(AttemptResult.UPSTREAM_4XX, status=400, error=str(refusal))
+            self._kernel.at(back_s, partial(self._end, sending, outcome))
+
+    def _first_token(self, sending: SimAttempt, at_s: float) -> None:
+        sending.first_seen_s = at_s + sending.trips.one_way_s(self.link)
+        self._kernel.at(sending.first_seen_s, partial(self._see_first, sending))
+
+    def _see_first(self, sending: SimAttempt) -> None:
+        if not sending.done:
+            sending.first_token_seen = True
+            self._shell.on_first_token(sending)
+
+    def _finished(self, sending: SimAttempt, at_s: float) -> None:
+        assert sending.first_seen_s is not None, "the first token comes first"
+        pairs = self._engine.gaps(sending)
+        self._gaps.add(pairs)
+        outcome = Outcome(
+            AttemptResult.COMPLETED,
+            status=200,
+            prompt_tokens=sending.prompt_tokens,
+            cached_tokens=sending.cached_tokens,
+            output_tokens=sending.output_tokens,
+            itl_s_p95=p95_s(pairs),
+        )
+        seen_s = max(sending.first_seen_s, at_s + sending.trips.one_way_s(self.link))
+        self._kernel.at(seen_s, partial(self._end, sending, outcome))
+
+    def _end(self, sending: SimAttempt, outcome: Outcome) -> None:
+        if sending.done:
+            return
+        sending.done = True
+        del self._open[sending]
+        # Before it is told, as in the proxy: who waited for this end may take the connection.
+        if sending.pooled is not None:
+            self._pool.release(sending.pooled, now=self._kernel.now)
+        self._shell.on_end(sending, outcome)
+
+    def _fail(self, sending: SimAttempt, reason: str) -> None:
+        if sending.pooled is not None:
+            self._pool.close(sending.pooled)
+        if sending.first_token_seen:
+            self._end(sending, Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error=reason))
+        else:
+            self._end(sending, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error=reason))
+
+    def _drop(self, engine: EngineDriver, sending: SimAttempt) -> None:
+        """The engine hears that nobody waits any more."""
+        self._in_transit.pop(sending, None)
+        if engine is self._engine:
+            engine.abort(sending)
+
+    def _lose_open(self) -> None:
+        """Every connection is reset: what has left the engine still arrives, the rest is over."""
+        now = self._kernel.now
+        self._in_transit.clear()
+        for sending in self._open:
+            if sending.stage is Stage.FINISHED or sending.done:
+                continue
+            self._engine.abort(sending)
+            heard_s = max(sending.first_seen_s or 0.0, now + sending.trips.one_way_s(self.link))
+            reason = "disconnected"
+            if sending.first_seen_s is None and sending.pooled is not None and sending.pooled.used:
+                # A kept connection that breaks before any answer is nobody's fault: tried on a new one, and refused.
+                heard_s += sending.trips.round_trip_s(self.link)
+                reason = "connect_failed"
+            self._kernel.at(heard_s, partial(self._fail, sending, reason))
+        self._pool.lose_all()

@@ -1,0 +1,57 @@
+"""What a simulation is fed: requests with their arrival and the identity of their prompt, no text.
+
+Owns the record. Where requests come from (a trace, a log, a generator) is up to the programs above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
+
+#: Tokens of a trace's block, and so of an item in a simulated engine's cache.
+BLOCK_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimRequest:
+    """One request.
+
+    Parameters
+    ----------
+    index:
+        Names it; unique in its feed.
+    arrival_s:
+        When it reaches the proxy, from the start of the run.
+    prompt_tokens, output_tokens:
+        Lengths; exactly so much is generated.
+    blocks:
+        One 8-byte hash per *full* block, in order, each standing for the whole prefix up to its end. Both the Router
+        and the engines' caches know the prompt by them.
+    head:
+        64-bit identity of the first 256 tokens.
+    session_id:
+        The client's own session key, where it sends one.
+    body_bytes:
+        What is sent to the engine.
+    """
+
+    index: int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: bytes
+    prefix_hash: int
+    session_id: str | None = None
+    body_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        assert len(self.blocks) % BLOCK_HASH_BYTES == 0, "whole hashes"
+
+
+def scaled(feed: Iterable[SimRequest], time_scale: float) -> Sequence[SimRequest]:
+    """The same requests in `time_scale` times the time: 2.0 is half the load."""
+    if time_scale == 1.0:
+        return tuple(feed)
+    return tuple(replace(request, arrival_s=request.arrival_s * time_scale) for request in feed)

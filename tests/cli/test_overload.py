@@ -1,0 +1,200 @@
+"""`gorgo overload` from the command line, on a fleet and a trace whose figures can be worked out by hand.
+
+One replica without a round trip, and a prompt of one prefill chunk with one output token each second. The replica
+prefills one after the other, so a request that comes every `gap_s` finds `number * (SERVICE_S - gap_s)` of work before
+it, and everything else follows: how many have their first token within two seconds, and so the capacity.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import floor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gorgo.cli import app
+
+FLEET = """\
+proxy: {region: here, policy: gorgo-ms}
+regions: [{name: here}]
+replicas:
+  - name: here-0
+    region: here
+    url: http://127.0.0.1:30000
+    capacity: {kv_tokens: 983549, max_running_requests: 64}
+simulation: {rtt_ms: {here: 0}, jitter: 0, profile: 2xL40S-Qwen3.5-35B-A3B-FP8}
+"""
+TOKENS = 4096
+#: One chunk of the profile: its constant, linear and quadratic part.
+SERVICE_S = 0.012 + TOKENS / 11_500 + 1.6e-9 * TOKENS**2 / 2
+REQUESTS = 100
+#: Of 100 requests the 95th must be within two seconds, so its 94 predecessors may leave it 2 s - SERVICE_S of work: a
+#: gap of 0.3644 s. From 1, halves are tried up to 1/4, which is too fast, and then geometric means until two are within
+#: 5 %: 2^-1.5 (no), 2^-1.25, 2^-1.375 and 2^-1.4375 (yes).
+CAPACITY = 2**-1.4375
+
+#: Of 20 requests 19 must be good: a gap of 0.2917 s at least; 2^-1.75 is the least tried that is.
+TWENTY = ("--limit", "20", "--load", "3")
+CAPACITY_OF_20 = 2**-1.75
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("overload")
+    (folder / "regions.yaml").write_text(FLEET)
+    rows = [
+        {"timestamp": n * 1000, "input_length": TOKENS, "output_length": 1, "hash_ids": list(range(8 * n, 8 * n + 8))}
+        for n in range(REQUESTS)
+    ]
+    (folder / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def overload(folder: Path, *words: str, trace: str = "trace.jsonl") -> Result:
+    """In this process alone: runs in others would cost more to start than to do."""
+    words = ("overload", str(folder / trace), "--config", str(folder / "regions.yaml"), *words)
+    return CliRunner(env={"LOKY_MAX_CPU_COUNT": "1"}).invoke(app, words)
+
+
+def rows_of(folder: Path, *words: str) -> list[dict[str, Any]]:
+    result = overload(folder, *words, "--json")
+    assert result.exit_code == 0, result.output
+    rows: list[dict[str, Any]] = json.loads(result.stdout)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return rows_of(folder)
+
+
+def ttft_s(number: int, gap_s: float) -> float:
+    """Of a request sent at once."""
+    return SERVICE_S + max(0.0, number * (SERVICE_S - gap_s))
+
+
+def test_each_load_is_a_multiple_of_the_capacity_found_sent_at_once_and_held(rows: Sequence[dict[str, Any]]) -> None:
+    assert [(row["load"], row["held"]) for row in rows] == [
+        (load, held) for load in (0.7, 1.0, 1.3, 3.0) for held in (False, True)
+    ]
+    assert [row["time_scale"] for row in rows] == pytest.approx([CAPACITY / row["load"] for row in rows])
+    assert ttft_s(94, CAPACITY) <= 2.0 < ttft_s(94, CAPACITY / 1.05)
+
+
+def test_requests_sent_at_once_wait_for_all_before_them(rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows[::2]:
+        found = row["goodput"]
+        each_s = [ttft_s(number, row["time_scale"]) for number in range(REQUESTS)]
+        good = sum(one_s <= 2.0 for one_s in each_s)
+        assert (found["offered"], found["good"], row["n"]) == (REQUESTS, good / REQUESTS, REQUESTS)
+        assert found["per_s"] == pytest.approx(good / (99 * row["time_scale"]))
+        assert (found["rejected"], found["held"], found["hedged"], row["errors"]) == (0.0, 0.0, 0.0, 0)
+        # The 95th percentile of 100 lies a twentieth of the way from the 95th to the 96th.
+        assert row["ttft_ms"]["p95"] == pytest.approx((0.95 * each_s[94] + 0.05 * each_s[95]) * 1e3)
+        assert row["e2e_s"]["p95"] * 1e3 == pytest.approx(row["ttft_ms"]["p95"])
+
+
+def test_held_requests_are_served_in_time_or_turned_away(rows: Sequence[dict[str, Any]]) -> None:
+    """Beyond capacity the replica is never idle: it serves what fits until two seconds after the last arrival."""
+    for row in rows[5::2]:
+        found = row["goodput"]
+        served = floor((99 * row["time_scale"] + 2.0) / SERVICE_S)
+        assert found["good"] == pytest.approx(served / REQUESTS)
+        assert found["good"] + found["rejected"] == pytest.approx(1.0)
+        assert row["errors"] == REQUESTS - served
+        assert 0.0 < found["held"] < 1.0
+        assert row["ttft_ms"]["p99"] <= 2000.0
+    assert rows[1]["goodput"] == rows[0]["goodput"]
+
+
+def test_the_table_says_what_the_json_says(folder: Path) -> None:
+    result = overload(folder, *TWENTY, "--load", "0.5")
+    assert result.exit_code == 0, result.output
+    title, heads, *lines = result.stdout.splitlines()
+    assert title == "capacity of gorgo-ms on trace.jsonl: time scale 0.297"
+    assert heads.split("  ")[1:3] == ["load", "way"]
+    assert [line.replace("at once", "at-once").split() for line in lines] == [
+        [
+            f"{row['load']:g}",
+            "held" if row["held"] else "at-once",
+            f"{row['goodput']['good']:.1%}"[:-1],
+            f"{row['goodput']['per_s']:.2f}",
+            f"{row['goodput']['rejected']:.1%}"[:-1],
+            f"{row['goodput']['held']:.1%}"[:-1],
+            f"{row['goodput']['hedged']:.2%}"[:-1],
+            f"{row['ttft_ms']['p95']:.0f}",
+            f"{row['e2e_s']['p95']:.2f}",
+        ]
+        for row in rows_of(folder, *TWENTY, "--load", "0.5")
+    ]
+
+
+def test_loads_and_filters_are_those_given(folder: Path) -> None:
+    rows = rows_of(folder, *TWENTY, "--load", "0.5")
+    assert [(row["load"], row["held"], row["n"]) for row in rows] == [
+        (load, held, 20) for load in (3.0, 0.5) for held in (False, True)
+    ]
+    assert [row["time_scale"] for row in rows[::2]] == pytest.approx([CAPACITY_OF_20 / 3, CAPACITY_OF_20 * 2])
+
+
+def test_a_deadline_is_of_held_requests_alone(folder: Path) -> None:
+    at_once, held = rows_of(folder, *TWENTY, "--slo-ttft-ms", "1000")
+    served = floor((19 * at_once["time_scale"] + 1.0) / SERVICE_S)
+    assert held["errors"] == 20 - served
+    assert held["ttft_ms"]["p99"] <= 1000.0
+    assert (at_once["errors"], at_once["goodput"]["good"]) == (0, 6 / 20)
+
+
+def test_requests_in_flight_are_bounded_where_held(folder: Path) -> None:
+    """By default the replica is sent what finds less than 200 ms of work: requests 0, 1 and 2 are not held."""
+    asked = ("--limit", "20", "--load", "1", "--slo-ttft-ms", "60000")
+    assert [number * (SERVICE_S - CAPACITY_OF_20) < 0.2 for number in range(5)] == [True, True, True, False, False]
+    assert [row["goodput"]["held"] for row in rows_of(folder, *asked)] == [0.0, 17 / 20]
+    # One at a time: all but the first.
+    assert [row["goodput"]["held"] for row in rows_of(folder, *asked, "--max-concurrency-per-replica", "1")] == [
+        0.0,
+        19 / 20,
+    ]
+
+
+def test_policy_seed_and_scenario_are_those_given_and_capacity_is_that_of_a_steady_fleet(folder: Path) -> None:
+    rows = rows_of(folder, "--limit", "20", "--load", "1", "--policy", "random", "--seed", "3", "--scenario", "bursts")
+    assert [(row["policy"], row["seed"], row["trace"]) for row in rows] == [("random", 3, "trace.jsonl (bursts)")] * 2
+    assert rows[0]["time_scale"] == pytest.approx(CAPACITY_OF_20)
+    assert rows[0]["goodput"]["good"] < 0.95
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--load", "0"], "--load"),
+        (["--load", "inf"], "--load inf: expected a finite number"),
+        (["--slo-ttft-ms", "0.5"], "--slo-ttft-ms"),
+        (["--slo-e2e-ms", "nan"], "--slo-e2e-ms"),
+        (["--max-concurrency-per-replica", "0"], "--max-concurrency-per-replica"),
+        (["--policy", "best"], "no policy named 'best'"),
+        (["--limit", "20", "--scenario", "doom"], "no scenario named 'doom'"),
+        (["--max-input", "4095"], "no request is left after the filters"),
+        # All three at once are served within two seconds: no load is too high.
+        (["--limit", "3"], "95% of requests in time even at time scale 0.0156: take more requests"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_bad_input(folder: Path, words: list[str], said: str) -> None:
+    result = overload(folder, *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_trace_that_no_load_serves_in_time_is_bad_input(folder: Path) -> None:
+    """A prompt of 30,000 tokens takes 3.4 s alone."""
+    row = {"timestamp": 0, "input_length": 30_000, "output_length": 1, "hash_ids": list(range(59))}
+    (folder / "long.jsonl").write_text(json.dumps(row))
+    result = overload(folder, trace="long.jsonl")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "at no load are 95% of requests in time: leave out the longest with --max-input" in result.stderr

@@ -1,0 +1,352 @@
+"""What commands that measure hand to the programs behind them, and what they print of the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gorgo.apps.demo.options import DemoOptions
+from gorgo.apps.laboratory import Laboratory
+from gorgo.apps.replay.options import ReplayOptions, ReplayReport
+from gorgo.apps.results import ResultRow
+from gorgo.apps.simulate import SimJob, SimulatedRun, SimulateOptions
+from gorgo.apps.simulate.fleet import fleet_of, limits_of
+from gorgo.apps.simulate.goodput import Goodput
+from gorgo.apps.traces import TraceFilters
+from gorgo.cli import app
+from gorgo.config.load import load_config
+from gorgo.policies.registry import make_policy
+from gorgo.sim.faults.scenarios import with_accurate_priors
+from tests.apps.test_results import row
+
+REGIONS = Path(__file__).parents[2] / "regions.yaml"
+#: Every filter, and what it stands for.
+FILTERS = (
+    *("--limit", "7", "--max-input", "1000", "--max-output", "9", "--spread", "3", "--seed", "5"),
+    *("--start", "2026-04-02T00:00", "--end", "2026-04-02T01:00", "--origin", "2026-04-01T12:00"),
+)
+FILTERED = TraceFilters(
+    limit=7, max_input=1000, max_output=9, spread_s=3.0, seed=5, start_s=43_200.0, end_s=46_800.0, from_zero=True
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GORGO_CONFIG", "GORGO_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Unlike the defaults in everything that a run takes of it."""
+    text = REGIONS.read_text()
+    for old, new in (
+        ("probe_interval_s: 30.0", "probe_interval_s: 7.0"),
+        ("scrape_interval_s: 30.0", "scrape_interval_s: 11.0"),
+        ("max_attempts: 3", "max_attempts: 2"),
+        ("queue_max_requests: 1000", "queue_max_requests: 99"),
+        ("# weights: {lambda: 0.2}", "weights: {lambda: 0.2}"),
+        ("us-ashburn: 2,", "us-ashburn: 3,"),
+    ):
+        assert old in text
+        text = text.replace(old, new, 1)
+    (tmp_path / "regions.yaml").write_text(text)
+    return tmp_path / "regions.yaml"
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+class Program:
+    """Stands for what a command starts: keeps what it was asked, gives a fixed answer."""
+
+    def __init__(self, answer: Any) -> None:
+        self.asked: list[Any] = []
+        self.options: list[dict[str, Any]] = []
+        self._answer = answer
+
+    def __call__(self, asked: Any, **options: Any) -> Any:
+        self.asked.append(asked)
+        self.options.append(options)
+        return self._answer
+
+
+# -- simulate
+
+
+def simulated(monkeypatch: pytest.MonkeyPatch, *rows: ResultRow) -> Program:
+    program = Program(list(rows or [row("gorgo-ms")]))
+    monkeypatch.setattr("gorgo.apps.simulate.simulate_command", program)
+    return program
+
+
+def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = simulated(monkeypatch)
+    file = tmp_path / "weights.json"
+    file.write_text('{"policy": "gorgo", "weights": {"w_rtt": 0.75}}')
+    result = run(
+        *("simulate", "my-trace", *FILTERS, "--config", config, "--weights", file, "--out", tmp_path / "out"),
+        *("--policy", "gorgo", "--policy", "random", "--policy", "gorgo", "--time-scale", "2", "--time-scale", "0.5"),
+        *("--seeds", "3", "--scenario", "bursts", "--slo-ttft-ms", "700", "--shadow", "gorgo-ms"),
+        *("--jobs", "2", "--backend", "threading"),
+    )
+    assert result.exit_code == 0, result.output
+    loaded = load_config(config)
+    assert program.asked == [
+        SimulateOptions(
+            trace="my-trace",
+            fleet=fleet_of(loaded, source=config),
+            filters=FILTERED,
+            policies=("gorgo", "random"),
+            weights={
+                "gorgo-ms": {"m_rtt": 1.0, "m_queue": 1.0, "lambda": 0.2, "delta": 50.0},
+                "gorgo": {"w_rtt": 0.75, "w_queue": 0.1},
+            },
+            time_scales=[2.0, 0.5],
+            seeds=range(5, 8),
+            scenario="bursts",
+            limits=limits_of(loaded),
+            probe_interval_s=7.0,
+            scrape_interval_s=11.0,
+            slo_ttft_ms=700.0,
+            shadow="gorgo-ms",
+            out=tmp_path / "out",
+            n_jobs=2,
+            backend="threading",
+        )
+    ]
+    assert (loaded.limits.max_attempts, program.asked[0].limits.overload.held) == (2, 99)
+
+
+def test_simulate_by_default_runs_every_policy_once_on_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = simulated(monkeypatch)
+    assert run("simulate", "my-trace", "--config", REGIONS).exit_code == 0
+    loaded = load_config(REGIONS)
+    assert program.asked == [
+        SimulateOptions(
+            trace="my-trace",
+            fleet=fleet_of(loaded, source=REGIONS),
+            weights={"gorgo-ms": {spec.name: spec.default for spec in make_policy("gorgo-ms").weight_specs}},
+            time_scales=[1.0],
+            seeds=range(1),
+            limits=limits_of(loaded),
+        )
+    ]
+    assert program.asked[0].policies == (
+        *("gorgo-ms", "gorgo", "least-load", "least-request", "prefix-cache", "simple-session-affinity", "random"),
+    )
+
+
+@pytest.mark.parametrize(("errors", "code"), [((0, 0), 0), ((0, 1), 1)])
+def test_simulate_fails_where_a_request_failed(
+    errors: tuple[int, ...], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row("gorgo-ms", errors=count) for count in errors]
+    simulated(monkeypatch, *rows)
+    result = run("simulate", "my-trace", "--config", REGIONS, "--json")
+    assert result.exit_code == code
+    assert [one["errors"] for one in json.loads(result.stdout)] == list(errors)
+
+
+def test_a_pipe_gets_a_table_as_wide_as_the_longest_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"replica-{number}" for number in range(12)]
+    simulated(monkeypatch, row("simple-session-affinity", share=dict.fromkeys(names, 1 / 12)))
+    said = run("simulate", "my-trace", "--policy", "simple-session-affinity", "--config", REGIONS).stdout
+    assert "8/8/8/8/8/8/8/8/8/8/8/8" in said
+
+
+# -- overload
+
+
+def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[SimJob] = []
+
+    def runs(jobs: list[SimJob], **_options: Any) -> Iterator[SimulatedRun]:
+        searched.extend(jobs)
+        for job in jobs:
+            good = 1.0 if job.time_scale >= 1.0 else 0.5
+            yield SimulatedRun(job, row(job.policy), goodput=Goodput(1, good, good, 0.0, 0.0, 0.0))
+
+    monkeypatch.setattr("gorgo.apps.simulate.overload.run_many", runs)
+    result = run(
+        *("overload", "my-trace", *FILTERS, "--config", config, "--policy", "gorgo", "--load", "2"),
+        *("--slo-ttft-ms", "700", "--slo-e2e-ms", "9000", "--max-concurrency-per-replica", "4", "--scenario", "bursts"),
+    )
+    assert result.exit_code == 0, result.output
+    loaded = load_config(config)
+    *search, at_once, held = searched
+
+    def alike(job: SimJob) -> SimJob:
+        return replace(job, limits=None, time_scale=1.0, slo_ttft_ms=None)
+
+    wanted = SimJob(
+        trace="my-trace",
+        policy="gorgo",
+        fleet=fleet_of(loaded, source=config),
+        filters=FILTERED,
+        seed=5,
+        probe_interval_s=7.0,
+        scrape_interval_s=11.0,
+    )
+    assert search
+    assert [alike(job) for job in search] == [wanted] * len(search)
+    assert [alike(job) for job in (at_once, held)] == [replace(wanted, scenario="bursts")] * 2
+    assert {job.slo_ttft_ms for job in search} == {None}
+    assert [(job.time_scale, job.slo_ttft_ms) for job in (at_once, held)] == [(0.5, None), (0.5, 700.0)]
+    assert at_once.limits is not None
+    assert held.limits is not None
+    assert {job.limits.overload.queue_enabled for job in search if job.limits is not None} == {False}
+    assert at_once.limits.overload == replace(limits_of(loaded).overload, queue_enabled=False)
+    assert held.limits == replace(
+        limits_of(loaded),
+        overload=replace(limits_of(loaded).overload, queue_enabled=True, slo_e2e_s=9.0, max_concurrency_per_replica=4),
+    )
+
+
+# -- replay
+
+
+def replayed(monkeypatch: pytest.MonkeyPatch, **errors: int) -> Program:
+    answer = ReplayReport(row=row(errors=sum(errors.values())), errors_by_kind=errors, wall_s=1.0)
+    program = Program(answer)
+    monkeypatch.setattr("gorgo.apps.replay.run.replay_command", program)
+    return program
+
+
+def test_replay_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = replayed(monkeypatch)
+    result = run(
+        *("replay", "my-trace", *FILTERS, "--url", "http://router", "--time-scale", "2", "--model", "m"),
+        *("--api-key", " k ", "--out", tmp_path),
+    )
+    assert result.exit_code == 0, result.output
+    assert program.asked == [
+        ReplayOptions(
+            trace=Path("my-trace"),
+            url="http://router",
+            filters=FILTERED,
+            time_scale=2.0,
+            out=tmp_path,
+            model="m",
+            api_key="k",
+        )
+    ]
+
+
+def test_replay_by_default_keeps_all_of_a_trace_and_asks_the_router_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = replayed(monkeypatch)
+    assert run("replay", "my-trace").exit_code == 0
+    assert program.asked == [ReplayOptions(trace=Path("my-trace"))]
+    assert program.asked[0].show_progress
+
+
+def test_replay_prints_the_row_and_the_errors_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed(monkeypatch, timeout=2, refused=3)
+    result = run("replay", "my-trace", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == [row(errors=5).as_json()]
+    assert result.stderr.splitlines() == ["3 x refused", "2 x timeout"]
+    assert "50/30/20" in run("replay", "my-trace").stdout
+
+
+# -- demo
+
+
+def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program([row("random"), row("gorgo", errors=1)])
+    monkeypatch.setattr("gorgo.apps.demo.run.run_demo", program)
+    (tmp_path / "mine").touch()
+    result = run(
+        *(
+            "demo",
+            "--trace",
+            tmp_path / "mine",
+            *FILTERS,
+            "--policy",
+            "random",
+            "--policy",
+            "gorgo",
+            "--time-scale",
+            "2",
+        ),
+        *("--out", tmp_path, "--json"),
+    )
+    assert result.exit_code == 1, result.output
+    assert program.asked == [
+        DemoOptions(
+            policies=("random", "gorgo"),
+            trace=tmp_path / "mine",
+            filters=FILTERED,
+            time_scale=2.0,
+            out=tmp_path,
+            seed=5,
+        )
+    ]
+    assert [one["policy"] for one in json.loads(result.stdout)] == ["random", "gorgo"]
+    assert run("demo", "--tune").exit_code == 1
+    assert program.asked[1] == DemoOptions(tune=True)
+
+
+def test_a_policy_without_weights_cannot_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program([])
+    monkeypatch.setattr("gorgo.apps.demo.run.run_demo", program)
+    result = run("demo", "--tune", "--policy", "random")
+    assert (result.exit_code, program.asked) == (2, [])
+    assert "random has no weight that a tuner may move" in " ".join(result.stderr.replace("│", " ").split())
+    assert run("demo", "--policy", "random").exit_code == 0
+
+
+# -- laboratory
+
+
+class FakeSession:
+    """Says what it was asked for, by failing with it."""
+
+    asked: Laboratory
+
+    def __init__(self, asked: Laboratory) -> None:
+        type(self).asked = asked
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds", "requests"),
+    [
+        ([], 10, None),
+        (["--seeds", "3"], 3, None),
+        (["--quick"], 2, 2000),
+        (["--quick", "--seeds", "1"], 1, 2000),
+    ],
+)
+def test_laboratory_hands_on_every_option(
+    words: list[str], seeds: int, requests: int | None, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.apps.laboratory.Session", FakeSession)
+    trace = tmp_path / "conversation.jsonl"
+    trace.touch()
+    given = ("--trace", trace, "--only", "published", "--only", "paper", "--jobs", "3", "--out", tmp_path)
+    run("laboratory", *words, *given, "--config", config)
+    asked, loaded = FakeSession.asked, load_config(config)
+    assert (asked.seeds, asked.out, asked.n_jobs) == (range(seeds), tmp_path, 3)
+    assert {target.group for target in asked.targets} == {"published", "paper"}
+    assert str(trace) in {name for target in asked.targets for one in target.settings for name in one.traces}
+    assert asked.bench.fleet == with_accurate_priors(fleet_of(loaded, source=config))
+    assert asked.bench.limits == limits_of(loaded)
+    assert (asked.bench.probe_interval_s, asked.bench.scrape_interval_s) == (7.0, 11.0)
+    assert asked.bench.first_requests == requests
+
+
+def test_laboratory_uses_all_cores_and_every_group_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gorgo.apps.laboratory.Session", FakeSession)
+    run("laboratory", "--config", REGIONS)
+    assert (FakeSession.asked.n_jobs, FakeSession.asked.out, FakeSession.asked.show_progress) == (-1, None, True)
+    assert len({target.group for target in FakeSession.asked.targets}) == 7

@@ -1,0 +1,125 @@
+"""`gorgo history`: what the tuner did, as a table and as JSON."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gorgo.cli import admin_call, app
+from gorgo.cli.tune import command, options
+from tuner.campaign.options import CampaignOptions
+from tuner.optimizers.registry import OPTIMIZERS
+
+ASSET = Path(__file__).parents[1] / "tuner" / "history" / "assets" / "schema-0002.sqlite3"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    shutil.copyfile(ASSET, tmp_path / "history.sqlite3")
+    return f"sqlite:///{tmp_path}/history.sqlite3"
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_history_shows_each_generation_with_what_became_of_it(database: str) -> None:
+    result = run("history", "--database", database)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("campaign 1: gorgo on http://127.0.0.1:9090")
+    taken = [line for line in lines if "w_rtt=" in line]
+    assert ["yes" in line for line in taken] == [True, True, False]
+    assert "freeze: by hand" in lines[-1]
+
+
+def test_history_as_json_has_the_rows_and_out_gives_the_report_its_file(database: str, tmp_path: Path) -> None:
+    result = run("history", "--database", database, "--json", "--out", tmp_path)
+    shown = json.loads(result.stdout)
+    assert [row["accepted"] for row in shown["generations"]] == [True, True, False]
+    written = json.loads((tmp_path / "history.json").read_text())
+    assert [row["weights"] for row in written] == [row["weights"] for row in shown["generations"]]
+
+
+def test_an_empty_history_says_how_to_begin(tmp_path: Path) -> None:
+    result = run("history", "--database", f"sqlite:///{tmp_path}/new.sqlite3")
+    assert result.exit_code == 0
+    assert "gorgo tune" in result.stdout
+
+
+def test_a_database_that_is_none_is_one_line_on_stderr(tmp_path: Path) -> None:
+    result = run("history", "--database", "nonsense")
+    assert result.exit_code == 1
+    assert "expected sqlite:///FILE" in result.stderr
+    assert result.stdout == ""
+
+
+def test_history_plots_to_a_file_and_knows_which_kinds_there_are(database: str, tmp_path: Path) -> None:
+    assert run("history", "--database", database, "--plot", tmp_path / "h.svg").exit_code == 0
+    assert "w_rtt" in (tmp_path / "h.svg").read_text()
+    refused = run("history", "--database", database, "--plot", tmp_path / "h.doc")
+    assert refused.exit_code == 2
+    assert ".svg, .png, .pdf" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mode", "guarded"], "expected one of switchback, paper"),
+        (["--algorithm", "gradient"], "expected one of es, cma, random, fixed"),
+        (["--hop", "9", "--window", "8"], "expected no more"),
+        (["--widen", "w_rtt"], "expected --widen NAME=LO:HI"),
+        (["--widen", "w_rtt=1"], "expected LO:HI"),
+        (["--start", "w_rtt=much"], "'much' is no number"),
+        (["--metrics-bind", "9091"], "expected host:port"),
+        (["--dry-run", "--start", "w_rtt=1"], "leave out --start"),
+    ],
+)
+def test_options_of_tune_that_cannot_be_are_told_with_what_is_expected(words: list[str], message: str) -> None:
+    refused = run("tune", *words)
+    assert refused.exit_code == 2
+    assert message in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_tune_without_a_database_ends_at_once(tmp_path: Path) -> None:
+    refused = run("tune", "--database", f"sqlite:///{tmp_path}/nowhere/history.sqlite3")
+    assert refused.exit_code == 1
+    assert "there is no folder" in refused.stderr
+
+
+def test_the_options_of_tune_begin_where_the_campaign_s_do() -> None:
+    defaults = {name: one.default for name, one in inspect.signature(command.tune).parameters.items()}
+    ours = {field.name: field.default for field in fields(CampaignOptions)}
+    same = set(defaults) & set(ours)
+    assert {"mode", "window", "hop", "block_s", "discard_s", "rest_blocks", "alpha", "max_generations"} <= same
+    assert {name: defaults[name] for name in same} == {name: ours[name] for name in same}
+    assert tuple(OPTIMIZERS) == options.ALGORITHMS
+
+
+def test_freeze_takes_its_weights_from_the_history_and_leaves_an_event_there(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def call(method: str, url: str, path: str, token: str | None, body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(body)
+        frozen = {"since": "now", "by": "me", "reason": body["reason"]}
+        return {**body, "version": 9, "frozen": frozen, "outside": [], "durable": True}
+
+    monkeypatch.setattr(admin_call, "call_admin", call)
+    result = run("freeze", "--weights", "best", "--database", database, "--reason", "held-out week")
+    assert result.exit_code == 0, result.output
+    assert asked[0]["policy"] == "gorgo"
+    assert asked[0]["weights"] == {"w_rtt": 0.276, "w_queue": 0.5}
+    assert asked[0]["widen"] is False
+    assert "held-out week" in run("history", "--database", database).stdout
+    missing = run("freeze", "--weights", "77", "--database", database)
+    assert missing.exit_code == 1
+    assert "no generation '77'" in missing.stderr

@@ -1,0 +1,219 @@
+"""A second attempt: on evidence, within the budget, never after content, and one answer in the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gorgo.core.admission.deadline import OverloadLimits
+from gorgo.core.dispatch.hedging import HedgeLimits
+from gorgo.core.limits import RouterLimits
+from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Reject
+from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.core.router import Router
+from tests.core.routers import COMPLETED, FAILED, GONE, REFUSED, a_request, dispatched, make_router, timed
+
+LIMITS = RouterLimits(hedging=HedgeLimits(budget_ratio=0.5, window_s=1000.0))
+SUPERSEDED = Outcome(AttemptResult.SUPERSEDED)
+
+
+def asked(name: str, tokens: int = 100, *, now: float = 0.0, **more: object) -> RouteRequest:
+    return replace(a_request(name, prompt_tokens=tokens, received_s=now), **more)  # type: ignore[arg-type]
+
+
+def hedging(*names: str, limits: RouterLimits = LIMITS) -> Router:
+    """Two requests have been served, so that the budget has room for one more attempt."""
+    router = make_router(policy="gorgo-ms", replicas=[timed(name) for name in names], limits=limits)
+    for number in range(2):
+        attempt = dispatched(router.submit(asked(f"before-{number}", now=-9.0), now=-9.0)).attempt_id
+        router.on_first_token(attempt, now=-8.9)
+        router.on_finish(attempt, COMPLETED, now=-8.9)
+    return router
+
+
+def late(router: Router, **more: object) -> tuple[Dispatch, Hedge]:
+    first = dispatched(router.submit(asked("r", **more), now=0.0))  # type: ignore[arg-type]
+    due_s = router.next_timer()
+    assert due_s is not None
+    (hedge,) = router.handle_timer(now=due_s)
+    assert isinstance(hedge, Hedge)
+    return first, hedge
+
+
+def only(actions: list[Action]) -> Action:
+    (action,) = actions
+    return action
+
+
+def test_a_request_much_later_than_predicted_is_sent_to_another_replica() -> None:
+    router = hedging("a", "b")
+    first = dispatched(router.submit(asked("r"), now=0.0))
+    predicted_s = first.decision.predicted_ttft_s
+    assert predicted_s is not None
+    assert router.next_timer() == pytest.approx(predicted_s + 0.5)
+    hedge = only(router.handle_timer(now=predicted_s + 0.5))
+    assert isinstance(hedge, Hedge)
+    assert hedge.dispatch.replica != first.replica
+    assert (hedge.dispatch.attempt, router.in_flight) == (2, 2)
+
+
+def test_a_long_prompt_is_late_when_it_takes_twice_what_was_predicted() -> None:
+    router = hedging("a", "b")
+    predicted_s = dispatched(router.submit(asked("r", 4000), now=0.0)).decision.predicted_ttft_s
+    assert predicted_s is not None
+    assert router.next_timer() == pytest.approx(2 * predicted_s)
+
+
+def test_an_overtaken_request_is_sent_again_without_waiting_for_more() -> None:
+    router = hedging("a", "b")
+    first = dispatched(router.submit(asked("r", pinned_replica=None), now=0.0))
+    later = dispatched(router.submit(asked("later", now=0.1, pinned_replica=first.replica), now=0.1))
+    router.on_first_token(later.attempt_id, now=0.4)
+    assert router.next_timer() == pytest.approx(0.5)
+    assert isinstance(only(router.handle_timer(now=0.5)), Hedge)
+
+
+def test_tokens_of_one_step_in_another_order_are_no_evidence() -> None:
+    router = hedging("a", "b")
+    first = dispatched(router.submit(asked("r"), now=0.0))
+    later = dispatched(router.submit(asked("later", now=0.1, pinned_replica=first.replica), now=0.1))
+    router.on_first_token(later.attempt_id, now=0.4)
+    router.on_first_token(first.attempt_id, now=0.401)
+    router.on_finish(later.attempt_id, COMPLETED, now=0.45)
+    router.on_finish(first.attempt_id, COMPLETED, now=0.45)
+    assert router.handle_timer(now=5.0) == []
+
+
+def test_the_first_content_wins_and_the_other_is_cancelled() -> None:
+    router = hedging("a", "b")
+    first, hedge = late(router)
+    second = hedge.dispatch
+    assert router.on_first_token(second.attempt_id, now=2.0) == [Cancel("r", first.attempt_id)]
+    assert router.on_finish(first.attempt_id, SUPERSEDED, now=2.0) == []
+    assert router.on_finish(second.attempt_id, COMPLETED, now=3.0) == []
+    assert router.in_flight == 0
+    *_, sample = router.samples
+    assert (sample.hedged, sample.replica, sample.status, sample.retries) == (True, second.replica, 200, 0)
+    assert len(router.samples) == 3
+
+
+def test_a_loser_s_late_word_changes_nothing() -> None:
+    router = hedging("a", "b")
+    first, hedge = late(router)
+    router.on_first_token(hedge.dispatch.attempt_id, now=2.0)
+    assert router.on_first_token(first.attempt_id, now=2.0) == []
+    assert router.on_finish(hedge.dispatch.attempt_id, COMPLETED, now=3.0) == [Cancel("r", first.attempt_id)]
+    assert router.on_finish(first.attempt_id, COMPLETED, now=3.0) == []
+    assert len(router.samples) == 3
+
+
+def test_a_failure_leaves_the_request_to_the_other_attempt() -> None:
+    router = hedging("a", "b", "c")
+    first, hedge = late(router)
+    assert router.on_finish(first.attempt_id, FAILED, now=1.0) == []
+    third = dispatched(router.on_finish(hedge.dispatch.attempt_id, FAILED, now=1.1))
+    assert third.replica not in (first.replica, hedge.dispatch.replica)
+    assert router.on_finish(third.attempt_id, COMPLETED, now=2.0) == []
+    *_, sample = router.samples
+    assert (sample.retries, sample.hedged) == (1, True)
+
+
+def test_two_attempts_whose_time_is_over_leave_one_refusal() -> None:
+    router = hedging("a", "b", "c")
+    first, hedge = late(router)
+    over = Outcome(AttemptResult.DEADLINE_EXCEEDED, error="total_timeout")
+    assert router.on_finish(first.attempt_id, over, now=1.0) == []
+    refusal = only(router.on_finish(hedge.dispatch.attempt_id, over, now=1.0))
+    assert isinstance(refusal, Reject)
+    assert refusal.code == "total_timeout"
+    assert (router.in_flight, len(router.samples)) == (0, 3)
+
+
+def test_a_client_that_leaves_ends_both() -> None:
+    router = hedging("a", "b")
+    first, hedge = late(router)
+    assert router.on_finish(first.attempt_id, GONE, now=1.0) == [Cancel("r", hedge.dispatch.attempt_id)]
+    assert router.on_finish(hedge.dispatch.attempt_id, GONE, now=1.0) == []
+    assert router.in_flight == 0
+    assert [sample.status for sample in router.samples][2:] == [499]
+
+
+def test_another_4xx_is_the_answer_too() -> None:
+    router = hedging("a", "b")
+    first, hedge = late(router)
+    assert router.on_finish(first.attempt_id, REFUSED, now=1.0) == [Cancel("r", hedge.dispatch.attempt_id)]
+
+
+@pytest.mark.parametrize("more", [{"repeatable": False}, {"streamed": False}, {"pinned_replica": "a"}])
+def test_what_may_not_or_cannot_be_repeated_is_not(more: dict[str, object]) -> None:
+    router = hedging("a", "b")
+    router.submit(asked("r", **more), now=0.0)  # type: ignore[arg-type]
+    assert router.handle_timer(now=30.0) == []
+
+
+def test_there_is_one_extra_attempt_at_most() -> None:
+    router = hedging("a", "b", "c")
+    late(router)
+    assert router.handle_timer(now=50.0) == []
+
+
+def test_a_second_attempt_is_one_of_those_that_a_request_may_have() -> None:
+    alone = hedging("a", "b", limits=replace(LIMITS, max_attempts=1))
+    dispatched(alone.submit(asked("r"), now=0.0))
+    assert alone.handle_timer(now=100.0) == []
+    for most, kinds in ((2, []), (3, [Hedge])):
+        retried = hedging("a", "b", "c", limits=replace(LIMITS, max_attempts=most))
+        first = dispatched(retried.submit(asked("r"), now=0.0))
+        dispatched(retried.on_finish(first.attempt_id, FAILED, now=0.1))
+        assert [type(action) for action in retried.handle_timer(now=100.0)] == kinds
+
+
+def test_nothing_is_sent_again_after_content() -> None:
+    router = hedging("a", "b")
+    first = dispatched(router.submit(asked("r"), now=0.0))
+    router.on_first_token(first.attempt_id, now=0.2)
+    assert router.handle_timer(now=50.0) == []
+
+
+def test_the_budget_is_kept() -> None:
+    limits = RouterLimits(hedging=HedgeLimits(budget_ratio=0.03, window_s=1e6), stale_after_s=1e9)
+    router = hedging("a", "b", limits=limits)
+    hedges = 0
+    for number in range(200):
+        now = 100.0 * number
+        attempt = dispatched(router.submit(asked(f"r{number}", now=now), now=now)).attempt_id
+        found = [action for action in router.handle_timer(now=now + 50.0) if isinstance(action, Hedge)]
+        hedges += len(found)
+        for hedge in found:
+            router.on_finish(hedge.dispatch.attempt_id, SUPERSEDED, now=now + 51.0)
+        router.on_first_token(attempt, now=now + 51.0)
+        router.on_finish(attempt, COMPLETED, now=now + 51.0)
+    assert hedges == int(0.03 * 202)
+
+
+def test_no_hedge_goes_to_a_replica_that_has_enough_to_do() -> None:
+    router = hedging("a", "b")
+    first = dispatched(router.submit(asked("r"), now=0.0))
+    other = {"a": "b", "b": "a"}[first.replica]
+    busy = dispatched(router.submit(asked("busy", 9000, pinned_replica=other), now=0.0))
+    assert router.handle_timer(now=1.0) == []
+    router.on_first_token(busy.attempt_id, now=1.5)
+    assert isinstance(only(router.handle_timer(now=1.6)), Hedge)
+
+
+def test_without_a_share_nothing_is_watched() -> None:
+    router = hedging("a", "b", limits=RouterLimits())
+    dispatched(router.submit(asked("r"), now=0.0))
+    assert router.handle_timer(now=50.0) == []
+
+
+def test_a_request_that_waited_is_watched_from_when_it_was_sent() -> None:
+    limits = replace(LIMITS, overload=OverloadLimits(queue_enabled=True))
+    router = hedging("a", limits=limits)
+    first = dispatched(router.submit(asked("r0", 1000), now=0.0))
+    assert not isinstance(only(router.submit(asked("r1"), now=0.0)), Dispatch)
+    second = dispatched(router.on_first_token(first.attempt_id, now=0.5))
+    assert second.decision.predicted_ttft_s == pytest.approx(0.5 + 0.1, abs=0.05)
+    due_s = router.next_timer()
+    assert due_s == pytest.approx(1.1, abs=0.05)

@@ -1,0 +1,163 @@
+"""Who may serve a request: what a panic opens, to whom, and what stays shut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gorgo.core.fleet.eligibility import CandidateSet
+from gorgo.core.fleet.fleet import Fleet
+from gorgo.core.fleet.outlier import OutlierLimits
+from gorgo.core.fleet.spec import ReplicaSpec
+
+
+def fleet_of(*specs: ReplicaSpec, panic_threshold: float = 0.5) -> Fleet:
+    limits = OutlierLimits(failures=1, base_s=5.0)
+    made = Fleet(stale_after_s=90.0, rtt_ewma_alpha=0.3, panic_threshold=panic_threshold, ejection=limits)
+    made.replace(specs)
+    return made
+
+
+def named(names: str, *, panic_threshold: float = 0.5) -> Fleet:
+    return fleet_of(*(ReplicaSpec(name, f"region-of-{name}") for name in names), panic_threshold=panic_threshold)
+
+
+def fail(fleet: Fleet, names: str, *, by: str, now: float = 0.0) -> None:
+    for name in names:
+        health = fleet.member(name).health
+        if by == "attempts":
+            fleet.invalidate(health.attempt_failed(dispatched_s=now, now=now))
+        else:
+            fleet.invalidate(health.probe_failed(now=now))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "probes", "names", "panic"),
+    [
+        ("", "", "abcd", False),
+        ("ab", "", "cd", False),  # half of them are well
+        ("abc", "", "d", True),  # the ejection of the three ends sooner, and stands until then
+        ("abcd", "", "abcd", True),  # nobody is well: what failed may be the fault of load
+        ("ab", "cd", "ab", True),  # who answers no ping is asked by none who can ask another
+        ("", "abcd", "abcd", True),
+        ("", "abc", "d", True),
+    ],
+)
+def test_in_a_panic_failed_attempts_are_doubted_before_unanswered_pings(
+    attempts: str, probes: str, names: str, panic: bool
+) -> None:
+    fleet = named("abcd")
+    fail(fleet, attempts, by="attempts")
+    fail(fleet, probes, by="probes")
+    eligible = fleet.eligibility.for_model(None)
+    assert ("".join(eligible.names), eligible.panic) == (names, panic)
+    assert eligible.excluded == {name: "ejected" for name in "abcd" if name not in names}
+    assert eligible.is_all == (names == "abcd")
+
+
+def test_with_nobody_well_a_trial_under_way_is_no_reason_to_refuse_another() -> None:
+    fleet = named("ab")
+    fail(fleet, "ab", by="attempts")
+    fleet.handle_timer(now=5.0)
+    member = fleet.member("a")
+    fleet.invalidate(member.health.attempt_started("r/1"))
+    assert fleet.eligibility.for_model(None).names == ("a", "b")
+
+
+def test_a_threshold_of_zero_knows_no_panic() -> None:
+    fleet = named("ab", panic_threshold=0.0)
+    fail(fleet, "ab", by="attempts")
+    eligible = fleet.eligibility.for_model(None)
+    assert (eligible.names, eligible.panic) == ((), False)
+    assert fleet.next_timer() == 5.0, "and no back-off is cut short"
+
+
+def test_a_panic_is_of_those_who_could_serve_the_request() -> None:
+    """One of two of a region is ill: half of those who could serve there, a quarter of all."""
+    east = [ReplicaSpec(name, "east") for name in "ab"]
+    fleet = fleet_of(*east, *(ReplicaSpec(name, "west") for name in "cd"))
+    fail(fleet, "ab", by="attempts")
+    only_east = fleet.eligibility.for_model(None, frozenset({"east"}))
+    assert (only_east.names, only_east.panic) == (("a", "b"), True)
+    assert only_east.excluded == {"c": "region", "d": "region"}
+    assert fleet.eligibility.for_model(None).names == ("c", "d")
+
+
+def test_rows_are_in_the_order_of_slots_whatever_the_order_of_joining() -> None:
+    fleet = named("abc")
+    fleet.replace([ReplicaSpec(name, "x") for name in ("b", "c", "late")])
+    assert fleet.eligibility.for_model(None).names == ("late", "b", "c")
+    assert fleet.eligibility.for_model(None).slots.tolist() == [0, 1, 2]
+
+
+def excluded(eligible: CandidateSet) -> dict[str, str]:
+    return dict(eligible.excluded)
+
+
+def test_those_left_out_afterwards_have_their_reason_beside_those_before() -> None:
+    fleet = named("abcd")
+    fleet.drain("d", True, now=0.0)
+    left = fleet.eligibility.for_model(None).excluding({"c", "a"})
+    assert (left.names, left.slots.tolist(), left.is_all) == (("b",), [1], False)
+    assert excluded(left) == {"d": "draining", "a": "tried", "c": "tried"}
+    assert excluded(left.excluding({"b"}, "full")) == {"d": "draining", "a": "tried", "c": "tried", "b": "full"}
+
+
+def test_leaving_out_nobody_leaves_a_whole_fleet_whole() -> None:
+    everyone = named("ab").eligibility.for_model(None)
+    assert everyone.excluding(set()).is_all
+    assert everyone.excluding({"elsewhere"}).is_all
+    assert not everyone.excluding({"a"}).is_all
+
+
+def test_leaving_out_keeps_the_panic() -> None:
+    fleet = named("ab")
+    fail(fleet, "ab", by="attempts")
+    assert fleet.eligibility.for_model(None).excluding({"a"}).panic
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_a_pinned_request_has_its_replica_alone_as_a_candidate(names: str) -> None:
+    fleet = named(names)
+    only = fleet.eligibility.pinned(fleet.member("a"))
+    assert (only.names, only.is_all, only.panic) == (("a",), names == "a", False)
+    assert excluded(only) == {name: "pinned" for name in names if name != "a"}
+    nobody = fleet.eligibility.none
+    assert (nobody.names, nobody.is_all, nobody.panic) == ((), False, False)
+    assert excluded(nobody) == dict.fromkeys(names, "pinned")
+
+
+@pytest.mark.parametrize(
+    ("specs", "model", "regions", "serves", "there"),
+    [
+        ([], "m", {"east"}, True, True),  # an empty fleet may fill
+        ([ReplicaSpec("a", "east", ("m",))], "m", {"east"}, True, True),
+        ([ReplicaSpec("a", "east", ("m",))], "m", {"west"}, True, False),
+        ([ReplicaSpec("a", "east", ("m",))], "n", {"east"}, False, False),
+        ([ReplicaSpec("a", "east", ("m",))], None, {"east"}, True, True),
+        ([ReplicaSpec("a", "east")], "n", {"east"}, True, True),
+        ([ReplicaSpec("a", "east", ("m",)), ReplicaSpec("b", "west")], "n", {"east"}, True, False),
+        ([ReplicaSpec("a", "east", ("m",)), ReplicaSpec("b", "west", ("n",))], "n", {"east"}, True, False),
+        ([ReplicaSpec("a", "east", ("m",)), ReplicaSpec("b", "west", ("n",))], "n", {"east", "west"}, True, True),
+    ],
+)
+def test_what_is_served_and_where_is_asked_of_well_and_ill_alike(
+    specs: Sequence[ReplicaSpec], model: str | None, regions: set[str], serves: bool, there: bool
+) -> None:
+    fleet = fleet_of(*specs)
+    for spec in specs:
+        fail(fleet, spec.name, by="probes")
+    assert fleet.eligibility.serves(model) is serves
+    assert fleet.eligibility.anyone_in(frozenset(regions), model) is there
+
+
+def test_a_drain_counts_beside_models_and_regions_and_is_named_last() -> None:
+    fleet = fleet_of(ReplicaSpec("a", "east", ("m",)), ReplicaSpec("b", "east", ("n",)), ReplicaSpec("c", "west"))
+    for name in "abc":
+        fleet.drain(name, True, now=0.0)
+    assert excluded(fleet.eligibility.for_model("m", frozenset({"east"}))) == {
+        "a": "draining",
+        "b": "model",
+        "c": "region",
+    }

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import pytest
+
+from gorgo.core.fleet.outlier import HealthState, OutlierDetector, OutlierLimits
+
+
+@pytest.fixture
+def health() -> OutlierDetector:
+    return OutlierDetector(OutlierLimits(failures=3, base_s=5.0, max_s=60.0))
+
+
+def fail(health: OutlierDetector, times: int, *, now: float) -> None:
+    for _ in range(times):
+        health.attempt_failed(dispatched_s=now, now=now)
+
+
+def half_open(health: OutlierDetector) -> None:
+    fail(health, 3, now=0.0)
+    health.end_backoff(now=5.0)
+
+
+def test_three_failures_in_a_row_eject_and_two_do_not(health: OutlierDetector) -> None:
+    fail(health, 2, now=0.0)
+    assert health.can_accept
+    fail(health, 1, now=0.0)
+    assert health.state is HealthState.EJECTED
+    assert health.backoff_until_s == 5.0
+    assert not health.can_accept
+
+
+def test_a_success_in_between_starts_the_count_again(health: OutlierDetector) -> None:
+    fail(health, 2, now=0.0)
+    health.attempt_succeeded(dispatched_s=0.0, now=1.0)
+    fail(health, 2, now=2.0)
+    assert health.can_accept
+
+
+def test_failed_probes_eject_too(health: OutlierDetector) -> None:
+    assert [health.probe_failed(now=float(now)) for now in range(3)] == [False, False, True]
+    assert health.state is HealthState.EJECTED
+
+
+def test_a_good_probe_does_not_wipe_out_failed_attempts(health: OutlierDetector) -> None:
+    """The server of a broken engine still answers a ping."""
+    fail(health, 2, now=0.0)
+    health.probe_succeeded(now=1.0)
+    fail(health, 1, now=2.0)
+    assert health.state is HealthState.EJECTED
+
+
+def test_the_back_off_doubles_up_to_its_maximum(health: OutlierDetector) -> None:
+    fail(health, 3, now=0.0)
+    waits = []
+    for _ in range(6):
+        assert health.backoff_until_s is not None
+        now = health.backoff_until_s
+        waits.append(now - health.changed_s)
+        assert health.end_backoff(now=now)
+        fail(health, 1, now=now)
+    assert waits == [5, 10, 20, 40, 60, 60]
+
+
+def test_after_the_back_off_one_trial_at_a_time(health: OutlierDetector) -> None:
+    fail(health, 3, now=0.0)
+    assert not health.end_backoff(now=4.9)
+    assert health.end_backoff(now=5.0)
+    assert health.attempt_started("r/1")
+    assert not health.attempt_started("r/2")
+    assert not health.can_accept
+    assert not health.attempt_ended("other/1")
+    assert health.attempt_ended("r/1")
+    assert health.attempt_started("r/3")
+
+
+def test_a_good_trial_readmits_and_forgets(health: OutlierDetector) -> None:
+    half_open(health)
+    assert health.attempt_succeeded(dispatched_s=5.0, now=6.0)
+    assert health.state is HealthState.HEALTHY
+    fail(health, 2, now=7.0)
+    assert health.can_accept
+
+
+def test_a_good_probe_readmits_on_probation(health: OutlierDetector) -> None:
+    half_open(health)
+    assert health.probe_succeeded(now=6.0)
+    assert health.can_accept
+    fail(health, 1, now=7.0)
+    assert health.backoff_until_s == 17.0  # one failure was enough, and the back-off has doubled
+
+
+def test_a_probe_during_the_back_off_changes_nothing(health: OutlierDetector) -> None:
+    fail(health, 3, now=0.0)
+    assert not health.probe_succeeded(now=1.0)
+    assert not health.probe_failed(now=1.0)
+    assert health.backoff_until_s == 5.0
+
+
+def test_streams_cut_together_eject_once(health: OutlierDetector) -> None:
+    fail(health, 100, now=0.0)
+    health.end_backoff(now=5.0)
+    for _ in range(100):
+        health.attempt_failed(dispatched_s=-1.0, now=5.0)
+    assert health.state is HealthState.HALF_OPEN
+    assert health.ejections == 1
+
+
+def test_a_success_from_before_the_ejection_does_not_readmit(health: OutlierDetector) -> None:
+    fail(health, 3, now=10.0)
+    assert not health.attempt_succeeded(dispatched_s=9.0, now=11.0)
+    assert health.state is HealthState.EJECTED
+
+
+def test_a_trial_is_for_those_who_are_half_open(health: OutlierDetector) -> None:
+    assert not health.attempt_started("r/1")
+    assert health.can_accept
+    fail(health, 3, now=0.0)
+    assert not health.attempt_started("r/2")
+    health.end_backoff(now=5.0)
+    assert health.attempt_started("r/3")
+
+
+def test_two_failed_pings_are_none_after_a_good_one(health: OutlierDetector) -> None:
+    for now in (0.0, 1.0):
+        health.probe_failed(now=now)
+    assert not health.probe_succeeded(now=2.0)
+    assert [health.probe_failed(now=now) for now in (3.0, 4.0, 5.0)] == [False, False, True]
+
+
+def test_a_good_attempt_wipes_out_failed_pings_and_says_nothing_new_of_a_healthy_replica(
+    health: OutlierDetector,
+) -> None:
+    for now in (0.0, 1.0):
+        health.probe_failed(now=now)
+    assert not health.attempt_succeeded(dispatched_s=0.0, now=2.0)
+    assert not health.probe_failed(now=3.0)
+
+
+@pytest.mark.parametrize(("by", "unreachable"), [("attempts", False), ("probes", True), ("region", True)])
+def test_who_answers_no_ping_is_out_of_reach_and_who_fails_attempts_may_not_be(
+    health: OutlierDetector, by: str, unreachable: bool
+) -> None:
+    assert not health.probe_down
+    if by == "attempts":
+        fail(health, 3, now=0.0)
+    elif by == "probes":
+        for _ in range(3):
+            health.probe_failed(now=0.0)
+    else:
+        assert health.region_unreachable(now=0.0)
+        assert not health.region_unreachable(now=1.0), "it is already"
+    assert (health.ejected_by, health.probe_down) == (by, unreachable)
+    # One that cannot be reached may be tried as soon as it answers; the other one when its back-off is over.
+    assert health.probe_succeeded(now=1.0) is unreachable
+    assert health.end_backoff(now=5.0) is not unreachable
+    assert health.probe_down is unreachable
+    assert health.probe_succeeded(now=6.0)
+    assert not health.probe_down
+
+
+def test_a_back_off_is_cut_short_for_failed_attempts_alone_and_never_made_longer() -> None:
+    for fault, wakes_s in (("attempts", 2.0), ("probes", 5.0)):
+        health = OutlierDetector(OutlierLimits(failures=1, base_s=5.0))
+        (fail(health, 1, now=0.0) if fault == "attempts" else health.probe_failed(now=0.0))
+        health.shorten_backoff()
+        assert health.backoff_until_s == wakes_s
+    quick = OutlierDetector(OutlierLimits(failures=1, base_s=0.5))
+    quick.shorten_backoff()
+    assert quick.backoff_until_s is None
+    fail(quick, 1, now=0.0)
+    quick.shorten_backoff()
+    assert quick.backoff_until_s == 0.5
+
+
+def test_a_replica_that_can_be_reached_again_may_be_tried_whatever_its_back_off(health: OutlierDetector) -> None:
+    assert not health.region_reachable(now=0.0)
+    health.region_unreachable(now=0.0)
+    assert health.region_reachable(now=1.0)
+    assert (health.state, health.backoff_until_s) == (HealthState.HALF_OPEN, None)
+    assert not health.region_reachable(now=2.0)
+
+
+def test_what_was_sent_before_the_last_readmission_says_nothing(health: OutlierDetector) -> None:
+    half_open(health)
+    assert health.probe_succeeded(now=6.0)
+    assert not health.attempt_failed(dispatched_s=5.9, now=7.0)
+    assert not health.attempt_succeeded(dispatched_s=5.9, now=7.0)
+    assert health.ejections == 1
+    assert health.attempt_failed(dispatched_s=6.0, now=8.0), "one is enough while it is on probation"
+
+
+def test_its_illness_began_with_the_first_ejection_and_ends_with_its_readmission(health: OutlierDetector) -> None:
+    fail(health, 3, now=1.0)
+    health.end_backoff(now=6.0)
+    fail(health, 1, now=7.0)
+    assert (health.ejected_since_s, health.changed_s) == (1.0, 7.0)
+    health.end_backoff(now=17.0)
+    health.probe_succeeded(now=18.0)
+    assert (health.ejected_since_s, health.changed_s, health.backoff_until_s) == (None, 18.0, None)
+
+
+def test_counts_begin_anew_with_each_ejection_and_readmission(health: OutlierDetector) -> None:
+    fail(health, 2, now=0.0)
+    for _ in range(3):
+        health.probe_failed(now=0.0)
+    assert (health.attempt_failures, health.probe_failures) == (0, 0)
+    health.end_backoff(now=5.0)
+    health.probe_failed(now=5.0)
+    assert health.backoff_until_s == 15.0, "a failed ping on probation ejects for twice as long"
+
+
+def test_the_longest_back_off_is_kept_after_hundreds_of_ejections() -> None:
+    health = OutlierDetector(OutlierLimits(failures=1, base_s=5.0, max_s=60.0))
+    now = 0.0
+    for _ in range(1100):
+        fail(health, 1, now=now)
+        assert health.backoff_until_s is not None
+        now = health.backoff_until_s
+        health.end_backoff(now=now)
+    assert now - health.changed_s == 60.0
+
+
+def test_a_success_while_ejected_readmits() -> None:
+    """In a panic requests go to ejected replicas as well; one that answers is well again."""
+    health = OutlierDetector(OutlierLimits(failures=1))
+    fail(health, 1, now=0.0)
+    assert health.attempt_succeeded(dispatched_s=1.0, now=2.0)
+    assert health.can_accept
+    assert health.backoff_until_s is None

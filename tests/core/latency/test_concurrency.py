@@ -1,0 +1,256 @@
+"""How many a replica may have in flight: known from prefills at first, then learned from those that ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from math import inf
+
+import pytest
+
+from gorgo.core.latency.concurrency import FIRST_SHARE, FULL_TRUST, WINDOW, Checkpoint, ConcurrencyLimit
+from gorgo.core.messages.request import Outcome
+from gorgo.core.router import Router
+from tests.core.admission.test_deadline import asked, held, holding
+from tests.core.routers import COMPLETED, FAILED, dispatched
+
+GOAL_S = 10.0
+#: How long a request stays, by its number, among so many.
+Engine = Callable[[int, int], float]
+
+
+def mixture(alone_s: float, each_s: float) -> Engine:
+    """One answer in eight takes twice as long to decode as the others."""
+    return lambda number, batch: alone_s * (2.0 if number % 8 == 0 else 1.0) + each_s * batch
+
+
+class Crowd:
+    """A replica before which somebody always waits, up to `offered` at a time."""
+
+    def __init__(
+        self, bound: ConcurrencyLimit, *, prefill_s: float, tokens: Callable[[int], int] | None = None
+    ) -> None:
+        self.bound = bound
+        self.prefill_s = prefill_s
+        #: Of an answer, by its number; unknown by default.
+        self.tokens = tokens
+        self.now = 0.0
+        self.number = 0
+        self.there: list[tuple[float, int, float, Checkpoint]] = []
+
+    def serve(self, ends: int, engine: Engine, *, offered: int = 64, most: float | None = None) -> float:
+        """Answers in time per second over the last half of `ends`; `most` is a fixed bound in place of the learned."""
+        in_time, since_s = 0, self.now
+        for end in range(ends):
+            if end == ends // 2:
+                in_time, since_s = 0, self.now
+            while len(self.there) < min(offered, self.bound.limit(GOAL_S) if most is None else most):
+                self._send(engine)
+            in_time += self._end(learn=most is None) <= GOAL_S
+        return in_time / (self.now - since_s)
+
+    def _send(self, engine: Engine) -> None:
+        mark = self.bound.on_dispatched(prefill_s=self.prefill_s, now=self.now)
+        self.number += 1
+        ends_s = self.now + engine(self.number, len(self.there) + 1)
+        heappush(self.there, (ends_s, self.number, self.now, mark))
+
+    def _end(self, *, learn: bool) -> float:
+        self.now, number, sent_s, mark = heappop(self.there)
+        if learn:
+            self.bound.on_left(now=self.now)
+            tokens = None if self.tokens is None else self.tokens(number)
+            self.bound.on_completed(mark, stayed_s=self.now - sent_s, waited_s=0.0, goal_s=GOAL_S, tokens=tokens)
+        return self.now - sent_s
+
+
+def test_a_replica_that_is_fast_enough_is_not_held_back() -> None:
+    crowd = Crowd(ConcurrencyLimit(), prefill_s=0.001)
+    crowd.serve(300, mixture(1.0, 0.01))
+    assert crowd.bound.limit(GOAL_S) > 64
+
+
+def test_nothing_was_sent_and_nothing_is_known() -> None:
+    assert ConcurrencyLimit().limit(GOAL_S) == inf
+
+
+@pytest.mark.parametrize("prefill_s", [0.1, 0.4])
+def test_before_anything_has_ended_prefills_may_take_their_share_of_the_goal(prefill_s: float) -> None:
+    bound = ConcurrencyLimit()
+    for _ in range(10):
+        bound.on_dispatched(prefill_s=prefill_s, now=0.0)
+    assert bound.limit(GOAL_S) * prefill_s == pytest.approx(FIRST_SHARE * GOAL_S)
+
+
+@pytest.mark.parametrize(("alone_s", "each_s"), [(1.0, 0.1), (1.0, 0.4), (2.5, 0.2), (0.2, 0.8)])
+@pytest.mark.parametrize("stalled", [0.2, 0.8])
+def test_as_many_end_in_time_as_with_the_best_fixed_bound(alone_s: float, each_s: float, stalled: float) -> None:
+    engine, prefill_s = mixture(alone_s, each_s), each_s * stalled
+    fixed = [Crowd(ConcurrencyLimit(), prefill_s=prefill_s).serve(300, engine, most=most) for most in range(2, 65, 4)]
+    assert Crowd(ConcurrencyLimit(), prefill_s=prefill_s).serve(600, engine) > 0.8 * max(fixed)
+
+
+def test_a_dense_model_is_known_before_it_has_many_at_a_time() -> None:
+    """Two hundred together take twice the time of one, where 16 would by the usual growth."""
+
+    def answer(number: int) -> int:
+        return (300, 400, 500, 700)[number % 4]
+
+    def dense(number: int, batch: int) -> float:
+        return answer(number) * 0.0065 * (1.0 + batch / 200)
+
+    def bound_after_quiet_times(tokens: Callable[[int], int] | None) -> float:
+        crowd = Crowd(ConcurrencyLimit(), prefill_s=0.005, tokens=tokens)
+        for _ in range(5):
+            crowd.serve(60, dense, offered=5)
+            crowd.serve(60, dense, offered=25)
+        return crowd.bound.limit(GOAL_S)
+
+    def in_time_per_s(most: float) -> float:
+        return Crowd(ConcurrencyLimit(), prefill_s=0.005).serve(2000, dense, offered=256, most=most)
+
+    told, untold = bound_after_quiet_times(answer), bound_after_quiet_times(None)
+    assert in_time_per_s(told) > 0.9 * max(in_time_per_s(most) for most in range(20, 257, 20))
+    assert told > 1.5 * untold, "who is not told of tokens takes it for a mixture of experts"
+
+
+def test_the_next_place_comes_when_one_of_those_there_leaves() -> None:
+    bound = ConcurrencyLimit()
+    assert bound.slot_wait_s == 0.0
+    for start_s in (0.0, 3600.0):  # an hour of nothing in between is nobody's stay
+        for n in range(80):  # one comes each second and stays for eight
+            if n >= 8:
+                bound.on_left(now=start_s + n)
+            bound.on_dispatched(prefill_s=0.1, now=start_s + n)
+        assert bound.slot_wait_s == pytest.approx(1.0, rel=0.1)
+        for n in range(80, 88):
+            bound.on_left(now=start_s + n)
+    assert bound.slot_wait_s == 0.0
+
+
+def test_a_bound_comes_up_again_when_the_engine_is_faster() -> None:
+    crowd = Crowd(ConcurrencyLimit(), prefill_s=0.1)
+    crowd.serve(300, mixture(1.0, 0.4))
+    low = crowd.bound.limit(GOAL_S)
+    crowd.serve(600, mixture(1.0, 0.1))
+    assert crowd.bound.limit(GOAL_S) > 2 * low
+
+
+def test_quiet_times_do_not_close_a_replica() -> None:
+    crowd = Crowd(ConcurrencyLimit(), prefill_s=0.05)
+    crowd.serve(100, mixture(1.0, 0.2), offered=2)
+    assert crowd.bound.limit(GOAL_S) > 16
+
+
+def test_an_answer_that_took_no_time_says_nothing() -> None:
+    bound = ConcurrencyLimit()
+    for _ in range(100):
+        mark = bound.on_dispatched(prefill_s=0.1, now=0.0)
+        bound.on_left(now=0.0)
+        bound.on_completed(mark, stayed_s=0.0, waited_s=0.0, goal_s=GOAL_S)
+    assert bound.limit(GOAL_S) == pytest.approx(FIRST_SHARE * GOAL_S / 0.1)
+
+
+def test_time_spent_waiting_here_is_missing_there() -> None:
+    def learned(waited_s: float) -> float:
+        bound = ConcurrencyLimit()
+        for _ in range(100):
+            mark = bound.on_dispatched(prefill_s=0.1, now=0.0)
+            bound.on_left(now=0.0)
+            bound.on_completed(mark, stayed_s=2.0, waited_s=waited_s, goal_s=GOAL_S)
+        return bound.limit(GOAL_S)
+
+    assert learned(4.0) < learned(0.0)
+
+
+def test_where_nobody_could_be_in_time_nobody_is_held_back() -> None:
+    crowd = Crowd(ConcurrencyLimit(), prefill_s=0.1)
+    crowd.serve(100, mixture(60.0, 0.5))
+    assert crowd.bound.limit(GOAL_S) == inf
+
+
+def test_what_is_learned_is_as_computed_by_hand() -> None:
+    """One at a time: two seconds, half a second of which is its own prefill, with a usual growth of 1 / 16.
+
+    Alone the other 1.5 s would be 1.5 / (1 + 1 / 16) = 24 / 17 s. Among n: 24 / 17 + (24 / 17 / 16 + 0.5) n, within a
+    goal of 10 s for n up to 14.6. Of the numbers an eighth apart from 2 on, that is 2 x 1.125 ** 16 = 13.17.
+    """
+    bound = ConcurrencyLimit()
+    for number in range(FULL_TRUST):
+        mark = bound.on_dispatched(prefill_s=0.5, now=10.0 * number)
+        bound.on_left(now=10.0 * number + 2.0)
+        bound.on_completed(mark, stayed_s=2.0, waited_s=0.0, goal_s=GOAL_S)
+    assert bound.limit(GOAL_S) == pytest.approx(2.0 * 1.125**16)
+
+
+@pytest.mark.parametrize(("ends", "known"), [(3, 0.0), (4, 4 / 32), (16, 0.5), (32, 1.0), (64, 1.0)])
+def test_the_first_bound_counts_for_less_with_each_end(ends: int, known: float) -> None:
+    """8 at first, for prefills of half a second in a goal of 10 s; what is learned is 2 x 1.125 ** 16."""
+    bound = ConcurrencyLimit()
+    for number in range(ends):
+        mark = bound.on_dispatched(prefill_s=0.5, now=10.0 * number)
+        bound.on_left(now=10.0 * number + 2.0)
+        bound.on_completed(mark, stayed_s=2.0, waited_s=0.0, goal_s=GOAL_S)
+    assert bound.limit(GOAL_S) == pytest.approx(known * 2.0 * 1.125**16 + (1.0 - known) * 8.0)
+
+
+def test_two_are_let_in_however_long_prefills_are() -> None:
+    bound = ConcurrencyLimit()
+    bound.on_dispatched(prefill_s=100.0, now=0.0)
+    assert bound.limit(GOAL_S) == 2.0
+
+
+def test_the_usual_prefill_is_the_mean_of_the_first_and_then_fades() -> None:
+    """The mean of two is 0.3 s; after many of 0.1 s one of 1.7 s weighs a sixteenth."""
+    bound = ConcurrencyLimit()
+    for prefill_s in (0.2, 0.4):
+        bound.on_dispatched(prefill_s=prefill_s, now=0.0)
+    assert bound.limit(GOAL_S) == pytest.approx(4.0 / 0.3)
+    for _ in range(500):
+        bound.on_dispatched(prefill_s=0.1, now=0.0)
+    bound.on_dispatched(prefill_s=1.7, now=0.0)
+    assert bound.limit(GOAL_S) == pytest.approx(4.0 / 0.2, rel=1e-6)
+
+
+def test_of_more_than_are_remembered_the_oldest_go() -> None:
+    """64 of a slow engine, then 64 of one on which nothing takes long."""
+    bound = ConcurrencyLimit()
+    for number in range(2 * WINDOW):
+        stay_s = 9.0 if number < WINDOW else 0.5
+        mark = bound.on_dispatched(prefill_s=0.4, now=20.0 * number)
+        bound.on_left(now=20.0 * number + stay_s)
+        bound.on_completed(mark, stayed_s=stay_s, waited_s=0.0, goal_s=GOAL_S)
+        if number == WINDOW - 1:
+            slow = bound.limit(GOAL_S)
+    quick = ConcurrencyLimit()
+    for number in range(WINDOW):
+        mark = quick.on_dispatched(prefill_s=0.4, now=20.0 * number)
+        quick.on_left(now=20.0 * number + 0.5)
+        quick.on_completed(mark, stayed_s=0.5, waited_s=0.0, goal_s=GOAL_S)
+    assert bound.limit(GOAL_S) == quick.limit(GOAL_S) > slow
+
+
+def fifth_waits(router: Router, *, now: float) -> bool:
+    return any(held(router.submit(asked(f"one-of-five-{n}", now=now), now=now)) for n in range(5))
+
+
+def after_answers(outcome: Outcome, **limits: object) -> Router:
+    """One replica on which prefills take a second, after two seconds each for enough requests."""
+    router = holding("a", max_concurrency_per_replica=9, max_backlog_s=1e9, **limits)
+    for n in range(FULL_TRUST):
+        attempt = dispatched(router.submit(asked(f"r-{n}", now=100.0 * n), now=100.0 * n)).attempt_id
+        router.on_finish(attempt, outcome, now=100.0 * n + 2.0)
+    return router
+
+
+NOW = 100.0 * FULL_TRUST
+
+
+def test_with_a_goal_for_answers_a_replica_is_sent_no_more_than_can_end_in_time() -> None:
+    assert fifth_waits(holding("a", max_concurrency_per_replica=9, max_backlog_s=1e9, slo_e2e_s=GOAL_S), now=NOW)
+    assert not fifth_waits(holding("a", max_concurrency_per_replica=9, max_backlog_s=1e9), now=NOW)
+
+
+def test_whole_answers_say_how_long_they_take_and_failures_do_not() -> None:
+    assert not fifth_waits(after_answers(COMPLETED, slo_e2e_s=GOAL_S), now=NOW)
+    assert fifth_waits(after_answers(FAILED, slo_e2e_s=GOAL_S), now=NOW)

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gorgo.core.latency.prefill_queue import PrefillQueue
+
+
+def clock_with(*line: tuple[str, float, float], seen: bool = True) -> PrefillQueue:
+    """Whose line is (key, arrival, prior) each."""
+    clock = PrefillQueue()
+    for key, arrives_s, prior_s in line:
+        clock.add(key, arrives_s=arrives_s, prior_s=prior_s, seen=seen)
+    return clock
+
+
+def test_an_idle_replica_is_free_and_owes_nothing() -> None:
+    clock = PrefillQueue()
+    assert (clock.drained_at_s, clock.head_due_s, clock.backlog_s) == (-inf, inf, 0.0)
+
+
+def test_each_dispatch_adds_its_prefill_behind_what_is_there() -> None:
+    clock = clock_with(("a", 10.0, 1.0), ("b", 10.5, 0.5))
+    assert (clock.drained_at_s, clock.backlog_s, clock.head_due_s) == (11.5, 1.5, 11.0)
+
+
+def test_an_idle_gap_is_not_work() -> None:
+    clock = clock_with(("a", 10.0, 1.0))
+    clock.on_first_token("a", engine_s=11.005)
+    clock.add("b", arrives_s=20.0, prior_s=0.5, seen=True)
+    assert clock.drained_at_s == pytest.approx(20.5)
+
+
+def test_a_first_token_sets_the_clock_to_what_still_waits() -> None:
+    clock = clock_with(("a", 10.0, 1.0), ("b", 10.0, 0.5), ("c", 10.0, 0.25))
+    clock.on_first_token("a", engine_s=10.705)
+    assert clock.drained_at_s == pytest.approx(10.705 + 0.75 * clock.speed.factor)
+    assert clock.head_due_s == pytest.approx(10.705 + 0.5 * clock.speed.factor)
+
+
+def test_a_first_token_out_of_line_leaves_the_older_ones_waiting() -> None:
+    clock = clock_with(("a", 10.0, 1.0), ("b", 10.0, 0.5))
+    clock.on_first_token("b", engine_s=10.6)
+    assert clock.backlog_s == 1.0
+    assert clock.head_due_s == pytest.approx(11.6)
+
+
+def test_a_first_token_told_twice_or_of_a_stranger_changes_nothing() -> None:
+    clock = clock_with(("a", 10.0, 1.0), ("b", 10.0, 0.5))
+    clock.on_first_token("a", engine_s=11.0)
+    before = (clock.drained_at_s, clock.head_due_s, clock.backlog_s, clock.speed.last_s)
+    clock.on_first_token("a", engine_s=12.0)
+    clock.remove("never", engine_s=12.0)
+    assert (clock.drained_at_s, clock.head_due_s, clock.backlog_s, clock.speed.last_s) == before
+
+
+def test_who_leaves_from_the_middle_takes_its_prefill_along() -> None:
+    clock = clock_with(("a", 10.0, 1.0), ("b", 10.0, 0.5), ("c", 10.0, 0.25))
+    clock.remove("b", engine_s=10.3)
+    assert (clock.drained_at_s, clock.head_due_s, clock.backlog_s) == (11.25, 11.0, 1.25)
+
+
+def test_the_engine_has_spent_on_the_first_in_line_what_passed_until_it_left() -> None:
+    clock = clock_with(("a", 10.0, 1.0), ("b", 10.0, 0.5))
+    clock.remove("a", engine_s=10.75)
+    assert (clock.drained_at_s, clock.head_due_s) == (11.25, 11.25)
+
+
+def test_the_next_in_line_inherits_how_late_a_stuck_replica_is() -> None:
+    clock = clock_with(("a", 10.0, 1.0), ("b", 10.0, 0.5))
+    clock.remove("a", engine_s=19.0)
+    assert clock.head_due_s == 11.5
+
+
+def test_an_answer_in_one_piece_is_in_line_until_its_prefill_should_be_over() -> None:
+    clock = clock_with(("whole", 10.0, 1.0), seen=False)
+    assert (clock.drained_at_s, clock.head_due_s) == (11.0, inf)
+    clock.add("b", arrives_s=10.5, prior_s=0.5, seen=True)
+    assert (clock.drained_at_s, clock.head_due_s, len(clock)) == (11.5, inf, 2)
+    clock.add("c", arrives_s=11.25, prior_s=0.5, seen=True)
+    assert (clock.drained_at_s, clock.head_due_s, len(clock)) == (12.0, 11.5, 2)
+
+
+def test_an_answer_in_one_piece_was_prefilled_before_a_later_one_s_first_token() -> None:
+    clock = clock_with(("whole", 10.0, 1.0), seen=False)
+    clock.add("b", arrives_s=10.0, prior_s=0.5, seen=True)
+    clock.on_first_token("b", engine_s=10.9)
+    assert len(clock) == 0
+    assert clock.drained_at_s == 10.9
+
+
+def test_the_end_of_an_answer_in_one_piece_teaches_no_speed() -> None:
+    clock = clock_with(("whole", 10.0, 1.0), seen=False)
+    clock.remove("whole", engine_s=60.0)
+    assert clock.speed.factor == 1.0
+    assert clock.drained_at_s <= 60.0
+
+
+def slow_clock(factor: float = 2.0) -> PrefillQueue:
+    """Of an engine that says that its prefills take so many times their prior."""
+    clock = PrefillQueue()
+    clock.speed.set_prior(factor)
+    return clock
+
+
+def test_a_line_is_as_long_as_its_priors_times_the_learned_factor() -> None:
+    """Behind an arrival at 10 s: 2 s for a prior of 1 s, 1 s for one of half a second."""
+    clock = slow_clock()
+    clock.add("a", arrives_s=10.0, prior_s=1.0, seen=True)
+    clock.add("b", arrives_s=10.0, prior_s=0.5, seen=True)
+    assert (clock.drained_at_s, clock.backlog_s, clock.head_due_s) == (13.0, 3.0, 12.0)
+
+
+def test_who_leaves_takes_its_prior_times_the_learned_factor_along() -> None:
+    clock = slow_clock()
+    for key, prior_s in (("a", 1.0), ("b", 0.5), ("c", 0.25)):
+        clock.add(key, arrives_s=10.0, prior_s=prior_s, seen=True)
+    clock.remove("b", engine_s=10.5)  # from the middle: its whole second goes
+    assert (clock.drained_at_s, clock.backlog_s, clock.head_due_s) == (12.5, 2.5, 12.0)
+    clock.remove("a", engine_s=11.5)  # the first: 1.5 s of its two are spent
+    assert (clock.drained_at_s, clock.backlog_s, clock.head_due_s) == (12.0, 0.5, 12.0)
+
+
+def test_the_first_in_line_has_spent_no_more_than_its_prior_times_the_learned_factor() -> None:
+    clock = slow_clock()
+    clock.add("a", arrives_s=10.0, prior_s=1.0, seen=True)
+    clock.add("b", arrives_s=10.0, prior_s=0.5, seen=True)
+    clock.remove("a", engine_s=60.0)
+    assert (clock.drained_at_s, clock.head_due_s) == (13.0, 13.0)
+
+
+def test_a_first_token_leaves_what_still_waits_times_the_factor_that_it_taught() -> None:
+    """One second where the prior says two, leaning on 5 s of prior: (1 - 0.005 + 5) / (2 + 5)."""
+    clock = clock_with(("a", 10.0, 2.0), ("b", 10.0, 1.0))
+    clock.on_first_token("a", engine_s=11.0)
+    factor = 5.995 / 7.0
+    assert clock.speed.factor == pytest.approx(factor)
+    assert (clock.drained_at_s, clock.backlog_s) == pytest.approx((11.0 + factor, factor))
+
+
+def test_a_token_from_behind_in_line_says_nothing_of_the_speed() -> None:
+    clock = clock_with(("a", 10.0, 1.0), ("b", 10.0, 1.0))
+    clock.on_first_token("b", engine_s=13.0)
+    assert clock.speed.factor == 1.0
+
+
+def test_an_empty_line_is_an_idle_engine_whatever_was_learned_meanwhile() -> None:
+    """A second was added at dispatch and half a second is taken back: what is left is no work."""
+    clock = clock_with(("a", 10.0, 1.0))
+    clock.speed.set_prior(0.5)
+    clock.remove("a", engine_s=10.0)
+    assert clock.drained_at_s == 10.0
+
+
+def test_those_before_one_in_line_whose_tokens_will_be_seen() -> None:
+    clock = clock_with(("a", 10.0, 1.0))
+    clock.add("whole", arrives_s=10.0, prior_s=1.0, seen=False)
+    clock.add("b", arrives_s=10.0, prior_s=1.0, seen=True)
+    clock.add("c", arrives_s=10.0, prior_s=1.0, seen=True)
+    assert [clock.before(key) for key in ("a", "b", "c", "nobody")] == [[], ["a"], ["a", "b"], []]
+
+
+def test_what_arrives_later_begins_when_it_arrives() -> None:
+    """The first has not arrived by the time at which its client leaves: the engine has spent nothing on it."""
+    clock = clock_with(("a", 10.0, 1.0), ("b", 10.5, 1.0))
+    clock.remove("a", engine_s=9.5)
+    assert (clock.drained_at_s, clock.head_due_s) == (11.0, 11.5)
+
+
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(("dispatched", "dispatched", "first_token", "left")),
+        st.integers(0, 12),
+        st.floats(0, 3),
+        st.booleans(),
+    ),
+    max_size=60,
+)
+
+
+@given(moves=moves)
+def test_the_clock_is_idle_again_when_all_have_ended_in_any_order(
+    moves: list[tuple[str, int, float, bool]],
+) -> None:
+    clock, now, known = PrefillQueue(), 100.0, 0
+    keys: list[str] = []
+    for move, number, step_s, seen in moves:
+        now += step_s
+        if move == "dispatched":
+            known += 1
+            keys.append(f"k{known}")
+            clock.add(keys[-1], arrives_s=now + 0.05, prior_s=step_s / 2, seen=seen)
+        elif move == "first_token":
+            clock.on_first_token(f"k{number}", engine_s=now - 0.05)
+        else:
+            clock.remove(f"k{number}", engine_s=now + 0.05)
+        clock.check()
+    for key in keys:
+        clock.remove(key, engine_s=now + 0.05)
+        clock.check()
+    assert len(clock) == 0
+    assert (clock.head_due_s, clock.backlog_s) == (inf, 0.0)
+    assert clock.drained_at_s <= now + 0.05 + 1e-9

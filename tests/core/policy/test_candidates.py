@@ -1,0 +1,73 @@
+"""What a policy reads of its candidates: the fleet's own columns where all are candidates, else a row for each."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from gorgo.core.fleet.columns import Columns
+from gorgo.core.policy.candidates import Candidates
+
+NAMES = tuple(item.name for item in fields(Columns))
+
+
+def columns() -> Columns:
+    """Column n of replica k holds 100 n + k."""
+    made = Columns.empty()
+    for _ in range(4):
+        made.grow()
+    for number, name in enumerate(NAMES):
+        for slot in range(4):
+            getattr(made, name)[slot] = 100 * number + slot
+    return made
+
+
+def candidates(*slots: int) -> Candidates:
+    matched = np.array([0.0, 40.0, 80.0, 120.0])
+    names = tuple(f"r{slot}" for slot in slots)
+    return Candidates(np.array(slots, dtype=np.intp), names, columns(), matched, 200, is_all=slots == (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(("number", "name"), list(enumerate(NAMES)))
+def test_a_column_of_some_replicas_has_their_rows_alone(number: int, name: str) -> None:
+    some = candidates(1, 3)
+    assert getattr(some, name).tolist() == [100 * number + 1, 100 * number + 3]
+    assert getattr(some, name).tolist() == [100 * number + 1, 100 * number + 3], "and so at the second reading"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_column_of_all_replicas_is_the_fleet_s_own(name: str) -> None:
+    everyone = candidates(0, 1, 2, 3)
+    assert getattr(everyone, name) is getattr(everyone.columns, name)
+
+
+@pytest.mark.parametrize("slots", [(1, 3), (0, 1, 2, 3), (2,)])
+def test_what_is_not_cached_is_to_be_prefilled(slots: tuple[int, ...]) -> None:
+    some = candidates(*slots)
+    assert len(some) == len(slots)
+    assert some.cached_tokens.tolist() == [40.0 * slot for slot in slots]
+    assert some.uncached_tokens.tolist() == [200.0 - 40.0 * slot for slot in slots]
+
+
+def test_a_new_slot_is_empty_and_an_old_one_can_be_emptied() -> None:
+    made = Columns.empty()
+    made.grow()
+    empty = {name: float(getattr(made, name)[0]) for name in NAMES}
+    unknown = {name for name, value in empty.items() if value != value}
+    assert unknown == {
+        *("rtt_s", "running_requests", "queued_requests", "used_tokens", "kv_capacity_tokens", "max_running_requests"),
+        *("cwnd_bytes", "rwnd_bytes", "sent_s"),
+    }
+    assert {name: value for name, value in empty.items() if name not in unknown} == {
+        **dict.fromkeys(("in_flight_requests", "in_flight_tokens", "queued_prefill_tokens", "waiting_prefill_s"), 0.0),
+        **dict.fromkeys(("prefill_base_s", "prefill_token_s", "prefill_kappa_s", "salt"), 0.0),
+        **{"slowdown": 1.0, "connect_round_trips": 1.0, "free_at_s": -np.inf},
+        **dict.fromkeys(("due_s", "pace_bytes", "burst_bytes"), np.inf),
+    }
+    full = columns()
+    full.clear(2)
+    for number, name in enumerate(NAMES):
+        assert getattr(full, name)[2] == pytest.approx(empty[name], nan_ok=True)
+        assert getattr(full, name)[[0, 1, 3]].tolist() == [100 * number, 100 * number + 1, 100 * number + 3]

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gorgo.core.prefix.index import PrefixIndex
+from tests.core.prefix_twin import as_blocks
+
+
+def index_of(*capacities: int | None, max_blocks: int = 1000, bounded: bool = True) -> PrefixIndex:
+    index = PrefixIndex(max_blocks=max_blocks, bounded=bounded)
+    for slot, capacity in enumerate(capacities):
+        index.add_replica(slot, capacity_blocks=capacity)
+    return index
+
+
+def test_match_tells_the_common_prefix_per_replica() -> None:
+    index = index_of(None, None, None)
+    index.insert(as_blocks((1, 2, 3, 4)), 0)
+    index.insert(as_blocks((1, 2, 9)), 1)
+    assert index.match(as_blocks((1, 2, 3, 7)), 3).tolist() == [3, 2, 0]
+
+
+def test_match_of_an_empty_prompt_is_nothing() -> None:
+    index = index_of(None)
+    index.insert(as_blocks((1,)), 0)
+    assert index.match(b"", 1).tolist() == [0]
+
+
+def test_match_leaves_the_order_of_use_alone() -> None:
+    index = index_of(4)
+    index.insert(as_blocks((1, 1)), 0)
+    index.insert(as_blocks((2, 2)), 0)
+    index.match(as_blocks((1, 1)), 1)
+    index.insert(as_blocks((3,)), 0)
+    assert index.match(as_blocks((1, 1)), 1).tolist() == [0]
+
+
+@pytest.mark.parametrize("n_slots", [1, 15, 17, 64, 65, 512])
+def test_match_answers_for_any_number_of_replicas(n_slots: int) -> None:
+    index = index_of(*[None] * n_slots, max_blocks=10_000)
+    for slot in range(n_slots):
+        index.insert(as_blocks(tuple(range(slot % 5))), slot)
+    index.check()
+    assert index.match(as_blocks(tuple(range(9))), n_slots).tolist() == [slot % 5 for slot in range(n_slots)]
+    assert index.match(as_blocks(tuple(range(9))), n_slots).dtype == np.float64
+
+
+def test_slots_past_the_asked_ones_are_left_out() -> None:
+    index = index_of(None, None, None)
+    index.insert(as_blocks((1, 2)), 2)
+    index.insert(as_blocks((1,)), 0)
+    assert index.match(as_blocks((1, 2)), 2).tolist() == [1, 0]
+
+
+def test_shared_start_outlives_the_branches_used_before_it() -> None:
+    index = index_of(5)
+    for branch in (1, 2, 3):
+        index.insert(as_blocks((7, 7, branch)), 0)
+    index.insert(as_blocks((8,)), 0)
+    matches = {branch: index.match(as_blocks((7, 7, branch)), 1)[0] for branch in (1, 2, 3)}
+    assert matches == {1: 2, 2: 3, 3: 3}
+
+
+def test_prompt_longer_than_the_capacity_leaves_what_fits() -> None:
+    index = index_of(3)
+    index.insert(as_blocks((1, 2, 3, 4, 5)), 0)
+    index.check()
+    assert index.match(as_blocks((1, 2, 3, 4, 5)), 1).tolist() == [3]
+
+
+def test_unbounded_index_ignores_capacities_until_it_is_bounded() -> None:
+    index = index_of(2, bounded=False)
+    index.insert(as_blocks((1, 2, 3)), 0)
+    index.insert(as_blocks((4,)), 0)
+    assert index.resident_blocks(0) == 4
+    index.bounded = True
+    index.check()
+    assert (index.bounded, index.resident_blocks(0)) == (True, 1)
+
+
+def test_global_bound_evicts_the_oldest_of_any_replica() -> None:
+    index = index_of(None, None, max_blocks=4, bounded=False)
+    index.insert(as_blocks((1, 1)), 0)
+    index.insert(as_blocks((2,)), 1)
+    index.insert(as_blocks((3, 3)), 1)
+    index.check()
+    assert (index.resident_blocks(0), index.resident_blocks(1)) == (0, 3)
+
+
+def test_smaller_bound_evicts_the_oldest_at_once_and_a_larger_one_makes_room() -> None:
+    index = index_of(None, None, max_blocks=6, bounded=False)
+    for word in range(3):
+        index.insert(as_blocks((word, word)), word % 2)
+    index.resize(2)
+    index.check()
+    assert [index.match(as_blocks((word, word)), 2).sum() for word in range(3)] == [0, 0, 2]
+    index.resize(4)
+    index.insert(as_blocks((7, 7)), 1)
+    assert index.stored_blocks == 4
+
+
+def test_failure_takes_back_only_what_was_never_confirmed() -> None:
+    index = index_of(None)
+    index.confirm(as_blocks((1, 2)), 0)
+    index.insert(as_blocks((1, 2, 3, 4)), 0)
+    index.retract(as_blocks((1, 2, 3, 4)), 0)
+    index.check()
+    assert index.match(as_blocks((1, 2, 3, 4)), 1).tolist() == [2]
+
+
+def test_withdrawing_from_one_replica_leaves_the_others() -> None:
+    index = index_of(None, None)
+    index.insert(as_blocks((1, 2)), 0)
+    index.insert(as_blocks((1, 2)), 1)
+    index.retract(as_blocks((1, 2)), 0)
+    assert index.match(as_blocks((1, 2)), 2).tolist() == [0, 2]
+
+
+def test_removed_replica_leaves_nothing_behind() -> None:
+    index = index_of(None, None)
+    index.insert(as_blocks((1, 2)), 0)
+    index.insert(as_blocks((1, 3)), 1)
+    index.remove_replica(0)
+    index.add_replica(0)
+    index.check()
+    assert (index.stored_blocks, index.match(as_blocks((1, 3)), 2).tolist()) == (2, [0, 2])
+
+
+def test_flush_of_all_empties_the_index() -> None:
+    index = index_of(None, None)
+    index.insert(as_blocks((1, 2)), 0)
+    index.insert(as_blocks((1, 3)), 1)
+    index.flush()
+    index.check()
+    assert (index.stored_blocks, index.nodes) == (0, 0)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_endless_unique_prompts_stay_within_the_bounds(length: int) -> None:
+    index = index_of(50, None, 70, max_blocks=300)
+    for number in range(3000):
+        index.insert(as_blocks(tuple(number * 10 + k for k in range(1, length + 1))), number % 3)
+    index.check()
+    assert index.stored_blocks <= 300
+
+
+def test_every_length_of_one_prompt_stays_within_the_bounds() -> None:
+    index = index_of(None, None, max_blocks=100, bounded=False)
+    key = tuple(range(1, 90))
+    for number in range(2000):
+        index.confirm(as_blocks((number % 7, *key[: number * 31 % 90])), number % 2)
+    index.check()

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gorgo.core.prompt.parse import Prompt, read_prompt
+from gorgo.errors import BadRequest
+
+CHAT = "/v1/chat/completions"
+ROUTES = [CHAT, "/v1/completions", "/generate", "/v1/embeddings", "/v1/responses", "/v1/messages"]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def chat(*messages: Any, **fields: Any) -> Prompt:
+    return read_prompt(CHAT, {"messages": list(messages), **fields})
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def test_chat_is_its_contents_in_order_with_a_mark_per_message() -> None:
+    prompt = chat({"role": "system", "content": "be brief"}, user("hé"))
+    assert prompt == Prompt("be briefhé".encode(), ((0, "system"), (8, "user")))
+
+
+def test_text_parts_read_as_plain_text() -> None:
+    assert chat(user([{"type": "text", "text": "a"}, "b", {"type": "text", "text": "c"}])) == chat(user("abc"))
+    assert chat(user({"type": "text", "text": "a"})) == chat(user("a"))
+
+
+def test_image_enters_by_a_digest_of_16_bytes() -> None:
+    other = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAB"}}
+    one, two = chat(user([IMAGE])), chat(user([other]))
+    assert (len(one.text), len(two.text)) == (16, 16)
+    assert one != two
+
+
+def test_parts_of_other_shape_have_other_digests() -> None:
+    values = [
+        "ab",
+        ["ab"],
+        ["a", "b"],
+        ["b", "a"],
+        {"a": "b"},
+        {"b": "a"},
+        [["ab"]],
+        {"a": ["b"]},
+        {"a": {"b": 1}},
+        1,
+        1.5,
+    ]
+    values += [None, True, [1], [1, "a"], [{}], {}, [], "\ud800"]
+    texts = {chat(user([{"type": "audio", "data": value}])).text for value in values}
+    assert len(texts) == len(values)
+    assert {len(text) for text in texts} == {16}
+
+
+def test_tools_come_first() -> None:
+    prompt = chat(user("hi"), tools=[{"type": "function", "function": {"name": "f"}}])
+    assert prompt.text.startswith(b'[{"type":"function"')
+    assert [role for _, role in prompt.message_starts] == ["tools", "user"]
+
+
+def test_tool_calls_and_results_are_part_of_the_prompt() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    prompt = chat(
+        user("hi"),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "42"},
+    )
+    assert b"arguments" in prompt.text
+    assert prompt.text.endswith(b"42")
+    assert [role for _, role in prompt.message_starts] == ["user", "assistant", "tool"]
+
+
+def test_reasoning_that_the_client_sends_back_is_part_of_the_prompt() -> None:
+    assert chat({"role": "assistant", "reasoning_content": "so", "content": "yes"}).text == b"soyes"
+
+
+@pytest.mark.parametrize(
+    ("route", "field"), [("/v1/completions", "prompt"), ("/generate", "text"), ("/v1/embeddings", "input")]
+)
+def test_plain_text_reads_alike_on_every_route(route: str, field: str) -> None:
+    assert read_prompt(route, {field: "hello"}) == Prompt(b"hello", ())
+
+
+@pytest.mark.parametrize(
+    ("route", "field"), [("/v1/completions", "prompt"), ("/generate", "input_ids"), ("/v1/embeddings", "input")]
+)
+def test_token_ids_tell_the_exact_length(route: str, field: str) -> None:
+    prompt = read_prompt(route, {field: [1, 2, 70_000]})
+    assert (len(prompt.text), prompt.tokens, prompt.message_starts) == (12, 3, ())
+    batch = read_prompt(route, {field: [[1, 2], [3]]})
+    assert (len(batch.text), batch.tokens, batch.message_starts) == (12, 3, ((8, "next"),))
+
+
+@pytest.mark.parametrize(
+    ("route", "field"), [("/v1/completions", "prompt"), ("/generate", "text"), ("/v1/embeddings", "input")]
+)
+def test_batch_of_texts_starts_like_its_first(route: str, field: str) -> None:
+    assert read_prompt(route, {field: ["ab", "c"]}) == Prompt(b"abc", ((2, "next"),))
+
+
+def test_media_beside_a_generate_text_come_first() -> None:
+    plain = read_prompt("/generate", {"text": "what is this?"})
+    shown = read_prompt("/generate", {"text": "what is this?", "image_data": "AAAA"})
+    assert shown.text[16:] == plain.text
+    assert shown.message_starts == ((0, "image_data"),)
+    assert read_prompt("/generate", {"input_ids": [1], "image_data": "AAAA"}).tokens is None
+
+
+def test_generate_takes_embeddings_by_digest() -> None:
+    assert len(read_prompt("/generate", {"input_embeds": [[0.5, 1.0]]}).text) == 16
+
+
+def test_responses_takes_text_or_items() -> None:
+    text = read_prompt("/v1/responses", {"instructions": "brief", "input": "hi"})
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
+    assert text == read_prompt("/v1/responses", {"instructions": "brief", "input": items})
+    assert text == Prompt(b"briefhi", ((0, "system"), (5, "user")))
+
+
+def test_responses_takes_calls_outputs_and_items_of_unknown_kind() -> None:
+    items = [
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "42"},
+        {"type": "item_reference", "id": "x"},
+    ]
+    prompt = read_prompt("/v1/responses", {"input": items})
+    assert [role for _, role in prompt.message_starts] == ["function_call", "function_call_output", "item_reference"]
+    assert b"42" in prompt.text
+
+
+def test_responses_without_input_needs_another_source() -> None:
+    assert read_prompt("/v1/responses", {"previous_response_id": "r"}).text == b""
+    assert b"template" in read_prompt("/v1/responses", {"prompt": {"id": "template"}}).text
+    with pytest.raises(BadRequest, match="input: expected text or a list of items, got nothing"):
+        read_prompt("/v1/responses", {})
+
+
+def test_messages_takes_a_system_text_and_content_blocks() -> None:
+    body = {
+        "system": [{"type": "text", "text": "brief", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            user("hi"),
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+            user([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "42"}]}]),
+            user([{"type": "image", "source": {"type": "url", "url": "http://x"}}]),
+        ],
+    }
+    prompt = read_prompt("/v1/messages", body)
+    assert prompt.text[:-16] == b'briefhi["f",{}]42'
+    assert [role for _, role in prompt.message_starts] == ["system", "user", "assistant", "user", "user"]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "expected"),
+    [
+        (
+            "/v1/messages",
+            {"tools": [{"name": "f"}], "system": "s", "messages": [user("hi")]},
+            Prompt(b'[{"name":"f"}]shi', ((0, "tools"), (14, "system"), (15, "user"))),
+        ),
+        (
+            "/v1/responses",
+            {"tools": [{"name": "f"}], "instructions": "i", "prompt": {"id": "p"}, "input": "hi"},
+            Prompt(b'[{"name":"f"}]i{"id":"p"}hi', ((0, "tools"), (14, "system"), (15, "prompt"), (25, "user"))),
+        ),
+        (
+            CHAT,
+            {"functions": [{"name": "f"}], "messages": [user("hi")]},
+            Prompt(b'[{"name":"f"}]hi', ((0, "tools"), (14, "user"))),
+        ),
+        (
+            CHAT,
+            {"tools": [1], "functions": [2], "messages": [user("hi")]},
+            Prompt(b"[1]hi", ((0, "tools"), (3, "user"))),
+        ),
+        ("/v1/messages", {"system": "", "messages": [user("hi")]}, Prompt(b"hi", ((0, "user"),))),
+        ("/v1/responses", {"prompt": "p", "input": "hi"}, Prompt(b"hi", ((0, "user"),))),
+        ("/v1/responses", {"input": "hi", "conversation": "c"}, Prompt(b"hi", ((0, "user"),))),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "reasoning": "so", "content": "yes"}]},
+            Prompt(b"soyes", ((0, "assistant"),)),
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "reasoning_content": ["so"], "content": "yes", "name": "n"}]},
+            Prompt(b"yes", ((0, "assistant"),)),
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
+            Prompt(b'{"name":"f"}', ((0, "assistant"),)),
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]},
+            Prompt(b'["f","{}"]', ((0, "function_call"),)),
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call_output", "output": "42"}, {"type": "other", "output": 42}]},
+            Prompt(b'42{"type":"other","output":42}', ((0, "function_call_output"), (2, "other"))),
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"type": "message", "role": "user", "content": "hi", "output": "no"}]},
+            Prompt(b"hi", ((0, "user"),)),
+        ),
+        ("/generate", {"text": "t", "input_ids": [1]}, Prompt(b"t", ())),
+        ("/generate", {"text": None, "input_ids": [1]}, Prompt(b"\x01\0\0\0", (), 1)),
+        ("/generate", {"text": "t", "image_data": None, "audio_data": []}, Prompt(b"t", ())),
+        ("/v1/completions", {"prompt": [[1], "a"]}, Prompt(b"\x01\0\0\0a", ((4, "next"),))),
+        ("/v1/completions", {"prompt": {"text": "a"}}, Prompt(b"a", ())),
+        ("/v1/completions", {"prompt": ""}, Prompt(b"", ())),
+        (
+            CHAT,
+            {"messages": [user([{"type": "thinking", "thinking": "t"}, {"type": "refusal", "refusal": "r"}])]},
+            Prompt(b"tr", ((0, "user"),)),
+        ),
+        (CHAT, {"messages": [user(None)]}, Prompt(b"", ((0, "user"),))),
+        (CHAT, {"messages": [user([{"type": "tool_result", "content": "42"}])]}, Prompt(b"42", ((0, "user"),))),
+    ],
+)
+def test_every_field_that_an_engine_templates_is_in_its_place(route: str, body: object, expected: Prompt) -> None:
+    assert read_prompt(route, body) == expected
+
+
+def test_media_enter_in_one_order_each_with_its_mark() -> None:
+    shown = read_prompt("/generate", {"text": "t", "video_data": "v", "audio_data": "a", "image_data": "i"})
+    assert shown.message_starts == ((0, "image_data"), (16, "audio_data"), (32, "video_data"))
+    assert (len(shown.text), shown.text[-1:], shown.tokens) == (49, b"t", None)
+    embedded = read_prompt("/generate", {"text": "t", "input_embeds": [[0.5]], "image_data": "i"})
+    assert (embedded.message_starts, len(embedded.text)) == (((0, "image_data"),), 32)
+
+
+def test_as_many_pieces_as_the_bound_are_read() -> None:
+    """Each message is a piece, and so is each of its parts."""
+    assert len(chat(*([user("x")] * 65_536)).message_starts) == 65_536
+    with pytest.raises(BadRequest, match="at most 65536"):
+        chat(*([user("x")] * 65_535), user(["x"]))
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "message"),
+    [
+        (CHAT, [], "body: expected a JSON object, got a list"),
+        (CHAT, {}, "messages: expected a list of messages, got nothing"),
+        (CHAT, {"messages": "hi"}, "messages: expected a list of messages, got text"),
+        (CHAT, {"messages": [1]}, r"messages\[0\]: expected an object, got a number"),
+        (CHAT, {"messages": [{"content": "x"}]}, r"messages\[0\].role: expected a string, got nothing"),
+        (CHAT, {"messages": [user(3)]}, r"messages\[0\].content: expected text or a list of parts, got a number"),
+        (CHAT, {"messages": [user([None])]}, r"messages\[0\].content\[0\]: expected an object, got nothing"),
+        ("/v1/completions", {}, "prompt: expected text or token ids, got nothing"),
+        ("/v1/completions", {"prompt": [1, -1]}, "prompt: expected token ids, whole numbers from 0"),
+        ("/v1/completions", {"prompt": [1, "a"]}, "prompt: expected token ids"),
+        ("/v1/completions", {"prompt": ["a", 1]}, r"prompt\[1\]: expected text or token ids, got a number"),
+        ("/generate", {"input_ids": [1.5]}, "input_ids: expected token ids"),
+        ("/generate", {}, "text: expected text or token ids, got nothing"),
+        ("/v1/embeddings", {"input": True}, "input: expected text or token ids, got true or false"),
+        ("/v1/responses", {"input": [4]}, r"input\[0\]: expected an object, got a number"),
+        ("/v1/responses", {"input": [{"content": "x"}]}, r"input\[0\].role: expected a string"),
+        ("/v1/other", {}, "no prompt is known for route /v1/other"),
+    ],
+)
+def test_refusal_names_the_field_and_what_was_expected(route: str, body: object, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        read_prompt(route, body)
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/chat/completions", lambda pieces: {"messages": [{"role": "user"}] * pieces}),
+        ("/v1/chat/completions", lambda pieces: {"messages": [{"role": "user", "content": [""] * pieces}]}),
+        ("/v1/chat/completions", lambda pieces: {"messages": [{"role": "user", "content": [{"a": [{}] * pieces}]}]}),
+        (
+            "/v1/messages",
+            lambda pieces: {"messages": [{"role": "user", "content": [{"type": "tool_result"}] * pieces}]},
+        ),
+        ("/v1/responses", lambda pieces: {"input": [{"type": "reasoning"}] * pieces}),
+        ("/v1/completions", lambda pieces: {"prompt": [[1]] * (pieces + 1)}),
+        ("/generate", lambda pieces: {"text": "x", "image_data": [""] * pieces}),
+    ],
+)
+def test_body_of_more_pieces_than_anybody_has_is_refused(route: str, body: Callable[[int], Any]) -> None:
+    read_prompt(route, body(1000))
+    with pytest.raises(BadRequest, match="at most 65536"):
+        read_prompt(route, body(65_537))
+
+
+def test_half_a_surrogate_pair_does_not_stop_a_request() -> None:
+    body = json.loads(r'{"messages": [{"role": "\ud800", "content": "a\udfff"}], "tools": [{"name": "\ud801"}]}')
+    assert read_prompt(CHAT, body).text.endswith(b"a\xed\xbf\xbf")
+
+
+def nested(depth: int, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = [value] if kind is list else {"content": value, "type": "tool_result"}
+    return value
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+@pytest.mark.parametrize("field", ["content", "tools", "tool_calls", "system", "input", "prompt", "text", "image_data"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_absurdly_nested_body_is_refused_or_read_and_never_breaks(route: str, field: str, kind: type[Any]) -> None:
+    deep = nested(20_000, kind)
+    message = {"role": "user", "content": deep if field == "content" else "x", "tool_calls": deep}
+    with suppress(BadRequest):
+        read_prompt(route, {"input": "x", "messages": [message], field: deep})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+WHOLE: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "s"},
+        user([{"type": "text", "text": "t"}, IMAGE]),
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "content": "42"},
+    ],
+    "tools": [{"function": {"name": "f"}}],
+    "system": [{"type": "text", "text": "s"}],
+    "prompt": ["a", "b"],
+    "text": "t",
+    "input_ids": [1, 2],
+    "image_data": ["x"],
+    "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}, {"type": "reasoning", "summary": []}],
+    "instructions": "i",
+}
+
+
+def mutated(value: Any, draw: Callable[[st.SearchStrategy[Any]], Any]) -> Any:
+    """`value` with something at a random place replaced, or left out."""
+    if not isinstance(value, list | dict) or not value or draw(st.integers(0, 4)) == 0:
+        return draw(JSON)
+    copy = list(value) if isinstance(value, list) else dict(value)
+    place = draw(st.sampled_from(range(len(value)) if isinstance(value, list) else sorted(value)))
+    if draw(st.integers(0, 5)) == 0:
+        del copy[place]
+    else:
+        copy[place] = mutated(value[place], draw)
+    return copy
+
+
+@given(data=st.data(), route=st.sampled_from(ROUTES), times=st.integers(1, 4))
+def test_mutated_body_is_read_or_refused(data: st.DataObject, route: str, times: int) -> None:
+    body: Any = WHOLE
+    for _ in range(times):
+        body = mutated(body, data.draw)
+    try:
+        prompt = read_prompt(route, body)
+    except BadRequest:
+        return
+    offsets = [offset for offset, _ in prompt.message_starts]
+    assert offsets == sorted(offsets)
+    assert all(0 <= offset <= len(prompt.text) for offset in offsets)
+    assert prompt.tokens is None or len(prompt.text) == 4 * prompt.tokens

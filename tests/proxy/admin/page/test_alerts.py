@@ -1,0 +1,98 @@
+"""What is said of a replica, and what an operator is told first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.proxy.admin.page.alerts import Alert, alerts, condition_of
+from gorgo.proxy.admin.page.recent_stats import RecentStats
+from tests.proxy.page.made import sample, view
+
+WELL = RecentStats.of([sample()])
+
+
+def told(*views: ReplicaSnapshot, figures: RecentStats = WELL, **changes: Any) -> list[Alert]:
+    calm: dict[str, Any] = {
+        "cut_off": frozenset(),
+        "held": 0,
+        "stopping": False,
+        "config_refused": False,
+        "outside": (),
+    }
+    return alerts(views or (view(),), figures, **{**calm, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "word", "why"),
+    [
+        ({}, "ready", None),
+        ({"failures_in_a_row": 2}, "failing", "2 in a row"),
+        ({"slow_start_for_s": 6.2, "slow_start_in_flight": 9}, "slow start", "9 at a time, for 6 s yet"),
+        (
+            {"state": "ejected", "ejected_by": "probes", "ejected_for_s": 4.4},
+            "ejected",
+            "it does not answer probes; tried again in 4 s",
+        ),
+        (
+            {"state": "half_open", "ejected_by": "attempts"},
+            "on trial",
+            "requests to it failed; the next answer decides",
+        ),
+        ({"state": "draining", "in_flight_requests": 3}, "draining", "takes nothing new, 3 still there"),
+        ({"state": "draining", "failures_in_a_row": 3}, "draining", "takes nothing new, nothing left there"),
+    ],
+)
+def test_every_state_has_its_word_and_its_reason(changes: dict[str, Any], word: str, why: str | None) -> None:
+    found = condition_of(view(**changes))
+    assert (found.word, found.why) == (word, why)
+
+
+def test_when_all_is_well_nothing_is_said() -> None:
+    assert told() == []
+
+
+def test_what_hurts_requests_comes_before_what_might() -> None:
+    found = told(
+        view("drained", state="draining", eligible=False),
+        view("gone", state="ejected", ejected_by="attempts", ejected_for_s=1.0, eligible=False),
+        view("well"),
+    )
+    assert [(alert.level, alert.text.split(" is ")[0]) for alert in found] == [("bad", "gone"), ("warn", "drained")]
+
+
+def test_region_that_is_cut_off_is_one_line_and_not_one_per_replica() -> None:
+    gone = [view(name, state="ejected", ejected_by="region", eligible=False) for name in ("a", "b")]
+    (alert, other) = told(*gone, cut_off=frozenset({"near"}))
+    assert "No replica can take a request" in alert.text
+    assert other == Alert("bad", "Region near is cut off: none of its replicas answers a probe")
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "words"),
+    [
+        ({"stopping": True}, "bad", "stopping"),
+        ({"config_refused": True}, "warn", "was refused"),
+        ({"held": 1}, "warn", "1 request waits"),
+        ({"held": 2}, "warn", "2 requests wait"),
+        ({"outside": ("m_rtt",)}, "warn", "outside the policy's box: m_rtt"),
+        ({"figures": RecentStats.of([sample(status=502), sample(2)])}, "bad", "1 of the last 2 requests failed"),
+    ],
+)
+def test_what_is_wrong_with_the_proxy_and_its_traffic_is_said(changes: dict[str, Any], level: str, words: str) -> None:
+    (alert,) = told(**changes)
+    assert alert.level == level
+    assert words in alert.text
+
+
+def test_a_few_failures_among_many_are_no_alert() -> None:
+    assert told(figures=RecentStats.of([sample(status=502), *(sample(n) for n in range(150))])) == []
+
+
+def test_panic_and_an_unknown_round_trip_are_said() -> None:
+    assert [alert.text.split(":")[0] for alert in told(view(panic=True, rtt_ms=None))] == [
+        "Too few replicas are healthy",
+        "us-0",
+    ]

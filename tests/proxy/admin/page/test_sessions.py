@@ -1,0 +1,53 @@
+"""Sessions: who gets one, when it is over, and how many there are."""
+
+from __future__ import annotations
+
+from gorgo.proxy.admin.page.sessions import SESSION_S, SESSIONS, Sessions
+from gorgo.proxy.telemetry.probe_history import PROBES_KEPT, REPLICAS_KEPT, ProbeHistory
+
+
+def test_only_the_token_begins_a_session_and_its_key_is_not_the_token() -> None:
+    sessions = Sessions(b"token", lambda: 0.0)
+    assert sessions.begin(b"toke") is None
+    assert sessions.begin(b"") is None
+    key = sessions.begin(b"token")
+    assert key is not None
+    assert "token" not in key
+    assert sessions.holds(key)
+    assert not sessions.holds(None)
+    assert not sessions.holds("token")
+    assert not sessions.holds(key + "x")
+
+
+def test_session_ends_by_itself_and_by_signing_out() -> None:
+    now = [0.0]
+    sessions = Sessions(b"token", lambda: now[0])
+    first, second = sessions.begin(b"token"), sessions.begin(b"token")
+    sessions.end(first)
+    sessions.end(first)
+    sessions.end(None)
+    assert not sessions.holds(first)
+    now[0] = SESSION_S - 1
+    assert sessions.holds(second)
+    now[0] = SESSION_S
+    assert not sessions.holds(second)
+
+
+def test_one_session_too_many_ends_the_oldest() -> None:
+    sessions = Sessions(b"token", lambda: 0.0)
+    keys = [sessions.begin(b"token") for _ in range(SESSIONS + 1)]
+    assert [sessions.holds(key) for key in keys] == [False] + [True] * SESSIONS
+    assert len(sessions) == SESSIONS
+
+
+def test_round_trips_are_bounded_by_replica_and_in_all() -> None:
+    trips = ProbeHistory()
+    for second in range(PROBES_KEPT + 5):
+        trips.record("a", 0.001, now=float(second))
+    assert (len(trips.for_replica("a")), trips.for_replica("a")[0][0]) == (PROBES_KEPT, 5.0)
+    for number in range(REPLICAS_KEPT - 1):
+        trips.record(f"r{number}", None, now=0.0)
+    trips.record("a", 0.002, now=1e3)
+    trips.record("new", 0.001, now=1e3)
+    assert trips.for_replica("r0") == ()  # of whom nothing was heard for longest
+    assert trips.for_replica("a")[-1] == (1e3, 0.002)

@@ -1,0 +1,234 @@
+"""The admin listener: who may call it, what it shows, and what a call changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.proxy.conftest import QUIET, Running, Start, config_for, system_tls, until
+from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, hang, stream
+from tests.proxy.test_requests import checked
+
+CHAT = "/v1/chat/completions"
+CALLS = [
+    ("GET", "/admin/fleet"),
+    ("GET", "/admin/weights"),
+    ("PUT", "/admin/weights"),
+    ("GET", "/admin/policy"),
+    ("PUT", "/admin/policy"),
+    ("POST", "/admin/freeze"),
+    ("POST", "/admin/unfreeze"),
+    ("GET", "/admin/samples"),
+    ("GET", "/admin/decisions/x"),
+    ("POST", "/admin/replicas/r0/drain"),
+    ("POST", "/admin/flush"),
+    ("GET", "/admin/check"),
+]
+
+
+@pytest.fixture
+async def fleet(start: Start) -> Running:
+    proxy = replace(QUIET, policy="gorgo")
+    good = stream(delta("a"), USAGE, DONE)
+    return await start.fleet([good], [good], proxy=proxy)
+
+
+@pytest.mark.parametrize(("method", "path"), CALLS)
+async def test_without_a_configured_token_every_call_is_refused(start: Start, method: str, path: str) -> None:
+    replica = await start.replica(answer(200))
+    fleet = await start.proxy(config_for([replica]), [replica], token=None)
+    headers = {"authorization": "Bearer None"}
+    for response in (await fleet.admin.request(method, path), await fleet.admin.request(method, path, headers=headers)):
+        assert "GORGO_ADMIN_TOKEN" in checked(response, 401, "admin_off")["message"]
+
+
+@pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer wrong", "Basic let-me-in", "let-me-in", "Bearer é"])
+async def test_only_the_token_opens(fleet: Running, given: str | None) -> None:
+    headers = [] if given is None else [(b"authorization", given.encode())]
+    async with httpx.AsyncClient(base_url=fleet.addresses.admin_url, verify=system_tls()) as stranger:
+        for method, path in CALLS:
+            response = await stranger.request(method, path, headers=headers)
+            assert "Bearer" in checked(response, 401, "unauthorized")["message"]
+            assert response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_fleet_has_a_row_per_replica(fleet: Running) -> None:
+    shown = (await fleet.admin.get("/admin/fleet")).json()
+    assert [row["name"] for row in shown["replicas"]] == ["r0", "r1"]
+    assert all(row["rtt_ms"] > 0 and row["state"] == "healthy" for row in shown["replicas"])
+    assert shown["boot_id"] == fleet.state.router.boot_id
+
+
+async def test_weights_are_shown_set_and_used(fleet: Running) -> None:
+    before = (await fleet.admin.get("/admin/weights")).json()
+    assert before["weights"] == {"w_rtt": 0.5, "w_queue": 0.1}
+    assert before["boxes"]["w_rtt"] == [0.05, 2.0]
+    after = (await fleet.admin.put("/admin/weights", json={"weights": {"w_rtt": 0.7}})).json()
+    assert after["weights"] == {"w_rtt": 0.7, "w_queue": 0.1}
+    assert after["version"] == before["version"] + 1
+    response = await fleet.client.post(CHAT, content=chat(stream=True))
+    assert response.headers["x-gorgo-weights-version"] == str(after["version"])
+
+
+async def test_weights_set_live_are_in_the_terms_of_the_next_decision(start: Start) -> None:
+    """Beside one request that decodes: each term is its weight times what the same decision expects."""
+    quick = stream(delta("a"), USAGE, DONE)
+    fleet = await start.fleet([hang(delta("a")), quick], proxy=replace(QUIET, policy="gorgo-ms"))
+    usual = {"m_rtt": 1.0, "m_queue": 1.0, "lambda": 0.2, "delta": 50.0}
+    other = {"m_rtt": 3.0, "m_queue": 2.0, "lambda": 1.0, "delta": 10.0}
+    async with fleet.client.stream("POST", CHAT, content=chat(stream=True)) as decoding:
+        chunks = decoding.aiter_bytes()
+        await anext(chunks)
+        for weights in (usual, other):
+            await fleet.admin.put("/admin/weights", json={"weights": weights})
+            request_id = f"m_rtt-{weights['m_rtt']}"
+            await fleet.client.post(CHAT, content=chat(stream=True), headers={"x-request-id": request_id})
+            await until(lambda: fleet.state.router.in_flight == 1)
+            (decision,) = (await fleet.admin.get(f"/admin/decisions/{request_id}")).json()["decisions"]
+            (row,), outlook = decision["candidates"], decision["outlook_ms"]
+            assert row["terms"] == {
+                # The outlook is a difference of times since the epoch, which are exact to a quarter of a microsecond.
+                "rtt": pytest.approx(weights["m_rtt"] * outlook["network"], abs=2e-3),
+                "queue": pytest.approx(weights["m_queue"] * outlook["queue"], abs=2e-3),
+                "prefill": pytest.approx(outlook["prefill"]),
+                "externality": pytest.approx(weights["lambda"] * outlook["prefill"] + weights["delta"]),
+            }
+            assert min(row["terms"]["rtt"], row["terms"]["prefill"]) > 0.0
+        fleet.replicas[0].release.set()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"weights": None},
+        {"weights": {"w_rtt": "1"}},
+        {"weights": {"w_rtt": True}},
+        {"weights": {"w_rtt": 99}},
+        {"weights": {"nope": 1}},
+        [],
+    ],
+)
+async def test_wrong_weights_change_nothing_and_say_what_was_expected(fleet: Running, body: Any) -> None:
+    before = (await fleet.admin.get("/admin/weights")).json()
+    response = await fleet.admin.put("/admin/weights", json=body)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert "expected" in message or "it has: w_rtt, w_queue" in message
+    assert (await fleet.admin.get("/admin/weights")).json() == before
+
+
+async def test_policy_is_shown_and_set(fleet: Running) -> None:
+    assert (await fleet.admin.get("/admin/policy")).json()["policy"] == "gorgo"
+    body = {"policy": "least-request"}
+    assert (await fleet.admin.put("/admin/policy", json=body)).json()["policy"] == "least-request"
+    response = await fleet.client.post(CHAT, content=chat(stream=True))
+    assert response.headers["x-gorgo-policy"] == "least-request"
+    back = {"policy": "gorgo", "weights": {"w_queue": 0.2}}
+    assert (await fleet.admin.put("/admin/policy", json=back)).json()["weights"]["w_queue"] == 0.2
+
+
+@pytest.mark.parametrize("body", [{}, {"policy": 7}, {"policy": "nope"}, {"policy": "gorgo", "weights": {"w_rtt": -1}}])
+async def test_wrong_policy_changes_nothing(fleet: Running, body: Any) -> None:
+    assert (await fleet.admin.put("/admin/policy", json=body)).status_code == 400
+    assert (await fleet.admin.get("/admin/policy")).json()["policy"] == "gorgo"
+
+
+async def test_unknown_policy_lists_those_that_there_are(fleet: Running) -> None:
+    response = await fleet.admin.put("/admin/policy", json={"policy": "nope"})
+    assert "round-robin" in response.json()["error"]["message"]
+
+
+async def test_samples_can_be_followed_by_number(fleet: Running) -> None:
+    for _ in range(5):
+        await fleet.client.post(CHAT, content=chat(stream=True))
+    await fleet.idle()
+    first = (await fleet.admin.get("/admin/samples", params={"after": 0, "limit": 3})).json()
+    assert [sample["seq"] for sample in first["samples"]] == [1, 2, 3]
+    rest = (await fleet.admin.get("/admin/samples?after=3")).json()
+    assert [sample["seq"] for sample in rest["samples"]] == [4, 5]
+    sample = rest["samples"][-1]
+    assert (sample["input_tokens"], sample["cached_tokens"], sample["output_tokens"]) == (12, 8, 2)
+    assert sample["ttft_ms"] > 0
+    assert sample["policy"] == "gorgo"
+
+
+@pytest.mark.parametrize("query", ["after=x", "after=-1", "limit=1.5", "after=" + "9" * 30])
+async def test_wrong_numbers_are_a_400(fleet: Running, query: str) -> None:
+    assert (
+        "whole number" in checked(await fleet.admin.get(f"/admin/samples?{query}"), 400, "invalid_request")["message"]
+    )
+
+
+async def test_decision_shows_every_candidates_terms(fleet: Running) -> None:
+    await fleet.client.post(CHAT, content=chat(stream=True), headers={"x-request-id": "r:1"})
+    shown = (await fleet.admin.get("/admin/decisions/r:1")).json()
+    (decision,) = shown["decisions"]
+    assert {row["replica"] for row in decision["candidates"]} == {"r0", "r1"}
+    assert all(row["terms"] for row in decision["candidates"])
+    assert list(decision["outlook_ms"]) == ["router", "earlier", "network", "queue", "prefill"]
+    await fleet.idle()
+    sample = (await fleet.admin.get("/admin/decisions/r:1")).json()["sample"]
+    assert sample["request_id"] == "r:1"
+    assert sum(sample["ttft_parts_ms"].values()) == pytest.approx(sample["ttft_ms"])
+    checked(await fleet.admin.get("/admin/decisions/other"), 404, "decision_not_found")
+
+
+async def test_drained_replica_gets_nothing_new_until_it_is_undrained(fleet: Running) -> None:
+    assert (await fleet.admin.post("/admin/replicas/r0/drain")).json() == {"replica": "r0", "drain": True}
+    for _ in range(4):
+        response = await fleet.client.post(CHAT, content=chat(stream=True))
+        assert response.headers["x-gorgo-replica"] == "r1"
+    back = await fleet.admin.post("/admin/replicas/r0/drain", json={"drain": False})
+    assert back.json()["drain"] is False
+    checked(await fleet.admin.post("/admin/replicas/nobody/drain"), 404, "replica_not_found")
+    checked(await fleet.admin.post("/admin/replicas/r0/drain", json={"drain": 1}), 400, "invalid_request")
+
+
+async def test_flush_forgets_what_is_cached(fleet: Running) -> None:
+    long = chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}])
+    await fleet.client.post(CHAT, content=long)
+    await fleet.idle()
+    assert sum(row.index_blocks for row in fleet.state.router.fleet_view(now=0.0)) == 16
+    assert (await fleet.admin.post("/admin/flush")).status_code == 200
+    assert sum(row.index_blocks for row in fleet.state.router.fleet_view(now=0.0)) == 0
+    checked(await fleet.admin.post("/admin/flush", json={"replica": "nobody"}), 404, "replica_not_found")
+    checked(await fleet.admin.post("/admin/flush", json={"replica": 1}), 400, "invalid_request")
+    assert (await fleet.admin.post("/admin/flush", json={"replica": "r1"})).status_code == 200
+
+
+async def test_other_routes_and_methods_are_told_apart(fleet: Running) -> None:
+    checked(await fleet.admin.get("/admin/nothing"), 404, "not_found")
+    checked(await fleet.admin.get("/v1/models"), 404, "not_found")
+    response = await fleet.admin.post("/admin/weights")
+    checked(response, 405, "method_not_allowed")
+
+
+async def test_body_that_is_not_json_or_too_large_is_refused(fleet: Running) -> None:
+    checked(await fleet.admin.put("/admin/weights", content=b"{"), 400, "invalid_json")
+    checked(await fleet.admin.put("/admin/weights", content=b"x" * 100_000), 413, "request_too_large")
+
+
+@pytest.mark.parametrize("path", ["/admin/replicas/r0/drain", "/admin/flush"])
+async def test_misspelt_key_of_a_drain_or_a_flush_is_refused_and_does_nothing(fleet: Running, path: str) -> None:
+    error = checked(await fleet.admin.post(path, json={"draining": False, "replicas": "r1"}), 400, "invalid_request")
+    assert "'draining' is unknown here" in error["message"]
+    assert all(view.eligible for view in fleet.state.router.fleet_view(now=fleet.state.clock()))
+
+
+@pytest.mark.parametrize("digits", [309, 400, 4000])
+async def test_weight_of_more_digits_than_a_float_holds_is_refused(fleet: Running, digits: int) -> None:
+    body = b'{"weights": {"w_rtt": %b}, "widen": true}' % (b"9" * digits)
+    for method, path in (("PUT", "/admin/weights"), ("POST", "/admin/freeze")):
+        checked(await fleet.admin.request(method, path, content=body), 400, "invalid_request")
+    assert fleet.state.router.weights.version == 1
+
+
+async def test_words_with_half_a_surrogate_pair_are_refused_since_no_page_could_show_them(fleet: Running) -> None:
+    for key in ("reason", "by"):
+        body = b'{"weights": {"w_rtt": 1.0}, "%b": "\\ud800"}' % key.encode()
+        checked(await fleet.admin.put("/admin/weights", content=body), 400, "invalid_request")
+    assert fleet.state.router.weights.version == 1

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gorgo.proxy.http.timeout import ResettableTimeout
+
+
+async def forever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def test_expiry_is_a_timeout_and_leaves_no_cancellation_behind() -> None:
+    with pytest.raises(TimeoutError), ResettableTimeout(0.01):
+        await forever()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)
+
+
+async def test_deadline_moved_later_is_kept() -> None:
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    dog = ResettableTimeout(0.01)
+    dog.deadline += 0.05
+    with pytest.raises(TimeoutError), dog:
+        await forever()
+    assert loop.time() - started >= 0.05
+
+
+async def test_deadline_moved_nearer_is_kept() -> None:
+    async def guarded() -> None:
+        with ResettableTimeout(1000) as dog:
+            dog.extend(0.01)
+            await forever()
+
+    with pytest.raises(TimeoutError):
+        await guarded()
+
+
+async def test_last_moment_is_kept_wherever_the_deadline_is_moved_to() -> None:
+    loop = asyncio.get_running_loop()
+    dog = ResettableTimeout(1000, last=loop.time() + 0.01)
+    dog.deadline += 1000
+    with pytest.raises(TimeoutError), dog:
+        await forever()
+    assert dog.timed_out
+
+
+async def test_expiry_before_the_last_moment_is_not_the_end_of_all_time() -> None:
+    dog = ResettableTimeout(0.01, last=asyncio.get_running_loop().time() + 1000)
+    with pytest.raises(TimeoutError), dog:
+        await forever()
+    assert not dog.timed_out
+
+
+async def test_cancellation_by_another_counts_more_than_expiry() -> None:
+    async def guarded() -> None:
+        with ResettableTimeout(1000) as dog:
+            dog.expired = True
+            asyncio.current_task().cancel()  # type: ignore[union-attr]
+            await forever()
+
+    task = asyncio.create_task(guarded())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_errors_inside_pass() -> None:
+    with pytest.raises(KeyError), ResettableTimeout(1000):
+        raise KeyError

@@ -1,0 +1,201 @@
+"""One call on a kept connection: what goes over the wire, and when the connection may carry the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp.client_proto import ResponseHandler
+
+from gorgo.proxy.upstream.client import Source, UpstreamClient, UpstreamError
+from gorgo.proxy.upstream.http1_call import WRITE_BYTES, _send, encode_head
+from tests.proxy.conftest import system_tls, until
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+START = b"POST /v1 HTTP/1.1\r\n"
+
+Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Engine:
+    """What was received, by connection, up to each answer."""
+
+    def __init__(self, speak: Speak) -> None:
+        self._speak = speak
+        self.connections = 0
+        self.open = 0
+
+    async def met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.open += 1
+        try:
+            await self._speak(reader, writer)
+        except ConnectionError:
+            pass
+        finally:
+            self.open -= 1
+            writer.transport.abort()
+
+
+@asynccontextmanager
+async def engine(speak: Speak) -> AsyncIterator[tuple[UpstreamClient, Engine]]:
+    """An engine that speaks so on each connection, and the way there."""
+    found = Engine(speak)
+    server = await asyncio.start_server(found.met, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    upstream = UpstreamClient(f"http://127.0.0.1:{port}/base/", connections=4, connect_timeout_s=5.0, tls=system_tls())
+    try:
+        yield upstream, found
+    finally:
+        await upstream.aclose()
+        server.close()
+        await server.wait_closed()
+
+
+async def whole(source: Source) -> bytes:
+    async with source.chunks() as chunks:
+        body = b"".join([chunk async for chunk in chunks])
+    await source.aclose()
+    return body
+
+
+def test_a_head_has_headers_in_their_order_with_duplicates_and_bytes_as_they_are() -> None:
+    headers = [(b"accept", b"a"), (b"x-y", b"\xe9"), (b"accept", b"b")]
+    head = encode_head(START, headers, close=True)
+    assert head == START + b"accept: a\r\nx-y: \xe9\r\naccept: b\r\nConnection: close\r\n\r\n"
+    assert encode_head(START, []) == START + b"\r\n"
+
+
+@pytest.mark.parametrize("odd", [b"a\r\nx: y", b"a\nx: y", b"a\rb", b"a\0b", b"a\x7fb", b"\x0b"])
+def test_a_head_never_holds_a_line_that_is_not_its_own(odd: bytes) -> None:
+    with pytest.raises(ValueError, match="control character"):
+        encode_head(START, [(b"x-y", odd)])
+    with pytest.raises(ValueError, match="control character"):
+        encode_head(START, [(odd, b"v")])
+
+
+@pytest.mark.parametrize("size", [0, 1000, 100_000, 2 * WRITE_BYTES + 1])
+async def test_body_arrives_whole_and_the_connection_carries_the_next_call(size: int) -> None:
+    got: list[tuple[bytes, bytes]] = []
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            got.append((head, await reader.readexactly(size)))
+            writer.write(OK)
+
+    body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    async with engine(speak) as (upstream, found):
+        for _ in range(2):
+            assert await whole(await upstream.open("/v1", [(b"a", b"b")], body)) == b"ok"
+        assert found.connections == 1
+        assert upstream.open_responses == 0
+    assert [body for _, body in got] == [body, body]
+    assert got[0][0].startswith(b"POST /base/v1 HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert got[0][0].endswith(b"\r\na: b\r\nContent-Length: %d\r\n\r\n" % size)
+
+
+async def test_what_comes_before_the_answer_is_passed_over() -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK)
+        await reader.read()
+
+    async with engine(speak) as (upstream, _):
+        source = await upstream.open("/v1", [], b"")
+        assert (source.status, await whole(source)) == (200, b"ok")
+
+
+async def test_an_answer_that_came_before_the_body_was_sent_ends_its_connection() -> None:
+    """The rest of that body would be taken for the next request."""
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+        # Larger than what the sockets take: the client is still writing when it is read at last.
+        await asked_again.wait()
+        await reader.read()
+
+    asked_again = asyncio.Event()
+    async with engine(speak) as (upstream, found):
+        source = await upstream.open("/v1", [], b"x" * 32 * 1024 * 1024)
+        assert (source.status, await whole(source)) == (413, b"no")
+        asked_again.set()
+        await until(lambda: found.open == 0)
+        assert await whole(await upstream.open("/v1", [], b"")) == b"no"
+        assert found.connections == 2
+
+
+async def test_an_answer_that_is_not_read_to_its_end_ends_its_connection() -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345")
+        await reader.read()
+
+    async with engine(speak) as (upstream, found):
+        source = await upstream.open("/v1", [], b"")
+        async with source.chunks() as chunks:
+            assert await anext(aiter(chunks)) == b"12345"
+        await source.aclose()
+        await source.aclose()
+        await until(lambda: found.open == 0)
+        assert (upstream.connections, upstream.open_responses) == (0, 0)
+
+
+async def test_an_answer_that_breaks_off_is_said_to() -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345")
+        await writer.drain()
+
+    async with engine(speak) as (upstream, _):
+        source = await upstream.open("/v1", [], b"")
+        with pytest.raises(UpstreamError, match="disconnected"):
+            await whole(source)
+        await source.aclose()
+
+
+@pytest.mark.parametrize("nonsense", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nbad header\r\n\r\n"])
+async def test_an_answer_that_is_not_http_is_a_failure_of_the_protocol(nonsense: bytes) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(nonsense)
+        await reader.read()
+
+    async with engine(speak) as (upstream, found):
+        with pytest.raises(UpstreamError, match="protocol_error"):
+            await upstream.open("/v1", [], b"")
+        await until(lambda: found.open == 0)
+        assert upstream.open_responses == 0
+
+
+class Given(asyncio.Transport):
+    """What the socket is given, a list per write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[list[bytes]] = []
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append([bytes(data)])
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.writes.append([bytes(data) for data in list_of_data])
+
+
+@pytest.mark.parametrize("size", [0, 1000, 100_000, 2 * WRITE_BYTES + 1])
+async def test_the_head_never_travels_without_the_first_of_the_body(size: int) -> None:
+    given, body = Given(), bytes(size)
+    protocol = ResponseHandler(asyncio.get_running_loop())
+    protocol.connection_made(given)
+    writer = _send(protocol, b"head", body)
+    assert b"".join(given.writes[0]) == b"head" + body[:WRITE_BYTES]
+    assert len(given.writes) == 1
+    if writer is not None:
+        await writer
+    assert b"".join(part for parts in given.writes for part in parts) == b"head" + body

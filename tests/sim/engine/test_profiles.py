@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gorgo.errors import BadRequest, UnknownProfile
+from gorgo.sim.engine.profiles import PROFILES, find_profile
+
+
+def test_unknown_profile_is_answered_with_the_names_there_are() -> None:
+    with pytest.raises(UnknownProfile, match="no engine profile 'abacus'") as caught:
+        find_profile("abacus")
+    assert all(name in str(caught.value) for name in PROFILES)
+
+
+def test_every_profile_says_where_its_constants_come_from() -> None:
+    assert all(profile.source for profile in PROFILES.values())
+    assert all(name == profile.name for name, profile in PROFILES.items())
+
+
+# Operator tables (AIConfigurator 0.12.0, SGLang), milliseconds: prefill by prompt length, and 8,192 with 6,144 cached.
+PREFILL_TABLE = {
+    "1xH100-Llama-3.1-8B": {512: 12.6, 2048: 46.1, 4096: 94.1, 8192: 205.7},
+    "1xL40S-Llama-3.1-8B": {512: 43.6, 2048: 161.9, 4096: 342.2, 8192: 756.7},
+    "1xH100-Qwen3-30B-A3B": {512: 29.3, 2048: 44.7, 4096: 73.0, 8192: 148.6},
+    "1xL40S-Qwen3-30B-A3B": {512: 141.0, 2048: 184.7, 4096: 280.4, 8192: 523.0},
+}
+
+# The same for a decode iteration, by batch and context of each request.
+DECODE_TABLE = {
+    "1xH100-Llama-3.1-8B": {(1, 1024): 6.61, (32, 1024): 8.16, (64, 4096): 18.02},
+    "1xL40S-Llama-3.1-8B": {(1, 1024): 22.7, (32, 1024): 30.4, (64, 4096): 72.7},
+    "1xH100-Qwen3-30B-A3B": {(1, 1024): 4.47, (32, 1024): 20.3, (64, 4096): 29.3},
+    "1xL40S-Qwen3-30B-A3B": {(1, 1024): 5.87, (32, 1024): 77.4, (64, 4096): 117.0},
+}
+
+
+#: Chunk, KV pool and running batch of each engine, in the order of the table.
+LIMITS = {
+    "2xL40S-Qwen3.5-35B-A3B-FP8": (4096, 983_549, 64),
+    "1xH100-Qwen3.5-35B-A3B-FP8": (8192, 788_766, 64),
+    "1xH100-Llama-3.1-8B": (8192, 450_000, 256),
+    "1xL40S-Llama-3.1-8B": (4096, 201_000, 64),
+    "1xH100-Qwen3-30B-A3B": (8192, 147_000, 256),
+    "1xL40S-Qwen3-30B-A3B": (4096, 100_000, 64),
+}
+
+
+def test_limits_are_those_of_the_design() -> None:
+    found = {name: (each.chunk_tokens, each.kv_tokens, each.max_running_requests) for name, each in PROFILES.items()}
+    assert found == LIMITS
+    assert {name: (each.experts_per_token, each.experts) for name, each in PROFILES.items() if each.decode_moe_s} == {
+        **dict.fromkeys(("2xL40S-Qwen3.5-35B-A3B-FP8", "1xH100-Qwen3.5-35B-A3B-FP8"), (8, 256)),
+        **dict.fromkeys(("1xH100-Qwen3-30B-A3B", "1xL40S-Qwen3-30B-A3B"), (8, 128)),
+    }
+    assert {profile.context_tokens for profile in PROFILES.values()} == {32_768}
+
+
+def test_the_two_formulas_are_as_written() -> None:
+    """k = 8 of E = 256: four tokens touch 1 - (31 / 32) ** 4 of the experts."""
+    profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
+    assert profile.prefill_s(1000, 2e6) == pytest.approx(0.012 + 1000 / 11_500 + 1.6e-9 * 2e6)
+    touched = 1 - (31 / 32) ** 4
+    assert profile.decode_s(4, 9000) == pytest.approx(0.0075 + 0.0233 * touched + 4 * 5e-5 + 1.5e-8 * 9000)
+    h100 = find_profile("1xH100-Qwen3.5-35B-A3B-FP8")
+    assert h100.prefill_s(1000, 2e6) == pytest.approx(0.012 + 1000 / 14_300 + 1.2e-9 * 2e6)
+    assert h100.decode_s(4, 9000) == pytest.approx(0.004 + 0.012 * touched + 4 * 2.5e-5 + 7.6e-9 * 9000)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "refused"),
+    [(32_767, 1, None), (32_768, 1, "longer than"), (32_000, 769, "together"), (32_000, 768, None), (1, 32_767, None)],
+)
+def test_a_request_that_fits_the_context_is_taken(prompt: int, output: int, refused: str | None) -> None:
+    profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
+    if refused is None:
+        profile.check_size(prompt, output)
+        replace(profile, kv_tokens=prompt + output).check_size(prompt, output)
+        with pytest.raises(BadRequest, match="do not fit the KV pool"):
+            replace(profile, kv_tokens=prompt + output - 1).check_size(prompt, output)
+    else:
+        with pytest.raises(BadRequest, match=refused):
+            profile.check_size(prompt, output)
+
+
+@pytest.mark.parametrize("name", PREFILL_TABLE)
+def test_fitted_profiles_agree_with_the_tables_they_were_fitted_to(name: str) -> None:
+    profile = find_profile(name)
+    for tokens, expected_ms in PREFILL_TABLE[name].items():
+        assert profile.prefill_s(tokens, tokens * tokens / 2) * 1e3 == pytest.approx(expected_ms, rel=0.04)
+    for (batch, context), expected_ms in DECODE_TABLE[name].items():
+        assert profile.decode_s(batch, batch * context) * 1e3 == pytest.approx(expected_ms, rel=0.09)
+
+
+def test_the_papers_replica_decodes_at_the_papers_pace() -> None:
+    profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
+    itl_ms = [profile.decode_s(batch, batch * 7_000) * 1e3 for batch in (1, 2, 5, 16, 64)]
+    assert itl_ms == sorted(itl_ms)
+    assert 8 < itl_ms[0] < itl_ms[1] < 10  # 9.0-9.3 ms at moderate load
+    assert 10 < itl_ms[2] < 17.6  # the busier window, in which prefills stall decodes as well
+
+
+def test_uncached_tokens_cost_what_the_paper_measured() -> None:
+    h100 = find_profile("1xH100-Qwen3.5-35B-A3B-FP8")
+    per_token_ms = (h100.prefill_s(5_000, 5_000**2 / 2) - h100.prefill_base_s) / 5_000 * 1e3
+    assert 0.0694 < per_token_ms < 0.0834

@@ -1,0 +1,71 @@
+"""Who is meant by a name or a region, and what reaches each replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gorgo.errors import UnknownReplica
+from gorgo.policies.registry import make_policy
+from gorgo.sim.faults.injector import FaultInjector
+from gorgo.sim.faults.scenarios import find_scenario
+from gorgo.sim.simulation import Simulation
+from gorgo.sim.workload import SimRequest, scaled
+from tests.sim.fleets import three_regions
+
+
+def six() -> Simulation:
+    fleet = find_scenario("six-replicas").fleet(three_regions())
+    return Simulation(fleet, make_policy("nearest"), seed=0)
+
+
+def test_a_region_is_all_of_its_replicas_and_no_other() -> None:
+    simulated = six()
+    simulated.levers.set_rtt("ap-seoul", 0.5)
+    assert {name for name, site in simulated.engines.items() if site.rtt_s == 0.5} == {"ap-seoul-0", "ap-seoul-1"}
+    simulated.levers.set_rtt("mars", 9.0)
+    assert max(site.rtt_s for site in simulated.engines.values()) == 0.5
+
+
+def test_a_name_is_one_replica() -> None:
+    simulated = six()
+    levers, sites = simulated.levers, simulated.engines
+    levers.set_slowdown("ap-seoul-1", 3.0)
+    assert [name for name, site in sites.items() if site.model.slowdown == 3.0] == ["ap-seoul-1"]
+    levers.kill("ap-seoul-0")
+    levers.set_reachable("ap-seoul-1", False)
+    assert [name for name, site in sites.items() if not site.alive] == ["ap-seoul-0", "ap-seoul-1"]
+    levers.revive("ap-seoul-0")
+    levers.set_reachable("ap-seoul-1", True)
+    assert all(site.alive for site in sites.values())
+    levers.set_metrics("us-ashburn-0", False)
+    levers.set_probes("us-ashburn-1", False)
+    assert [name for name, site in sites.items() if not site.background.reports_metrics] == ["us-ashburn-0"]
+    assert [name for name, site in sites.items() if not site.background.reports_probes] == ["us-ashburn-1"]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda levers: levers.set_slowdown("mars-0", 2.0),
+        lambda levers: levers.kill("mars-0"),
+        lambda levers: levers.revive("mars-0"),
+        lambda levers: levers.set_reachable("mars-0", False),
+        lambda levers: levers.set_metrics("mars-0", False),
+        lambda levers: levers.set_probes("mars-0", False),
+    ],
+)
+def test_a_name_that_is_not_there_is_answered_with_those_that_are(act: Callable[[FaultInjector], None]) -> None:
+    with pytest.raises(UnknownReplica, match=r"'mars-0'; the fleet has: us-ashburn-0, .*ap-seoul-1"):
+        act(six().levers)
+
+
+def test_a_scale_stretches_the_time_and_nothing_else() -> None:
+    feed = [
+        SimRequest(index=n, arrival_s=float(n), prompt_tokens=10, output_tokens=1, blocks=b"", prefix_hash=n)
+        for n in range(3)
+    ]
+    assert [request.arrival_s for request in scaled(feed, 2.0)] == [0.0, 2.0, 4.0]
+    assert [(request.index, request.prefix_hash) for request in scaled(feed, 2.0)] == [(0, 0), (1, 1), (2, 2)]
+    assert scaled(feed, 1.0) == tuple(feed)

@@ -1,0 +1,143 @@
+"""Searching a recorded window, and what becomes of what was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gorgo.apps.request_log import load_request_log
+from gorgo.apps.simulate import SimJob
+from gorgo.apps.simulate.feed import feed_of
+from gorgo.config.weights_file import read_weights_file, write_weights_file
+from gorgo.core.policy.weights import Weights
+from gorgo.errors import TunerError
+from gorgo.policies.registry import make_policy
+from gorgo.proxy.telemetry.request_log_file import Finished, RequestLogFile
+from tests.tuner.offline.small import small_job
+from tuner.offline import SearchOptions, SearchResult, decide, search_weights, weights_file
+from tuner.offline.score import CandidateBatch, RunScore, scores_of
+from tuner.offline.search import Trial, refused
+from tuner.offline.verdict import not_shown, start_is_worse
+
+FEW = SearchOptions(candidates=3, seeds=2, held_out_seeds=2)
+
+
+def search(seed: int = 0, job: SimJob | None = None) -> SearchResult:
+    return search_weights(job or small_job(90), SearchOptions(candidates=3, seeds=2, held_out_seeds=2, seed=seed))
+
+
+def test_one_seed_gives_one_search() -> None:
+    one = search()
+    assert one == search()
+    assert one.rows != search(seed=1).rows
+
+
+def test_a_start_at_the_defaults_is_measured_once() -> None:
+    found = search()
+    assert found.defaults is found.start
+    assert len(found.rows) == 1 + FEW.candidates
+
+
+def test_a_start_elsewhere_is_measured_beside_the_defaults() -> None:
+    found = search(job=small_job(60, weights={"w_queue": 0.4}))
+    assert found.start.weights["w_queue"] == 0.4
+    assert [row.reason for row in found.rows[:2]] == ["the start", "the policy's defaults, to compare with"]
+
+
+def test_candidates_meet_the_same_chance() -> None:
+    question = CandidateBatch(job=small_job(60), seeds=(3, 4))
+    weights = {"w_rtt": 0.5, "w_queue": 0.1}
+    one, other = scores_of(question, [weights, dict(weights)])
+    assert one == other
+    assert one[0] != one[1]
+
+
+def test_the_search_does_not_see_the_last_third() -> None:
+    job = small_job(90)
+    found = search(job=job)
+    assert job.feed is not None
+    seen = sum(request.arrival_s < found.split_s for request in job.feed)
+    assert [score.n for score in found.start.scores] == [seen, seen]
+    result = decide(job, found, FEW)
+    assert {score.n for score in result.before.scores} == {90 - seen}
+
+
+def tried(ttft: float, e2e: float, *, share: float = 0.4, errors: int = 0, noise: float = 0.0) -> Trial:
+    """Four runs whose p95 differ by `noise` either way."""
+    factors = (1 - noise, 1 + noise, 1 - noise / 2, 1 + noise / 2)
+    return Trial({"w_rtt": ttft}, [RunScore(100, errors, ttft * f, e2e * f, share) for f in factors])
+
+
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [
+        (tried(50, 1.2), "p95 E2E is 20% higher"),
+        (tried(50, 1.0, share=0.95), "one replica takes 95%"),
+        (tried(50, 1.0, errors=1), "errors rose: 4, 0 before"),
+    ],
+)
+def test_a_gain_in_ttft_is_refused_for_what_it_does_to_the_rest(ours: Trial, words: str) -> None:
+    assert words in (refused(ours, tried(100, 1.0), margin=0.1, max_share=0.8) or "")
+
+
+def test_nothing_moves_unless_the_whole_interval_is_below_one() -> None:
+    base = tried(100, 1.0)
+    assert not_shown(tried(95, 1.0, noise=0.001), base, FEW) is None
+    assert "p95 TTFT is" in (not_shown(tried(95, 1.0, noise=0.2), base, FEW) or "")
+    assert "p95 TTFT is -1" in (not_shown(tried(99, 1.0, noise=0.001), base, FEW) or ""), "another day takes that much"
+    assert "pays for" in (not_shown(tried(95, 1.08, noise=0.001), base, FEW) or "")
+
+
+def test_a_start_that_is_worse_than_the_defaults_is_left_even_without_a_find() -> None:
+    assert (
+        start_is_worse(tried(100, 1.3, noise=0.01), tried(100, 1.0))
+        == "p95 E2E of the start is +30.0% [+28.1%, +31.9%]"
+    )
+    assert start_is_worse(tried(100, 1.0, noise=0.1), tried(100, 1.0)) is None
+
+
+def test_what_is_found_is_a_file_that_the_proxy_takes(tmp_path: Path) -> None:
+    job = small_job(90)
+    result = decide(job, search(job=job), FEW)
+    file = weights_file(job, result, source="twin", created="2026-01-01T00:00:00+00:00", window={"trace": "small"})
+    write_weights_file(tmp_path / "found.json", file)
+    again = read_weights_file(tmp_path / "found.json")
+    assert again == file
+    Weights.of(make_policy(again.policy).weight_specs, again.weights, allow_out_of_range=again.widened)
+    assert again.evidence is not None
+    assert again.evidence["held_out"] == {"seeds": 2, "requests": result.before.scores[0].n}
+    assert result.moved or dict(result.weights) == dict(result.before.weights)
+
+
+def test_a_log_of_the_proxy_can_be_tuned_on(tmp_path: Path) -> None:
+    job = small_job(90)
+    assert job.feed is not None
+    log = RequestLogFile(tmp_path / "requests.jsonl", boot_id="boot-1", clock=lambda: 1e9, block_bytes=2048)
+    log.write(
+        [
+            Finished(
+                1e9 + request.arrival_s,
+                "m",
+                request.prompt_tokens,
+                request.output_tokens,
+                request.prompt_tokens * 4,
+                200,
+                request.blocks,
+            )
+            for request in job.feed
+        ]
+    )
+    log.close()
+    feed = feed_of(load_request_log(tmp_path / "requests.jsonl"))
+    assert [request.prompt_tokens for request in feed] == [request.prompt_tokens for request in job.feed]
+    assert np.allclose([r.arrival_s for r in feed], [r.arrival_s - job.feed[0].arrival_s for r in job.feed], atol=1e-3)
+    found = search(job=small_job(feed=feed))
+    plain = search(job=job)
+    assert found.start.ttft_ms == pytest.approx(plain.start.ttft_ms, rel=0.05)  # the same hits, other hashes
+
+
+def test_a_window_without_requests_is_an_error() -> None:
+    with pytest.raises(TunerError, match="a recorded window with requests in it"):
+        search(job=small_job(feed=()))

@@ -1,0 +1,191 @@
+"""From pairs of blocks to a verdict: accept what is shown to be better, refuse what is shown to be worse, else wait.
+
+Owns the decision of the switchback. The blocks are `switchback`'s, the meaning of "shown" is `sequential`'s.
+
+Theory of operation: each pair gives one difference of logarithms per figure, so that a tenth is a tenth at any load. A
+candidate is accepted when its p95 TTFT is shown to be lower and the guard's figures do not even look too bad; refused
+as soon as one of those is shown to be worse by more than the margin; given up when it is not ahead after a number of
+pairs, sooner when it looks worse by more than the margin in any of them; and at the last pair what is not shown does
+not move.
+
+An audit asks the opposite question about a start that is not the policy's defaults: it stays unless its p95 TTFT or p95
+E2E is shown to be worse than theirs, at half of alpha each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import exp, log, log1p
+from typing import Any
+
+from tuner.campaign.guardrail import errors_rose, is_concentrated
+from tuner.campaign.options import CampaignOptions
+from tuner.campaign.sequential import SignFlipTest
+from tuner.campaign.trial import Verdict
+from tuner.objective import WindowStats
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPair:
+    """One block of each arm, in figures."""
+
+    incumbent: WindowStats
+    offspring: WindowStats
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> BlockPair:
+        return cls(WindowStats(**row["incumbent"]), WindowStats(**row["offspring"]))
+
+
+class PairComparison:
+    """Decides on what has been measured so far.
+
+    Parameters
+    ----------
+    options:
+        Alpha, pairs, margins.
+    seed:
+        Of the test's sign patterns.
+    audit:
+        Whether the offspring is a start that stays unless shown to be worse.
+    """
+
+    def __init__(self, options: CampaignOptions, seed: int, *, audit: bool) -> None:
+        self._options, self._audit = options, audit
+        alpha = options.alpha / 2 if audit else options.alpha
+        self._test = SignFlipTest(pairs=options.pairs, alpha=alpha, seed=seed)
+
+    def verdict(self, pairs: Sequence[BlockPair]) -> Verdict | None:
+        """What the pairs show; None while they show nothing and there are more to come."""
+        if not pairs:
+            return None
+        decided = self._audited(pairs) if self._audit else self._decided(pairs)
+        if decided is None:
+            return None
+        accepted, refused, reason = decided
+        ours, theirs = pooled([p.offspring for p in pairs]), pooled([p.incumbent for p in pairs])
+        return Verdict(accepted, reason, ours.ttft_ms_p95, theirs.ttft_ms_p95, ours, theirs, refused)
+
+    def _decided(self, pairs: Sequence[BlockPair]) -> tuple[bool, bool, str] | None:
+        """Accepted, refused by the guard, and why."""
+        gains = [-ratio for ratio in ratios(pairs, _ttft)]
+        looks_bad = None
+        # Fewer pairs have to look worse by more, and by so much more that chance does not end half of the trials.
+        patience = max(1.0, (self._options.harm_pairs / len(pairs)) ** 2)
+        if self._options.guarded:
+            if bad := self._shown_bad(pairs) or self._harms(pairs, patience):
+                return False, True, bad
+            looks_bad = self._looks_bad(pairs)
+        found = f"p95 TTFT {change(-mean(gains))} in {len(pairs)} pairs of blocks"
+        if self._test.shown(gains) and looks_bad is None:
+            return True, False, f"{found}, by chance {self._test.chance(gains):.1%}"
+        if len(pairs) >= self._options.futility_pairs and mean(gains) <= 0:
+            return False, False, f"{found}: not ahead"
+        if mean(gains) < -patience * log1p(self._options.margin):
+            return False, False, f"{found}: given up before it does harm"
+        if len(pairs) >= self._options.pairs:
+            return False, looks_bad is not None, f"{found}: {looks_bad or 'not shown to be better'}"
+        return None
+
+    def _audited(self, pairs: Sequence[BlockPair]) -> tuple[bool, bool, str] | None:
+        losses = {"TTFT": ratios(pairs, _ttft), "E2E": ratios(pairs, _e2e)}
+        for name, loss in losses.items():
+            if self._test.shown(loss):
+                return False, True, f"the start is worse than the defaults: p95 {name} {change(mean(loss))}"
+        if len(pairs) >= self._options.futility_pairs:
+            ours, theirs = pooled([p.offspring for p in pairs]), pooled([p.incumbent for p in pairs])
+            if bad := is_concentrated(ours, theirs, self._options.max_share) or errors_rose(
+                ours, theirs, self._options.alpha
+            ):
+                return False, True, f"the start is worse than the defaults: {bad}"
+            if all(mean(loss) <= 0 for loss in losses.values() if loss):
+                return True, False, f"the start is not behind the defaults in {len(pairs)} pairs of blocks"
+        if len(pairs) >= self._options.pairs:
+            return True, False, f"the start is not shown to be worse than the defaults in {len(pairs)} pairs of blocks"
+        return None
+
+    def _shown_bad(self, pairs: Sequence[BlockPair]) -> str | None:
+        for name, figure in GUARDED.items():
+            excess = [ratio - log1p(self._options.margin) for ratio in ratios(pairs, figure)]
+            if self._test.shown(excess):
+                return f"p95 {name} is worse: {change(mean(ratios(pairs, figure)))} in {len(pairs)} pairs of blocks"
+        if len(pairs) < self._options.futility_pairs:  # a handful of blocks can all be unlucky
+            return None
+        ours, theirs = pooled([p.offspring for p in pairs]), pooled([p.incumbent for p in pairs])
+        # Bonferroni over the looks: each may refuse.
+        alpha = self._options.alpha / self._options.pairs
+        return errors_rose(ours, theirs, alpha) or is_concentrated(ours, theirs, self._options.max_share)
+
+    def _harms(self, pairs: Sequence[BlockPair], patience: float) -> str | None:
+        """A latency that the guard minds and that looks so bad that nobody wants to know for sure."""
+        for name, figure in GUARDED.items():
+            found = ratios(pairs, figure)
+            if found and mean(found) > patience * log1p(self._options.margin):
+                return f"p95 {name} {change(mean(found))} in {len(pairs)} pairs of blocks: given up before it does harm"
+        return None
+
+    def _looks_bad(self, pairs: Sequence[BlockPair]) -> str | None:
+        """A guarded figure that is over its margin so far: no reason to refuse yet, but none to accept."""
+        for name, figure in GUARDED.items():
+            found = ratios(pairs, figure)
+            if found and mean(found) > log1p(self._options.margin):
+                return f"p95 {name} {change(mean(found))}"
+        ours, theirs = pooled([p.offspring for p in pairs]), pooled([p.incumbent for p in pairs])
+        return is_concentrated(ours, theirs, self._options.max_share)
+
+
+def _ttft(figures: WindowStats) -> float | None:
+    return figures.ttft_ms_p95
+
+
+def _e2e(figures: WindowStats) -> float | None:
+    return figures.e2e_s_p95
+
+
+def _itl(figures: WindowStats) -> float | None:
+    return figures.itl_ms_p95
+
+
+GUARDED: dict[str, Callable[[WindowStats], float | None]] = {"E2E": _e2e, "ITL": _itl}
+
+
+def ratios(pairs: Sequence[BlockPair], figure: Callable[[WindowStats], float | None]) -> list[float]:
+    """Logarithm of offspring over incumbent, of the pairs in which both have the figure."""
+    both = [(figure(pair.offspring), figure(pair.incumbent)) for pair in pairs]
+    return [log(ours / theirs) for ours, theirs in both if ours and theirs]
+
+
+def pooled(blocks: Sequence[WindowStats]) -> WindowStats:
+    """All blocks of an arm as one: geometric means of the quantiles, which is what the test is about.
+
+    `max_share` is the mean of the blocks' largest shares, weighted by requests: at least the largest share over all.
+    """
+    n = sum(block.n for block in blocks)
+    shares = sum(block.n * (block.max_share or 0.0) for block in blocks)
+    return WindowStats(
+        n=n,
+        ttft_ms_p95=_geometric([block.ttft_ms_p95 for block in blocks]),
+        e2e_s_p95=_geometric([block.e2e_s_p95 for block in blocks]),
+        itl_ms_p95=_geometric([block.itl_ms_p95 for block in blocks]),
+        errors=sum(block.errors for block in blocks),
+        max_share=shares / n if n else None,
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def change(ratio: float) -> str:
+    """A logarithm of a ratio in words."""
+    percent = abs(exp(ratio) - 1)
+    return f"{percent:.1%} {'higher' if ratio > 0 else 'lower'}"
+
+
+def _geometric(values: Sequence[float | None]) -> float | None:
+    known = [log(value) for value in values if value]
+    return exp(mean(known)) if known else None

@@ -1,0 +1,107 @@
+"""What a campaign writes down, and what it tells the optimizer.
+
+Owns numbers of generations, rows of the history, and the scale on which candidates of different hours are comparable.
+
+Theory of operation: traffic changes over a day by more than weights do, so a value of the morning says nothing about
+one of the evening. Each candidate is measured beside the incumbent, and the optimizer is told the ratio of the two,
+times an anchor: the first incumbent's objective, multiplied by every accepted ratio since. A candidate that the guard
+refused is told as `REFUSED` times the incumbent, whatever its objective: what ranks must not rank it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.campaign.actions import RecordGeneration
+from tuner.campaign.generation import Generation
+from tuner.campaign.options import CampaignOptions
+from tuner.campaign.trial import Verdict
+from tuner.objective import WindowStats
+from tuner.optimizers.base import Optimizer
+
+#: Twice as slow is worse than anything worth a second look.
+REFUSED = 2.0
+#: For an optimizer that is told of a candidate before any window had a first token.
+NO_OBJECTIVE_MS = 1.0
+NO_STATS = WindowStats(0, None, None, None, 0, None)
+
+
+class GenerationLog:
+    """Numbers, rows and the optimizer's scale. The campaign reads and restores its attributes."""
+
+    def __init__(self, options: CampaignOptions, optimizer: Optimizer) -> None:
+        self._options, self._optimizer = options, optimizer
+        self.number = 0
+        self.anchor: float | None = None
+        self.reference: WindowStats | None = None
+        self.started_s: float | None = None
+        self.opened_s: float | None = None
+
+    def begin(self, now: float) -> None:
+        if self.started_s is None:
+            self.started_s = self.opened_s = now
+
+    def budget_spent(self, now: float) -> str | None:
+        options = self._options
+        if self.number > options.max_generations:
+            return f"{options.max_generations} generations"
+        if options.budget_s is not None and self.started_s is not None and now >= self.started_s + options.budget_s:
+            return f"budget of {options.budget_s:g} s is spent"
+        return None
+
+    def measured(self, incumbent: WindowStats) -> None:
+        """A window of the incumbent. The paper's keeps the score with which it won, until there is none."""
+        if self._options.mode != "paper" or self.reference is None:
+            self.reference = incumbent
+
+    def started(self, weights: Mapping[str, float], version: int | None, now: float) -> RecordGeneration:
+        """Generation 0: the start as it was found."""
+        found = self.reference or NO_STATS
+        verdict = Verdict(True, "the start", found.ttft_ms_p95, found.ttft_ms_p95, found)
+        return self.closed(weights, verdict, version, now)
+
+    def opened(self, now: float) -> None:
+        self.opened_s = now
+
+    def tell(self, weights: Mapping[str, float], verdict: Verdict) -> None:
+        """The optimizer learns what became of its proposal."""
+        reference = self.reference.ttft_ms_p95 if self.reference else None
+        theirs = verdict.incumbent_objective_ms or reference or NO_OBJECTIVE_MS
+        anchor = self.anchor or theirs
+        value = anchor * (verdict.objective_ms or theirs * REFUSED) / theirs
+        if verdict.refused:
+            value = max(value, anchor * REFUSED)
+        self._optimizer.tell_incumbent(anchor)
+        self._optimizer.tell(weights, value, accepted=verdict.accepted)
+        self.anchor = value if verdict.accepted else anchor
+        if verdict.accepted:
+            self.reference = verdict.figures
+        elif verdict.incumbent_figures is not None:
+            self.reference = verdict.incumbent_figures
+
+    def closed(
+        self, weights: Mapping[str, float], verdict: Verdict, version: int | None, now: float
+    ) -> RecordGeneration:
+        """The row of a finished generation, and the next number."""
+        found = verdict.figures or NO_STATS
+        row = Generation(
+            number=self.number,
+            started_s=now if self.opened_s is None else self.opened_s,
+            finished_s=now,
+            weights=dict(weights),
+            weights_version=version,
+            sigma=self._optimizer.sigma,
+            mode=self._options.mode,
+            optimizer=self._optimizer.name,
+            n=found.n,
+            objective_ms=verdict.objective_ms,
+            incumbent_objective_ms=verdict.incumbent_objective_ms,
+            e2e_s_p95=found.e2e_s_p95,
+            itl_ms_p95=found.itl_ms_p95,
+            errors=found.errors,
+            max_share=found.max_share,
+            accepted=verdict.accepted,
+            reason=verdict.reason,
+        )
+        self.number += 1
+        return RecordGeneration(row)

@@ -1,0 +1,83 @@
+"""What is refused, whatever it gains in TTFT: slower answers, more errors, everything on one replica.
+
+Owns the rules. When they are applied, and what follows, is `switchback`'s and `judge`'s.
+
+Theory of operation: a router can make first tokens fast by sending everybody next door; the answers then crawl. So a
+gain in TTFT counts only if the rest is not worse by more than a margin. Beside that comparison runs a watch with bounds
+so wide that chance does not reach them: it needs no test, only a window.
+"""
+
+from __future__ import annotations
+
+from math import exp, lgamma, log, log1p
+
+from tuner.campaign.options import CampaignOptions
+from tuner.objective import RollingWindow, TunerSample, WindowStats
+
+
+def errors_rose(offspring: WindowStats, incumbent: WindowStats, alpha: float) -> str | None:
+    """Whether there are more errors than chance explains, if both had the same error rate.
+
+    Given the number of errors, each belongs to the offspring with the probability of its share of the requests: an
+    exact test (Przyborowski and Wilenski, Biometrika 31, 1940). Errors come in bursts, which makes it stricter still.
+    """
+    total, n = offspring.errors + incumbent.errors, offspring.n + incumbent.n
+    if not offspring.errors or not incumbent.n:
+        return None
+    if _binomial_tail(offspring.errors, total, offspring.n / n) > alpha:
+        return None
+    return f"errors rose: {offspring.errors} of {offspring.n} requests, {incumbent.errors} of {incumbent.n} before"
+
+
+def is_concentrated(offspring: WindowStats, incumbent: WindowStats, bound: float) -> str | None:
+    """Whether one replica takes more than its bound, and more than under the incumbent."""
+    ours, theirs = offspring.max_share or 0.0, incumbent.max_share or 0.0
+    if ours <= max(bound, theirs):
+        return None
+    return f"one replica takes {ours:.0%} of the requests; {theirs:.0%} before"
+
+
+class Guardrail:
+    """Running window of the weights under suspicion, against hard bounds.
+
+    Sees every sample that was routed under them, the first seconds of a block included: harm is harm.
+    """
+
+    def __init__(self, options: CampaignOptions, reference: WindowStats | None) -> None:
+        self._options = options
+        self.reference = reference
+        # Half a window is enough for bounds as wide as these, and they should bite early.
+        self._window = RollingWindow(max(options.window // 2, 1), min(options.hop, max(options.window // 2, 1)))
+
+    def add(self, sample: TunerSample) -> str | None:
+        """Why to roll back now, in words; None while there is no reason."""
+        return self._breach(self._window.figures()) if self._window.add(sample) else None
+
+    def clear(self) -> None:
+        self._window.clear()
+
+    def _breach(self, running: WindowStats) -> str | None:
+        options = self._options
+        if running.error_share > options.hard_errors and running.errors > 1:
+            before = self.reference
+            if before is None or running.error_share > 2 * before.error_share:
+                return f"{running.errors} of the last {running.n} requests failed"
+        e2e_s = running.e2e_s_p95
+        if e2e_s is None:
+            return None
+        if options.hard_e2e_s is not None and e2e_s > options.hard_e2e_s:
+            return f"running p95 E2E is {e2e_s:.2f} s, above the bound of {options.hard_e2e_s:g} s"
+        usual = self.reference.e2e_s_p95 if self.reference else None
+        if usual and e2e_s > options.hard_e2e_factor * usual:
+            return f"running p95 E2E is {e2e_s:.2f} s, {e2e_s / usual:.1f} times the usual {usual:.2f} s"
+        return None
+
+
+def _binomial_tail(least: int, total: int, p: float) -> float:
+    """Probability of `least` or more of `total`."""
+    return min(1.0, sum(exp(_log_binomial(k, total, p)) for k in range(least, total + 1)))
+
+
+def _log_binomial(k: int, total: int, p: float) -> float:
+    ways = lgamma(total + 1) - lgamma(k + 1) - lgamma(total - k + 1)
+    return ways + k * log(p) + ((total - k) * log1p(-p) if total > k else 0.0)

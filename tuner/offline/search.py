@@ -1,0 +1,245 @@
+"""The twin: weights are searched on a recorded window in virtual time, and move only if unseen requests confirm it.
+
+Owns the search. Runs are `score`'s, the decision is `verdict`'s.
+
+Theory of operation. The window is cut in time: candidates run on its first part, the one that looks best runs on the
+whole, and only its last part, under seeds that the search has not seen, decides. Every candidate meets the same seeds.
+The objective is p95 TTFT, as a geometric mean over seeds; a candidate whose p95 E2E is more than the margin above the
+reference's, that fails more requests, or that gives one replica more than its share, is told to the optimizer as twice
+as slow. The reference is the start or the policy's defaults, whichever has the lower p95 E2E: a bad start is no excuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gorgo.apps.simulate import SimJob
+from gorgo.core.policy.weights import Weights
+from gorgo.errors import TunerError
+from gorgo.policies.registry import make_policy
+from tuner.campaign.generation import Generation
+from tuner.campaign.generation_log import REFUSED
+from tuner.campaign.options import CampaignOptions
+from tuner.offline.score import CandidateBatch, OnProgress, RunScore, geometric, scores_of
+from tuner.optimizers.registry import make_optimizer
+from tuner.space import LogBox, tuned_box
+
+#: Of the window's time, what the search does not see.
+HELD_OUT = 1 / 3
+#: Seeds that decide begin here: above any that a search uses.
+HELD_OUT_SEED = 10_000
+MODE = "twin"
+
+#: Told each row as it is made.
+Recorded = Callable[[Generation], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """How to search.
+
+    Parameters
+    ----------
+    optimizer, candidates:
+        By name, and how many at most.
+    seeds, held_out_seeds:
+        Runs per candidate, and of each finalist.
+    asked, box:
+        As in `tuned_box`.
+    margin, max_share:
+        Of the guard, as in `CampaignOptions`.
+    seed:
+        Of the optimizer and, from it on, of the runs.
+    n_jobs:
+        Runs at a time; -1 is one per core.
+    """
+
+    optimizer: str = "es"
+    candidates: int = 40
+    seeds: int = 3
+    held_out_seeds: int = 10
+    asked: bool = False
+    box: Mapping[str, tuple[float, float]] | None = None
+    margin: float = CampaignOptions().margin
+    max_share: float = CampaignOptions().max_share
+    seed: int = 0
+    n_jobs: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("candidates", "seeds", "held_out_seeds"):
+            if getattr(self, name) < 1:
+                raise TunerError(f"{name} is {getattr(self, name)!r}; expected 1 or more")
+        if self.seed + self.seeds > HELD_OUT_SEED:
+            raise TunerError(f"seed {self.seed} with {self.seeds} runs; expected seeds below {HELD_OUT_SEED:,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A weight set, all of the policy's weights, with a score per seed."""
+
+    weights: Mapping[str, float]
+    scores: Sequence[RunScore]
+
+    @property
+    def ttft_ms(self) -> float | None:
+        return geometric([score.ttft_ms_p95 for score in self.scores])
+
+    @property
+    def e2e_s(self) -> float | None:
+        return geometric([score.e2e_s_p95 for score in self.scores])
+
+    @property
+    def errors(self) -> int:
+        return sum(score.errors for score in self.scores)
+
+    @property
+    def max_share(self) -> float:
+        return max((score.max_share or 0.0 for score in self.scores), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search has found: the start, the policy's defaults in its place, the best, and every row on the way."""
+
+    start: Trial
+    defaults: Trial
+    best: Trial
+    rows: Sequence[Generation]
+    stopped: str
+    split_s: float
+
+
+def search_weights(
+    job: SimJob, options: SearchOptions, *, told: OnProgress = lambda: None, recorded: Recorded | None = None
+) -> SearchResult:
+    """Search along `job`: its feed is the window, its weights the start (the policy's defaults if None).
+
+    Raises `WeightsError` for a start outside the box, `TunerError` for a window without a first token.
+    """
+    split_s = held_out_from_s(job)
+    question = CandidateBatch(job=job, seeds=range(options.seed, options.seed + options.seeds), until_s=split_s)
+    twin = _SearchRun(question, options, told, recorded, stamp_s=split_s)
+    return twin.search()
+
+
+def check_start(job: SimJob, options: SearchOptions) -> None:
+    """Raises `WeightsError` for a start outside the box, before anything has run or was written."""
+    specs = make_policy(job.policy).weight_specs
+    box = tuned_box(specs, asked=options.asked, box=options.box)
+    box.to_log(Weights.of(specs, job.weights, allow_out_of_range=True))
+
+
+def held_out_from_s(job: SimJob) -> float:
+    """When the part of the window begins that a search does not see, s of the run."""
+    if not job.feed:
+        raise TunerError(f"{job.trace}: the twin needs a recorded window with requests in it")
+    return job.feed[-1].arrival_s * job.time_scale * (1 - HELD_OUT)
+
+
+def refused(ours: Trial, theirs: Trial, *, margin: float, max_share: float) -> str | None:
+    """Why the guard refuses a weight set against the reference, in words; None if it does not."""
+    if ours.errors > theirs.errors:
+        return f"errors rose: {ours.errors}, {theirs.errors} before"
+    if ours.e2e_s and theirs.e2e_s and ours.e2e_s > theirs.e2e_s * (1 + margin):
+        return f"p95 E2E is {ours.e2e_s / theirs.e2e_s - 1:.0%} higher"
+    if ours.max_share > max(max_share, theirs.max_share):
+        return f"one replica takes {ours.max_share:.0%} of the requests; {theirs.max_share:.0%} before"
+    return None
+
+
+class _SearchRun:
+    """One search under way."""
+
+    def __init__(
+        self,
+        question: CandidateBatch,
+        options: SearchOptions,
+        told: OnProgress,
+        recorded: Recorded | None,
+        *,
+        stamp_s: float,
+    ) -> None:
+        self._question, self._options, self._told, self._recorded = question, options, told, recorded
+        self._span_s = stamp_s
+        specs = make_policy(question.job.policy).weight_specs
+        self._start = dict(Weights.of(specs, question.job.weights, allow_out_of_range=True))
+        self._box: LogBox = tuned_box(specs, asked=options.asked, box=options.box)
+        self._safe = {**self._start, **{spec.name: spec.default for spec in self._box.specs}}
+        rng = np.random.default_rng(options.seed)
+        self._optimizer = make_optimizer(options.optimizer, self._box, self._start, rng, budget=options.candidates)
+        self._rows: list[Generation] = []
+
+    def search(self) -> SearchResult:
+        start, defaults = self._begin()
+        reference = min(start, defaults, key=lambda one: one.e2e_s or float("inf"))
+        best = start
+        if self._better(defaults, start, reference) is None:
+            best = defaults
+            self._optimizer.recentre(defaults.weights)
+        anchor_ms = best.ttft_ms
+        if anchor_ms is None:
+            raise TunerError(f"{self._question.job.trace}: no request of the window has a first token")
+        self._optimizer.tell_incumbent(anchor_ms)
+        while (stopped := self._optimizer.stop()) is None:
+            asked = self._optimizer.ask()
+            tried = self._try([{**self._start, **asked}])[0]
+            no = self._better(tried, best, reference)
+            value = tried.ttft_ms or anchor_ms * REFUSED
+            if refused(tried, reference, margin=self._options.margin, max_share=self._options.max_share):
+                value = max(value, anchor_ms * REFUSED)
+            self._optimizer.tell(asked, value, accepted=no is None)
+            self._record(tried, best, accepted=no is None, reason=no or "lower p95 TTFT under the same seeds")
+            best = tried if no is None else best
+        return SearchResult(start, defaults, best, self._rows, stopped, self._span_s)
+
+    def _begin(self) -> tuple[Trial, Trial]:
+        wanted = [self._start] if self._start == self._safe else [self._start, self._safe]
+        tried = self._try(wanted)
+        self._record(tried[0], tried[0], accepted=True, reason="the start")
+        if len(tried) > 1:
+            self._record(tried[1], tried[0], accepted=False, reason="the policy's defaults, to compare with")
+        return tried[0], tried[-1]
+
+    def _try(self, candidates: Sequence[Mapping[str, float]]) -> list[Trial]:
+        scores = scores_of(self._question, candidates, n_jobs=self._options.n_jobs, told=self._told)
+        return [Trial(weights, found) for weights, found in zip(candidates, scores, strict=True)]
+
+    def _better(self, ours: Trial, best: Trial, reference: Trial) -> str | None:
+        """Why `ours` does not take the place of `best`; None if it does."""
+        options = self._options
+        if no := refused(ours, reference, margin=options.margin, max_share=options.max_share):
+            return no
+        if refused(best, reference, margin=options.margin, max_share=options.max_share):
+            return None  # what the guard refuses gives way to whatever it does not
+        if not ours.ttft_ms or not best.ttft_ms:
+            return "no first tokens"
+        return None if ours.ttft_ms < best.ttft_ms else f"p95 TTFT {ours.ttft_ms / best.ttft_ms - 1:+.1%}"
+
+    def _record(self, tried: Trial, best: Trial, *, accepted: bool, reason: str) -> None:
+        """A row of the history; its times are those of the run, one span per candidate."""
+        number = len(self._rows)
+        row = Generation(
+            number=number,
+            started_s=number * self._span_s,
+            finished_s=(number + 1) * self._span_s,
+            weights=dict(tried.weights),
+            weights_version=None,
+            sigma=self._optimizer.sigma,
+            mode=MODE,
+            optimizer=self._optimizer.name,
+            n=sum(score.n for score in tried.scores),
+            objective_ms=tried.ttft_ms,
+            incumbent_objective_ms=best.ttft_ms,
+            e2e_s_p95=tried.e2e_s,
+            itl_ms_p95=None,
+            errors=tried.errors,
+            max_share=tried.max_share,
+            accepted=accepted,
+            reason=reason,
+        )
+        self._rows.append(row)
+        if self._recorded is not None:
+            self._recorded(row)

@@ -1,0 +1,144 @@
+"""What goes into the history, and what waits until it can: a database in trouble stops no routing and loses no row.
+
+Owns the buffer between campaign and database. Rows are written in order, in one transaction with where the campaign is
+after them. What cannot be written is kept and tried again, less and less often; the error is said once and again when
+it changes. A database that was replaced by an empty one is set up anew, with what is known of the campaign.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gorgo.errors import HistoryError
+from tuner.campaign.generation import Generation
+from tuner.history import CampaignRow, EventRow, History
+
+#: Generations and events that wait. Campaigns have some hundreds of rows; a thousand are 1 MB.
+MAX_WAITING = 1000
+#: Between two attempts. Each may itself wait some seconds for a lock.
+FIRST_RETRY_S = 5.0
+MAX_RETRY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignStart:
+    """What a campaign's row says from its start."""
+
+    started_s: float
+    target: str
+    policy: str
+    options: Mapping[str, Any]
+
+
+class HistoryBuffer:
+    """One campaign's way into the history.
+
+    Parameters
+    ----------
+    history:
+        Open. None in a dry run: nothing is written then.
+    campaign:
+        Its number there.
+    beginning:
+        Its row, for a database that has lost it.
+    complain:
+        Is told each new error in words.
+    """
+
+    def __init__(
+        self, history: History | None, campaign: int, beginning: CampaignStart, complain: Callable[[str], None]
+    ) -> None:
+        self.campaign = campaign
+        self.error: str | None = None
+        self._history, self._beginning, self._complain = history, beginning, complain
+        self._rows: deque[Generation | EventRow] = deque()
+        self._state: Mapping[str, Any] | None = None
+        self._outcome: str | None = None
+        self._retry_s, self._not_before_s = FIRST_RETRY_S, float("-inf")
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are not in the database yet."""
+        return len(self._rows)
+
+    def add(self, row: Generation | EventRow) -> None:
+        if self._history is None:
+            return
+        self._rows.append(row)
+        if len(self._rows) > MAX_WAITING:
+            lost = self._rows.popleft()
+            self._complain(f"the history cannot be written and its buffer is full; this row is lost: {as_line(lost)}")
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Where the campaign is now; only the newest is worth writing."""
+        self._state = None if self._history is None else state
+
+    def end(self, outcome: str) -> None:
+        """The campaign is over."""
+        self._outcome = None if self._history is None else outcome
+
+    def flush(self, *, now: float, at_once: bool = False) -> bool:
+        """Write what waits, unless the last error is too young. Whether all is written. Blocks: for a thread."""
+        if not (self._rows or self._state is not None or self._outcome is not None):
+            return True
+        if now < self._not_before_s and not at_once:
+            return False
+        try:
+            self._write(now)
+        except HistoryError as error:
+            self._failed(str(error), now)
+            return False
+        if self.error is not None:
+            self._complain("the history is written again")
+        self.error, self._retry_s, self._not_before_s = None, FIRST_RETRY_S, float("-inf")
+        self._rows.clear()
+        self._state = self._outcome = None
+        return True
+
+    def unsaved(self) -> list[str]:
+        """Rows that were never written, as JSON, for a last place to keep them."""
+        return [as_line(row) for row in self._rows]
+
+    def _write(self, now: float) -> None:
+        assert self._history is not None, "nothing is added without one"
+        if self.error is not None:
+            self._find_again(self._history)
+        self._history.write(
+            self.campaign,
+            generations=[row for row in self._rows if isinstance(row, Generation)],
+            events=[row for row in self._rows if isinstance(row, EventRow)],
+            state=self._state,
+            outcome=self._outcome,
+            now_s=now,
+        )
+
+    def _find_again(self, history: History) -> None:
+        """The same file, or what stands in its place since: brought up to date, with this campaign in it."""
+        history.bring_up_to_date()
+        found = history.campaign(self.campaign)
+        if not self._is_mine(found):
+            begun = self._beginning
+            self.campaign = history.begin_campaign(
+                now_s=begun.started_s, target=begun.target, policy=begun.policy, options=begun.options
+            )
+            self._complain(f"the database is another one: this is campaign {self.campaign} there")
+
+    def _is_mine(self, found: CampaignRow | None) -> bool:
+        begun = self._beginning
+        return found is not None and (found.started_s, found.target) == (begun.started_s, begun.target)
+
+    def _failed(self, message: str, now: float) -> None:
+        if message != self.error:
+            self._complain(f"{message}; routing goes on, {self.waiting} rows wait to be written")
+        self.error = message
+        self._not_before_s = now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+
+
+def as_line(row: Generation | EventRow) -> str:
+    """A row as one line of JSON."""
+    return json.dumps(asdict(row) | {"weights": None if row.weights is None else dict(row.weights)})
