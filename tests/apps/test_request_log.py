@@ -96,6 +96,13 @@ def test_blocks_of_a_prompt_are_told_by_its_own_model_s_bytes_per_token(tmp_path
     assert (len(first.hash_ids), len(second.hash_ids)) == (2, 2)
 
 
+def test_a_model_without_any_text_shares_what_a_hash_says(tmp_path: Path) -> None:
+    """No text at all counts as one byte: a hash then stands for more tokens than any prompt has."""
+    (request,) = read_request_log(written(tmp_path / "log", HEADER, ROW | {"text_bytes": 0})).requests
+    assert request.hash_ids == hash_ids([0xAA], 1100, hash_tokens=2048 * 1100.0)
+    assert len(request.hash_ids) == 2
+
+
 @pytest.mark.parametrize(
     ("tokens", "hashes", "hash_tokens", "blocks"),
     [

@@ -165,7 +165,8 @@ def test_a_pipe_gets_a_table_as_wide_as_the_longest_row(monkeypatch: pytest.Monk
 # -- overload
 
 
-def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def overloaded(monkeypatch: pytest.MonkeyPatch) -> list[SimJob]:
+    """Jobs that were asked for, of a fleet that is served well from time scale 1 on."""
     searched: list[SimJob] = []
 
     def runs(jobs: list[SimJob], **_options: Any) -> Iterator[SimulatedRun]:
@@ -175,6 +176,24 @@ def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.Monkey
             yield SimulatedRun(job, row(job.policy), goodput=Goodput(1, good, good, 0.0, 0.0, 0.0))
 
     monkeypatch.setattr("gorgo.apps.simulate.overload.run_many", runs)
+    return searched
+
+
+def test_overload_by_default_has_two_seconds_to_the_first_token_and_ten_to_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched = overloaded(monkeypatch)
+    assert run("overload", "my-trace", "--config", REGIONS).exit_code == 0
+    *_, held = searched
+    assert held.limits is not None
+    overload = limits_of(load_config(REGIONS)).overload
+    assert held.limits.overload == replace(overload, queue_enabled=True, slo_e2e_s=10.0)
+    assert (held.slo_ttft_ms, held.policy, held.scenario, held.seed) == (2000.0, "gorgo-ms", "steady", 0)
+    assert held.filters == TraceFilters()
+
+
+def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = overloaded(monkeypatch)
     result = run(
         *("overload", "my-trace", *FILTERS, "--config", config, "--policy", "gorgo", "--load", "2"),
         *("--slo-ttft-ms", "700", "--slo-e2e-ms", "9000", "--max-concurrency-per-replica", "4", "--scenario", "bursts"),

@@ -10,6 +10,16 @@ def request(index: int, ids: tuple[int, ...], user: str | None = "a", turns: int
     return TraceRequest(index, float(index), 512 * max(1, len(ids)), 10, ids, None, user, turns)
 
 
+def test_lengths_and_the_rate_are_over_all_requests() -> None:
+    """Prompts of 100 to 500 and of 10,000 tokens in four seconds: their p95 is three quarters of the last step."""
+    lengths = (100, 200, 300, 400, 500, 10_000)
+    times_s = (3.0, 4.0, 4.5, 5.0, 6.0, 7.0)
+    figures = describe_trace([TraceRequest(n, times_s[n], tokens, 10 * n, ()) for n, tokens in enumerate(lengths)])
+    assert (figures.requests, figures.duration_s, figures.requests_per_s) == (6, 4.0, 1.5)
+    assert (figures.input_p50, figures.input_mean, figures.output_mean) == (350.0, 11_500 / 6, 25.0)
+    assert figures.input_p95 == 500 + 0.75 * 9500
+
+
 def test_reuse_of_a_user_counts_only_what_the_same_user_had() -> None:
     figures = describe_trace([request(0, (1, 2)), request(1, (1, 3), user="b"), request(2, (1, 2))])
     assert figures.block_reuse == 3 / 6

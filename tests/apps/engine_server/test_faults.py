@@ -6,7 +6,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gorgo.apps.engine_server.faults import EngineFault, EngineFaults, FaultKind
+from gorgo.apps.engine_server.faults import EngineFault, EngineFaults, FaultKind, read_fault
+from gorgo.errors import BadRequest
 from tests.apps.engine_server.client import CHAT, chat, post, stream, until_idle
 
 
@@ -93,6 +94,43 @@ async def test_a_wrong_fault_is_refused_with_what_was_expected(engine: aiohttp.C
     async with engine.post("/sim/faults", json=fault) as response:
         assert response.status == 400
         assert (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ({"kind": "slow"}, EngineFault(kind=FaultKind.SLOW, factor=3.0)),
+        ({"kind": "slow", "factor": 20, "seconds": 0.5}, EngineFault(kind=FaultKind.SLOW, factor=20.0, seconds=0.5)),
+        ({"kind": "500", "count": 999_999_999}, EngineFault(kind=FaultKind.ERROR, count=999_999_999)),
+        ({"kind": "none", "count": None}, EngineFault(kind=FaultKind.NONE)),
+    ],
+)
+def test_a_fault_is_read_with_what_it_leaves_out(body: dict[str, Any], fault: EngineFault) -> None:
+    assert read_fault(body) == fault
+    assert EngineFault(kind=FaultKind.SLOW).factor == 3.0
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 10**9, "1"])
+def test_an_amount_is_positive_and_below_a_billion(value: object) -> None:
+    for name in ("count", "seconds", "factor"):
+        with pytest.raises(BadRequest, match=f"{name} must be a positive"):
+            read_fault({"kind": "refuse", name: value})
+
+
+def test_a_count_is_of_requests_that_meet_the_fault() -> None:
+    faults = EngineFaults()
+    faults.inject(EngineFault(kind=FaultKind.REFUSE, count=2), now=0.0)
+    assert not faults.refuses_all(now=0.0)
+    assert [faults.take(now=0.0) for _ in range(3)] == [FaultKind.REFUSE, FaultKind.REFUSE, FaultKind.NONE]
+    faults.inject(EngineFault(kind=FaultKind.REFUSE, seconds=2.0), now=5.0)
+    assert [faults.refuses_all(now=now) for now in (5.0, 6.9, 7.0)] == [True, True, False]
+    assert faults.slowdown(now=5.0) == 1.0
+
+
+def test_slowness_lasts_as_long_as_it_was_said_to() -> None:
+    faults = EngineFaults()
+    faults.inject(EngineFault(kind=FaultKind.SLOW, seconds=2.0, factor=4.0), now=5.0)
+    assert [faults.slowdown(now=now) for now in (5.0, 6.9, 7.0)] == [4.0, 4.0, 1.0]
 
 
 def test_a_fault_ends_by_its_time() -> None:

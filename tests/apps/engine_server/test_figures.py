@@ -139,24 +139,23 @@ def test_a_bucket_holds_all_up_to_its_bound(engine: EngineModel[EngineRequest]) 
 
 
 def test_throughput_is_since_a_scrape_of_five_seconds_ago(engine: EngineModel[EngineRequest]) -> None:
-    figures = EngineStats(engine, model_name="m", now=100.0)
+    figures = EngineStats(engine, model_name="m", now=0.0)
 
     def at(now: float, tokens: int) -> float:
         engine.totals.generated_tokens = tokens
         return figures.throughput(now)
 
     # Less than a second counts as one.
-    assert at(100.5, 10) == 10.0
-    assert at(102.0, 30) == 15.0
-    # The scrape at 100.5 is not five seconds old yet, the first mark is.
-    assert at(105.4, 54) == pytest.approx(10.0)
-    # Now it is: 50 tokens more in five seconds.
-    assert at(105.5, 60) == 10.0
-    assert at(107.0, 80) == pytest.approx(50 / 5.0)
-    # After a pause the latest older one counts.
-    assert at(150.0, 123) == pytest.approx(43 / 43.0)
-    # A scrape at the same time or before changes nothing.
-    assert at(150.0, 123) == pytest.approx(43 / 43.0)
+    assert at(0.5, 10) == 10.0
+    assert at(2.0, 30) == 15.0
+    # The scrape at 0.5 is not five seconds old yet, the beginning is.
+    assert at(5.4, 54) == pytest.approx(10.0)
+    # Now it is: 50 tokens more in five seconds. Then that at 2.0 is.
+    assert at(5.5, 60) == 10.0
+    assert at(7.0, 85) == 11.0
+    # After a pause the latest one before it counts, also for a second scrape at the same time.
+    assert [at(50.0, 128), at(50.0, 128)] == [1.0, 1.0]
+    assert at(51.0, 172) == pytest.approx(87 / 44)
 
 
 def test_an_engine_that_has_done_nothing_has_no_share_of_it(engine: EngineModel[EngineRequest]) -> None:

@@ -91,9 +91,14 @@ def test_tables_have_each_target_and_each_mean() -> None:
 
 
 def test_an_estimate_counts_requests_and_knows_that_the_oracle_is_slower() -> None:
-    short, whole = BENCH.job(HERE, "random", 0), replace(BENCH, first_requests=None).job(HERE, "random", 0)
-    assert estimated_cpu_s([short]) == pytest.approx(estimated_cpu_s([whole]) * 25 / 7000)
-    assert estimated_cpu_s([replace(whole, policy="oracle")]) > estimated_cpu_s([whole])
+    def seconds(policy: str, first_requests: int | None) -> float:
+        return estimated_cpu_s([replace(BENCH, first_requests=first_requests).job(HERE, policy, 0)])
+
+    # Of 7,000 requests, of a tenth of them, and of more than there are.
+    assert [seconds("random", count) for count in (None, 700, 9000)] == pytest.approx([3.3, 0.33, 3.3])
+    assert [seconds("oracle", count) for count in (None, 700)] == pytest.approx([6.0, 0.6])
+    both = [BENCH.job(HERE, policy, 0) for policy in ("random", "oracle")]
+    assert estimated_cpu_s(both) == pytest.approx(9.3 * 25 / 7000)
     assert estimated_cpu_s([]) == 0.0
 
 

@@ -356,6 +356,7 @@ def test_like_predictions_are_one_point_with_the_middle_of_what_was_measured() -
     (found,) = predictions(guessed([float(one) for one in predicted], [10.0 * one for one in predicted]))
     figure = prediction_plot([found])
     (panel,) = figure.axes
+    assert title(panel) == "gorgo"
     middle, diagonal = points(panel)
     assert middle == [(4.5, 45.0), (104.5, 1045.0)]
     # The middle 80 % of eight lies between 0.7 and 6.3 of the seven steps.

@@ -67,6 +67,21 @@ def test_thinned_points_rise_and_span_the_values(values: list[float]) -> None:
     assert np.all(np.diff(points) >= 0)
 
 
+def test_many_values_are_thinned_to_every_percent_and_finer_in_the_tail() -> None:
+    points, levels = quantile_points(np.arange(10_001.0))
+    percents = [0.0, 0.005, *(number / 100 for number in range(1, 96))]
+    tail = [0.95 + number / 1000 for number in range(1, 51)]
+    assert np.unique(levels.round(6)).tolist() == pytest.approx(
+        sorted({round(level, 6) for level in (*percents, *tail)})
+    )
+    assert points.tolist() == pytest.approx([10_000 * level for level in levels])
+
+
+@pytest.mark.parametrize(("count", "levels"), [(1, 2), (2, 2), (3, 3), (147, 147), (148, 148), (149, 148)])
+def test_few_values_are_all_drawn(count: int, levels: int) -> None:
+    assert len(quantile_points(np.arange(float(count)))[1]) == levels
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_labels_are_apart_and_in_order(heights: list[float]) -> None:
     placed = apart(sorted(heights), 0.06)

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from gorgo.apps.replay.bodies import body_of
 from gorgo.apps.simulate.feed import feed_of, fingerprinted
 from gorgo.apps.traces import TraceRequest
@@ -44,6 +48,35 @@ def test_rows_that_only_a_body_tells_are_known_by_their_text() -> None:
     assert long.blocks.startswith(short.blocks)
     assert short.prefix_hash == long.prefix_hash != unknown.prefix_hash
     assert unknown.blocks == b""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"hash_ids": (1, 2)}, {}, {"body": {"messages": [{"role": "user", "content": "word" * 1024}]}}],
+    ids=["ids", "nothing", "text"],
+)
+def test_a_request_keeps_its_place_time_and_lengths(changes: dict[str, Any]) -> None:
+    request = TraceRequest(**{"index": 3, "timestamp_s": 5.0, "input_tokens": 1024, "output_tokens": 7} | changes)
+    (found,) = feed_of([request], time_scale=0.5)
+    assert (found.index, found.arrival_s, found.prompt_tokens, found.output_tokens) == (3, 2.5, 1024, 7)
+    assert len(found.blocks) == (0 if not changes else 16)
+    assert abs(found.body_bytes - len(body_of(request, "model"))) <= 2
+    (seen,) = fingerprinted([request], model="model", key=7, block_bytes=256, time_scale=0.5)
+    assert (seen.index, seen.arrival_s, seen.prompt_tokens, seen.output_tokens) == (3, 2.5, 1024, 7)
+    assert (len(seen.blocks), seen.body_bytes) == (8 * 1024 // 64, len(body_of(request, "model")))
+
+
+def test_the_last_block_counts_once_it_is_full() -> None:
+    rows = [row(n, tokens, tuple(range(9))) for n, tokens in enumerate((511, 512, 1023, 1024))]
+    assert [len(request.blocks) // 8 for request in feed_of(rows)] == [0, 1, 1, 2]
+    wide = feed_of([row(0, 512, (2**64 + 5,)), row(1, 512, (5,))])
+    assert wide[0].prefix_hash == wide[1].head == 5
+
+
+def test_prompts_without_ids_or_text_are_nobody_s_but_their_own() -> None:
+    first, second = feed_of([row(0, 600, ()), row(1, 600, ())])
+    assert first.prefix_hash != second.head
+    assert first.blocks == second.blocks == b""
 
 
 def test_prompts_share_as_many_fingerprinted_blocks_as_they_share_text() -> None:
