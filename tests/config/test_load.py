@@ -131,7 +131,7 @@ CASES = [
     (
         "- name: eu\n",
         "- name: eu\n    limits: {max_attempts: 2}\n",
-        "regions[1].limits.max_attempts (line 7): unknown key; expected one of connect_timeout_s, first_content_",
+        "regions[1].limits.max_attempts (line 7): unknown key; expected one of connect_timeout_s, first_token_",
     ),
     (
         "max_attempts: 2",

@@ -34,7 +34,7 @@ def test_bounds_are_those_of_the_design() -> None:
 
 def test_no_request_waits_for_a_replica_or_is_sent_twice_unless_that_is_asked_for() -> None:
     assert asdict(OverloadLimits()) == {
-        "hold": False,
+        "queue_enabled": False,
         "held": 1000,
         "max_backlog_s": 0.2,
         "max_concurrency_per_replica": None,

@@ -45,7 +45,7 @@ def configuration(*, held: bool, slo_ttft_ms: float, urls: Mapping[str, str], **
     for replica in config["replicas"]:
         replica["url"] = urls.get(replica["name"], replica["url"])
     config["overload"] |= (
-        {"slo_ttft_ms": slo_ttft_ms, **overload} if held else {"hold": False, "hedge_budget_ratio": 0.0}
+        {"slo_ttft_ms": slo_ttft_ms, **overload} if held else {"queue_enabled": False, "hedge_budget_ratio": 0.0}
     )
     return config
 

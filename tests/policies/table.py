@@ -24,8 +24,8 @@ COUNTS = (
     "prefill_token_s",
     "prefill_kappa_s",
     "slowdown",
-    "free_at_s",
-    "due_s",
+    "drained_at_s",
+    "head_due_s",
     "waiting_prefill_s",
     "connect_round_trips",
 )

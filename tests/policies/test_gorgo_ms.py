@@ -17,8 +17,8 @@ PRIORS: dict[str, Any] = {
     "prefill_token_s": [0.001, 0.001],
     "prefill_kappa_s": [0.0, 0.0],
     "slowdown": [1.0, 1.0],
-    "free_at_s": [-np.inf, -np.inf],
-    "due_s": [np.inf, np.inf],
+    "drained_at_s": [-np.inf, -np.inf],
+    "head_due_s": [np.inf, np.inf],
     "rtt_s": [0.002, 0.100],
 }
 
@@ -79,7 +79,7 @@ def test_slower_decoding_is_not_priced_where_its_price_is_nothing() -> None:
     np.testing.assert_allclose(terms["externality"], [0.2 * 1010 * 2, 0.2 * 1010])
 
 
-@pytest.mark.parametrize(("due_s", "queue_ms"), [(99.6995, 0.0), (99.69, 2000 + 9), (99.2, 2000 + 499)])
+@pytest.mark.parametrize(("head_due_s", "queue_ms"), [(99.6995, 0.0), (99.69, 2000 + 9), (99.2, 2000 + 499)])
 def test_a_first_token_is_late_from_300_ms_on_by_the_time_it_could_be_seen(due_s: float, queue_ms: float) -> None:
     """Half a round trip of 2 ms passes before a token made by now is seen."""
     rows = candidates(drained_at_s=[99.0, 99.0], head_due_s=[due_s, np.inf], waiting_prefill_s=[2.0, 0.0])

@@ -33,7 +33,7 @@ async def hedging(start: Start, stuck: Script, *others: Script, **overload: Any)
     others drain.
     """
     replicas = [await start.replica(words("warm")) for _ in (stuck, *others)]
-    settings = {"hold": False, "hedge_budget_ratio": 0.5, "hedge_delay_ms": 30.0, **overload}
+    settings = {"queue_enabled": False, "hedge_budget_ratio": 0.5, "hedge_delay_ms": 30.0, **overload}
     proxy = await start.proxy(replace(config_for(replicas, PREDICTS), overload=OverloadConfig(**settings)), replicas)
     for _ in range(4):  # the budget is of requests
         await proxy.client.post(CHAT, content=chat(stream=True))

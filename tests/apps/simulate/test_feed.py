@@ -70,12 +70,12 @@ def test_the_last_block_counts_once_it_is_full() -> None:
     rows = [row(n, tokens, tuple(range(9))) for n, tokens in enumerate((511, 512, 1023, 1024))]
     assert [len(request.blocks) // 8 for request in feed_of(rows)] == [0, 1, 1, 2]
     wide = feed_of([row(0, 512, (2**64 + 5,)), row(1, 512, (5,))])
-    assert wide[0].prefix_hash == wide[1].head == 5
+    assert wide[0].prefix_hash == wide[1].prefix_hash == 5
 
 
 def test_prompts_without_ids_or_text_are_nobody_s_but_their_own() -> None:
     first, second = feed_of([row(0, 600, ()), row(1, 600, ())])
-    assert first.prefix_hash != second.head
+    assert first.prefix_hash != second.prefix_hash
     assert first.blocks == second.blocks == b""
 
 
