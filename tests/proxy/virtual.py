@@ -17,11 +17,11 @@ import pytest
 from gorgo.config.model import Config
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.app import data_app
-from gorgo.proxy.desk import Desk
-from gorgo.proxy.errors import Message
-from gorgo.proxy.headers import Header
-from gorgo.proxy.state import ProxyState, make_state
-from gorgo.proxy.upstream import HttpUpstream, UpstreamError
+from gorgo.proxy.http.errors import Message
+from gorgo.proxy.http.headers import Header
+from gorgo.proxy.router_gateway import RouterGateway
+from gorgo.proxy.state import RunningProxy, build_proxy
+from gorgo.proxy.upstream.client import UpstreamClient, UpstreamError
 from tests.proxy.conftest import system_tls
 from tests.sim.live_shell import VirtualLoop
 
@@ -88,17 +88,17 @@ class ScriptedUpstream:
 
     scripts: list[Script]
     received: list[Received] = field(default_factory=list)
-    open_sources: int = 0
+    open_responses: int = 0
 
     async def open(self, path: str, headers: Sequence[Header], body: bytes) -> ScriptedSource:
         now = asyncio.get_running_loop().time
         request = Received(now(), path, headers, body)
         self.received.append(request)
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
-        self.open_sources += 1
+        self.open_responses += 1
 
         def closed() -> None:
-            self.open_sources -= 1
+            self.open_responses -= 1
             request.closed_s = now()
 
         try:
@@ -142,7 +142,7 @@ class Answered:
 class VirtualProxy:
     """The proxy and its replicas, by name."""
 
-    def __init__(self, state: ProxyState, replicas: dict[str, ScriptedUpstream]) -> None:
+    def __init__(self, state: RunningProxy, replicas: dict[str, ScriptedUpstream]) -> None:
         self.state = state
         self.replicas = replicas
         self._app = data_app(state)
@@ -214,22 +214,22 @@ def in_virtual_time(
         now = asyncio.get_running_loop().time
         policy = make_policy(config.proxy.policy)
         wiring = {"weights": None, "environ": {}, "key": 1, "seed": 1, "tls": system_tls(), **options}
-        state = make_state(config, policy=policy, **wiring)
+        state = build_proxy(config, policy=policy, **wiring)
         await state.aclose()
         state.clock = now
-        state.desk = Desk(state.router, now)
+        state.gateway = RouterGateway(state.router, now)
         replicas = {name: ScriptedUpstream(list(found)) for name, found in scripts.items()}
         for name, upstream in replicas.items():
-            state.targets[name].upstream = cast(HttpUpstream, upstream)
+            state.targets[name].upstream = cast(UpstreamClient, upstream)
             state.router.on_probe(name, 0.01, now=now())
         await test(VirtualProxy(state, replicas))
         assert not state.exchanges
-        assert (state.router.in_flight, state.router.held) == (0, 0)
-        assert not any(replica.open_sources for replica in replicas.values())
-        state.desk.close()
+        assert (state.router.in_flight, state.router.queued) == (0, 0)
+        assert not any(replica.open_responses for replica in replicas.values())
+        state.gateway.close()
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         now = runner.get_loop().time
-        for module in ("relay", "watchdog", "body", "attempts"):
+        for module in ("exchange.relay", "http.timeout", "http.body", "exchange.attempts"):
             patched.setattr(f"gorgo.proxy.{module}.monotonic", now)
         runner.run(run())

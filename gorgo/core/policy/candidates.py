@@ -95,11 +95,11 @@ class Candidates:
 
     @property
     def drained_at_s(self) -> Floats:
-        return self.columns.drained_at_s if self.is_all else self._gather("free_at_s")
+        return self.columns.drained_at_s if self.is_all else self._gather("drained_at_s")
 
     @property
     def head_due_s(self) -> Floats:
-        return self.columns.head_due_s if self.is_all else self._gather("due_s")
+        return self.columns.head_due_s if self.is_all else self._gather("head_due_s")
 
     @property
     def waiting_prefill_s(self) -> Floats:

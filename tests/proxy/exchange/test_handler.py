@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.model import Config, Limits, Overload, Proxy, Region, Replica
-from gorgo.proxy.upstream import EXHAUSTED, UpstreamError
+from gorgo.config.model import Config, LimitsConfig, OverloadConfig, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.proxy.upstream.client import POOL_EXHAUSTED, UpstreamError
 from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
 from tests.proxy.virtual import JSON, Script, Step, VirtualProxy, in_virtual_time
 
@@ -20,23 +20,23 @@ STREAM = chat(stream=True)
 SPOKEN = Script([ROLE, 0.3, delta("a"), 0.1, delta("b"), 0.2, delta("c"), USAGE, 0.1, DONE], head_s=0.2)
 QUICK = Script([delta("quick"), DONE])
 DEADLINES: dict[str, float] = {
-    "first_content_timeout_s": 20.0,
-    "whole_answer_timeout_s": 30.0,
-    "between_chunks_timeout_s": 40.0,
-    "total_timeout_s": 100.0,
+    "first_token_timeout_s": 20.0,
+    "response_timeout_s": 30.0,
+    "stream_idle_timeout_s": 40.0,
+    "request_timeout_s": 100.0,
 }
 
 
-def config(policy: str = "round-robin", overload: Overload | None = None, **limits: Any) -> Config:
+def config(policy: str = "round-robin", overload: OverloadConfig | None = None, **limits: Any) -> Config:
     """Two replicas in two regions."""
     url = "http://127.0.0.1:1"
-    rows = (Replica(name="r0", region="here", url=url), Replica(name="r1", region="there", url=url))
+    rows = (ReplicaConfig(name="r0", region="here", url=url), ReplicaConfig(name="r1", region="there", url=url))
     return Config(
-        proxy=Proxy(region="here", policy=policy),
-        regions=(Region(name="here"), Region(name="there")),
+        proxy=ProxyConfig(region="here", policy=policy),
+        regions=(RegionConfig(name="here"), RegionConfig(name="there")),
         replicas=rows,
-        limits=Limits(**{**DEADLINES, **limits}),
-        overload=overload or Overload(),
+        limits=LimitsConfig(**{**DEADLINES, **limits}),
+        overload=overload or OverloadConfig(),
     )
 
 
@@ -137,10 +137,10 @@ def test_wait_at_the_proxy_is_in_the_line_of_who_waited(caplog: pytest.LogCaptur
         caplog.clear()
         await proxy.ask(STREAM)
         await first
-        assert proxy.total("gorgo_held_seconds_sum") == pytest.approx(0.6)
-        assert proxy.total("gorgo_held_seconds_count") == 1.0
+        assert proxy.total("gorgo_queue_seconds_sum") == pytest.approx(0.6)
+        assert proxy.total("gorgo_queue_seconds_count") == 1.0
 
-    overload = Overload(open_in_flight=1, hedge_share=0.0)
+    overload = OverloadConfig(max_concurrency_per_replica=1, hedge_budget_ratio=0.0)
     virtually(test, [Script([delta("a"), 1.2, DONE]), QUICK], found=config("gorgo-ms", overload))
     first, second = (record.fields for record in caplog.records if record.getMessage() == "request")  # type: ignore[attr-defined]
     assert "held_ms" not in first
@@ -167,7 +167,7 @@ def test_second_attempt_of_a_late_request_is_no_retry(caplog: pytest.LogCaptureF
         assert proxy.total("gorgo_hedges_total", replica="r1", region="there") == 1.0
         assert first.received[-1].closed_s == pytest.approx(answered.parts[0][0])
 
-    overload = Overload(hold=False, hedge_share=0.5, hedge_late_ms=500.0)
+    overload = OverloadConfig(queue_enabled=False, hedge_budget_ratio=0.5, hedge_delay_ms=500.0)
     virtually(test, [QUICK], [QUICK], found=config("gorgo-ms", overload))
     found = line(caplog)
     assert (found["hedged"], found["retries"], found["replica"], found["error"]) == (True, 0, "r1", None)
@@ -226,7 +226,7 @@ def test_whole_time_counts_over_attempts() -> None:
         assert (answered.status, answered.code, answered.at_s) == (504, "total_timeout", 30.0)
         assert [len(replica.received) for replica in proxy.replicas.values()] == [1, 1]
 
-    limits: dict[str, Any] = {"total_timeout_s": 30.0, "whole_answer_timeout_s": 30.0, "between_chunks_timeout_s": 30.0}
+    limits: dict[str, Any] = {"request_timeout_s": 30.0, "response_timeout_s": 30.0, "stream_idle_timeout_s": 30.0}
     virtually(test, [Script([1000.0])], [Script([1000.0])], found=config(**limits))
 
 
@@ -237,7 +237,7 @@ def test_who_waits_too_long_at_the_proxy_is_told_so() -> None:
         assert (answered.status, answered.code, answered.at_s) == (504, "total_timeout", 100.0)
         assert proxy.replicas["r0"].received == []
 
-    virtually(test, [QUICK], found=config(overload=Overload(no_replica_wait_s=1000.0)))
+    virtually(test, [QUICK], found=config(overload=OverloadConfig(no_replica_wait_s=1000.0)))
 
 
 # -- a client that does not read
@@ -268,7 +268,7 @@ def test_client_that_does_not_read_is_given_up_and_no_replica_is_blamed(caplog: 
         (Script(refuses="connect_failed"), 503, "no_replica", True),
         (Script(refuses="connect_timeout"), 504, "upstream_timeout", False),
         (Script(refuses="disconnected"), 502, "upstream_failed", True),
-        (Script(refuses=EXHAUSTED), 503, "replicas_busy", False),
+        (Script(refuses=POOL_EXHAUSTED), 503, "replicas_busy", False),
         (Script(status=503), 503, "replicas_busy", False),
         (Script(status=429), 429, "replicas_busy", False),
         (Script(status=500), 502, "upstream_failed", False),
@@ -281,7 +281,7 @@ def test_failure_before_any_content_is_told_by_a_status(script: Script, status: 
     async def test(proxy: VirtualProxy) -> None:
         answered = await proxy.ask(STREAM)
         assert (answered.status, answered.code) == (status, code)
-        assert proxy.state.targets["r0"].broke.is_set() is broke
+        assert proxy.state.targets["r0"].connection_lost.is_set() is broke
 
     virtually(test, [script])
 

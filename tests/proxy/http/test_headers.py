@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.proxy.headers import (
+from gorgo.proxy.http.headers import (
     HOP_BY_HOP,
     KEYS,
     SESSION_HEADERS,

@@ -7,7 +7,7 @@ from typing import Any
 import h11
 import pytest
 
-from gorgo.proxy.wire import HeadLimits, StrictConnection
+from gorgo.proxy.http.http1 import HeadLimits, StrictConnection
 
 #: Of 1,000 bytes and 8 header lines.
 LIMITS = HeadLimits(1000, 8, 10.0)
