@@ -109,7 +109,9 @@ def encode_state(kept: PersistedState) -> bytes:
     """The content of the file.
 
     >>> configured = ConfigSnapshot("gorgo", {}, frozenset())
-    >>> state = PersistedState(policy="random", weights={}, version=2, frozen=None, draining=frozenset(), configured=configured)
+    >>> state = PersistedState(
+    ...     policy="random", weights={}, version=2, frozen=None, draining=frozenset(), configured=configured
+    ... )
     >>> parse_state(encode_state(state), source="example") == state
     True
     """
