@@ -117,7 +117,7 @@ class RollingWindow:
     Example
     -------
     >>> window = RollingWindow(size=4, hop=2)
-    >>> sample = Sample(1, 0.0, "a", 1, 250.0, 1.0, None, 200)
+    >>> sample = TunerSample(1, 0.0, "a", 1, 250.0, 1.0, None, 200)
     >>> [window.add(sample) for _ in range(8)]
     [False, False, False, True, False, True, False, True]
     >>> window.figures().ttft_ms_p95

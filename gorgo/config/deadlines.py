@@ -42,7 +42,7 @@ def deadlines_by_region(config: Config) -> Mapping[str, Deadlines]:
     >>> from gorgo.config.load import parse_config
     >>> text = b"{proxy: {region: a}, regions: [{name: a, limits: {request_timeout_s: 9}}, {name: b}], replicas: [%b]}"
     >>> found = deadlines_by_region(parse_config(text % b"{name: r, region: a, url: 'http://127.0.0.1:1'}"))
-    >>> found["a"].total_s, found["b"].total_s
+    >>> found["a"].request_s, found["b"].request_s
     (9.0, 3600.0)
     """
     return {region.name: _deadlines(config.limits, region.limits) for region in config.regions}

@@ -73,11 +73,11 @@ class ClientQuotas:
 
     Example
     -------
-    >>> book = ClientQuotas(ClientRules(ClientLimits(max_in_flight=1, requests_per_s=0.5, burst=2)))
-    >>> book.register("a", now=0.0), book.register("a", now=0.0).code
+    >>> quotas = ClientQuotas(ClientRules(ClientLimits(max_in_flight=1, requests_per_s=0.5, burst=2)))
+    >>> quotas.acquire("a", now=0.0), quotas.acquire("a", now=0.0).code
     (None, 'client_concurrency')
-    >>> book.leave("a")
-    >>> book.register("a", now=0.0), book.leave("a"), book.register("a", now=0.5).retry_after_s
+    >>> quotas.release("a")
+    >>> quotas.acquire("a", now=0.0), quotas.release("a"), quotas.acquire("a", now=0.5).retry_after_s
     (None, None, 1.5)
     """
 

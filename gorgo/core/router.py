@@ -62,11 +62,11 @@ class Router(Assembly):
     >>> router = Router(replicas, make_policy("gorgo"), rng=np.random.default_rng(0), boot_id="example")
     >>> router.on_probe("near", 0.002, now=0.0), router.on_probe("far", 0.180, now=0.0)
     ([], [])
-    >>> request = RouteRequest("r", 1.0, prompt_tokens=1000, blocks=b"", block_tokens=64.0, head=0)
+    >>> request = RouteRequest("r", 1.0, prompt_tokens=1000, blocks=b"", block_tokens=64.0, prefix_hash=0)
     >>> (dispatch,) = router.submit(request, now=1.0)
     >>> dispatch.replica, dispatch.attempt_id, router.in_flight
     ('near', 'r/1', 1)
-    >>> router.on_finish("r/1", Outcome(Ending.COMPLETED, status=200), now=2.0), router.in_flight
+    >>> router.on_finish("r/1", Outcome(AttemptResult.COMPLETED, status=200), now=2.0), router.in_flight
     ([], 0)
     """
 

@@ -21,9 +21,9 @@ class StoredResponses:
 
     Example
     -------
-    >>> homes = StoredResponses()
-    >>> homes.learn(b'data: {"response": {"id": "resp_1"}}', "eu-0")
-    >>> homes.find("resp_1"), homes.find("resp_2")
+    >>> stored = StoredResponses()
+    >>> stored.record(b'data: {"response": {"id": "resp_1"}}', "eu-0")
+    >>> stored.find("resp_1"), stored.find("resp_2")
     ('eu-0', None)
     """
 

@@ -49,8 +49,9 @@ def lower_bound(feed: Sequence[SimRequest], fleet: SimFleet) -> LowerBound:
     >>> from gorgo.sim.engine.profiles import find_profile
     >>> from gorgo.sim.fleet import SimFleet, SimReplica
     >>> near = SimReplica(ReplicaSpec("near", "us"), find_profile("2xL40S-Qwen3.5-35B-A3B-FP8"), Link(rtt_s=0.002))
+    >>> blocks = b"one.....two....."
     >>> twice = [
-    ...     SimRequest(index=n, arrival_s=n, prompt_tokens=1025, output_tokens=2, blocks=b"one.....two.....", head=0)
+    ...     SimRequest(index=n, arrival_s=n, prompt_tokens=1025, output_tokens=2, blocks=blocks, prefix_hash=0)
     ...     for n in (0, 1)
     ... ]
     >>> floor = lower_bound(twice, SimFleet((near,)))

@@ -106,7 +106,7 @@ class Simulation:
     >>> from gorgo.sim.engine.profiles import find_profile
     >>> profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
     >>> replica = SimReplica(ReplicaSpec("eu-0", "eu-frankfurt"), profile, Link(rtt_s=0.095, jitter=0.0))
-    >>> request = SimRequest(index=0, arrival_s=0.0, prompt_tokens=1150, output_tokens=2, blocks=b"", head=0)
+    >>> request = SimRequest(index=0, arrival_s=0.0, prompt_tokens=1150, output_tokens=2, blocks=b"", prefix_hash=0)
     >>> result = Simulation(SimFleet([replica]), make_policy("gorgo-ms"), seed=0).run([request])
     >>> result.records[0].replica, round(result.records[0].ttft_ms)  # 95 ms, 12 ms, 100 ms, and attention
     ('eu-0', 208)

@@ -43,10 +43,10 @@ FULL = Plan(load_s=500.0, per_s=6.0, every_s=4.5, length_s=(2.0, 7.0))
 SHORT = Plan(load_s=44.0, per_s=6.0, every_s=1.5, length_s=(1.2, 2.4))
 #: No fault is so long that a time-out ends it, and no time-out so short that a busy machine exceeds it.
 BRIEF = Plan(
-    load_s=9.0,
-    per_s=10.0,
-    every_s=0.5,
-    length_s=(0.6, 1.0),
+    load_s=8.0,
+    per_s=12.0,
+    every_s=0.45,
+    length_s=(0.6, 0.9),
     rest_s=0.5,
     limits=LIMITS
     | {
@@ -55,7 +55,7 @@ BRIEF = Plan(
         "response_timeout_s": 30.0,
         "stream_idle_timeout_s": 15.0,
     },
-    idle_looks=6,
+    idle_looks=5,
 )
 
 

@@ -14,14 +14,14 @@ from tests.chaos.run import BRIEF, SHORT, Plan, run_chaos
 #: `make chaos-short` draws another one each time.
 SEED = 11
 #: Ten kinds of fault of the eleven, the sidecar killed in the middle (`test_schedule.py`).
-BRIEF_SEED = 156
+BRIEF_SEED = 50
 
 
 @pytest.mark.timeout(300)
 async def test_a_quarter_of_a_minute_of_chaos_breaks_nothing(tmp_path: Path) -> None:
     run = await judged(BRIEF, BRIEF_SEED, tmp_path)
     # A slow machine has time for fewer faults, as each waits for the processes of the one before.
-    assert len({each.planned.kind for each in run.applied}) >= 5
+    assert len({each.planned.kind for each in run.applied}) >= 7
 
 
 @pytest.mark.system

@@ -68,10 +68,10 @@ class FairQueue:
     >>> from gorgo.core.messages.request import RouteRequest
     >>> def state(name, client):
     ...     return RequestState(RouteRequest(name, 0.0, 1, b"", 64.0, 0, client=client))
-    >>> room = FairQueue()
+    >>> queue = FairQueue()
     >>> for name, client, prefill_s in (("a1", "a", 1.0), ("a2", "a", 0.5), ("b1", "b", 2.0), ("a3", "a", 9.0)):
-    ...     room.add(PendingDispatch(state(name, client), prefill_s, since_s=0.0))
-    >>> [held.request_id for held in room]  # a's shortest, then b's, because a would have had its turn
+    ...     queue.add(QueuedRequest(state(name, client), prefill_s, enqueued_s=0.0))
+    >>> [queued.request_id for queued in queue]  # a's shortest, then b's, because a would have had its turn
     ['a2', 'b1', 'a1', 'a3']
     """
 

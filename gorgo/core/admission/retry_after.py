@@ -22,10 +22,10 @@ class RetryAfter:
 
     Example
     -------
-    >>> away = RetryAfter()
-    >>> away.told_s(2.0, now=100.0), away.told_s(2.0, now=101.5), away.told_s(2.0, now=103.5)
+    >>> after = RetryAfter()
+    >>> after.seconds(2.0, now=100.0), after.seconds(2.0, now=101.5), after.seconds(2.0, now=103.5)
     (2.0, 2.0, 3.5)
-    >>> away.told_s(2.0, now=108.0)  # nobody was turned away at 107, when there was to be room
+    >>> after.seconds(2.0, now=108.0)  # nobody was turned away at 107, when there was to be room
     2.0
     """
 

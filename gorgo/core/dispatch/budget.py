@@ -30,7 +30,7 @@ class RatioBudget:
     >>> [budget.try_spend(now=0.0) for _ in range(2)]  # the minimum
     [True, False]
     >>> for _ in range(4):
-    ...     budget.note(now=1.0)
+    ...     budget.record(now=1.0)
     >>> [budget.try_spend(now=1.0) for _ in range(2)]
     [True, False]
     """

@@ -58,7 +58,7 @@ class OutlierDetector:
     Example
     -------
     >>> health = OutlierDetector(OutlierLimits(failures=1))
-    >>> health.attempt_failed(dispatched_s=0.0, now=1.0), health.state.value, health.wakes_s
+    >>> health.attempt_failed(dispatched_s=0.0, now=1.0), health.state.value, health.backoff_until_s
     (True, 'ejected', 6.0)
     """
 

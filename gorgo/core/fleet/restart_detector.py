@@ -22,7 +22,7 @@ class RestartDetector:
     Example
     -------
     >>> restarts = RestartDetector()
-    >>> [restarts.seen(EngineSample(prompt_tokens_total=total)) for total in (900.0, 900.0, None, 20.0)]
+    >>> [restarts.observe(EngineSample(prompt_tokens_total=total)) for total in (900.0, 900.0, None, 20.0)]
     [False, False, False, True]
     >>> restarts.count
     1

@@ -53,9 +53,9 @@ class ConcurrencyLimit:
 
     Example
     -------
-    >>> bound = ConcurrencyLimit()
-    >>> marks = [bound.sent(prefill_s=0.4, now=0.0) for _ in range(20)]
-    >>> round(bound.most(10.0), 9)  # ten prefills take what they may of ten seconds
+    >>> concurrency = ConcurrencyLimit()
+    >>> marks = [concurrency.on_dispatched(prefill_s=0.4, now=0.0) for _ in range(20)]
+    >>> round(concurrency.limit(10.0), 9)  # ten prefills take what they may of ten seconds
     10.0
     """
 

@@ -31,10 +31,10 @@ class DecodeSlope:
 
     Example
     -------
-    >>> growth = DecodeSlope()
+    >>> slope = DecodeSlope()
     >>> for number in range(400):  # 10 ms a token, and 0.1 ms for each beside
-    ...     growth.learn((0.01 + 0.0001 * (number % 50)) * 200, tokens=200, beside=number % 50)
-    >>> 1 / 110 < growth.each < 1 / 80
+    ...     slope.learn((0.01 + 0.0001 * (number % 50)) * 200, tokens=200, beside=number % 50)
+    >>> 1 / 110 < slope.value < 1 / 80
     True
     """
 

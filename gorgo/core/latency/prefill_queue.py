@@ -42,13 +42,13 @@ class PrefillQueue:
 
     Example
     -------
-    >>> clock = PrefillQueue()
-    >>> clock.dispatched("a", arrives_s=10.0, prior_s=0.5, seen=True)
-    >>> clock.dispatched("b", arrives_s=10.1, prior_s=0.25, seen=True)
-    >>> clock.free_at_s, clock.due_s, clock.backlog_s
+    >>> queue = PrefillQueue()
+    >>> queue.add("a", arrives_s=10.0, prior_s=0.5, seen=True)
+    >>> queue.add("b", arrives_s=10.1, prior_s=0.25, seen=True)
+    >>> queue.drained_at_s, queue.head_due_s, queue.backlog_s
     (10.75, 10.5, 0.75)
-    >>> clock.first_token("a", engine_s=11.0)  # half a second late: all that is behind it is
-    >>> 11.25 < clock.free_at_s < 11.3, round(clock.due_s - clock.free_at_s, 9)
+    >>> queue.on_first_token("a", engine_s=11.0)  # half a second late: all that is behind it is
+    >>> 11.25 < queue.drained_at_s < 11.3, round(queue.head_due_s - queue.drained_at_s, 9)
     (True, 0.0)
     """
 

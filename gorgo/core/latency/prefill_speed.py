@@ -42,7 +42,7 @@ class PrefillSpeed:
     -------
     >>> speed = PrefillSpeed()
     >>> for second in range(1, 10):
-    ...     speed.first_token(engine_s=3.0 * second, arrived_s=0.0, prior_s=1.0, head=True)
+    ...     speed.on_first_token(engine_s=3.0 * second, arrived_s=0.0, prior_s=1.0, head=True)
     >>> 2.5 < speed.factor < 3.0
     True
     """

@@ -40,10 +40,10 @@ class ReportedSpeed:
 
     Example
     -------
-    >>> told = ReportedSpeed(PrefillPrior())
-    >>> told.factor is None, told.learn(1000, 0.1), told.learn(100_000, 30.0)
+    >>> speed = ReportedSpeed(PrefillPrior())
+    >>> speed.factor is None, speed.on_counters(1000, 0.1), speed.on_counters(100_000, 30.0)
     (True, False, True)
-    >>> 2.5 < told.factor < 3.5  # 300 us a token, where the prior says about 100
+    >>> 2.5 < speed.factor < 3.5  # 300 us a token, where the prior says about 100
     True
     """
 

@@ -73,8 +73,8 @@ def round_trips(body_bytes: float, windows: TcpWindows) -> tuple[int, TcpWindows
 
     Example
     -------
-    >>> flights(500, Windows())[0], flights(100_000, Windows())
-    (1, (3, Windows(congestion=114600.0, receive=65535.0)))
+    >>> round_trips(500, TcpWindows())[0], round_trips(100_000, TcpWindows())
+    (1, (3, TcpWindows(cwnd=114600.0, rwnd=65535.0)))
     """
     congestion, receive = windows
     left, trips = body_bytes, 0
@@ -107,7 +107,7 @@ def paced_round_trips(body_bytes: float, windows: TcpWindows, pacing: Pacing) ->
 
     Example
     -------
-    >>> [round(paced_round_trips(size, Windows(), Pacing()), 2) for size in (500, 40_000, 100_000)]
+    >>> [round(paced_round_trips(size, TcpWindows(), Pacing()), 2) for size in (500, 40_000, 100_000)]
     [1.0, 2.57, 4.09]
     """
     (congestion, receive), (per_trip, burst) = windows, pacing

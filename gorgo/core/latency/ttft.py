@@ -43,10 +43,10 @@ class TtftEstimate(NamedTuple):
 
     Example
     -------
-    >>> outlook = TtftEstimate(router_s=0.01, earlier_s=0.0, network_s=0.1, queue_s=0.2, prefill_s=0.5)
-    >>> [round(seconds, 3) for seconds in outlook.split(1.0)]
+    >>> estimate = TtftEstimate(router_s=0.01, previous_attempts_s=0.0, network_s=0.1, queue_s=0.2, prefill_s=0.5)
+    >>> [round(seconds, 3) for seconds in estimate.attribute(1.0)]
     [0.01, 0.0, 0.1, 0.2, 0.5, 0.19]
-    >>> [round(seconds, 3) for seconds in outlook.split(0.71)]  # sooner than expected: the queue is cut
+    >>> [round(seconds, 3) for seconds in estimate.attribute(0.71)]  # sooner than expected: the queue is cut
     [0.01, 0.0, 0.1, 0.1, 0.5, 0.0]
     """
 

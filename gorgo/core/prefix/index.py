@@ -41,7 +41,7 @@ class PrefixIndex:
     >>> index.add_replica(0, capacity_blocks=100)
     >>> index.add_replica(1)
     >>> index.insert(b"block--1block--2", 1)
-    Belief(blocks=0, tick=0)
+    ConfirmedPrefix(blocks=0, tick=0)
     >>> index.match(b"block--1block--2block--3", 2)
     array([0., 2.])
     """

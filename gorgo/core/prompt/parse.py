@@ -48,7 +48,7 @@ def read_prompt(route: str, body: object) -> Prompt:
     Example
     -------
     >>> read_prompt("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
-    Prompt(text=b'hello', marks=((0, 'user'),), tokens=None)
+    Prompt(text=b'hello', message_starts=((0, 'user'),), tokens=None)
     """
     if not isinstance(body, dict):
         raise BadRequest(f"body: expected a JSON object, got {kind_of(body)}")

@@ -32,11 +32,11 @@ class FirstTokenDetector:
 
     Example
     -------
-    >>> scanner = FirstTokenDetector("/v1/completions")
-    >>> scanner.feed(b'data: {"choices": [{"text": ""}]}\\n\\n')
-    <Scan.WAITING: 'waiting'>
-    >>> scanner.feed(b'data: {"choices": [{"text": "a"}]}\\n\\n')
-    <Scan.CONTENT: 'content'>
+    >>> detector = FirstTokenDetector("/v1/completions")
+    >>> detector.feed(b'data: {"choices": [{"text": ""}]}\\n\\n')
+    <StreamState.WAITING: 'waiting'>
+    >>> detector.feed(b'data: {"choices": [{"text": "a"}]}\\n\\n')
+    <StreamState.CONTENT: 'content'>
     """
 
     def __init__(self, route: str) -> None:

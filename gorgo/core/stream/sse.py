@@ -32,7 +32,7 @@ class SseReader:
     -------
     >>> reader = SseReader()
     >>> reader.feed(b"data: 1\\n\\nda"), reader.feed(b"ta: 2\\n\\n")
-    ([Event(name='', data=b'1')], [Event(name='', data=b'2')])
+    ([SseEvent(name='', data=b'1')], [SseEvent(name='', data=b'2')])
     """
 
     def __init__(self) -> None:

@@ -109,8 +109,10 @@ def encode_state(kept: PersistedState) -> bytes:
     """The content of the file.
 
     >>> configured = ConfigSnapshot("gorgo", {}, frozenset())
-    >>> kept = Kept(policy="random", weights={}, version=2, frozen=None, draining=frozenset(), configured=configured)
-    >>> parse_state(encode_state(kept), source="example") == kept
+    >>> state = PersistedState(
+    ...     policy="random", weights={}, version=2, frozen=None, draining=frozenset(), configured=configured
+    ... )
+    >>> parse_state(encode_state(state), source="example") == state
     True
     """
     said = kept.configured

@@ -21,10 +21,10 @@ class ProbeHistory:
 
     Example
     -------
-    >>> trips = RoundTrips()
-    >>> trips.note("us-0", 0.002, now=10.0)
-    >>> trips.note("us-0", None, now=40.0)
-    >>> trips.of("us-0"), trips.of("unknown")
+    >>> probes = ProbeHistory()
+    >>> probes.record("us-0", 0.002, now=10.0)
+    >>> probes.record("us-0", None, now=40.0)
+    >>> probes.for_replica("us-0"), probes.for_replica("unknown")
     (((10.0, 0.002), (40.0, None)), ())
     """
 

@@ -102,7 +102,7 @@ class RandomTable:
 
     Example
     -------
-    >>> link, draws = Link(rtt_s=0.1), RandomDraws(seed=0)
+    >>> link, draws = Link(rtt_s=0.1), RandomTable(seed=0)
     >>> first, again = TripDelays(draws, key=7), TripDelays(draws, key=7)
     >>> first.one_way_s(link) == again.one_way_s(link), 0.05 <= first.one_way_s(link) < 0.1
     (True, True)
@@ -154,7 +154,7 @@ class SimConnection:
     Example
     -------
     >>> path = Path(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0), np.random.default_rng(0))
-    >>> connection = Connection(path)
+    >>> connection = SimConnection(path)
     >>> [round(connection.request_s(40_000, now=now), 3) for now in (0.0, 0.2, 9.0)]  # new, warm, idle
     [0.25, 0.05, 0.15]
     """

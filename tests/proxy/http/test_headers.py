@@ -1,0 +1,198 @@
+"""Which headers pass in each direction, pair by pair."""
+
+from __future__ import annotations
+
+import pytest
+
+from gorgo.proxy.http.headers import (
+    HOP_BY_HOP,
+    KEYS,
+    SESSION_HEADERS,
+    TARGETS,
+    Header,
+    downstream_headers,
+    find,
+    is_encoded,
+    is_event_stream,
+    new_id,
+    request_id,
+    session_id,
+    upstream_headers,
+)
+
+OWN_ID = (b"x-request-id", b"our-id")
+
+
+def up(*headers: Header, api_key: str | None = None) -> list[Header]:
+    return upstream_headers(headers, request_id="our-id", api_key=api_key)
+
+
+def down(*headers: Header, length_kept: bool = True) -> list[Header]:
+    return downstream_headers(headers, length_kept=length_kept)
+
+
+# -- up
+
+
+@pytest.mark.parametrize(
+    "name", [b"accept", b"x-session-id", b"x-", b"x-trace", b"user-agent", b"authorization", b"xy", b"x"]
+)
+def test_header_of_the_client_passes_as_it_is(name: bytes) -> None:
+    assert up((name, b"a"), (name, b"b")) == [(name, b"a"), (name, b"b"), OWN_ID]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sorted(HOP_BY_HOP - {b"connection"}),
+        *(target + b"x" if target.endswith(b"-") else target for target in TARGETS),
+        b"host",
+        b"content-length",
+        b"expect",
+        b"x-request-id",
+        b"x_gorgo_replica",
+        b"content_length",
+    ],
+)
+def test_header_of_one_hop_or_with_a_target_does_not(name: bytes) -> None:
+    assert up((name, b"a")) == [OWN_ID]
+
+
+def test_header_that_the_client_declares_its_own_does_not_pass() -> None:
+    connection = (b"connection", b"X-First , keep-alive,x-second")
+    assert up(connection, (b"x-first", b"1"), (b"x-second", b"2"), (b"x-third", b"3")) == [(b"x-third", b"3"), OWN_ID]
+    more = ((b"connection", b"x-first"), (b"connection", b"x-second"))
+    assert up(*more, (b"x-first", b"1"), (b"x-second", b"2")) == [OWN_ID]
+
+
+@pytest.mark.parametrize("name", sorted(KEYS))
+def test_key_of_the_replica_stands_in_for_any_of_the_client(name: bytes) -> None:
+    assert up((name, b"theirs"), (b"accept", b"a"), api_key="ours") == [
+        (b"accept", b"a"),
+        OWN_ID,
+        (b"authorization", b"Bearer ours"),
+    ]
+
+
+# -- down
+
+
+def test_header_of_the_replica_passes_in_lower_case_and_trimmed() -> None:
+    assert down((b"Server", b" uvicorn\t"), (b"X-Model", b"a b\tc"), (b"X-Model", b"")) == [
+        (b"server", b"uvicorn"),
+        (b"x-model", b"a b\tc"),
+        (b"x-model", b""),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"Connection",
+        b"Transfer-Encoding",
+        b"Keep-Alive",
+        b"X-Request-Id",
+        b"X-Gorgo-Replica",
+        b"Location",
+        b"Content-Location",
+        b"Alt-Svc",
+        b"Refresh",
+        b"Clear-Site-Data",
+        b"Strict-Transport-Security",
+        b"odd name",
+        b"odd:name",
+        b"",
+    ],
+)
+def test_header_of_the_hop_of_the_replica_or_an_odd_one_does_not(name: bytes) -> None:
+    assert down((name, b"a")) == []
+
+
+@pytest.mark.parametrize("value", [b"a\x00b", b"a\rb", b"a\nb", b"a\r\n b", b"a\x0bb"])
+def test_value_that_nobody_may_write_is_left_out(value: bytes) -> None:
+    assert down((b"x-odd", value)) == []
+
+
+def test_length_goes_where_the_body_changes() -> None:
+    headers = ((b"Content-Length", b"5"), (b"Content-Type", b"text/plain"))
+    assert down(*headers) == [(b"content-length", b"5"), (b"content-type", b"text/plain")]
+    assert down(*headers, length_kept=False) == [(b"content-type", b"text/plain")]
+
+
+def test_header_that_the_replica_declares_its_own_does_not_pass() -> None:
+    assert down((b"Connection", b"close, X-Hop"), (b"x-hop", b"1"), (b"x-end", b"2")) == [(b"x-end", b"2")]
+
+
+# -- what is read in them
+
+
+@pytest.mark.parametrize("given", ["a", "A-1._:@+=-", "x" * 128])
+def test_harmless_id_is_kept(given: str) -> None:
+    assert request_id([(b"x-request-id", given.encode())]) == given
+
+
+@pytest.mark.parametrize("given", [b"", b"a b", b"a\n", b"x" * 129, "ü".encode(), b"a/b", b'"'])
+def test_other_ids_are_replaced(given: bytes) -> None:
+    made = request_id([(b"x-request-id", given)])
+    assert len(made) == 32
+    assert made != request_id([(b"x-request-id", given)])
+    assert int(made, 16) >= 0
+
+
+def test_first_harmless_id_counts_and_other_headers_are_none() -> None:
+    assert request_id([(b"x-other", b"a"), (b"x-request-id", b"b c"), (b"x-request-id", b"d")]) == "d"
+
+
+def test_ids_do_not_repeat() -> None:
+    assert len({new_id() for _ in range(1000)}) == 1000
+
+
+def test_most_specific_session_counts_wherever_it_stands() -> None:
+    for rank in range(len(SESSION_HEADERS)):
+        found = [(name, name) for name in SESSION_HEADERS[rank:]]
+        assert session_id(found) == session_id(found[::-1]) == SESSION_HEADERS[rank].decode()
+
+
+def test_session_is_cut_and_an_empty_one_is_none() -> None:
+    assert session_id([(b"x-session-id", b"s" * 300)]) == "s" * 256
+    assert session_id([(b"x-session-id", b""), (b"x-session-token", b"t")]) == "t"
+    assert session_id([(b"cookie", b"c")]) is None
+    assert session_id([(b"x-session-id", "ü".encode())]) == "\xc3\xbc"
+
+
+def test_header_is_found_by_any_case_and_the_first_counts() -> None:
+    headers = [(b"A", b"0"), (b"Content-Type", b"1"), (b"content-type", b"2")]
+    assert find(headers, b"content-type") == b"1"
+    assert find(headers, b"b") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "stream"),
+    [
+        (b"text/event-stream", True),
+        (b" Text/Event-Stream; charset=utf-8", True),
+        (b"application/json", False),
+        (b"x text/event-stream", False),
+        (b"", False),
+    ],
+)
+def test_event_stream_is_one_by_its_type(kind: bytes, stream: bool) -> None:
+    assert is_event_stream([(b"Content-Type", kind)]) is stream
+    assert is_event_stream([]) is False
+
+
+@pytest.mark.parametrize(
+    ("codings", "encoded"),
+    [
+        ([], False),
+        ([b""], False),
+        ([b" Identity "], False),
+        ([b"gzip"], True),
+        ([b"identity", b"br"], True),
+        ([b"identity, gzip"], True),
+    ],
+)
+def test_body_is_encoded_if_any_of_its_codings_does_something(codings: list[bytes], encoded: bool) -> None:
+    assert is_encoded([(b"Content-Encoding", coding) for coding in codings]) is encoded
+    assert is_encoded([(b"content-encoding", coding) for coding in codings]) is encoded
+    assert is_encoded([(b"x-encoding", b"gzip")]) is False

@@ -1,0 +1,235 @@
+"""A proxy in virtual time: its ASGI app, before replicas that answer as scripts say and when they say.
+
+Nothing here waits: the event loop's clock jumps to its next timer, and every clock of the proxy is the loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from gorgo.config.model import Config
+from gorgo.policies.registry import make_policy
+from gorgo.proxy.app import data_app
+from gorgo.proxy.http.errors import Message
+from gorgo.proxy.http.headers import Header
+from gorgo.proxy.router_gateway import RouterGateway
+from gorgo.proxy.state import RunningProxy, build_proxy
+from gorgo.proxy.upstream.client import UpstreamClient, UpstreamError
+from tests.proxy.conftest import system_tls
+from tests.sim.live_shell import VirtualLoop
+
+CHAT = "/v1/chat/completions"
+EVENTS = ((b"content-type", b"text/event-stream"),)
+JSON = ((b"content-type", b"application/json"),)
+#: Seconds to wait, bytes to send, or how it breaks off.
+Step = float | bytes | UpstreamError
+
+
+@dataclass
+class Script:
+    """One answer. Without steps it is complete with its headers."""
+
+    steps: Sequence[Step] = ()
+    status: int = 200
+    headers: Sequence[Header] = EVENTS
+    #: Until its headers, s; or why there are none.
+    head_s: float = 0.0
+    refuses: str | None = None
+
+
+class ScriptedSource:
+    """An answer that has begun."""
+
+    def __init__(self, script: Script, closed: Callable[[], None]) -> None:
+        self.status = script.status
+        self.headers = script.headers
+        self._steps = script.steps
+        self._closed = closed
+
+    @asynccontextmanager
+    async def chunks(self) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        yield self._each()
+
+    async def _each(self) -> AsyncIterator[bytes]:
+        for step in self._steps:
+            if isinstance(step, bytes):
+                yield step
+            elif isinstance(step, UpstreamError):
+                raise step
+            else:
+                await asyncio.sleep(step)
+
+    async def aclose(self) -> None:
+        self._closed()
+
+
+@dataclass
+class Received:
+    """One request at a replica."""
+
+    at_s: float
+    path: str
+    headers: Sequence[Header]
+    body: bytes
+    #: When the proxy was done with its answer.
+    closed_s: float | None = None
+
+
+@dataclass
+class ScriptedUpstream:
+    """One replica, as exchanges reach it; the last script repeats."""
+
+    scripts: list[Script]
+    received: list[Received] = field(default_factory=list)
+    open_responses: int = 0
+
+    async def open(self, path: str, headers: Sequence[Header], body: bytes) -> ScriptedSource:
+        now = asyncio.get_running_loop().time
+        request = Received(now(), path, headers, body)
+        self.received.append(request)
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        self.open_responses += 1
+
+        def closed() -> None:
+            self.open_responses -= 1
+            request.closed_s = now()
+
+        try:
+            await asyncio.sleep(script.head_s)
+            if script.refuses is not None:
+                raise UpstreamError(script.refuses)
+        except BaseException:
+            closed()
+            raise
+        return ScriptedSource(script, closed)
+
+    async def aclose(self) -> None:
+        return
+
+
+@dataclass
+class Answered:
+    """What one client was sent, and when."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    #: (time, bytes)
+    parts: list[tuple[float, bytes]] = field(default_factory=list)
+    complete: bool = False
+    #: When its exchange was over, to the microsecond.
+    at_s: float = 0.0
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(part for _, part in self.parts)
+
+    @property
+    def code(self) -> str | None:
+        """Of the error that it is, if it is one."""
+        if self.headers.get("content-type") != "application/json":
+            return None
+        error: dict[str, Any] = json.loads(self.body).get("error", {})
+        return error.get("code")
+
+
+class VirtualProxy:
+    """The proxy and its replicas, by name."""
+
+    def __init__(self, state: RunningProxy, replicas: dict[str, ScriptedUpstream]) -> None:
+        self.state = state
+        self.replicas = replicas
+        self._app = data_app(state)
+
+    @property
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def ask(
+        self,
+        *body: Step,
+        route: str = CHAT,
+        headers: Sequence[Header] = (),
+        leaves_s: float | None = None,
+        reads: Callable[[bytes], Awaitable[None]] | None = None,
+        method: str = "POST",
+    ) -> Answered:
+        """One request, whose body comes in pieces. Its client leaves after so many seconds, if it does."""
+        messages: asyncio.Queue[Message] = asyncio.Queue()
+        answered = Answered()
+
+        async def arrive() -> None:
+            pieces = [step for step in body if isinstance(step, bytes)]
+            for step in body:
+                if isinstance(step, bytes):
+                    pieces.pop()
+                    messages.put_nowait({"type": "http.request", "body": step, "more_body": bool(pieces)})
+                else:
+                    await asyncio.sleep(cast(float, step))
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answered.status = message["status"]
+                answered.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+                return
+            if reads is not None:
+                await reads(message["body"])
+            answered.parts.append((self.now_s, message["body"]))
+            answered.complete = not message["more_body"]
+
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": method,
+            "path": route,
+            "raw_path": route.encode(),
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json"), *headers],
+        }
+        arriving = asyncio.create_task(arrive())
+        serving = asyncio.create_task(self._app(scope, messages.get, send))
+        await asyncio.wait((serving,), timeout=leaves_s)
+        messages.put_nowait({"type": "http.disconnect"})
+        await serving
+        arriving.cancel()
+        answered.at_s = round(self.now_s, 6)
+        return answered
+
+    def total(self, name: str, **labels: str) -> float:
+        return self.state.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def in_virtual_time(
+    test: Callable[[VirtualProxy], Awaitable[None]], config: Config, scripts: dict[str, list[Script]], **options: Any
+) -> None:
+    """Run `test` with a proxy of `config`, whose replicas have these scripts, a round trip of 10 ms away."""
+
+    async def run() -> None:
+        now = asyncio.get_running_loop().time
+        policy = make_policy(config.proxy.policy)
+        wiring = {"weights": None, "environ": {}, "key": 1, "seed": 1, "tls": system_tls(), **options}
+        state = build_proxy(config, policy=policy, **wiring)
+        await state.aclose()
+        state.clock = now
+        state.gateway = RouterGateway(state.router, now)
+        replicas = {name: ScriptedUpstream(list(found)) for name, found in scripts.items()}
+        for name, upstream in replicas.items():
+            state.targets[name].upstream = cast(UpstreamClient, upstream)
+            state.router.on_probe(name, 0.01, now=now())
+        await test(VirtualProxy(state, replicas))
+        assert not state.exchanges
+        assert (state.router.in_flight, state.router.queued) == (0, 0)
+        assert not any(replica.open_responses for replica in replicas.values())
+        state.gateway.close()
+
+    with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        now = runner.get_loop().time
+        for module in ("exchange.relay", "http.timeout", "http.body", "exchange.attempts"):
+            patched.setattr(f"gorgo.proxy.{module}.monotonic", now)
+        runner.run(run())
