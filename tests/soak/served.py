@@ -99,5 +99,5 @@ class _Window:
 
 if __name__ == "__main__":
     window = _Window(Path(sys.argv.pop(1)))
-    with patch.object(server, "make_state", window.open):  # the name that `serve` calls
+    with patch.object(server, "build_proxy", window.open):  # the name that `serve` calls
         main()

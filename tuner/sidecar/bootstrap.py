@@ -53,13 +53,13 @@ class SidecarOptions:
         How weights are compared, and when to stop.
     start:
         Weights to begin at, by name; those left out are as the proxy has them.
-    widen:
+    allow_out_of_range:
         Other bounds, by name.
     tune_lambda:
         Move weights too that are preferences.
     seed:
         Of proposals and of the order of blocks; None: by chance.
-    begin_anew:
+    new_campaign:
         Leave an unfinished campaign on that proxy, and begin another.
     dry_run:
         Measure and propose; put nothing, write nothing.
