@@ -206,6 +206,13 @@ async def test_same_request_id_twice_at_once_is_served_twice(fleet: Running) -> 
     assert len(fleet.state.router.samples) == 8
 
 
+async def test_answers_of_the_proxys_own_name_no_server_and_one_date(start: Start) -> None:
+    fleet = await start.fleet([answer(200)])
+    for response in (await fleet.client.get("/health"), await fleet.client.get("/nowhere")):
+        assert "server" not in response.headers
+        assert len(response.headers.get_list("date")) == 1
+
+
 async def test_health_and_ready(start: Start) -> None:
     fleet = await start.fleet([answer(200)])
     assert (await fleet.client.get("/health")).status_code == 200

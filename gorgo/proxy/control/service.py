@@ -98,7 +98,7 @@ class ControlService:
 
     # -- changes
 
-    async def set_weights(self, values: Mapping[str, float], order: ChangeRequest) -> Weights:
+    async def set_weights(self, values: Mapping[str, float], order: ChangeRequest) -> None:
         """Replace the values named. Raises `WeightsFrozen`, `VersionConflict`, `WeightsError` or `StateError`."""
 
         def plan() -> PlannedChange:
@@ -107,9 +107,8 @@ class ControlService:
             return self._weighted(values, order)
 
         await self._orders.execute(plan)
-        return self._router.weights
 
-    async def set_policy(self, name: str, values: Mapping[str, float], order: ChangeRequest) -> Weights:
+    async def set_policy(self, name: str, values: Mapping[str, float], order: ChangeRequest) -> None:
         """Route by another policy.
 
         Raises as `set_weights` does, `UnknownPolicy`, and `ConfigError` if the shadow policy cannot go with it.
@@ -121,11 +120,10 @@ class ControlService:
             return self._switched(make_policy(name), values, order)
 
         await self._orders.execute(plan)
-        return self._router.weights
 
     async def freeze(
         self, values: Mapping[str, float] | None, order: ChangeRequest, *, policy: str | None = None
-    ) -> Frozen:
+    ) -> None:
         """Pin the weights in force, or `values`; with `policy`, those are for it and its defaults fill them up.
 
         Again with the same weights it changes nothing. Raises as `set_policy` does.
@@ -141,8 +139,6 @@ class ControlService:
             return self._pinned(wanted, Frozen(self._now(), order.reason, order.by))
 
         await self._orders.execute(plan)
-        assert self.frozen is not None
-        return self.frozen
 
     async def unfreeze(self, order: ChangeRequest) -> None:
         """Let weights be changed again; they stay as they are. Raises `VersionConflict` or `StateError`."""

@@ -288,6 +288,14 @@ async def test_reload_is_kept_too_and_a_full_disk_does_not_stop_it(start: Start,
     assert (found.version, found.weights["w_rtt"], found.configured.weights) == (4, 0.8, {"w_rtt": 0.8})
 
 
+async def test_drain_of_a_replica_that_is_not_there_is_not_written(start: Start, tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state.json")
+    fleet = await proxy(start, file)
+    before = file.path.read_bytes()
+    checked(await fleet.admin.post("/admin/replicas/nobody/drain"), 404, "replica_not_found")
+    assert file.path.read_bytes() == before
+
+
 async def test_restart_goes_on_with_weights_policy_version_and_drain_marks(start: Start, tmp_path: Path) -> None:
     disk = Disk(tmp_path / "state")
     replicas = [await start.replica(stream(delta("a"), DONE)) for _ in range(2)]

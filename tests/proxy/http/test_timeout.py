@@ -40,6 +40,15 @@ async def test_deadline_moved_nearer_is_kept() -> None:
         await guarded()
 
 
+async def test_deadline_moved_before_the_wait_is_kept() -> None:
+    loop = asyncio.get_running_loop()
+    dog = ResettableTimeout(1000)
+    dog.extend(0.01)
+    assert dog.deadline <= loop.time() + 0.01
+    with pytest.raises(TimeoutError), dog:
+        await forever()
+
+
 async def test_last_moment_is_kept_wherever_the_deadline_is_moved_to() -> None:
     loop = asyncio.get_running_loop()
     dog = ResettableTimeout(1000, last=loop.time() + 0.01)

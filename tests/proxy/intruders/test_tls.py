@@ -196,6 +196,8 @@ def test_files_that_do_not_fit_are_named(authority: Authority, pair: tuple[str, 
     for cert, key in (("/nowhere", pair[1]), (pair[0], "/nowhere"), (str(empty), pair[1]), (pair[0], authority.ca)):
         with pytest.raises(ConfigError, match=r"proxy\.tls"):
             served_tls(TlsConfig(cert=cert, key=key))
+    with pytest.raises(ConfigError, match=r"^proxy\.tls: '/nowhere' with '.*': No such file or directory; expected"):
+        served_tls(TlsConfig(cert="/nowhere", key=pair[1]))
     locked = str(tmp_path / "locked.key")
     authority._openssl("ec", "-in", pair[1], "-aes256", "-passout", "pass:secret", "-out", locked)
     with pytest.raises(ConfigError, match="without a passphrase"):

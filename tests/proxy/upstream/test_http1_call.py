@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp import ClientOSError
 from aiohttp.client_proto import ResponseHandler
 
 from gorgo.proxy.upstream.client import Source, UpstreamClient, UpstreamError
@@ -177,9 +178,10 @@ class Given(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[list[bytes]] = []
+        self.closing = False
 
     def is_closing(self) -> bool:
-        return False
+        return self.closing
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.writes.append([bytes(data)])
@@ -199,3 +201,20 @@ async def test_the_head_never_travels_without_the_first_of_the_body(size: int) -
     if writer is not None:
         await writer
     assert b"".join(part for parts in given.writes for part in parts) == b"head" + body
+
+
+@pytest.mark.parametrize("lost", ["closing", "gone"])
+async def test_rest_of_a_large_body_is_not_written_to_a_connection_that_is_lost(lost: str) -> None:
+    given = Given()
+    protocol = ResponseHandler(asyncio.get_running_loop())
+    protocol.connection_made(given)
+    writer = _send(protocol, b"head", bytes(3 * WRITE_BYTES))
+    assert writer is not None
+    if lost == "closing":
+        given.closing = True
+    else:
+        protocol.transport = None
+    await writer
+    assert len(given.writes) == 1
+    with pytest.raises(ClientOSError):
+        _send(protocol, b"head", b"")
