@@ -116,7 +116,7 @@ async def proxy_for(
         caught.append(build_proxy(*args, tls=system_tls(), **kwargs))
         return caught[-1]
 
-    monkeypatch.setattr(server, "make_state", catch)
+    monkeypatch.setattr(server, "build_proxy", catch)
     shutdown = asyncio.Event()
     task = asyncio.create_task(
         server.serve(
