@@ -32,6 +32,7 @@ class FakeProxy:
         self.frozen: dict[str, str] | None
         self.boots = 0
         self.puts: list[dict[str, Any]] = []
+        self.calls: list[str] = []
         self.restart()
 
     def restart(self) -> None:
@@ -64,6 +65,7 @@ class FakeProxy:
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
+        self.calls.append(f"{request.method} {path}")
         if path == "/admin/samples":
             return httpx.Response(200, json=self._samples(int(request.url.params["after"])))
         if request.method == "PUT" and (refused := self._put(json.loads(request.content))):

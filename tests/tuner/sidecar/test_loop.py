@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
+from gorgo.errors import HistoryError
 from tests.tuner.sidecar.fake_proxy import DEFAULTS, PAPER, Beside, FakeProxy
 from tuner.campaign.options import CampaignOptions
+from tuner.sidecar import loop
+from tuner.sidecar.progress import shown
 
 
 @pytest.fixture
@@ -297,3 +304,203 @@ async def test_progress_counts_samples_of_the_weights_in_force(beside: Beside) -
     await beside.step(5)
     progress = beside.sidecar.progress()
     assert (progress.phase, progress.samples, progress.needed) == ("warming", 5, PAPER.window)
+
+
+async def test_who_set_the_weights_is_asked_only_when_their_version_is_another(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(1)
+    beside.proxy.calls.clear()
+    await beside.step()
+    assert beside.proxy.calls == ["GET /admin/samples", "GET /admin/policy"]
+    beside.proxy.set({}, by="operator")
+    await beside.step()
+    assert beside.proxy.calls[3:5] == ["GET /admin/policy", "GET /admin/weights"]
+
+
+async def test_a_put_that_is_refused_again_and_again_is_left_for_the_next_step(beside: Beside) -> None:
+    await beside.start()
+    put, conflicts = beside.proxy._put, []
+
+    def refuse(body: dict[str, Any]) -> httpx.Response:
+        conflicts.append(body["expected_version"])
+        return httpx.Response(409, json={"error": {"message": "version conflict"}})
+
+    beside.proxy._put = refuse  # type: ignore[method-assign]
+    await beside.step()
+    assert conflicts == [1, 1, 1]
+    assert beside.complaints == [], "each refusal was looked into"
+    beside.proxy._put = put  # type: ignore[method-assign]
+    await beside.step()
+    assert len(beside.proxy.puts) == 1
+
+
+async def test_a_proxy_that_does_not_let_it_freeze_is_said_and_the_campaign_ends(
+    proxy: FakeProxy, tmp_path: Path
+) -> None:
+    options = CampaignOptions(mode="paper", window=8, hop=4, warm_up_s=0.0, max_generations=1, freeze_at_end=True)
+    beside = Beside(proxy, tmp_path, options)
+    answer = proxy._answer
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/admin/freeze":
+            return httpx.Response(409, json={"error": {"message": "frozen already"}})
+        return answer(request)
+
+    proxy._answer = refuse  # type: ignore[method-assign]
+    await beside.start()
+    while beside.sidecar.stopped is None:
+        await beside.step(4)
+    assert beside.sidecar.stopped == "1 generations"
+    assert "not frozen by the tuner: " in beside.complaints[-1]
+    assert "frozen already" in beside.complaints[-1]
+    assert proxy.frozen is None
+
+
+async def test_a_freeze_at_the_end_is_an_event_with_its_weights(proxy: FakeProxy, tmp_path: Path) -> None:
+    options = CampaignOptions(mode="paper", window=8, hop=4, warm_up_s=0.0, max_generations=1, freeze_at_end=True)
+    beside = Beside(proxy, tmp_path, options)
+    await beside.start()
+    while beside.sidecar.stopped is None:
+        await beside.step(4)
+    await beside.sidecar.finish()
+    freeze, stop = beside.history.events()
+    assert (freeze.kind, freeze.reason, freeze.weights) == ("freeze", "pinned: 1 generations", proxy.weights)
+    assert (stop.kind, stop.reason, stop.weights) == ("stop", "1 generations", beside.sidecar.campaign.incumbent)
+
+
+async def test_where_the_campaign_is_is_written_when_more_than_samples_has_changed(beside: Beside) -> None:
+    await beside.start()
+    await beside.step(2)
+    number, state = beside.history.unfinished(target="http://proxy:9090", policy="gorgo") or (0, {})
+    await beside.step(2)
+    assert beside.history.unfinished(target="http://proxy:9090", policy="gorgo") == (number, state)
+    await beside.until_generation(1)
+    assert beside.history.unfinished(target="http://proxy:9090", policy="gorgo") != (number, state)
+
+
+async def test_the_next_look_is_when_the_campaign_has_something_to_do(proxy: FakeProxy, tmp_path: Path) -> None:
+    options = CampaignOptions(mode="guarded", window=8, hop=4, warm_up_s=10.0, discard_s=0.0)
+    beside = Beside(proxy, tmp_path, options, poll_s=4.0)
+    await beside.start()
+    assert await beside.step() == 4.0, "samples are awaited"
+    assert await beside.step(8, seconds=7.0) == 3.0, "the warm-up is over in three seconds"
+    assert await beside.step(seconds=2.5) == 0.5
+    assert await beside.step(seconds=0.5) == 4.0
+
+
+async def test_an_ended_process_leaves_weights_alone_that_are_right_or_pinned(beside: Beside) -> None:
+    await beside.start()
+    assert await beside.sidecar.finish()
+    assert beside.proxy.puts == [], "nothing is known to be in force"
+    await beside.start()
+    await beside.step()
+    puts = len(beside.proxy.puts)
+    assert await beside.sidecar.finish()
+    assert len(beside.proxy.puts) == puts, "the incumbent is"
+    await beside.until_generation(2)
+    puts = len(beside.proxy.puts)
+    beside.proxy.frozen = {"reason": "by hand"}
+    await beside.step()
+    assert await beside.sidecar.finish()
+    assert len(beside.proxy.puts) == puts
+
+
+async def test_rows_that_could_not_be_written_are_said_at_the_end(beside: Beside, tmp_path: Path) -> None:
+    await beside.start()
+    await beside.until_generation(1)
+
+    def full(_campaign: int, **_what: object) -> None:
+        raise HistoryError("disk is full")
+
+    beside.history.write = full  # type: ignore[assignment, method-assign]
+    await beside.until_generation(2)
+    assert not await beside.sidecar.finish()
+    assert 'not in the history: {"number": 1' in beside.complaints[-1]
+
+
+async def test_a_freeze_of_another_policy_s_weights_is_no_wish_about_ours(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    incumbent = dict(beside.sidecar.campaign.incumbent)
+    beside.proxy.policy = "random"
+    beside.proxy.set({"w_rtt": 1.5}, by="operator")
+    await beside.step()
+    assert beside.sidecar.progress().trouble == "the proxy routes by random, not by gorgo"
+    beside.proxy.restart()
+    await beside.step()
+    assert beside.sidecar.campaign.incumbent == incumbent
+    assert beside.events[:1] == ["freeze"]
+
+
+async def test_it_runs_until_the_campaign_is_over_or_it_is_told_to_stop(
+    proxy: FakeProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CampaignOptions(mode="paper", window=8, hop=4, warm_up_s=0.0, budget_s=30.0)
+    beside, stop, waits = Beside(proxy, tmp_path, options), asyncio.Event(), list[float]()
+
+    async def wait(_stop: asyncio.Event, seconds: float) -> None:
+        waits.append(seconds)
+        beside.now += 1.0
+        proxy.serve(4)
+        if len(waits) == 10:
+            stop.set()
+
+    monkeypatch.setattr(loop, "wait", wait)
+    await beside.start()
+    assert await beside.sidecar.run(stop)
+    assert (len(waits), beside.sidecar.stopped) == (10, None)
+    assert waits == [1.0] * 10
+    assert {**DEFAULTS, **beside.sidecar.campaign.incumbent} == proxy.weights
+    stop.clear()
+    waits.clear()
+    await beside.start()
+    beside.now += 30.0
+    assert await beside.sidecar.run(stop)
+    assert beside.sidecar.stopped == "budget of 30 s is spent"
+    assert len(waits) < 5
+
+
+async def test_a_wait_ends_with_its_time_or_with_the_process() -> None:
+    stop = asyncio.Event()
+    await asyncio.wait_for(loop.wait(stop, 0.001), timeout=5.0)
+    stop.set()
+    await asyncio.wait_for(loop.wait(stop, 1e6), timeout=5.0)
+
+
+async def test_a_restart_is_followed_by_weights_that_the_proxy_has_not_seen(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(2)
+    beside.proxy.restart()
+    beside.proxy.puts.clear()
+    await beside.step(3)
+    assert [put["expected_version"] for put in beside.proxy.puts] == [1], "the version of the new run"
+
+
+async def test_weights_of_somebody_without_a_name_are_somebody_s(beside: Beside) -> None:
+    await beside.start()
+    await beside.until_generation(1)
+    beside.proxy.set({"w_rtt": 1.5}, by="the operator")
+    await beside.step()
+    beside.proxy.set({"w_rtt": 1.6}, by=None, source="reload")  # type: ignore[arg-type]
+    await beside.step()
+    reasons = [event.reason for event in beside.history.events() if event.kind == "foreign"]
+    assert reasons == [
+        "weights that the operator has set: the campaign goes on from there",
+        "weights that reload has set: the campaign goes on from there",
+    ]
+
+
+async def test_a_dry_run_says_the_candidate_that_it_would_try(proxy: FakeProxy, tmp_path: Path) -> None:
+    for mode in ("paper", "switchback", "guarded"):
+        beside = Beside(proxy, tmp_path, replace(PAPER, mode=mode, discard_s=0.0), dry_run=True)
+        await beside.start()
+        while beside.sidecar.stopped is None:
+            await beside.step(8)
+        candidate = {**DEFAULTS, **beside.sidecar.campaign.optimizer.ask()}
+        assert f"would put {shown(candidate)}: " in beside.said[-1]
+    beside = Beside(proxy, tmp_path, PAPER, dry_run=True)
+    await beside.start()
+    proxy.set({"w_rtt": 0.75}, by="operator")
+    await beside.step()
+    assert beside.sidecar.stopped is None, "what is in force is measured from there on"
+    assert proxy.puts == []
