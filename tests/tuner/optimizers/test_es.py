@@ -78,6 +78,7 @@ def test_steps_below_the_smallest_end_the_search() -> None:
     optimizer = fail(es(sigma_min=0.3), 4)
     assert optimizer.stop() is None
     assert fail(optimizer).stop() == "converged: steps of 26.8% are below 30.0%"
+    assert fail(es(sigma_min=0.5 * exp(-1 / 8))).stop() is None, "the smallest is not below itself"
 
 
 def test_it_begins_again_with_its_first_step_and_all_its_patience() -> None:

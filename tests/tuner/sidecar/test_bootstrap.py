@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from gorgo.errors import ProxyRefused, TunerError, WeightsError
-from tests.tuner.sidecar.fake_proxy import Beside, FakeProxy
+from tests.tuner.sidecar.fake_proxy import PAPER, Beside, FakeProxy
 from tuner.campaign.options import CampaignOptions
+from tuner.history import History
 from tuner.proxy_client import ProxyClient
 from tuner.sidecar import bootstrap
-from tuner.sidecar.bootstrap import connect
+from tuner.sidecar.bootstrap import SidecarOptions, connect, run_sidecar
 from tuner.sidecar.progress import Reporter
 
 
@@ -61,8 +65,8 @@ async def test_a_wrong_token_is_no_reason_to_wait() -> None:
     [
         ({"start": {"w_rtt": 50.0}}, r"expected a number in \[0.05, 2\]"),
         ({"start": {"m_rtt": 1.0}}, "no weight of gorgo"),
-        ({"widen": {"m_rtt": (0.1, 1.0)}}, "not a weight that is moved"),
-        ({"widen": {"w_rtt": (0.0, 1.0)}}, "log space"),
+        ({"allow_out_of_range": {"m_rtt": (0.1, 1.0)}}, "not a weight that is moved"),
+        ({"allow_out_of_range": {"w_rtt": (0.0, 1.0)}}, "log space"),
     ],
 )
 async def test_weights_that_cannot_be_tuned_so_are_refused(
@@ -85,7 +89,7 @@ async def test_an_unfinished_campaign_of_another_mode_is_not_begun_again_in_sile
 
 async def test_a_widened_box_is_put_with_the_proxy_s_consent(tmp_path: Path) -> None:
     proxy = FakeProxy()
-    beside = Beside(proxy, tmp_path, start={"w_rtt": 5.0}, widen={"w_rtt": (0.05, 10.0)})
+    beside = Beside(proxy, tmp_path, start={"w_rtt": 5.0}, allow_out_of_range={"w_rtt": (0.05, 10.0)})
     await beside.start()
     await beside.until_generation(1)
     assert proxy.puts[0]["weights"] == {"w_rtt": 5.0, "w_queue": 0.1}
@@ -98,3 +102,184 @@ async def test_the_history_keeps_options_and_seed_and_no_token(tmp_path: Path) -
     kept = beside.history.campaigns()[0].options
     assert (kept["algorithm"], kept["mode"], kept["seed"]) == ("es", "paper", 1)
     assert "token" not in kept
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_a_proxy_that_is_in_trouble_is_waited_for_and_one_that_refuses_is_not(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, said = FakeProxy(), list[str]()
+
+    async def wait(_stop: asyncio.Event, _seconds: float) -> None:
+        proxy.broken = None
+
+    monkeypatch.setattr(bootstrap, "wait", wait)
+    proxy.broken = status
+    assert await connect(client(proxy), quiet(said), asyncio.Event()) is not None
+    assert said == [f"GET http://proxy/admin/weights: {status} out of order; waiting for the proxy"]
+    proxy.broken = 499
+    with pytest.raises(ProxyRefused):
+        await connect(client(proxy), quiet(said), asyncio.Event())
+
+
+async def test_the_wait_for_a_proxy_is_half_a_minute_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy, waits = FakeProxy(), list[float]()
+    proxy.down = True
+
+    async def wait(stop: asyncio.Event, seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 8:
+            stop.set()
+
+    monkeypatch.setattr(bootstrap, "wait", wait)
+    assert await connect(client(proxy), quiet([]), asyncio.Event()) is None
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+async def test_a_new_campaign_s_row_says_when_and_what_was_begun(tmp_path: Path) -> None:
+    beside = Beside(
+        FakeProxy(),
+        tmp_path,
+        start={"w_rtt": 0.7},
+        allow_out_of_range={"w_queue": (0.01, 0.9)},
+        tune_lambda=True,
+        seed=4,
+    )
+    await beside.start()
+    (row,) = beside.history.campaigns()
+    assert (row.started_s, row.target, row.policy) == (1000.0, "http://proxy:9090", "gorgo")
+    assert (row.options["start"], row.options["widen"]) == ({"w_rtt": 0.7}, {"w_queue": [0.01, 0.9]})
+    assert (row.options["tune_lambda"], row.options["seed"], row.options["window"]) == (True, 4, 8)
+    assert beside.said[0] == "campaign 1 on gorgo from w_rtt=0.7 w_queue=0.1"
+    assert beside.sidecar.campaign.incumbent == {"w_rtt": 0.7, "w_queue": 0.1}
+
+
+async def test_a_process_that_goes_on_keeps_the_row_of_the_first(tmp_path: Path) -> None:
+    beside = Beside(FakeProxy(), tmp_path)
+    await beside.start()
+    await beside.until_generation(1)
+    for _ in range(2):
+        beside.now += 1000.0
+        await beside.start()
+    (row,) = beside.history.campaigns()
+    assert row.started_s == 1000.0
+
+
+async def test_new_ends_the_old_campaign_now(tmp_path: Path) -> None:
+    beside = Beside(FakeProxy(), tmp_path)
+    await beside.start()
+    await beside.until_generation(1)
+    again = Beside(beside.proxy, tmp_path, new_campaign=True)
+    again.now = 5000.0
+    await again.start()
+    new, old = again.history.campaigns()
+    assert (old.finished_s, old.outcome) == (5000.0, "left for a new one")
+    assert (new.started_s, new.finished_s) == (5000.0, None)
+    assert again.said[0].startswith("campaign 2 on gorgo from")
+
+
+async def test_the_same_seed_proposes_the_same_and_none_is_another_each_time(tmp_path: Path) -> None:
+    asked = []
+    for place, seed in enumerate((3, 3, 4, None, None)):
+        (tmp_path / str(place)).mkdir()
+        beside = Beside(FakeProxy(), tmp_path / str(place), seed=seed)
+        await beside.start()
+        campaign = beside.sidecar.campaign
+        asked.append((tuple(campaign.optimizer.ask().values()), campaign.rng.random()))
+        assert beside.history.campaigns()[0].options["seed"] is not None
+    assert asked[0] == asked[1]
+    assert len(set(asked)) == 4
+
+
+@pytest.mark.parametrize(("max_generations", "budget"), [(100, 200), (300, 300)])
+async def test_the_optimizer_lasts_as_long_as_the_campaign(max_generations: int, budget: int, tmp_path: Path) -> None:
+    beside = Beside(FakeProxy(), tmp_path, replace(PAPER, max_generations=max_generations))
+    await beside.start()
+    assert beside.sidecar.campaign.optimizer.state()["budget"] == budget
+
+
+@pytest.mark.parametrize(
+    ("options", "w_rtt", "widened"),
+    [
+        ({}, 0.5, False),
+        ({}, 2.0, False),
+        ({}, 0.05, False),
+        ({"allow_out_of_range": {"w_queue": (0.04, 0.6)}}, 0.5, True),
+    ],
+)
+async def test_consent_for_weights_outside_the_policy_s_box_is_asked_only_where_needed(
+    options: dict[str, Any], w_rtt: float, widened: bool, tmp_path: Path
+) -> None:
+    beside = Beside(FakeProxy(), tmp_path, start={"w_rtt": w_rtt}, **options)
+    await beside.start()
+    await beside.step()
+    assert ("widen" in beside.proxy.puts[0]) == widened
+
+
+async def test_a_weight_that_there_is_not_is_named_beside_those_that_there_are(tmp_path: Path) -> None:
+    beside = Beside(FakeProxy(), tmp_path, start={"b": 1.0, "a": 1.0})
+    with pytest.raises(WeightsError, match="start: 'a' is no weight of gorgo; it has: w_rtt, w_queue"):
+        await beside.start()
+
+
+def test_the_clock_is_unix_time_that_only_moves_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    unix, steady = [1e9], [50.0]
+    monkeypatch.setattr(bootstrap, "time", SimpleNamespace(time=lambda: unix[0], monotonic=lambda: steady[0]))
+    clock = bootstrap.unix_clock()
+    unix[0], steady[0] = 5.0, 57.5
+    assert clock() == 1e9 + 7.5
+
+
+class Answering(ProxyClient):
+    """A client of a proxy that is set up before."""
+
+    proxy: FakeProxy
+
+    def __init__(self, url: str, token: str | None) -> None:
+        super().__init__(url, token, transport=httpx.MockTransport(self.proxy.handle))
+
+
+async def test_a_sidecar_runs_from_its_options_until_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, stop, said = FakeProxy(), asyncio.Event(), list[str]()
+    monkeypatch.setattr(bootstrap, "ProxyClient", type("Client", (Answering,), {"proxy": proxy}))
+
+    async def wait(_stop: asyncio.Event, _seconds: float) -> None:
+        proxy.serve(4)
+        if len(proxy.puts) == 3:
+            stop.set()
+
+    monkeypatch.setattr("tuner.sidecar.loop.wait", wait)
+    database = f"sqlite:///{tmp_path}/history.sqlite3"
+    given: dict[str, Any] = {"url": "http://proxy", "token": "t", "database": database, "campaign": PAPER}
+    options = SidecarOptions(**given, metrics_bind=("127.0.0.1", 0))
+    assert await run_sidecar(options, quiet(said), stop)
+    assert re.fullmatch(r"metrics on http://127\.0\.0\.1:\d+/metrics", said[0])
+    assert proxy.weights == {"w_rtt": 0.5, "w_queue": 0.1} | dict(proxy.puts[-1]["weights"])
+    history = History(database)
+    assert len(history.generations()) >= 2
+    history.close()
+
+
+async def test_a_sidecar_that_is_stopped_before_the_proxy_answers_has_begun_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, stop, said = FakeProxy(), asyncio.Event(), list[str]()
+    monkeypatch.setattr(bootstrap, "ProxyClient", type("Client", (Answering,), {"proxy": proxy}))
+    stop.set()
+    database = f"sqlite:///{tmp_path}/history.sqlite3"
+    assert await run_sidecar(SidecarOptions(url="http://proxy", token="t", database=database), quiet(said), stop)
+    assert (said, proxy.calls) == ([], [])
+    history = History(database)
+    assert history.campaigns() == []
+    history.close()
+
+
+async def test_a_dry_run_opens_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "ProxyClient", type("Client", (Answering,), {"proxy": FakeProxy()}))
+    stop = asyncio.Event()
+    stop.set()
+    options = SidecarOptions(url="http://proxy", token="t", database=f"sqlite:///{tmp_path}/h.sqlite3", dry_run=True)
+    assert await run_sidecar(options, quiet([]), stop)
+    assert list(tmp_path.iterdir()) == []

@@ -212,7 +212,7 @@ async def test_weights_that_somebody_set_while_the_sidecar_was_dead_are_kept(bes
 async def test_new_begins_another_campaign_and_ends_the_old_one(beside: Beside, tmp_path: Path) -> None:
     await beside.start()
     await beside.until_generation(2)
-    again = Beside(beside.proxy, tmp_path, begin_anew=True)
+    again = Beside(beside.proxy, tmp_path, new_campaign=True)
     await again.start()
     old, new = sorted(again.history.campaigns(), key=lambda row: row.id)
     assert old.outcome == "left for a new one"
@@ -379,7 +379,7 @@ async def test_where_the_campaign_is_is_written_when_more_than_samples_has_chang
 
 
 async def test_the_next_look_is_when_the_campaign_has_something_to_do(proxy: FakeProxy, tmp_path: Path) -> None:
-    options = CampaignOptions(mode="guarded", window=8, hop=4, warm_up_s=10.0, discard_s=0.0)
+    options = CampaignOptions(window=8, hop=4, warm_up_s=10.0, rest_blocks=0.0)
     beside = Beside(proxy, tmp_path, options, poll_s=4.0)
     await beside.start()
     assert await beside.step() == 4.0, "samples are awaited"
@@ -491,8 +491,8 @@ async def test_weights_of_somebody_without_a_name_are_somebody_s(beside: Beside)
 
 
 async def test_a_dry_run_says_the_candidate_that_it_would_try(proxy: FakeProxy, tmp_path: Path) -> None:
-    for mode in ("paper", "switchback", "guarded"):
-        beside = Beside(proxy, tmp_path, replace(PAPER, mode=mode, discard_s=0.0), dry_run=True)
+    for mode in ("paper", "switchback"):
+        beside = Beside(proxy, tmp_path, replace(PAPER, mode=mode), dry_run=True)
         await beside.start()
         while beside.sidecar.stopped is None:
             await beside.step(8)

@@ -162,7 +162,7 @@ def test_a_step_is_counted_and_shown(told: Told) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "arm", "needed", "detail"),
-    [("switchback", "incumbent", 0, "0 of 20 pairs"), ("guarded", "incumbent", 4, ""), ("paper", "offspring", 2, "")],
+    [("switchback", "incumbent", 0, "0 of 20 pairs"), ("paper", "offspring", 2, "")],
 )
 def test_progress_says_what_is_waited_for(mode: str, arm: str, needed: int, detail: str) -> None:
     told = Told(mode=mode)
