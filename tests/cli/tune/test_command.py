@@ -16,8 +16,9 @@ from gorgo.cli import admin_call, app
 from gorgo.cli.tune import command, options
 from tuner.campaign.options import CampaignOptions
 from tuner.optimizers.registry import OPTIMIZERS
+from tuner.sidecar import SidecarOptions
 
-ASSET = Path(__file__).parents[1] / "tuner" / "history" / "assets" / "schema-0002.sqlite3"
+ASSET = Path(__file__).parents[2] / "tuner" / "history" / "assets" / "schema-0002.sqlite3"
 
 
 @pytest.fixture
@@ -123,3 +124,33 @@ def test_freeze_takes_its_weights_from_the_history_and_leaves_an_event_there(
     missing = run("freeze", "--weights", "77", "--database", database)
     assert missing.exit_code == 1
     assert "no generation '77'" in missing.stderr
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_live_tuner_gets_every_option_that_was_given(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[SidecarOptions] = []
+
+    async def run_sidecar(options: SidecarOptions, _reporter: object, _stop: object) -> bool:
+        started.append(options)
+        return in_order
+
+    monkeypatch.setattr("tuner.sidecar.run_sidecar", run_sidecar)
+    words = "--url http://h:1 --token t --database sqlite:///x --algorithm cma --start w_rtt=0.7 --widen w_rtt=0.01:9"
+    more = "--tune-lambda --seed 3 --new --poll-s 2 --metrics-bind 127.0.0.1:0 --pairs 7 --no-guard"
+    assert run("tune", *words.split(), *more.split()).exit_code == (0 if in_order else 1)
+    assert started == [
+        SidecarOptions(
+            url="http://h:1",
+            token="t",
+            database="sqlite:///x",
+            algorithm="cma",
+            campaign=CampaignOptions(pairs=7, guard=False),
+            start={"w_rtt": 0.7},
+            allow_out_of_range={"w_rtt": (0.01, 9.0)},
+            tune_lambda=True,
+            seed=3,
+            new_campaign=True,
+            poll_s=2.0,
+            metrics_bind=("127.0.0.1", 0),
+        )
+    ]
