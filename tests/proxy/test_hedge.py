@@ -216,7 +216,7 @@ async def test_nobody_speaks_beside_the_last_words(start: Start, monkeypatch: py
         open_attempts.append(proxy.state.router.in_flight)
         await cut_short(answer)
 
-    monkeypatch.setattr(ClientResponse, "cut_short", watched)
+    monkeypatch.setattr(ClientResponse, "abort", watched)
     proxy, near = await hedging(start, hang(), hang(ROLE, delta("second")))
     proxy.state.limits = replace(proxy.state.limits, shutdown_grace_s=0.05)
     request = await send_to_near(proxy)

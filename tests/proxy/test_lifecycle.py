@@ -62,7 +62,7 @@ async def test_silent_replica_does_not_keep_it_from_starting(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, silent: str
 ) -> None:
     """Until it has started nobody is answered, and no SIGTERM is heeded."""
-    monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.LOOK_S", 0.1)
+    monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.FIRST_PROBE_TIMEOUT_S", 0.1)
     replica = await start.replica(answer(200))
     replica.silent = silent
     async with asyncio.timeout(4.0):  # a ping may take 5 s, a scrape 10

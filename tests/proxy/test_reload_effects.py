@@ -382,7 +382,7 @@ async def test_changed_key_is_in_force_after_a_reload(
     a, b = await start.replica(scripted("a", told)), await start.replica(scripted("b", told))
     with silent_port(accepts=False) as deaf:
         if DEAF.items() <= effect.old.items():
-            monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.LOOK_S", SHORT_S)
+            monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.FIRST_PROBE_TIMEOUT_S", SHORT_S)
         await check(effect, start, Ground(tmp_path, a, b, deaf))
 
 

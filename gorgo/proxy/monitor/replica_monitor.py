@@ -29,7 +29,7 @@ PROBE_TIMEOUT_S = 5.0
 SCRAPE_TIMEOUT_S = 10.0
 #: A replica that joins waits for its first answers so long at most, and everything else in its file with it; so does
 #: a proxy that starts, which until then answers nobody.
-PROBE_AFTER_BREAK_POLL_S = 5.0
+FIRST_PROBE_TIMEOUT_S = 5.0
 #: From a broken connection to a look at the engine's figures, and twice as long to each further one while it is silent.
 AFTER_BREAK_S = 0.5
 #: Loops are spread by up to this share of their interval, so that many proxies do not ask in step.
@@ -125,7 +125,7 @@ class ReplicaMonitor:
             look.sample = await self._read_figures() if self._has_figures else None
 
         try:
-            async with asyncio.timeout(PROBE_AFTER_BREAK_POLL_S), asyncio.TaskGroup() as asking:
+            async with asyncio.timeout(FIRST_PROBE_TIMEOUT_S), asyncio.TaskGroup() as asking:
                 asking.create_task(measure())
                 asking.create_task(read())
         except TimeoutError:

@@ -32,7 +32,7 @@ async def test_an_idle_proxy_has_nothing_open_and_every_invariant_holds(fleet: R
     assert (inside["in_flight"], inside["held"], inside["exchanges"], inside["leaving"]) == (0, 0, 0, 0)
     assert set(inside["users"].values()) == set(inside["sources"].values()) == {0}
     assert inside["index"]["blocks"] > 0
-    assert inside["tasks"]["Watcher.run"] == 2
+    assert inside["tasks"]["ReplicaMonitor.run"] == 2
 
 
 async def test_an_index_that_miscounts_is_named(fleet: Running) -> None:

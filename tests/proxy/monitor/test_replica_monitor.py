@@ -15,7 +15,7 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.tcp import TcpWindows
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.http.headers import Header
-from gorgo.proxy.monitor.replica_monitor import PROBE_AFTER_BREAK_POLL_S, WARM_CONNECTIONS, ReplicaMonitor
+from gorgo.proxy.monitor.replica_monitor import FIRST_PROBE_TIMEOUT_S, WARM_CONNECTIONS, ReplicaMonitor
 from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.state import RunningProxy, build_proxy
 from gorgo.proxy.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
@@ -408,7 +408,7 @@ def test_first_look_ends_in_time_and_what_came_by_then_counts(silent: set[str], 
 
         watch.engine.fetch = some_hang  # type: ignore[method-assign]
         look = await watch.watcher.probe_once()
-        assert asyncio.get_running_loop().time() == pytest.approx(PROBE_AFTER_BREAK_POLL_S)
+        assert asyncio.get_running_loop().time() == pytest.approx(FIRST_PROBE_TIMEOUT_S)
         assert (look.rtt_s is None) is (PING in silent)
         assert watch.counted("gorgo_probe_failures_total") == failures
 

@@ -73,7 +73,7 @@ def decision(request_id: str = "r1", **changes: Any) -> Decision:
         "estimated_cached_tokens": 50,
         "best_cached_tokens": 60,
         "predicted_ttft_s": 0.1,
-        "outlook": TtftEstimate(0.0, 0.0, 0.002, 0.0, 0.03),
+        "estimate": TtftEstimate(0.0, 0.0, 0.002, 0.0, 0.03),
         "fallback": None,
         "excluded": {},
     }

@@ -72,7 +72,7 @@ async def test_added_replica_that_does_not_answer_joins_as_one_that_failed_a_pro
 ) -> None:
     a = await start.replica(stream(delta("a"), DONE))
     followed = await follow(start, tmp_path, regions({"a": a}), [a])
-    monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.LOOK_S", 0.05)
+    monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.FIRST_PROBE_TIMEOUT_S", 0.05)
     with socket.socket() as silent:  # accepts and says nothing
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -342,7 +342,7 @@ async def test_fault_of_our_own_in_a_reload_is_a_refusal_too(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr("gorgo.proxy.monitor.replica_monitor.Watcher._measure", fails)
+        patched.setattr("gorgo.proxy.monitor.replica_monitor.ReplicaMonitor._measure", fails)
         await followed.rewrite(regions({"a": a, "b": b}))
     assert list(followed.state.targets) == ["a"]
     assert told(caplog, "config_refused")[0]["error"] == "ExceptionGroup"

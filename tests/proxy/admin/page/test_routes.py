@@ -39,7 +39,7 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LiveUpdates]]:
         made.append(partial(LiveUpdates, interval_s=0.02, patience_s=0.3, listeners=2)(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(routes, "Live", make)
+    monkeypatch.setattr(routes, "LiveUpdates", make)
     yield made
     assert [one.listeners for one in made] == [0] * len(made)
 
