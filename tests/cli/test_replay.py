@@ -122,7 +122,7 @@ def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatc
             backend="threading",
         )
     ]
-    assert (loaded.limits.max_attempts, program.asked[0].limits.overload.held) == (2, 99)
+    assert (loaded.limits.max_attempts, program.asked[0].limits.overload.queue_max_requests) == (2, 99)
 
 
 def test_simulate_by_default_runs_every_policy_once_on_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +275,13 @@ def test_replay_prints_the_row_and_the_errors_by_kind(monkeypatch: pytest.Monkey
     assert json.loads(result.stdout) == [row(errors=5).as_json()]
     assert result.stderr.splitlines() == ["3 x refused", "2 x timeout"]
     assert "50/30/20" in run("replay", "my-trace").stdout
+
+
+def test_a_pipe_gets_all_shares_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = dict.fromkeys((f"replica-{number}" for number in range(8)), 1 / 8)
+    answer = ReplayReport(row=row("simple-session-affinity", share=shares), errors_by_kind={}, wall_s=1.0)
+    monkeypatch.setattr("gorgo.apps.replay.run.replay_command", Program(answer))
+    assert "12/12/12/12/12/12/12/12" in run("replay", "my-trace").stdout
 
 
 # -- demo

@@ -94,6 +94,22 @@ def test_wrong_parameters_are_named(tmp_path: Path, change: tuple[str, str], sai
 
 
 @pytest.mark.parametrize(
+    ("value", "right"), [("0.0", True), ("999999999999.0", True), ("1e12", False), ("true", False)]
+)
+def test_a_parameter_is_from_0_to_below_the_largest(tmp_path: Path, value: str, right: bool) -> None:
+    good = next(dataset.shape for dataset in datasets() if dataset.name == DEMO_TRACE)
+    path = tmp_path / "shape.toml"
+    path.write_text(re.sub(r"ramp_s = .*", f"ramp_s = {value}", good.read_text()))
+    if right:
+        found = read_shape(path)
+        assert isinstance(found, WorkloadShape)
+        assert found.ramp_s == float(value)
+    else:
+        with pytest.raises(TraceError, match=r"ramp_s is .*; expected a number, at least 0"):
+            read_shape(path)
+
+
+@pytest.mark.parametrize(
     "points",
     [
         "7",

@@ -57,6 +57,28 @@ def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert process.returncode == -9
 
 
+PUTS_IN_ORDER = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); {SAYS_READY_AND_STAYS}"
+
+
+def test_one_that_puts_something_in_order_first_is_waited_for(processes: Processes) -> None:
+    with processes:
+        start(processes, "a", PUTS_IN_ORDER)
+        processes.wait_for_line("a", "ready")
+        process = running(processes, "a")
+    assert process.returncode == 3
+
+
+def test_what_a_process_said_is_given_when_it_has_ended_well(processes: Processes) -> None:
+    with processes:
+        start(processes, "a", PUTS_IN_ORDER.replace("exit(3)", "exit(0)"))
+        processes.wait_for_line("a", "ready")
+        assert processes.finish("a") == "ready on 7\n"
+        processes.check_alive()
+        start(processes, "b", "; ".join(f"print({number})" for number in range(9)) + "; raise SystemExit(2)")
+        with pytest.raises(FleetError, match=r"^b ended with exit code 2:\n  1\n  2\n  3\n  4\n  5\n  6\n  7\n  8$"):
+            processes.wait("b")
+
+
 def test_one_that_ends_before_it_is_ready_is_quoted(processes: Processes) -> None:
     with processes:
         start(processes, "a", "raise SystemExit('no such port')")

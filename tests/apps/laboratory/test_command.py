@@ -60,14 +60,15 @@ def test_settings_of_two_names_can_be_one_run() -> None:
 
 
 def test_what_was_made_is_kept_and_what_is_missing_is_made(tmp_path: Path) -> None:
-    first = Session(asked(out=tmp_path, seeds=range(1))).run()
-    again = Session(asked(out=tmp_path, seeds=range(2)))
+    out = tmp_path / "not" / "yet"
+    first = Session(asked(out=out, seeds=range(1))).run()
+    again = Session(asked(out=out, seeds=range(2)))
     assert [job.seed for job in again.missing] == [1, 1]
     both = again.run()
     assert (both.runs, both.made) == (4, 2)
     assert both.rows[HERE, "random"][0].ttft_ms == first.rows[HERE, "random"][0].ttft_ms
-    assert Session(asked(out=tmp_path)).missing == []
-    assert len(read_results(tmp_path / "results.json")) == 4
+    assert Session(asked(out=out)).missing == []
+    assert len(read_results(out / "results.json")) == 4
 
 
 @pytest.mark.parametrize("content", ["[{", "[]", "[7]"])
@@ -115,6 +116,7 @@ def test_the_command_prints_and_writes_the_table(tmp_path: Path, monkeypatch: py
     assert "CONVERSATION TRACE ARE LEFT OUT" in result.stderr
     assert "a look, not a result" in result.stderr
     assert "WildChat-like" in result.stdout
+    assert "…" not in result.stdout  # a pipe has no width to obey
     assert "WildChat-like" in (tmp_path / "laboratory.md").read_text()
     rows = json.loads((tmp_path / "results.json").read_text())
     assert {(row["policy"], row["n"]) for row in rows} == {("gorgo-ms", 30), ("random", 30)}

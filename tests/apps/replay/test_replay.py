@@ -12,7 +12,7 @@ from gorgo.apps.replay import ReplayOptions, ReplayReport, replay
 from gorgo.apps.replay.run import LEAD_S
 from gorgo.apps.traces import TraceFilters, TraceRequest, prompt_text
 from gorgo.errors import ReplayError
-from tests.apps.replay.fake_router import DONE, ROLE, FakeRouter, event, never, token
+from tests.apps.replay.fake_router import DONE, HEADERS, ROLE, FakeRouter, event, never, token
 
 
 def trace(count: int, *, every_s: float = 0.0, tokens: int = 1000, output: int = 3) -> list[TraceRequest]:
@@ -222,6 +222,31 @@ async def test_a_failure_is_recorded_by_kind_and_never_raised(answer: Any, kind:
     assert report.row.errors == report.row.n == 2
     assert report.row.ttft_ms.p50 is None
     assert report.exit_code == 1
+
+
+async def test_of_what_a_refusal_says_200_characters_are_kept(tmp_path: Path) -> None:
+    async def refused(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=429, text="é" * 201, headers=HEADERS)
+
+    router = FakeRouter(refused)
+    async with router.running():
+        await replay(trace(1), options(router, url=f"{router.url}/", out=tmp_path))
+    (row,) = rows_of(tmp_path)
+    assert row["error"] == f"http 429: {'é' * 200}"
+    assert (row["status"], row["replica"], row["region"]) == (429, "seoul-0", "ap-seoul")
+    assert (row["ttft_ms"], row["e2e_s"], row["output_tokens"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("value", ["soon", "nan", "inf", ""])
+async def test_a_header_that_is_no_number_is_unknown(value: str, tmp_path: Path) -> None:
+    async def odd(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        numbers = dict.fromkeys(("x-gorgo-weights-version", "x-gorgo-predicted-ttft-ms"), value)
+        return await router.stream(request, token(), DONE, headers={**HEADERS, **numbers})
+
+    router = FakeRouter(odd)
+    await replayed(router, trace(1), out=tmp_path)
+    (row,) = rows_of(tmp_path)
+    assert (row["weights_version"], row["predicted_ttft_ms"], row["replica"]) == (None, None, "seoul-0")
 
 
 async def test_a_connection_that_breaks_in_the_middle_is_an_error_with_what_came_before(tmp_path: Path) -> None:

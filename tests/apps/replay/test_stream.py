@@ -58,5 +58,12 @@ def test_a_stream_that_is_no_whole_answer_says_why(stream: bytes, said: str) -> 
     assert error.startswith(said)
 
 
+@pytest.mark.parametrize(("behind", "whole"), [(4088, True), (4089, False)])
+def test_the_end_is_looked_for_in_the_last_bytes(behind: int, whole: bool) -> None:
+    """`[DONE]` and two line ends are 8 of the last 4,096 bytes."""
+    error = read((1.0, token() + DONE + b":" * behind)).error()
+    assert (error is None) == whole
+
+
 def test_text_that_looks_like_an_error_event_is_text() -> None:
     assert read((1.0, token('\ndata: {"error": 1}\nevent: error') + DONE)).error() is None

@@ -9,21 +9,21 @@ from dataclasses import replace
 import pytest
 
 from gorgo.apps.datasets import read_shape, shapes
-from gorgo.apps.datasets.draws import Draws
+from gorgo.apps.datasets.distributions import RandomDraws
 from gorgo.apps.datasets.generate import generate_trace
 
 
-def drawing(*uniform: float) -> Draws:
-    """Draws that see these numbers in turn."""
-    draws, numbers = Draws(0), iter(uniform)
+def drawing(*uniform: float) -> RandomDraws:
+    """RandomDraws that see these numbers in turn."""
+    draws, numbers = RandomDraws(0), iter(uniform)
     draws.uniform = lambda: next(numbers)
     return draws
 
 
 def test_the_same_seed_draws_the_same_and_another_one_something_else() -> None:
-    first, again, other = (Draws(seed) for seed in (5, 5, 6))
+    first, again, other = (RandomDraws(seed) for seed in (5, 5, 6))
     assert [first.uniform() for _ in range(3)] == [again.uniform() for _ in range(3)]
-    assert Draws(5).uniform() != other.uniform()
+    assert RandomDraws(5).uniform() != other.uniform()
 
 
 def test_an_exponential_is_its_mean_times_the_logarithm() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gorgo.apps.datasets.made import MadeRow, as_lines, as_requests
+from gorgo.apps.datasets.synthetic import MadeRow, as_lines, as_requests
 
 
 def row(timestamp_ms: int, tokens: int, **more: Any) -> MadeRow:
