@@ -75,12 +75,17 @@ def live(monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> Any:
     return run("--url", "http://proxy", "--token", "secret", "--json")
 
 
-def test_a_proxy_is_read_by_pages_up_to_what_it_had_when_first_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    proxy = Proxy(5)
+@pytest.mark.parametrize(
+    ("count", "asked", "n"), [(5, ["0", "2", "4"], 6), (4, ["0", "2"], 4), (1, ["0"], 1), (2, ["0"], 2)]
+)
+def test_a_proxy_is_read_by_pages_up_to_what_it_had_when_first_asked(
+    count: int, asked: list[str], n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = Proxy(count)
     result = live(monkeypatch, proxy)
     assert result.exit_code == 0, result.output
-    assert [path.split("=")[1] for path in proxy.asked] == ["0", "2", "4"]
-    assert json.loads(result.stdout)["n"] == 6
+    assert [path.split("=")[1] for path in proxy.asked] == asked
+    assert json.loads(result.stdout)["n"] == n
 
 
 def test_a_proxy_that_starts_again_meanwhile_is_no_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,10 @@ def test_what_was_made_is_kept_and_what_is_missing_is_made(tmp_path: Path) -> No
     both = again.run()
     assert (both.runs, both.made) == (4, 2)
     assert both.rows[HERE, "random"][0].ttft_ms == first.rows[HERE, "random"][0].ttft_ms
-    assert Session(asked(out=out)).missing == []
+    kept = Session(asked(out=out))
+    assert kept.missing == []
+    # What a run took when it was made is kept with it.
+    assert kept.run().cpu_s == pytest.approx(both.cpu_s)
     assert len(read_results(out / "results.json")) == 4
 
 

@@ -99,13 +99,13 @@ async def test_a_slow_answer_holds_no_later_request_back() -> None:
     arrived = asyncio.Event()
 
     async def waits_for_all(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        if len(router.bodies) == 5:
+        if len(router.bodies) == 120:  # more than a pool of connections has by default
             arrived.set()
         await arrived.wait()
         return await router.whole(request, body)
 
     router = FakeRouter(waits_for_all)
-    report = await replayed(router, trace(5, every_s=0.01))
+    report = await replayed(router, trace(120, every_s=0.0001, tokens=10), request_timeout_s=20.0)
     assert report.row.errors == 0
 
 
@@ -247,6 +247,11 @@ async def test_a_header_that_is_no_number_is_unknown(value: str, tmp_path: Path)
     await replayed(router, trace(1), out=tmp_path)
     (row,) = rows_of(tmp_path)
     assert (row["weights_version"], row["predicted_ttft_ms"], row["replica"]) == (None, None, "seoul-0")
+
+
+async def test_progress_tells_how_many_of_all_are_done(capsys: pytest.CaptureFixture[str]) -> None:
+    await replayed(FakeRouter(), trace(3), show_progress=True, label="mine")
+    assert capsys.readouterr().err.startswith("mine: 3/3 done, 0 in flight, 0 errors, TTFT p95 ")
 
 
 async def test_a_connection_that_breaks_in_the_middle_is_an_error_with_what_came_before(tmp_path: Path) -> None:
