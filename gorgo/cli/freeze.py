@@ -49,7 +49,8 @@ def freeze(
 ) -> None:
     """Pin the weights of a running proxy.
 
-    It refuses every other change of them (409) until `gorgo unfreeze`. With a state file they stay pinned over restarts.
+    The proxy refuses every other change of weights (409) until `gorgo unfreeze`.
+    With a state file the weights stay frozen over restarts.
     """
     from gorgo.cli.admin_call import as_expected, call_admin
 

@@ -50,8 +50,8 @@ class Router(Assembly):
     limits:
         Every bound, with its reason (`core.limits`).
     shadow:
-        Scores each decision beside `policy` and changes none (`core.policy.shadow`). Raises `ConfigError` if it has no cost,
-        or if the two read different prefix indexes.
+        Scores each decision beside `policy` and changes none (`core.policy.shadow`). Raises `ConfigError` if it has no
+        cost, or if the two read different prefix indexes.
 
     Example
     -------

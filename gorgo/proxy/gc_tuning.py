@@ -1,7 +1,7 @@
 """The garbage collector, set for a server: what is there at the start is not looked at again, and looks are rarer.
 
-Owns the setting; it is the whole process's, so only the command line may call `freeze_startup_objects`. A look at everything, modules
-and all, takes 10 to 20 ms, in which every stream stands still.
+Owns the setting of the whole process, so only the command line calls `freeze_startup_objects`. A full collection takes
+10 to 20 ms, in which every stream stands still.
 
 Why it is safe: nothing large depends on the collector. Bodies and chunks are freed by their last reference, however a
 request ends (tests/proxy/test_gc_tuning.py). What does come in cycles are connections that have ended: about 30 objects

@@ -2,7 +2,7 @@
 
 Virtual time: 4,000 requests of an ART-Chat-like window at time scale 1 on the fleet of regions.yaml, `gorgo-ms`, five
 seeds. The clock, which makes a replica whose first token is overdue count as busy, has no switch in the configuration:
-it is off here by an infinite `STUCK_AFTER_S`. `GORGO_BENCH_QUICK=1` makes it one seed of 1,000 requests: a look, not a result.
+it is off here by an infinite `STUCK_AFTER_S`. `GORGO_BENCH_QUICK=1` runs one seed of 1,000 requests.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def affordable(tests: Iterable[TracedTest], seconds: float) -> list[TracedTest]:
 
 
 def is_mirror(test_file: str, path: str) -> bool:
-    """Whether a test file is at the mirrored path of a source, as `tests/core/latency/test_tcp.py` of `gorgo/core/latency/tcp.py`."""
+    """Return whether a test file mirrors a source: `tests/core/latency/test_tcp.py` for `gorgo/core/latency/tcp.py`."""
     folder, stem = _mirrored(path)
     test = PurePosixPath(test_file)
     return test.parent == folder / stem or (test.parent == folder and f"{test.stem}_".startswith(f"test_{stem}_"))

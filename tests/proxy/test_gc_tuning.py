@@ -67,7 +67,10 @@ async def test_no_body_of_a_client_that_left_is_left_to_the_collector(start: Sta
 
 def test_what_is_there_at_the_start_is_frozen() -> None:
     """In a process of its own: the setting is for all of it."""
-    program = "import gc; from gorgo.proxy.gc_tuning import settle; settle(); print(gc.get_freeze_count() > 0, gc.get_threshold())"
+    program = (
+        "import gc; from gorgo.proxy.gc_tuning import freeze_startup_objects; freeze_startup_objects(); "
+        "print(gc.get_freeze_count() > 0, gc.get_threshold())"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"True {(YOUNG_OBJECTS, GC_RUNS, GC_RUNS)}"
 

@@ -41,7 +41,7 @@ class CampaignRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRow:
-    """Something other than a generation: a freeze, a unfreeze, a roll-back, weights of somebody else, a restart, a stop."""
+    """An event beside the generations: a freeze, unfreeze, roll-back, foreign weights, restart or stop."""
 
     at_s: float
     kind: EventKind

@@ -1,8 +1,8 @@
 """Optimizers by name, as `gorgo tune --algorithm` knows them: the ones here, and those that other packages offer.
 
-A new one here is a file, a line below, and its name in `cli.tune.options`. Another package adds its own by an entry
-point in the group `gorgo.optimizers` whose name is the optimizer's and whose object is the class, made as `BaseOptimizer` is; it
-cannot replace a name from here.
+A new optimizer is a file, a line below, and its name in `cli.tune.options`. Another package adds one by an entry point
+in the group `gorgo.optimizers`: its name is the optimizer's, its object a class made as `BaseOptimizer` is. It cannot
+replace a built-in name.
 """
 
 from __future__ import annotations

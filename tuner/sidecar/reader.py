@@ -1,7 +1,7 @@
 """Samples from the proxy, page by page: each once, in order, and what was lost on the way.
 
-Owns the cursor's walk through the pages. What is new and what is missing is `tuner.objective.SampleCursor`'s; both look at the
-same numbers, so that a page that comes twice or a process that is killed between two of them changes nothing.
+Owns the paging. `tuner.objective.SampleCursor` decides which samples are new or missing, by the same numbers, so that a
+repeated page or a killed process changes nothing.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def at_once(limits: RouterLimits) -> RouterLimits:
 def held(
     limits: RouterLimits, *, max_concurrency_per_replica: int | None = None, slo_e2e_ms: float | None = None
 ) -> RouterLimits:
-    """The same, holding; `max_concurrency_per_replica` and the goal for answers as in `OverloadLimits`, its own where None."""
+    """Return the limits with queueing on; values that are None keep the defaults of `OverloadLimits`."""
     overload = replace(limits.overload, queue_enabled=True)
     if slo_e2e_ms is not None:
         overload = replace(overload, slo_e2e_s=slo_e2e_ms / 1e3)

@@ -72,7 +72,8 @@ def _figures(recent: Row, status: Row) -> Text:
         f"{rate} requests/s, {recent['failed']} of {recent['n']:,} failed in {formatting.age(recent['span_s'])}; "
         f"{status['in_flight']} in flight, {status['held']} held; "
         f"{formatting.share(recent['cached_share'])} of prompts in cache, "
-        f"{formatting.share(recent['estimated_share'])} believed; predictions off by {formatting.ms(recent['off_ms_p50'])} ms"
+        f"{formatting.share(recent['estimated_share'])} estimated; "
+        f"median prediction error {formatting.ms(recent['off_ms_p50'])} ms"
     )
 
 

@@ -1,8 +1,7 @@
 """Open attempts and the requests behind them: what is reserved, by whom, until when.
 
-Owns the guarantee that load is counted at dispatch and released exactly once, whatever ends the attempt and however
-often or late its end is told. An attempt holds the `Replica` that it went to, not a slot: the slot may belong to another
-replica by the time the attempt ends.
+Owns the guarantee that load is counted at dispatch and released exactly once, however often an end is reported. An
+attempt holds its `Replica`, not a slot: the slot may belong to another replica when the attempt ends.
 """
 
 from __future__ import annotations

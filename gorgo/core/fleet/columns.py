@@ -65,8 +65,8 @@ class Columns:
     head_due_s: Floats
     #: Prefill of all who wait for their first token, s.
     waiting_prefill_s: Floats
-    #: The connection that the next request takes: the windows of its ends (`core.latency.tcp`; 0 where none is open, NaN where
-    #: nobody tells), when it last sent something, and the round trips that a new one takes to open.
+    #: Connection of the next request: TCP windows (`core.latency.tcp`; 0 where none is open, NaN where not reported),
+    #: time of the last send, and round trips to open a new connection.
     cwnd_bytes: Floats
     rwnd_bytes: Floats
     sent_s: Floats

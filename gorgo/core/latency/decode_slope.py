@@ -7,8 +7,8 @@ Theory of operation. A step of a mixture of experts reads more experts the more 
 long for some 16; a dense model reads all its weights for one as for many, and takes hundreds. Nobody tells which of the
 two an engine is, but its answers do: time is a line over the number beside, token by token, and each answer is so many
 tokens at one point of it. The line is fitted by least squares with a memory of `MEMORY` answers. While the number
-hardly varies there is no slope to be seen, so the usual one is in the fit as if `PRIOR_WEIGHT` answers had shown it, among a
-number that varies as chance makes it vary (by its own mean, as arrivals by chance do).
+hardly varies no slope can be fitted. So the fit contains the prior with the weight of `PRIOR_WEIGHT` answers, as
+if the number varied by its mean (Poisson arrivals).
 
 What else holds a request up and is not known here, prefills that take longer than predicted above all, also grows with
 the number there. So a fit is too steep if anything, and one steeper than the usual is not believed.

@@ -15,9 +15,9 @@ long: where the prior is about right, each shake of the factor would send reques
 so that a replica that is three times slower would look 2.3 times slower for ever. The quick one leans on the prior for
 a few requests only and remembers half as long; it is believed where it is further from the prior than noise takes it.
 
-Where nobody gave a prior and the engine tells its own speed (`core.latency.reported_speed`), learning starts from that and trusts
-it as it would the prior. What was learned before stands beside it: it is in the default prior's seconds as ever, so
-nothing counts twice and no prefill already in line changes its length.
+Without a configured prior, learning starts from the speed that the engine reports (`core.latency.reported_speed`). The
+reported speed has the weight of a prior. Samples stay in seconds of the default prior, so no sample counts twice and
+no queued prefill changes its length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How much slower than its prior an engine is by its own account: tokens prefilled and the time that it took.
 
-Owns the account of one replica's counters. What the answer is good for is `core.latency.prefill_speed`'s: where learning starts.
+Owns the record of one replica's counters. `core.latency.prefill_speed` starts its learning from the result.
 
 Theory of operation. The counters only grow, so two looks give the seconds per token in between; the first look gives
 those since the engine's start, and counters that went back are an engine that started again. Seconds per token are no

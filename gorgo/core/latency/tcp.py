@@ -134,7 +134,7 @@ def round_trips_of_one(body_bytes: float, windows: TcpWindows, pacing: Pacing | 
 def paced_round_trips_array(
     body_bytes: float, congestion: Floats, receive: Floats, per_trip: Floats, burst: Floats
 ) -> Floats:
-    """`paced_round_trips` for columns; `round_trips_array` where the pace is infinite, 1 where windows are unknown (NaN)."""
+    """Return `paced_round_trips` per column: unpaced where the pace is infinite, 1 where windows are NaN."""
     receive, per_trip = np.maximum(receive, SEGMENT_BYTES), np.maximum(per_trip, SEGMENT_BYTES)
     left, trips = np.full(len(congestion), float(body_bytes)), np.zeros(len(congestion))
     going = left > _NONE

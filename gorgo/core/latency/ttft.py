@@ -3,8 +3,8 @@
 Owns the parts and the rule by which a measured time is shared out among them. Two parts are measured here: what a
 request spent at the router (its body, the decision, waiting for a replica), and on earlier attempts that gave no
 answer. What lies behind the dispatch is seen as one span only: the network's time, the engine's queue and the prefill
-are expected, by what the Router knows of every replica under any policy (round trip, connection, prefill queue, prior and
-learned speed); under `gorgo-ms` they are the terms of its prediction.
+are estimates from the Router's state of each replica: round trip, connection, prefill queue, prior and learned speed.
+Under `gorgo-ms` they are the terms of its prediction.
 
 Theory of operation. The parts of a measured time add up to it. Each expected part is taken as expected while the
 measured span has room for it, surest first: network, prefill, queue. What is left over is `unexplained`; a span shorter

@@ -21,8 +21,7 @@ class Sample:
     `status` is HTTP as the client would judge it: 499 when it went away, 502 when the stream broke after content.
     `policy`, `weights_version`, `estimated_cached_tokens`, `rtt_ms`, the prediction, `terms` (of the replica's cost, in
     the policy's unit) and what the shadow policy made of it are those of the last dispatch. `best_cached_tokens` is
-    what the candidate with most of the prompt was believed to have of it; `ttft_parts_ms` (`core.latency.ttft`) adds up to
-    `ttft_ms`.
+    the estimate of the candidate with most of the prompt. `ttft_parts_ms` (`core.latency.ttft`) adds up to `ttft_ms`.
     """
 
     seq: int

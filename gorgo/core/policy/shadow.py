@@ -28,8 +28,8 @@ from gorgo.errors import ConfigError
 class ShadowScore:
     """What a shadow made of the replica that was chosen.
 
-    `rank` is 1 for the one that it would have chosen itself; replicas that cost the same (within `TIE_EPSILON`) have the least
-    rank of them all. Among fewer than two candidates there is no rank. `cost` is in the shadow's unit.
+    `rank` is 1 for the shadow's own choice. Replicas of equal cost (within `TIE_EPSILON`) share the lowest rank.
+    With fewer than two candidates there is no rank. `cost` is in the shadow's unit.
     """
 
     policy: str

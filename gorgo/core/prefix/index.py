@@ -1,7 +1,7 @@
 """What is believed cached where: one radix tree over block hashes, and who holds each node.
 
-Owns who holds what, and the bounds on it. The tree itself is `core.prefix.radix`, what one replica holds and the order in
-which it goes `core.prefix.residency`; which blocks a prompt has is `core.prompt.fingerprint`.
+Owns which replica is estimated to have which blocks, and the bounds. See `core.prefix.radix` for the tree,
+`core.prefix.residency` for one replica's blocks and their LRU order, `core.prompt.fingerprint` for blocks of a prompt.
 
 Theory of operation. A node's `held` is an integer with one bit per slot, so that one walk answers for every replica.
 Residency is closed under prefixes (who holds a node holds its parent), so along a path the sets only shrink; the same

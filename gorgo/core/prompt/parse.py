@@ -1,8 +1,8 @@
 """The prompt in a request body: its text in template order, and where each message starts.
 
-Owns reading the bodies of all routes that carry a prompt. Leaves hashing to `core.prompt.fingerprint`, and judging the request
-to the engine: what is merely unknown here enters by its JSON, so that two prompts are alike only if all they say is.
-Only a body in which no prompt can be found, or one of the wrong type, is refused.
+Owns reading the bodies of all routes with a prompt; see `core.prompt.fingerprint` for hashing. The engine validates the
+request: unknown parts enter as their JSON, so that two prompts are equal only if all their parts are. A body without a
+prompt, or with one of the wrong type, is rejected.
 
 Theory of operation. Text is what the engine would template: tools first, then each message's role (a mark, not text)
 and its contents. Images, audio and other parts that are not text enter by a digest of 16 bytes of their JSON.

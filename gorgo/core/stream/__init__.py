@@ -1,6 +1,7 @@
 """What the relay reads of a response as it passes, behind one import: pure, incremental, blind to how bytes are split.
 
-The first content is found by `core.stream.first_token`, token counts by `core.stream.usage`, both over the framing of `core.stream.sse`.
+`core.stream.first_token` finds the first token and `core.stream.usage` the token counts, on the framing of
+`core.stream.sse`.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class FleetMonitor:
 
 
 async def probe_all(watchers: list[ReplicaMonitor]) -> None:
-    """Ask every replica once, all at the same time and for `FIRST_PROBE_TIMEOUT_S` at most, before any request is routed."""
+    """Probe all replicas once, concurrently, for at most `FIRST_PROBE_TIMEOUT_S`, before the first request."""
     looks = await asyncio.gather(*(watcher.probe_once() for watcher in watchers))
     for watcher, look in zip(watchers, looks, strict=True):
         watcher.publish(look)

@@ -1,8 +1,8 @@
 """Which kept connection to a replica the next request takes, and how much it can carry at once.
 
 Owns the mirror of the pool: what is idle, in the order in which the pool hands it out, and for each connection the
-windows that its requests have opened (`core.latency.tcp`). Opens and closes nothing. Where a connection's sender paces, its
-kernel is asked instead when the connection is given back (`tcp_info`).
+windows that its requests have opened (`core.latency.tcp`). Opens and closes nothing. For a paced sender the kernel's
+`tcp_info` is read instead, when the connection is released.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What Linux tells of a TCP connection whose sender paces: its windows, and how fast it sends.
 
-Owns the reading of the kernel's `struct tcp_info`. Leaves what it means for a body to `core.latency.tcp`, and when to ask to
-`connections`. Only senders that pace are asked: their rate comes of each acknowledgement that they have seen. The
+Owns the reading of the kernel's `struct tcp_info`. See `core.latency.tcp` for its effect on a body and
+`connection_state` for the time of reading. Only paced senders are read: their rate depends on each acknowledgement. The
 windows of others follow from what the proxy has sent, by a rule that a simulation can use too and that counts round
 trips better than the kernel's own figures (6 of 133 kinds of request wrong, against 14). Asking takes three
 microseconds. Elsewhere than on Linux nobody is known to pace.

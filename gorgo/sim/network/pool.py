@@ -1,8 +1,8 @@
 """The proxy's connections to one replica in virtual time: which one the next request takes, and what it can carry.
 
-Owns the twin of `proxy.upstream.connection_state` and of the pool behind it: the connection used last goes first, an idle one is kept
-for `KEEP_S`, and whoever is told (the Router's `on_connection`) hears of each change. What a connection really lets through
-is `network.Connection`; what the proxy believes of it is kept beside that, by the proxy's own rule.
+Owns the twin of `proxy.upstream.connection_state` and of the pool behind it. The connection used last is taken first, an
+idle one stays for `KEEP_S`, and `on_connection` of the Router gets each change. `links.SimConnection` is the real state
+of a connection; the proxy's estimate of it stands beside, by the proxy's own rule.
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ async def test_whatever_is_not_as_expected_goes_the_servers_own_way(make: Callab
 
 @pytest.mark.parametrize("function", REVIEWED, ids=lambda function: function.__qualname__)
 def test_what_the_shortcut_replaces_has_not_changed(function: Callable[..., Any]) -> None:
-    """Fails after an upgrade: compare gorgo/proxy/http/direct_write.py with the new source, then note its digest above."""
+    """Fail after an upgrade: compare `gorgo.proxy.http.direct_write` with the new source, then update the digest."""
     assert sha256(inspect.getsource(function).encode()).hexdigest()[:16] == REVIEWED[function]
 
 
