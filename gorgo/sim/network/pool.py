@@ -1,7 +1,7 @@
 """The proxy's connections to one replica in virtual time: which one the next request takes, and what it can carry.
 
-Owns the twin of `proxy.upstream.connection_state` and of the pool behind it. The connection used last is taken first, an
-idle one stays for `KEEP_S`, and `on_connection` of the Router gets each change. `links.SimConnection` is the real state
+Owns the twin of `proxy.upstream.connection_state` and of the pool behind it. The connection used last is taken first;
+an idle one stays for `KEEP_S`; `on_connection` of the Router gets each change. `links.SimConnection` is the real state
 of a connection; the proxy's estimate of it stands beside, by the proxy's own rule.
 """
 
