@@ -108,7 +108,7 @@ FULL: Edits = PREDICTS | {"overload.max_concurrency_per_replica": 1}
 KEYED: Edits = {"clients.keys_env": "KEYS"}
 DEAF: Edits = {"replicas[].url": lambda ground: f"http://127.0.0.1:{ground.deaf}"}
 TEAM: Edits = KEYED | {"clients.rules[].name": "team"}
-TIMEOUTS = ("connect", "first_content", "whole_answer", "between_chunks", "total")
+TIMEOUTS = ("connect", "first_token", "response", "stream_idle", "request")
 PATIENT: Edits = {f"limits.{phase}_timeout_s": LONG_S for phase in TIMEOUTS}
 LATE: Edits = PREDICTS | {
     "overload.queue_enabled": False,
@@ -121,17 +121,17 @@ def timeouts() -> list[Effect]:
     """Of all regions, and of one."""
     looks: dict[str, tuple[Look, str, Edits]] = {
         "connect": (asked(), "504 upstream_timeout", DEAF),
-        "first_content": (asked("mute"), "504 upstream_timeout", {}),
-        "whole_answer": (asked("mute", stream=False), "504 upstream_timeout", {}),
-        "between_chunks": (asked("open"), "200 upstream_failed", {}),
-        "total": (asked("open"), "200 total_timeout", {}),
+        "first_token": (asked("mute"), "504 upstream_timeout", {}),
+        "response": (asked("mute", stream=False), "504 upstream_timeout", {}),
+        "stream_idle": (asked("open"), "200 upstream_failed", {}),
+        "request": (asked("open"), "200 total_timeout", {}),
     }
     # None may be longer than the whole. That begins before any of the others does, so it is the one that ends first.
     whole = {f"limits.{phase}_timeout_s": SHORT_S for phase in TIMEOUTS}
     return [
         Effect(
             f"{place}.{phase}_timeout_s",
-            whole if (place, phase) == ("limits", "total") else {f"{place}.{phase}_timeout_s": SHORT_S},
+            whole if (place, phase) == ("limits", "request") else {f"{place}.{phase}_timeout_s": SHORT_S},
             look,
             NOT_TAKEN,
             now,

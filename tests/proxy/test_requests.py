@@ -321,7 +321,7 @@ async def test_fault_of_the_proxy_itself_is_a_500_without_the_text(
     assert "my secret" not in response.text + json.dumps(vars(record), default=str)
 
 
-@pytest.mark.parametrize("accounting", ["began", "first_content", "ended"])
+@pytest.mark.parametrize("accounting", ["attempt_started", "first_content", "attempt_ended"])
 async def test_fault_in_the_accounts_leaves_nothing_reserved(
     fleet: Running, monkeypatch: pytest.MonkeyPatch, accounting: str
 ) -> None:

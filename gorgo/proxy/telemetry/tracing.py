@@ -1,4 +1,4 @@
-"""Whether requests are traced: the extra `otel`, off unless `proxy.telemetry.tracing` names a collector.
+"""Whether requests are traced: the extra `otel`, off unless `proxy.tracing` names a collector.
 
 Owns the start, so that nobody without a collector loads a line of OpenTelemetry. What a trace is, `spans` knows.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing | None:
-    """What `proxy.telemetry.tracing` asks for; `None` if nothing. Raises `MissingExtra` without the extra `otel`.
+    """What `proxy.tracing` asks for; `None` if nothing. Raises `MissingExtra` without the extra `otel`.
 
     Headers for the collector come from `OTEL_EXPORTER_OTLP_HEADERS`, so that no key is in the file.
     """

@@ -68,9 +68,9 @@ def test_references_lead_somewhere_and_everything_is_named_once(document: dict[s
 
 def test_headers_that_answers_carry_and_requests_may_have_are_described() -> None:
     root = Path(__file__).parents[3] / "gorgo/proxy"
-    sent = set(re.findall(r'b"(x-[a-z-]+)"', (root / "attempts.py").read_text()))
+    sent = set(re.findall(r'b"(x-[a-z-]+)"', (root / "exchange" / "attempts.py").read_text()))
     assert set(CLIENT["components"]["responses"]["Answer"]["headers"]) == sent
-    read = set(re.findall(r'b"(x-[a-z-]+)"', (root / "wishes.py").read_text()))
+    read = set(re.findall(r'b"(x-[a-z-]+)"', (root / "request_options.py").read_text()))
     named = {parameter["name"] for parameter in CLIENT["components"]["parameters"].values()}
     assert read <= named <= read | {"x-request-id", "x-session-id"}
 

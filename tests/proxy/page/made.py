@@ -105,7 +105,7 @@ def status(**changes: Any) -> Snapshot:
         "up_s": 3000.0,
         "stopping": False,
         "in_flight": 3,
-        "held": 0,
+        "queued": 0,
         "alerts": (),
         "figures": RecentStats.of(samples),
         "span_s": 300.0,
