@@ -22,9 +22,7 @@ GOOD = stream(ROLE, delta("good"), DONE)
 SHORT_S = 0.15
 #: Far beyond what a test takes: a deadline of this length is not the one that ended anything.
 LONG_S = 1000.0
-LONG: dict[str, Any] = {
-    f"{phase}_timeout_s": LONG_S for phase in ("connect", "first_token", "response", "stream_idle")
-}
+LONG: dict[str, Any] = {f"{phase}_timeout_s": LONG_S for phase in ("connect", "first_token", "response", "stream_idle")}
 
 
 def drip(*chunks: bytes, again: bytes, every_s: float = 0.01) -> Script:

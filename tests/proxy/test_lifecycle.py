@@ -252,15 +252,15 @@ async def test_idle_connections_do_not_hold_up_the_stop(start: Start) -> None:
 
 PROGRAM = """
 import asyncio, sys
-from gorgo.config.model import Config, Limits, Proxy, Region, Replica
+from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.logs import set_up_logs
 from gorgo.proxy.server import serve
 config = Config(
-    proxy=Proxy(region="here", bind="127.0.0.1:0", admin_bind="127.0.0.1:0"),
-    regions=(Region(name="here"),),
-    replicas=(Replica(name="r0", region="here", url=sys.argv[1]),),
-    limits=Limits(shutdown_grace_s=float(sys.argv[2])),
+    proxy=ProxyConfig(region="here", bind="127.0.0.1:0", admin_bind="127.0.0.1:0"),
+    regions=(RegionConfig(name="here"),),
+    replicas=(ReplicaConfig(name="r0", region="here", url=sys.argv[1]),),
+    limits=LimitsConfig(shutdown_grace_s=float(sys.argv[2])),
 )
 def ready(addresses):
     print(*addresses.data, flush=True)

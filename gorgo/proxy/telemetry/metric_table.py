@@ -26,7 +26,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_client_aborts_total", "counter", (), "Requests whose client went away before their end."),
     MetricSpec("gorgo_ttft_seconds", "histogram", _REPLICA, "Request received to first content, retries included."),
     MetricSpec(
-        "gorgo_ttft_component_seconds",
+        "gorgo_ttft_part_seconds",
         "histogram",
         ("region", "part"),
         "Parts of each TTFT; network, queue and prefill are estimates, cut to what was measured.",
@@ -175,7 +175,7 @@ _BODY_BUCKETS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.5, 1, 5, 15, 60)
 _BUCKETS: Mapping[str, Sequence[float]] = {
     "gorgo_decision_seconds": _DECISION_BUCKETS,
     "gorgo_prediction_error_seconds": _ERROR_BUCKETS,
-    "gorgo_ttft_component_seconds": _PART_BUCKETS,
+    "gorgo_ttft_part_seconds": _PART_BUCKETS,
     "gorgo_body_read_seconds": _BODY_BUCKETS,
 }
 

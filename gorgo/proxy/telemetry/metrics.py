@@ -164,7 +164,7 @@ class Metrics:
             cells = self._parts[replica, region] = [
                 (
                     self._count("gorgo_ttft_component_seconds_total", replica, region, part),
-                    self._histogram("gorgo_ttft_component_seconds", region, part),
+                    self._histogram("gorgo_ttft_part_seconds", region, part),
                 )
                 for part in PARTS
             ]

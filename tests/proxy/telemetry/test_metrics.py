@@ -122,7 +122,7 @@ async def test_parts_of_ttfts_add_up_to_what_was_measured(start: Start) -> None:
         assert list(spent) == list(PARTS)
         ttft_s = samples["gorgo_ttft_seconds_sum"][("region", "here"), ("replica", replica)]
         assert sum(spent.values()) == pytest.approx(ttft_s)
-    counts = {dict(labels)["part"]: value for labels, value in samples["gorgo_ttft_component_seconds_count"].items()}
+    counts = {dict(labels)["part"]: value for labels, value in samples["gorgo_ttft_part_seconds_count"].items()}
     assert counts == dict.fromkeys(PARTS, 4.0)
     for sample in fleet.state.router.samples:
         assert sample.ttft_parts_ms is not None

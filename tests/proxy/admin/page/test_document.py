@@ -129,7 +129,9 @@ def test_fleet_says_state_reason_and_figures_of_each_replica() -> None:
     ill = view("eu-0", region="far", state="ejected", ejected_by="probes", ejected_for_s=4.0, in_state_for_s=75.0)
     sick = row(ill, trips=((0.0, 0.09), (30.0, None)))
     shown = Reader(
-        parts_of(status(regions={"near": [row(view())], "far": [sick]}, cut_off=frozenset({"far"})))["fleet"]
+        parts_of(status(regions={"near": [row(view())], "far": [sick]}, unreachable_regions=frozenset({"far"})))[
+            "fleet"
+        ]
     )
     assert "since 75 s · it does not answer probes; tried again in 4 s" in shown.text
     assert "the proxy is here" in shown.text
