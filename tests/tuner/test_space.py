@@ -62,6 +62,12 @@ def test_box_that_has_no_logarithm_is_refused(low: float, default: float, high: 
         LogBox((WeightSpec("w", default, low, high, "-"),))
 
 
+@pytest.mark.parametrize("default", [1.0, 2.0])
+def test_a_default_may_lie_on_the_edge_of_its_box(default: float) -> None:
+    box = LogBox((WeightSpec("w", default, 1.0, 2.0, "-"),))
+    assert box.from_log(box.start()) == {"w": default}
+
+
 PREFERENCES = (
     WeightSpec("m_rtt", 1.0, 0.25, 4.0, "factor"),
     WeightSpec("lambda", 0.2, 0.1, 1.0, "a preference", tunable="asked"),

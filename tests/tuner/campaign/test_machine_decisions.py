@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gorgo.errors import WeightsError
 from tests.tuner.campaign.fleet import BOX, START, sentence
 from tuner.campaign.actions import Action, Freeze, PutWeights, RecordGeneration, RollBack, Stop, Wait
 from tuner.campaign.generation import Generation
@@ -155,6 +156,18 @@ def test_the_warm_up_is_over_in_time_and_not_before() -> None:
     assert wire.phase == "warming"
     wire.wait(0.1)
     assert wire.phase == "comparing"
+
+
+def test_a_start_outside_the_box_is_refused_whatever_the_optimizer_begins_at() -> None:
+    optimizer = OnePlusOneES(BOX, START, np.random.default_rng(1))
+    with pytest.raises(WeightsError, match="w_queue"):
+        Campaign(BOX, optimizer, CampaignOptions(), start={"w_queue": 0.9}, rng=np.random.default_rng(2))
+
+
+def test_a_campaign_that_is_over_says_why_again() -> None:
+    wire = Wire(budget_s=50.0)
+    wire.wait(50.0)
+    assert wire.reload() == [Stop("budget of 50 s is spent")]
 
 
 # -- what counts

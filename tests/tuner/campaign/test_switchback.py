@@ -12,7 +12,7 @@ import pytest
 
 from gorgo.errors import TunerError
 from tuner.campaign.options import CampaignOptions
-from tuner.campaign.switchback import MAX_BLOCK_SAMPLES, Switchback
+from tuner.campaign.switchback import MAX_BLOCK_SAMPLES, Block, Switchback
 from tuner.campaign.trial import Abandon, Arm, Outcome, Verdict
 from tuner.objective import TunerSample, WindowStats
 
@@ -171,6 +171,14 @@ def test_a_block_begins_with_its_earliest_arrival_whichever_is_seen_first() -> N
         fleet.pass_time(10.0)
     fleet.pass_time(3.0)
     assert fleet.trial.pairs[0].offspring.n == 2  # at 5.0 and 9.0
+
+
+def test_a_block_may_begin_at_the_clock_s_zero() -> None:
+    block = Block("offspring")
+    for arrived_s in (0.0, 2.9, 3.0):
+        block.add(TunerSample(1, arrived_s, "a", 7, 400.0, 2.0, 10.0, 200))
+    assert block.figures(3.0).n == 1
+    assert Block("offspring").figures(3.0).n == 0
 
 
 def test_slow_answers_count_until_the_pair_is_scored_and_no_longer() -> None:
