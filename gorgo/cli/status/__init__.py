@@ -1,0 +1,1 @@
+"""`gorgo status`: tables and live updates."""

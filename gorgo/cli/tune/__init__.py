@@ -1,0 +1,1 @@
+"""`gorgo tune` and `gorgo history`."""

@@ -1,0 +1,1 @@
+"""Admission: dispatch, queue or reject a new request, before any replica has it."""

@@ -1,0 +1,1 @@
+"""Dispatch: choose and reserve a replica, and follow each attempt to its end."""

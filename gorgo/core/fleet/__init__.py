@@ -1,0 +1,1 @@
+"""Fleet: the replicas, their health state, and the columns that policies read."""

@@ -1,0 +1,1 @@
+"""Latency: models of TCP round trips, prefill, batch concurrency and TTFT."""

@@ -1,0 +1,1 @@
+"""Messages: the records that cross the Router's border."""

@@ -1,0 +1,1 @@
+"""Prefix index: the estimate of which replica has which KV blocks."""

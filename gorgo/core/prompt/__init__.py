@@ -1,0 +1,1 @@
+"""Prompt: from a request body to its text, fingerprint and token estimate."""

@@ -1,0 +1,1 @@
+"""Admin listener: the operator's routes and the status page."""

@@ -1,0 +1,1 @@
+"""Control: durable changes of weights, policy, freeze and drain at run time."""

@@ -1,0 +1,1 @@
+"""HTTP: the client side of the data and admin listeners."""

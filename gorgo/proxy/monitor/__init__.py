@@ -1,0 +1,1 @@
+"""Monitor: probes and scrapes of every replica."""

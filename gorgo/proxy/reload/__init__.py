@@ -1,0 +1,1 @@
+"""Reload: follow `regions.yaml` and apply its changes while requests run."""

@@ -1,0 +1,1 @@
+"""Telemetry: metrics, traces and the request log."""

@@ -1,0 +1,1 @@
+"""Upstream: HTTP calls to replicas and the state of their connections."""

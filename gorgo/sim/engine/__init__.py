@@ -1,0 +1,1 @@
+"""Engine: the simulated engine's scheduler, KV cache and timing."""

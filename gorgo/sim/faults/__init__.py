@@ -1,0 +1,1 @@
+"""Faults: kinds of fault, named scenarios and their injection."""

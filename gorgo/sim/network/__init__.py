@@ -1,0 +1,1 @@
+"""Network: links, connections and remote replicas in virtual time."""
