@@ -1,7 +1,7 @@
-"""Keys of regions.yaml that there were, and what became of each.
+"""Old keys of regions.yaml: the new key of each, or the reason for its removal.
 
-Owns the table. An error about an unknown key names what stands in its place, so that an old file can be put right from
-the error alone; no old key is read.
+Owns the table. The error for an old key names the new one, so that an old file can be corrected from the error alone. No
+old key is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,26 @@ from gorgo.config.explain import keys_at
 
 #: Old key -> its new key, both dotted and with places in lists left out (`regions.limits.connect_timeout_s`), or a few
 #: words that say why it is gone.
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "overload.hold": "overload.queue_enabled",
+    "overload.max_held": "overload.queue_max_requests",
+    "overload.open_work_ms": "overload.max_backlog_ms",
+    "overload.open_in_flight": "overload.max_concurrency_per_replica",
+    "overload.hopeless_wait_ms": "overload.infeasible_max_wait_ms",
+    "overload.hedge_share": "overload.hedge_budget_ratio",
+    "overload.hedge_late_ms": "overload.hedge_delay_ms",
+    "overload.retry_share": "overload.retry_budget_ratio",
+    "proxy.ready_replicas": "proxy.min_ready_replicas",
+    "limits.body_gap_timeout_s": "limits.body_idle_timeout_s",
+    "limits.first_content_timeout_s": "limits.first_token_timeout_s",
+    "limits.whole_answer_timeout_s": "limits.response_timeout_s",
+    "limits.between_chunks_timeout_s": "limits.stream_idle_timeout_s",
+    "limits.total_timeout_s": "limits.request_timeout_s",
+    "regions.limits.first_content_timeout_s": "regions.limits.first_token_timeout_s",
+    "regions.limits.whole_answer_timeout_s": "regions.limits.response_timeout_s",
+    "regions.limits.between_chunks_timeout_s": "regions.limits.stream_idle_timeout_s",
+    "regions.limits.total_timeout_s": "regions.limits.request_timeout_s",
+}
 
 
 def renamed_keys(document: Document) -> Iterator[Problem]:
