@@ -7,19 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gorgo.core.admission.deadline import OverloadLimits
+from gorgo.core.fleet.outlier import OutlierLimits
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
-from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.actions import Dispatch, Hold
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome
+from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
 from gorgo.errors import WeightsError
 from gorgo.policies.registry import make_policy
 from tests.core.routers import (
     BROKEN,
+    BUSY,
     COMPLETED,
     FAILED,
     GONE,
     PROMPT,
+    REFUSED,
     a_request,
     believed,
     dispatched,
@@ -28,6 +33,7 @@ from tests.core.routers import (
     make_router,
     rejected,
     specs,
+    timed,
 )
 
 # -- fleet changes under open attempts
@@ -98,6 +104,158 @@ def test_weights_get_a_new_version_and_decide_from_then_on() -> None:
     weights = router.set_weights({"w_rtt": 1.0}, now=0.0)
     assert (weights.version, dict(weights)) == (2, {"w_rtt": 1.0, "w_queue": 0.1})
     assert dispatched(router.submit(a_request(), now=0.0)).decision.weights_version == 2
+
+
+def test_a_router_starts_from_the_weights_that_it_is_given_even_outside_their_box() -> None:
+    weights = Weights.of(make_policy("gorgo").weight_specs, {"w_rtt": 9.0}, version=7, allow_out_of_range=True)
+    router = Router(specs("a"), make_policy("gorgo"), rng=np.random.default_rng(0), boot_id="boot", weights=weights)
+    assert (router.weights.version, dict(router.weights)) == (7, {"w_rtt": 9.0, "w_queue": 0.1})
+
+
+@pytest.mark.parametrize("policy", ["gorgo", "gorgo-ms"])
+def test_weights_set_live_are_in_the_terms_of_the_next_decision(policy: str) -> None:
+    """10 ms of round trip: 0.5 tokens or 1 ms each at first, twice as much afterwards."""
+    router = make_router("a", policy=policy)
+    before = dispatched(router.submit(a_request("r1"), now=0.0)).decision
+    name = {"gorgo": "w_rtt", "gorgo-ms": "m_rtt"}[policy]
+    router.set_weights({name: 2 * router.weights[name]}, now=0.0)
+    after = dispatched(router.submit(a_request("r2"), now=0.0)).decision
+    assert before.terms["rtt"].tolist() == pytest.approx([{"gorgo": 5.0, "gorgo-ms": 10.0}[policy]])
+    assert after.terms["rtt"].tolist() == pytest.approx([2 * before.terms["rtt"][0]])
+    assert after.weights == dict(router.weights)
+
+
+def test_weights_may_be_set_outside_their_box_on_purpose_alone() -> None:
+    router = make_router("a", policy="gorgo")
+    with pytest.raises(WeightsError):
+        router.set_weights({"w_rtt": 9.0}, now=0.0)
+    assert router.set_weights({"w_rtt": 9.0}, now=0.0, widen=True)["w_rtt"] == 9.0
+    with pytest.raises(WeightsError):
+        router.set_policy(make_policy("gorgo"), {"w_rtt": 9.0}, now=0.0)
+    assert router.set_policy(make_policy("gorgo"), {"w_rtt": 9.0}, now=0.0, widen=True)["w_rtt"] == 9.0
+
+
+def test_a_policy_brings_the_index_that_it_reads() -> None:
+    router = make_router(replicas=[ReplicaSpec("a", "here", kv_capacity_tokens=128)], policy="gorgo")
+    router.on_finish(dispatched(router.submit(a_request(blocks=PROMPT), now=0.0)).attempt_id, COMPLETED, now=1.0)
+    assert router.index.resident_blocks(0) == 4
+    router.set_policy(make_policy("gorgo-ms"), now=2.0)
+    assert (router.index.bounded, router.index.resident_blocks(0)) == (True, 0)
+
+
+# -- what lets those go who wait
+
+
+@pytest.mark.parametrize("change", ["policy", "fleet", "drain", "limits"])
+def test_a_change_that_may_have_opened_a_replica_offers_it_to_waiting_requests(change: str) -> None:
+    """The far one is full and the near one drained; then there is another policy, replica, mark or limit."""
+    limits = RouterLimits(overload=OverloadLimits(queue_enabled=True, max_concurrency_per_replica=1))
+    router = make_router(policy="gorgo-ms", replicas=[timed("near"), timed("far")], limits=limits)
+    router.drain("near", now=0.0)
+    assert dispatched(router.submit(a_request("r1"), now=0.0)).replica == "far"
+    assert isinstance(router.submit(a_request("r2"), now=0.0)[-1], Hold)
+    assert router.handle_timer(now=0.1) == []
+    if change == "policy":
+        router.set_policy(make_policy("least-request"), now=0.2)
+    elif change == "fleet":
+        router.set_fleet([timed("near"), timed("far"), timed("new")], now=0.2)
+        router.on_probe("new", 0.01, now=0.2)
+    elif change == "drain":
+        router.drain("near", False, now=0.2)
+    else:
+        router.set_limits(replace(limits, overload=OverloadLimits(queue_enabled=False)), now=0.2)
+    if change == "fleet":
+        assert router.queued == 0, "the probe has had it go"
+        return
+    assert router.next_timer() == 0.1, "at once"
+    assert dispatched(router.handle_timer(now=0.2)).request_id == "r2"
+
+
+# -- every limit by its effect
+
+
+def test_a_slow_start_set_live_counts_for_replicas_that_join_from_then_on() -> None:
+    router = make_router("a")
+    router.set_fleet(specs("a", "early"), now=1.0)
+    router.set_limits(replace(router.limits, slow_start_s=7.0), now=2.0)
+    router.set_fleet(specs("a", "early", "late"), now=3.0)
+    assert [view.slow_start_for_s for view in router.fleet_view(now=3.0)] == [None, None, 7.0]
+
+
+def test_the_fleet_of_the_start_is_on_no_ramp() -> None:
+    router = make_router("a", "b", limits=RouterLimits(slow_start_s=7.0))
+    assert [view.slow_start_for_s for view in router.fleet_view(now=0.0)] == [None, None]
+    router.set_fleet([], now=1.0)
+    router.set_fleet(specs("c"), now=2.0)
+    assert [view.slow_start_for_s for view in router.fleet_view(now=2.0)] == [None], "nor is one that nobody is beside"
+
+
+def test_a_window_of_regions_set_live_counts() -> None:
+    router = make_router(replicas=[ReplicaSpec("a", "east"), ReplicaSpec("b", "east")])
+    router.set_limits(replace(router.limits, region_window_s=1.0), now=0.0)
+    router.on_probe("a", None, now=10.0)
+    router.on_probe("b", None, now=12.0)
+    assert router.unreachable_regions == frozenset()
+    router.on_probe("a", None, now=13.0)
+    assert router.unreachable_regions == {"east"}
+
+
+def test_a_retry_budget_set_live_counts() -> None:
+    router = make_router("a", "b")
+    router.set_limits(replace(router.limits, retry_budget_ratio=0.0, retry_budget_minimum=1), now=0.0)
+    first, second = (dispatched(router.submit(a_request(f"r{n}"), now=0.0)) for n in range(2))
+    assert isinstance(router.on_finish(first.attempt_id, FAILED, now=0.1)[0], Dispatch)
+    assert rejected(router.on_finish(second.attempt_id, FAILED, now=0.2)).status == 502
+
+
+def test_an_ejection_and_a_panic_set_live_count() -> None:
+    router = make_router("a", "b")
+    router.set_limits(
+        replace(router.limits, outlier=OutlierLimits(failures=1, base_s=50.0), panic_threshold=0.0), now=0.0
+    )
+    fail_on(router, FAILED, 1)
+    assert (router.health_states()["a"], router.next_timer()) == ("ejected", 51.0)
+    router.on_probe("b", None, now=2.0)
+    assert rejected(router.submit(a_request("r"), now=2.0)).code == "no_replica"
+
+
+# -- health, by what an attempt's end says
+
+
+@pytest.mark.parametrize(
+    ("outcome", "failures", "in_a_row"),
+    [(FAILED, 1, 1), (BROKEN, 1, 0), (BUSY, 0, 0), (GONE, 0, 0), (REFUSED, 0, 0), (COMPLETED, 0, 0)],
+    ids=lambda one: one.result.value if isinstance(one, Outcome) else None,
+)
+def test_failures_are_those_of_the_replica_and_in_a_row_those_before_content(
+    outcome: Outcome, failures: int, in_a_row: int
+) -> None:
+    router = make_router("a")
+    attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
+    router.on_finish(attempt, outcome, now=1.0)
+    (view,) = router.fleet_view(now=1.0)
+    assert (view.attempts, view.failures, view.failures_in_a_row) == (1, failures, in_a_row)
+
+
+def test_an_answer_from_before_an_ejection_readmits_no_replica_and_begins_no_ramp() -> None:
+    router = make_router("a", "b", limits=RouterLimits(slow_start_s=7.0))
+    old = dispatched(router.submit(a_request("old"), now=0.0))
+    fail_on(router, FAILED, 3)
+    router.handle_timer(now=6.0)
+    router.on_finish(old.attempt_id, COMPLETED, now=6.5)
+    view = router.fleet_view(now=6.5)[0]
+    assert (view.state, view.slow_start_for_s) == ("half_open", None)
+
+
+def test_a_trial_that_succeeds_begins_a_ramp_at_its_first_token() -> None:
+    router = make_router("a", "b", limits=RouterLimits(slow_start_s=7.0))
+    fail_on(router, FAILED, 3)
+    router.handle_timer(now=6.0)
+    trial = dispatched(router.submit(a_request("trial"), now=6.0))
+    router.on_first_token(trial.attempt_id, now=6.5)
+    assert router.fleet_view(now=6.5)[0].slow_start_for_s == 7.0
+    router.on_finish(trial.attempt_id, COMPLETED, now=8.0)
+    assert router.fleet_view(now=8.0)[0].slow_start_for_s == 5.5, "its end is no second readmission"
 
 
 def test_a_wrong_weight_changes_nothing() -> None:

@@ -20,22 +20,22 @@ def test_bounds_are_those_of_the_design() -> None:
         "rtt_ewma_alpha": 0.3,
         "max_index_blocks": 4_000_000,
         "block_tokens": 64.0,
-        "decisions_kept": 1000,
-        "samples_kept": 10_000,
+        "max_decisions": 1000,
+        "max_samples": 10_000,
         "panic_threshold": 0.5,
         "retry_budget_ratio": 0.2,
-        "retry_minimum": 20,
-        "retry_window_s": 10.0,
+        "retry_budget_minimum": 20,
+        "retry_budget_window_s": 10.0,
         "slow_start_s": 0.0,
         "region_window_s": 30.0,
     }
     assert OutlierLimits() == OutlierLimits(failures=3, base_s=5.0, max_s=60.0)
 
 
-def test_no_request_waits_for_a_replica_or_is_sent_twice_unless_that_is_asked_for() -> None:
+def test_queueing_and_hedging_are_off_by_default() -> None:
     assert asdict(OverloadLimits()) == {
         "queue_enabled": False,
-        "held": 1000,
+        "queue_max_requests": 1000,
         "max_backlog_s": 0.2,
         "max_concurrency_per_replica": None,
         "slo_ttft_s": None,
@@ -43,12 +43,12 @@ def test_no_request_waits_for_a_replica_or_is_sent_twice_unless_that_is_asked_fo
         "infeasible_max_wait_s": 0.3,
         "no_replica_wait_s": 0.0,
     }
-    assert asdict(HedgeLimits()) == {"share": 0.0, "window_s": 300.0, "late_s": 0.5, "grace_s": 0.1}
+    assert asdict(HedgeLimits()) == {"budget_ratio": 0.0, "window_s": 300.0, "delay_s": 0.5, "grace_s": 0.1}
     assert not RouterLimits().clients.has_limits
     assert ClientLimits() == ClientLimits(None, None, None)
 
 
-def test_a_request_that_says_nothing_more_goes_anywhere_without_a_deadline() -> None:
+def test_a_request_may_go_anywhere_without_a_deadline_by_default() -> None:
     request = RouteRequest("r", 0.0, 1, b"", 64.0, 0)
     assert (request.model, request.session_id, request.pinned_replica, request.client, request.regions) == (None,) * 5
     assert (request.slo_ttft_s, request.priority, request.body_bytes) == (None, 0, 0)

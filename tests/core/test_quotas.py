@@ -56,7 +56,7 @@ def test_ten_seconds_worth_may_come_at_once() -> None:
     assert [bounded.acquire("a", now=0.0) is None for _ in range(11)] == [True] * 10 + [False]
 
 
-def test_nothing_is_counted_where_there_is_no_bound() -> None:
+def test_requests_are_counted_only_where_there_is_a_bound() -> None:
     free = book()
     assert free.acquire("a", now=0.0) is None
     assert (free.counts("a"), free.in_flight("a")) == (False, 0)
@@ -74,7 +74,7 @@ def test_an_end_makes_room_and_one_too_many_makes_no_more() -> None:
     assert (bounded.in_flight("a"), bounded.in_flight("never")) == (1, 0)
 
 
-def test_who_is_refused_for_being_open_too_often_has_spent_no_request() -> None:
+def test_a_refusal_for_concurrency_takes_no_token_from_the_bucket() -> None:
     bounded = book(ClientLimits(max_in_flight=1, requests_per_s=1.0, burst=2))
     bounded.acquire("a", now=0.0)
     for _ in range(5):
@@ -114,7 +114,7 @@ def test_a_bucket_is_ten_seconds_worth_unless_it_is_given(
     assert ClientLimits(requests_per_s=rate, burst=burst).bucket == bucket
 
 
-def test_other_rules_count_for_those_who_are_inside_too() -> None:
+def test_other_rules_count_for_clients_with_open_requests_too() -> None:
     bounded = book(ClientLimits(max_in_flight=2))
     bounded.acquire("a", now=0.0)
     bounded.set_rules(ClientRules(ClientLimits(max_in_flight=1)))

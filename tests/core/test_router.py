@@ -260,7 +260,7 @@ def test_a_late_timer_changes_no_decision() -> None:
     assert dispatched(router.submit(a_request("r2"), now=6.0)).replica == "a"
 
 
-def test_a_late_timer_keeps_nobody_waiting() -> None:
+def test_a_late_timer_keeps_no_request_waiting() -> None:
     """The replica is open again at 0.8 s: who comes at 0.9 finds those before it gone, timer or not."""
     limits = RouterLimits(overload=OverloadLimits(queue_enabled=True))
     router = make_router(policy="gorgo-ms", replicas=[timed("a")], limits=limits)
@@ -270,7 +270,7 @@ def test_a_late_timer_keeps_nobody_waiting() -> None:
     assert (before.request_id, type(before), own.request_id) == ("r1", Dispatch, "r2")
 
 
-def test_figures_that_went_stale_while_nobody_asked_decide_nothing() -> None:
+def test_figures_that_went_stale_between_two_requests_decide_nothing() -> None:
     router = make_router("a", "b")
     router.on_probe("b", 0.03, now=60.0)
     assert dispatched(router.submit(a_request("r1"), now=89.9)).replica == "a"
@@ -279,7 +279,7 @@ def test_figures_that_went_stale_while_nobody_asked_decide_nothing() -> None:
 
 
 @pytest.mark.parametrize("event", ["first_token", "finish", "probe", "abandon", "submit"])
-def test_what_is_due_is_asked_for_at_the_time_of_the_last_event(event: str) -> None:
+def test_the_next_timer_is_at_the_time_of_the_last_event_when_a_replica_may_have_opened(event: str) -> None:
     """One waits and something may have opened its replica: the next look is due at once."""
     limits = RouterLimits(overload=OverloadLimits(queue_enabled=True, max_concurrency_per_replica=1))
     router = make_router(policy="gorgo-ms", replicas=[timed("a"), timed("b")], limits=limits)

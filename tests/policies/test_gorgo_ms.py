@@ -80,9 +80,9 @@ def test_slower_decoding_is_not_priced_where_its_price_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(("head_due_s", "queue_ms"), [(99.6995, 0.0), (99.69, 2000 + 9), (99.2, 2000 + 499)])
-def test_a_first_token_is_late_from_300_ms_on_by_the_time_it_could_be_seen(due_s: float, queue_ms: float) -> None:
+def test_a_first_token_is_late_from_300_ms_on_by_the_time_it_could_be_seen(head_due_s: float, queue_ms: float) -> None:
     """Half a round trip of 2 ms passes before a token made by now is seen."""
-    rows = candidates(drained_at_s=[99.0, 99.0], head_due_s=[due_s, np.inf], waiting_prefill_s=[2.0, 0.0])
+    rows = candidates(drained_at_s=[99.0, 99.0], head_due_s=[head_due_s, np.inf], waiting_prefill_s=[2.0, 0.0])
     np.testing.assert_allclose(chosen(rows).terms["queue"], [queue_ms, 0.0], atol=1e-9)
 
 

@@ -108,7 +108,7 @@ def test_terms_are_what_the_weights_make_of_the_signals(
     }
 
 
-def test_a_threshold_set_live_decides_who_counts_as_a_match() -> None:
+def test_a_threshold_set_live_decides_which_prefix_is_a_match() -> None:
     policy = PrefixThreshold()
     answers = [chosen(policy, Weights.of(policy.weight_specs, {"tau": tau})).fallback for tau in (0.59, 0.6, 0.59)]
     assert answers == [None, "below_threshold", None]

@@ -51,7 +51,7 @@ def test_a_stop_leaves_the_rest_of_the_heap() -> None:
     assert (kernel.now, len(kernel)) == (1.0, 1)
 
 
-def test_what_is_to_happen_again_and_again_happens_after_each_interval() -> None:
+def test_a_repeated_event_comes_after_each_interval() -> None:
     kernel = EventQueue()
     seen: list[float] = []
     kernel.at(1.0, lambda: kernel.every(2.0, lambda: seen.append(kernel.now)))

@@ -61,7 +61,7 @@ def dispatch(attempt: int, replica: str, *, predicted_s: float | None = 0.25) ->
     return Dispatch("7", f"7/{attempt}", attempt, replica, f"region of {replica}", decision)
 
 
-def test_the_router_is_asked_with_all_that_the_feed_says() -> None:
+def test_a_routed_request_has_every_field_of_the_feed() -> None:
     served = OpenRequests(block_tokens=512.0, slo_ttft_s=2.0)
     asked = served.received(REQUEST, now=3.5)
     assert (asked.request_id, asked.received_s, asked.prompt_tokens, asked.blocks) == ("7", 3.5, 1000, b"eight by")
@@ -89,7 +89,7 @@ def test_a_record_tells_of_the_last_dispatch_and_of_the_wait_before_the_first() 
     assert record.hedged
 
 
-def test_who_answers_is_who_is_recorded_and_latencies_count_from_the_arrival() -> None:
+def test_the_answering_replica_is_recorded_and_latencies_count_from_the_arrival() -> None:
     served = OpenRequests(block_tokens=512.0, slo_ttft_s=None)
     served.received(REQUEST, now=3.0)
     served.dispatched(dispatch(1, "a"), now=3.5)
@@ -103,7 +103,7 @@ def test_who_answers_is_who_is_recorded_and_latencies_count_from_the_arrival() -
     assert not served
 
 
-def test_who_is_turned_away_has_a_status_and_no_first_token() -> None:
+def test_a_rejected_request_has_a_status_and_no_first_token() -> None:
     served = OpenRequests(block_tokens=512.0, slo_ttft_s=None)
     served.received(REQUEST, now=3.0)
     served.rejected(Reject("7", 429, "queue_full", "why"), now=3.25)

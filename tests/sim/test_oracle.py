@@ -122,7 +122,7 @@ def test_an_idle_window_has_shrunk_by_the_time_of_the_decision() -> None:
         assert chosen.terms["rtt"].round(6).tolist() == [10.0 * trips, 100.0 * (2 + 2)]
 
 
-def test_it_predicts_from_the_receipt_on() -> None:
+def test_a_prediction_counts_from_the_receipt() -> None:
     """0.3 s at the proxy, a round trip of 10 ms, and 60 ms of prefill."""
     chosen = choose(
         looking(Engine(0.010), Engine(0.100)),
@@ -132,7 +132,7 @@ def test_it_predicts_from_the_receipt_on() -> None:
     assert chosen.predicted_ttft_s == pytest.approx(0.370)
 
 
-def test_those_who_wait_run_and_travel_are_all_in_flight() -> None:
+def test_waiting_running_and_travelling_requests_are_all_in_flight() -> None:
     near, far = Engine(0.010), Engine(0.100)
     for _ in range(3):  # one runs, two wait for the end of its step
         near.serve(b"x" * 20)

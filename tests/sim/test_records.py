@@ -47,7 +47,7 @@ def test_a_line_has_the_keys_of_the_live_replay_in_milliseconds_and_microseconds
     }
 
 
-def test_what_never_came_to_be_is_null() -> None:
+def test_missing_values_are_null() -> None:
     line = SimRecord(id="7", scheduled_s=1.0, sent_s=1.0, input_tokens=100).as_json()
     known = {name for name, value in line.items() if value is not None}
     assert known == {"id", "scheduled_s", "sent_s", "input_tokens"}

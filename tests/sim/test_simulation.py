@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -266,6 +267,57 @@ def test_a_controller_acts_when_it_says_and_records_tell_under_which_weights() -
     assert tuner.acted == [5.0, 10.0]
     versions = [record.weights_version or 0 for record in records]
     assert [version - versions[0] for version in versions] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("intervals", "stale_after_s"), [({}, 90.0), ({"probe_interval_s": 10.0, "scrape_interval_s": 20.0}, 60.0)]
+)
+def test_figures_are_stale_after_three_of_the_longer_interval(intervals: dict[str, Any], stale_after_s: float) -> None:
+    limits = simulation(**intervals).router.limits
+    assert (limits.stale_after_s, limits.block_tokens) == (stale_after_s, 512.0)
+    assert simulation(block_tokens=64).router.limits.block_tokens == 64.0
+
+
+def test_a_controller_whose_time_is_past_acts_at_once() -> None:
+    tuner = Tuner([-5.0])
+    simulation(controllers=[tuner]).run([one(at_s=1.0)])
+    assert tuner.acted == [0.0]
+
+
+def test_probes_and_scrapes_come_at_their_own_intervals() -> None:
+    simulated = simulation(probe_interval_s=10.0, scrape_interval_s=25.0, fleet=SimFleet(three_regions().replicas[:1]))
+    ages: list[tuple[float, float]] = []
+
+    def look() -> None:
+        (view,) = simulated.router.fleet_view(now=simulated.kernel.now)
+        ages.append((round(view.probe_age_s or 0.0), round(view.scrape_age_s or 0.0)))
+
+    for at_s in (9.0, 19.0, 24.0, 29.0, 49.0, 54.0):
+        simulated.kernel.at(at_s, look)
+    simulated.run([one(at_s=60.0)])
+    assert ages == [(9, 9), (9, 19), (4, 24), (9, 4), (9, 24), (4, 4)]
+
+
+def test_a_deadline_of_a_run_is_that_of_each_request() -> None:
+    limits = RouterLimits(overload=OverloadLimits(queue_enabled=True), block_tokens=512.0)
+    fleet = SimFleet(three_regions().replicas[:1])
+    feed = [one(8000, 5, at_s=0.001 * index, index=index) for index in range(12)]
+    statuses = [
+        [record.status for record in simulation(fleet=fleet, limits=limits, slo_ttft_s=slo_s).run(feed).records]
+        for slo_s in (None, 3.0)
+    ]
+    assert set(statuses[0]) == {200}
+    assert 3 <= statuses[1].count(200) <= 4, "0.8 s each"
+    assert statuses[1].count(429) == 12 - statuses[1].count(200)
+
+
+def test_each_attempt_of_each_request_has_a_chance_of_its_own() -> None:
+    """The same request to the same replica, as the first and as the second attempt, and as another request."""
+    fleet = SimFleet(three_regions().replicas[1:2])
+    ttfts = {
+        simulation("nearest", fleet=fleet).run([one(at_s=50.0, index=index)]).records[0].ttft_ms for index in range(5)
+    }
+    assert len(ttfts) == 5
 
 
 def test_a_run_ends_with_its_last_request_whatever_else_is_in_the_heap() -> None:

@@ -20,7 +20,7 @@ class Giver:
         self.kernel = kernel
         self.given_up: list[tuple[float, str]] = []
 
-    def give_up(self, sending: SimAttempt) -> None:
+    def time_out(self, sending: SimAttempt) -> None:
         self.given_up.append((self.kernel.now, sending.request_id))
         sending.done = True
 
@@ -50,12 +50,12 @@ def test_an_attempt_is_given_up_two_minutes_after_it_was_sent() -> None:
     assert lab.site.given_up == [(120.0, "one"), (120.0, "two"), (170.0, "three")]
 
 
-def test_what_has_content_or_is_over_is_left_alone_and_holds_up_nobody() -> None:
+def test_an_attempt_with_content_or_an_end_is_not_given_up_and_holds_up_no_other() -> None:
     lab = Lab()
     content, over = lab.watch("content", at_s=0.0), lab.watch("over", at_s=1.0)
     lab.watch("late", at_s=2.0)
-    lab.kernel.at(100.0, lambda: setattr(content, "content_seen", True))
-    lab.kernel.at(100.0, lambda: setattr(over, "over", True))
+    lab.kernel.at(100.0, lambda: setattr(content, "first_token_seen", True))
+    lab.kernel.at(100.0, lambda: setattr(over, "done", True))
     lab.kernel.run()
     assert lab.site.given_up == [(122.0, "late")]
 

@@ -27,15 +27,13 @@ class RegionOutages:
         Within which all of a region must have failed, s. May be replaced.
     """
 
-    __slots__ = ("_failed_s", "_fleet", "_unreachable", "events", "window_s")
+    __slots__ = ("_failed_s", "_fleet", "_unreachable", "window_s")
 
     def __init__(self, fleet: Fleet, *, window_s: float) -> None:
         self._fleet = fleet
         self.window_s = window_s
         self._failed_s: dict[Replica, float] = {}
         self._unreachable: set[str] = set()
-        #: Times that a region was cut off.
-        self.events = 0
 
     @property
     def unreachable(self) -> frozenset[str]:
@@ -50,7 +48,6 @@ class RegionOutages:
         if len(members) == 1 and member.health.state is HealthState.HEALTHY:
             return
         self._unreachable.add(region)
-        self.events += 1
         if len(members) > 1:
             for other in members:
                 self._fleet.invalidate(other.health.region_unreachable(now=now))

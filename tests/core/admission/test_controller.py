@@ -48,7 +48,7 @@ def test_time_since_it_was_received_counts_towards_a_deadline_on_arrival(
 
 
 @pytest.mark.parametrize(("slo_s", "dropped"), [(1.54, True), (1.55, False)])
-def test_time_that_it_has_waited_here_counts_towards_a_deadline(slo_s: float, dropped: bool) -> None:
+def test_time_in_the_queue_counts_towards_a_deadline(slo_s: float, dropped: bool) -> None:
     """Half a second waited, half a second of its own, 90 ms of a way that has grown, and 455 ms of work left by then.
 
     The other replica is idle and serves another model.
@@ -62,7 +62,7 @@ def test_time_that_it_has_waited_here_counts_towards_a_deadline(slo_s: float, dr
     assert router.queued == (not dropped)
 
 
-def test_time_before_it_came_here_is_missing_at_its_last_chance() -> None:
+def test_time_before_the_arrival_is_missing_at_the_last_chance() -> None:
     """Received at 0, here since 0.4: with half a second of its own it has to go by 1.3, when no place has come."""
     router = at_hand("a", max_concurrency_per_replica=1)
     first = dispatched(router.submit(asked("before", 100), now=0.0))
@@ -84,7 +84,7 @@ def test_a_prompt_too_long_for_its_deadline_counts_its_moment_from_its_receipt()
     assert rejected(router.submit(asked("late", 10_000, now=0.0, slo_s=2.0), now=0.31)).code == "deadline_unreachable"
 
 
-def test_a_deadline_of_the_limits_counts_for_those_who_wait_too() -> None:
+def test_a_default_deadline_counts_for_queued_requests_too() -> None:
     router = at_hand("a", max_concurrency_per_replica=1, slo_ttft_s=1.8)
     first = dispatched(router.submit(asked("before", 100), now=0.0))
     router.on_first_token(first.attempt_id, now=0.105)
@@ -93,23 +93,35 @@ def test_a_deadline_of_the_limits_counts_for_those_who_wait_too() -> None:
     assert when == pytest.approx(1.3)
 
 
-def test_what_waits_and_what_was_sent_are_shared_by_those_who_could_do_it() -> None:
+def test_queued_and_dispatched_work_is_shared_by_the_healthy_replicas() -> None:
     """3 s there and 2 s here on one of two replicas, the other one idle and full: (3 + 2) / 2; ejected ones do none."""
-    router = at_hand("a", "b", held=1, max_concurrency_per_replica=1)
+    router = at_hand("a", "b", queue_max_requests=1, max_concurrency_per_replica=1)
     for number, tokens in enumerate((2000, 3000)):
         dispatched(router.submit(asked(f"there-{number}", tokens), now=0.0))
     assert held(router.submit(asked("here", 2000), now=0.0))
     assert rejected(router.submit(asked("r", 100), now=0.0)).retry_after_s == pytest.approx((2.0 + 3.0 + 2.0) / 2)
 
 
-def test_who_is_refused_by_an_empty_queue_is_told_the_shortest_time_while_nobody_is_well() -> None:
-    router = at_hand("a", held=0)
+def test_queued_work_without_a_replica_counts_by_the_fastest_one() -> None:
+    """5 s of prompt, or half a second on the fast one; the two that are there share what waits: 30 s in all."""
+    router = at_hand("a", "b", queue_max_requests=60)
+    fast = replace(timed("b", max_running_requests=4), prefill_tokens_per_s=10_000.0)
+    router.set_fleet([timed("a", max_running_requests=4), fast], now=0.0)
+    for name in "ab":
+        router.drain(name, now=0.0)
+    for number in range(60):
+        assert held(router.submit(asked(f"r{number}", 5000), now=0.0))
+    assert rejected(router.submit(asked("more", 5000), now=0.0)).retry_after_s == pytest.approx(60 * 0.5 / 2)
+
+
+def test_a_rejection_without_a_healthy_replica_has_the_shortest_retry_time() -> None:
+    router = at_hand("a", queue_max_requests=0)
     router.drain("a", now=0.0)
     refusal = rejected(router.submit(asked("r"), now=0.0))
     assert (refusal.code, refusal.retry_after_s) == ("queue_full", 1.0)
 
 
-def test_who_finds_a_replica_again_waits_for_a_place_there_beyond_its_patience() -> None:
+def test_a_request_whose_replica_came_back_waits_for_a_slot_beyond_its_patience() -> None:
     """Nobody from 0.2 on, which it bears for 2 s; from 1.7 on a replica that is full, so it waits for that one."""
     router = at_hand("a", max_concurrency_per_replica=1)
     first = dispatched(router.submit(asked("before", 100), now=0.0))
@@ -121,7 +133,20 @@ def test_who_finds_a_replica_again_waits_for_a_place_there_beyond_its_patience()
     assert dispatched(router.on_finish(first.attempt_id, COMPLETED, now=4.0)).request_id == "r"
 
 
-def test_a_drained_replica_holds_up_nobody_whose_own_one_is_open() -> None:
+def test_the_shortest_of_the_requests_without_a_replica_goes_first() -> None:
+    """By the least prefill of any replica: the second one is ten times as fast."""
+    router = at_hand("a", "b")
+    fast = replace(timed("b", max_running_requests=4), prefill_tokens_per_s=10_000.0)
+    router.set_fleet([timed("a", max_running_requests=4), fast], now=0.0)
+    for name in "ab":
+        router.drain(name, now=0.0)
+    for name, tokens in (("long", 5000), ("short", 500), ("middle", 3000)):
+        assert held(router.submit(asked(name, tokens), now=0.0))
+    router.drain("b", False, now=1.0)
+    assert [action.request_id for action in router.handle_timer(now=1.0)] == ["short", "middle"]
+
+
+def test_a_drained_replica_holds_up_no_request_for_an_open_one() -> None:
     router = at_hand("a", "b")
     router.drain("a", now=0.0)
     dispatched(router.submit(asked("r0", 1000), now=0.0))
@@ -132,7 +157,7 @@ def test_a_drained_replica_holds_up_nobody_whose_own_one_is_open() -> None:
     assert action.replica == "b"
 
 
-def test_who_was_just_looked_at_is_looked_at_again_after_a_moment() -> None:
+def test_a_waiting_request_is_evaluated_again_after_a_moment() -> None:
     """Its replica is closed: an end elsewhere within 50 ms is no reason, one after that is."""
     router = at_hand("a", "b")
     blocks = b"".join(number.to_bytes(8, "little") for number in range(200))
@@ -144,7 +169,7 @@ def test_who_was_just_looked_at_is_looked_at_again_after_a_moment() -> None:
     assert router.next_timer() == pytest.approx(10.05)
 
 
-def test_a_refused_probe_of_an_empty_queue_asks_for_no_timer() -> None:
+def test_an_empty_queue_asks_for_no_timer() -> None:
     router = at_hand("a")
     assert router.next_timer() == 90.0, "when the probe of the start is stale"
     attempt = dispatched(router.submit(asked("r"), now=0.0))
@@ -152,7 +177,7 @@ def test_a_refused_probe_of_an_empty_queue_asks_for_no_timer() -> None:
     assert router.next_timer() == 90.0
 
 
-def test_limits_that_hold_nobody_back_close_no_replica() -> None:
+def test_limits_without_a_queue_close_no_replica() -> None:
     router = at_hand("a")
     router.set_limits(replace(router.limits, overload=replace(router.limits.overload, queue_enabled=False)), now=0.0)
     assert all(isinstance(router.submit(asked(f"r{n}", 5000), now=0.0)[-1], Dispatch) for n in range(5))
@@ -181,7 +206,7 @@ def test_a_request_that_waited_counts_for_its_client_until_its_answer_has_ended(
 
 @pytest.mark.parametrize("how", ["deadline", "queue", "patience"])
 def test_a_request_that_was_turned_away_counts_for_its_client_no_more(how: str) -> None:
-    router = at_hand("a", held=1)
+    router = at_hand("a", queue_max_requests=1)
     router.set_limits(replace(router.limits, clients=ClientRules(ClientLimits(max_in_flight=1))), now=0.0)
     dispatched(router.submit(asked("before", 3000, client="other"), now=0.0))
     if how == "deadline":
@@ -200,16 +225,14 @@ def test_a_request_that_was_turned_away_counts_for_its_client_no_more(how: str) 
 @pytest.mark.parametrize(
     ("before", "now", "waits"), [(512, 0.312, False), (512, 0.311, True), (200, 0.0, False), (201, 0.0, True)]
 )
-def test_a_replica_is_open_while_there_is_as_much_to_do_as_its_limit_and_no_more(
-    before: int, now: float, waits: bool
-) -> None:
+def test_a_replica_is_open_up_to_its_limit_of_queued_prefill(before: int, now: float, waits: bool) -> None:
     router = at_hand("a")
     dispatched(router.submit(asked("before", before), now=0.0))
     assert held(router.submit(asked("r", now=now), now=now)) is waits
 
 
 @pytest.mark.parametrize(("sent", "waits"), [(3, False), (4, True)])
-def test_a_replica_has_as_many_places_as_its_engine_runs_at_once(sent: int, waits: bool) -> None:
+def test_a_replica_has_as_many_slots_as_its_engine_runs_at_once(sent: int, waits: bool) -> None:
     router = at_hand("a")
     for number in range(sent):
         first = dispatched(router.submit(asked(f"r{number}", 10, now=float(number)), now=float(number)))
@@ -218,9 +241,7 @@ def test_a_replica_has_as_many_places_as_its_engine_runs_at_once(sent: int, wait
 
 
 @pytest.mark.parametrize(("now", "waits"), [(0.4, False), (0.499, False), (0.65, True)])
-def test_a_replica_whose_first_token_is_late_is_closed_by_what_waits_there_and_how_late_it_is(
-    now: float, waits: bool
-) -> None:
+def test_a_replica_whose_first_token_is_late_is_closed_by_its_queue_and_its_delay(now: float, waits: bool) -> None:
     """Due at 0.1 and late from 0.4 on: 100 ms that wait there, and 250 ms late at 0.65."""
     router = at_hand("a")
     dispatched(router.submit(asked("stuck", 100), now=0.0))
@@ -229,7 +250,7 @@ def test_a_replica_whose_first_token_is_late_is_closed_by_what_waits_there_and_h
         assert router.next_timer() == 90.0, "no time opens it, a first token or an end does"
 
 
-def test_a_replica_far_away_opens_when_what_is_sent_then_finds_as_much_as_the_limit() -> None:
+def test_a_replica_far_away_opens_half_a_round_trip_before_its_queue_is_at_the_limit() -> None:
     """One second of prefill from 0.1 on: at 0.8 the rest of it is 300 ms, of which 100 pass on the way."""
     router = at_hand("a")
     router.set_limits(replace(router.limits, rtt_ewma_alpha=1.0), now=0.0)

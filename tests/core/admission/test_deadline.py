@@ -66,14 +66,14 @@ def until(router: Router, limit_s: float = 100.0) -> list[tuple[float, Action]]:
         (0.31, 0.99, True),
     ],
 )
-def test_hopeless_is_what_could_have_been_in_time_alone_and_can_no_longer(
+def test_a_request_is_hopeless_once_it_misses_a_deadline_that_it_could_meet_alone(
     waited_s: float, deadline_s: float, hopeless: bool
 ) -> None:
     assert misses_deadline(FORECAST, waited_s=waited_s, deadline_s=deadline_s, limits=OverloadLimits()) is hopeless
 
 
 @pytest.mark.parametrize(("deadline_s", "at_s"), [(2.5, 11.5), (1.0, 10.0), (0.99, 10.3)])
-def test_the_last_chance_is_when_it_would_have_to_be_there_alone(deadline_s: float, at_s: float) -> None:
+def test_the_last_chance_leaves_the_time_that_the_request_takes_alone(deadline_s: float, at_s: float) -> None:
     limits = OverloadLimits()
     assert shed_at_s(FORECAST, received_s=10.0, deadline_s=deadline_s, limits=limits) == pytest.approx(at_s)
 
@@ -135,6 +135,24 @@ def test_who_finds_no_place_goes_where_one_is_if_as_much_of_its_prompt_is_there(
     assert found.decision.excluded["near"] == "full"
 
 
+def test_a_slot_elsewhere_is_taken_by_the_difference_in_cost_not_by_the_cost() -> None:
+    """A second of prefill on either, 1.9 s of way over there, two seconds for a place here: 1.65 s more in all."""
+    router, _ = one_place_each()
+    for _ in range(60):
+        router.on_probe("far", 1.9, now=45.0)
+    first = dispatched(router.submit(asked("r1", 100, now=50.0), now=50.0))
+    router.on_first_token(first.attempt_id, now=50.1)
+    found = dispatched(router.submit(asked("r2", 1000, now=51.0), now=51.0))
+    assert (found.replica, found.decision.excluded) == ("far", {"near": "full"})
+
+
+def test_a_request_waits_when_no_replica_has_a_slot() -> None:
+    router, _ = one_place_each()
+    for name in ("r1", "r2"):
+        dispatched(router.submit(asked(name, 100, now=50.0), now=50.0))
+    assert held(router.submit(asked("r3", 100, now=51.0), now=51.0))
+
+
 def test_who_finds_no_place_waits_for_one_where_its_prompt_is() -> None:
     router, blocks = one_place_each()
     warm = dispatched(router.submit(asked("r1", 640, now=50.0, blocks=blocks), now=50.0))
@@ -176,7 +194,7 @@ def test_the_shortest_goes_first() -> None:
 
 
 def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
-    router = holding("a", held=2)
+    router = holding("a", queue_max_requests=2)
     dispatched(router.submit(asked("r0", 4000), now=0.0))
     assert all(held(router.submit(asked(f"r{number}", 3000), now=0.0)) for number in (1, 2))
     refusal = rejected(router.submit(asked("r3"), now=0.0))

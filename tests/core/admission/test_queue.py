@@ -70,7 +70,7 @@ def test_turns_are_by_prefill_not_by_requests() -> None:
     assert abs(served["long"] - served["short"]) <= 4.0
 
 
-def test_who_was_served_and_comes_back_is_behind_until_the_others_have_caught_up() -> None:
+def test_a_client_that_was_served_is_behind_until_the_others_have_caught_up() -> None:
     """`a` has had 3 s while `b` waited: its next one is behind the three of `b`, and the fourth came before it."""
     served = held("a1", 3.0, client="a")
     room = filled(served, *(held(f"b{number}", 1.0, client="b") for number in range(5)))
@@ -79,7 +79,7 @@ def test_who_was_served_and_comes_back_is_behind_until_the_others_have_caught_up
     assert order(room) == ["b0", "b1", "b2", "b3", "a2", "b4"]
 
 
-def test_what_is_removed_is_not_charged() -> None:
+def test_a_removed_request_is_not_charged() -> None:
     gone = held("a1", 3.0, client="a")
     room = filled(gone, held("a2", 0.5, client="a"), held("b1", 0.25, client="b"), held("b2", 1.0, client="b"))
     room.remove(gone)
@@ -87,7 +87,7 @@ def test_what_is_removed_is_not_charged() -> None:
     assert room.prefill_s == 1.75
 
 
-def test_an_empty_room_owes_nobody_anything() -> None:
+def test_an_empty_queue_has_no_debts() -> None:
     one = held("a1", 9.0, client="a")
     room = filled(one, held("b1", 1.0, client="b"))
     room.pop(one)
@@ -99,7 +99,7 @@ def test_an_empty_room_owes_nobody_anything() -> None:
     assert order(room) == ["a2"]
 
 
-def test_a_room_knows_who_waits_there() -> None:
+def test_a_queue_finds_its_requests_by_id() -> None:
     one, other = held("one"), held("other")
     room = filled(one, other)
     assert ("one" in room, "gone" in room, len(room)) == (True, False, 2)

@@ -26,6 +26,17 @@ def test_who_is_turned_away_after_the_time_that_was_told_begins_anew() -> None:
     assert told([100.0, 101.0, 102.0, 103.0, 106.1])[-1] == 2.0
 
 
+def test_an_overload_is_over_after_the_retry_time_not_at_it() -> None:
+    assert told([100.0, 102.0, 104.0, 108.0]) == [2.0, 2.0, 4.0, 8.0]
+    assert told([100.0, 102.0, 104.0, 108.01]) == [2.0, 2.0, 4.0, 2.0]
+
+
+def test_more_work_than_the_overload_has_lasted_is_the_retry_time() -> None:
+    away = RetryAfter()
+    assert [away.seconds(work_s, now=now) for work_s, now in ((5.0, 0.0), (1.5, 4.0), (7.0, 4.5))] == [5.0, 4.0, 7.0]
+    assert away.seconds(1.5, now=11.4) == 11.4, "it was told to last until 11.5"
+
+
 def test_one_now_and_then_is_no_overload() -> None:
     assert set(told([10.0 * turn for turn in range(100)])) == {2.0}
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gorgo.core.dispatch.budget import RatioBudget
 
 
-def test_what_was_spent_comes_back_as_soon_as_the_window_has_passed() -> None:
+def test_a_spent_retry_comes_back_as_soon_as_the_window_has_passed() -> None:
     budget = RatioBudget(share=0.1, minimum=1, window_s=10.0)
     assert budget.try_spend(now=0.0)
     assert not budget.try_spend(now=9.99)

@@ -145,7 +145,7 @@ def test_another_4xx_is_the_answer_too() -> None:
     assert router.on_finish(first.attempt_id, REFUSED, now=1.0) == [Cancel("r", hedge.dispatch.attempt_id)]
 
 
-@pytest.mark.parametrize("more", [{"repeatable": False}, {"streamed": False}, {"pinned_replica": "a"}])
+@pytest.mark.parametrize("more", [{"idempotent": False}, {"streamed": False}, {"pinned_replica": "a"}])
 def test_what_may_not_or_cannot_be_repeated_is_not(more: dict[str, object]) -> None:
     router = hedging("a", "b")
     router.submit(asked("r", **more), now=0.0)  # type: ignore[arg-type]
@@ -200,6 +200,73 @@ def test_no_hedge_goes_to_a_replica_that_has_enough_to_do() -> None:
     assert router.handle_timer(now=1.0) == []
     router.on_first_token(busy.attempt_id, now=1.5)
     assert isinstance(only(router.handle_timer(now=1.6)), Hedge)
+
+
+def test_the_first_request_alone_has_no_budget() -> None:
+    router = make_router(policy="gorgo-ms", replicas=[timed("a"), timed("b")], limits=LIMITS)
+    dispatched(router.submit(asked("r"), now=0.0))
+    assert router.handle_timer(now=30.0) == []
+
+
+def test_a_budget_is_of_the_requests_in_its_window_alone() -> None:
+    """Two requests a thousand seconds before are of another window."""
+    router = hedging("a", "b")
+    dispatched(router.submit(asked("r", now=995.0), now=995.0))
+    assert router.handle_timer(now=1040.0) == []
+
+
+def test_requests_late_together_are_hedged_in_their_order_of_dispatch() -> None:
+    router = hedging("a", "b", "c", "d", limits=replace(LIMITS, hedging=HedgeLimits(budget_ratio=1.0, window_s=1000.0)))
+    names = [f"r{number}" for number in range(3)]
+    for name in names:
+        dispatched(router.submit(asked(name, pinned_replica=None), now=0.0))
+    hedges = router.handle_timer(now=30.0)
+    assert [hedge.request_id for hedge in hedges] == names
+
+
+def test_a_hedge_without_an_open_replica_is_tried_again_after_a_quarter_of_a_second() -> None:
+    router = hedging("a", "b")
+    first = dispatched(router.submit(asked("r"), now=0.0))
+    other = {"a": "b", "b": "a"}[first.replica]
+    busy = dispatched(router.submit(asked("busy", 9000, pinned_replica=other), now=0.0))
+    assert router.handle_timer(now=5.0) == []
+    assert router.next_timer() == pytest.approx(5.25)
+    router.on_first_token(busy.attempt_id, now=5.1)
+    router.on_finish(busy.attempt_id, COMPLETED, now=5.1)
+    assert router.handle_timer(now=5.24) == []
+    assert isinstance(only(router.handle_timer(now=5.25)), Hedge)
+
+
+def test_a_request_overtaken_before_it_is_due_is_hedged_a_moment_after_it_is_due() -> None:
+    """4 s of prefill: overtaken at 0.5, due at 4 s; a tenth of a second later it is sent again."""
+    router = hedging("a", "b")
+    first = dispatched(router.submit(asked("r", 4000), now=0.0))
+    later = dispatched(router.submit(asked("later", now=0.1, pinned_replica=first.replica), now=0.1))
+    router.on_first_token(later.attempt_id, now=0.5)
+    predicted_s = first.decision.predicted_ttft_s
+    assert predicted_s is not None
+    assert router.next_timer() == pytest.approx(predicted_s + 0.1)
+
+
+def test_a_first_token_overtakes_only_requests_before_its_own() -> None:
+    router = hedging("a", "b")
+    first = dispatched(router.submit(asked("r"), now=0.0))
+    dispatched(router.submit(asked("behind", now=0.1, pinned_replica=first.replica), now=0.1))
+    router.on_first_token(first.attempt_id, now=5.0)
+    router.on_finish(first.attempt_id, COMPLETED, now=5.0)
+    assert router.handle_timer(now=60.0) == [], "a pinned request has no other replica"
+
+
+def test_other_limits_of_hedging_count_from_the_next_event_on() -> None:
+    router = hedging("a", "b")
+    dispatched(router.submit(asked("r"), now=0.0))
+    router.set_limits(replace(LIMITS, hedging=HedgeLimits(budget_ratio=0.0)), now=0.1)
+    assert router.handle_timer(now=30.0) == [], "without a share there is no budget"
+    router.set_limits(replace(LIMITS, hedging=HedgeLimits(budget_ratio=1.0, delay_s=3.0)), now=31.0)
+    first = dispatched(router.submit(asked("late", now=40.0), now=40.0))
+    predicted_s = first.decision.predicted_ttft_s
+    assert predicted_s is not None
+    assert router.next_timer() == pytest.approx(40.0 + predicted_s + 3.0)
 
 
 def test_without_a_share_nothing_is_watched() -> None:

@@ -73,7 +73,7 @@ def test_an_answer_in_one_piece_teaches_no_speed_at_its_first_content() -> None:
     assert row.backlog_s == pytest.approx(0.45 + 0.5 - 0.5 - 0.05)
 
 
-def test_what_the_engine_tells_of_its_speed_is_held_against_what_was_sent_there_uncached() -> None:
+def test_a_reported_speed_is_relative_to_the_uncached_tokens_dispatched_there() -> None:
     """A usual request of 1,500 tokens takes 2.5 s by this prior, the 64 that are not cached of the one sent 1.064 s.
 
     The engine tells 4 ms a token, which is 1,564 tokens' time over (2.5 + 1.064) s of the prior.
@@ -88,7 +88,7 @@ def test_what_the_engine_tells_of_its_speed_is_held_against_what_was_sent_there_
     assert view(router, now=2.0).prefill_slowdown_reported == pytest.approx(0.004 * 1564 / 3.564, rel=1e-3)
 
 
-def test_what_leaves_behind_a_first_token_is_released_once_and_what_leaves_before_it_too() -> None:
+def test_load_is_released_once_whether_an_end_comes_before_or_after_a_first_token() -> None:
     router = far_router()
     first, second = send(router, "first", 1000, now=0.0), send(router, "second", 500, now=0.0)
     router.on_first_token(first, now=1.1)

@@ -103,7 +103,7 @@ def test_each_refusal_has_its_status_its_word_and_its_time(
         (Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=500), "a", 502, "upstream_failed", "could answer", None),
     ],
 )
-def test_the_last_failure_is_told_as_the_client_would_judge_it(
+def test_the_last_failure_has_the_status_that_a_client_would_expect(
     outcome: Outcome, tried: str, status: int, code: str, message: str, retry_after_s: float | None
 ) -> None:
     reject = upstream_error(RequestState(REQUEST, tried_replicas=set(tried)), outcome)

@@ -54,7 +54,7 @@ def test_an_answer_without_a_first_token_of_its_own_confirms_its_prompt() -> Non
     assert held_of(router, 1) == [40], "what was confirmed is not withdrawn by a later end"
 
 
-def test_what_ends_on_a_replica_that_has_left_says_nothing_of_the_one_in_its_place() -> None:
+def test_an_end_on_a_replica_that_has_left_says_nothing_of_the_one_in_its_slot() -> None:
     router = make_router("a", policy="gorgo-ms")
     attempts = [send(router, name, now=0.0) for name in (1, 2)]
     router.set_fleet([ReplicaSpec("b", "here")], now=1.0)

@@ -56,7 +56,7 @@ def test_in_a_panic_failed_attempts_are_doubted_before_unanswered_pings(
     assert eligible.is_all == (names == "abcd")
 
 
-def test_with_nobody_well_a_trial_under_way_is_no_reason_to_refuse_another() -> None:
+def test_with_no_healthy_replica_a_trial_under_way_excludes_none() -> None:
     fleet = named("ab")
     fail(fleet, "ab", by="attempts")
     fleet.handle_timer(now=5.0)
@@ -73,7 +73,7 @@ def test_a_threshold_of_zero_knows_no_panic() -> None:
     assert fleet.next_timer() == 5.0, "and no back-off is cut short"
 
 
-def test_a_panic_is_of_those_who_could_serve_the_request() -> None:
+def test_a_panic_is_judged_over_the_replicas_that_could_serve_the_request() -> None:
     """One of two of a region is ill: half of those who could serve there, a quarter of all."""
     east = [ReplicaSpec(name, "east") for name in "ab"]
     fleet = fleet_of(*east, *(ReplicaSpec(name, "west") for name in "cd"))
@@ -95,7 +95,7 @@ def excluded(eligible: CandidateSet) -> dict[str, str]:
     return dict(eligible.excluded)
 
 
-def test_those_left_out_afterwards_have_their_reason_beside_those_before() -> None:
+def test_later_exclusions_stand_beside_earlier_ones_with_their_reasons() -> None:
     fleet = named("abcd")
     fleet.drain("d", True, now=0.0)
     left = fleet.eligibility.for_model(None).excluding({"c", "a"})
@@ -104,14 +104,14 @@ def test_those_left_out_afterwards_have_their_reason_beside_those_before() -> No
     assert excluded(left.excluding({"b"}, "full")) == {"d": "draining", "a": "tried", "c": "tried", "b": "full"}
 
 
-def test_leaving_out_nobody_leaves_a_whole_fleet_whole() -> None:
+def test_excluding_no_replica_leaves_the_fleet_whole() -> None:
     everyone = named("ab").eligibility.for_model(None)
     assert everyone.excluding(set()).is_all
     assert everyone.excluding({"elsewhere"}).is_all
     assert not everyone.excluding({"a"}).is_all
 
 
-def test_leaving_out_keeps_the_panic() -> None:
+def test_an_exclusion_keeps_the_panic() -> None:
     fleet = named("ab")
     fail(fleet, "ab", by="attempts")
     assert fleet.eligibility.for_model(None).excluding({"a"}).panic
@@ -142,7 +142,7 @@ def test_a_pinned_request_has_its_replica_alone_as_a_candidate(names: str) -> No
         ([ReplicaSpec("a", "east", ("m",)), ReplicaSpec("b", "west", ("n",))], "n", {"east", "west"}, True, True),
     ],
 )
-def test_what_is_served_and_where_is_asked_of_well_and_ill_alike(
+def test_models_and_regions_are_served_by_healthy_and_ejected_replicas_alike(
     specs: Sequence[ReplicaSpec], model: str | None, regions: set[str], serves: bool, there: bool
 ) -> None:
     fleet = fleet_of(*specs)

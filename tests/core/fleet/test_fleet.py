@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -192,6 +193,61 @@ def test_round_trips_are_smoothed_and_go_stale(fleet: Fleet) -> None:
     assert np.isnan(fleet.columns.rtt_s[1])
     fleet.probed(member, 0.3, now=101.0)
     assert fleet.columns.rtt_s[1] == 0.3
+
+
+def test_the_next_timer_follows_each_event(fleet: Fleet) -> None:
+    a, b = fleet.member("a"), fleet.member("b")
+    seen: list[float | None] = [fleet.next_timer()]
+
+    def note() -> None:
+        seen.append(fleet.next_timer())
+
+    fleet.probed(a, 0.1, now=1.0)
+    note()
+    fleet.scraped(b, EngineSample(), now=0.5)
+    note()
+    fleet.scraped(b, EngineSample(), now=2.0)
+    note()
+    fleet.probed(a, 0.1, now=10.0)
+    note()
+    fleet.probed(b, None, now=11.0)  # one failure ejects here, for five seconds
+    note()
+    fleet.handle_timer(now=16.0)
+    note()
+    fleet.replace(specs("a", "c"))
+    note()
+    fleet.set_limits(stale_after_s=5.0, rtt_ewma_alpha=0.3, panic_threshold=0.5, ejection=fleet.ejection)
+    note()
+    assert seen == [None, 91.0, 90.5, 91.0, 92.0, 16.0, 92.0, 100.0, 15.0]
+
+
+def test_a_replica_that_moves_to_tls_takes_a_round_trip_more_to_open(fleet: Fleet) -> None:
+    fleet.replace([ReplicaSpec("a", "x"), ReplicaSpec("b", "x", tls=True)])
+    assert fleet.columns.connect_round_trips[:2].tolist() == [1, 2]
+    fleet.replace([ReplicaSpec("a", "x", tls=True), ReplicaSpec("b", "x")])
+    assert fleet.columns.connect_round_trips[:2].tolist() == [2, 1]
+
+
+def test_a_prior_that_changes_is_in_the_columns_and_what_was_learned_goes(fleet: Fleet) -> None:
+    member = fleet.member("a")
+    member.prefill_queue.speed.set_prior(3.0)
+    member.publish_queue(fleet.columns)
+    fleet.replace([replace(member.spec, region="elsewhere")])
+    assert fleet.columns.slowdown[0] == 3.0, "another region is no other prior"
+    fleet.replace([replace(member.spec, prefill_base_s=0.5, prefill_tokens_per_s=2000.0, prefill_kappa_s=1e-6)])
+    columns = fleet.columns
+    cells = [columns.prefill_base_s[0], columns.prefill_token_s[0], columns.prefill_kappa_s[0], columns.slowdown[0]]
+    assert cells == [0.5, 1 / 2000, 1e-6, 1.0]
+    assert (member.spec.region, member.prior.known) == ("elsewhere", True)
+
+
+def test_sizes_reported_by_an_engine_stand_until_the_configuration_changes(fleet: Fleet) -> None:
+    fleet.replace([ReplicaSpec("a", "x", max_running_requests=8)])
+    fleet.scraped(fleet.member("a"), EngineSample(max_running_requests=64.0), now=0.0)
+    fleet.replace([ReplicaSpec("a", "y", max_running_requests=8)])
+    assert fleet.columns.max_running_requests[0] == 64
+    fleet.replace([ReplicaSpec("a", "y")])
+    assert np.isnan(fleet.columns.max_running_requests[0])
 
 
 def test_scraped_figures_go_stale_and_sizes_do_not(fleet: Fleet) -> None:

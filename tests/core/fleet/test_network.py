@@ -22,7 +22,7 @@ def columns(rtt_s: float = 0.1, *, connect_round_trips: float = 1.0) -> Columns:
 
 
 @pytest.mark.parametrize(("slot", "rtt_s", "expected_s"), [(0, 0.1, 0.05), (0, nan, 0.0), (-1, 0.1, 0.0)])
-def test_one_way_is_half_a_round_trip_and_nothing_where_that_is_unknown(
+def test_one_way_is_half_a_round_trip_and_zero_where_that_is_unknown(
     slot: int, rtt_s: float, expected_s: float
 ) -> None:
     assert one_way_s(columns(rtt_s), slot) == expected_s
@@ -62,7 +62,7 @@ def test_a_request_arrives_half_a_trip_before_the_first_byte_of_an_answer_that_t
     assert arrival_s(made, 0, body_bytes, now=10.0) == pytest.approx(10.0 + 0.1 * (trips - 0.5))
 
 
-def test_what_is_told_of_a_connection_stands_in_the_columns() -> None:
+def test_a_connection_s_windows_and_pace_stand_in_the_columns() -> None:
     made = columns()
 
     def shown() -> tuple[float, ...]:

@@ -111,7 +111,7 @@ def test_a_success_from_before_the_ejection_does_not_readmit(health: OutlierDete
     assert health.state is HealthState.EJECTED
 
 
-def test_a_trial_is_for_those_who_are_half_open(health: OutlierDetector) -> None:
+def test_a_trial_is_for_half_open_replicas(health: OutlierDetector) -> None:
     assert not health.attempt_started("r/1")
     assert health.can_accept
     fail(health, 3, now=0.0)
@@ -137,7 +137,7 @@ def test_a_good_attempt_wipes_out_failed_pings_and_says_nothing_new_of_a_healthy
 
 
 @pytest.mark.parametrize(("by", "unreachable"), [("attempts", False), ("probes", True), ("region", True)])
-def test_who_answers_no_ping_is_out_of_reach_and_who_fails_attempts_may_not_be(
+def test_a_replica_without_pings_is_unreachable_and_one_with_failed_attempts_may_not_be(
     health: OutlierDetector, by: str, unreachable: bool
 ) -> None:
     assert not health.probe_down
@@ -180,7 +180,7 @@ def test_a_replica_that_can_be_reached_again_may_be_tried_whatever_its_back_off(
     assert not health.region_reachable(now=2.0)
 
 
-def test_what_was_sent_before_the_last_readmission_says_nothing(health: OutlierDetector) -> None:
+def test_an_attempt_from_before_the_last_readmission_says_nothing(health: OutlierDetector) -> None:
     half_open(health)
     assert health.probe_succeeded(now=6.0)
     assert not health.attempt_failed(dispatched_s=5.9, now=7.0)

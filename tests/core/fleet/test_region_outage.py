@@ -106,7 +106,7 @@ def test_a_replica_that_left_does_not_count_as_failed_when_its_name_comes_back()
 
 
 def test_a_region_that_answers_again_may_be_tried_at_once() -> None:
-    router = fleet(ejection=OutlierLimits(base_s=100.0))
+    router = fleet(outlier=OutlierLimits(base_s=100.0))
     for name in ("e0", "e1"):
         router.on_probe(name, None, now=10.0)
     router.on_probe("e1", 0.02, now=20.0)
@@ -116,7 +116,7 @@ def test_a_region_that_answers_again_may_be_tried_at_once() -> None:
 
 def test_a_replica_that_was_out_of_reach_may_be_tried_as_soon_as_it_answers() -> None:
     """However long its back-off has grown: what it was ejected for is over."""
-    router = fleet(ejection=OutlierLimits(base_s=100.0))
+    router = fleet(outlier=OutlierLimits(base_s=100.0))
     for now in (10.0, 11.0, 12.0):
         router.on_probe("w0", None, now=now)
     assert router.health_states()["w0"] == "ejected"

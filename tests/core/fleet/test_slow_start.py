@@ -20,14 +20,14 @@ def ramp_of(*names: str, ramp_s: float = 7.0) -> tuple[Fleet, SlowStart]:
     ("now", "allowed", "left_s"),
     [(100.0, 2.0, 7.0), (99.0, 2.0, 8.0), (101.0, 4.0, 6.0), (106.0, 128.0, 1.0), (107.0, float("inf"), None)],
 )
-def test_what_is_allowed_doubles_each_seventh_of_the_ramp(now: float, allowed: float, left_s: float | None) -> None:
+def test_the_bound_of_a_ramp_doubles_each_seventh_of_it(now: float, allowed: float, left_s: float | None) -> None:
     fleet, slow_start = ramp_of("a")
     slow_start.begin(fleet.member("a"), now=100.0)
     assert slow_start.allowed(fleet.member("a"), now=now) == pytest.approx(allowed)
     assert slow_start.remaining_s(fleet.member("a"), now=now) == left_s
 
 
-def test_off_the_ramp_all_may_be_in_flight() -> None:
+def test_a_replica_off_its_ramp_has_no_bound() -> None:
     fleet, slow_start = ramp_of("a", "b")
     slow_start.begin(fleet.member("a"), now=0.0)
     assert (slow_start.allowed(fleet.member("b"), now=0.0), slow_start.remaining_s(fleet.member("b"), now=0.0)) == (
@@ -49,9 +49,7 @@ def test_off_the_ramp_all_may_be_in_flight() -> None:
         ({"a": 500}, 7.0, "abc"),
     ],
 )
-def test_who_has_as_many_as_it_may_is_left_out_with_the_reason(
-    in_flight: dict[str, int], now: float, names: str
-) -> None:
+def test_a_replica_at_its_bound_is_excluded_with_the_reason(in_flight: dict[str, int], now: float, names: str) -> None:
     fleet, slow_start = ramp_of("a", "b", "c")
     slow_start.begin(fleet.member("a"), now=0.0)
     for name, count in in_flight.items():
@@ -62,7 +60,7 @@ def test_who_has_as_many_as_it_may_is_left_out_with_the_reason(
     assert dict(eased.excluded) == {name: "slow_start" for name in "abc" if name not in names}
 
 
-def test_where_all_are_at_their_bound_it_does_not_count() -> None:
+def test_a_bound_does_not_count_where_all_replicas_are_at_theirs() -> None:
     fleet, slow_start = ramp_of("a", "b")
     for name in "ab":
         slow_start.begin(fleet.member(name), now=0.0)

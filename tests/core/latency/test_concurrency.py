@@ -169,7 +169,7 @@ def test_where_nobody_could_be_in_time_nobody_is_held_back() -> None:
     assert crowd.bound.limit(GOAL_S) == inf
 
 
-def test_what_is_learned_is_as_computed_by_hand() -> None:
+def test_a_learned_bound_is_as_computed_by_hand() -> None:
     """One at a time: two seconds, half a second of which is its own prefill, with a usual growth of 1 / 16.
 
     Alone the other 1.5 s would be 1.5 / (1 + 1 / 16) = 24 / 17 s. Among n: 24 / 17 + (24 / 17 / 16 + 0.5) n, within a
@@ -194,7 +194,7 @@ def test_the_first_bound_counts_for_less_with_each_end(ends: int, known: float) 
     assert bound.limit(GOAL_S) == pytest.approx(known * 2.0 * 1.125**16 + (1.0 - known) * 8.0)
 
 
-def test_two_are_let_in_however_long_prefills_are() -> None:
+def test_two_requests_are_dispatched_however_long_prefills_are() -> None:
     bound = ConcurrencyLimit()
     bound.on_dispatched(prefill_s=100.0, now=0.0)
     assert bound.limit(GOAL_S) == 2.0
@@ -212,7 +212,7 @@ def test_the_usual_prefill_is_the_mean_of_the_first_and_then_fades() -> None:
     assert bound.limit(GOAL_S) == pytest.approx(4.0 / 0.2, rel=1e-6)
 
 
-def test_of_more_than_are_remembered_the_oldest_go() -> None:
+def test_the_oldest_of_more_answers_than_are_remembered_are_forgotten() -> None:
     """64 of a slow engine, then 64 of one on which nothing takes long."""
     bound = ConcurrencyLimit()
     for number in range(2 * WINDOW):

@@ -106,7 +106,7 @@ def slow_clock(factor: float = 2.0) -> PrefillQueue:
     return clock
 
 
-def test_a_line_is_as_long_as_its_priors_times_the_learned_factor() -> None:
+def test_a_prefill_queue_is_as_long_as_its_priors_times_the_learned_factor() -> None:
     """Behind an arrival at 10 s: 2 s for a prior of 1 s, 1 s for one of half a second."""
     clock = slow_clock()
     clock.add("a", arrives_s=10.0, prior_s=1.0, seen=True)
@@ -114,7 +114,7 @@ def test_a_line_is_as_long_as_its_priors_times_the_learned_factor() -> None:
     assert (clock.drained_at_s, clock.backlog_s, clock.head_due_s) == (13.0, 3.0, 12.0)
 
 
-def test_who_leaves_takes_its_prior_times_the_learned_factor_along() -> None:
+def test_a_request_that_leaves_takes_its_prior_times_the_learned_factor_along() -> None:
     clock = slow_clock()
     for key, prior_s in (("a", 1.0), ("b", 0.5), ("c", 0.25)):
         clock.add(key, arrives_s=10.0, prior_s=prior_s, seen=True)
@@ -124,7 +124,7 @@ def test_who_leaves_takes_its_prior_times_the_learned_factor_along() -> None:
     assert (clock.drained_at_s, clock.backlog_s, clock.head_due_s) == (12.0, 0.5, 12.0)
 
 
-def test_the_first_in_line_has_spent_no_more_than_its_prior_times_the_learned_factor() -> None:
+def test_the_first_in_the_prefill_queue_has_spent_its_prior_times_the_learned_factor_at_most() -> None:
     clock = slow_clock()
     clock.add("a", arrives_s=10.0, prior_s=1.0, seen=True)
     clock.add("b", arrives_s=10.0, prior_s=0.5, seen=True)
@@ -132,7 +132,7 @@ def test_the_first_in_line_has_spent_no_more_than_its_prior_times_the_learned_fa
     assert (clock.drained_at_s, clock.head_due_s) == (13.0, 13.0)
 
 
-def test_a_first_token_leaves_what_still_waits_times_the_factor_that_it_taught() -> None:
+def test_a_first_token_leaves_the_queued_priors_times_the_factor_that_it_taught() -> None:
     """One second where the prior says two, leaning on 5 s of prior: (1 - 0.005 + 5) / (2 + 5)."""
     clock = clock_with(("a", 10.0, 2.0), ("b", 10.0, 1.0))
     clock.on_first_token("a", engine_s=11.0)
@@ -141,13 +141,13 @@ def test_a_first_token_leaves_what_still_waits_times_the_factor_that_it_taught()
     assert (clock.drained_at_s, clock.backlog_s) == pytest.approx((11.0 + factor, factor))
 
 
-def test_a_token_from_behind_in_line_says_nothing_of_the_speed() -> None:
+def test_a_first_token_out_of_order_says_nothing_of_the_speed() -> None:
     clock = clock_with(("a", 10.0, 1.0), ("b", 10.0, 1.0))
     clock.on_first_token("b", engine_s=13.0)
     assert clock.speed.factor == 1.0
 
 
-def test_an_empty_line_is_an_idle_engine_whatever_was_learned_meanwhile() -> None:
+def test_an_empty_prefill_queue_is_an_idle_engine_whatever_was_learned_meanwhile() -> None:
     """A second was added at dispatch and half a second is taken back: what is left is no work."""
     clock = clock_with(("a", 10.0, 1.0))
     clock.speed.set_prior(0.5)
@@ -155,7 +155,7 @@ def test_an_empty_line_is_an_idle_engine_whatever_was_learned_meanwhile() -> Non
     assert clock.drained_at_s == 10.0
 
 
-def test_those_before_one_in_line_whose_tokens_will_be_seen() -> None:
+def test_requests_ahead_in_the_prefill_queue_are_the_streams_before_it() -> None:
     clock = clock_with(("a", 10.0, 1.0))
     clock.add("whole", arrives_s=10.0, prior_s=1.0, seen=False)
     clock.add("b", arrives_s=10.0, prior_s=1.0, seen=True)
@@ -163,7 +163,7 @@ def test_those_before_one_in_line_whose_tokens_will_be_seen() -> None:
     assert [clock.before(key) for key in ("a", "b", "c", "nobody")] == [[], ["a"], ["a", "b"], []]
 
 
-def test_what_arrives_later_begins_when_it_arrives() -> None:
+def test_a_prefill_begins_no_sooner_than_its_request_arrives() -> None:
     """The first has not arrived by the time at which its client leaves: the engine has spent nothing on it."""
     clock = clock_with(("a", 10.0, 1.0), ("b", 10.5, 1.0))
     clock.remove("a", engine_s=9.5)

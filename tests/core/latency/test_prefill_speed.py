@@ -79,7 +79,7 @@ def test_what_the_engine_tells_is_where_learning_starts_from_and_weighs_as_a_giv
 
 
 @pytest.mark.parametrize(("told", "start"), [(50.0, 10.0), (0.01, 0.1)])
-def test_what_the_engine_tells_is_no_start_beyond_the_bounds(told: float, start: float) -> None:
+def test_a_reported_speed_is_a_start_within_the_bounds(told: float, start: float) -> None:
     """Then a second of the prior takes a second: the quick average of (1 + 0.5 x start) / 1.5 is far from the start."""
     speed = learned()
     speed.set_prior(told)

@@ -54,7 +54,7 @@ def test_an_engine_prefills_ten_million_tokens_a_second_at_most_and_one_at_least
     assert plausible or told.factor == pytest.approx(1.0)
 
 
-def test_a_look_weighs_as_many_tokens_as_are_remembered_at_most_and_fades_with_those_after_it() -> None:
+def test_a_scrape_weighs_as_many_tokens_as_are_remembered_at_most_and_fades_with_later_ones() -> None:
     """4 and 3 times slower than the prior: 1e6 tokens faded by half of the memory, and half as many new ones."""
     told = ReportedSpeed(PRIOR)
     told.on_counters(5e6, 5e6 * 4e-4)
@@ -74,7 +74,7 @@ def test_either_counter_that_went_back_is_an_engine_that_started_again(back: str
     assert told.factor == pytest.approx(spent_s / (before[0] * kept + 10_000) * 10_000)
 
 
-def test_the_mix_of_requests_is_what_was_sent_and_fades_with_it() -> None:
+def test_the_mix_of_requests_is_of_those_dispatched_and_fades_with_them() -> None:
     """A usual request of 1,500 tokens, at 1 s and 0.1 ms a token, then one of 200,000 tokens in 60 s."""
     prior = PrefillPrior(base_s=1.0, tokens_per_s=10_000.0, kappa_s=0.0)
     told = ReportedSpeed(prior)

@@ -154,6 +154,36 @@ def test_a_fleet_may_have_senders_of_both_kinds() -> None:
     assert found.tolist() == [1.0 + paced_round_trips(40_000, TcpWindows(), Pacing()), 1.5, 1.0]
 
 
+def test_windows_and_a_pace_of_nothing_are_those_of_a_segment() -> None:
+    """1,460 bytes at first, then twice as much each trip; at 1,460 a trip each of them is spread over one."""
+    single = paced_round_trips(4_000, TcpWindows(14_600.0, 0.0), Pacing(0.0, 0.0))
+    columns = (np.array([14_600.0]), np.array([0.0]), np.array([0.0]), np.array([0.0]))
+    assert paced_round_trips_array(4_000, *columns).tolist() == [single]
+    # The first leaves over a trip and shows a pace of 2.8611 x 1,460 / 2; the rest less a segment follows at that.
+    assert single == pytest.approx(1.0 + 1.0 + (2_540 - 1_460) / (2.89 * 0.99 * 1_460 / 2))
+
+
+@pytest.mark.parametrize(
+    ("body_bytes", "congestion", "pace", "plainly"),
+    [
+        (14_600, [60_000.0, 14_600.0], [np.inf, np.inf], True),
+        (14_601, [60_000.0, 60_000.0], [np.inf, np.inf], False),
+        (500, [60_000.0, 0.0], [np.inf, np.inf], False),
+        (500, [np.nan, 0.0], [np.inf, np.inf], False),
+        (500, [np.nan, 60_000.0], [np.inf, np.inf], True),
+        (1e6, [np.nan, np.nan], [np.inf, np.inf], True),
+        (1e6, [np.nan, 60_000.0], [np.inf, np.inf], False),
+        (1_460, [60_000.0, 60_000.0], [30_000.0, np.inf], True),
+        (1_461, [60_000.0, 60_000.0], [30_000.0, np.inf], False),
+        (1_461, [np.nan, np.nan], [np.inf, 1e9], False),
+    ],
+)
+def test_small_bodies_on_open_connections_are_one_trip_everywhere(
+    body_bytes: float, congestion: list[float], pace: list[float], plainly: bool
+) -> None:
+    assert is_one_round_trip(body_bytes, np.array(congestion), np.array(pace)) is plainly
+
+
 def test_it_is_one_trip_everywhere_only_where_nobody_paces_what_is_more_than_a_segment() -> None:
     congestion = np.full(2, 60_000.0)
     paced, plain = np.array([30_000.0, np.inf]), np.full(2, np.inf)

@@ -50,7 +50,7 @@ def decision(**more: object) -> Decision:
         "estimated_cached_tokens": 40,
         "best_cached_tokens": 60,
         "predicted_ttft_s": 0.25,
-        "outlook": TtftEstimate(0.001, 0.002, 0.003, 0.004, 0.005),
+        "estimate": TtftEstimate(0.001, 0.002, 0.003, 0.004, 0.005),
         "fallback": "imbalance",
         "excluded": {"c": "draining"},
     }

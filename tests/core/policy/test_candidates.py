@@ -44,7 +44,7 @@ def test_a_column_of_all_replicas_is_the_fleet_s_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("slots", [(1, 3), (0, 1, 2, 3), (2,)])
-def test_what_is_not_cached_is_to_be_prefilled(slots: tuple[int, ...]) -> None:
+def test_uncached_tokens_are_the_rest_of_the_prompt(slots: tuple[int, ...]) -> None:
     some = candidates(*slots)
     assert len(some) == len(slots)
     assert some.cached_tokens.tolist() == [40.0 * slot for slot in slots]

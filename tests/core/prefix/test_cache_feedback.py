@@ -72,7 +72,7 @@ def test_a_report_contradicts_a_belief_that_it_falls_clearly_short_of(
     assert is_contradicted(request, ConfirmedPrefix(blocks, tick=3), outcome) is contradicted
 
 
-def test_without_a_belief_or_a_prompt_there_is_no_telling() -> None:
+def test_a_report_without_a_belief_or_a_prompt_contradicts_nothing() -> None:
     outcome = Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=100, cached_tokens=0)
     assert is_contradicted(a_request(prompt_tokens=6400), ConfirmedPrefix(100, tick=0), outcome) is None
     assert is_contradicted(a_request(prompt_tokens=0), ConfirmedPrefix(100, tick=3), outcome) is None

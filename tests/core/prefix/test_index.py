@@ -117,6 +117,48 @@ def test_withdrawing_from_one_replica_leaves_the_others() -> None:
     assert index.match(as_blocks((1, 2)), 2).tolist() == [0, 2]
 
 
+def test_a_belief_is_the_confirmed_prefix_and_its_last_use() -> None:
+    """Uses are numbered by twos, and one more where the replica has shown the use."""
+    index = index_of(None)
+    long, short = as_blocks((1, 2, 3)), as_blocks((1, 2))
+    assert index.insert(long, 0) == (0, 0)
+    index.confirm(long, 0)
+    assert index.insert(as_blocks((1, 2, 3, 4)), 0) == (3, 5)
+    index.confirm(short, 0)
+    assert index.insert(as_blocks((1, 2, 9)), 0) == (2, 9), "the start was used after the branch"
+    index.confirm(long, 0)
+    assert index.insert(short, 0) == (2, 13), "the branch was used after the start"
+    assert index.insert(as_blocks((7,)), 0) == (0, 0)
+
+
+def test_an_estimated_use_is_no_confirmed_one() -> None:
+    index = index_of(None)
+    index.confirm(as_blocks((1, 2)), 0)
+    assert index.insert(as_blocks((1, 2)), 0) == (2, 3)
+    assert index.insert(as_blocks((1, 2)), 0) == (2, 0), "by the dispatch of a sibling"
+
+
+def test_the_published_index_knows_of_no_use() -> None:
+    index = index_of(None, bounded=False)
+    index.confirm(as_blocks((1, 2)), 0)
+    assert index.insert(as_blocks((1, 2)), 0) == (0, 0)
+
+
+def test_a_correction_evicts_earlier_uses_and_stops_at_unconfirmed_blocks() -> None:
+    index = index_of(None)
+    for word in (1, 2, 3):
+        index.confirm(as_blocks((word,)), 0)
+    index.evict_older(0, before=5)
+    assert [index.match(as_blocks((word,)), 1)[0] for word in (1, 2, 3)] == [0, 1, 1]
+    index.insert(as_blocks((4,)), 0)
+    index.confirm(as_blocks((5,)), 0)
+    index.insert(as_blocks((2,)), 0)
+    index.insert(as_blocks((3,)), 0)
+    index.evict_older(0, before=1000)
+    assert [index.match(as_blocks((word,)), 1)[0] for word in (2, 3, 4, 5)] == [1, 1, 1, 1]
+    index.check()
+
+
 def test_removed_replica_leaves_nothing_behind() -> None:
     index = index_of(None, None)
     index.insert(as_blocks((1, 2)), 0)

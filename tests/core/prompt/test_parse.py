@@ -217,6 +217,7 @@ def test_messages_takes_a_system_text_and_content_blocks() -> None:
             Prompt(b"hi", ((0, "user"),)),
         ),
         ("/generate", {"text": "t", "input_ids": [1]}, Prompt(b"t", ())),
+        (CHAT, {"tools": ["é"], "messages": [user("hi")]}, Prompt('["é"]hi'.encode(), ((0, "tools"), (6, "user")))),
         ("/generate", {"text": None, "input_ids": [1]}, Prompt(b"\x01\0\0\0", (), 1)),
         ("/generate", {"text": "t", "image_data": None, "audio_data": []}, Prompt(b"t", ())),
         ("/v1/completions", {"prompt": [[1], "a"]}, Prompt(b"\x01\0\0\0a", ((4, "next"),))),

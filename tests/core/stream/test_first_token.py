@@ -156,7 +156,28 @@ def test_error_before_content_is_told_with_its_status(route: str, name: str, dat
     assert scanner.feed(event(delta(content="late"))) is StreamState.ERROR
 
 
-def test_an_end_that_was_told_is_not_taken_back_by_what_follows() -> None:
+@pytest.mark.parametrize(
+    ("word", "status"),
+    [
+        *((word, 400) for word in ("invalid_request_error", "BadRequestError", "invalid_prompt")),
+        ("authentication_error", 401),
+        ("permission_error", 403),
+        *((word, 404) for word in ("not_found_error", "NotFoundError")),
+        ("request_too_large", 413),
+        *((word, 429) for word in ("rate_limit_error", "rate_limit_exceeded")),
+        *((word, 500) for word in ("api_error", "server_error", "a word that nobody knows")),
+        ("overloaded_error", 503),
+        ("timeout_error", 504),
+    ],
+)
+def test_a_word_of_any_dialect_stands_for_its_status(word: str, status: int) -> None:
+    for member in ("type", "code"):
+        scanner = FirstTokenDetector(CHAT)
+        assert scanner.feed(event({"error": {member: word}})) is StreamState.ERROR
+        assert scanner.error_status == status
+
+
+def test_an_end_is_not_taken_back_by_later_events() -> None:
     scanner = FirstTokenDetector(CHAT)
     scanner.feed(event("[DONE]") + event({"choices": [], "usage": {}}))
     assert scanner.ended

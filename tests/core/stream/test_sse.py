@@ -59,6 +59,13 @@ def test_a_line_may_be_as_long_as_the_bound_whether_it_has_ended_or_not(length: 
     assert (reader.overflowed, [len(event.data) for event in events]) == (over, [] if over else [length - 6])
 
 
+def test_a_byte_that_may_be_half_of_an_end_of_line_is_not_counted() -> None:
+    reader = SseReader()
+    assert reader.feed(b"data: " + b"x" * (MAX_EVENT_BYTES - 6) + b"\r") == []
+    assert not reader.overflowed
+    assert len(reader.feed(b"\n\r\n")) == 1
+
+
 def test_lines_of_one_event_count_together_and_those_of_the_next_anew() -> None:
     half = b"data: " + b"x" * (MAX_EVENT_BYTES // 2 - 6) + b"\n"
     reader = SseReader()
@@ -75,8 +82,15 @@ def test_one_space_after_the_colon_is_not_part_of_a_value() -> None:
     assert read(b"event:  x\ndata:1\ndata: 2\ndata:  3\n\n") == [SseEvent(" x", b"1\n2\n 3")]
 
 
-def test_a_name_that_is_no_text_is_read_all_the_same() -> None:
+def test_a_name_that_is_no_utf_8_is_read_with_replacement_characters() -> None:
     assert read(b"event: \xff\ndata: 1\n\n") == [SseEvent("\ufffd", b"1")]
+
+
+def test_a_reader_that_was_stopped_reads_nothing_again() -> None:
+    reader = SseReader()
+    assert reader.feed(b":\n\n" + b"data: x\n" * MAX_EVENT_BYTES) == []
+    assert reader.overflowed
+    assert reader.feed(b"\n") == []
 
 
 def test_endless_comments_are_not_kept() -> None:

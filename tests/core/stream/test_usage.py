@@ -135,7 +135,7 @@ def test_prompt_length_told_at_the_start_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("before", "found"), [(HEAD_BYTES - 100, True), (HEAD_BYTES, False)])
-def test_as_much_of_a_stream_s_start_is_kept_as_is_said(before: int, found: bool) -> None:
+def test_the_start_of_a_stream_is_kept_up_to_its_bound(before: int, found: bool) -> None:
     start = b" " * before + b'"usage": {"input_tokens": 9}'
     tail = UsageReader()
     for chunk in (start[:10], start[10:], b"x" * 3 * TAIL_BYTES, event({"usage": {"output_tokens": 2}})):
@@ -143,7 +143,7 @@ def test_as_much_of_a_stream_s_start_is_kept_as_is_said(before: int, found: bool
     assert tail.usage() == Usage(9 if found else None, None, 2)
 
 
-def test_what_the_end_of_a_stream_tells_goes_before_its_start() -> None:
+def test_usage_at_the_end_of_a_stream_goes_before_usage_at_its_start() -> None:
     tail = UsageReader()
     tail.feed(event({"usage": {"input_tokens": 9, "output_tokens": 1}}) + b"x" * 3 * TAIL_BYTES)
     tail.feed(event({"usage": {"input_tokens": 12, "output_tokens": 7, "cached_tokens": 3}}))
@@ -151,7 +151,7 @@ def test_what_the_end_of_a_stream_tells_goes_before_its_start() -> None:
 
 
 @pytest.mark.parametrize(("behind", "found"), [(TAIL_BYTES - 100, True), (TAIL_BYTES, False)])
-def test_as_much_of_a_stream_s_end_is_read_as_is_said(behind: int, found: bool) -> None:
+def test_the_end_of_a_stream_is_read_up_to_its_bound(behind: int, found: bool) -> None:
     tail = UsageReader()
     tail.feed(b" " * HEAD_BYTES + b'"usage": {"prompt_tokens": 9}')
     tail.feed(b" " * behind)
@@ -200,7 +200,7 @@ def test_usage_only_event_is_taken_out_and_nothing_else(eol: str) -> None:
     assert usage_filter.usage == Usage(9, 5, 2)
 
 
-def test_usage_without_a_count_keeps_what_was_told_before() -> None:
+def test_usage_without_a_count_keeps_the_one_before() -> None:
     usage_filter = UsageEventFilter()
     empty = event({"choices": [], "usage": {"prompt_tokens": None}})
     assert usage_filter.feed(USAGE_ONLY + empty + event({"choices": [], "usage": {}}) + DONE) == DONE

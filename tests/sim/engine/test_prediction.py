@@ -155,6 +155,27 @@ def test_attention_is_foreseen_as_the_engine_pays_it() -> None:
     assert idle_ttft_s(profile, 40, 60) == pytest.approx(0.010 + 0.040 + 40 * 80e-5)
 
 
+@pytest.mark.parametrize(("tokens", "first_s"), [(19, 0.060 + 0.029), (20, 0.060 + 29 * 0.021 + 0.030)])
+def test_a_pool_without_room_is_waited_for(tokens: int, first_s: float) -> None:
+    """80 of 100 tokens are set aside for one that runs: 19 and an output fit beside it, 20 do when it has ended."""
+    profile = round_profile(kv_tokens=100)
+    foreseen, newcomer = foreseen_and_real(
+        profile, [(0.0, "r" * 50, 30)], "n" * tokens, now=0.01, away_s=0.01, ahead=True
+    )
+    assert foreseen.first_token_s == pytest.approx(first_s)
+    assert newcomer.first_token_s == pytest.approx(first_s)
+
+
+def test_a_cached_prefix_takes_no_room_twice_while_it_is_in_use() -> None:
+    """60 of 130 tokens are in use and 10 more are its answer's: 60 are left, of which a sibling needs 40 and 1."""
+    profile = round_profile(kv_tokens=130)
+    foreseen, newcomer = foreseen_and_real(
+        profile, [(0.0, "s" * 60, 10)], "s" * 60 + "n" * 40, now=0.1, away_s=0.0, ahead=True
+    )
+    assert foreseen.cached_tokens == newcomer.cached_tokens == 60
+    assert foreseen.first_token_s == pytest.approx(newcomer.first_token_s)
+
+
 def test_looking_changes_nothing() -> None:
     requests: list[Arrival] = [(0.1 * n, a_request("s" * 50 + "ab"[n % 2] * 60, 20)) for n in range(8)]
     driven = Driven(round_profile(), requests, ahead=True, slowdown=1.0)

@@ -28,7 +28,7 @@ def test_a_region_is_all_of_its_replicas_and_no_other() -> None:
     assert max(site.rtt_s for site in simulated.engines.values()) == 0.5
 
 
-def test_a_name_is_one_replica() -> None:
+def test_a_named_lever_moves_one_replica() -> None:
     simulated = six()
     levers, sites = simulated.levers, simulated.engines
     levers.set_slowdown("ap-seoul-1", 3.0)
@@ -56,7 +56,7 @@ def test_a_name_is_one_replica() -> None:
         lambda levers: levers.set_probes("mars-0", False),
     ],
 )
-def test_a_name_that_is_not_there_is_answered_with_those_that_are(act: Callable[[FaultInjector], None]) -> None:
+def test_an_unknown_replica_is_answered_with_the_known_ones(act: Callable[[FaultInjector], None]) -> None:
     with pytest.raises(UnknownReplica, match=r"'mars-0'; the fleet has: us-ashburn-0, .*ap-seoul-1"):
         act(six().levers)
 

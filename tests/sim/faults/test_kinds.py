@@ -219,7 +219,7 @@ def test_gaps_and_durations_are_as_long_on_average_as_is_said() -> None:
         assert (min(lasts), max(lasts)) == pytest.approx((6.0, 54.0), rel=0.05)
 
 
-def test_what_is_drawn_is_even_over_kinds_replicas_and_speeds() -> None:
+def test_drawn_faults_are_even_over_kinds_replicas_and_speeds() -> None:
     """Half of those who go are cut off with their region; a quarter of the silences is of all; speeds of 1.5 to 10."""
     drawn = draw_faults(np.random.default_rng(1), three_regions(), 300_000.0)
     gone = [fault for fault in drawn if isinstance(fault, Kill | Partition)]
@@ -234,7 +234,7 @@ def test_what_is_drawn_is_even_over_kinds_replicas_and_speeds() -> None:
         assert np.mean([fault.replica == name for fault in slow]) == pytest.approx(1 / 3, abs=0.03)
 
 
-def test_a_partition_that_would_leave_nobody_is_a_kill() -> None:
+def test_a_partition_that_would_leave_no_replica_is_a_kill() -> None:
     one_region = find_scenario("one-region").fleet(three_regions())
     drawn = draw_faults(np.random.default_rng(0), one_region, 20_000.0)
     kinds = {type(fault) for fault in drawn}

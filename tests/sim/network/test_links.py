@@ -58,7 +58,7 @@ def test_nothing_overtakes_on_one_stream() -> None:
     assert arrivals == sorted(arrivals)
 
 
-def test_what_is_sent_on_a_stream_arrives_a_trip_later_or_with_what_was_sent_before() -> None:
+def test_bytes_of_a_stream_arrive_a_trip_later_or_with_the_ones_before() -> None:
     far = path(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0))
     assert [far.arrival_s(1.0, 0.0), far.arrival_s(1.0, 9.0)] == [1.05, 9.0]
 

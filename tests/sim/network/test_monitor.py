@@ -72,7 +72,7 @@ def test_the_second_ping_is_told_because_the_first_may_have_to_connect(lab: Lab)
     assert lab.idle_connections() == 1
 
 
-def test_a_replica_that_is_gone_refuses_after_a_round_trip_and_one_that_is_silent_never_answers(lab: Lab) -> None:
+def test_a_dead_replica_refuses_after_a_round_trip_and_a_silent_one_never_answers(lab: Lab) -> None:
     lab.replica.alive = False
     lab.background.probe()
     lab.run()

@@ -126,7 +126,7 @@ def test_a_request_on_its_way_is_seen_until_it_arrives(lab: Lab) -> None:
     assert seen == [[(0.15, sending)], [(0.15, sending)], []]
 
 
-def test_what_is_sent_to_a_replica_that_is_gone_is_refused_after_a_round_trip_and_leaves_no_connection(
+def test_a_dead_replica_refuses_after_a_round_trip_and_leaves_no_connection(
     lab: Lab,
 ) -> None:
     lab.at(0.0, lab.site.kill)
@@ -142,7 +142,7 @@ def test_what_is_sent_to_a_replica_that_is_gone_is_refused_after_a_round_trip_an
 
 
 @pytest.mark.parametrize("how", ["kill", "cut"])
-def test_what_is_open_when_a_replica_goes_is_heard_of_half_a_round_trip_later(lab: Lab, how: str) -> None:
+def test_open_requests_of_a_dead_replica_fail_half_a_round_trip_later(lab: Lab, how: str) -> None:
     """One has its first token on the way, one is in line behind it, one has not arrived; none was on a kept one."""
     lab.send("first-token-made", at_s=0.0)
     lab.send("in-line", at_s=0.06, tokens=100)
@@ -211,7 +211,7 @@ def test_an_engine_that_comes_back_is_as_slow_as_it_was(lab: Lab) -> None:
         (0.21, Stage.FINISHED, 1.218),  # over
     ],
 )
-def test_what_is_given_up_ends_at_once_here_and_half_a_round_trip_later_there(
+def test_an_abandoned_attempt_ends_at_once_here_and_half_a_round_trip_later_there(
     lab: Lab, at_s: float, stage: Stage, first_s: float
 ) -> None:
     """Its connection is closed, so that the next request has its handshake to pay."""
@@ -232,7 +232,7 @@ def test_a_cancelled_attempt_is_superseded_and_a_second_word_of_it_ignored(lab: 
     assert lab.lines() == [(0.16, "superseded", "r", None)]
 
 
-def test_what_was_given_up_before_its_replica_died_is_no_business_of_the_next_engine(lab: Lab) -> None:
+def test_an_attempt_abandoned_before_a_death_is_not_aborted_in_the_next_engine(lab: Lab) -> None:
     sending = lab.send("r")
     lab.at(0.16, lambda: lab.site.time_out(sending))
     lab.at(0.18, lab.site.kill)
@@ -278,7 +278,7 @@ def test_a_delayed_request_is_late_by_a_time_between_the_two(lab: Lab, share: fl
     assert 2.25 < at_s < 3.25 if late else at_s == 0.25
 
 
-def test_present_round_trips_count_for_what_is_sent_from_then_on(lab: Lab) -> None:
+def test_a_new_round_trip_counts_for_requests_sent_from_then_on(lab: Lab) -> None:
     lab.site.set_rtt(0.2)
     assert (lab.site.rtt_s, lab.site.link.jitter) == (0.2, 0.0)
     lab.send("r", output_tokens=1)
