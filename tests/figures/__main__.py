@@ -29,10 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show() -> None:
-    """A line per figure: commit, date and machine of its result, or why there is none."""
+    """Print a line per figure: commit, date and machine of its result, or why there is none."""
     for name in stored_names():
         stored = read_stored(name)
         print(f"{name:<14} {stored.commit}  {stored.runs[0].date}  {stored.runs[0].machine}")
+    for name in sorted(set(FIGURES) - set(stored_names())):
+        print(f"{name:<14} no result yet: python -m tests.figures record {name}")
     for name, why in NOT_STORED.items():
         print(f"{name:<14} not stored: {why}")
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
+from gorgo.apps.laboratory.targets import BASELINES
+from tests.documents import tables
 from tests.figures.marked import Cell, Table, View
 from tests.figures.stored import read_stored
 
@@ -37,6 +39,21 @@ def _view(name: str) -> View:
     figure, stored = FIGURES[name], read_stored(name)
     dates = frozenset(run.date for run in stored.runs)
     return replace(figure.view(stored.results), commits=frozenset({stored.commit}), dates=dates)
+
+
+# -- tables of results, as replay, demo and simulate print them
+
+_RESULT_COLUMNS = ("err", "TTFT p50 ms", "p95 ms", "p99 ms", "E2E p50 s", "p95 s", "ITL p95 ms", "hit %", "belief %")
+
+
+def _results(results: Sequence[Any]) -> View:
+    lines = [line for printed in results for line in printed]
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for line in lines:
+        name, *shown = line.split() or [""]
+        if len(shown) == len(_RESULT_COLUMNS) + 1 and shown[0].isdecimal():
+            rows[f"`{name}`",] = dict(zip(_RESULT_COLUMNS, map(float, shown), strict=False)) | {"share %": shown[-1]}
+    return View(tables=[Table(labels=("policy",), rows=rows)], lines=lines)
 
 
 # -- gorgo overload
@@ -90,6 +107,83 @@ def _capacity(trace: str, runs: Sequence[Any]) -> dict[str, float]:
     }
 
 
+# -- gorgo laboratory
+
+_LABORATORY = f"gorgo laboratory --out runs/laboratory --trace {CONVERSATION}"
+_COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
+
+
+def _laboratory(results: Sequence[Any]) -> View:
+    (lines,) = results
+    verdicts: dict[tuple[str, ...], dict[str, Cell]] = {}
+    means: dict[tuple[str, str], list[float]] = {}
+    for header, rows in tables("\n".join(lines)):
+        if header[1] == "of":
+            verdicts |= {_coded(row[:4]): dict(zip(_VERDICT[4:], row[4:], strict=True)) for row in rows}
+        else:
+            means |= {(row[0], row[1]): [float(cell) for cell in row[2:]] for row in rows}
+    (counts,) = [found for line in lines if (found := _COUNTS.search(line))]
+    names = ("targets met", "targets", "runs", "processor time, s")
+    return View(
+        tables=[
+            Table(labels=_VERDICT[:4], rows=verdicts),
+            Table(
+                labels=_MEANS[:2],
+                rows={
+                    (on, f"`{policy}`"): dict(zip(_MEANS[2:], row, strict=True)) for (on, policy), row in means.items()
+                },
+            ),
+        ],
+        values=dict(zip(names, map(float, counts.groups()), strict=True)) | _beside(means),
+    )
+
+
+_VERDICT = ("on", "of", "against", "figure", "target", "ratio [95 %]", "met")
+_MEANS = ("on", "policy", "TTFT p50 ms", "TTFT p95 ms", "E2E p50 s", "E2E p95 s", "hit %")
+
+
+def _coded(label: Sequence[str]) -> tuple[str, ...]:
+    """Policies as code, as pages have them."""
+    on, of, against, figure = label
+    return on, f"`{of}`", against if against in ("itself", "the best") else f"`{against}`", figure
+
+
+def _beside(means: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, float]:
+    """What the oracle has of the published policy's p50 TTFT and of the best baseline's p95 E2E, by the means."""
+    found = {}
+    for (on, policy), row in means.items():
+        if policy != "oracle":
+            continue
+        if (on, "gorgo") in means:
+            found[f"{on}: oracle / gorgo, p50 TTFT"] = row[0] / means[on, "gorgo"][0]
+        best = [means[on, name][3] for name in BASELINES if (on, name) in means]
+        if best:
+            found[f"{on}: oracle / best baseline, p95 E2E"] = row[3] / min(best)
+    return found
+
+
+# -- make tuning-table
+
+
+def _tuning(results: Sequence[Any]) -> View:
+    (statements,) = results
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for one in statements:
+        bound = one["at_most"] if one["at_most"] is not None else one["at_least"]
+        shown = [one[name] for name in ("value", "low", "high") if one[name] is not None]
+        met = {None: "", True: "passed", False: "**missed**"}[one["met"]]
+        rows[one["text"],] = {"measured": shown, "target": bound, "": met, "note": one["note"]}
+    judged = [one["met"] for one in statements if one["met"] is not None]
+    values = {"seeds": float(TUNING_SEEDS), "statements": float(len(judged)), "passed": float(sum(judged))}
+    return View(tables=[Table(labels=("statement",), rows=rows)], values=values)
+
+
+#: The whole table has 10 seeds and more groups, and takes two cores for more than an hour.
+TUNING_SEEDS = 2
+_GROUPS = "--only protocol --only 'no harm' --only 'bad start'"
+_TUNING = f"python -m tuner.evidence --out runs/tuning --seeds {TUNING_SEEDS} {_GROUPS} --jobs 1"
+
+
 # -- benches
 
 
@@ -103,6 +197,19 @@ def _prefix_index(results: Sequence[Any]) -> View:
     }
     values = {f"MB per 1 M blocks, prompts of {blocks}": size / 1e6 for blocks, size in weights}
     return View(tables=[Table(labels=("blocks a prompt",), rows=rows)], values=values | {"million": 1.0})
+
+
+def _submit(results: Sequence[Any]) -> View:
+    (lines,) = results
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for line in lines:
+        found = re.match(r"(gorgo\S*) +(\d+) +(0 at start|[\d,]+) +(without|with) +([\d.]+) +([\d.]+)$", line)
+        if found:
+            policy, replicas, indexed, fingerprint, p50, p99 = found.groups()
+            column = "empty index" if indexed == "0 at start" else "1.2 M blocks indexed"
+            row = rows.setdefault((f"`{policy}`", replicas), {})
+            row[column if fingerprint == "without" else f"{column}, with the fingerprint"] = [float(p50), float(p99)]
+    return View(tables=[Table(labels=("policy", "replicas"), rows=rows)])
 
 
 def _lateness(results: Sequence[Any]) -> View:
@@ -175,11 +282,21 @@ def _windows(results: Sequence[Any]) -> View:
     )
 
 
+def _printed(results: Sequence[Any]) -> View:
+    return View(lines=[line for printed in results for line in printed])
+
+
 FIGURES: Mapping[str, Figure] = {
+    "demo": Figure(["gorgo demo"], _results),
+    "quick-start": Figure(["python -m tests.figures.quick_start"], _results),
     "overload": Figure(
         [f"gorgo overload {trace} --seed {seed} --json" for trace in _TRACES for seed in range(_SEEDS)], _overload
     ),
+    "laboratory": Figure([f"{_LABORATORY} > /dev/null; cat runs/laboratory/laboratory.md"], _laboratory),
+    "tuning": Figure([f"{_TUNING} > /dev/null; cat runs/tuning/tuning-table.json"], _tuning),
+    "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
+    "chaos": Figure(["python -m tests.chaos --short --seed 2026"], _printed),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "windows": Figure(
         [
@@ -207,4 +324,5 @@ NOT_STORED: Mapping[str, str] = {
     "soak": "needs two cores to itself for six minutes",
     "chaos-long": "nine minutes of live processes for each schedule",
     "tuner-chance": "no command makes these campaigns",
+    "tuning-ten": "ten seeds of `make tuning-table` take two cores for more than an hour",
 }

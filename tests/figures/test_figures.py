@@ -27,10 +27,7 @@ NOT_MEASURED = {"replica", "label", "tuner label", "code"}
 NOT_YET = {
     "README.md",
     "benchmarks.md",
-    "chaos.md",
-    "overload.md",
     "results.md",
-    "tuning.md",
     *(f"{name}.md" for name in POLICIES),
 }
 #: Of a part without a stored result: of which code it is.
@@ -58,7 +55,7 @@ def test_marked_figures_are_those_of_their_stored_results(page: Path) -> None:
 
 def test_every_stored_result_is_shown_and_every_shown_one_is_stored() -> None:
     shown = {name for part in all_parts() if part.stored for name in part.names}
-    assert shown == set(stored_names()) == set(FIGURES)
+    assert shown == set(stored_names()) <= set(FIGURES)
 
 
 @pytest.mark.parametrize("name", stored_names())
@@ -80,7 +77,7 @@ def test_what_was_measured_and_is_not_stored_says_when_and_is_listed(capsys: pyt
         assert NOT_STORED_WORDS.search(" ".join(part.text.split())), part
     show()
     printed = capsys.readouterr().out
-    assert [name for name in (*stored_names(), *NOT_STORED) if not re.search(rf"^{name} ", printed, re.M)] == []
+    assert [name for name in (*FIGURES, *NOT_STORED) if not re.search(rf"^{name} ", printed, re.M)] == []
 
 
 @every_page

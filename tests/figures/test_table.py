@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.figures.marked import Cell, View
+from tests.figures.marked import Cell, View, problems
 from tests.figures.table import FIGURES
 
 
@@ -52,7 +52,102 @@ def test_overload_shows_means_the_worst_seed_and_how_goodput_grows() -> None:
     assert shown.values["Mooncake conversations, 3 over 1.3, least"] == pytest.approx(4 / 2.6)
 
 
+def test_laboratory_shows_its_verdicts_its_means_and_its_counts() -> None:
+    lines = """
+| on | of | against | figure | target | ratio [95 %] |  |
+| --- | --- | --- | --- | --- | --- | --- |
+| ART x2 | gorgo-ms | prefix-cache | p95 TTFT | <= 0.90 | 0.814 [0.784, 0.844] | pass |
+| ART x2 | gorgo-ms | itself | p95 TTFT | <= 1.05 | 1.052 [1.049, 1.060] | missed ~ |
+
+| on | policy | TTFT p50 ms | p95 | E2E p50 s | p95 | hit % |
+| --- | --- | --- | --- | --- | --- | --- |
+| ART x2 | gorgo | 400 | 900 | 2.00 | 5.00 | 70.0 |
+| ART x2 | least-load | 800 | 1900 | 4.00 | 9.00 | 40.0 |
+| ART x2 | oracle | 300 | 800 | 2.00 | 4.50 | 71.0 |
+| ART x2 | prefix-cache | 500 | 1000 | 2.50 | 6.00 | 72.5 |
+
+1 of 2 targets met, all simulated; 40 runs, 123 s of processor time; 40 of them were made now, in 99 s.
+"""
+    shown = view("laboratory", lines.splitlines())
+    page = """
+1 of 2 targets are met in 40 runs of 123 s; the oracle has 0.75 of the p50 TTFT, 0.75 of the p95 E2E.
+
+| on | of | against | figure | target | ratio [95 %] | met |
+|---|---|---|---|---|---|---|
+| ART x2 | `gorgo-ms` | `prefix-cache` | p95 TTFT | <= 0.90 | 0.814 [0.784, 0.844] | pass |
+| ART x2 | `gorgo-ms` | itself | p95 TTFT | <= 1.05 | 1.052 [1.049, 1.060] | missed ~ |
+
+| on | policy | TTFT p50 ms | E2E p95 s |
+|---|---|---|---|
+| ART x2 | `prefix-cache` | 500 | 6.00 |
+"""
+    assert problems(page, shown) == []
+    assert shown.values["ART x2: oracle / gorgo, p50 TTFT"] == pytest.approx(0.75)
+    assert shown.values["ART x2: oracle / best baseline, p95 E2E"] == pytest.approx(0.75)
+
+
+def test_results_are_read_from_the_table_that_replay_prints() -> None:
+    lines = [
+        "                            TTFT            E2E",
+        "policy                  err   ms   ms   ms    s     s  ms    %      % %",
+        "gorgo-ms                  0  337  735 1102 2.31  4.32  62 80.2   80.2 35/36/30",
+        "",
+        "211 requests of chat-small.jsonl.gz at time_scale 1, each policy on a fresh fleet.",
+    ]
+    shown = view("demo", lines)
+    assert row(shown, "`gorgo-ms`") == {
+        "err": 0.0,
+        "TTFT p50 ms": 337.0,
+        "p95 ms": 735.0,
+        "p99 ms": 1102.0,
+        "E2E p50 s": 2.31,
+        "p95 s": 4.32,
+        "ITL p95 ms": 62.0,
+        "hit %": 80.2,
+        "belief %": 80.2,
+        "share %": "35/36/30",
+    }
+    assert [len(table.rows) for table in shown.tables] == [1]
+
+
+def test_tuning_shows_a_statement_with_its_interval_its_bound_and_its_verdict() -> None:
+    def statement(text: str, **shown: Any) -> dict[str, Any]:
+        empty = dict.fromkeys(("value", "low", "high", "at_most", "at_least", "met")) | {"note": ""}
+        return empty | {"text": text} | shown
+
+    shown = view(
+        "tuning",
+        [
+            statement("tuned", value=0.902, low=0.867, high=0.954, at_most=0.96, met=True, note="3 accepted"),
+            statement("guard off", value=1.0, at_least=0.9, met=False),
+            statement("left alone", value=1.296),
+        ],
+    )
+    assert row(shown, "tuned") == {
+        "measured": [0.902, 0.867, 0.954],
+        "target": 0.96,
+        "": "passed",
+        "note": "3 accepted",
+    }
+    assert row(shown, "guard off") == {"measured": [1.0], "target": 0.9, "": "**missed**", "note": ""}
+    assert row(shown, "left alone") == {"measured": [1.296], "target": None, "": "", "note": ""}
+    assert (shown.values["statements"], shown.values["passed"]) == (2, 1)
+
+
 def test_benches_are_read_from_what_they_print() -> None:
+    submit = view(
+        "decision",
+        [
+            "gorgo           3      0 at start      without      30.1      64.0",
+            "gorgo           3      0 at start         with      95.0     139.4",
+            "gorgo           3       1,200,375      without      43.0      73.0",
+        ],
+    )
+    assert row(submit, "`gorgo`", "3") == {
+        "empty index": [30.1, 64.0],
+        "empty index, with the fingerprint": [95.0, 139.4],
+        "1.2 M blocks indexed": [43.0, 73.0],
+    }
     late = view(
         "lateness",
         [
