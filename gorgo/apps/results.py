@@ -9,9 +9,10 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 from rich import box
 from rich.console import Group
 from rich.table import Table
@@ -19,15 +20,24 @@ from rich.text import Text
 
 from gorgo.config.atomic import PUBLIC, write_atomically
 
+#: Floats represent integers exactly up to here; no latency, count or weight is larger.
+MAX_NUMBER = 2**53
+# The ranges of figures, which readers of result files check.
+Number = Annotated[float, Field(strict=True, ge=-MAX_NUMBER, le=MAX_NUMBER, allow_inf_nan=False)]
+Amount = Annotated[float, Field(strict=True, ge=0, le=MAX_NUMBER, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_NUMBER)]
+TimeScale = Annotated[float, Field(strict=True, ge=1e-9, le=MAX_NUMBER, allow_inf_nan=False)]
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Mean and quantiles of one measure; None without a sample."""
 
-    mean: float | None = None
-    p50: float | None = None
-    p95: float | None = None
-    p99: float | None = None
+    mean: Amount | None = None
+    p50: Amount | None = None
+    p95: Amount | None = None
+    p99: Amount | None = None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
@@ -48,21 +58,21 @@ class ResultRow:
     """
 
     trace: str
-    time_scale: float
+    time_scale: TimeScale
     policy: str | None
-    weights: Mapping[str, float] | None
-    seed: int
+    weights: Mapping[str, Number] | None
+    seed: Count
     source: Literal["simulated", "live"]
-    n: int
-    errors: int
+    n: Count
+    errors: Count
     ttft_ms: Spread
     e2e_s: Spread
     itl_ms: Spread
-    cache_hit: float | None
-    cache_hit_estimated: float | None
-    share: Mapping[str, float]
+    cache_hit: Fraction | None
+    cache_hit_estimated: Number | None
+    share: Mapping[str, Amount]
     prediction_error_ms: Spread
-    slip_ms_p95: float | None
+    slip_ms_p95: Number | None
 
     def as_json(self) -> dict[str, Any]:
         """The row as it goes into results.json."""

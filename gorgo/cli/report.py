@@ -1,4 +1,4 @@
-"""`gorgo report`: a page to look at."""
+"""`gorgo report`: results as one HTML page."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import typer
 
 
 def report(
-    dir: Annotated[Path, typer.Argument(help="Folder that `--out` of simulate, replay or demo wrote, or one above.")],
+    dir: Annotated[Path, typer.Argument(help="Folder that `--out` of simulate, replay or demo wrote, or a parent.")],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", show_default=False, help="The page. Default: DIR/report.html.")
     ] = None,
 ) -> None:
     """Make one HTML page of results.
 
-    Tables, plots and a plain sentence for each, from every results.json, requests.jsonl and history.json in DIR or
-    below it. The page needs no network and no script. Needs the extra: pip install 'gorgo[report]'.
+    Tables and plots of every results.json, requests.jsonl and history.json in DIR or below it. The page needs no
+    network and no script. Needs the extra: pip install 'gorgo[report]'.
     """
     from gorgo.apps.report import write_report
 

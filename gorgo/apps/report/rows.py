@@ -1,93 +1,125 @@
-"""results.json and history.json, checked. Keys that are not known are left alone: newer files have more of them."""
+"""Result files, checked: results.json, history.json and requests.jsonl.
+
+An error names the file, the row or line, the key and its value. Unknown keys are ignored: newer files have more.
+"""
 
 from __future__ import annotations
 
+import json
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, NoReturn, TypeVar
 
-from gorgo.apps.report.reading import Place, read_json, shown
-from gorgo.apps.report.runs import ReportGeneration
-from gorgo.apps.results import ResultRow, Spread
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from gorgo.apps.report.runs import ReportGeneration, Requests
+from gorgo.apps.results import Amount, ResultRow
 from gorgo.errors import ReportError
 
-SOURCES = ("simulated", "live")
+#: results.json and history.json are lists of small rows; a larger file is another kind of file.
+MAX_BYTES = 256 * 2**20
+#: A line of requests.jsonl has about 300 bytes; the rest of a longer one is not read into memory.
+MAX_LINE_BYTES = 65_536
+#: Kinds of errors counted separately; further kinds are counted together.
+MAX_ERROR_KINDS = 20
+#: Characters of a value in an error message.
+MAX_SHOWN = 60
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _RequestLine:
+    """The keys of a line of requests.jsonl that the report uses."""
+
+    ttft_ms: Amount | None
+    error: str | None
+
+
+_ROW, _GENERATION, _LINE = TypeAdapter(ResultRow), TypeAdapter(ReportGeneration), TypeAdapter(_RequestLine)
 
 
 def read_results(path: Path) -> list[ResultRow]:
-    """Every row. Raises `ReportError` naming file, row, key and expectation."""
-    return [_row(Place.of(f"{path}, row {number}", value)) for number, value in enumerate(_list(path), start=1)]
+    """Return every row of a results.json; raise `ReportError` for a damaged one."""
+    return [_checked(_ROW, row, f"{path}, row {number}") for number, row in enumerate(_read_list(path), start=1)]
 
 
 def read_history(path: Path) -> tuple[ReportGeneration, ...]:
-    """The generations of a tuning campaign, in order. Raises `ReportError`."""
-    rows = _list(path, under="generations")
-    return tuple(_generation(Place.of(f"{path}, generation {number}", row)) for number, row in enumerate(rows, start=1))
+    """Return the generations of a tuning campaign in order; raise `ReportError` for a damaged one."""
+    rows = enumerate(_read_list(path), start=1)
+    return tuple(_checked(_GENERATION, row, f"{path}, generation {number}") for number, row in rows)
 
 
-def _list(path: Path, under: str | None = None) -> list[object]:
-    value = read_json(path)
-    if under is not None and isinstance(value, dict):
-        value = value.get(under)
+def read_requests(path: Path) -> Requests:
+    """Read requests.jsonl as a stream; raise `ReportError` for a damaged line."""
+    ttft_ms, errors, count = array("d"), Counter[str](), 0
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
+            if line.isspace():
+                continue
+            request = _read_line(path, line, number)
+            count += 1
+            if request.error is not None:  # latencies are of requests that succeeded
+                kind = request.error.partition(":")[0]
+                errors[kind if kind in errors or len(errors) < MAX_ERROR_KINDS else "other"] += 1
+            elif request.ttft_ms is not None:
+                ttft_ms.append(request.ttft_ms)
+    return Requests(count, np.frombuffer(ttft_ms, dtype=np.float64), dict(errors))
+
+
+def _read_line(path: Path, line: bytes, number: int) -> _RequestLine:
+    try:
+        return _LINE.validate_json(line)
+    except ValidationError:  # Python's reader is slower, names the fault, and accepts surrogates in text
+        return _checked(_LINE, _parse(path, line.rstrip(), number), f"{path}, line {number}")
+
+
+def _read_list(path: Path) -> list[Any]:
+    if path.stat().st_size > MAX_BYTES:
+        raise ReportError(f"{path}: larger than {MAX_BYTES // 2**20} MB; expected a results file")
+    value = _parse(path, path.read_bytes())
+    if isinstance(value, dict):  # as `gorgo history --json` prints it
+        value = value.get("generations", value)
     if not isinstance(value, list):
-        raise ReportError(f"{path}: {shown(value)}; expected a list of objects")
+        raise ReportError(f"{path}: {_shown(value)}; expected a list of objects")
     return value
 
 
-def _row(place: Place) -> ResultRow:
-    time_scale = place.number("time_scale")
-    if time_scale <= 0:
-        place.fail("time_scale", "a number greater than 0")
-    source = place.text("source")
-    if source not in SOURCES:
-        place.fail("source", f"one of {', '.join(SOURCES)}")
-    return ResultRow(
-        trace=place.text("trace"),
-        time_scale=time_scale,
-        policy=place.maybe_text("policy"),
-        weights=None if place.values.get("weights") is None else place.numbers("weights"),
-        seed=place.count("seed"),
-        source=cast(Literal["simulated", "live"], source),
-        n=place.count("n"),
-        errors=place.count("errors"),
-        ttft_ms=_spread(place, "ttft_ms"),
-        e2e_s=_spread(place, "e2e_s"),
-        itl_ms=_spread(place, "itl_ms"),
-        cache_hit=_fraction(place, "cache_hit"),
-        cache_hit_estimated=place.maybe_number("cache_hit_estimated"),
-        share=place.numbers("share"),
-        prediction_error_ms=_spread(place, "prediction_error_ms", p99=False),
-        slip_ms_p95=place.maybe_number("slip_ms_p95"),
-    )
+def _parse(path: Path, data: bytes, first_line: int = 1) -> object:
+    try:
+        return _DECODER.decode(data.decode())
+    except json.JSONDecodeError as error:
+        raise ReportError(f"{path}, line {first_line + error.lineno - 1}: not JSON ({error.msg})") from None
+    except UnicodeDecodeError as error:
+        line = first_line + data.count(b"\n", 0, error.start)
+        raise ReportError(f"{path}, line {line}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"{path}, line {first_line}: not JSON ({error})") from None
 
 
-def _spread(place: Place, key: str, *, p99: bool = True) -> Spread:
-    inside = place.inner(key)
-    expected = "a number, at least 0, or null"
-    values = {name: inside.maybe_number(name, expected=expected) for name in ("mean", "p50", "p95")}
-    values["p99"] = inside.maybe_number("p99", expected=expected) if p99 else None
-    for name, value in values.items():
-        if value is not None and value < 0:
-            inside.fail(name, expected)
-    return Spread(**values)
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
-def _fraction(place: Place, key: str) -> float | None:
-    value = place.maybe_number(key)
-    if value is not None and not 0 <= value <= 1:
-        place.fail(key, "a fraction from 0 to 1, or null")
-    return value
+#: Refuses NaN and Infinity, which Python's reader accepts by default.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _generation(place: Place) -> ReportGeneration:
-    accepted = place.values.get("accepted")
-    if not isinstance(accepted, bool):
-        place.fail("accepted", "true or false")
-    return ReportGeneration(
-        number=place.count("number"),
-        weights=place.numbers("weights"),
-        sigma=place.maybe_number("sigma"),
-        objective_ms=place.maybe_number("objective_ms"),
-        incumbent_objective_ms=place.maybe_number("incumbent_objective_ms"),
-        accepted=accepted,
-        reason=place.maybe_text("reason") or "",
-    )
+def _checked(adapter: TypeAdapter[T], value: object, place: str) -> T:
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = f"{'.'.join(map(str, fault['loc']))} is " if fault["loc"] else ""
+        found = "missing" if fault["type"] == "missing" else _shown(fault["input"])
+        expected = "expected a JSON object" if fault["type"] == "dataclass_type" else fault["msg"].lower()
+        raise ReportError(f"{place}: {key}{found}; {expected}") from None
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."

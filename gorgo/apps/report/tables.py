@@ -1,187 +1,141 @@
-"""Tables of the page: policies per load, errors by kind, the acceptance log. Bounded; what is left out is counted."""
+"""Tables of the page: policies per load, shares, errors by kind, the acceptance log. Rows are bounded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gorgo.apps.report.runs import Cell, Comparison, ReportGeneration, weights_words
+from gorgo.apps.report.runs import Cell, Comparison, ReportGeneration, format_weights
 from gorgo.apps.report.statistics import (
-    E2E_P50,
     E2E_P95,
-    ERRORS,
-    HIT,
-    HIT_ESTIMATED,
-    ITL_P95,
-    PREDICTION_P50,
-    SLIP,
-    TTFT_P50,
+    MEASURES,
     TTFT_P95,
-    TTFT_P99,
     Measure,
     best_baseline,
     mean,
-    means,
+    mean_share,
     ratio,
 )
-from gorgo.apps.report.words import counted, listed
-from gorgo.apps.simulate.compare import Ratio
 
-#: Rows of one table: more are not read by anybody, and results.json has them.
+#: Rows of one table; results.json has the others.
 MAX_ROWS = 200
+#: Replicas with a column of their own in the table of shares; the others are added up.
+MAX_REPLICAS = 12
 UNKNOWN = "-"
-
-_MEASURES = (
-    ERRORS, TTFT_P50, TTFT_P95, TTFT_P99, E2E_P50, E2E_P95, ITL_P95, HIT, HIT_ESTIMATED, PREDICTION_P50, SLIP,
-)  # fmt: skip
-#: Measures whose ratio to the best baseline is shown.
-_RATIOS = (TTFT_P95, E2E_P95)
-
-
-@dataclass(frozen=True, slots=True)
-class TableCell:
-    text: str
-    bold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
+    """A row; `bold` has the places of the cells in bold."""
+
     label: str
-    cells: tuple[TableCell, ...]
-    yardstick: bool = False
+    cells: tuple[str, ...]
+    bold: frozenset[int] = frozenset()
+    is_reference: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """A table as the template shows it: `first` heads the column of labels; `note` follows the caption."""
+    """A table; `header` begins with the title of the labels, `left_out` counts the rows beyond the bound."""
 
     caption: str
-    first: str
     header: tuple[str, ...]
     rows: tuple[TableRow, ...]
-    note: str = ""
+    left_out: int = 0
 
 
 def load_table(comparison: Comparison, time_scale: float) -> PageTable:
-    """All policies at one load: means over seeds, the best in bold, ratios to the best baseline."""
-    cells = comparison.loads[time_scale][:MAX_ROWS]
-    contenders = [cell for cell in cells if not cell.is_yardstick]
-    columns = [_column(measure, cells, contenders) for measure in _MEASURES]
-    header = [f"{measure.name}, {measure.unit}" if measure.unit else measure.name for measure in _MEASURES]
-    notes = []
-    for measure in _RATIOS:
-        base = best_baseline(contenders, measure)
-        if base is not None:
-            columns.append([_ratio_cell(cell, base, measure) for cell in cells])
-            header.append(f"{measure.name} / best baseline")
-            notes.append(f"{base.label} in {measure.name}")
-    kind = "simulated" if comparison.simulated else "live"
-    rows = tuple(
-        TableRow(cell.label, tuple(column[place] for column in columns), cell.is_yardstick)
-        for place, cell in enumerate(cells)
-    )
-    caption = f"time_scale {time_scale:g}, load {1 / time_scale:.3g} of the trace's own, {kind}"
-    return PageTable(
-        caption, "policy", ("runs", *header), _with_runs(rows, cells), _note(notes, comparison, time_scale)
-    )
-
-
-def _with_runs(rows: Sequence[TableRow], cells: Sequence[Cell]) -> tuple[TableRow, ...]:
-    return tuple(
-        TableRow(row.label, (TableCell(str(len(cell.runs))), *row.cells), row.yardstick)
-        for row, cell in zip(rows, cells, strict=True)
-    )
-
-
-def _column(measure: Measure, cells: Sequence[Cell], contenders: Sequence[Cell]) -> list[TableCell]:
-    found = means(contenders, measure)
-    # As shown: of figures that read the same, none is the better one.
-    best = None
-    if measure.best is not None and len(found) > 1:
-        texts = {_text(measure, value) for value in found.values()}
-        best = _text(measure, measure.best(list(found.values()))) if len(texts) > 1 else None
-    return [_cell(mean(cell, measure), measure, best if cell.label in found else None) for cell in cells]
-
-
-def _cell(value: float | None, measure: Measure, best: str | None) -> TableCell:
-    text = UNKNOWN if value is None else _text(measure, value)
-    return TableCell(text, text == best)
-
-
-def _text(measure: Measure, value: float) -> str:
-    return format(value, measure.form)
-
-
-def _ratio_cell(cell: Cell, base: Cell, measure: Measure) -> TableCell:
-    found = ratio(cell, base, measure)
-    return TableCell(UNKNOWN if found is None else ratio_text(found))
-
-
-def ratio_text(found: Ratio) -> str:
-    """As in `0.912 (0.880 to 0.945)`."""
-    interval = "" if found.low is None else f" ({found.low:.3f} to {found.high:.3f})"
-    return f"{found.value:.3f}{interval}"
-
-
-def _note(baselines: Sequence[str], comparison: Comparison, time_scale: float) -> str:
+    """Return all policies at one load: means over seeds, the best in bold, ratios to the best baseline."""
     cells = comparison.loads[time_scale]
-    parts = ["Means over runs; bold is the best of the policies in each column."]
-    if baselines:
-        parts.append(f"The best of the paper's baselines here: {listed(baselines)}; it was picked on these same runs.")
-    if any(len(cell.runs) > 1 for cell in cells):
-        parts.append("Ratios are geometric means over runs with the same seed, with 95 % intervals.")
-    else:
-        parts.append("One run each: no intervals, and small differences may be noise.")
-    if any(cell.is_yardstick for cell in cells):
-        parts.append("Rows in italics are yardsticks that no router can be.")
-    left = len(cells) - MAX_ROWS
-    return " ".join([*parts, f"{counted(left, 'row')} left out."] if left > 0 else parts)
+    policies = [cell for cell in cells if not cell.is_reference]
+    best = [_best_text(policies, measure) for measure in MEASURES]
+    bases = [(measure, base) for measure in (TTFT_P95, E2E_P95) if (base := best_baseline(policies, measure))]
+    rows = []
+    for cell in cells[:MAX_ROWS]:
+        size = (str(len(cell.runs)), f"{sum(run.row.n for run in cell.runs):,}")
+        texts = [measure.format(mean(cell, measure)) for measure in MEASURES]
+        ratios = [_ratio_text(cell, base, measure) for measure, base in bases]
+        bold = {len(size) + place for place, text in enumerate(texts) if text == best[place] and not cell.is_reference}
+        rows.append(TableRow(cell.label, (*size, *texts, *ratios), frozenset(bold), cell.is_reference))
+    header = [measure.title for measure in MEASURES]
+    header += [f"{measure.title.partition(',')[0]} / {base.label}" for measure, base in bases]
+    caption = f"time_scale {time_scale:g} (load {1 / time_scale:.3g}), {comparison.source}"
+    return PageTable(caption, ("policy", "runs", "requests", *header), *_bounded(rows, len(cells)))
+
+
+def _bounded(rows: Sequence[TableRow], count: int) -> tuple[tuple[TableRow, ...], int]:
+    return tuple(rows[:MAX_ROWS]), max(0, count - MAX_ROWS)
+
+
+def _best_text(cells: Sequence[Cell], measure: Measure) -> str | None:
+    """Return the best mean as displayed; None if all read the same."""
+    means = [value for cell in cells if (value := mean(cell, measure)) is not None]
+    if measure.best is None or len({measure.format(value) for value in means}) < 2:
+        return None
+    return measure.format(measure.best(means))
+
+
+def _ratio_text(cell: Cell, base: Cell, measure: Measure) -> str:
+    """Return a ratio as in `0.912 (0.880 to 0.945) lower`: the word says on which side of 1 the interval is."""
+    found = ratio(cell, base, measure)
+    if cell is base or found is None:
+        return "baseline" if cell is base else UNKNOWN
+    if found.low is None or found.high is None:
+        return f"{found.value:.3f}"
+    side = "lower" if found.high < 1 else "higher" if found.low > 1 else "undecided"
+    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f}) {side}"
+
+
+def share_table(comparison: Comparison) -> PageTable | None:
+    """Return the share of requests per replica, by policy and load; None if no row names a replica."""
+    shares = [(time_scale, cell, mean_share(cell)) for time_scale, cells in comparison.loads.items() for cell in cells]
+    shares = [one for one in shares if one[2]]
+    total: dict[str, float] = {}
+    for _, _, share in shares:
+        for name, value in share.items():
+            total[name] = total.get(name, 0.0) + value
+    largest = sorted(sorted(total, key=lambda name: (-total[name], name))[:MAX_REPLICAS])
+    more = len(total) > len(largest)
+    rows = []
+    for time_scale, cell, share in shares:
+        values = [share.get(name, 0.0) for name in largest]
+        values += [sum(share.values()) - sum(values)] if more else []
+        texts = (f"{time_scale:g}", *(f"{value:.1%}" for value in values))
+        rows.append(TableRow(cell.label, texts, is_reference=cell.is_reference))
+    header = ("policy", "time_scale", *largest, *(["others"] if more else []))
+    return PageTable("Share of requests per replica", header, *_bounded(rows, len(rows))) if rows else None
 
 
 def error_table(comparison: Comparison) -> PageTable | None:
-    """Kinds of errors by policy and load, where requests were kept; None without one."""
-    found = {
-        (cell.label, time_scale, kind): sum(
-            run.requests.errors.get(kind, 0) for run in cell.runs if run.requests is not None
-        )
-        for time_scale, cells in comparison.loads.items()
-        for cell in cells
-        for kind in sorted({kind for run in cell.runs if run.requests is not None for kind in run.requests.errors})
-    }
-    ranked = sorted(found, key=lambda key: (-found[key], key))
-    rows = tuple(
-        TableRow(
-            label, (TableCell(f"{time_scale:g}"), TableCell(kind), TableCell(f"{found[label, time_scale, kind]:,}"))
-        )
-        for label, time_scale, kind in ranked[:MAX_ROWS]
-    )
-    left = len(ranked) - len(rows)
-    note = f"{counted(left, 'row')} left out." if left else ""
-    return PageTable("Errors by kind", "policy", ("time_scale", "error", "requests"), rows, note) if rows else None
+    """Return errors by kind, policy and load, the most frequent first; None without an error in saved requests."""
+    found: dict[tuple[str, float, str], int] = {}
+    for time_scale, cells in comparison.loads.items():
+        for cell in cells:
+            for requests in cell.requests:
+                for kind, count in requests.errors.items():
+                    found[cell.label, time_scale, kind] = found.get((cell.label, time_scale, kind), 0) + count
+    ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    rows = [TableRow(label, (f"{time_scale:g}", kind, f"{count:,}")) for (label, time_scale, kind), count in ranked]
+    header = ("policy", "time_scale", "error", "requests")
+    return PageTable("Errors by kind", header, *_bounded(rows, len(rows))) if rows else None
 
 
 def acceptance_log(generations: Sequence[ReportGeneration]) -> PageTable:
-    """What was tried, what came of it and why; the last generations if there are many."""
-    shown = generations[-MAX_ROWS:]
-    rows = tuple(
+    """Return the candidates and their results; the last generations if there are too many."""
+    rows = [
         TableRow(
             str(one.number),
             (
-                TableCell(weights_words(one.weights)),
-                TableCell(_number(one.sigma, ".3g")),
-                TableCell(_number(one.objective_ms, ",.0f")),
-                TableCell(_number(one.incumbent_objective_ms, ",.0f")),
-                TableCell("accepted" if one.accepted else "rejected", one.accepted),
-                TableCell(one.reason or UNKNOWN),
+                format_weights(one.weights),
+                UNKNOWN if one.sigma is None else f"{one.sigma:.3g}",
+                TTFT_P95.format(one.objective_ms),
+                TTFT_P95.format(one.incumbent_objective_ms),
+                "accepted" if one.accepted else "rejected",
+                one.reason or UNKNOWN,
             ),
+            frozenset({4} if one.accepted else ()),
         )
-        for one in shown
-    )
-    left = len(generations) - len(shown)
-    note = f"{counted(left, 'earlier generation')} left out." if left else ""
-    header = ("weights", "sigma", "p95 TTFT, ms", "incumbent's, ms", "decision", "reason")
-    return PageTable("Acceptance log", "generation", header, rows, note)
-
-
-def _number(value: float | None, form: str) -> str:
-    return UNKNOWN if value is None else format(value, form)
+        for one in generations[-MAX_ROWS:]
+    ]
+    header = ("generation", "weights", "sigma", "p95 TTFT, ms", "incumbent's, ms", "decision", "reason")
+    return PageTable("Acceptance log", header, *_bounded(rows, len(generations)))

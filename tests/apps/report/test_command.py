@@ -11,29 +11,28 @@ import pytest
 from typer.testing import CliRunner
 
 from gorgo.apps.report.find import find_results
-from gorgo.apps.report.prediction import predictions
 from gorgo.cli import app
-from tests.apps.report.made import records, write_run
+from tests.apps.report.builders import write_run
 
 REGIONS = Path(__file__).parents[3] / "regions.yaml"
 
 
 def test_the_command_prints_where_the_page_is(tmp_path: Path) -> None:
-    write_run(tmp_path, records([10.0, 20.0]))
+    write_run(tmp_path, [10.0, 20.0])
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'report.html'}\n")
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_what_a_simulation_wrote_is_read_with_its_yardsticks(tmp_path: Path) -> None:
+def test_files_of_a_simulation_are_read_with_their_references(tmp_path: Path) -> None:
     words = ["simulate", "chat-small", "--limit", "20", "--policy", "gorgo-ms", "--policy", "random", "--jobs", "1"]
     result = CliRunner().invoke(app, [*words, "--config", str(REGIONS), "--out", str(tmp_path)])
     assert result.exit_code == 0, result.stderr
     found = find_results(tmp_path)
     (comparison,) = found.comparisons
     assert comparison.labels == ["gorgo-ms", "random", "floor", "oracle"]
-    assert all(len(run.requests or ()) == 20 for cell in comparison.cells for run in cell.runs)
-    assert predictions(comparison)[0].label == "gorgo-ms"
+    assert [[requests.count for requests in cell.requests] for cell in comparison.cells] == [[20]] * 4
+    assert all(len(cell.ttft_ms) for cell in comparison.cells)
     assert found.left_out == ()
 
 
@@ -41,7 +40,7 @@ def test_what_a_simulation_wrote_is_read_with_its_yardsticks(tmp_path: Path) -> 
 def test_without_the_extra_the_command_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    write_run(tmp_path, records([10.0, 20.0]))
+    write_run(tmp_path, [10.0, 20.0])
     monkeypatch.setitem(sys.modules, package, None)
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (2, "")
@@ -67,7 +66,7 @@ def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path, monkeypatch:
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    write_run(tmp_path, records([10.0, 20.0]))
+    write_run(tmp_path, [10.0, 20.0])
     (tmp_path / "report.html").write_text("an earlier one")
     monkeypatch.setattr(os, "fsync", full)
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
@@ -75,7 +74,7 @@ def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path, monkeypatch:
     assert (tmp_path / "report.html").read_text() == "an earlier one"
 
 
-def test_a_folder_whose_name_is_no_text_has_a_page_all_the_same(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_no_text_has_a_page(tmp_path: Path) -> None:
     odd = tmp_path / os.fsdecode(b"caf\xe9")
     odd.mkdir()
     (odd / "history.json").write_text("[]")

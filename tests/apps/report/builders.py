@@ -1,4 +1,4 @@
-"""Result folders made for the tests, by the code that replays write theirs with."""
+"""Results made for the tests: files as replays write them, and cells without files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gorgo.apps.replay.records import ReplayRecord
+from gorgo.apps.report.runs import Cell, Comparison, Requests, Run
 from gorgo.apps.results import ResultRow, Spread, write_results
 
 REPLICAS = ("us-0", "eu-0", "ap-0")
@@ -38,13 +39,8 @@ def records(latencies_ms: Sequence[float], **changes: Any) -> list[ReplayRecord]
     ]
 
 
-def row(made: Sequence[ReplayRecord], policy: str | None = "gorgo", **changes: Any) -> ResultRow:
-    """The row of these requests."""
-    good = [record for record in made if record.error is None]
-    ttft_ms = [record.ttft_ms for record in good if record.ttft_ms is not None]
-    off_ms = [
-        abs(r.predicted_ttft_ms - r.ttft_ms) for r in good if r.ttft_ms is not None and r.predicted_ttft_ms is not None
-    ]
+def row(policy: str | None = "gorgo", each_ms: Sequence[float] = (1.0,), **changes: Any) -> ResultRow:
+    """The row of a run with these latencies."""
     values: dict[str, Any] = {
         "trace": "small.jsonl",
         "time_scale": 1.0,
@@ -52,40 +48,37 @@ def row(made: Sequence[ReplayRecord], policy: str | None = "gorgo", **changes: A
         "weights": None,
         "seed": 0,
         "source": "simulated",
-        "n": len(made),
-        "errors": len(made) - len(good),
-        "ttft_ms": Spread.of(ttft_ms),
-        "e2e_s": Spread.of([value / 100 for value in ttft_ms]),
+        "n": len(each_ms),
+        "errors": 0,
+        "ttft_ms": Spread.of(each_ms),
+        "e2e_s": Spread.of([value / 100 for value in each_ms]),
         "itl_ms": Spread(),
         "cache_hit": 0.5,
         "cache_hit_estimated": 0.52,
-        "share": {name: sum(r.replica == name for r in good) / len(good) for name in REPLICAS} if good else {},
-        "prediction_error_ms": Spread.of(off_ms),
+        "share": {"us-0": 0.5, "eu-0": 0.5},
+        "prediction_error_ms": Spread(),
         "slip_ms_p95": 0.0,
     }
     return ResultRow(**{**values, **changes})
 
 
-def write_run(folder: Path, made: Sequence[ReplayRecord], policy: str = "gorgo", **changes: Any) -> ResultRow:
-    """results.json and requests.jsonl of one run, as a replay leaves them."""
-    one = row(made, policy, **changes)
+def write_run(folder: Path, ttft_ms: Sequence[float], policy: str = "gorgo", **changes: Any) -> ResultRow:
+    """results.json and requests.jsonl of one run, as a replay writes them."""
+    one = row(policy, ttft_ms, **changes)
     write_results(folder, [one])
-    lines = [json.dumps(record.as_json()) for record in made]
+    lines = [json.dumps(record.as_json()) for record in records(ttft_ms)]
     (folder / "requests.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return one
 
 
-def write_sweep(
-    folder: Path, medians_ms: Mapping[str, Mapping[float, float]], *, seeds: int = 1, n: int = 40, **changes: Any
-) -> None:
+def write_sweep(folder: Path, medians_ms: Mapping[str, Mapping[float, float]], *, seeds: int = 1, **more: Any) -> None:
     """A run per policy, load and seed; the same draw for every policy at a load and seed."""
     for policy, loads in medians_ms.items():
         for time_scale, median_ms in loads.items():
             for seed in range(seeds):
-                draw = np.random.default_rng([seed, int(100 * time_scale)]).lognormal(0, 0.5, n)
-                made = records([float(median_ms * value) for value in draw])
+                draw = np.random.default_rng([seed, int(100 * time_scale)]).lognormal(0, 0.5, 40)
                 where = folder / f"{policy}-{time_scale:g}-{seed}"
-                write_run(where, made, policy, time_scale=time_scale, seed=seed, **changes)
+                write_run(where, (median_ms * draw).tolist(), policy, time_scale=time_scale, seed=seed, **more)
 
 
 def generation(number: int, **changes: Any) -> dict[str, Any]:
@@ -100,3 +93,20 @@ def generation(number: int, **changes: Any) -> dict[str, Any]:
         "reason": "lower p95 TTFT",
         **changes,
     }
+
+
+def p95_cell(policy: str, *p95_ms: float | None, **changes: Any) -> Cell:
+    """A run per figure, with the seeds 0, 1, ...; its quantiles of TTFT and E2E are that figure."""
+    spreads = [Spread(p50=value, p95=value, p99=value) for value in p95_ms]
+    rows = [row(policy, seed=seed, ttft_ms=one, e2e_s=one, **changes) for seed, one in enumerate(spreads)]
+    return Cell(policy, policy, tuple(Run(one) for one in rows))
+
+
+def saved_cell(policy: str, *ttft_ms: Sequence[float], errors: Mapping[str, int] | None = None) -> Cell:
+    """A run with saved requests per list of latencies."""
+    saved = [Requests(len(values), np.array(values), errors or {}) for values in ttft_ms]
+    return Cell(policy, policy, tuple(Run(row(policy), requests) for requests in saved))
+
+
+def comparison(loads: Mapping[float, Sequence[Cell]], *, source: str = "simulated") -> Comparison:
+    return Comparison("t", source, {time_scale: tuple(cells) for time_scale, cells in loads.items()})
