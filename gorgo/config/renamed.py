@@ -1,7 +1,7 @@
 """Old keys of regions.yaml: the new key of each, or the reason for its removal.
 
-Owns the table. The error for an old key names the new one, so that an old file can be corrected from the error alone. No
-old key is read.
+Owns the table. The error for an old key names the new one, so that an old file can be corrected from the error alone.
+No old key is read.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ FLEET: tuple[Column, ...] = (
     ("open", lambda row: formatting.count(row["in_flight_requests"]), True),
     ("tokens", lambda row: formatting.count(row["in_flight_tokens"]), False),
     ("to prefill", lambda row: formatting.count(row["queued_prefill_tokens"]), True),
-    ("work ms", lambda row: formatting.ms(row["busy_s"] * 1e3) if row["busy_s"] else "0", True),
+    ("work ms", lambda row: formatting.ms(row["backlog_s"] * 1e3) if row["backlog_s"] else "0", True),
     ("running", lambda row: formatting.count(row["running_requests"]), False),
     ("queued", lambda row: formatting.count(row["queued_requests"]), True),
     ("kv", _kv, False),
