@@ -114,10 +114,10 @@ def test_a_share_of_a_pool_needs_both_sizes(changes: dict[str, Any], kv: str) ->
 def test_the_figures_are_those_of_the_last_minutes() -> None:
     samples = tuple(sample(ttft_ms=float(ms)) for ms in range(100, 1100, 100))
     shown = look(
-        figures=RecentStats.of((*samples, sample(status=503))),
+        stats=RecentStats.of((*samples, sample(status=503))),
         span_s=240.0,
         in_flight=5,
-        held=6,
+        queued=6,
         up_s=7300.0,
     )
     shown["recent"]["per_s"] = 2.345
@@ -126,8 +126,8 @@ def test_the_figures_are_those_of_the_last_minutes() -> None:
     # Of ten good ones of 100 to 1,000 ms, predicted at 100 ms each.
     assert third == (
         f"TTFT p50 {ms(shown['recent']['ttft_ms_p50'])} ms, p95 {ms(shown['recent']['ttft_ms_p95'])} ms; "
-        "2.3 requests/s, 1 of 11 failed in 4 min; 5 in flight, 6 held; 40 % of prompts in cache, 50 % believed; "
-        f"predictions off by {ms(shown['recent']['off_ms_p50'])} ms"
+        "2.3 requests/s, 1 of 11 failed in 4 min; 5 in flight, 6 held; 40 % of prompts in cache, 50 % estimated; "
+        f"median prediction error {ms(shown['recent']['off_ms_p50'])} ms"
     )
     shown["recent"]["per_s"] = None
     assert "; - requests/s," in printed(shown)
