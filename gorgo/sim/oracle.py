@@ -46,7 +46,7 @@ class Oracle:
 
     References
     ----------
-    DESIGN.md, "What the oracle knows"; the weights are those of `gorgo-ms`.
+    DESIGN.md, "The oracle knows engine state, not the future"; the weights are those of `gorgo-ms`.
     """
 
     name: ClassVar[str] = "oracle"
