@@ -22,8 +22,19 @@ BOTH = pytest.mark.parametrize(
     ids=["proxy", "tuner"],
 )
 #: Where the refusals of requests for a replica are made; those of operators and of small GET routes count elsewhere.
-REFUSING = ("core/endings.py", "core/clients.py", "proxy/body.py", "proxy/client_keys.py", "proxy/wishes.py")
-REFUSING_TOO = ("proxy/exchange.py", "proxy/answer.py", "proxy/attempts.py", "proxy/ask.py")
+REFUSING = (
+    "core/dispatch/outcomes.py",
+    "core/quotas.py",
+    "proxy/http/body.py",
+    "proxy/http/client_auth.py",
+    "proxy/request_options.py",
+)
+REFUSING_TOO = (
+    "proxy/exchange/handler.py",
+    "proxy/exchange/response.py",
+    "proxy/exchange/attempts.py",
+    "proxy/exchange/parse.py",
+)
 
 
 def table(first: str) -> list[list[str]]:
@@ -79,7 +90,7 @@ def test_buckets_of_every_histogram_ascend() -> None:
 
 def codes(path: Path) -> Iterator[str]:
     """Of every refusal that a module makes, where it is a word in the source."""
-    position = {"HttpError": 1, "Reject": 2, "Excess": 0}
+    position = {"HttpError": 1, "Reject": 2, "QuotaExceeded": 0}
     for call in ast.walk(ast.parse(path.read_text())):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in position:
             code = call.args[position[call.func.id]]

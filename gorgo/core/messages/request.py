@@ -89,7 +89,7 @@ class AttemptResult(Enum):
 
     COMPLETED = "completed"
     #: The client went away; the replica is not to blame.
-    CLIENT_DISCONNECTED = "client_gone"
+    CLIENT_DISCONNECTED = "client_disconnected"
     #: The replica refused, broke, timed out or answered 5xx before any content: try elsewhere, blame the replica.
     FAILED_BEFORE_CONTENT = "failed_before_content"
     #: 429 or 503 before any content: try elsewhere, the replica is busy, not broken.
@@ -97,11 +97,11 @@ class AttemptResult(Enum):
     #: Broke after content was sent downstream: nothing can be retried.
     FAILED_AFTER_CONTENT = "failed_after_content"
     #: Another 4xx, passed through to the client: the request's fault.
-    UPSTREAM_4XX = "refused"
+    UPSTREAM_4XX = "upstream_4xx"
     #: Cancelled, because another attempt of the same request answered first.
     SUPERSEDED = "superseded"
     #: The request took longer than it may in all: not tried elsewhere, and nobody is to blame.
-    DEADLINE_EXCEEDED = "out_of_time"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from tests.proxy.fuzz.mutate import EXAMPLES, KEYS
 STATE = cast(
     RunningProxy,
     SimpleNamespace(
-        grants=ClientPolicies.for_client(config_for([])),
+        client_policies=ClientPolicies.for_client(config_for([])),
         ratios=BytesPerToken(),
         fingerprinter=Fingerprinter(key=7, block_bytes=BLOCK_BYTES),
-        homes=StoredResponses(),
+        stored_responses=StoredResponses(),
     ),
 )
 bounded = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -244,7 +244,7 @@ def test_an_attempt_abandoned_before_a_death_is_not_aborted_in_the_next_engine(l
 def test_a_prompt_that_no_engine_takes_is_refused_half_a_round_trip_after_its_arrival(lab: Lab) -> None:
     lab.send("r", tokens=4_000)
     ((at_s, ending, _, error),) = lab.lines()
-    assert (at_s, ending) == (0.2, "refused")
+    assert (at_s, ending) == (0.2, "upstream_4xx")
     assert "context length" in str(error)
     assert lab.shell.outcomes[0].status == 400
 
