@@ -133,6 +133,57 @@ def test_a_request_whose_replica_came_back_waits_for_a_slot_beyond_its_patience(
     assert dispatched(router.on_finish(first.attempt_id, COMPLETED, now=4.0)).request_id == "r"
 
 
+def two_models(**overload: object) -> Router:
+    """`a` serves the model m; the other replica is idle and serves n, so that not all are saturated."""
+    router = at_hand("a", "idle", **overload)
+    busy, idle = timed("a", max_running_requests=4), timed("idle", max_running_requests=4)
+    router.set_fleet([replace(busy, models=("m",)), replace(idle, models=("n",))], now=0.0)
+    return router
+
+
+def test_a_request_without_a_replica_again_has_its_whole_patience_again() -> None:
+    """None from 0.2 on, one that is full from 1.0 on, none from 5.0 on: it may wait until 7.0."""
+    router = two_models(max_concurrency_per_replica=1)
+    first = dispatched(router.submit(asked("before", 100, model="m"), now=0.0))
+    router.on_first_token(first.attempt_id, now=0.105)
+    router.drain("a", now=0.2)
+    assert held(router.submit(asked("r", 100, model="m"), now=0.2))
+    router.drain("a", False, now=1.0)
+    assert router.handle_timer(now=1.0) == []
+    router.drain("a", now=5.0)
+    assert [router.handle_timer(now=now) for now in (5.0, 6.9)] == [[], []]
+    assert rejected(router.handle_timer(now=7.0)).code == "no_replica"
+
+
+def test_no_timer_waits_for_the_backlog_of_a_replica_without_a_slot() -> None:
+    """A second of prefill would be down to the limit at 0.8; the slot comes with an end, at no known time."""
+    router = two_models(max_concurrency_per_replica=1)
+    dispatched(router.submit(asked("before", 1000, model="m"), now=0.0))
+    assert held(router.submit(asked("r", 100, model="m"), now=0.79))
+    assert router.next_timer() == pytest.approx(0.84), "the next evaluation of all"
+
+
+def test_a_better_replica_is_found_at_the_next_evaluation_not_before() -> None:
+    """A second of prefill here, five seconds of way there, until a probe finds that it is none."""
+    router = at_hand("a", "b")
+    router.set_limits(replace(router.limits, rtt_ewma_alpha=1.0), now=0.0)
+    router.on_probe("b", 5.0, now=0.0)
+    assert dispatched(router.submit(asked("before", 1000), now=0.0)).replica == "a"
+    assert held(router.submit(asked("r", 500), now=0.0))
+    assert router.on_probe("b", 0.0, now=0.04) == []
+    assert router.next_timer() == pytest.approx(0.09)
+    assert dispatched(router.handle_timer(now=0.09)).replica == "b"
+
+
+def test_queued_requests_for_other_replicas_are_offered_theirs_past_those_for_a_saturated_one() -> None:
+    router = two_models()
+    dispatched(router.submit(asked("busy-m", 3000, model="m"), now=0.0))
+    dispatched(router.submit(asked("busy-n", 1000, model="n"), now=0.0))
+    for name, model in (("m1", "m"), ("m2", "m"), ("n1", "n"), ("n2", "n")):
+        assert held(router.submit(asked(name, 100 if model == "m" else 500, model=model), now=0.0))
+    assert [action.request_id for action in router.handle_timer(now=0.8)] == ["n1"]
+
+
 def test_the_shortest_of_the_requests_without_a_replica_goes_first() -> None:
     """By the least prefill of any replica: the second one is ten times as fast."""
     router = at_hand("a", "b")

@@ -216,7 +216,12 @@ def test_a_budget_is_of_the_requests_in_its_window_alone() -> None:
 
 
 def test_requests_late_together_are_hedged_in_their_order_of_dispatch() -> None:
-    router = hedging("a", "b", "c", "d", limits=replace(LIMITS, hedging=HedgeLimits(budget_ratio=1.0, window_s=1000.0)))
+    """Three replicas equally far away have one each, all due at one time."""
+    hedged = HedgeLimits(budget_ratio=1.0, window_s=1000.0)
+    limits = replace(LIMITS, hedging=hedged, rtt_ewma_alpha=1.0)
+    router = make_router(policy="gorgo-ms", replicas=[timed(name) for name in "abcd"], limits=limits)
+    for name in "abcd":
+        router.on_probe(name, 0.1, now=-1.0)
     names = [f"r{number}" for number in range(3)]
     for name in names:
         dispatched(router.submit(asked(name, pinned_replica=None), now=0.0))
