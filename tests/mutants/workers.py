@@ -40,9 +40,9 @@ class Workers:
                     self._progress.advance(bar)
                     yield futures[future], future.result()
             except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
                 for copy in self._copies:
                     copy.end()
-                pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
     def _on_a_copy(self, work: Callable[[Copy, _Item], _Made], item: _Item) -> _Made:
