@@ -149,6 +149,11 @@ def test_a_time_to_wait_for_is_said_once() -> None:
     assert wire.actions[-1] == Wait(1060.0 + 10.0)
 
 
+def test_the_warm_up_is_a_minute_unless_told_otherwise() -> None:
+    wire = Wire(warm_up_s=CampaignOptions().warm_up_s)
+    assert wire.feed() == [Wait(1000.0 + 60.0)]
+
+
 def test_the_warm_up_is_over_in_time_and_not_before() -> None:
     wire = Wire(warm_up_s=60.0)
     wire.feed()
