@@ -113,6 +113,7 @@ def test_a_fault_that_no_test_reaches_is_not_tried(copy: Copy) -> None:
     [
         ("..F\nFAILED tests/a.py::b[1 - 2] - assert 1 == 2\nFAILED tests/a.py::c", "tests/a.py::b[1"),
         ("ERROR tests/a.py - ImportError: no b", "tests/a.py"),
+        ("ERROR   a:b.py:7 broken\nFAILED tests/a.py::b - assert 0", "tests/a.py::b"),
         ("3 passed", ""),
     ],
 )

@@ -130,5 +130,5 @@ class Copy:
 
 def failing(said: str) -> str:
     """The first test that pytest's summary names."""
-    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", said, re.MULTILINE)
     return found.group(1) if found else ""
