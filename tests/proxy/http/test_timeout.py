@@ -49,6 +49,10 @@ async def test_deadline_moved_before_the_wait_is_kept() -> None:
         await forever()
 
 
+async def test_last_moment_counts_only_for_one_that_expired() -> None:
+    assert not ResettableTimeout(1000, last=asyncio.get_running_loop().time() - 1.0).timed_out
+
+
 async def test_last_moment_is_kept_wherever_the_deadline_is_moved_to() -> None:
     loop = asyncio.get_running_loop()
     dog = ResettableTimeout(1000, last=loop.time() + 0.01)

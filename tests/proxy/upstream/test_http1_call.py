@@ -218,3 +218,21 @@ async def test_rest_of_a_large_body_is_not_written_to_a_connection_that_is_lost(
     assert len(given.writes) == 1
     with pytest.raises(ClientOSError):
         _send(protocol, b"head", b"")
+
+
+async def test_connection_of_a_repeated_request_is_closed_with_all_others() -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if found.connections > 1:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345")
+            await reader.read()
+            return
+        writer.write(OK)
+        await reader.readuntil(b"\r\n\r\n")  # and hangs up without an answer
+
+    async with engine(speak) as (upstream, found):
+        assert await whole(await upstream.open("/v1", [], b"")) == b"ok"
+        again = await upstream.open("/v1", [], b"")
+        assert (again.status, found.connections, found.open) == (200, 2, 1)
+        await upstream.aclose()
+        await until(lambda: found.open == 0)
