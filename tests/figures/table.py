@@ -316,6 +316,8 @@ NOT_STORED: Mapping[str, str] = {
     "long-path": "needs root and NFQUEUE",
     "status-page": "no command prints it",
     "parity": "live processes in wall time: needs two cores to itself",
+    "demo-random": "live processes in wall time: needs two cores to itself",
+    "laboratory-variants": "no command makes these variants",
     "rank": "live processes in wall time: needs two cores to itself",
     "overload-cold": "no command makes these loads",
     "overload-made": "no command makes these loads",
