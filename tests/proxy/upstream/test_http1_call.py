@@ -236,3 +236,4 @@ async def test_connection_of_a_repeated_request_is_closed_with_all_others() -> N
         assert (again.status, found.connections, found.open) == (200, 2, 1)
         await upstream.aclose()
         await until(lambda: found.open == 0)
+        await again.aclose()
