@@ -55,7 +55,7 @@ BRIEF = Plan(
         "response_timeout_s": 30.0,
         "stream_idle_timeout_s": 15.0,
     },
-    idle_looks=5,
+    idle_looks=4,
 )
 
 
