@@ -1,7 +1,7 @@
 """The quick start of the README, typed: its engines and its proxy, its replay, and what that prints.
 
-Owns nothing but the order: the lines are the README's, on free ports, with a wait until the proxy is ready where a
-person would look. Prints what the replay printed on standard output.
+Owns nothing but the order: the lines are the README's, on free ports (the replay gets the proxy's), with a wait until
+the proxy is ready where a person would look. Prints what the replay printed on standard output.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def steps() -> list[Step]:
     (script,) = blocks(section((ROOT / "README.md").read_text(), HEADING), "sh")[:1]
     lines = [line for line in script.splitlines(keepends=True) if re.match("gorgo|export", line)]
     (replay,) = [number for number, line in enumerate(lines) if line.startswith("gorgo replay")]
-    typed = ["".join(lines[:replay]), READY, lines[replay].partition("#")[0].rstrip() + " 2> /dev/null\n"]
+    command = lines[replay].partition("#")[0].rstrip()
+    typed = ["".join(lines[:replay]), READY, f"{command} --url http://127.0.0.1:8080 2> /dev/null\n"]
     return [Step(text, None, (), 0) for text in typed]
 
 
