@@ -10,7 +10,7 @@ opened a replica stirs the front door, so that the next event looks at those who
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -58,7 +58,6 @@ class Assembly:
             validate_shadow(policy, shadow)
         self.limits = limits
         self.boot_id = boot_id
-        version = 1 if weights is None else weights.version
         self.index = PrefixIndex(
             max_blocks=limits.max_index_blocks, bounded=required_index(policy, shadow) == "bounded"
         )
@@ -76,8 +75,7 @@ class Assembly:
             self._in_flight_table,
             self.index,
             policy=policy,
-            # `widen`: the box was minded, or not, by whoever made them.
-            weights=Weights.of(policy.weight_specs, weights, version=version, allow_out_of_range=True),
+            weights=Weights.of(policy.weight_specs, version=1) if weights is None else weights,
             rng=rng,
             shadow=shadow,
             decisions_kept=limits.max_decisions,
@@ -107,25 +105,21 @@ class Assembly:
 
     # -- what an operator or a tuner sets
 
-    def set_weights(self, values: Mapping[str, float], *, now: float, widen: bool = False) -> Weights:
-        """Replace the values named, under a new version. Raises `WeightsError` and changes nothing if one is wrong."""
-        self._dispatcher.weights = self.weights.changed(self.policy.weight_specs, values, widen=widen)
-        return self.weights
+    def set_weights(self, weights: Weights, *, now: float) -> None:
+        """Use `weights` from the next decision on. The caller has checked and versioned them (`Weights.changed`)."""
+        assert set(weights) == {spec.name for spec in self.policy.weight_specs}
+        self._dispatcher.weights = weights
 
-    def set_policy(
-        self, policy: Policy, values: Mapping[str, float] | None = None, *, now: float, widen: bool = False
-    ) -> Weights:
+    def set_policy(self, policy: Policy, weights: Weights, *, now: float) -> None:
         """Route by another policy from the next decision on; requests in flight are not moved.
 
         Raises `ConfigError` if it and the shadow policy read different prefix indexes, and changes nothing.
         """
         bounded = required_index(policy, self.shadow) == "bounded"
-        version = self.weights.version + 1
-        self._dispatcher.weights = Weights.of(policy.weight_specs, values, version=version, allow_out_of_range=widen)
         self._dispatcher.policy = policy
+        self.set_weights(weights, now=now)
         self.index.bounded = bounded
         self._admission.needs_drain = True
-        return self.weights
 
     def set_shadow(self, policy: Policy | None, *, now: float) -> None:
         """Have another policy score decisions from the next one on, or none. Raises as the constructor does."""

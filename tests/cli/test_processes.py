@@ -126,6 +126,31 @@ def test_openai_client_of_the_reference_works(tmp_path: Path) -> None:
         assert stopped(proxy, signal.SIGTERM) == 0
 
 
+#: Runs the command line as `python -m gorgo` does and prints at its end what it has imported.
+PRINT_IMPORTS = """
+import atexit, sys
+atexit.register(lambda: print("imported", *sorted({name.partition(".")[0] for name in sys.modules})))
+from gorgo.cli import main
+main()
+"""
+
+
+def test_serve_imports_no_package_of_the_tuner() -> None:
+    """A proxy that ran: sqlalchemy and alembic keep the tuner's history, cma and joblib search offline."""
+    words = ["serve", "--config", ROOT / "regions.yaml", "--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0"]
+    command = [sys.executable, "-c", PRINT_IMPORTS, *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ()) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline().startswith("gorgo serve listening on")
+            assert stopped(process, signal.SIGTERM) == 0
+            imported = process.stdout.read().split()
+        finally:
+            process.kill()
+    assert {"imported", "gorgo", "starlette", "numpy"} <= set(imported)
+    assert {"sqlalchemy", "alembic", "cma", "joblib", "tuner"}.isdisjoint(imported)
+
+
 def output(words: list[str]) -> str:
     """stdout of a command that succeeds."""
     done = subprocess.run(words, env=environ(), capture_output=True, text=True, timeout=STOP_TIMEOUT_S, check=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Dispatch, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
 
@@ -115,3 +116,18 @@ def fail_on(router: Router, outcome: Outcome, times: int, *, now: float = 1.0) -
     for index in range(times):
         attempt = dispatched(router.submit(a_request(f"f{index}", pinned_replica="a"), now=now)).attempt_id
         router.on_finish(attempt, outcome, now=now)
+
+
+def set_weights(router: Router, values: Mapping[str, float], *, now: float = 0.0) -> Weights:
+    """Replace the values named, as the next version."""
+    weights = router.weights.changed(router.policy.weight_specs, values)
+    router.set_weights(weights, now=now)
+    return weights
+
+
+def set_policy(router: Router, name: str, values: Mapping[str, float] | None = None, *, now: float = 0.0) -> Weights:
+    """Route by another policy, by its defaults and `values`, as the next version."""
+    policy = make_policy(name)
+    weights = Weights.of(policy.weight_specs, values, version=router.weights.version + 1)
+    router.set_policy(policy, weights, now=now)
+    return weights

@@ -28,7 +28,7 @@ from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnect
 from gorgo.core.quotas import ClientLimits, ClientRules
 from gorgo.core.router import Router
 from gorgo.policies.registry import POLICIES, make_policy
-from tests.core.routers import a_request, blocks_of, specs
+from tests.core.routers import a_request, blocks_of, set_policy, specs
 
 NAMES = ("a", "b", "c", "d", "e")
 LIMITS = RouterLimits(
@@ -244,7 +244,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(sorted(POLICIES)))
     def set_policy(self, policy: str) -> None:
-        self.router.set_policy(make_policy(policy), now=self.now)
+        set_policy(self.router, policy, now=self.now)
 
     @rule(step_s=st.floats(0, 40))
     def time_passes(self, step_s: float) -> None:

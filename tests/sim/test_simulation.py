@@ -257,7 +257,8 @@ class Tuner:
 
     def act(self, router: Router, now: float) -> None:
         self.acted.append(now)
-        router.set_weights({"m_rtt": 1.0 + len(self.acted) / 10}, now=now)
+        values = {"m_rtt": 1.0 + len(self.acted) / 10}
+        router.set_weights(router.weights.changed(router.policy.weight_specs, values), now=now)
 
 
 def test_a_controller_acts_when_it_says_and_records_tell_under_which_weights() -> None:

@@ -157,7 +157,8 @@ class _PutOnce:
 
     def act(self, router: Router, now: float) -> None:
         """Puts them."""
-        router.set_weights(self._weights, now=now, widen=True)
+        specs = router.policy.weight_specs
+        router.set_weights(router.weights.changed(specs, self._weights, allow_out_of_range=True), now=now)
         self._next_s = None
 
 

@@ -75,8 +75,10 @@ class CampaignDriver:
                 case PutWeights() | RollBack() as order:
                     self.puts += 1
                     self.rollbacks += isinstance(order, RollBack)
-                    version = router.set_weights(order.values, now=now, widen=True).version
-                    waiting.extend(self.campaign.on_weights_applied(version, ticket=order.ticket, now=now))
+                    specs = router.policy.weight_specs
+                    weights = router.weights.changed(specs, order.values, allow_out_of_range=True)
+                    router.set_weights(weights, now=now)
+                    waiting.extend(self.campaign.on_weights_applied(weights.version, ticket=order.ticket, now=now))
                 case RecordGeneration() as record:
                     self.generations.append(record.generation)
                 case Freeze() as freeze:

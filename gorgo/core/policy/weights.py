@@ -55,19 +55,21 @@ class Weights(Mapping[str, float]):
         """Defaults of `specs` overridden by `values`.
 
         Raises `WeightsError` for a name the policy does not have, a value that is not finite, or one outside the box.
-        With `widen` the box is no bound: any finite value that leaves the cost positive (0 or more) is taken.
+        With `allow_out_of_range` any finite value of 0 or more is accepted: the cost stays positive.
         """
         values = values or {}
-        _check(specs, values, widen=allow_out_of_range)
+        _check(specs, values, allow_out_of_range=allow_out_of_range)
         merged = {spec.name: float(values.get(spec.name, spec.default)) for spec in specs}
         return cls(merged, version)
 
-    def changed(self, specs: tuple[WeightSpec, ...], values: Mapping[str, float], *, widen: bool = False) -> Weights:
-        """The next version, with `values` in place of what they name; the rest was checked when it was set.
+    def changed(
+        self, specs: tuple[WeightSpec, ...], values: Mapping[str, float], *, allow_out_of_range: bool = False
+    ) -> Weights:
+        """Return the next version with `values` replaced. Raises `WeightsError` as `of` does.
 
-        Raises `WeightsError` as `of` does.
+        Other values may be out of range: they were checked when they were set.
         """
-        _check(specs, values, widen=widen)
+        _check(specs, values, allow_out_of_range=allow_out_of_range)
         return Weights.of(specs, {**self, **values}, version=self.version + 1, allow_out_of_range=True)
 
     def out_of_range(self, specs: tuple[WeightSpec, ...]) -> tuple[str, ...]:
@@ -84,14 +86,14 @@ class Weights(Mapping[str, float]):
         return len(self.values_by_name)
 
 
-def _check(specs: tuple[WeightSpec, ...], values: Mapping[str, float], *, widen: bool) -> None:
+def _check(specs: tuple[WeightSpec, ...], values: Mapping[str, float], *, allow_out_of_range: bool) -> None:
     known = {spec.name: spec for spec in specs}
     for name, value in values.items():
         if name not in known:
             have = ", ".join(known) or "none"
             raise WeightsError(f"weight {name!r} is unknown to this policy; it has: {have}")
         spec = known[name]
-        if widen and not (isfinite(value) and value >= 0):
+        if allow_out_of_range and not (isfinite(value) and value >= 0):
             raise WeightsError(f"weight {name!r} is {value!r}; expected a number of 0 or more")
-        if not widen and not spec.low <= value <= spec.high:  # False for NaN too
+        if not allow_out_of_range and not spec.low <= value <= spec.high:  # False for NaN too
             raise WeightsError(f"weight {name!r} is {value!r}; expected a number in [{spec.low:g}, {spec.high:g}]")

@@ -181,6 +181,7 @@ class ControlService:
         self._configured = ConfigSnapshot.by(config)
         if weights is None:
             return
+        weights = replace(weights, version=self._router.weights.version + 1)
         if self.frozen is not None:
             log("weights_not_set", level=logging.WARNING, policy=config.proxy.policy, in_force=str(self.frozen))
         elif policy is not None:
@@ -198,7 +199,8 @@ class ControlService:
     # -- plans
 
     def _weighted(self, values: Mapping[str, float], order: ChangeRequest) -> PlannedChange:
-        after = self._router.weights.changed(self._router.policy.weight_specs, values, widen=order.allow_out_of_range)
+        specs = self._router.policy.weight_specs
+        after = self._router.weights.changed(specs, values, allow_out_of_range=order.allow_out_of_range)
         kept = replace(self._in_force(), weights=dict(after), version=after.version)
         return PlannedChange(kept, lambda: self._set(after, order))
 
@@ -244,11 +246,11 @@ class ControlService:
     # -- steps
 
     def _set(self, weights: Weights, order: ChangeRequest) -> None:
-        self._router.set_weights(weights, now=self._clock(), widen=True)
+        self._router.set_weights(weights, now=self._clock())
         self._publish("weights_set", order)
 
     def _switch(self, policy: Policy, weights: Weights, order: ChangeRequest) -> None:
-        self._router.set_policy(policy, weights, now=self._clock(), widen=True)
+        self._router.set_policy(policy, weights, now=self._clock())
         self._publish("policy_set", order)
 
     def _publish(self, event: str, order: ChangeRequest) -> None:

@@ -8,7 +8,7 @@ from gorgo.core.policy.shadow import required_index
 from gorgo.core.router import Router
 from gorgo.errors import ConfigError
 from gorgo.policies.registry import make_policy
-from tests.core.routers import COMPLETED, a_request, dispatched, specs
+from tests.core.routers import COMPLETED, a_request, dispatched, set_policy, specs
 
 
 def make(policy: str, shadow: str | None, *, seed: int = 0) -> Router:
@@ -99,7 +99,7 @@ def test_two_policies_that_read_different_indexes_are_refused_and_nothing_change
         make("gorgo", "gorgo-ms")
     router = make("random", "gorgo-ms")
     with pytest.raises(ConfigError):
-        router.set_policy(make_policy("prefix-cache"), now=0.0)
+        set_policy(router, "prefix-cache")
     with pytest.raises(ConfigError):
         make("gorgo", None).set_shadow(make_policy("gorgo-ms"), now=0.0)
     assert (router.policy.name, router.weights.version, router.index.bounded) == ("random", 1, True)

@@ -37,7 +37,7 @@ def test_a_set_of_weights_is_a_mapping_of_its_values() -> None:
 
 
 def test_a_change_may_widen_the_box_too() -> None:
-    assert Weights.of(SPECS).changed(SPECS, {"w_rtt": 9.0}, widen=True)["w_rtt"] == 9.0
+    assert Weights.of(SPECS).changed(SPECS, {"w_rtt": 9.0}, allow_out_of_range=True)["w_rtt"] == 9.0
 
 
 def test_widened_box_takes_any_value_that_keeps_the_cost_positive() -> None:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from gorgo.policies.registry import make_policy
+from tests.core.routers import set_policy
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, REPLICA, answer, chat, delta, hang, stream
 from tests.proxy.followed import Followed, follow, regions
@@ -446,7 +446,7 @@ async def test_shadow_that_cannot_go_with_a_policy_set_live_is_left_out_and_told
 ) -> None:
     a = await start.replica(stream(delta("a"), DONE))
     followed = await follow(start, tmp_path, regions({"a": a}), [a])
-    followed.state.router.set_policy(make_policy("gorgo"), now=followed.state.clock())
+    set_policy(followed.state.router, "gorgo", now=followed.state.clock())
     with caplog.at_level(logging.INFO, logger="gorgo"):
         await followed.rewrite(regions({"a": a}, proxy={"shadow_policy": "gorgo-ms"}))
     assert [row["error"] for row in told(caplog, "shadow_not_set")] != []
