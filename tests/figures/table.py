@@ -282,13 +282,24 @@ def _windows(results: Sequence[Any]) -> View:
     )
 
 
+def _chat_small(results: Sequence[Any]) -> View:
+    ((one,),) = results
+    row: dict[str, Cell] = {
+        "requests": one["requests"],
+        "seconds": one["duration_s"],
+        "input p50 / mean / p95": [one[f"input_{name}"] for name in ("p50", "mean", "p95")],
+        "output mean": one["output_mean"],
+        "block reuse": 100 * one["block_reuse"],
+    }
+    return View(tables=[Table(labels=("trace",), rows={("`chat-small`",): row})])
+
+
 def _printed(results: Sequence[Any]) -> View:
     return View(lines=[line for printed in results for line in printed])
 
 
 FIGURES: Mapping[str, Figure] = {
     "demo": Figure(["gorgo demo"], _results),
-    "quick-start": Figure(["python -m tests.figures.quick_start"], _results),
     "overload": Figure(
         [f"gorgo overload {trace} --seed {seed} --json" for trace in _TRACES for seed in range(_SEEDS)], _overload
     ),
@@ -298,6 +309,7 @@ FIGURES: Mapping[str, Figure] = {
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
     "chaos": Figure(["python -m tests.chaos --short --seed 2026"], _printed),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
+    "chat-small": Figure(["gorgo datasets describe chat-small --json"], _chat_small),
     "windows": Figure(
         [
             f"gorgo datasets describe {' '.join(_WINDOWS)} --json",
