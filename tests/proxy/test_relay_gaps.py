@@ -12,7 +12,10 @@ from gorgo.proxy.exchange.relay import Relay, RelayOptions
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.http.response_writer import ResponseWriter
 from gorgo.proxy.http.timeout import ResettableTimeout
-from tests.proxy.fakes import ROLE, delta
+from tests.proxy.fakes import DONE, ROLE, USAGE, delta, event
+
+CHAT = "/v1/chat/completions"
+FINISH = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
 
 
 class PacedSource:
@@ -38,12 +41,12 @@ class PacedSource:
         return
 
 
-async def p95_of(source: PacedSource, monkeypatch: pytest.MonkeyPatch) -> float | None:
+async def p95_of(source: PacedSource, monkeypatch: pytest.MonkeyPatch, route: str = CHAT) -> float | None:
     async def send(_message: Any) -> None:
         return
 
     monkeypatch.setattr("gorgo.proxy.exchange.relay.monotonic", lambda: source.now_s)
-    plan = RelayOptions("/v1/chat/completions", (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None)
+    plan = RelayOptions(route, (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None)
     with ResettableTimeout(1000.0) as dog:
         return (await Relay(source, ResponseWriter(send), dog, plan).run()).itl_s_p95
 
@@ -69,6 +72,36 @@ async def test_one_token_has_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_comment_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     source = PacedSource([*tokens([1.0]), (2.0, b": ping\n\n"), (3.0, delta("c"))])
     assert await p95_of(source, monkeypatch) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [[DONE], [USAGE, DONE], [FINISH, USAGE, DONE], [FINISH, USAGE + DONE], [DONE[:4], DONE[4:]]],
+    ids=["done", "usage", "finish", "joined", "split"],
+)
+async def test_usage_and_end_of_a_stream_are_no_tokens(end: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    source = PacedSource([*tokens([1.0]), *((5.0, chunk) for chunk in end)])
+    assert await p95_of(source, monkeypatch) == pytest.approx(1.0)
+
+
+async def test_end_of_a_message_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}})] * 2
+    stop = event({"type": "content_block_stop", "index": 0})
+    usage = event({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}})
+    end = [stop, usage, event({"type": "message_stop"})]
+    source = PacedSource([*((1.0, text) for text in texts), *((5.0, chunk) for chunk in end)])
+    assert await p95_of(source, monkeypatch, "/v1/messages") == pytest.approx(1.0)
+
+
+async def test_token_that_comes_with_the_end_has_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = PacedSource([*tokens([1.0]), (5.0, delta("c") + USAGE + DONE)])
+    assert await p95_of(source, monkeypatch) == pytest.approx(5.0)
+
+
+async def test_answer_with_more_gaps_than_are_recorded_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gorgo.proxy.exchange.relay.MAX_GAPS", 2)
+    source = PacedSource([*tokens([1.0, 3.0]), (5.0, DONE)])
+    assert await p95_of(source, monkeypatch) == pytest.approx(3.0)
 
 
 async def test_pieces_of_a_whole_body_are_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

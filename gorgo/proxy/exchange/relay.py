@@ -12,6 +12,7 @@ sent, so an answer that breaks off can be replaced by another replica's without 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -28,6 +29,8 @@ from gorgo.proxy.upstream.client import Source, UpstreamError
 BUFFER_BYTES = 64 * 1024
 #: Gaps kept per answer for its p95; the first 4,096 stand for longer answers.
 MAX_GAPS = 4096
+#: Events of a dialect's end that carry no token, at most: a finish reason, usage, `[DONE]` and the like.
+END_EVENTS = 4
 #: Routes on which each event of a stream has a name.
 _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
 
@@ -66,7 +69,7 @@ class RelayOptions:
 class Relay:
     """Carries one answer. `run` returns how it ended; a source that breaks off raises through it."""
 
-    __slots__ = ("_filter", "_gaps", "_options", "_sink", "_source", "_tail", "_timeout")
+    __slots__ = ("_filter", "_gaps", "_options", "_recent", "_sink", "_source", "_tail", "_timeout")
 
     def __init__(self, source: Source, sink: ResponseWriter, dog: ResettableTimeout, plan: RelayOptions) -> None:
         self._source = source
@@ -74,6 +77,8 @@ class Relay:
         self._timeout = dog
         self._options = plan
         self._gaps = array("d")
+        #: The last chunks that have a gap.
+        self._recent: deque[bytes] = deque(maxlen=END_EVENTS)
         self._tail = UsageReader()
         self._filter: UsageEventFilter | None = None
 
@@ -108,6 +113,7 @@ class Relay:
         if scan is StreamState.WAITING:
             await self._stream_to_first_token(chunks, scanner)
         await self._stream(chunks)
+        self._drop_end_gaps()
         return self._outcome(_result_of_stream(scanner.error_status), scanner.error_status)
 
     async def _stream_to_first_token(self, chunks: AsyncIterator[bytes], scanner: FirstTokenDetector) -> None:
@@ -124,6 +130,7 @@ class Relay:
         """The hot loop. What `_pass` does is written out, because each call in it is paid for by every event."""
         dog, gaps, limit_s = self._timeout, self._gaps, self._options.chunk_limit_s
         sink, push, strip, keep_tail = self._sink, self._sink.try_write, self._filter, self._tail.feed
+        recent = self._recent
         last = monotonic()
         dog.extend(limit_s)
         async for chunk in chunks:
@@ -132,6 +139,7 @@ class Relay:
                 dog.deadline = now + limit_s
                 if len(gaps) < MAX_GAPS:
                     gaps.append(now - last)
+                    recent.append(chunk)
                 last = now
             # Else a comment: it keeps a connection alive, by whatever hand, and says nothing of the answer.
             keep_tail(chunk)
@@ -141,6 +149,15 @@ class Relay:
                 await sink.write(passed)
                 sink.sending = False
         await sink.finish(b"" if strip is None else strip.flush())
+
+    def _drop_end_gaps(self) -> None:
+        """Remove the gaps of the last chunks without a token. Done once per stream, to keep the hot loop short."""
+        if len(self._gaps) == MAX_GAPS:
+            return
+        while self._recent:
+            if FirstTokenDetector(self._options.route).feed(self._recent.pop()) is StreamState.CONTENT:
+                return
+            self._gaps.pop()
 
     async def _forward(self, chunk: bytes) -> None:
         self._tail.feed(chunk)
