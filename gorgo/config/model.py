@@ -171,11 +171,9 @@ class LimitsConfig:
 
     max_connections: Count = 8192
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
-    max_header_lines: Annotated[int, Field(ge=8)] = 128
     header_timeout_s: Positive = 10.0
     max_body_bytes: Count = 32 * 1024 * 1024
     body_timeout_s: Positive = 60.0
-    body_idle_timeout_s: Positive = 15.0
     max_attempts: Count = 3
     max_in_flight: Count = 4096
     connections_per_replica: Count = 1024

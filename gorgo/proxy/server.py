@@ -233,8 +233,7 @@ def _admin_limits(state: RunningProxy) -> AcceptLimits:
 
 
 def _accept_limits(limits: LimitsConfig, connections: int) -> AcceptLimits:
-    head = HeadLimits(limits.max_header_bytes, limits.max_header_lines, limits.header_timeout_s)
-    return AcceptLimits(head, connections)
+    return AcceptLimits(HeadLimits(limits.max_header_bytes, limits.header_timeout_s), connections)
 
 
 def _hypercorn_log() -> logging.Logger:

@@ -98,7 +98,7 @@ async def test_endless_body_is_a_413_and_does_not_hang(fleet: Running) -> None:
 
 
 async def test_body_that_never_comes_is_a_408(start: Start) -> None:
-    fleet = await start.fleet([answer(200)], body_idle_timeout_s=0.05)
+    fleet = await start.fleet([answer(200)], body_timeout_s=0.05)
     async with connected(fleet.addresses.data) as client:
         await client.post(CHAT, b"{", length=100)
         assert (await client.head()).startswith(b"HTTP/1.1 408")

@@ -21,6 +21,8 @@ from gorgo.proxy.http.timeout import ResettableTimeout
 #: Lists and objects of one body, and brackets in its texts: megabytes of source code have fewer. 32 MiB may be sixteen
 #: million of them, which take everybody else's turn for seconds, and a gigabyte.
 MAX_BRACKETS = 1 << 20
+#: Longest pause between two pieces of a body: several retransmissions of a lossy path.
+IDLE_TIMEOUT_S = 15.0
 #: A client that is writing does not pause for so long.
 _LINGER_S = 0.5
 
@@ -32,10 +34,10 @@ class ClientDisconnected(Exception):  # noqa: N818 - reads as the fact
 async def read_body(receive: Receive, headers: Iterable[Header], *, limits: LimitsConfig) -> bytes:
     """The whole body. Raises `ClientDisconnected`, or `HttpError` for one that is too large or too slow."""
     try:
-        with ResettableTimeout(min(limits.body_timeout_s, limits.body_idle_timeout_s)) as dog:
+        with ResettableTimeout(min(limits.body_timeout_s, IDLE_TIMEOUT_S)) as dog:
             return await _gather(_watched(receive, dog, limits), headers, limits.max_body_bytes)
     except TimeoutError:
-        limit = f"{limits.body_timeout_s:g} s, or stopped for {limits.body_idle_timeout_s:g} s"
+        limit = f"{limits.body_timeout_s:g} s, or stopped for {IDLE_TIMEOUT_S:g} s"
         raise HttpError(408, "request_timeout", f"the body was not complete within {limit}") from None
 
 
@@ -45,7 +47,7 @@ def _watched(receive: Receive, dog: ResettableTimeout, limits: LimitsConfig) -> 
 
     async def watched() -> Message:
         message = await receive()
-        dog.deadline = min(end, monotonic() + limits.body_idle_timeout_s)
+        dog.deadline = min(end, monotonic() + IDLE_TIMEOUT_S)
         return message
 
     return watched

@@ -32,6 +32,8 @@ from hypercorn.protocol.h11 import H11Protocol
 from gorgo.proxy.http.errors import error_json
 from gorgo.proxy.http.headers import CONTROLS, LENGTH
 
+#: Header lines of a request, or trailers; clients and load balancers send about 30.
+MAX_HEADER_LINES = 128
 #: Where h11 sees the end of a head, bare line feeds included.
 _HEAD_END = re.compile(rb"\n\r?\n")
 _REQUEST_LINE = re.compile(rb"(\S+) (\S+) HTTP/(\d\.\d)\r\n")
@@ -54,10 +56,9 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """Bounds of a request's head: its bytes, its lines, and the time from its first byte to its last, s."""
+    """Bounds of a request's head: its bytes, and the time from its first byte to its last, s."""
 
     size_bytes: int
-    lines: int
     timeout_s: float
 
 
@@ -136,7 +137,7 @@ class StrictConnection(h11.Connection):
         self._check_framing(head, line[3])
 
     def _check_size(self, text: bytes) -> None:
-        if len(text) > self._limits.size_bytes or text.count(b"\n") - 2 > self._limits.lines:
+        if len(text) > self._limits.size_bytes or text.count(b"\n") - 2 > MAX_HEADER_LINES:
             self._refuse("head or trailers too large", 431)
 
     def _check_lines(self, text: bytes) -> None:

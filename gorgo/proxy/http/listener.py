@@ -76,7 +76,7 @@ class Connection(TCPServer):
 
     _over = False
     _reset = False
-    head_limits = HeadLimits(64 * 1024, 128, 10.0)
+    head_limits = HeadLimits(64 * 1024, 10.0)
 
     async def run(self) -> None:
         """As hypercorn's, which has no way to be given a protocol."""

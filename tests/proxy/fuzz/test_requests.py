@@ -48,7 +48,7 @@ async def test_body_of_any_kind_is_passed_on_or_refused(start: Start, caplog: py
 
 
 async def test_bytes_of_any_kind_are_answered_or_cut(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    fleet = await start.fleet([answer(200)], header_timeout_s=0.05, body_idle_timeout_s=0.05)
+    fleet = await start.fleet([answer(200)], header_timeout_s=0.05, body_timeout_s=0.05)
     chance = Random("bytes")
     body = chat()
     good = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\nx-request-id: a\r\ncontent-type: application/json\r\n"
