@@ -32,7 +32,7 @@ def twin(root: Path, *, extra: str, text: str = '"""New."""\n') -> Path:
         (root / "tuner" / part).mkdir()
         (root / "tuner" / part / "__init__.py").write_text("")
     (root / "tuner" / "objective.py").write_text("")
-    for layer in ("cli", "apps", "proxy", "sim", "policies", "engines", "config", "core"):
+    for layer in ("cli", "apps", "proxy", "sim", "policies", "engines", "config", "core", "apps/simulate"):
         (root / "gorgo" / layer).mkdir()
         (root / "gorgo" / layer / "__init__.py").write_text("")
     (root / extra).parent.mkdir(exist_ok=True)
@@ -63,6 +63,7 @@ def test_new_package_without_a_place_in_the_layers_fails(tmp_path: Path) -> None
         ("gorgo/core/new.py", "import asyncio"),
         ("gorgo/policies/new.py", "import gorgo.engines"),
         ("gorgo/sim/new.py", "import gorgo.proxy"),
+        ("gorgo/apps/simulate/new.py", "import gorgo.proxy"),
         ("gorgo/engines/new.py", "import time"),
         ("gorgo/proxy/new.py", "import tuner"),
     ],

@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, with_config
 
 from gorgo.config.addresses import checked_bind, checked_url
+from gorgo.config.constants import CONNECTIONS_PER_REPLICA, FIRST_TOKEN_TIMEOUT_S
 from gorgo.config.engine_names import checked_engine
 
 _Entry = TypeVar("_Entry")
@@ -176,9 +177,9 @@ class LimitsConfig:
     body_timeout_s: Positive = 60.0
     max_attempts: Count = 3
     max_in_flight: Count = 4096
-    connections_per_replica: Count = 1024
+    connections_per_replica: Count = CONNECTIONS_PER_REPLICA
     connect_timeout_s: Positive = 5.0
-    first_token_timeout_s: Positive = 120.0
+    first_token_timeout_s: Positive = FIRST_TOKEN_TIMEOUT_S
     response_timeout_s: Positive = 600.0
     stream_idle_timeout_s: Positive = 60.0
     request_timeout_s: Positive = 3600.0

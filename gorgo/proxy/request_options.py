@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from gorgo.config.model import ClientRuleConfig, Config
-from gorgo.core.quotas import ClientLimits, ClientRules
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import Header
 
@@ -64,20 +63,6 @@ class ClientPolicies:
         return RequestOptions(slo_s, rule.priority if asked is None else min(asked, rule.priority), regions)
 
 
-def client_rules(config: Config) -> ClientRules:
-    """The limits of clients as the Router counts them."""
-    clients = config.clients
-    default = ClientLimits(clients.max_in_flight, _per_s(clients.requests_per_minute))
-    named = {
-        rule.name: ClientLimits(
-            rule.max_in_flight or clients.max_in_flight,
-            _per_s(rule.requests_per_minute or clients.requests_per_minute),
-        )
-        for rule in clients.rules
-    }
-    return ClientRules(default, named)
-
-
 _NOTHING = RequestOptions()
 
 
@@ -115,7 +100,3 @@ def _priority(value: bytes) -> int:
         return int(word)
     expected = f"high, normal, low or a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
     raise HttpError(400, "invalid_header", f"header {PRIORITY_HEADER.decode()}: expected {expected}")
-
-
-def _per_s(per_minute: float | None) -> float | None:
-    return None if per_minute is None else per_minute / 60.0

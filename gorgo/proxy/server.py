@@ -24,12 +24,14 @@ from typing import Any
 
 from hypercorn.config import Config as HypercornConfig
 
+from gorgo.config.constants import BLOCK_BYTES
 from gorgo.config.model import Config, LimitsConfig
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.proxy.admin.app import admin_app
 from gorgo.proxy.admin.bodies import BoundedBodies
 from gorgo.proxy.app import data_app
+from gorgo.proxy.build import build_proxy
 from gorgo.proxy.control.state_file import StateFile
 from gorgo.proxy.http.http1 import HeadLimits
 from gorgo.proxy.http.listener import AcceptLimits, serve_app
@@ -39,7 +41,7 @@ from gorgo.proxy.monitor.fleet_monitor import FleetMonitor, probe_all, run_timer
 from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
 from gorgo.proxy.reload.file_watch import ConfigFile
 from gorgo.proxy.reload.reloader import Reloader
-from gorgo.proxy.state import BLOCK_BYTES, RunningProxy, build_proxy
+from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.telemetry.request_log import RequestLog
 from gorgo.proxy.telemetry.request_log_file import BLOCKS_PER_HASH, RequestLogFile
 

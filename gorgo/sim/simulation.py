@@ -21,6 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
+from gorgo.config.constants import STALE_INTERVALS, WARM_INTERVAL_S
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
@@ -41,10 +42,6 @@ from gorgo.sim.records import SimResult
 from gorgo.sim.timeouts import FirstTokenTimeouts
 from gorgo.sim.workload import BLOCK_TOKENS, SimRequest
 
-#: As the proxy: twice within the time that an idle connection is kept.
-WARM_INTERVAL_S = 2.0
-#: As the proxy: figures older than so many intervals are stale.
-STALE_INTERVALS = 3
 #: Keys of trips per request: more than the attempts that any limit allows in practice.
 KEYS_PER_REQUEST = 8
 #: Ends of an attempt that are not its request's; what becomes of that the Router says.

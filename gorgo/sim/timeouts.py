@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from gorgo.config.constants import FIRST_TOKEN_TIMEOUT_S
 from gorgo.sim.engine.driver import SimAttempt
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.network.remote_replica import RemoteReplica
-
-#: As the proxy's default, s.
-FIRST_TOKEN_TIMEOUT_S = 120.0
 
 
 class FirstTokenTimeouts:

@@ -29,9 +29,10 @@ from gorgo.apps.simulate.job import SimJob
 from gorgo.apps.simulate.rows import simulated_run
 from gorgo.apps.traces import TraceFilters, TraceRequest
 from gorgo.apps.traces.text import BYTES_PER_TOKEN
+from gorgo.config.constants import BLOCK_BYTES
 from gorgo.config.load import load_config
+from gorgo.config.router_settings import router_limits
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.state import BLOCK_BYTES, router_limits
 from gorgo.sim.simulation import Simulation
 
 TRACE, REQUESTS, TIME_SCALE, POLICY = "art-chat-apr5", 600, 1.25, "gorgo-ms"

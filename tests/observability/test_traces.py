@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from gorgo.config.model import ProxyConfig, TracingConfig
 from gorgo.core.latency.ttft import PARTS
 from gorgo.errors import MissingExtra
-from gorgo.proxy import span_export
-from gorgo.proxy.span_export import SpanExport
+from gorgo.proxy.telemetry import span_export
+from gorgo.proxy.telemetry.span_export import SpanExport
 from gorgo.proxy.telemetry.tracing import make_tracing
 from tests.observability.collector import Collector, Received, collecting
 from tests.proxy.conftest import QUIET, Running, Start
@@ -270,7 +270,7 @@ async def test_a_proxy_without_the_extra_says_how_to_get_it(monkeypatch: pytest.
     for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
         monkeypatch.setitem(sys.modules, name, None)
     for name in ("spans", "span_export"):
-        monkeypatch.delitem(sys.modules, f"gorgo.proxy.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"gorgo.proxy.telemetry.{name}", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'gorgo\[otel\]'"):
         make_tracing(TracingConfig(endpoint="http://127.0.0.1:1/v1/traces"), region="here", count=lambda *_: None)
 

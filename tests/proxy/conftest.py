@@ -18,10 +18,11 @@ import uvloop
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.policies.registry import make_policy
 from gorgo.proxy import server
+from gorgo.proxy.build import build_proxy
 from gorgo.proxy.control.state_file import StateFile
 from gorgo.proxy.http.sockets import ServerAddresses
 from gorgo.proxy.reload.file_watch import ConfigFile
-from gorgo.proxy.state import RunningProxy, build_proxy
+from gorgo.proxy.state import RunningProxy
 from tests.proxy.fakes import FakeReplica, Script, running
 
 TOKEN = "let-me-in"

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from gorgo.config.constants import WARM_CONNECTIONS
 from gorgo.engines.sglang import SGLang
 from gorgo.errors import ConfigError
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.monitor.replica_monitor import WARM_CONNECTIONS, ReplicaMonitor
+from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
 from gorgo.proxy.server import serve
 from tests.proxy.conftest import QUIET, Start, config_for, until, with_replica
 from tests.proxy.fakes import DONE, FakeReplica, answer, chat, delta, event, hang, reset_after, stream

@@ -13,9 +13,10 @@ from gorgo.config.model import (
     RegionConfig,
     ReplicaConfig,
 )
+from gorgo.config.router_settings import client_rules
 from gorgo.core.quotas import ClientLimits
 from gorgo.proxy.http.errors import HttpError
-from gorgo.proxy.request_options import ClientPolicies, RequestOptions, client_rules
+from gorgo.proxy.request_options import ClientPolicies, RequestOptions
 
 
 def config(clients: ClientsConfig | None = None, *models: ModelConfig) -> Config:

@@ -17,10 +17,11 @@ import pytest
 from gorgo.config.model import Config
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.app import data_app
+from gorgo.proxy.build import build_proxy
 from gorgo.proxy.http.errors import Message
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.router_gateway import RouterGateway
-from gorgo.proxy.state import RunningProxy, build_proxy
+from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.upstream.client import UpstreamClient, UpstreamError
 from tests.proxy.conftest import system_tls
 from tests.sim.live_shell import VirtualLoop

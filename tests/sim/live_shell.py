@@ -15,6 +15,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
+from gorgo.config.constants import WARM_INTERVAL_S
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
 from gorgo.proxy.app import data_app
 from gorgo.proxy.http.headers import Header
@@ -27,7 +28,7 @@ from gorgo.sim.fleet import SimFleet
 from gorgo.sim.network.links import RandomTable, TripDelays
 from gorgo.sim.network.monitor import Monitor
 from gorgo.sim.network.remote_replica import RemoteReplica
-from gorgo.sim.simulation import KEYS_PER_REQUEST, WARM_INTERVAL_S
+from gorgo.sim.simulation import KEYS_PER_REQUEST
 from gorgo.sim.workload import SimRequest
 from tests.proxy.fakes import DONE, ROLE, delta, event
 

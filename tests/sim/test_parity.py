@@ -17,14 +17,16 @@ from gorgo.apps.datasets import load_requests
 from gorgo.apps.replay.bodies import body_of
 from gorgo.apps.simulate.feed import fingerprinted
 from gorgo.apps.traces import TraceFilters
+from gorgo.config.constants import BLOCK_BYTES
 from gorgo.config.model import Config, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.config.router_settings import replica_spec, router_limits
 from gorgo.core.messages.decision import Decision
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
+from gorgo.proxy.build import build_proxy
 from gorgo.proxy.exchange import relay
 from gorgo.proxy.http import timeout
 from gorgo.proxy.router_gateway import RouterGateway
-from gorgo.proxy.state import BLOCK_BYTES, build_proxy, replica_spec, router_limits
 from gorgo.sim.engine.profiles import find_profile
 from gorgo.sim.faults.injector import FaultInjector
 from gorgo.sim.fleet import SimFleet, SimReplica

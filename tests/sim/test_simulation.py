@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gorgo.config.constants import FIRST_TOKEN_TIMEOUT_S
 from gorgo.core.admission.deadline import OverloadLimits
 from gorgo.core.limits import RouterLimits
 from gorgo.core.router import Router
@@ -14,7 +15,6 @@ from gorgo.policies.registry import POLICIES, make_policy
 from gorgo.sim.faults.injector import FaultInjector
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.simulation import Simulation
-from gorgo.sim.timeouts import FIRST_TOKEN_TIMEOUT_S
 from gorgo.sim.workload import SimRequest, scaled
 from tests.sim.feeds import conversations
 from tests.sim.fleets import three_regions

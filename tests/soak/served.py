@@ -20,7 +20,8 @@ from unittest.mock import patch
 
 from gorgo.cli import main
 from gorgo.proxy import server
-from gorgo.proxy.state import RunningProxy, build_proxy
+from gorgo.proxy.build import build_proxy
+from gorgo.proxy.state import RunningProxy
 from tests.bench.relay.measure import resident_bytes
 from tests.soak.ledgers import Ledgers
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gorgo.config.model import Config
+from gorgo.config.router_settings import replica_spec, router_limits
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import ConfigError
-from gorgo.proxy.state import replica_spec, router_limits
 from gorgo.sim.engine.profiles import find_profile
 from gorgo.sim.fleet import SimFleet, SimReplica
 from gorgo.sim.network.links import Link

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from gorgo.config.constants import BLOCK_BYTES
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prompt.parse import Prompt, read_prompt
 from gorgo.errors import BadRequest
 from gorgo.proxy.http.body import ask_for_usage, parse_body
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import Header, session_id
-from gorgo.proxy.state import BLOCK_BYTES, RunningProxy
+from gorgo.proxy.state import RunningProxy
 
 #: Routes on which the engines know `stream_options`.
 _USAGE_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
+from gorgo.config.constants import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
 from gorgo.core.messages.request import EngineSample, OpenConnection
 from gorgo.engines.base import merged
 from gorgo.proxy.http.headers import Header
@@ -22,10 +23,7 @@ from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.upstream.client import POOL_EXHAUSTED, UpstreamError
 from gorgo.proxy.upstream.connection_state import NextConnectionState
 from gorgo.proxy.upstream.target import Target
-from gorgo.proxy.upstream.transport import KEEP_ALIVE_S
 
-#: A far replica on a new TLS connection takes 1 s; whoever needs longer is not worth its round trip.
-PROBE_TIMEOUT_S = 5.0
 SCRAPE_TIMEOUT_S = 10.0
 #: A replica that joins waits for its first answers so long at most, and everything else in its file with it; so does
 #: a proxy that starts, which until then answers nobody.
@@ -34,10 +32,6 @@ FIRST_PROBE_TIMEOUT_S = 5.0
 AFTER_BREAK_S = 0.5
 #: Loops are spread by up to this share of their interval, so that many proxies do not ask in step.
 JITTER = 0.1
-#: Kept open per replica without traffic: the first of a burst then saves a round trip (two with TLS).
-WARM_CONNECTIONS = 2
-#: Twice within the time that an idle connection is kept.
-WARM_INTERVAL_S = KEEP_ALIVE_S / 2
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack
 
 from gorgo.config.deadlines import deadlines_by_region
 from gorgo.config.model import Config
+from gorgo.config.router_settings import replica_spec, router_limits
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import ConfigError, GorgoError
@@ -31,7 +32,7 @@ from gorgo.proxy.monitor.replica_monitor import ProbeResult, ReplicaMonitor
 from gorgo.proxy.reload.config_diff import ConfigDiff, diff, keep_restart_only
 from gorgo.proxy.reload.file_watch import ConfigFile, Found
 from gorgo.proxy.request_options import ClientPolicies
-from gorgo.proxy.state import RunningProxy, replica_spec, router_limits
+from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.upstream.target import Target, api_key, make_target
 
 ProbeResults = Sequence[tuple[ReplicaMonitor, ProbeResult]]

@@ -25,7 +25,7 @@ from gorgo.core.latency.ttft import TtftParts
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.proxy.http.headers import Header
-from gorgo.proxy.span_export import SpanExport
+from gorgo.proxy.telemetry.span_export import SpanExport
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 #: Ends of an attempt that a trace shows as an error.

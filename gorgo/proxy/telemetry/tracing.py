@@ -13,7 +13,7 @@ from gorgo.config.model import TracingConfig as TracingConfig
 from gorgo.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from gorgo.proxy.span_export import Count
+    from gorgo.proxy.telemetry.span_export import Count
     from gorgo.proxy.telemetry.spans import Tracing
 
 
@@ -29,7 +29,7 @@ def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
 
-        from gorgo.proxy.span_export import EXPORT_S, SpanExport
+        from gorgo.proxy.telemetry.span_export import EXPORT_S, SpanExport
         from gorgo.proxy.telemetry.spans import Tracing
     except ModuleNotFoundError as error:
         raise MissingExtra(

@@ -15,11 +15,10 @@ from time import monotonic
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from gorgo.config.constants import ASSUMED_RTT_S
 from gorgo.core.latency.tcp import Pacing, TcpWindows, cwnd_after_idle, round_trips
 
 _SETTINGS = Path("/proc/sys/net/ipv4")
-#: For the kernel's retransmission time-out, which is 0.2 to 0.4 s on any path: what it does differs for a second only.
-_TYPICAL_RTT_S = 0.1
 
 
 class NextConnectionState(NamedTuple):
@@ -97,7 +96,7 @@ class ConnectionTracker:
         sent = self._sent.get(link)
         windows = TcpWindows() if sent is None else sent.windows
         if sent is not None and self._shrinks:
-            left = cwnd_after_idle(windows.cwnd, now - sent.last_s, _TYPICAL_RTT_S)
+            left = cwnd_after_idle(windows.cwnd, now - sent.last_s, ASSUMED_RTT_S)
             windows = windows._replace(cwnd=left)
         may_pace = sent is None or sent.may_pace
         self._sent[link] = _LastUse(round_trips(body_bytes, windows)[1], now, may_pace)

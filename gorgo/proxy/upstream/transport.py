@@ -24,13 +24,12 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from yarl import URL
 
+from gorgo.config.constants import REPLICA_KEEP_ALIVE_S
 from gorgo.core.latency.tcp import Pacing, TcpWindows
 from gorgo.proxy.upstream.connection_state import ConnectionTracker, OnChange, idling_shrinks
 from gorgo.proxy.upstream.http1_call import FAILURES, HttpCall, encode_head, send
 from gorgo.proxy.upstream.tcp_info import bbr_state
 
-#: Below the shortest keep-alive in use (uvicorn, hence SGLang and vLLM: 5 s), with room for a far replica's round trip.
-KEEP_ALIVE_S = 4.0
 #: A connection that was closed before a request came on it says so within this, s: a round trip to anywhere. What takes
 #: longer may have been worked at, and a replica that fails everything would have each request twice.
 STALE_S = 0.5
@@ -66,8 +65,8 @@ class PoolTransport(httpx.AsyncBaseTransport):
     def __init__(self, origin: str, *, tls: ssl.SSLContext) -> None:
         #: What aiohttp's pool wants to know of whom a connection is for.
         self._asked = aiohttp.ClientRequest("GET", URL(origin), loop=asyncio.get_running_loop())
-        self._pool = ConnectionTracker(keep_s=KEEP_ALIVE_S, idling_shrinks=idling_shrinks(), look=_look)
-        self._connector = _Connector(self._pool, limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
+        self._pool = ConnectionTracker(keep_s=REPLICA_KEEP_ALIVE_S, idling_shrinks=idling_shrinks(), look=_look)
+        self._connector = _Connector(self._pool, limit=0, keepalive_timeout=REPLICA_KEEP_ALIVE_S, ssl=tls)
         self._fresh_connector = _FreshConnector(limit=0, force_close=True, ssl=tls)
 
     @property

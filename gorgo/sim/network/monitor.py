@@ -9,16 +9,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Protocol
 
+from gorgo.config.constants import PROBE_TIMEOUT_S, WARM_CONNECTIONS
 from gorgo.core.messages.request import EngineSample
 from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.network.links import Link, RandomTable, TripDelays
 from gorgo.sim.network.pool import ConnectionPool, PooledSimConnection
 
-#: As the proxy: a ping without an answer counts as failed after so long, s.
-PROBE_TIMEOUT_S = 5.0
-#: As the proxy: so many pings at once keep as many connections warm.
-WARM_CONNECTIONS = 2
 #: Where the table of draws begins for what is no request.
 _BACKGROUND_KEY = 1 << 40
 

@@ -1,8 +1,8 @@
 """The proxy's connections to one replica in virtual time: which one the next request takes, and what it can carry.
 
 Owns the twin of `proxy.upstream.connection_state` and of the pool behind it. The connection used last is taken first;
-an idle one stays for `KEEP_S`; `on_connection` of the Router gets each change. `links.SimConnection` is the real state
-of a connection; the proxy's estimate of it stands beside, by the proxy's own rule.
+an idle one stays for `REPLICA_KEEP_ALIVE_S`; `on_connection` of the Router gets each change. `links.SimConnection` is
+the real state of a connection; the proxy's estimate of it stands beside, by the proxy's own rule.
 """
 
 from __future__ import annotations
@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from gorgo.config.constants import ASSUMED_RTT_S, REPLICA_KEEP_ALIVE_S
 from gorgo.core.latency.tcp import TcpWindows, cwnd_after_idle, round_trips
 from gorgo.core.messages.request import OpenConnection
 from gorgo.sim.network.links import HasLink, SimConnection
-
-#: As the proxy keeps an idle connection, s.
-KEEP_S = 4.0
-#: The proxy reckons with this round trip for the kernel's retransmission time-out.
-_TYPICAL_RTT_S = 0.1
 
 OnChange = Callable[[OpenConnection | None], None]
 
@@ -61,7 +57,7 @@ class ConnectionPool:
         if self._idle:
             kept = self._idle.pop()
             kept.used = True
-            left = cwnd_after_idle(kept.windows.cwnd, now - kept.sent_s, _TYPICAL_RTT_S)
+            left = cwnd_after_idle(kept.windows.cwnd, now - kept.sent_s, ASSUMED_RTT_S)
             if left != kept.windows.cwnd:
                 kept.windows = kept.windows._replace(cwnd=left)
         else:
@@ -97,7 +93,7 @@ class ConnectionPool:
         self._report_next()
 
     def _discard(self, now: float) -> None:
-        while self._idle and now - self._idle[0].released_s > KEEP_S:
+        while self._idle and now - self._idle[0].released_s > REPLICA_KEEP_ALIVE_S:
             self._idle.popleft()
 
     def _report_next(self) -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from gorgo.config.constants import CONNECTIONS_PER_REPLICA
 from gorgo.core.messages.request import AttemptResult, OpenConnection, Outcome
 from gorgo.errors import BadRequest
 from gorgo.sim.engine.driver import EngineDriver, SimAttempt
@@ -26,9 +27,6 @@ from gorgo.sim.fleet import SimReplica
 from gorgo.sim.network.links import Link, RandomTable, TripDelays
 from gorgo.sim.network.monitor import Monitor, MonitorSink, background_trips, out_s
 from gorgo.sim.network.pool import ConnectionPool
-
-#: As the proxy's limits: attempts open on one replica at a time.
-CONNECTIONS = 1024
 
 
 class Callbacks(MonitorSink, Protocol):
@@ -126,7 +124,7 @@ class RemoteReplica:
         """A request leaves for the engine now."""
         now = self._kernel.now
         self._open[sending] = None
-        if len(self._open) > CONNECTIONS:
+        if len(self._open) > CONNECTIONS_PER_REPLICA:
             outcome = Outcome(AttemptResult.BUSY, error="connections_exhausted")
             self._kernel.at(now, partial(self._end, sending, outcome))
             return

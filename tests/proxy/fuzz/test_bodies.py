@@ -9,13 +9,14 @@ from typing import Any, cast
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gorgo.config.constants import BLOCK_BYTES
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.prompt.token_ratio import BytesPerToken
 from gorgo.proxy.app import INFERENCE_ROUTES
 from gorgo.proxy.exchange.parse import ParsedRequest, parse_request
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.request_options import ClientPolicies
-from gorgo.proxy.state import BLOCK_BYTES, RunningProxy
+from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.stored_responses import StoredResponses
 from tests.proxy.conftest import config_for
 from tests.proxy.fuzz.mutate import EXAMPLES, KEYS

@@ -10,17 +10,18 @@ from typing import Any, cast
 
 import pytest
 
+from gorgo.config.constants import REPLICA_KEEP_ALIVE_S, WARM_CONNECTIONS
 from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.tcp import TcpWindows
 from gorgo.policies.registry import make_policy
+from gorgo.proxy.build import build_proxy
 from gorgo.proxy.http.headers import Header
-from gorgo.proxy.monitor.replica_monitor import FIRST_PROBE_TIMEOUT_S, WARM_CONNECTIONS, ReplicaMonitor
+from gorgo.proxy.monitor.replica_monitor import FIRST_PROBE_TIMEOUT_S, ReplicaMonitor
 from gorgo.proxy.router_gateway import RouterGateway
-from gorgo.proxy.state import RunningProxy, build_proxy
+from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
 from gorgo.proxy.upstream.connection_state import NextConnectionState, OnChange
-from gorgo.proxy.upstream.transport import KEEP_ALIVE_S
 from tests.proxy.conftest import system_tls
 from tests.sim.live_shell import VirtualLoop
 
@@ -150,7 +151,7 @@ def test_connections_are_kept_warm_well_within_the_time_that_engines_keep_them()
         pings = watch.engine.times(PING)
         assert [pings.count(at) for at in sorted(set(pings))] == [WARM_CONNECTIONS] * 28
         # uvicorn and llama.cpp close what is idle for 5 s, the pool what is idle for 4 s.
-        assert max(gaps(pings)) < KEEP_ALIVE_S < 5.0
+        assert max(gaps(pings)) < REPLICA_KEEP_ALIVE_S < 5.0
 
     watched(test, spread=1.0, probe_interval_s=1000.0, scrape_interval_s=1000.0)
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from gorgo.config.constants import REPLICA_KEEP_ALIVE_S
 from gorgo.core.latency.tcp import TcpWindows
 from gorgo.core.messages.request import OpenConnection
 from gorgo.proxy.upstream.connection_state import ConnectionTracker
 from gorgo.sim.network.links import Link, Path
-from gorgo.sim.network.pool import KEEP_S, ConnectionPool, PooledSimConnection
+from gorgo.sim.network.pool import ConnectionPool, PooledSimConnection
 
 
 class Wire:
@@ -27,7 +28,7 @@ def test_the_router_is_told_what_the_proxy_would_tell_it() -> None:
     theirs: list[Any] = [None]
     path = Path(Link(rtt_s=0.1), np.random.default_rng(0))
     pool = ConnectionPool(path, told.append)
-    twin = ConnectionTracker(keep_s=KEEP_S, idling_shrinks=True, clock=lambda: now)
+    twin = ConnectionTracker(keep_s=REPLICA_KEEP_ALIVE_S, idling_shrinks=True, clock=lambda: now)
     twin.reported = lambda found: theirs.append(None if found is None else OpenConnection(found[0], now - found[1]))
     idle: list[Wire] = []
     in_use: list[tuple[PooledSimConnection, Wire]] = []

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from gorgo.config.constants import CONNECTIONS_PER_REPLICA
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
 from gorgo.sim.engine.driver import SimAttempt
@@ -18,7 +19,7 @@ from gorgo.sim.engine.request import Stage
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.fleet import SimReplica
 from gorgo.sim.network.links import Link, RandomTable, TripDelays
-from gorgo.sim.network.remote_replica import CONNECTIONS, RemoteReplica
+from gorgo.sim.network.remote_replica import RemoteReplica
 from tests.sim.profiles import round_profile
 
 DRAWS = RandomTable(0)
@@ -262,11 +263,11 @@ def test_a_connection_is_given_back_before_the_end_is_told(lab: Lab) -> None:
 
 
 def test_one_attempt_more_than_there_are_connections_is_turned_away(lab: Lab) -> None:
-    for number in range(CONNECTIONS + 1):
+    for number in range(CONNECTIONS_PER_REPLICA + 1):
         lab.send(str(number), tokens=1, output_tokens=1)
     lines = lab.lines()
-    assert lines[0] == (0.0, "busy", str(CONNECTIONS), "connections_exhausted")
-    assert [line[1] for line in lines[1:]].count("completed") == CONNECTIONS
+    assert lines[0] == (0.0, "busy", str(CONNECTIONS_PER_REPLICA), "connections_exhausted")
+    assert [line[1] for line in lines[1:]].count("completed") == CONNECTIONS_PER_REPLICA
 
 
 @pytest.mark.parametrize(("share", "late"), [(1.0, True), (0.0, False)])

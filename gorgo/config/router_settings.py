@@ -1,0 +1,79 @@
+"""regions.yaml to the settings of the Router: bounds, replicas and client quotas."""
+
+from __future__ import annotations
+
+from gorgo.config.constants import STALE_INTERVALS
+from gorgo.config.model import Config, OverloadConfig, ReplicaConfig
+from gorgo.core.admission.deadline import OverloadLimits
+from gorgo.core.dispatch.hedging import HedgeLimits
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.limits import RouterLimits
+from gorgo.core.quotas import ClientLimits, ClientRules
+
+
+def router_limits(config: Config) -> RouterLimits:
+    """Return the Router's bounds; those that the file cannot set keep their defaults."""
+    proxy = config.proxy
+    stale_after_s = proxy.stale_after_s or STALE_INTERVALS * max(proxy.probe_interval_s, proxy.scrape_interval_s)
+    return RouterLimits(
+        max_attempts=config.limits.max_attempts,
+        max_in_flight=config.limits.max_in_flight,
+        stale_after_s=stale_after_s,
+        rtt_ewma_alpha=proxy.rtt_ewma_alpha,
+        max_index_blocks=config.limits.prefix_index_blocks,
+        overload=_overload_limits(config.overload),
+        hedging=HedgeLimits(
+            budget_ratio=config.overload.hedge_budget_ratio, delay_s=config.overload.hedge_delay_ms / 1e3
+        ),
+        retry_budget_ratio=config.overload.retry_budget_ratio,
+        slow_start_s=config.overload.slow_start_s,
+        region_window_s=proxy.probe_interval_s,
+        clients=client_rules(config),
+    )
+
+
+def _overload_limits(overload: OverloadConfig) -> OverloadLimits:
+    return OverloadLimits(
+        queue_enabled=overload.queue_enabled,
+        queue_max_requests=overload.queue_max_requests,
+        max_backlog_s=overload.max_backlog_ms / 1e3,
+        max_concurrency_per_replica=overload.max_concurrency_per_replica,
+        slo_ttft_s=None if overload.slo_ttft_ms is None else overload.slo_ttft_ms / 1e3,
+        slo_e2e_s=None if overload.slo_e2e_ms is None else overload.slo_e2e_ms / 1e3,
+        infeasible_max_wait_s=overload.infeasible_max_wait_ms / 1e3,
+        no_replica_wait_s=overload.no_replica_wait_s,
+    )
+
+
+def replica_spec(replica: ReplicaConfig) -> ReplicaSpec:
+    """Return what the Router is told of a replica."""
+    capacity = replica.capacity
+    return ReplicaSpec(
+        name=replica.name,
+        region=replica.region,
+        models=replica.models,
+        kv_capacity_tokens=capacity.kv_tokens,
+        max_running_requests=capacity.max_running_requests,
+        prefill_base_s=None if capacity.prefill_base_ms is None else capacity.prefill_base_ms / 1e3,
+        prefill_tokens_per_s=capacity.prefill_tokens_per_s,
+        prefill_kappa_s=capacity.prefill_kappa_s,
+        tls=replica.url.lower().startswith("https:"),
+    )
+
+
+def client_rules(config: Config) -> ClientRules:
+    """Return the quotas of all clients, per second."""
+    clients = config.clients
+    default = ClientLimits(clients.max_in_flight, _per_s(clients.requests_per_minute))
+    named = {
+        rule.name: ClientLimits(
+            rule.max_in_flight or clients.max_in_flight,
+            _per_s(rule.requests_per_minute or clients.requests_per_minute),
+        )
+        for rule in clients.rules
+    }
+    return ClientRules(default, named)
+
+
+def _per_s(per_minute: float | None) -> float | None:
+    return None if per_minute is None else per_minute / 60.0

@@ -1,0 +1,98 @@
+"""The wiring of one proxy: every part is made here, from the configuration."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from uuid import uuid4
+
+import numpy as np
+
+from gorgo.config.constants import BLOCK_BYTES
+from gorgo.config.deadlines import deadlines_by_region
+from gorgo.config.model import Config
+from gorgo.config.router_settings import replica_spec, router_limits
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
+from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.router import Router
+from gorgo.policies.registry import make_shadow
+from gorgo.proxy.admin.self_check import INTERNAL_VARIABLE
+from gorgo.proxy.clock import epoch_clock
+from gorgo.proxy.control.service import ControlService
+from gorgo.proxy.control.startup import initial_state
+from gorgo.proxy.control.state_file import PersistedState, StateFile
+from gorgo.proxy.http.client_auth import read_client_keys
+from gorgo.proxy.http.tls import served_tls, upstream_tls
+from gorgo.proxy.request_options import ClientPolicies
+from gorgo.proxy.router_gateway import RouterGateway
+from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.telemetry.metrics import Metrics
+from gorgo.proxy.telemetry.tracing import make_tracing
+from gorgo.proxy.uploads import UploadCounter
+from gorgo.proxy.upstream.target import api_key, make_target
+
+
+def build_proxy(
+    config: Config,
+    *,
+    policy: Policy,
+    weights: Weights | None,
+    environ: Mapping[str, str],
+    key: int,
+    seed: int,
+    state_file: StateFile | None = None,
+    kept: PersistedState | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> RunningProxy:
+    """Wire a proxy. Needs a running loop: connection pools belong to one.
+
+    `kept` is what `state_file` held, which may go before `policy` and `weights`. `tls` is for replicas without files
+    of their own; the default trusts the system's authorities, and takes 30 ms to read them.
+    """
+    start = initial_state(kept, config, policy, weights, source="" if state_file is None else str(state_file.path))
+    # Before anything is opened, because this can fail.
+    keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
+    client_keys = read_client_keys(config.clients, environ)
+    served = served_tls(config.proxy.tls)
+    tls = tls or ssl.create_default_context()
+    tls_of = {replica.name: upstream_tls(replica, tls) for replica in config.replicas}
+    clock = epoch_clock()
+    router = Router(
+        [replica_spec(replica) for replica in config.replicas],
+        start.policy,
+        rng=np.random.default_rng(seed),
+        boot_id=uuid4().hex,
+        weights=start.weights,
+        limits=router_limits(config),
+        shadow=make_shadow(config.proxy.shadow_policy, start.policy),
+    )
+    for name in sorted(start.draining):
+        router.drain(name, now=clock())
+    metrics = Metrics(router, clock)
+    deadlines = deadlines_by_region(config)
+    targets = {
+        replica.name: make_target(
+            replica, config.limits, deadlines[replica.region], keys[replica.name], tls_of[replica.name]
+        )
+        for replica in config.replicas
+    }
+    return RunningProxy(
+        config=config,
+        limits=config.limits,
+        router=router,
+        clock=clock,
+        metrics=metrics,
+        gateway=RouterGateway(router, clock),
+        client_policies=ClientPolicies.for_client(config),
+        control=ControlService(router, clock, metrics, start, config, state_file),
+        targets=targets,
+        tls=tls,
+        fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),
+        uploads=UploadCounter(router),
+        started_s=clock(),
+        client_keys=client_keys,
+        served_tls=served,
+        tracing=make_tracing(config.proxy.tracing, region=config.proxy.region, count=metrics.trace_spans),
+        internal_routes=environ.get(INTERNAL_VARIABLE) == "1",
+    )
