@@ -20,7 +20,7 @@ from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import POLICIES, make_policy
-from tests.core.routers import a_request, blocks_of, dispatched, make_router
+from tests.core.routers import a_request, blocks_of, dispatched, make_router, submitted
 from tests.documents import DOCS, Row, blocks, code, headings, rows_of, section, tables
 
 PAGES = DOCS / "policies"
@@ -48,7 +48,7 @@ def test_every_policy_has_a_row_with_unit_index_and_terms_and_its_own_descriptio
         code(row[0])[0]: (row[1], code(row[2]), code(row[3]))
         for row in rows_of(OVERVIEW, "policy", "cost in", "index", "terms of a decision", "when")
     }
-    made = {name: dispatched(make_router("a", "b", policy=name).submit(a_request(), now=0.0)) for name in POLICIES}
+    made = {name: dispatched(submitted(make_router("a", "b", policy=name), a_request(), now=0.0)) for name in POLICIES}
     assert documented == {
         name: (kind.unit or "-", [kind.index], list(made[name].decision.terms)) for name, kind in POLICIES.items()
     }
@@ -206,7 +206,7 @@ def _is_corrected(name: str) -> bool:
     router = make_router("a", policy=name)
     older, newer = blocks_of(*range(100)), blocks_of(*range(100, 200))
     for prompt in (older, newer, newer):
-        attempt = dispatched(router.submit(a_request(prompt_tokens=6400, blocks=prompt), now=0.0)).attempt_id
+        attempt = dispatched(submitted(router, a_request(prompt_tokens=6400, blocks=prompt), now=0.0)).attempt_id
         router.on_first_token(attempt, now=1.0)
         outcome = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=6400, cached_tokens=0, output_tokens=1)
         router.on_finish(attempt, outcome, now=2.0)
@@ -229,7 +229,7 @@ def test_the_table_of_missing_signals_says_what_each_policy_does() -> None:
 
 
 def _cold_fallback(name: str) -> str | None:
-    return dispatched(make_router("a", "b", policy=name).submit(a_request(), now=0.0)).decision.fallback
+    return dispatched(submitted(make_router("a", "b", policy=name), a_request(), now=0.0)).decision.fallback
 
 
 def test_with_all_replicas_ejected_or_only_one_every_policy_chooses() -> None:
@@ -237,8 +237,8 @@ def test_with_all_replicas_ejected_or_only_one_every_policy_chooses() -> None:
         router = make_router("a", "b", policy=name)
         for replica in ("a", "b") * 3:
             router.on_probe(replica, None, now=1.0)
-        assert set(dispatched(router.submit(a_request(), now=2.0)).decision.candidates) == {"a", "b"}
-        assert dispatched(make_router("a", policy=name).submit(a_request(), now=2.0)).replica == "a"
+        assert set(dispatched(submitted(router, a_request(), now=2.0)).decision.candidates) == {"a", "b"}
+        assert dispatched(submitted(make_router("a", policy=name), a_request(), now=2.0)).replica == "a"
 
 
 # -- decisions
@@ -249,7 +249,7 @@ def test_decision_on_the_page_has_the_form_of_one_made_now_and_takes_the_least(n
     (block,) = blocks(section(page(name), "## One of its decisions"), "json")
     printed = json.loads(block)
     router = make_router("us-ashburn-0", "eu-frankfurt-0", "ap-seoul-0", policy=name)
-    made: Decision = dispatched(router.submit(a_request(), now=0.0)).decision
+    made: Decision = dispatched(submitted(router, a_request(), now=0.0)).decision
     fresh = made.as_dict()
     assert list(printed) == list(fresh)
     assert {key: printed[key] for key in ("policy", "unit", "weights")} == {

@@ -13,8 +13,6 @@ it, is confirmed by the first token and withdrawn when the attempt ends without 
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from gorgo.core.assembly import Assembly
 from gorgo.core.dispatch.in_flight import RequestState
 from gorgo.core.dispatch.outcomes import (
@@ -26,10 +24,8 @@ from gorgo.core.dispatch.outcomes import (
 )
 from gorgo.core.fleet.network import record_connection
 from gorgo.core.fleet.outlier import HealthState
-from gorgo.core.messages.actions import Action, Dispatch, Reject
+from gorgo.core.messages.actions import Action, AdmissionAction, Reject, RetryAction
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome, RouteRequest
-
-ActionT = TypeVar("ActionT", bound=Action)
 
 
 class Router(Assembly):
@@ -63,11 +59,11 @@ class Router(Assembly):
     >>> router.on_probe("near", 0.002, now=0.0), router.on_probe("far", 0.180, now=0.0)
     ([], [])
     >>> request = RouteRequest("r", 1.0, prompt_tokens=1000, blocks=b"", block_tokens=64.0, prefix_hash=0)
-    >>> (dispatch,) = router.submit(request, now=1.0)
+    >>> dispatch, others = router.submit(request, now=1.0)
     >>> dispatch.replica, dispatch.attempt_id, router.in_flight
     ('near', 'r/1', 1)
     >>> router.on_finish("r/1", Outcome(AttemptResult.COMPLETED, status=200), now=2.0), router.in_flight
-    ([], 0)
+    ((None, []), 0)
     """
 
     #: Of the last event: what is due is due by then.
@@ -85,23 +81,23 @@ class Router(Assembly):
         """Requests that wait here."""
         return len(self._admission.queue)
 
-    def submit(self, request: RouteRequest, *, now: float) -> list[Action]:
-        """Choose a replica and reserve it, or say that the request waits, or turn it away: one action for it, the last.
+    def submit(self, request: RouteRequest, *, now: float) -> tuple[AdmissionAction, list[Action]]:
+        """Choose a replica and reserve it, or queue the request, or reject it.
 
-        What time has made due for others comes before it.
+        Return the action for this request, and actions for other requests that became due by `now`: those come first.
         """
-        actions = self._run_timers(now)
-        own: Action | None = self._refuse(request, now)
-        if own is None:
-            if self._hedger.on:
-                self._hedger.record_request(now=now)
-            self._lifecycle.record_request(now=now)
-            state = RequestState(request, self._quotas.counts(request.client))
-            own = self._sent(self._admission.admit(state, now=now))
-            if isinstance(own, Reject):
-                self._release_quota(state)
-        actions.append(own)
-        return actions
+        others = self._run_timers(now)
+        refusal = self._refuse(request, now)
+        if refusal is not None:
+            return refusal, others
+        if self._hedger.on:
+            self._hedger.record_request(now=now)
+        self._lifecycle.record_request(now=now)
+        state = RequestState(request, self._quotas.counts(request.client))
+        own = self._admission.admit(state, now=now)
+        if isinstance(own, Reject):
+            self._release_quota(state)
+        return own, others
 
     def abandon(self, request_id: str, *, now: float) -> list[Action]:
         """The client of a request that waits is gone. One that does not wait is ignored."""
@@ -127,22 +123,21 @@ class Router(Assembly):
             self._hedger.on_overtaken(waiting, now=now)
         return [*self._lifecycle.on_first_token(attempt, now=now), *self._drain_queue(now)]
 
-    def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> list[Action]:
-        """The attempt ended: release its load, judge the replica, and go on with the request or close it.
+    def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> tuple[RetryAction | None, list[Action]]:
+        """Release the attempt's load, update the replica's health, and retry or close the request.
 
-        Answers the next Dispatch, or a Reject when a failure cannot be retried; nothing of its own for any other end or
-        while another attempt of the request is open. What became possible for others comes behind.
+        Return the request's next Dispatch, or a Reject for a failure that cannot be retried; `None` for any other end
+        or while another attempt is open. Then actions for other attempts and requests, to be done after it.
         """
         self._now = now
         attempt = self._in_flight_table.close(attempt_id, now=now)
         if attempt is None:
-            return []
+            return None, []
         if outcome.result is AttemptResult.COMPLETED:
             self._admission.saturation.on_result(attempt, now=now, tokens=outcome.output_tokens)
-        actions = self._lifecycle.on_result(attempt, outcome, now=now)
-        for action in actions:
-            self._sent(action)
-        return [*actions, *self._drain_queue(now)]
+        own, others = self._lifecycle.on_result(attempt, outcome, now=now)
+        others += self._drain_queue(now)
+        return own, others
 
     # -- what probes, scrapes and time tell
 
@@ -194,10 +189,7 @@ class Router(Assembly):
         due_s = self._fleet.next_timer()
         if due_s is not None and due_s <= now:
             self._fleet.handle_timer(now=now)
-        hedges = self._hedger.due_hedges(now=now)
-        for hedge in hedges:
-            self._sent(hedge.dispatch)
-        return [*hedges, *self._drain_queue(now)]
+        return [*self._hedger.due_hedges(now=now), *self._drain_queue(now)]
 
     # -- helpers
 
@@ -220,16 +212,8 @@ class Router(Assembly):
         for state, action in self._admission.drain_queue(now=now):
             if isinstance(action, Reject):
                 self._release_quota(state)
-            actions.append(self._sent(action))
+            actions.append(action)
         return actions
-
-    def _sent(self, action: ActionT) -> ActionT:
-        """Watch an attempt that is on its way."""
-        if isinstance(action, Dispatch) and self._hedger.on:
-            attempt = self._in_flight_table.find(action.attempt_id)
-            assert attempt is not None, "it was just reserved"
-            self._hedger.watch(attempt)
-        return action
 
     def _release_quota(self, state: RequestState) -> None:
         """It is over before it was sent."""

@@ -15,13 +15,10 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
-from gorgo.core.messages.actions import Action, Dispatch, Hedge, Reject
+from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Hedge, RetryAction
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 from gorgo.proxy.clock import Clock
-
-#: Ends after which the first action may be the request's own.
-_GOES_ON = (AttemptResult.FAILED_BEFORE_CONTENT, AttemptResult.BUSY, AttemptResult.DEADLINE_EXCEEDED)
 
 
 class ActionSink(Protocol):
@@ -60,11 +57,10 @@ class RouterGateway:
     def unregister(self, request_id: str) -> None:
         del self._open[request_id]
 
-    def submit(self, request: RouteRequest) -> Action:
+    def submit(self, request: RouteRequest) -> AdmissionAction:
         """What becomes of it."""
-        actions = self._router.submit(request, now=self._clock())
-        own = actions.pop()
-        self._deliver(actions)
+        own, others = self._router.submit(request, now=self._clock())
+        self._deliver(others)
         return own
 
     def abandon(self, request_id: str) -> None:
@@ -74,13 +70,10 @@ class RouterGateway:
     def first_token(self, attempt_id: str, *, now: float) -> None:
         self._deliver(self._router.on_first_token(attempt_id, now=now))
 
-    def finish(self, dispatch: Dispatch, outcome: Outcome) -> Action | None:
+    def finish(self, dispatch: Dispatch, outcome: Outcome) -> RetryAction | None:
         """What its request wants next: another Dispatch, a Reject, or nothing."""
-        actions = self._router.on_finish(dispatch.attempt_id, outcome, now=self._clock())
-        own: Action | None = None
-        if outcome.result in _GOES_ON and actions and _is_next(actions[0], dispatch.request_id):
-            own = actions.pop(0)
-        self._deliver(actions)
+        own, others = self._router.on_finish(dispatch.attempt_id, outcome, now=self._clock())
+        self._deliver(others)
         return own
 
     def run_timer(self) -> None:
@@ -104,11 +97,7 @@ class RouterGateway:
             elif isinstance(action, Dispatch | Hedge):
                 # Nobody is there any more, and what was reserved has to be given back.
                 sent = action if isinstance(action, Dispatch) else action.dispatch
-                self._deliver(
-                    self._router.on_finish(
-                        sent.attempt_id, Outcome(AttemptResult.CLIENT_DISCONNECTED), now=self._clock()
-                    )
-                )
+                self.finish(sent, Outcome(AttemptResult.CLIENT_DISCONNECTED))
         due_s = self._router.next_timer()
         if due_s is not None and due_s < self._due_s:
             wait_s = max(0.0, due_s - self._clock())
@@ -118,7 +107,3 @@ class RouterGateway:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._due_s = timer, due_s
-
-
-def _is_next(action: Action, request_id: str) -> bool:
-    return action.request_id == request_id and isinstance(action, Dispatch | Reject)

@@ -24,7 +24,7 @@ import numpy as np
 from gorgo.config.constants import STALE_INTERVALS, WARM_INTERVAL_S
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
-from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
+from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
@@ -44,8 +44,6 @@ from gorgo.sim.workload import BLOCK_TOKENS, SimRequest
 
 #: Keys of trips per request: more than the attempts that any limit allows in practice.
 KEYS_PER_REQUEST = 8
-#: Ends of an attempt that are not its request's; what becomes of that the Router says.
-_GOES_ON = frozenset({AttemptResult.FAILED_BEFORE_CONTENT, AttemptResult.BUSY, AttemptResult.SUPERSEDED})
 
 
 class Startable(Protocol):
@@ -195,11 +193,11 @@ class Simulation:
 
     def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
         del self._attempts[sending.attempt_id]
-        actions = self.router.on_finish(sending.attempt_id, outcome, now=self.kernel.now)
-        if outcome.result not in _GOES_ON:
+        own, others = self.router.on_finish(sending.attempt_id, outcome, now=self.kernel.now)
+        if outcome.result.final:
             self._served.ended(sending.request_id, outcome, now=self.kernel.now)
             self._stop_if_done()
-        self._carry_out(actions)
+        self._carry_out(others if own is None else [own, *others])
 
     # -- the run
 
@@ -238,7 +236,8 @@ class Simulation:
         asked = self._served.received(request, now=now)
         if self._next < len(self._feed):
             self.kernel.at(self._feed[self._next].arrival_s, self._receive)
-        self._carry_out(self.router.submit(asked, now=now))
+        own, others = self.router.submit(asked, now=now)
+        self._carry_out([*others, own])
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:

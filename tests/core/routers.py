@@ -80,6 +80,18 @@ def a_request(
     )
 
 
+def submitted(router: Router, request: RouteRequest, *, now: float) -> list[Action]:
+    """All actions of `submit`, the request's own last."""
+    own, others = router.submit(request, now=now)
+    return [*others, own]
+
+
+def finished(router: Router, attempt_id: str, outcome: Outcome, *, now: float) -> list[Action]:
+    """All actions of `on_finish`, the request's own first."""
+    own, others = router.on_finish(attempt_id, outcome, now=now)
+    return others if own is None else [own, *others]
+
+
 def dispatched(actions: Sequence[Action]) -> Dispatch:
     (action,) = actions
     assert isinstance(action, Dispatch), action
@@ -114,7 +126,7 @@ def believed(router: Router, blocks: bytes = PROMPT) -> list[float]:
 
 def fail_on(router: Router, outcome: Outcome, times: int, *, now: float = 1.0) -> None:
     for index in range(times):
-        attempt = dispatched(router.submit(a_request(f"f{index}", pinned_replica="a"), now=now)).attempt_id
+        attempt = dispatched(submitted(router, a_request(f"f{index}", pinned_replica="a"), now=now)).attempt_id
         router.on_finish(attempt, outcome, now=now)
 
 

@@ -28,12 +28,14 @@ from tests.core.routers import (
     believed,
     dispatched,
     fail_on,
+    finished,
     load_of,
     make_router,
     rejected,
     set_policy,
     set_weights,
     specs,
+    submitted,
     timed,
 )
 
@@ -42,11 +44,11 @@ from tests.core.routers import (
 
 def test_a_late_finish_does_not_touch_the_replica_that_took_the_slot() -> None:
     router = make_router("a", "b")
-    old = dispatched(router.submit(a_request("old", blocks=PROMPT), now=0.0))
+    old = dispatched(submitted(router, a_request("old", blocks=PROMPT), now=0.0))
     assert old.replica == "a"
     router.set_fleet(specs("n", "b"), now=1.0)
     router.on_probe("n", 0.001, now=1.0)
-    new = dispatched(router.submit(a_request("new", prompt_tokens=100), now=1.0))
+    new = dispatched(submitted(router, a_request("new", prompt_tokens=100), now=1.0))
     assert new.replica == "n"
     router.on_first_token(old.attempt_id, now=2.0)
     router.on_finish(old.attempt_id, COMPLETED, now=2.0)
@@ -57,7 +59,7 @@ def test_a_late_finish_does_not_touch_the_replica_that_took_the_slot() -> None:
 
 def test_a_replica_that_comes_back_starts_without_load_or_belief() -> None:
     router = make_router("a", "b")
-    old = dispatched(router.submit(a_request("old", blocks=PROMPT), now=0.0))
+    old = dispatched(submitted(router, a_request("old", blocks=PROMPT), now=0.0))
     router.set_fleet(specs("b"), now=1.0)
     router.set_fleet(specs("a", "b"), now=2.0)
     router.on_finish(old.attempt_id, GONE, now=3.0)
@@ -67,9 +69,9 @@ def test_a_replica_that_comes_back_starts_without_load_or_belief() -> None:
 
 def test_a_failure_on_a_replica_that_has_left_is_retried_on_the_fleet_as_it_is() -> None:
     router = make_router("a")
-    old = dispatched(router.submit(a_request(), now=0.0))
+    old = dispatched(submitted(router, a_request(), now=0.0))
     router.set_fleet(specs("n"), now=1.0)
-    assert dispatched(router.on_finish(old.attempt_id, FAILED, now=2.0)).replica == "n"
+    assert dispatched(finished(router, old.attempt_id, FAILED, now=2.0)).replica == "n"
 
 
 def test_who_stays_keeps_its_belief() -> None:
@@ -81,18 +83,18 @@ def test_who_stays_keeps_its_belief() -> None:
 
 def test_other_limits_hold_from_the_next_event_on() -> None:
     router = make_router("a", "b")
-    first = dispatched(router.submit(a_request("first", blocks=PROMPT), now=0.0))
+    first = dispatched(submitted(router, a_request("first", blocks=PROMPT), now=0.0))
     router.on_probe("a", 0.1, now=0.0)
     limits = replace(
         router.limits, max_attempts=1, max_in_flight=1, stale_after_s=5.0, rtt_ewma_alpha=1.0, max_index_blocks=2
     )
     router.set_limits(limits, now=1.0)
-    assert rejected(router.submit(a_request("second"), now=1.0)).status == 429
-    rejected(router.on_finish(first.attempt_id, FAILED, now=1.0))
+    assert rejected(submitted(router, a_request("second"), now=1.0)).status == 429
+    rejected(finished(router, first.attempt_id, FAILED, now=1.0))
     router.on_probe("a", 0.3, now=2.0)
     assert router.fleet_view(now=2.0)[0].rtt_ms == pytest.approx(300)
     assert router.next_timer() == 5.0  # of the other replica, probed at 0
-    dispatched(router.submit(a_request("third", blocks=PROMPT), now=2.0))
+    dispatched(submitted(router, a_request("third", blocks=PROMPT), now=2.0))
     assert router.index.stored_blocks <= 2
 
 
@@ -104,7 +106,7 @@ def test_weights_get_a_new_version_and_decide_from_then_on() -> None:
     assert router.weights.version == 1
     weights = set_weights(router, {"w_rtt": 1.0})
     assert (weights.version, dict(weights)) == (2, {"w_rtt": 1.0, "w_queue": 0.1})
-    assert dispatched(router.submit(a_request(), now=0.0)).decision.weights_version == 2
+    assert dispatched(submitted(router, a_request(), now=0.0)).decision.weights_version == 2
 
 
 def test_a_router_starts_from_the_weights_that_it_is_given_even_outside_their_box() -> None:
@@ -117,10 +119,10 @@ def test_a_router_starts_from_the_weights_that_it_is_given_even_outside_their_bo
 def test_weights_set_live_are_in_the_terms_of_the_next_decision(policy: str) -> None:
     """10 ms of round trip: 0.5 tokens or 1 ms each at first, twice as much afterwards."""
     router = make_router("a", policy=policy)
-    before = dispatched(router.submit(a_request("r1"), now=0.0)).decision
+    before = dispatched(submitted(router, a_request("r1"), now=0.0)).decision
     name = {"gorgo": "w_rtt", "gorgo-ms": "m_rtt"}[policy]
     set_weights(router, {name: 2 * router.weights[name]})
-    after = dispatched(router.submit(a_request("r2"), now=0.0)).decision
+    after = dispatched(submitted(router, a_request("r2"), now=0.0)).decision
     assert before.terms["rtt"].tolist() == pytest.approx([{"gorgo": 5.0, "gorgo-ms": 10.0}[policy]])
     assert after.terms["rtt"].tolist() == pytest.approx([2 * before.terms["rtt"][0]])
     assert after.weights == dict(router.weights)
@@ -128,7 +130,7 @@ def test_weights_set_live_are_in_the_terms_of_the_next_decision(policy: str) -> 
 
 def test_a_policy_brings_the_index_that_it_reads() -> None:
     router = make_router(replicas=[ReplicaSpec("a", "here", kv_capacity_tokens=128)], policy="gorgo")
-    router.on_finish(dispatched(router.submit(a_request(blocks=PROMPT), now=0.0)).attempt_id, COMPLETED, now=1.0)
+    finished(router, dispatched(submitted(router, a_request(blocks=PROMPT), now=0.0)).attempt_id, COMPLETED, now=1.0)
     assert router.index.resident_blocks(0) == 4
     set_policy(router, "gorgo-ms", now=2.0)
     assert (router.index.bounded, router.index.resident_blocks(0)) == (True, 0)
@@ -143,8 +145,8 @@ def test_a_change_that_may_have_opened_a_replica_offers_it_to_waiting_requests(c
     limits = RouterLimits(overload=OverloadLimits(queue_enabled=True, max_concurrency_per_replica=1))
     router = make_router(policy="gorgo-ms", replicas=[timed("near"), timed("far")], limits=limits)
     router.drain("near", now=0.0)
-    assert dispatched(router.submit(a_request("r1"), now=0.0)).replica == "far"
-    assert isinstance(router.submit(a_request("r2"), now=0.0)[-1], Hold)
+    assert dispatched(submitted(router, a_request("r1"), now=0.0)).replica == "far"
+    assert isinstance(submitted(router, a_request("r2"), now=0.0)[-1], Hold)
     assert router.handle_timer(now=0.1) == []
     if change == "policy":
         set_policy(router, "least-request", now=0.2)
@@ -194,9 +196,9 @@ def test_a_window_of_regions_set_live_counts() -> None:
 def test_a_retry_budget_set_live_counts() -> None:
     router = make_router("a", "b")
     router.set_limits(replace(router.limits, retry_budget_ratio=0.0, retry_budget_minimum=1), now=0.0)
-    first, second = (dispatched(router.submit(a_request(f"r{n}"), now=0.0)) for n in range(2))
-    assert isinstance(router.on_finish(first.attempt_id, FAILED, now=0.1)[0], Dispatch)
-    assert rejected(router.on_finish(second.attempt_id, FAILED, now=0.2)).status == 502
+    first, second = (dispatched(submitted(router, a_request(f"r{n}"), now=0.0)) for n in range(2))
+    assert isinstance(finished(router, first.attempt_id, FAILED, now=0.1)[0], Dispatch)
+    assert rejected(finished(router, second.attempt_id, FAILED, now=0.2)).status == 502
 
 
 def test_an_ejection_and_a_panic_set_live_count() -> None:
@@ -207,7 +209,7 @@ def test_an_ejection_and_a_panic_set_live_count() -> None:
     fail_on(router, FAILED, 1)
     assert (router.health_states()["a"], router.next_timer()) == ("ejected", 51.0)
     router.on_probe("b", None, now=2.0)
-    assert rejected(router.submit(a_request("r"), now=2.0)).code == "no_replica"
+    assert rejected(submitted(router, a_request("r"), now=2.0)).code == "no_replica"
 
 
 # -- health, by what an attempt's end says
@@ -222,7 +224,7 @@ def test_failures_are_those_of_the_replica_and_in_a_row_those_before_content(
     outcome: Outcome, failures: int, in_a_row: int
 ) -> None:
     router = make_router("a")
-    attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
+    attempt = dispatched(submitted(router, a_request(), now=0.0)).attempt_id
     router.on_finish(attempt, outcome, now=1.0)
     (view,) = router.fleet_view(now=1.0)
     assert (view.attempts, view.failures, view.failures_in_a_row) == (1, failures, in_a_row)
@@ -230,7 +232,7 @@ def test_failures_are_those_of_the_replica_and_in_a_row_those_before_content(
 
 def test_an_answer_from_before_an_ejection_readmits_no_replica_and_begins_no_ramp() -> None:
     router = make_router("a", "b", limits=RouterLimits(slow_start_s=7.0))
-    old = dispatched(router.submit(a_request("old"), now=0.0))
+    old = dispatched(submitted(router, a_request("old"), now=0.0))
     fail_on(router, FAILED, 3)
     router.handle_timer(now=6.0)
     router.on_finish(old.attempt_id, COMPLETED, now=6.5)
@@ -242,7 +244,7 @@ def test_a_trial_that_succeeds_begins_a_ramp_at_its_first_token() -> None:
     router = make_router("a", "b", limits=RouterLimits(slow_start_s=7.0))
     fail_on(router, FAILED, 3)
     router.handle_timer(now=6.0)
-    trial = dispatched(router.submit(a_request("trial"), now=6.0))
+    trial = dispatched(submitted(router, a_request("trial"), now=6.0))
     router.on_first_token(trial.attempt_id, now=6.5)
     assert router.fleet_view(now=6.5)[0].slow_start_for_s == 7.0
     router.on_finish(trial.attempt_id, COMPLETED, now=8.0)
@@ -262,12 +264,12 @@ def test_a_new_policy_starts_from_its_own_weights_under_a_new_version() -> None:
     set_weights(router, {"w_rtt": 1.0})
     weights = set_policy(router, "prefix-threshold", {"tau": 0.2})
     assert (weights.version, dict(weights)) == (3, {"tau": 0.2})
-    assert dispatched(router.submit(a_request(), now=0.0)).decision.policy == "prefix-threshold"
+    assert dispatched(submitted(router, a_request(), now=0.0)).decision.policy == "prefix-threshold"
 
 
 def test_a_sample_counts_for_the_weights_it_was_routed_under() -> None:
     router = make_router("a", policy="gorgo")
-    attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
+    attempt = dispatched(submitted(router, a_request(), now=0.0)).attempt_id
     set_weights(router, {"w_rtt": 1.0}, now=0.5)
     router.on_finish(attempt, COMPLETED, now=1.0)
     assert [sample.weights_version for sample in router.samples] == [1]
@@ -279,8 +281,8 @@ def test_a_sample_counts_for_the_weights_it_was_routed_under() -> None:
 def test_a_sample_tells_the_whole_request() -> None:
     router = make_router("a", "b")
     router.on_probe("b", 0.09, now=9.0)
-    first = dispatched(router.submit(a_request(received_s=9.5), now=10.0))
-    second = dispatched(router.on_finish(first.attempt_id, FAILED, now=11.0))
+    first = dispatched(submitted(router, a_request(received_s=9.5), now=10.0))
+    second = dispatched(finished(router, first.attempt_id, FAILED, now=11.0))
     router.on_first_token(second.attempt_id, now=12.0)
     end = Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=260, cached_tokens=64, output_tokens=20, itl_s_p95=0.02)
     router.on_finish(second.attempt_id, end, now=13.0)
@@ -318,14 +320,14 @@ def test_a_sample_tells_the_whole_request() -> None:
 
 def test_what_is_unknown_in_a_sample_is_null() -> None:
     router = Router(specs("a"), make_policy("random"), rng=np.random.default_rng(0), boot_id="boot")
-    router.on_finish(dispatched(router.submit(a_request(), now=0.0)).attempt_id, GONE, now=1.0)
+    finished(router, dispatched(submitted(router, a_request(), now=0.0)).attempt_id, GONE, now=1.0)
     (row,) = router.samples.after(0)["samples"]
     assert (row["rtt_ms"], row["ttft_ms"], row["cached_tokens"], row["status"]) == (None, None, None, 499)
 
 
 def test_a_stream_that_broke_is_no_success() -> None:
     router = make_router("a")
-    attempt = dispatched(router.submit(a_request(), now=0.0)).attempt_id
+    attempt = dispatched(submitted(router, a_request(), now=0.0)).attempt_id
     router.on_first_token(attempt, now=0.5)
     router.on_finish(attempt, BROKEN, now=1.0)
     assert [sample.status for sample in router.samples] == [502]
@@ -334,7 +336,7 @@ def test_a_stream_that_broke_is_no_success() -> None:
 def test_every_candidate_of_a_decision_can_be_explained_later() -> None:
     router = make_router("a", "b", policy="gorgo")
     router.drain("b", now=0.0)
-    first = dispatched(router.submit(a_request(prompt_tokens=1000), now=0.0))
+    first = dispatched(submitted(router, a_request(prompt_tokens=1000), now=0.0))
     router.drain("b", False, now=0.0)
     router.on_finish(first.attempt_id, FAILED, now=1.0)
     explained = [decision.as_dict() for decision in router.decisions("r")]
@@ -383,7 +385,7 @@ def test_reading_changes_nothing() -> None:
     router.submit(a_request(), now=0.0)
     router.fleet_view(now=1.0)
     router.next_timer()
-    assert isinstance(router.submit(a_request("r2"), now=1.0)[0], Dispatch)
+    assert isinstance(submitted(router, a_request("r2"), now=1.0)[0], Dispatch)
 
 
 # -- an engine that has started again
@@ -392,7 +394,7 @@ def test_reading_changes_nothing() -> None:
 @pytest.mark.parametrize("policy", ["gorgo", "gorgo-ms"])
 def test_counters_that_go_back_are_an_engine_that_started_again_with_nothing_cached(policy: str) -> None:
     router = make_router("a", "b", policy=policy)
-    first = dispatched(router.submit(a_request("r1", blocks=PROMPT), now=0.0))
+    first = dispatched(submitted(router, a_request("r1", blocks=PROMPT), now=0.0))
     assert first.replica == "a"
     router.on_finish(first.attempt_id, COMPLETED, now=1.0)
     router.on_engine_sample("a", EngineSample(prompt_tokens_total=256.0), now=2.0)
@@ -405,7 +407,7 @@ def test_counters_that_go_back_are_an_engine_that_started_again_with_nothing_cac
 
 def test_a_partition_and_counters_that_stand_still_leave_belief_alone() -> None:
     router = make_router("a", "b")
-    first = dispatched(router.submit(a_request("r1", blocks=PROMPT), now=0.0))
+    first = dispatched(submitted(router, a_request("r1", blocks=PROMPT), now=0.0))
     router.on_finish(first.attempt_id, COMPLETED, now=1.0)
     for sample in (
         EngineSample(prefill_tokens_total=256.0),

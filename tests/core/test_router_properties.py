@@ -28,7 +28,7 @@ from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnect
 from gorgo.core.quotas import ClientLimits, ClientRules
 from gorgo.core.router import Router
 from gorgo.policies.registry import POLICIES, make_policy
-from tests.core.routers import a_request, blocks_of, set_policy, specs
+from tests.core.routers import a_request, blocks_of, finished, set_policy, specs, submitted
 
 NAMES = ("a", "b", "c", "d", "e")
 LIMITS = RouterLimits(
@@ -158,7 +158,7 @@ class LedgerMachine(RuleBasedStateMachine):
             body_bytes=4 * tokens,
         )
         request = replace(request, client=client, priority=priority, slo_ttft_s=slo_s)
-        actions = self.router.submit(request, now=self.now)
+        actions = submitted(self.router, request, now=self.now)
         assert [action.request_id for action in actions].count(request_id) == 1
         assert actions[-1].request_id == request_id
         self.follow(actions)
@@ -192,7 +192,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return self.seen.index(running[pick % len(running)])
 
     def end(self, attempt_id: str, ending: AttemptResult) -> None:
-        actions = self.router.on_finish(attempt_id, Outcome(ending), now=self.now)
+        actions = finished(self.router, attempt_id, Outcome(ending), now=self.now)
         was_open = self.open.pop(attempt_id, None) is not None
         assert was_open or actions == []
         request_id = attempt_id.split("/")[0]

@@ -34,6 +34,7 @@ def reject(request_id: str) -> Reject:
 class ScriptedRouter:
     """Answers each event with the actions that a test has put there, and wants to be woken when it says."""
 
+    own: Action | None = None
     actions: list[Action] = field(default_factory=list)
     due_s: float | None = None
     events: list[tuple[Any, ...]] = field(default_factory=list)
@@ -43,8 +44,8 @@ class ScriptedRouter:
         actions, self.actions = self.actions, []
         return actions
 
-    def submit(self, request: str, *, now: float) -> list[Action]:
-        return self._happened("submit", request, now)
+    def submit(self, request: str, *, now: float) -> tuple[Action | None, list[Action]]:
+        return self.own, self._happened("submit", request, now)
 
     def abandon(self, request_id: str, *, now: float) -> list[Action]:
         return self._happened("abandon", request_id, now)
@@ -52,8 +53,8 @@ class ScriptedRouter:
     def on_first_token(self, attempt_id: str, *, now: float) -> list[Action]:
         return self._happened("first token", attempt_id, now)
 
-    def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> list[Action]:
-        return self._happened("finish", attempt_id, outcome.result, now)
+    def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> tuple[Action | None, list[Action]]:
+        return self.own, self._happened("finish", attempt_id, outcome.result, now)
 
     def handle_timer(self, *, now: float) -> list[Action]:
         self.due_s = None
@@ -84,47 +85,26 @@ def virtually(test: Callable[[ScriptedRouter, RouterGateway], Awaitable[None]]) 
         runner.run(run())
 
 
-def test_last_action_is_the_own_one_of_a_request_and_the_others_are_delivered() -> None:
+def test_submit_returns_the_action_of_the_request_and_delivers_the_others() -> None:
     async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
         other = Exchange()
         gateway.register("other", other)
-        router.actions = [reject("other"), Hold("own")]
+        router.own, router.actions = Hold("own"), [reject("other")]
         assert gateway.submit(cast(RouteRequest, "own")) == Hold("own")
         assert other.received == [reject("other")]
 
     virtually(test)
 
 
-@pytest.mark.parametrize(
-    "result", [AttemptResult.FAILED_BEFORE_CONTENT, AttemptResult.BUSY, AttemptResult.DEADLINE_EXCEEDED]
-)
-def test_first_action_after_a_failed_attempt_is_its_requests_own(result: AttemptResult) -> None:
+def test_finish_returns_the_next_action_of_the_request_and_delivers_the_others() -> None:
     async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
         own, other = Exchange(), Exchange()
         gateway.register("own", own)
         gateway.register("other", other)
-        for action in (dispatch("own", 2), reject("own")):
-            router.actions = [action, reject("other")]
-            assert gateway.finish(dispatch("own"), Outcome(result)) is action
-        assert (own.received, other.received) == ([], [reject("other")] * 2)
-        router.actions = [reject("other")]
-        assert gateway.finish(dispatch("own"), Outcome(result)) is None
-        router.actions = []
-        assert gateway.finish(dispatch("own"), Outcome(result)) is None
-
-    virtually(test)
-
-
-@pytest.mark.parametrize(
-    "result", [AttemptResult.COMPLETED, AttemptResult.SUPERSEDED, AttemptResult.CLIENT_DISCONNECTED]
-)
-def test_nothing_is_a_requests_own_after_any_other_end(result: AttemptResult) -> None:
-    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
-        own = Exchange()
-        gateway.register("own", own)
-        router.actions = [dispatch("own", 2)]
-        assert gateway.finish(dispatch("own"), Outcome(result)) is None
-        assert [action.request_id for action in own.received] == ["own"]
+        for router.own in (dispatch("own", 2), reject("own"), None):
+            router.actions = [reject("other")]
+            assert gateway.finish(dispatch("own"), Outcome(AttemptResult.BUSY)) is router.own
+        assert (own.received, other.received) == ([], [reject("other")] * 3)
 
     virtually(test)
 

@@ -29,7 +29,7 @@ from gorgo.core.dispatch.in_flight import RequestState
 from gorgo.core.dispatch.outcomes import deadline_exceeded, no_replica, queue_full
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.messages.actions import Action, Dispatch, Hold, Reject
+from gorgo.core.messages.actions import AdmissionAction, Dispatch, Hold, Reject
 from gorgo.core.messages.decision import Prediction
 from gorgo.core.messages.request import RouteRequest
 
@@ -77,7 +77,7 @@ class AdmissionController:
         self._limits = self.saturation.limits = limits
         self.needs_drain = True
 
-    def admit(self, state: RequestState, *, now: float) -> Action:
+    def admit(self, state: RequestState, *, now: float) -> AdmissionAction:
         """A new request: where to, or that it waits, or that it is turned away."""
         request = state.request
         eligible = self._eligible(request, now)
@@ -180,7 +180,7 @@ class AdmissionController:
         unfit = set(eligible.names) - {eligible.names[other] for other in fit}
         return self._placer.evaluate(request, eligible.excluding(unfit, "full"), now=now)
 
-    def _enqueue(self, held: QueuedRequest, now: float) -> Action:
+    def _enqueue(self, held: QueuedRequest, now: float) -> Hold | Reject:
         request = held.state.request
         if not self.queue:
             # Whatever happened before, this one was asked after it.
@@ -191,7 +191,7 @@ class AdmissionController:
         self._arm_timer(held)
         return Hold(request.request_id)
 
-    def _queue_without_replica(self, state: RequestState, now: float) -> Action:
+    def _queue_without_replica(self, state: RequestState, now: float) -> Hold | Reject:
         """Nobody can take it, open or not."""
         if self._limits.no_replica_wait_s <= 0.0:
             return no_replica(state.request, self._readmission_s(now))

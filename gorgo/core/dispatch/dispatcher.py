@@ -7,6 +7,7 @@ fleet's, the choice the policy's, and whether the request goes now `front_door`'
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -102,6 +103,8 @@ class Dispatcher:
         self._rng = rng
         self._shadow = self._score_shadow(shadow)
         self._decisions: deque[Decision] = deque(maxlen=decisions_kept)
+        #: Called with each reserved attempt; set by the Hedger while hedging is on.
+        self.on_reserved: Callable[[Attempt], None] | None = None
 
     @property
     def shadow(self) -> Policy | None:
@@ -233,4 +236,6 @@ class Dispatcher:
         attempt.confirmed_prefix = self._index.insert(state.request.blocks, member.slot)
         member.attempts += 1
         self._fleet.invalidate(member.health.attempt_started(attempt.attempt_id))
+        if self.on_reserved is not None:
+            self.on_reserved(attempt)
         return attempt

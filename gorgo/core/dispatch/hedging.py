@@ -85,6 +85,7 @@ class Hedger:
 
     def set_limits(self, limits: HedgeLimits, *, max_attempts: int) -> None:
         self._limits, self._max_attempts = limits, max_attempts
+        self._dispatcher.on_reserved = self.watch if self.on else None
         self._budget = RatioBudget(share=limits.budget_ratio, minimum=0, window_s=limits.window_s)
 
     @property
@@ -96,7 +97,7 @@ class Hedger:
         self._budget.record(now=now)
 
     def watch(self, attempt: Attempt) -> None:
-        """An attempt is on its way."""
+        """Set the time at which a reserved attempt counts as late."""
         predicted_s, request = _predicted_s(attempt), attempt.state.request
         if predicted_s is not None and request.streamed and request.idempotent:
             self._evaluate(attempt.dispatched_s + predicted_s + max(self._limits.delay_s, predicted_s), attempt)

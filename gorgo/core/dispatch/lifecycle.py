@@ -24,16 +24,12 @@ from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.slow_start import SlowStart
 from gorgo.core.limits import RouterLimits
-from gorgo.core.messages.actions import Action, Cancel, Dispatch, Reject
+from gorgo.core.messages.actions import Action, Cancel, Dispatch, Reject, RetryAction
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.messages.samples import SampleRing
 from gorgo.core.quotas import ClientQuotas
 
-#: Endings of an attempt after which the request may go to another replica.
-_RETRIED = (AttemptResult.FAILED_BEFORE_CONTENT, AttemptResult.BUSY)
-#: Endings of an attempt that are not the request's while another attempt is open.
-_NO_HEALTH_EFFECT = (*_RETRIED, AttemptResult.SUPERSEDED)
-#: Endings that prove the replica alive: it answered, even if with a 4xx.
+#: Results that prove the replica alive: it answered, even if with a 4xx.
 _ANSWERED = (AttemptResult.COMPLETED, AttemptResult.UPSTREAM_4XX)
 #: Words of an outcome for a connection that never came to be, and for one that ended before an answer.
 _REFUSED = "connect_failed"
@@ -94,19 +90,23 @@ class RequestLifecycle:
         state.winner = attempt
         return _stop_others(attempt)
 
-    def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> list[Action]:
-        """Judge the replica, and go on with the request or close it. `attempt` is not open any more."""
+    def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> tuple[RetryAction | None, list[Action]]:
+        """Update the replica's health, then retry or close the request; `attempt` has left the in-flight table.
+
+        Return the request's next action, and Cancels for its other attempts.
+        """
         self._update_health(attempt, outcome, now)
-        state = attempt.state
-        if state.closed or (state.open_attempts and (outcome.result in _NO_HEALTH_EFFECT or _unanswered(outcome))):
-            return []
-        if outcome.result not in _RETRIED and not _unanswered(outcome):
+        state, result = attempt.state, outcome.result
+        unanswered = result is AttemptResult.DEADLINE_EXCEEDED and outcome.status is None
+        if state.closed or (state.open_attempts and (unanswered or not result.final)):
+            return None, []
+        if not (unanswered or result.retryable):
             self._close(attempt, outcome, status_of(outcome), now)
-            return _stop_others(attempt)
-        action = upstream_error(state, outcome) if _unanswered(outcome) else self._retry(attempt, outcome, now)
+            return None, _stop_others(attempt)
+        action = upstream_error(state, outcome) if unanswered else self._retry(attempt, outcome, now)
         if isinstance(action, Reject):
             self._close(attempt, outcome, action.status, now)
-        return [action]
+        return action, []
 
     def on_readmitted(self, member: Replica, *, was_healthy: bool, now: float) -> None:
         """Something good was heard of a replica: if that lets it in again, it starts slowly."""
@@ -123,7 +123,7 @@ class RequestLifecycle:
             self._record_success(attempt, now)
         elif outcome.result is AttemptResult.FAILED_BEFORE_CONTENT:
             self._fleet.invalidate(member.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now))
-        member.failures += outcome.result in (AttemptResult.FAILED_BEFORE_CONTENT, AttemptResult.FAILED_AFTER_CONTENT)
+        member.failures += outcome.result.failed
         self._beliefs.on_result(attempt, outcome)
 
     def _record_success(self, attempt: Attempt, now: float) -> None:
@@ -154,11 +154,6 @@ class RequestLifecycle:
 def _stop_others(attempt: Attempt) -> list[Action]:
     request_id = attempt.state.request.request_id
     return [Cancel(request_id, other.attempt_id) for other in attempt.state.open_attempts if other is not attempt]
-
-
-def _unanswered(outcome: Outcome) -> bool:
-    """Its time was over before it had an answer: the client is still to be told."""
-    return outcome.result is AttemptResult.DEADLINE_EXCEEDED and outcome.status is None
 
 
 def _is_free_retry(outcome: Outcome, left: CandidateSet) -> bool:

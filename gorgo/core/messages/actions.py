@@ -60,3 +60,6 @@ class Cancel:
 
 
 Action = Dispatch | Reject | Hold | Hedge | Cancel
+#: For a request when it is submitted, and for one with a failed attempt.
+AdmissionAction = Dispatch | Hold | Reject
+RetryAction = Dispatch | Reject

@@ -87,6 +87,13 @@ class OpenConnection:
 class AttemptResult(Enum):
     """How one attempt ended."""
 
+    #: The request may go to another replica.
+    retryable: bool
+    #: The request ends with it, even while another attempt is open.
+    final: bool
+    #: The replica failed the attempt.
+    failed: bool
+
     COMPLETED = "completed"
     #: The client went away; the replica is not to blame.
     CLIENT_DISCONNECTED = "client_disconnected"
@@ -102,6 +109,12 @@ class AttemptResult(Enum):
     SUPERSEDED = "superseded"
     #: The request took longer than it may in all: not tried elsewhere, and nobody is to blame.
     DEADLINE_EXCEEDED = "deadline_exceeded"
+
+    def __init__(self, value: str) -> None:
+        # Attributes, not properties: they are read for every attempt.
+        self.retryable = value in ("failed_before_content", "busy")
+        self.final = not self.retryable and value != "superseded"
+        self.failed = value in ("failed_before_content", "failed_after_content")
 
 
 @dataclass(frozen=True, slots=True)

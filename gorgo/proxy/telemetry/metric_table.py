@@ -151,7 +151,7 @@ LABELS: tuple[LabelSpec, ...] = (
         "reason",
         ("gorgo_retries_total",),
         "ending of the attempt before",
-        (AttemptResult.FAILED_BEFORE_CONTENT.value, AttemptResult.BUSY.value),
+        tuple(result.value for result in AttemptResult if result.retryable),
     ),
     LabelSpec("reason", ("gorgo_rejects_total",), "`code` of the error", REJECT_CODES),
     LabelSpec("direction", (), "above or below what was measured or reported", ("over", "under")),

@@ -28,10 +28,6 @@ from gorgo.proxy.http.headers import Header
 from gorgo.proxy.telemetry.span_export import SpanExport
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
-#: Ends of an attempt that a trace shows as an error.
-_FAILED = frozenset(
-    {AttemptResult.FAILED_BEFORE_CONTENT, AttemptResult.FAILED_AFTER_CONTENT, AttemptResult.DEADLINE_EXCEEDED}
-)
 
 
 class Tracing:
@@ -144,7 +140,7 @@ class Trace:
             "error.type": outcome.error,
         }
         span.set_attributes({name: value for name, value in told.items() if value is not None})
-        if outcome.result in _FAILED:
+        if outcome.result.failed or outcome.result is AttemptResult.DEADLINE_EXCEEDED:
             _mark_failed(span)
         span.end(_ns(now))
 

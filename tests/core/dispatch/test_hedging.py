@@ -12,7 +12,18 @@ from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
-from tests.core.routers import COMPLETED, FAILED, GONE, REFUSED, a_request, dispatched, make_router, timed
+from tests.core.routers import (
+    COMPLETED,
+    FAILED,
+    GONE,
+    REFUSED,
+    a_request,
+    dispatched,
+    finished,
+    make_router,
+    submitted,
+    timed,
+)
 
 LIMITS = RouterLimits(hedging=HedgeLimits(budget_ratio=0.5, window_s=1000.0))
 SUPERSEDED = Outcome(AttemptResult.SUPERSEDED)
@@ -26,14 +37,14 @@ def hedging(*names: str, limits: RouterLimits = LIMITS) -> Router:
     """Two requests have been served, so that the budget has room for one more attempt."""
     router = make_router(policy="gorgo-ms", replicas=[timed(name) for name in names], limits=limits)
     for number in range(2):
-        attempt = dispatched(router.submit(asked(f"before-{number}", now=-9.0), now=-9.0)).attempt_id
+        attempt = dispatched(submitted(router, asked(f"before-{number}", now=-9.0), now=-9.0)).attempt_id
         router.on_first_token(attempt, now=-8.9)
         router.on_finish(attempt, COMPLETED, now=-8.9)
     return router
 
 
 def late(router: Router, **more: object) -> tuple[Dispatch, Hedge]:
-    first = dispatched(router.submit(asked("r", **more), now=0.0))  # type: ignore[arg-type]
+    first = dispatched(submitted(router, asked("r", **more), now=0.0))  # type: ignore[arg-type]
     due_s = router.next_timer()
     assert due_s is not None
     (hedge,) = router.handle_timer(now=due_s)
@@ -48,7 +59,7 @@ def only(actions: list[Action]) -> Action:
 
 def test_a_request_much_later_than_predicted_is_sent_to_another_replica() -> None:
     router = hedging("a", "b")
-    first = dispatched(router.submit(asked("r"), now=0.0))
+    first = dispatched(submitted(router, asked("r"), now=0.0))
     predicted_s = first.decision.predicted_ttft_s
     assert predicted_s is not None
     assert router.next_timer() == pytest.approx(predicted_s + 0.5)
@@ -60,15 +71,15 @@ def test_a_request_much_later_than_predicted_is_sent_to_another_replica() -> Non
 
 def test_a_long_prompt_is_late_when_it_takes_twice_what_was_predicted() -> None:
     router = hedging("a", "b")
-    predicted_s = dispatched(router.submit(asked("r", 4000), now=0.0)).decision.predicted_ttft_s
+    predicted_s = dispatched(submitted(router, asked("r", 4000), now=0.0)).decision.predicted_ttft_s
     assert predicted_s is not None
     assert router.next_timer() == pytest.approx(2 * predicted_s)
 
 
 def test_an_overtaken_request_is_sent_again_without_waiting_for_more() -> None:
     router = hedging("a", "b")
-    first = dispatched(router.submit(asked("r", pinned_replica=None), now=0.0))
-    later = dispatched(router.submit(asked("later", now=0.1, pinned_replica=first.replica), now=0.1))
+    first = dispatched(submitted(router, asked("r", pinned_replica=None), now=0.0))
+    later = dispatched(submitted(router, asked("later", now=0.1, pinned_replica=first.replica), now=0.1))
     router.on_first_token(later.attempt_id, now=0.4)
     assert router.next_timer() == pytest.approx(0.5)
     assert isinstance(only(router.handle_timer(now=0.5)), Hedge)
@@ -76,8 +87,8 @@ def test_an_overtaken_request_is_sent_again_without_waiting_for_more() -> None:
 
 def test_tokens_of_one_step_in_another_order_are_no_evidence() -> None:
     router = hedging("a", "b")
-    first = dispatched(router.submit(asked("r"), now=0.0))
-    later = dispatched(router.submit(asked("later", now=0.1, pinned_replica=first.replica), now=0.1))
+    first = dispatched(submitted(router, asked("r"), now=0.0))
+    later = dispatched(submitted(router, asked("later", now=0.1, pinned_replica=first.replica), now=0.1))
     router.on_first_token(later.attempt_id, now=0.4)
     router.on_first_token(first.attempt_id, now=0.401)
     router.on_finish(later.attempt_id, COMPLETED, now=0.45)
@@ -90,8 +101,8 @@ def test_the_first_content_wins_and_the_other_is_cancelled() -> None:
     first, hedge = late(router)
     second = hedge.dispatch
     assert router.on_first_token(second.attempt_id, now=2.0) == [Cancel("r", first.attempt_id)]
-    assert router.on_finish(first.attempt_id, SUPERSEDED, now=2.0) == []
-    assert router.on_finish(second.attempt_id, COMPLETED, now=3.0) == []
+    assert finished(router, first.attempt_id, SUPERSEDED, now=2.0) == []
+    assert finished(router, second.attempt_id, COMPLETED, now=3.0) == []
     assert router.in_flight == 0
     *_, sample = router.samples
     assert (sample.hedged, sample.replica, sample.status, sample.retries) == (True, second.replica, 200, 0)
@@ -103,18 +114,18 @@ def test_a_loser_s_late_word_changes_nothing() -> None:
     first, hedge = late(router)
     router.on_first_token(hedge.dispatch.attempt_id, now=2.0)
     assert router.on_first_token(first.attempt_id, now=2.0) == []
-    assert router.on_finish(hedge.dispatch.attempt_id, COMPLETED, now=3.0) == [Cancel("r", first.attempt_id)]
-    assert router.on_finish(first.attempt_id, COMPLETED, now=3.0) == []
+    assert finished(router, hedge.dispatch.attempt_id, COMPLETED, now=3.0) == [Cancel("r", first.attempt_id)]
+    assert finished(router, first.attempt_id, COMPLETED, now=3.0) == []
     assert len(router.samples) == 3
 
 
 def test_a_failure_leaves_the_request_to_the_other_attempt() -> None:
     router = hedging("a", "b", "c")
     first, hedge = late(router)
-    assert router.on_finish(first.attempt_id, FAILED, now=1.0) == []
-    third = dispatched(router.on_finish(hedge.dispatch.attempt_id, FAILED, now=1.1))
+    assert finished(router, first.attempt_id, FAILED, now=1.0) == []
+    third = dispatched(finished(router, hedge.dispatch.attempt_id, FAILED, now=1.1))
     assert third.replica not in (first.replica, hedge.dispatch.replica)
-    assert router.on_finish(third.attempt_id, COMPLETED, now=2.0) == []
+    assert finished(router, third.attempt_id, COMPLETED, now=2.0) == []
     *_, sample = router.samples
     assert (sample.retries, sample.hedged) == (1, True)
 
@@ -123,8 +134,8 @@ def test_two_attempts_whose_time_is_over_leave_one_refusal() -> None:
     router = hedging("a", "b", "c")
     first, hedge = late(router)
     over = Outcome(AttemptResult.DEADLINE_EXCEEDED, error="total_timeout")
-    assert router.on_finish(first.attempt_id, over, now=1.0) == []
-    refusal = only(router.on_finish(hedge.dispatch.attempt_id, over, now=1.0))
+    assert finished(router, first.attempt_id, over, now=1.0) == []
+    refusal = only(finished(router, hedge.dispatch.attempt_id, over, now=1.0))
     assert isinstance(refusal, Reject)
     assert refusal.code == "total_timeout"
     assert (router.in_flight, len(router.samples)) == (0, 3)
@@ -133,8 +144,8 @@ def test_two_attempts_whose_time_is_over_leave_one_refusal() -> None:
 def test_a_client_that_leaves_ends_both() -> None:
     router = hedging("a", "b")
     first, hedge = late(router)
-    assert router.on_finish(first.attempt_id, GONE, now=1.0) == [Cancel("r", hedge.dispatch.attempt_id)]
-    assert router.on_finish(hedge.dispatch.attempt_id, GONE, now=1.0) == []
+    assert finished(router, first.attempt_id, GONE, now=1.0) == [Cancel("r", hedge.dispatch.attempt_id)]
+    assert finished(router, hedge.dispatch.attempt_id, GONE, now=1.0) == []
     assert router.in_flight == 0
     assert [sample.status for sample in router.samples][2:] == [499]
 
@@ -142,7 +153,7 @@ def test_a_client_that_leaves_ends_both() -> None:
 def test_another_4xx_is_the_answer_too() -> None:
     router = hedging("a", "b")
     first, hedge = late(router)
-    assert router.on_finish(first.attempt_id, REFUSED, now=1.0) == [Cancel("r", hedge.dispatch.attempt_id)]
+    assert finished(router, first.attempt_id, REFUSED, now=1.0) == [Cancel("r", hedge.dispatch.attempt_id)]
 
 
 @pytest.mark.parametrize("more", [{"idempotent": False}, {"streamed": False}, {"pinned_replica": "a"}])
@@ -160,18 +171,18 @@ def test_there_is_one_extra_attempt_at_most() -> None:
 
 def test_a_second_attempt_is_one_of_those_that_a_request_may_have() -> None:
     alone = hedging("a", "b", limits=replace(LIMITS, max_attempts=1))
-    dispatched(alone.submit(asked("r"), now=0.0))
+    dispatched(submitted(alone, asked("r"), now=0.0))
     assert alone.handle_timer(now=100.0) == []
     for most, kinds in ((2, []), (3, [Hedge])):
         retried = hedging("a", "b", "c", limits=replace(LIMITS, max_attempts=most))
-        first = dispatched(retried.submit(asked("r"), now=0.0))
-        dispatched(retried.on_finish(first.attempt_id, FAILED, now=0.1))
+        first = dispatched(submitted(retried, asked("r"), now=0.0))
+        dispatched(finished(retried, first.attempt_id, FAILED, now=0.1))
         assert [type(action) for action in retried.handle_timer(now=100.0)] == kinds
 
 
 def test_nothing_is_sent_again_after_content() -> None:
     router = hedging("a", "b")
-    first = dispatched(router.submit(asked("r"), now=0.0))
+    first = dispatched(submitted(router, asked("r"), now=0.0))
     router.on_first_token(first.attempt_id, now=0.2)
     assert router.handle_timer(now=50.0) == []
 
@@ -182,7 +193,7 @@ def test_the_budget_is_kept() -> None:
     hedges = 0
     for number in range(200):
         now = 100.0 * number
-        attempt = dispatched(router.submit(asked(f"r{number}", now=now), now=now)).attempt_id
+        attempt = dispatched(submitted(router, asked(f"r{number}", now=now), now=now)).attempt_id
         found = [action for action in router.handle_timer(now=now + 50.0) if isinstance(action, Hedge)]
         hedges += len(found)
         for hedge in found:
@@ -194,9 +205,9 @@ def test_the_budget_is_kept() -> None:
 
 def test_no_hedge_goes_to_a_replica_that_has_enough_to_do() -> None:
     router = hedging("a", "b")
-    first = dispatched(router.submit(asked("r"), now=0.0))
+    first = dispatched(submitted(router, asked("r"), now=0.0))
     other = {"a": "b", "b": "a"}[first.replica]
-    busy = dispatched(router.submit(asked("busy", 9000, pinned_replica=other), now=0.0))
+    busy = dispatched(submitted(router, asked("busy", 9000, pinned_replica=other), now=0.0))
     assert router.handle_timer(now=1.0) == []
     router.on_first_token(busy.attempt_id, now=1.5)
     assert isinstance(only(router.handle_timer(now=1.6)), Hedge)
@@ -204,14 +215,14 @@ def test_no_hedge_goes_to_a_replica_that_has_enough_to_do() -> None:
 
 def test_the_first_request_alone_has_no_budget() -> None:
     router = make_router(policy="gorgo-ms", replicas=[timed("a"), timed("b")], limits=LIMITS)
-    dispatched(router.submit(asked("r"), now=0.0))
+    dispatched(submitted(router, asked("r"), now=0.0))
     assert router.handle_timer(now=30.0) == []
 
 
 def test_a_budget_is_of_the_requests_in_its_window_alone() -> None:
     """Two requests a thousand seconds before are of another window."""
     router = hedging("a", "b")
-    dispatched(router.submit(asked("r", now=995.0), now=995.0))
+    dispatched(submitted(router, asked("r", now=995.0), now=995.0))
     assert router.handle_timer(now=1040.0) == []
 
 
@@ -224,16 +235,16 @@ def test_requests_late_together_are_hedged_in_their_order_of_dispatch() -> None:
         router.on_probe(name, 0.1, now=-1.0)
     names = [f"r{number}" for number in range(3)]
     for name in names:
-        dispatched(router.submit(asked(name, pinned_replica=None), now=0.0))
+        dispatched(submitted(router, asked(name, pinned_replica=None), now=0.0))
     hedges = router.handle_timer(now=30.0)
     assert [hedge.request_id for hedge in hedges] == names
 
 
 def test_a_hedge_without_an_open_replica_is_tried_again_after_a_quarter_of_a_second() -> None:
     router = hedging("a", "b")
-    first = dispatched(router.submit(asked("r"), now=0.0))
+    first = dispatched(submitted(router, asked("r"), now=0.0))
     other = {"a": "b", "b": "a"}[first.replica]
-    busy = dispatched(router.submit(asked("busy", 9000, pinned_replica=other), now=0.0))
+    busy = dispatched(submitted(router, asked("busy", 9000, pinned_replica=other), now=0.0))
     assert router.handle_timer(now=5.0) == []
     assert router.next_timer() == pytest.approx(5.25)
     router.on_first_token(busy.attempt_id, now=5.1)
@@ -245,8 +256,8 @@ def test_a_hedge_without_an_open_replica_is_tried_again_after_a_quarter_of_a_sec
 def test_a_request_overtaken_before_it_is_due_is_hedged_a_moment_after_it_is_due() -> None:
     """4 s of prefill: overtaken at 0.5, due at 4 s; a tenth of a second later it is sent again."""
     router = hedging("a", "b")
-    first = dispatched(router.submit(asked("r", 4000), now=0.0))
-    later = dispatched(router.submit(asked("later", now=0.1, pinned_replica=first.replica), now=0.1))
+    first = dispatched(submitted(router, asked("r", 4000), now=0.0))
+    later = dispatched(submitted(router, asked("later", now=0.1, pinned_replica=first.replica), now=0.1))
     router.on_first_token(later.attempt_id, now=0.5)
     predicted_s = first.decision.predicted_ttft_s
     assert predicted_s is not None
@@ -255,8 +266,8 @@ def test_a_request_overtaken_before_it_is_due_is_hedged_a_moment_after_it_is_due
 
 def test_a_first_token_overtakes_only_requests_before_its_own() -> None:
     router = hedging("a", "b")
-    first = dispatched(router.submit(asked("r"), now=0.0))
-    dispatched(router.submit(asked("behind", now=0.1, pinned_replica=first.replica), now=0.1))
+    first = dispatched(submitted(router, asked("r"), now=0.0))
+    dispatched(submitted(router, asked("behind", now=0.1, pinned_replica=first.replica), now=0.1))
     router.on_first_token(first.attempt_id, now=5.0)
     router.on_finish(first.attempt_id, COMPLETED, now=5.0)
     assert router.handle_timer(now=60.0) == [], "a pinned request has no other replica"
@@ -264,11 +275,11 @@ def test_a_first_token_overtakes_only_requests_before_its_own() -> None:
 
 def test_other_limits_of_hedging_count_from_the_next_event_on() -> None:
     router = hedging("a", "b")
-    dispatched(router.submit(asked("r"), now=0.0))
+    dispatched(submitted(router, asked("r"), now=0.0))
     router.set_limits(replace(LIMITS, hedging=HedgeLimits(budget_ratio=0.0)), now=0.1)
     assert router.handle_timer(now=30.0) == [], "without a share there is no budget"
     router.set_limits(replace(LIMITS, hedging=HedgeLimits(budget_ratio=1.0, delay_s=3.0)), now=31.0)
-    first = dispatched(router.submit(asked("late", now=40.0), now=40.0))
+    first = dispatched(submitted(router, asked("late", now=40.0), now=40.0))
     predicted_s = first.decision.predicted_ttft_s
     assert predicted_s is not None
     assert router.next_timer() == pytest.approx(40.0 + predicted_s + 3.0)
@@ -276,15 +287,15 @@ def test_other_limits_of_hedging_count_from_the_next_event_on() -> None:
 
 def test_without_a_share_nothing_is_watched() -> None:
     router = hedging("a", "b", limits=RouterLimits())
-    dispatched(router.submit(asked("r"), now=0.0))
+    dispatched(submitted(router, asked("r"), now=0.0))
     assert router.handle_timer(now=50.0) == []
 
 
 def test_a_request_that_waited_is_watched_from_when_it_was_sent() -> None:
     limits = replace(LIMITS, overload=OverloadLimits(queue_enabled=True))
     router = hedging("a", limits=limits)
-    first = dispatched(router.submit(asked("r0", 1000), now=0.0))
-    assert not isinstance(only(router.submit(asked("r1"), now=0.0)), Dispatch)
+    first = dispatched(submitted(router, asked("r0", 1000), now=0.0))
+    assert not isinstance(only(submitted(router, asked("r1"), now=0.0)), Dispatch)
     second = dispatched(router.on_first_token(first.attempt_id, now=0.5))
     assert second.decision.predicted_ttft_s == pytest.approx(0.5 + 0.1, abs=0.05)
     due_s = router.next_timer()

@@ -12,7 +12,7 @@ import pytest
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.messages.request import EngineSample
 from gorgo.core.router import Router
-from tests.core.routers import COMPLETED, GONE, a_request, blocks_of, dispatched, make_router, timed
+from tests.core.routers import COMPLETED, GONE, a_request, blocks_of, dispatched, make_router, submitted, timed
 
 
 def far_router() -> Router:
@@ -24,7 +24,7 @@ def far_router() -> Router:
 
 def send(router: Router, name: str, tokens: int, *, now: float, streamed: bool = True) -> str:
     request = a_request(name, prompt_tokens=tokens, received_s=now, streamed=streamed)
-    return dispatched(router.submit(request, now=now)).attempt_id
+    return dispatched(submitted(router, request, now=now)).attempt_id
 
 
 def view(router: Router, *, now: float) -> ReplicaSnapshot:
@@ -82,7 +82,7 @@ def test_a_reported_speed_is_relative_to_the_uncached_tokens_dispatched_there() 
     router = make_router(policy="gorgo-ms", replicas=[slow_start])
     router.index.confirm(blocks_of(1, 2, 3), 0)
     request = a_request("r", prompt_tokens=256, blocks=blocks_of(1, 2, 3))
-    attempt = dispatched(router.submit(request, now=0.0)).attempt_id
+    attempt = dispatched(submitted(router, request, now=0.0)).attempt_id
     router.on_first_token(attempt, now=1.0)
     router.on_engine_sample("a", EngineSample(prefill_tokens_total=1e4, prefill_busy_s_total=40.0), now=2.0)
     assert view(router, now=2.0).prefill_slowdown_reported == pytest.approx(0.004 * 1564 / 3.564, rel=1e-3)

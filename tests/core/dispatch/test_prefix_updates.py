@@ -10,7 +10,7 @@ from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.request import EngineSample
 from gorgo.core.router import Router
-from tests.core.routers import COMPLETED, GONE, a_request, dispatched, make_router
+from tests.core.routers import COMPLETED, GONE, a_request, dispatched, make_router, submitted
 
 
 def prompt(name: int, count: int = 40) -> bytes:
@@ -20,7 +20,7 @@ def prompt(name: int, count: int = 40) -> bytes:
 
 def send(router: Router, name: int, *, now: float, count: int = 40) -> str:
     request = a_request(f"r{name}-{now}", prompt_tokens=count * 64, blocks=prompt(name, count))
-    return dispatched(router.submit(request, now=now)).attempt_id
+    return dispatched(submitted(router, request, now=now)).attempt_id
 
 
 def held_of(router: Router, *names: int) -> list[float]:

@@ -13,7 +13,17 @@ from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch, Hold
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.router import Router
-from tests.core.routers import BUSY, COMPLETED, FAILED, a_request, dispatched, make_router, rejected
+from tests.core.routers import (
+    BUSY,
+    COMPLETED,
+    FAILED,
+    a_request,
+    dispatched,
+    finished,
+    make_router,
+    rejected,
+    submitted,
+)
 
 FLEET = [ReplicaSpec("e0", "east"), ReplicaSpec("e1", "east"), ReplicaSpec("w0", "west")]
 
@@ -29,7 +39,7 @@ def test_a_region_whose_replicas_all_fail_one_probe_is_left_out_at_once() -> Non
     router.on_probe("e1", None, now=11.0)
     assert router.unreachable_regions == frozenset({"east"})
     assert router.health_states() == {"e0": "ejected", "e1": "ejected", "w0": "healthy"}
-    assert dispatched(router.submit(a_request(), now=11.0)).replica == "w0"
+    assert dispatched(submitted(router, a_request(), now=11.0)).replica == "w0"
 
 
 def test_a_region_that_is_cut_off_is_left_out_however_few_are_left() -> None:
@@ -38,7 +48,7 @@ def test_a_region_that_is_cut_off_is_left_out_however_few_are_left() -> None:
     router = make_router(replicas=[*east, ReplicaSpec("w0", "west"), ReplicaSpec("w1", "west")])
     for number in range(6):
         router.on_probe(f"e{number}", None, now=10.0)
-    sent = [dispatched(router.submit(a_request(request_id=f"r{n}"), now=11.0)) for n in range(8)]
+    sent = [dispatched(submitted(router, a_request(request_id=f"r{n}"), now=11.0)) for n in range(8)]
     assert {dispatch.replica for dispatch in sent} <= {"w0", "w1"}
 
 
@@ -48,7 +58,7 @@ def test_when_nobody_at_all_answers_everybody_is_tried() -> None:
         for replica in FLEET:
             router.on_probe(replica.name, None, now=now)
     assert set(router.health_states().values()) == {"ejected"}
-    assert dispatched(router.submit(a_request(), now=12.0)).replica in {"e0", "e1", "w0"}
+    assert dispatched(submitted(router, a_request(), now=12.0)).replica in {"e0", "e1", "w0"}
 
 
 def test_failures_far_apart_are_no_cut() -> None:
@@ -155,12 +165,12 @@ def test_a_region_whose_replicas_were_all_replaced_is_there_again_when_the_new_o
 def test_a_request_goes_only_where_it_may() -> None:
     router = fleet()
     request = replace(a_request(), regions=frozenset({"west"}))
-    dispatch = dispatched(router.submit(request, now=0.0))
+    dispatch = dispatched(submitted(router, request, now=0.0))
     assert (dispatch.replica, dispatch.decision.excluded) == ("w0", {"e0": "region", "e1": "region"})
 
 
 def test_a_request_that_may_go_nowhere_is_a_403_not_an_outage() -> None:
-    refusal = rejected(fleet().submit(replace(a_request(), regions=frozenset({"south"})), now=0.0))
+    refusal = rejected(submitted(fleet(), replace(a_request(), regions=frozenset({"south"})), now=0.0))
     assert (refusal.status, refusal.code) == (403, "region_not_allowed")
     assert "south" in refusal.message
 
@@ -170,45 +180,45 @@ def test_a_request_whose_model_is_served_elsewhere_only_is_told_so_and_not_to_co
     limits = OverloadLimits(no_replica_wait_s=2.0)
     router = make_router(replicas=served, limits=RouterLimits(overload=limits))
     large = replace(a_request(model="large"), regions=frozenset({"west"}))
-    refusal = rejected(router.submit(large, now=0.0))
+    refusal = rejected(submitted(router, large, now=0.0))
     assert (refusal.status, refusal.code, refusal.retry_after_s) == (403, "region_not_allowed", None)
-    assert dispatched(router.submit(replace(large, regions=frozenset({"east"})), now=0.0)).replica == "e0"
+    assert dispatched(submitted(router, replace(large, regions=frozenset({"east"})), now=0.0)).replica == "e0"
 
 
 def test_a_request_whose_region_is_down_is_a_503_and_goes_nowhere_else() -> None:
     router = fleet()
     router.drain("w0", now=0.0)
-    refusal = rejected(router.submit(replace(a_request(), regions=frozenset({"west"})), now=0.0))
+    refusal = rejected(submitted(router, replace(a_request(), regions=frozenset({"west"})), now=0.0))
     assert (refusal.status, refusal.code) == (503, "no_replica")
 
 
 def test_a_retry_stays_where_it_may() -> None:
     router = fleet()
     request = replace(a_request(), regions=frozenset({"east"}))
-    first = dispatched(router.submit(request, now=0.0))
-    second = dispatched(router.on_finish(first.attempt_id, FAILED, now=0.1))
+    first = dispatched(submitted(router, request, now=0.0))
+    second = dispatched(finished(router, first.attempt_id, FAILED, now=0.1))
     assert {first.replica, second.replica} == {"e0", "e1"}
-    assert rejected(router.on_finish(second.attempt_id, FAILED, now=0.2)).status == 502
+    assert rejected(finished(router, second.attempt_id, FAILED, now=0.2)).status == 502
 
 
 def test_a_request_bound_to_a_replica_elsewhere_is_a_403() -> None:
     """A follow-up goes where its past is held, and no further than it may."""
     router = fleet()
     bound = replace(a_request(pinned_replica="w0"), regions=frozenset({"east"}))
-    refusal = rejected(router.submit(bound, now=0.0))
+    refusal = rejected(submitted(router, bound, now=0.0))
     assert (refusal.status, refusal.code) == (403, "region_not_allowed")
     assert "held elsewhere" in refusal.message
-    assert dispatched(router.submit(replace(bound, regions=frozenset({"west"})), now=0.0)).replica == "w0"
+    assert dispatched(submitted(router, replace(bound, regions=frozenset({"west"})), now=0.0)).replica == "w0"
 
 
 def test_a_request_bound_to_a_replica_that_moves_while_it_waits_does_not_follow() -> None:
     limits = OverloadLimits(queue_enabled=True, max_concurrency_per_replica=1, no_replica_wait_s=2.0)
     router = make_router(replicas=FLEET, policy="gorgo-ms", limits=RouterLimits(overload=limits))
-    first = dispatched(router.submit(a_request("first", pinned_replica="e0"), now=0.0))
+    first = dispatched(submitted(router, a_request("first", pinned_replica="e0"), now=0.0))
     waits = replace(a_request("waits", pinned_replica="e0"), regions=frozenset({"east"}))
-    assert isinstance(router.submit(waits, now=0.0)[-1], Hold)
+    assert isinstance(submitted(router, waits, now=0.0)[-1], Hold)
     router.set_fleet([replace(FLEET[0], region="west"), *FLEET[1:]], now=1.0)
-    assert not any(isinstance(action, Dispatch) for action in router.on_finish(first.attempt_id, COMPLETED, now=1.0))
+    assert not any(isinstance(action, Dispatch) for action in finished(router, first.attempt_id, COMPLETED, now=1.0))
     assert rejected(router.handle_timer(now=9.0)).code == "no_replica"
 
 
@@ -219,7 +229,9 @@ def test_a_replica_that_joins_gets_more_by_and_by() -> None:
     router.on_probe("a", 0.01, now=100.0)
 
     def sent_to_new(count: int, now: float) -> int:
-        names = [dispatched(router.submit(a_request(f"{now}-{number}"), now=now)).replica for number in range(count)]
+        names = [
+            dispatched(submitted(router, a_request(f"{now}-{number}"), now=now)).replica for number in range(count)
+        ]
         return names.count("new")
 
     assert sent_to_new(10, 100.0) == 2
@@ -233,11 +245,13 @@ def test_a_retry_goes_to_a_replica_on_its_ramp_when_nobody_else_is_left(outcome:
     router.set_fleet([ReplicaSpec("old", "here"), ReplicaSpec("new", "here")], now=1.0)
     router.on_probe("new", 0.5, now=1.0)  # farther by far
     for number in range(5):  # two are the bound of the new one
-        first = dispatched(router.submit(a_request(f"r{number}"), now=1.0))
+        first = dispatched(submitted(router, a_request(f"r{number}"), now=1.0))
         assert first.replica == "old"
-        assert dispatched(router.on_finish(first.attempt_id, outcome, now=1.0)).replica == "new"
+        assert dispatched(finished(router, first.attempt_id, outcome, now=1.0)).replica == "new"
         # In good standing, so that it is the bound of the new one that matters.
-        router.on_finish(dispatched(router.submit(a_request(f"well-{number}"), now=1.0)).attempt_id, COMPLETED, now=1.0)
+        finished(
+            router, dispatched(submitted(router, a_request(f"well-{number}"), now=1.0)).attempt_id, COMPLETED, now=1.0
+        )
 
 
 def test_a_readmitted_replica_is_on_its_ramp_and_the_last_one_left_is_not() -> None:
@@ -246,10 +260,10 @@ def test_a_readmitted_replica_is_on_its_ramp_and_the_last_one_left_is_not() -> N
         router.on_probe("a", None, now=now)
     router.handle_timer(now=8.0)
     router.on_probe("a", 0.001, now=8.0)
-    names = [dispatched(router.submit(a_request(f"r{number}"), now=8.0)).replica for number in range(5)]
+    names = [dispatched(submitted(router, a_request(f"r{number}"), now=8.0)).replica for number in range(5)]
     assert names == ["a", "a", "b", "b", "b"]
     router.drain("b", now=8.0)
-    assert dispatched(router.submit(a_request("last"), now=8.0)).replica == "a"
+    assert dispatched(submitted(router, a_request("last"), now=8.0)).replica == "a"
 
 
 def test_a_fleet_that_fails_everything_is_not_sent_three_times_the_load() -> None:
@@ -257,10 +271,10 @@ def test_a_fleet_that_fails_everything_is_not_sent_three_times_the_load() -> Non
     router = make_router("a", "b", "c", limits=limits)
     attempts = 0
     for number in range(100):
-        actions = router.submit(a_request(f"r{number}"), now=1.0)
+        actions = submitted(router, a_request(f"r{number}"), now=1.0)
         while isinstance(actions[-1], Dispatch):
             attempts += 1
-            actions = router.on_finish(actions[-1].attempt_id, FAILED, now=1.0)
+            actions = finished(router, actions[-1].attempt_id, FAILED, now=1.0)
     assert 100 < attempts <= 100 + max(2, 0.2 * 100)
 
 
@@ -268,8 +282,8 @@ def test_a_replica_that_is_gone_costs_no_budget() -> None:
     gone = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="connect_failed")
     router = make_router("a", "b", limits=RouterLimits(retry_budget_ratio=0.0, retry_budget_minimum=0))
     for number in range(3):
-        first = dispatched(router.submit(a_request(f"r{number}"), now=1.0))
-        second = dispatched(router.on_finish(first.attempt_id, gone, now=1.0))
+        first = dispatched(submitted(router, a_request(f"r{number}"), now=1.0))
+        second = dispatched(finished(router, first.attempt_id, gone, now=1.0))
         router.on_finish(second.attempt_id, COMPLETED, now=1.0)
 
 
@@ -277,33 +291,33 @@ def test_a_fleet_of_which_nobody_listens_is_a_503_that_says_when_to_come_back() 
     gone = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="connect_failed")
     router = make_router("a", "b")
     for number in range(5):  # before they are ejected, and in the panic after it
-        first = dispatched(router.submit(a_request(f"r{number}"), now=1.0))
-        second = dispatched(router.on_finish(first.attempt_id, gone, now=1.0))
-        refusal = rejected(router.on_finish(second.attempt_id, gone, now=1.0))
+        first = dispatched(submitted(router, a_request(f"r{number}"), now=1.0))
+        second = dispatched(finished(router, first.attempt_id, gone, now=1.0))
+        refusal = rejected(finished(router, second.attempt_id, gone, now=1.0))
         assert (refusal.status, refusal.code, refusal.retry_after_s) == (503, "no_replica", 1.0)
 
 
 def test_who_is_refused_while_another_is_well_is_told_of_the_failure() -> None:
     gone = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="connect_failed")
     router = make_router("a", "b", limits=RouterLimits(max_attempts=1))
-    first = dispatched(router.submit(a_request(), now=1.0))
-    assert rejected(router.on_finish(first.attempt_id, gone, now=1.0)).status == 502
+    first = dispatched(submitted(router, a_request(), now=1.0))
+    assert rejected(finished(router, first.attempt_id, gone, now=1.0)).status == 502
 
 
 def test_a_time_out_costs_budget() -> None:
     slow = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="timeout")
     router = make_router("a", "b", limits=RouterLimits(retry_budget_ratio=0.0, retry_budget_minimum=0))
-    first = dispatched(router.submit(a_request("r"), now=1.0))
-    assert rejected(router.on_finish(first.attempt_id, slow, now=1.0)).status == 504
+    first = dispatched(submitted(router, a_request("r"), now=1.0))
+    assert rejected(finished(router, first.attempt_id, slow, now=1.0)).status == 504
 
 
 @pytest.mark.parametrize("error", ["no_content", "protocol_error"])
 def test_an_answer_that_is_none_costs_budget(error: str) -> None:
     """The replica has done its work, whatever it made of it."""
     router = make_router("a", "b", limits=RouterLimits(retry_budget_ratio=0.0, retry_budget_minimum=0))
-    first = dispatched(router.submit(a_request("r"), now=1.0))
+    first = dispatched(submitted(router, a_request("r"), now=1.0))
     outcome = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error=error)
-    assert rejected(router.on_finish(first.attempt_id, outcome, now=1.0)).status == 502
+    assert rejected(finished(router, first.attempt_id, outcome, now=1.0)).status == 502
 
 
 def test_a_fleet_that_breaks_every_connection_is_not_sent_three_times_the_load() -> None:
@@ -311,10 +325,10 @@ def test_a_fleet_that_breaks_every_connection_is_not_sent_three_times_the_load()
     router = make_router("a", "b", "c", limits=RouterLimits(retry_budget_ratio=0.2, retry_budget_minimum=2))
     attempts = 0
     for number in range(100):
-        actions = router.submit(a_request(f"r{number}"), now=1.0)
+        actions = submitted(router, a_request(f"r{number}"), now=1.0)
         while isinstance(actions[-1], Dispatch):
             attempts += 1
-            actions = router.on_finish(actions[-1].attempt_id, broke, now=1.0)
+            actions = finished(router, actions[-1].attempt_id, broke, now=1.0)
     before_all_are_ejected = 2 * 3
     assert 100 < attempts <= 100 + before_all_are_ejected + 0.2 * 100
 
@@ -322,6 +336,6 @@ def test_a_fleet_that_breaks_every_connection_is_not_sent_three_times_the_load()
 def test_a_replica_that_dies_with_many_requests_costs_no_budget_while_another_is_well() -> None:
     broke = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error="disconnected")
     router = make_router("a", "b", limits=RouterLimits(retry_budget_ratio=0.0, retry_budget_minimum=0))
-    first = [dispatched(router.submit(a_request(f"r{number}"), now=1.0)) for number in range(50)]
-    again = [dispatched(router.on_finish(dispatch.attempt_id, broke, now=1.0)) for dispatch in first]
+    first = [dispatched(submitted(router, a_request(f"r{number}"), now=1.0)) for number in range(50)]
+    again = [dispatched(finished(router, dispatch.attempt_id, broke, now=1.0)) for dispatch in first]
     assert {dispatch.replica for dispatch in again} == {"b"}

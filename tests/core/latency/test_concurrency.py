@@ -12,7 +12,7 @@ from gorgo.core.latency.concurrency import FIRST_SHARE, FULL_TRUST, WINDOW, Chec
 from gorgo.core.messages.request import Outcome
 from gorgo.core.router import Router
 from tests.core.admission.test_deadline import asked, held, holding
-from tests.core.routers import COMPLETED, FAILED, dispatched
+from tests.core.routers import COMPLETED, FAILED, dispatched, submitted
 
 GOAL_S = 10.0
 #: How long a request stays, by its number, among so many.
@@ -231,14 +231,14 @@ def test_the_oldest_of_more_answers_than_are_remembered_are_forgotten() -> None:
 
 
 def fifth_waits(router: Router, *, now: float) -> bool:
-    return any(held(router.submit(asked(f"one-of-five-{n}", now=now), now=now)) for n in range(5))
+    return any(held(submitted(router, asked(f"one-of-five-{n}", now=now), now=now)) for n in range(5))
 
 
 def after_answers(outcome: Outcome, **limits: object) -> Router:
     """One replica on which prefills take a second, after two seconds each for enough requests."""
     router = holding("a", max_concurrency_per_replica=9, max_backlog_s=1e9, **limits)
     for n in range(FULL_TRUST):
-        attempt = dispatched(router.submit(asked(f"r-{n}", now=100.0 * n), now=100.0 * n)).attempt_id
+        attempt = dispatched(submitted(router, asked(f"r-{n}", now=100.0 * n), now=100.0 * n)).attempt_id
         router.on_finish(attempt, outcome, now=100.0 * n + 2.0)
     return router
 

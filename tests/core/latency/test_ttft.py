@@ -12,7 +12,18 @@ from gorgo.core.latency.ttft import PARTS, TtftEstimate
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Hedge
 from gorgo.policies.registry import POLICIES
-from tests.core.routers import COMPLETED, FAILED, a_request, blocks_of, dispatched, make_router, specs, timed
+from tests.core.routers import (
+    COMPLETED,
+    FAILED,
+    a_request,
+    blocks_of,
+    dispatched,
+    finished,
+    make_router,
+    specs,
+    submitted,
+    timed,
+)
 
 SECONDS = st.floats(0, 100)
 NO_HOLD = RouterLimits(overload=OverloadLimits(queue_enabled=False))
@@ -40,7 +51,7 @@ def test_outlook_is_what_gorgo_ms_predicts() -> None:
     router = make_router(policy="gorgo-ms", replicas=[timed("a"), timed("b")], limits=NO_HOLD)
     for number in range(8):
         decision = dispatched(
-            router.submit(a_request(f"r{number}", prompt_tokens=300, received_s=0.9), now=1.0)
+            submitted(router, a_request(f"r{number}", prompt_tokens=300, received_s=0.9), now=1.0)
         ).decision
         outlook = decision.estimate
         assert outlook.router_s == pytest.approx(0.1)
@@ -55,7 +66,7 @@ def test_outlook_is_what_gorgo_ms_predicts() -> None:
 def test_outlook_of_a_stuck_engine_is_what_gorgo_ms_predicts() -> None:
     router = make_router(policy="gorgo-ms", replicas=[timed("a")], limits=NO_HOLD)
     router.submit(a_request("stuck", prompt_tokens=300), now=0.0)
-    decision = dispatched(router.submit(a_request("r", prompt_tokens=300, received_s=5.0), now=5.0)).decision
+    decision = dispatched(submitted(router, a_request("r", prompt_tokens=300, received_s=5.0), now=5.0)).decision
     assert decision.estimate.queue_s > 4.0
     assert decision.predicted_ttft_s == pytest.approx(sum(part or 0.0 for part in decision.estimate))
 
@@ -64,7 +75,7 @@ def test_outlook_of_a_stuck_engine_is_what_gorgo_ms_predicts() -> None:
 def test_every_policy_has_an_outlook_whether_it_predicts_or_not(policy: str) -> None:
     router = make_router(policy=policy, replicas=[timed("a")])
     router.submit(a_request("before", prompt_tokens=500), now=0.0)
-    decision = dispatched(router.submit(a_request("r", prompt_tokens=100), now=0.0)).decision
+    decision = dispatched(submitted(router, a_request("r", prompt_tokens=100), now=0.0)).decision
     # 10 ms there and back; 500 tokens are before it, at 1,000 a second.
     assert list(decision.estimate) == pytest.approx([0.0, 0.0, 0.01, 0.5, 0.1])
 
@@ -73,7 +84,7 @@ def test_network_is_unknown_without_a_round_trip_and_then_unexplained() -> None:
     router = make_router(replicas=[timed("a")])
     router.on_probe("a", None, now=1000.0)
     router.handle_timer(now=1000.0)
-    dispatch = dispatched(router.submit(a_request("r", prompt_tokens=100, received_s=1000.0), now=1000.0))
+    dispatch = dispatched(submitted(router, a_request("r", prompt_tokens=100, received_s=1000.0), now=1000.0))
     assert dispatch.decision.estimate.network_s is None
     assert dispatch.decision.as_dict()["outlook_ms"]["network"] is None
     assert dispatch.decision.estimate.attribute(0.35).residual_s == pytest.approx(0.25)
@@ -81,8 +92,8 @@ def test_network_is_unknown_without_a_round_trip_and_then_unexplained() -> None:
 
 def test_time_on_an_attempt_that_failed_is_a_part_of_its_own() -> None:
     router = make_router(replicas=[timed("a"), timed("b")])
-    first = dispatched(router.submit(a_request("r", prompt_tokens=100, received_s=9.5), now=10.0))
-    second = dispatched(router.on_finish(first.attempt_id, FAILED, now=11.0))
+    first = dispatched(submitted(router, a_request("r", prompt_tokens=100, received_s=9.5), now=10.0))
+    second = dispatched(finished(router, first.attempt_id, FAILED, now=11.0))
     router.on_first_token(second.attempt_id, now=12.0)
     router.on_finish(second.attempt_id, COMPLETED, now=13.0)
     (row,) = router.samples.after(0)["samples"]
@@ -110,7 +121,7 @@ def test_time_on_a_late_attempt_that_was_hedged_is_earlier_too() -> None:
 
 def test_request_without_a_first_token_has_no_parts() -> None:
     router = make_router("a")
-    dispatch = dispatched(router.submit(a_request("r"), now=0.0))
+    dispatch = dispatched(submitted(router, a_request("r"), now=0.0))
     router.on_finish(dispatch.attempt_id, COMPLETED, now=1.0)
     (row,) = router.samples.after(0)["samples"]
     assert row["ttft_parts_ms"] is None
@@ -123,5 +134,5 @@ def test_best_cached_is_of_the_candidates_alone(drained: str, best: int) -> None
     router.index.confirm(blocks[:24], 1)
     router.index.confirm(blocks, 2)
     router.drain(drained, now=0.0)
-    decision = dispatched(router.submit(a_request("r", prompt_tokens=256, blocks=blocks), now=0.0)).decision
+    decision = dispatched(submitted(router, a_request("r", prompt_tokens=256, blocks=blocks), now=0.0)).decision
     assert (decision.replica, decision.estimated_cached_tokens, decision.best_cached_tokens) == ("a", 0, best)

@@ -8,7 +8,7 @@ from gorgo.core.policy.shadow import required_index
 from gorgo.core.router import Router
 from gorgo.errors import ConfigError
 from gorgo.policies.registry import make_policy
-from tests.core.routers import COMPLETED, a_request, dispatched, set_policy, specs
+from tests.core.routers import COMPLETED, a_request, dispatched, set_policy, specs, submitted
 
 
 def make(policy: str, shadow: str | None, *, seed: int = 0) -> Router:
@@ -27,7 +27,7 @@ def asked(number: int) -> RouteRequest:
 
 def test_rank_is_the_place_of_the_chosen_replica_in_the_shadows_order() -> None:
     router = make("round-robin", "nearest")
-    decisions = [dispatched(router.submit(asked(number), now=float(number))).decision for number in range(3)]
+    decisions = [dispatched(submitted(router, asked(number), now=float(number))).decision for number in range(3)]
     scores = [decision.shadow for decision in decisions]
     assert [(decision.replica, score and score.rank) for decision, score in zip(decisions, scores, strict=True)] == [
         ("a", 1),
@@ -45,8 +45,8 @@ def test_rank_is_the_place_of_the_chosen_replica_in_the_shadows_order() -> None:
 
 def test_replicas_that_cost_the_same_have_the_least_rank_of_them() -> None:
     router = make("round-robin", "least-request")
-    first = dispatched(router.submit(asked(0), now=0.0)).decision.shadow
-    second = dispatched(router.submit(asked(1), now=1.0)).decision.shadow
+    first = dispatched(submitted(router, asked(0), now=0.0)).decision.shadow
+    second = dispatched(submitted(router, asked(1), now=1.0)).decision.shadow
     assert first is not None
     assert second is not None
     assert (first.rank, second.rank) == (1, 1)
@@ -55,14 +55,16 @@ def test_replicas_that_cost_the_same_have_the_least_rank_of_them() -> None:
 def test_a_shadow_changes_no_decision_and_draws_nothing() -> None:
     alone, watched = make("random", None, seed=3), make("random", "gorgo-ms", seed=3)
     for number in range(50):
-        routes = [dispatched(router.submit(asked(number), now=float(number))).replica for router in (alone, watched)]
+        routes = [
+            dispatched(submitted(router, asked(number), now=float(number))).replica for router in (alone, watched)
+        ]
         assert routes[0] == routes[1]
 
 
 def test_a_sample_has_what_the_shadow_predicted_for_the_replica_that_was_chosen() -> None:
     router = make("round-robin", "gorgo-ms")
     for number in range(3):
-        attempt = dispatched(router.submit(asked(number), now=float(number))).attempt_id
+        attempt = dispatched(submitted(router, asked(number), now=float(number))).attempt_id
         router.on_first_token(attempt, now=number + 0.5)
         router.on_finish(attempt, COMPLETED, now=number + 0.9)
     rows = router.samples.after(0)["samples"]
@@ -76,7 +78,7 @@ def test_one_candidate_has_no_rank() -> None:
     router = make("random", "nearest")
     router.drain("a", now=0.0)
     router.drain("b", now=0.0)
-    score = dispatched(router.submit(asked(0), now=0.0)).decision.shadow
+    score = dispatched(submitted(router, asked(0), now=0.0)).decision.shadow
     assert score is not None
     assert score.rank is None
     assert score.cost == pytest.approx(300.0)
@@ -108,10 +110,10 @@ def test_two_policies_that_read_different_indexes_are_refused_and_nothing_change
 def test_a_shadow_can_be_set_and_taken_away_while_requests_come() -> None:
     router = make("random", None)
     router.set_shadow(make_policy("gorgo-ms"), now=0.0)
-    assert dispatched(router.submit(asked(0), now=0.0)).decision.shadow is not None
+    assert dispatched(submitted(router, asked(0), now=0.0)).decision.shadow is not None
     assert (router.shadow and router.shadow.name, router.index.bounded) == ("gorgo-ms", True)
     router.set_shadow(None, now=0.0)
-    assert dispatched(router.submit(asked(1), now=0.0)).decision.shadow is None
+    assert dispatched(submitted(router, asked(1), now=0.0)).decision.shadow is None
     assert (router.shadow, router.index.bounded) == (None, False)
 
 

@@ -9,7 +9,7 @@ from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.prefix.cache_feedback import LearnedCapacity, is_contradicted
 from gorgo.core.prefix.residency import ConfirmedPrefix
 from gorgo.core.router import Router
-from tests.core.routers import COMPLETED, a_request, dispatched, make_router
+from tests.core.routers import COMPLETED, a_request, dispatched, make_router, submitted
 
 #: Sixty blocks, which share the first twenty.
 BLOCKS = 60
@@ -32,7 +32,7 @@ def reported(cached_tokens: int | None) -> Outcome:
 
 def send(router: Router, request_id: str, name: int, *, now: float) -> str:
     request = a_request(request_id, prompt_tokens=TOKENS, blocks=prompt(name))
-    return dispatched(router.submit(request, now=now)).attempt_id
+    return dispatched(submitted(router, request, now=now)).attempt_id
 
 
 def serve(router: Router, request_id: str, name: int, outcome: Outcome, *, now: float) -> None:
