@@ -21,33 +21,33 @@ def test_a_seed_is_a_schedule() -> None:
     assert drawn(7) != drawn(8)
 
 
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("plan", [FULL, BRIEF], ids=["full", "brief"])
-def test_one_replica_is_well_at_every_moment_but_in_a_blackout(plan: Plan, seed: int) -> None:
-    planned = drawn(seed, plan)
-    assert planned
-    for fault in planned:
-        if not fault.ill or fault.kind is Kind.BLACKOUT:
-            continue
-        beside = [each for each in planned if each.ill and each.start_s <= fault.start_s < each.end_s + RECOVERY_S]
-        assert Kind.BLACKOUT not in {each.kind for each in beside}
-        assert len({each.target for each in beside}) < len(REPLICAS)
+def test_one_replica_is_well_at_every_moment_but_in_a_blackout(plan: Plan) -> None:
+    for seed in range(20):
+        planned = drawn(seed, plan)
+        assert planned
+        for fault in planned:
+            if not fault.ill or fault.kind is Kind.BLACKOUT:
+                continue
+            beside = [each for each in planned if each.ill and each.start_s <= fault.start_s < each.end_s + RECOVERY_S]
+            assert Kind.BLACKOUT not in {each.kind for each in beside}, seed
+            assert len({each.target for each in beside}) < len(REPLICAS), seed
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_one_thing_at_a_time_happens_to_each(seed: int) -> None:
-    planned = drawn(seed, FULL)
-    for target in (*REPLICAS, CONFIGURATION):
-        mine = [each for each in planned if target in (each.target, CONFIGURATION if _edits(each) else None)]
-        assert all(before.end_s < after.start_s for before, after in pairwise(mine))
+def test_one_thing_at_a_time_happens_to_each() -> None:
+    for seed in range(20):
+        planned = drawn(seed, FULL)
+        for target in (*REPLICAS, CONFIGURATION):
+            mine = [each for each in planned if target in (each.target, CONFIGURATION if _edits(each) else None)]
+            assert all(before.end_s < after.start_s for before, after in pairwise(mine)), (seed, target)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_kind_comes_and_is_got_over_in_time(seed: int) -> None:
-    planned = drawn(seed, FULL)
-    counts = [sum(each.kind is kind for each in planned) for kind in Kind]
-    assert min(counts) >= 3
-    assert all(each.end_s + RECOVERY_S <= FULL.load_s for each in planned)
+def test_every_kind_comes_and_is_got_over_in_time() -> None:
+    for seed in range(20):
+        planned = drawn(seed, FULL)
+        counts = [sum(each.kind is kind for each in planned) for kind in Kind]
+        assert min(counts) >= 3, seed
+        assert all(each.end_s + RECOVERY_S <= FULL.load_s for each in planned), seed
 
 
 def test_the_short_form_has_nearly_all_of_them() -> None:

@@ -78,7 +78,6 @@ def test_key_that_no_header_can_hold_is_a_usage_error_and_not_shown(key: str) ->
     assert header_word("key\n") == "key"
 
 
-@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e400"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -92,10 +91,11 @@ def test_key_that_no_header_can_hold_is_a_usage_error_and_not_shown(key: str) ->
         ["tune", "--poll-s"],
     ],
 )
-def test_number_that_is_none_is_a_usage_error_that_names_the_option(words: list[str], number: str) -> None:
-    done = CliRunner().invoke(app, [*words, number])
-    assert done.exit_code == 2
-    assert words[-1] in done.output
+def test_number_that_is_none_is_a_usage_error_that_names_the_option(words: list[str]) -> None:
+    for number in ("nan", "inf", "-inf", "1e400"):
+        done = CliRunner().invoke(app, [*words, number])
+        assert done.exit_code == 2, number
+        assert words[-1] in done.output
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "long"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from gorgo.config.addresses import checked_bind, checked_url, split_bind
@@ -23,16 +25,34 @@ def test_base_url_is_taken_as_it_stands(text: str) -> None:
     assert checked_url(text) == text
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "a:1", "//a", "http://", "http:///x", "http://:80", "ftp://a", "http://a:0", "http://a:65536", "http://a:x",
-     "http://u@a", "http://u:p@a", "http://a?q", "http://a#f", "http://a/?", "http://a b", "http://a\n", "http://[::1",
-     "http://\u00e9", "http://a\\b", "http://a%20b",
-     "http://10.0.0.999", "http://10.0.0", "http://a..b", "http://.a", f"http://{'a' * 64}.b", "http://[1:2]"],
-)  # fmt: skip
-def test_other_text_is_no_base_url(text: str) -> None:
-    with pytest.raises(ValueError, match="an http://"):
-        checked_url(text)
+OTHER_URLS = (
+    *("", "a:1", "//a", "http://", "http:///x", "http://:80", "ftp://a", "http://a:0", "http://a:65536", "http://a:x"),
+    *(
+        "http://u@a",
+        "http://u:p@a",
+        "http://a?q",
+        "http://a#f",
+        "http://a/?",
+        "http://a b",
+        "http://a\n",
+        "http://[::1",
+    ),
+    *("http://\u00e9", "http://a\\b", "http://a%20b", "http://10.0.0.999", "http://10.0.0", "http://a..b", "http://.a"),
+    *(f"http://{'a' * 64}.b", "http://[1:2]"),
+)
+OTHER_BINDS = ("", "8080", ":8080", "a:", "a:-1", "a:65536", "a:1 ", "::1:80", "a:\u0661", "a b:1")
+
+
+def refused(check: Callable[[str], object], text: str, expected: str) -> bool:
+    try:
+        check(text)
+    except ValueError as error:
+        return expected in str(error)
+    return False
+
+
+def test_other_text_is_no_base_url() -> None:
+    assert [text for text in OTHER_URLS if not refused(checked_url, text, "an http://")] == []
 
 
 @pytest.mark.parametrize(
@@ -44,7 +64,5 @@ def test_bind_is_split_into_host_and_port(text: str, parts: tuple[str, int]) -> 
     assert split_bind(text) == parts
 
 
-@pytest.mark.parametrize("text", ["", "8080", ":8080", "a:", "a:-1", "a:65536", "a:1 ", "::1:80", "a:\u0661", "a b:1"])
-def test_other_text_is_no_bind(text: str) -> None:
-    with pytest.raises(ValueError, match="host:port"):
-        split_bind(text)
+def test_other_text_is_no_bind() -> None:
+    assert [text for text in OTHER_BINDS if not refused(split_bind, text, "host:port")] == []

@@ -141,13 +141,14 @@ def test_expositions_are_as_prometheus_wants_them(observed: Observed, promtool: 
         check(promtool, "check", "metrics", text=httpx.get(url, timeout=10, trust_env=False).text)
 
 
-@pytest.mark.parametrize("target", dashboard_targets(), ids=lambda target: f"{target.title}: {target.legend}")
-def test_every_query_of_the_dashboard_has_an_answer(observed: Observed, target: Target) -> None:
+def test_every_query_of_the_dashboard_has_an_answer_with_the_labels_of_its_legend(observed: Observed) -> None:
+    assert [target for target in dashboard_targets() if not _is_answered(observed, target)] == []
+
+
+def _is_answered(observed: Observed, target: Target) -> bool:
     found = observed.ask_replay(target.expr.replace(INTERVAL, WINDOW))
-    assert found
-    for series in found:
-        wanted = set(re.findall(r"\{\{(\w+)\}\}", target.legend))
-        assert wanted <= set(series["metric"]), "its legend is made of labels that it has"
+    wanted = set(re.findall(r"\{\{(\w+)\}\}", target.legend))
+    return bool(found) and all(wanted <= set(series["metric"]) for series in found)
 
 
 def test_parts_of_the_ttft_add_up_in_prometheus_too(observed: Observed) -> None:
@@ -186,9 +187,9 @@ def _healths(observed: Observed) -> set[str]:
     return {rule["health"] for rule in _rules(observed)}
 
 
-@pytest.mark.parametrize("target", alert_targets(), ids=lambda target: target.title)
-def test_every_alert_is_a_query_that_prometheus_takes(observed: Observed, target: Target) -> None:
-    observed.ask(target.expr)
+def test_every_alert_is_a_query_that_prometheus_takes(observed: Observed) -> None:
+    for target in alert_targets():
+        observed.ask(target.expr)
 
 
 def test_alerts_fire_when_they_should_and_only_then(promtool: str, tmp_path: Path) -> None:
