@@ -99,11 +99,6 @@ def test_every_key_of_the_configuration_is_in_the_shipped_file() -> None:
 # -- what registries hold
 
 
-def test_every_policy_has_a_row_with_its_own_summary() -> None:
-    documented = {code(name)[0]: rule for name, rule in rows("name", "rule")}
-    assert documented == {name: policy.summary for name, policy in POLICIES.items()}
-
-
 def test_every_scenario_has_a_row_with_what_happens() -> None:
     documented = {code(name)[0]: happens for name, happens in rows("scenario", "what happens")}
     assert documented == {name: scenario.description for name, scenario in SCENARIOS.items()}

@@ -340,7 +340,7 @@ def test_each_key_has_an_effect_shown_here_or_a_reason_to_have_none() -> None:
 def test_the_reference_says_of_each_key_what_a_reload_does_with_it() -> None:
     changing = section(REFERENCE, "### Changing it while the proxy runs")
     says = dict(rows_of(changing, "in the file", "what happens"))
-    (restart,) = (cell for cell, happens in says.items() if happens.startswith("need a new start"))
+    (restart,) = (cell for cell, happens in says.items() if happens.startswith("need a restart"))
     assert set(code(restart)) == {"proxy.bind", "proxy.admin_bind", "proxy.tracing", "proxy.tls"}
     words = {word for cell in says for word in code(cell)}
     keys = [key for effect in EFFECTS for key in effect.keys.split() if not key.startswith("replicas[]")]
