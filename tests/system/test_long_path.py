@@ -24,7 +24,7 @@ import httpx
 import pytest
 
 from gorgo.apps.traces.text import prompt_text
-from gorgo.proxy.upstream.transport import _Connector
+from gorgo.proxy.upstream.pool import _TrackedConnector
 from tests.real.llama_server import llama_server, missing_reason
 from tests.real.served import Served, served
 from tests.real.tap import Tap, TappedConnection, tapped
@@ -163,7 +163,9 @@ def use_control(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
         return made
 
-    monkeypatch.setattr("gorgo.proxy.upstream.transport._Connector", partial(_Connector, socket_factory=opened))
+    monkeypatch.setattr(
+        "gorgo.proxy.upstream.pool._TrackedConnector", partial(_TrackedConnector, socket_factory=opened)
+    )
 
 
 @pytest.fixture(params=controls())

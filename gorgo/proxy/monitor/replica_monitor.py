@@ -61,7 +61,7 @@ class ReplicaMonitor:
         self._spread = spread
         self._answers = True
         self._tells = True
-        target.upstream.tell_connection(self._report_connection)
+        target.upstream.on_connection_change(self._report_connection)
 
     @property
     def target(self) -> Target:

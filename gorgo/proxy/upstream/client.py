@@ -1,37 +1,42 @@
-"""One replica as a source of byte chunks, by httpx's requests and responses.
+"""The client to one replica: requests out, responses in as byte chunks.
 
-Owns how many answers may be open, and the words for what a replica does wrong. Leaves what the bytes mean to the relay,
-which sees `Source` and the errors below, and connections to `transport`.
+Owns how many responses may be open, and the stable words for failures. Leaves connections to `pool` and the meaning of
+the bytes to the relay, which sees `Source` and `UpstreamError`.
 
-`httpx.Client` is left out on purpose: building a request through it and sending it costs 60 us that buy nothing here.
+Any `httpx.AsyncBaseTransport` can stand in place of the pool. The pool itself is called without httpx's objects, which
+would cost each request tens of microseconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Protocol, cast
 
+import aiohttp
 import httpx
 
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.upstream.connection_state import OnChange
-from gorgo.proxy.upstream.http1_call import CUT_OFF
-from gorgo.proxy.upstream.transport import Body, PoolTransport
+from gorgo.proxy.upstream.http1_call import CUT_OFF, FAILURES
+from gorgo.proxy.upstream.pool import UpstreamPool
 
 #: Bodies of the proxy's own small requests (pings, metrics) are cut here: SGLang's /metrics is about 100 kB.
 FETCH_LIMIT_BYTES = 8 * 1024 * 1024
-#: No connection was left for a request: as many are open as may be, or the process has no descriptor for one more.
+#: No connection was left for a request: the limit is reached, or the process has no descriptor for one more.
 POOL_EXHAUSTED = "connections_exhausted"
-#: The engine's process may be gone, and another in its place soon.
+#: The engine's process may have ended, and another may start in its place.
 CONNECTION_LOST = frozenset({"connect_failed", "disconnected"})
+#: Errors of this process, not of its peer: it can open no more descriptors, or has no memory.
+_LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class UpstreamError(Exception):
-    """The replica gave no answer, or broke off in the middle of one. `reason` is a short stable word."""
+    """The replica sent no response, or an incomplete one. `reason` is a short stable word."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -39,39 +44,33 @@ class UpstreamError(Exception):
 
 
 class Source(Protocol):
-    """An answer that has begun: status, headers, then chunks as they come."""
+    """A response that has begun: status, headers, then chunks as they come."""
 
     status: int
     headers: Sequence[Header]
 
     def chunks(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Bytes as they were sent, never decoded. The block raises `UpstreamError` when they break off."""
+        """Iterate over the bytes as they were sent. The block raises `UpstreamError` for an incomplete body."""
         ...
 
     async def aclose(self) -> None:
-        """Keep the connection if the answer was read to its end, else close it at once."""
-        ...
-
-
-class Upstream(Protocol):
-    """Where one replica's answers come from."""
-
-    async def open(self, path: str, headers: Sequence[Header], body: bytes) -> Source:
-        """POST `body`; returns at the answer's headers. Raises `UpstreamError`."""
+        """Release the connection if the response was read to its end, else close it at once."""
         ...
 
 
 class UpstreamResponse:
-    """A `Source` over HTTP; its own `chunks` block, since an answer is read once."""
+    """A `Source` over HTTP; its own `chunks` block, since a response is read once."""
 
     __slots__ = ("_closed", "_on_close", "_stream", "headers", "status")
 
-    def __init__(self, response: httpx.Response, on_close: Callable[[], None]) -> None:
-        self._stream = cast(httpx.AsyncByteStream, response.stream)
+    def __init__(
+        self, status: int, headers: Sequence[Header], stream: httpx.AsyncByteStream, on_close: Callable[[], None]
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self._stream = stream
         self._on_close = on_close
         self._closed = False
-        self.status = response.status_code
-        self.headers: Sequence[Header] = response.headers.raw
 
     def chunks(self) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         return self
@@ -82,9 +81,8 @@ class UpstreamResponse:
     async def __aexit__(
         self, kind: type[BaseException] | None, failure: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(failure, CUT_OFF):
-            # The answer keeps its failure: with the frames that it went through, the request's body would wait for the
-            # garbage collector.
+        if isinstance(failure, (*CUT_OFF, httpx.TransportError)):
+            # Without the frames of the failure: with them the request's body would wait for the garbage collector.
             raise UpstreamError("disconnected") from failure.with_traceback(None)
 
     async def aclose(self) -> None:
@@ -101,74 +99,90 @@ class UpstreamClient:
     Parameters
     ----------
     base_url:
-        As in regions.yaml; a path in it is kept in front of every route.
+        As in regions.yaml; a path in it precedes every route.
     connections:
-        Most at once. A request beyond is refused here, as busy, and not queued.
+        Most open at once. A request beyond is rejected as busy, not queued.
     connect_timeout_s:
         For name resolution, TCP and TLS together.
     tls:
         Shared by all replicas: loading the certificates takes 20 ms.
+    transport:
+        Sends the requests instead of the pool.
     """
 
-    def __init__(self, base_url: str, *, connections: int, connect_timeout_s: float, tls: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        connections: int,
+        connect_timeout_s: float,
+        tls: ssl.SSLContext,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self._base = base_url.rstrip("/")
-        self._limit = connections
-        self._extensions = _connect_within(connect_timeout_s)
         self._urls: dict[str, httpx.URL] = {}
-        self._transport = PoolTransport(self._base, tls=tls)
+        self._pool = UpstreamPool(self._base, tls=tls)
+        self._transport = transport
+        self.set_limits(connections=connections, connect_timeout_s=connect_timeout_s)
         self.open_responses = 0
 
     @property
     def connections(self) -> int:
-        """Kept connections that are open, in use or not."""
-        return self._transport.connections
+        """Pooled connections that are open, in use or not."""
+        return self._pool.tracker.alive
 
-    def tell_connection(self, told: OnChange) -> None:
-        """Call `told` whenever the connection that the next request takes is another one, or in another state."""
-        self._transport.tell_connection(told)
+    def on_connection_change(self, report: OnChange) -> None:
+        """Call `report` whenever the connection of the next request is another one, or in another state."""
+        self._pool.tracker.on_change = report
+        self._pool.tracker.report()
 
     def set_limits(self, *, connections: int, connect_timeout_s: float) -> None:
-        """Other limits from the next request on."""
+        """Set the limits of requests from now on."""
         self._limit = connections
-        self._extensions = _connect_within(connect_timeout_s)
+        self._connect_timeout_s = connect_timeout_s
 
     def set_tls(self, tls: ssl.SSLContext) -> None:
-        """Whom to believe and who to be, on connections opened from now on."""
-        self._transport.set_tls(tls)
+        """Use `tls` for connections opened from now on."""
+        self._pool.set_tls(tls)
 
     async def open(self, path: str, headers: Sequence[Header], body: bytes) -> Source:
+        """POST `body`; return at the head of the response. Raises `UpstreamError`."""
         if self.open_responses >= self._limit:
             raise UpstreamError(POOL_EXHAUSTED)
         return await self._open("POST", path, headers, body)
 
     async def fetch(self, path: str, headers: Sequence[Header] = (), *, timeout_s: float) -> tuple[int, bytes]:
-        """GET a small answer whole, on a kept connection. Raises `UpstreamError`."""
+        """GET a small response whole, on a pooled connection. Raises `UpstreamError`."""
         try:
             async with asyncio.timeout(timeout_s):
                 source = await self._open("GET", path, headers, b"")
                 try:
-                    return source.status, await _whole(source)
+                    return source.status, await _read_all(source)
                 finally:
                     await source.aclose()
         except TimeoutError:
             raise UpstreamError("timeout") from None
 
     async def aclose(self) -> None:
-        await self._transport.aclose()
+        await self._pool.aclose()
+        if self._transport is not None:
+            await self._transport.aclose()
 
     async def _open(self, method: str, path: str, headers: Sequence[Header], body: bytes) -> UpstreamResponse:
         self.open_responses += 1
         try:
-            response = await self._send(method, path, headers, body)
-        except BaseException:
+            return await self._send(method, path, headers, body)
+        except BaseException as failure:
             self._release()
+            if isinstance(failure, (*FAILURES, httpx.TransportError)):
+                # Without its frames: with them the request's body would wait for the garbage collector.
+                raise UpstreamError(_reason(failure)) from failure.with_traceback(None)
             raise
-        return UpstreamResponse(response, self._release)
 
     def _release(self) -> None:
         self.open_responses -= 1
 
-    async def _send(self, method: str, path: str, headers: Sequence[Header], body: bytes) -> httpx.Response:
+    async def _send(self, method: str, path: str, headers: Sequence[Header], body: bytes) -> UpstreamResponse:
         url = self._urls.get(path)
         if url is None:
             # Few, because a path is a route or one of the dialect's.
@@ -176,20 +190,29 @@ class UpstreamClient:
         named = [(b"Host", url.netloc), *headers]
         if method == "POST":
             named.append((b"Content-Length", b"%d" % len(body)))
-        # With a stream, because then httpx adds no headers of its own: what the client left out stays out.
-        request = httpx.Request(method, url, headers=named, stream=Body(body), extensions=self._extensions)
-        try:
-            return await self._transport.handle_async_request(request)
-        except httpx.TransportError as failure:
-            # Without the frames that it went through: the request's body would wait for the garbage collector.
-            raise UpstreamError(_reason(failure)) from failure.with_traceback(None)
+        if self._transport is not None:
+            extensions = {"timeout": {"connect": self._connect_timeout_s}}
+            # With a stream, because then httpx adds no headers.
+            request = httpx.Request(method, url, headers=named, stream=_Body(body), extensions=extensions)
+            response = await self._transport.handle_async_request(request)
+            stream = cast(httpx.AsyncByteStream, response.stream)
+            return UpstreamResponse(response.status_code, response.headers.raw, stream, self._release)
+        start = b"%s %s HTTP/1.1\r\n" % (method.encode(), url.raw_path)
+        call = await self._pool.send(start, named, body, connect_timeout_s=self._connect_timeout_s)
+        return UpstreamResponse(call.status, call.headers, call, self._release)
 
 
-def _connect_within(limit_s: float) -> dict[str, dict[str, float]]:
-    return {"timeout": {"connect": limit_s}}
+class _Body(httpx.AsyncByteStream):
+    """A request's body for another transport."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._data
 
 
-async def _whole(source: UpstreamResponse) -> bytes:
+async def _read_all(source: UpstreamResponse) -> bytes:
     parts: list[bytes] = []
     size = 0
     async with source.chunks() as chunks:
@@ -201,15 +224,15 @@ async def _whole(source: UpstreamResponse) -> bytes:
     return b"".join(parts)
 
 
-#: Stable words for httpx's failures, the more special first.
-_REASONS: tuple[tuple[type[httpx.TransportError], str], ...] = (
-    (httpx.PoolTimeout, POOL_EXHAUSTED),
-    (httpx.ConnectTimeout, "connect_timeout"),
-    (httpx.ConnectError, "connect_failed"),
-    (httpx.NetworkError, "disconnected"),
-    (httpx.TransportError, "protocol_error"),
-)
-
-
-def _reason(failure: httpx.TransportError) -> str:
-    return next(word for kind, word in _REASONS if isinstance(failure, kind))
+def _reason(failure: BaseException) -> str:
+    """Return the stable word for a failure before the response's head."""
+    if isinstance(failure, httpx.PoolTimeout):
+        return POOL_EXHAUSTED
+    if isinstance(failure, (TimeoutError, httpx.ConnectTimeout)):
+        return "connect_timeout"
+    if isinstance(failure, aiohttp.ClientConnectorError):
+        return POOL_EXHAUSTED if failure.errno in _LOCAL_ERRORS else "connect_failed"
+    if isinstance(failure, httpx.ConnectError):
+        return "connect_failed"
+    disconnected = (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, OSError, httpx.NetworkError)
+    return "disconnected" if isinstance(failure, disconnected) else "protocol_error"

@@ -1,6 +1,6 @@
-"""Which kept connection to a replica the next request takes, and how much it can carry at once.
+"""The pooled connection that the next request to a replica takes, and its congestion window.
 
-Owns the mirror of the pool: what is idle, in the order in which the pool hands it out, and for each connection the
+Owns a mirror of the pool: idle connections in the order in which the pool hands them out, and for each connection the
 windows that its requests have opened (`core.latency.tcp`). Opens and closes nothing. For a paced sender the kernel's
 `tcp_info` is read instead, when the connection is released.
 """
@@ -25,22 +25,22 @@ class NextConnectionState(NamedTuple):
     """The idle connection that the next request takes."""
 
     windows: TcpWindows
-    #: How long ago it last sent something, s; below 0 where idling costs nothing.
+    #: Time since it last sent, s; below 0 where idling costs nothing.
     idle_s: float
     pacing: Pacing | None = None
 
 
-#: Told of each change: the next connection, `None` where it has yet to be opened.
+#: Called at each change with the next connection, None where it has yet to be opened.
 OnChange = Callable[[NextConnectionState | None], None]
 
 
 class PooledConnection(Protocol):
-    """A connection as the pool has it."""
+    """A connection of the pool."""
 
     def is_connected(self) -> bool: ...
 
 
-#: What the kernel tells of a connection whose sender paces.
+#: Reads the kernel's state of a connection; None where its sender does not pace.
 ReadTcpInfo = Callable[[PooledConnection], tuple[TcpWindows, Pacing] | None]
 
 
@@ -48,23 +48,23 @@ ReadTcpInfo = Callable[[PooledConnection], tuple[TcpWindows, Pacing] | None]
 class _LastUse:
     windows: TcpWindows
     last_s: float
-    #: Not known before the kernel was asked.
+    #: Not known before the first `ReadTcpInfo`.
     may_pace: bool = True
-    #: `None` where its sender does not pace, and while it is in use.
+    #: None where its sender does not pace, and while it is in use.
     pacing: Pacing | None = None
 
 
 class ConnectionTracker:
-    """The kept connections of one replica.
+    """The pooled connections of one replica.
 
     Parameters
     ----------
-    keep_s:
-        How long the pool keeps an idle one.
+    keep_alive_s:
+        Time for which the pool keeps an idle one.
     idling_shrinks:
-        Whether the kernel takes an idle connection's window away (`idling_shrinks`).
-    look:
-        Asks the kernel for what it tells of a connection whose sender paces. Without it none does.
+        Whether the kernel reduces an idle connection's window (`idling_shrinks`).
+    read_tcp_info:
+        Reads pacing from the kernel. Without it no sender paces.
     clock:
         Monotonic seconds.
     """
@@ -72,74 +72,74 @@ class ConnectionTracker:
     def __init__(
         self,
         *,
-        keep_s: float,
+        keep_alive_s: float,
         idling_shrinks: bool,
-        look: ReadTcpInfo = lambda _: None,
+        read_tcp_info: ReadTcpInfo = lambda _: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._keep_s = keep_s
+        self._keep_alive_s = keep_alive_s
         self._shrinks = idling_shrinks
-        self._read_tcp_info = look
+        self._read_tcp_info = read_tcp_info
         self._clock = clock
-        self._sent: WeakKeyDictionary[PooledConnection, _LastUse] = WeakKeyDictionary()
-        #: When each idle one was given back; the pool hands out the last.
+        self._last_use: WeakKeyDictionary[PooledConnection, _LastUse] = WeakKeyDictionary()
+        #: Release time of each idle one; the pool hands out the last.
         self._idle: OrderedDict[PooledConnection, float] = OrderedDict()
-        self.reported: OnChange | None = None
+        self.on_change: OnChange | None = None
 
-    def on_acquire(self, link: PooledConnection, body_bytes: int) -> bool:
-        """A request with such a body goes out on `link`. Answers whether it had served another before.
+    def on_acquire(self, connection: PooledConnection, body_bytes: int) -> bool:
+        """Record a request with such a body on `connection`; return whether the connection served another before.
 
-        Who is told of changes hears of this one by `tell`, in the same step, but behind the request's bytes.
+        The caller reports the change with `report` in the same step, after the request's bytes are written.
         """
         now = self._clock()
-        self._idle.pop(link, None)
-        sent = self._sent.get(link)
-        windows = TcpWindows() if sent is None else sent.windows
-        if sent is not None and self._shrinks:
-            left = cwnd_after_idle(windows.cwnd, now - sent.last_s, ASSUMED_RTT_S)
-            windows = windows._replace(cwnd=left)
-        may_pace = sent is None or sent.may_pace
-        self._sent[link] = _LastUse(round_trips(body_bytes, windows)[1], now, may_pace)
-        return sent is not None
+        self._idle.pop(connection, None)
+        last = self._last_use.get(connection)
+        windows = TcpWindows() if last is None else last.windows
+        if last is not None and self._shrinks:
+            cwnd = cwnd_after_idle(windows.cwnd, now - last.last_s, ASSUMED_RTT_S)
+            windows = windows._replace(cwnd=cwnd)
+        may_pace = last is None or last.may_pace
+        self._last_use[connection] = _LastUse(round_trips(body_bytes, windows)[1], now, may_pace)
+        return last is not None
 
-    def on_release(self, link: PooledConnection) -> None:
-        """`link` is idle, or closed."""
-        self._idle[link] = self._clock()
-        sent = self._sent[link]
-        if not sent.may_pace:
+    def on_release(self, connection: PooledConnection) -> None:
+        """Record that `connection` is idle, or closed."""
+        self._idle[connection] = self._clock()
+        last = self._last_use[connection]
+        if not last.may_pace:
             return
-        found = self._read_tcp_info(link)
+        found = self._read_tcp_info(connection)
         if found is None:
-            sent.may_pace = False
+            last.may_pace = False
         else:
-            sent.windows, sent.pacing = found
+            last.windows, last.pacing = found
 
     def report(self) -> None:
-        if self.reported is not None:
-            self.reported(self.next())
+        if self.on_change is not None:
+            self.on_change(self.next())
 
     def next(self) -> NextConnectionState | None:
-        """The connection that the next request takes, `None` if it has to open one."""
+        """Return the connection that the next request takes, None if it has to open one."""
         now = self._clock()
-        while self._idle and now - next(iter(self._idle.values())) > self._keep_s:
+        while self._idle and now - next(iter(self._idle.values())) > self._keep_alive_s:
             self._idle.popitem(last=False)
         while self._idle:
-            link = next(reversed(self._idle))
-            if link.is_connected():
-                sent = self._sent[link]
-                shrinks = self._shrinks and sent.pacing is None
-                return NextConnectionState(sent.windows, now - sent.last_s if shrinks else float("-inf"), sent.pacing)
-            del self._idle[link]
+            connection = next(reversed(self._idle))
+            if connection.is_connected():
+                last = self._last_use[connection]
+                shrinks = self._shrinks and last.pacing is None
+                return NextConnectionState(last.windows, now - last.last_s if shrinks else float("-inf"), last.pacing)
+            del self._idle[connection]
         return None
 
     @property
     def alive(self) -> int:
-        """Open ones, in use or not."""
-        return sum(link.is_connected() for link in self._sent)
+        """Number of open connections, in use or not."""
+        return sum(connection.is_connected() for connection in self._last_use)
 
 
 def idling_shrinks(settings: Path = _SETTINGS) -> bool:
-    """Whether this kernel starts an idle connection over, if its sender does not pace: not with the sysctl off."""
+    """Return whether this kernel resets an idle connection's window, if its sender does not pace (sysctl)."""
     try:
         return (settings / "tcp_slow_start_after_idle").read_text().strip() != "0"
     except OSError:

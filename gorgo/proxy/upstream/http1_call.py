@@ -1,13 +1,12 @@
-"""One HTTP/1.1 call on a connection of aiohttp's pool: a head and a body out, a status, headers and chunks back.
+"""One HTTP/1.1 call on a pooled connection: a head and a body out, a status, headers and chunks back.
 
-Owns what is between that pool and aiohttp's parser of answers: the bytes of a head, how a body is written, and when the
-connection may carry the next call. Leaves connections to `transport`, and reading HTTP to aiohttp's C parser.
+Owns the bytes of a head, how a body is written, and when the connection may carry the next call. Leaves connections to
+`pool`, and parsing responses to aiohttp's C parser.
 
-Theory of operation. aiohttp's session makes a dozen objects and a task for each request: for redirects, cookies,
-encodings and bodies that are read as they are sent, of which a relay has none. That cost a small
-request a fifth of its time, and its first byte a turn of the event loop. The connection's protocol is the same here,
-and used in the order in which the session uses it: told what answer to expect, written to, read. The connection goes
-back to the pool when the parser has seen the end of the answer; before that, it is closed.
+Theory of operation. aiohttp's session makes a dozen objects and a task for each request, for redirects, cookies,
+encodings and streamed bodies, none of which a relay has. They cost a small request a fifth of its time, and its first
+byte a turn of the event loop. Here the connection's protocol is used in the session's order: set the response's
+parameters, write, read. At the end of the response the connection returns to the pool; before it, it is closed.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from aiohttp.streams import StreamReader
 
 from gorgo.proxy.http.headers import CONTROLS, Header
 
-#: What one answer may hold in memory before its replica is told to wait (twice this, by aiohttp's rule).
+#: Unread bytes of a response before reading from its replica pauses (at twice this, by aiohttp's rule).
 READ_BUFFER_BYTES = 64 * 1024
-#: An answer's chunks are at most so large.
+#: Largest chunk of a response.
 CHUNK_BYTES = 16 * 1024
 #: Larger bodies are written in pieces of this; nearly all prompts fit into one.
 WRITE_BYTES = 512 * 1024
 #: Up to here head and body are joined: copying them costs less than a write of two parts.
 _JOINED_BYTES = 64 * 1024
 
-#: Everything by which a call or its answer can say that a peer or the network failed; `OSError` includes timeouts.
+#: Failures of a peer or the network during a call; `OSError` includes timeouts.
 FAILURES = (aiohttp.ClientError, HttpProcessingError, OSError)
-#: As which an answer can break off; what else happens while it is read is the reader's.
+#: Failures of a body that is being read; anything else that is raised meanwhile is the reader's.
 CUT_OFF = (aiohttp.ClientError, HttpProcessingError)
 
 
 class HttpCall(httpx.AsyncByteStream):
-    """A call whose answer has begun, and that answer's body."""
+    """A call with its response's head, and the body of that response."""
 
     __slots__ = ("_connection", "_payload", "_writer", "headers", "status")
 
@@ -62,20 +61,20 @@ class HttpCall(httpx.AsyncByteStream):
         payload.on_eof(self.release)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """The body's bytes, never decoded. Raises one of `BROKEN_OFF` when they break off."""
-        # The library's own iterator, not one around it: a layer costs each event of a stream a microsecond.
+        """Iterate over the body's bytes, never decoded. Raises one of `CUT_OFF`."""
+        # aiohttp's own iterator: a layer around it costs each event of a stream a microsecond.
         return self._payload.iter_chunked(CHUNK_BYTES)
 
     async def aclose(self) -> None:
         self.release()
 
     def release(self) -> None:
-        """Give the connection back if the answer was read to its end, else close it. Again, it does nothing."""
+        """Return the connection to the pool if the response was read to its end, else close it. Idempotent."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
         if self._writer is not None and not self._writer.done():
-            # Answered before the body was there: the rest of it must not go out as a request.
+            # The response came before the whole body was sent: its rest must not be read as a request.
             self._writer.cancel()
             connection.close()
         else:
@@ -83,9 +82,9 @@ class HttpCall(httpx.AsyncByteStream):
 
 
 async def send(connection: Connection, head: bytes, body: bytes, *, sent: Callable[[], None] | None = None) -> HttpCall:
-    """Send a request, and return at its answer's headers. Raises one of `FAILURES`; the connection is closed then.
+    """Send a request; return at the head of its response. Raises one of `FAILURES` and closes the connection.
 
-    `sent` is called when the request, or the first of it, is on its way.
+    `sent` is called once the first bytes are written.
     """
     writer: asyncio.Task[None] | None = None
     try:
@@ -109,16 +108,16 @@ async def send(connection: Connection, head: bytes, body: bytes, *, sent: Callab
 
 
 def _check_coding(message: RawResponseMessage) -> None:
-    """Codings of a hop end with it, and none but chunks is undone here: the rest would go on without its label."""
+    """Raise for any transfer coding but chunked: it would pass to the client without its label."""
     codings = message.headers.getall(TRANSFER_ENCODING, ())
     if codings and (len(codings) > 1 or codings[0].strip().lower() != "chunked"):
-        raise HttpProcessingError(message="a transfer coding that nobody asked for")
+        raise HttpProcessingError(message="unexpected transfer coding")
 
 
 def encode_head(start: bytes, headers: Sequence[Header], *, close: bool = False) -> bytes:
-    """A request's head. `start` is its first line, its end included; `close`: the connection is for this call alone.
+    """Return a request's head. `start` is its first line, its end included; `close` ends the connection after it.
 
-    Raises `ValueError` for a control character, which could make two requests of it.
+    Raises `ValueError` for a control character, which could make two requests of one.
     """
     parts = [start]
     for name, value in headers:
@@ -127,7 +126,7 @@ def encode_head(start: bytes, headers: Sequence[Header], *, close: bool = False)
         parts.append(b"Connection: close\r\n")
     parts.append(b"\r\n")
     head = b"".join(parts)
-    # The listener lets no such thing in; a head that could be read as two requests must not depend on that.
+    # The listener refuses these too. A second check, since a head that reads as two requests is an attack.
     lines = start.count(b"\n") + len(headers) + close + 1
     if head.count(b"\n") != lines or head.count(b"\r") != lines or len(head.translate(None, CONTROLS)) != len(head):
         raise ValueError("a control character in a header")
@@ -135,10 +134,10 @@ def encode_head(start: bytes, headers: Sequence[Header], *, close: bool = False)
 
 
 def _send(protocol: ResponseHandler, head: bytes, body: bytes) -> asyncio.Task[None] | None:
-    """Write it all, or what is more than the socket should be given at once in a task of its own.
+    """Write a request; return the task that writes the rest of a large body.
 
-    Head and body at once: a head that goes alone is a segment of its own, and over a new connection to a far replica
-    the window then ends one segment short of a body of 100 kB: a round trip more.
+    Head and body go in one write: a head alone is a segment of its own, and on a new connection to a far replica the
+    window then ends one segment short of a body of 100 kB, which costs a round trip.
     """
     transport = protocol.transport
     if transport is None or transport.is_closing():
@@ -155,8 +154,8 @@ def _send(protocol: ResponseHandler, head: bytes, body: bytes) -> asyncio.Task[N
 
 
 async def _send_pieces(protocol: ResponseHandler, body: memoryview) -> None:
-    """A large body in pieces, so that the loop breathes while it is written."""
-    # Whoever reads the answer is told by the connection itself that it is lost.
+    """Write a large body in pieces, so that other tasks run in between."""
+    # A lost connection also fails the reader of the response.
     with suppress(OSError):
         for start in range(0, len(body), WRITE_BYTES):
             await protocol._drain_helper()

@@ -38,10 +38,10 @@ class Engine:
     answers: dict[str, tuple[int, bytes]] = field(default_factory=lambda: {METRICS: (200, RUNNING)})
     asked: list[tuple[float, str]] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
-    told: OnChange | None = None
+    report: OnChange | None = None
 
-    def tell_connection(self, told: OnChange) -> None:
-        self.told = told
+    def on_connection_change(self, report: OnChange) -> None:
+        self.report = report
 
     async def fetch(
         self, path: str, headers: Sequence[Header] = (), *, timeout_s: float, body: bytes | None = None
@@ -421,13 +421,13 @@ def test_first_look_ends_in_time_and_what_came_by_then_counts(silent: set[str], 
 
 def test_next_connection_is_told_to_the_router_unless_the_name_is_another_processs() -> None:
     async def test(watch: Watch) -> None:
-        told, columns = watch.engine.told, watch.state.router._fleet.columns
-        assert told is not None
+        report, columns = watch.engine.report, watch.state.router._fleet.columns
+        assert report is not None
         await asyncio.sleep(10.0)
-        told(NextConnectionState(TcpWindows(20_000, 30_000), 4.0))
+        report(NextConnectionState(TcpWindows(20_000, 30_000), 4.0))
         assert (columns.cwnd_bytes[0], columns.rwnd_bytes[0], columns.sent_s[0]) == (20_000, 30_000, 6.0)
         watch.state.targets = {}
-        told(NextConnectionState(TcpWindows(1, 2), 0.0))
+        report(NextConnectionState(TcpWindows(1, 2), 0.0))
         assert columns.cwnd_bytes[0] == 20_000
 
     watched(test)

@@ -32,9 +32,11 @@ class FakeLink:
 class Pool:
     """Kept connections under a clock of their own."""
 
-    def __init__(self, *, shrinks: bool = True, look: ReadTcpInfo = lambda _: None) -> None:
+    def __init__(self, *, shrinks: bool = True, read_tcp_info: ReadTcpInfo = lambda _: None) -> None:
         self.now = 100.0
-        self.kept = ConnectionTracker(keep_s=4.0, idling_shrinks=shrinks, look=look, clock=lambda: self.now)
+        self.kept = ConnectionTracker(
+            keep_alive_s=4.0, idling_shrinks=shrinks, read_tcp_info=read_tcp_info, clock=lambda: self.now
+        )
 
     def serve(self, link: FakeLink, body_bytes: int) -> bool:
         reused = self.kept.on_acquire(link, body_bytes)
@@ -99,12 +101,12 @@ def test_the_kernel_is_asked_for_pace_after_each_request_unless_it_does_not_pace
     told: dict[FakeLink, tuple[TcpWindows, Pacing]] = {}
     asked: list[FakeLink] = []
 
-    def look(link: PooledConnection) -> tuple[TcpWindows, Pacing] | None:
+    def read_tcp_info(link: PooledConnection) -> tuple[TcpWindows, Pacing] | None:
         assert isinstance(link, FakeLink)
         asked.append(link)
         return told.get(link)
 
-    pool, paced, plain = Pool(look=look), FakeLink(), FakeLink()
+    pool, paced, plain = Pool(read_tcp_info=read_tcp_info), FakeLink(), FakeLink()
     for number in range(2):
         told[paced] = TcpWindows(20_000.0 + number, 70_000.0), Pacing(50_000.0, 1_448.0)
         pool.serve(plain, 500)
@@ -128,7 +130,7 @@ async def test_the_router_hears_when_a_replica_hangs_up(start: Start) -> None:
     columns = proxy.state.router._fleet.columns
     await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
     await until(lambda: columns.cwnd_bytes[0] > 0.0)
-    for link in list(proxy.state.targets["r0"].upstream._transport._pool._sent):
+    for link in list(proxy.state.targets["r0"].upstream._pool.tracker._last_use):
         cast(ResponseHandler, link).close()
     await until(lambda: columns.cwnd_bytes[0] == 0.0)
 
@@ -136,8 +138,8 @@ async def test_the_router_hears_when_a_replica_hangs_up(start: Start) -> None:
 async def test_the_router_prices_the_connection_that_the_next_request_gets(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.proxy.upstream.transport.idling_shrinks", lambda: False)
-    monkeypatch.setattr("gorgo.proxy.upstream.transport.bbr_state", lambda _: None)
+    monkeypatch.setattr("gorgo.proxy.upstream.pool.idling_shrinks", lambda: False)
+    monkeypatch.setattr("gorgo.proxy.upstream.pool.bbr_state", lambda _: None)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
     (before,) = proxy.state.router.fleet_view(now=proxy.state.clock())
     assert before.rtt_ms is not None
@@ -154,7 +156,7 @@ async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = TcpWindows(200_000.0, 200_000.0), Pacing(100_000.0, 1_000.0)
-    monkeypatch.setattr("gorgo.proxy.upstream.transport.bbr_state", lambda _: told)
+    monkeypatch.setattr("gorgo.proxy.upstream.pool.bbr_state", lambda _: told)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
     (view,) = proxy.state.router.fleet_view(now=proxy.state.clock())
     assert view.rtt_ms is not None
@@ -164,7 +166,7 @@ async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
         (decision,) = proxy.state.router.decisions(answer.headers["x-request-id"])
         trips.append(float(decision.terms["rtt"][0]) / view.rtt_ms)
         await proxy.idle()
-        for link in list(proxy.state.targets["r0"].upstream._transport._pool._sent):
+        for link in list(proxy.state.targets["r0"].upstream._pool.tracker._last_use):
             cast(ResponseHandler, link).close()
         await until(lambda: proxy.state.router._fleet.columns.cwnd_bytes[0] == 0.0)
     # After a ping, of which the kernel told as much as after a body; then on a new connection.

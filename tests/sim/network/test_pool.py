@@ -28,8 +28,8 @@ def test_the_router_is_told_what_the_proxy_would_tell_it() -> None:
     theirs: list[Any] = [None]
     path = Path(Link(rtt_s=0.1), np.random.default_rng(0))
     pool = ConnectionPool(path, told.append)
-    twin = ConnectionTracker(keep_s=REPLICA_KEEP_ALIVE_S, idling_shrinks=True, clock=lambda: now)
-    twin.reported = lambda found: theirs.append(None if found is None else OpenConnection(found[0], now - found[1]))
+    twin = ConnectionTracker(keep_alive_s=REPLICA_KEEP_ALIVE_S, idling_shrinks=True, clock=lambda: now)
+    twin.on_change = lambda found: theirs.append(None if found is None else OpenConnection(found[0], now - found[1]))
     idle: list[Wire] = []
     in_use: list[tuple[PooledSimConnection, Wire]] = []
     for _ in range(2000):
