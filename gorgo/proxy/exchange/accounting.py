@@ -12,9 +12,8 @@ from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.prompt.token_ratio import MAX_NAME
 from gorgo.proxy.exchange.parse import ParsedRequest
-from gorgo.proxy.logs import log, log_missing
+from gorgo.proxy.logs import log
 from gorgo.proxy.state import RunningProxy
-from gorgo.proxy.upstream.target import Target
 
 if TYPE_CHECKING:
     from gorgo.proxy.telemetry.spans import Trace
@@ -65,10 +64,8 @@ class RequestRecord:
         if self.trace is not None:
             self.trace.first_content(dispatch, now=now, parts=parts)
 
-    def attempt_ended(
-        self, state: RunningProxy, ask: ParsedRequest, dispatch: Dispatch, outcome: Outcome, target: Target
-    ) -> None:
-        """An attempt has ended, and what its answer told is learned."""
+    def attempt_ended(self, state: RunningProxy, dispatch: Dispatch, outcome: Outcome) -> None:
+        """Record the end of an attempt."""
         if outcome.result is not AttemptResult.SUPERSEDED:
             self.outcome = outcome
         replica, region = dispatch.replica, dispatch.region
@@ -76,15 +73,9 @@ class RequestRecord:
         if self.trace is not None:
             self.trace.ended(dispatch, outcome, now=state.clock())
         if outcome.result is AttemptResult.COMPLETED:
-            believed = dispatch.decision.estimated_cached_tokens
+            estimated = dispatch.decision.estimated_cached_tokens
             e2e_s = state.clock() - self.received_s
-            state.metrics.completed(replica, region, e2e_s, outcome, estimated_cached_tokens=believed)
-            if outcome.prompt_tokens is not None:
-                # An answer with usage tells whether its engine reports what it had cached.
-                missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=believed)
-                log_missing(replica, missing)
-        if outcome.prompt_tokens is not None and ask.prompt.tokens is None:
-            state.ratios.learn(ask.route.model, text_bytes=len(ask.prompt.text), prompt_tokens=outcome.prompt_tokens)
+            state.metrics.completed(replica, region, e2e_s, outcome, estimated_cached_tokens=estimated)
 
     def close(self, state: RunningProxy, route: str, request_id: str, *, sent_status: int, gone: bool) -> None:
         """One count, one line in each log. `sent_status` is what the client was sent, 0 for nothing."""

@@ -23,7 +23,7 @@ from gorgo.proxy.exchange.relay import Relay, RelayOptions, failure_of
 from gorgo.proxy.exchange.response import ClientResponse
 from gorgo.proxy.http.headers import Header, upstream_headers
 from gorgo.proxy.http.timeout import ResettableTimeout
-from gorgo.proxy.logs import log_failure
+from gorgo.proxy.logs import log_failure, log_missing
 from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.upstream.client import CONNECTION_LOST, POOL_EXHAUSTED, UpstreamError
 from gorgo.proxy.upstream.target import Target
@@ -106,10 +106,24 @@ class Attempts:
             self.race.done(dispatch.attempt_id)
             target.release()
             action = self._state.gateway.finish(dispatch, outcome)
-            self._account.attempt_ended(self._state, self._ask, dispatch, outcome, target)
+            self._learn(dispatch, outcome, target)
+            self._account.attempt_ended(self._state, dispatch, outcome)
         if isinstance(action, Dispatch):
             self._state.metrics.retried(outcome.result.value)
         return action
+
+    def _learn(self, dispatch: Dispatch, outcome: Outcome, target: Target) -> None:
+        """Update the model's bytes per token and the engine's missing reports from the usage of a response."""
+        if outcome.prompt_tokens is None:
+            return
+        if outcome.result is AttemptResult.COMPLETED:
+            estimated = dispatch.decision.estimated_cached_tokens
+            missing = target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
+            log_missing(dispatch.replica, missing)
+        prompt = self._ask.prompt
+        if prompt.tokens is None:
+            model = self._ask.route.model
+            self._state.ratios.learn(model, text_bytes=len(prompt.text), prompt_tokens=outcome.prompt_tokens)
 
     async def stop_hedge(self) -> None:
         """The request is over, whatever a second attempt is at."""

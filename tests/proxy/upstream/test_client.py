@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 
 import httpx
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from gorgo.proxy.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
 from tests.proxy.conftest import system_tls
 
-Answer = Callable[[httpx.Request], Awaitable[httpx.Response]]
+Answer = Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]
 
 
 class Body(httpx.AsyncByteStream):
