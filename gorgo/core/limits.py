@@ -28,17 +28,17 @@ class RouterLimits:
         Blocks in the prefix index over all replicas; bounds memory.
     block_tokens:
         Tokens of one block, to turn a replica's KV capacity into blocks.
-    decisions_kept, samples_kept:
+    max_decisions, max_samples:
         Newest decisions (with every candidate's terms) and samples held for a reader.
     panic_threshold:
         Share of healthy replicas under which those ejected for failed attempts are tried again soon (`Fleet`).
-    ejection:
+    outlier:
         When a replica is ejected and for how long.
     overload:
         Who waits at the proxy and who is turned away.
     hedging:
         When a request is sent to a second replica.
-    retry_budget_ratio, retry_minimum, retry_window_s:
+    retry_budget_ratio, retry_budget_minimum, retry_budget_window_s:
         Retries that there may be: this share of the requests of the last so many seconds, and this many in any case.
         Where all replicas are ill, everything would else be sent `max_attempts` times. What never
         reached a replica does not count, nor a connection that broke while others are in good standing.

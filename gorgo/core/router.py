@@ -1,19 +1,22 @@
-"""The Router: events in with `now`, actions out. One synchronous object without sockets, clock or chance of its own.
+"""The Router: events in with `now`, actions out. A synchronous object without sockets, clock or randomness of its own.
 
-Owns the order of things: what each event means for whom, and what is asked first. The wiring, and what is set and read
-from outside, is `assembly`. Leaves who goes, waits or is turned away to `front_door`, a request's life after that to
-`lives`, late ones to `hedging`, the look at all candidates and the reservation to `placing`, the cells to `fleet`, what
-is cached where to `prefix_index` and `beliefs`, and the choice to the policy.
+Owns the order of work within an event, and what can be set and read from outside. Its parts, built in `wiring`, own
+the rest: `admission` what is dispatched, queued or rejected; `dispatch` evaluation, reservation, retries and hedges;
+`fleet` replicas and their columns; `prefix` the prefix index; the policy the choice.
 
 Theory of operation: `submit` selects and reserves before it returns, so two requests never see the same empty replica
-and no lock is needed. An attempt ends once; every later word about it is ignored. A request lives until its last
-attempt ends and then leaves one sample. A belief enters the prefix index at dispatch, so that a burst of siblings sees
-it, is confirmed by the first token and withdrawn when the attempt ends without one.
+and no lock is needed. An attempt ends once; later reports about it are ignored. A request ends with its last attempt
+and leaves one sample. A dispatched prompt enters the prefix index at once, so that a burst of siblings finds it. The
+first token confirms it; an attempt that ends without one retracts it. What is set from outside takes effect with the
+next event and moves no request that is in flight.
 """
 
 from __future__ import annotations
 
-from gorgo.core.assembly import Assembly
+from collections.abc import Sequence
+
+import numpy as np
+
 from gorgo.core.dispatch.in_flight import RequestState
 from gorgo.core.dispatch.outcomes import (
     model_not_found,
@@ -24,25 +27,37 @@ from gorgo.core.dispatch.outcomes import (
 )
 from gorgo.core.fleet.network import record_connection
 from gorgo.core.fleet.outlier import HealthState
+from gorgo.core.fleet.replica import Replica
+from gorgo.core.fleet.snapshot import ReplicaSnapshot, snapshot_replica
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, AdmissionAction, Reject, RetryAction
+from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome, RouteRequest
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.shadow import required_index, validate_shadow
+from gorgo.core.policy.weights import Weights
+from gorgo.core.quotas import QuotaExceeded
+from gorgo.core.wiring import build_parts
+
+_DEFAULTS = RouterLimits()
 
 
-class Router(Assembly):
-    """Sends each request to the replica that the policy picks, and keeps account until it ends.
+class Router:
+    """Sends each request to the replica that the policy picks, and accounts for it until it ends.
 
     Parameters
     ----------
     replicas:
         The fleet at the start.
     policy:
-        Scores and picks; the Router alone owns this instance.
+        Chooses a replica; the instance belongs to this Router alone.
     rng:
-        The only source of chance.
+        The only source of randomness.
     boot_id:
         Names this run, for readers of samples.
     weights:
-        Values to start with; the policy's defaults if `None`.
+        Start values; the policy's defaults if `None`.
     limits:
         Every bound, with its reason (`core.limits`).
     shadow:
@@ -66,19 +81,43 @@ class Router(Assembly):
     ((None, []), 0)
     """
 
-    #: Of the last event: what is due is due by then.
-    _now = float("-inf")
+    def __init__(
+        self,
+        replicas: Sequence[ReplicaSpec],
+        policy: Policy,
+        *,
+        rng: np.random.Generator,
+        boot_id: str,
+        weights: Weights | None = None,
+        limits: RouterLimits = _DEFAULTS,
+        shadow: Policy | None = None,
+    ) -> None:
+        parts = build_parts(replicas, policy, rng=rng, boot_id=boot_id, weights=weights, limits=limits, shadow=shadow)
+        self.limits = limits
+        self.boot_id = boot_id
+        self.index = parts.index
+        self.samples = parts.samples
+        self._parts = parts
+        self._fleet = parts.fleet
+        self._table = parts.table
+        self._admission = parts.admission
+        self._dispatcher = parts.dispatcher
+        self._hedger = parts.hedger
+        self._lifecycle = parts.lifecycle
+        self._quotas = parts.quotas
+        #: Time of the last event.
+        self._now = float("-inf")
 
-    # -- a request's life
+    # -- events of a request
 
     @property
     def in_flight(self) -> int:
         """Open attempts."""
-        return len(self._in_flight_table)
+        return len(self._table)
 
     @property
     def queued(self) -> int:
-        """Requests that wait here."""
+        """Requests that wait at the proxy."""
         return len(self._admission.queue)
 
     def submit(self, request: RouteRequest, *, now: float) -> tuple[AdmissionAction, list[Action]]:
@@ -100,26 +139,26 @@ class Router(Assembly):
         return own, others
 
     def abandon(self, request_id: str, *, now: float) -> list[Action]:
-        """The client of a request that waits is gone. One that does not wait is ignored."""
+        """Remove a queued request: its client has disconnected. A request that is not queued is ignored."""
         self._now = now
-        held = self._admission.cancel(request_id)
-        if held is not None:
-            self._release_quota(held)
+        state = self._admission.cancel(request_id)
+        if state is not None:
+            self._release_quota(state)
         return []
 
     def on_first_token(self, attempt_id: str, *, now: float) -> list[Action]:
-        """The first content came. Told again, or for an attempt that has ended, it changes nothing.
+        """Record the first content of an attempt; a repeated report, or one for an ended attempt, changes nothing.
 
-        Answers a Cancel for another attempt of the same request, and what became possible for others.
+        Return a Cancel for another attempt of the request, and dispatches that became possible.
         """
         self._now = now
-        found = self._in_flight_table.find(attempt_id)
+        found = self._table.find(attempt_id)
         ahead = found.replica.prefill_queue.before(attempt_id) if found is not None and self._hedger.on else []
-        attempt = self._in_flight_table.first_token(attempt_id, now=now)
+        attempt = self._table.first_token(attempt_id, now=now)
         if attempt is None:
             return []
         if ahead and attempt.state.request.streamed:
-            waiting = [other for key in ahead if (other := self._in_flight_table.find(key)) is not None]
+            waiting = [other for key in ahead if (other := self._table.find(key)) is not None]
             self._hedger.on_overtaken(waiting, now=now)
         return [*self._lifecycle.on_first_token(attempt, now=now), *self._drain_queue(now)]
 
@@ -130,7 +169,7 @@ class Router(Assembly):
         or while another attempt is open. Then actions for other attempts and requests, to be done after it.
         """
         self._now = now
-        attempt = self._in_flight_table.close(attempt_id, now=now)
+        attempt = self._table.close(attempt_id, now=now)
         if attempt is None:
             return None, []
         if outcome.result is AttemptResult.COMPLETED:
@@ -139,10 +178,10 @@ class Router(Assembly):
         others += self._drain_queue(now)
         return own, others
 
-    # -- what probes, scrapes and time tell
+    # -- probes, scrapes, connections and time
 
     def on_probe(self, replica: str, rtt_s: float | None, *, now: float) -> list[Action]:
-        """A ping's round trip, `None` if it failed. A replica that has just left is ignored."""
+        """Record a probe's round trip, `None` if it failed. A replica that has left is ignored."""
         self._now = now
         member = self._fleet.replicas.get(replica)
         if member is not None:
@@ -150,15 +189,15 @@ class Router(Assembly):
             self._fleet.probed(member, rtt_s, now=now)
             self._lifecycle.on_readmitted(member, was_healthy=healthy, now=now)
             if rtt_s is None:
-                self._regions.probe_failed(member, now=now)
+                self._parts.regions.probe_failed(member, now=now)
             else:
-                self._regions.probe_succeeded(member, now=now)
+                self._parts.regions.probe_succeeded(member, now=now)
         return self._drain_queue(now)
 
     def on_connection(self, replica: str, connection: OpenConnection | None, *, now: float) -> list[Action]:
-        """The connection that the next request to a replica takes, `None` if it opens one; told after each change.
+        """Record the connection of the next request to a replica, `None` if it has to open one.
 
-        A shell that never tells has each request priced at one round trip.
+        Where a shell never reports, every request counts as one round trip.
         """
         member = self._fleet.replicas.get(replica)
         if member is not None:
@@ -166,17 +205,17 @@ class Router(Assembly):
         return []
 
     def on_engine_sample(self, replica: str, sample: EngineSample | None, *, now: float) -> list[Action]:
-        """A scrape, `None` if it failed: the last figures then stand until they are stale."""
+        """Record a scrape, `None` if it failed: the last values then count until they are stale."""
         member = self._fleet.replicas.get(replica)
         if member is not None and sample is not None:
             self._fleet.scraped(member, sample, now=now)
             if member.restarts.observe(sample):
                 self.index.flush(member.slot)
-            self._prefix_updater.resize(member)
+            self._parts.prefix_updater.resize(member)
         return []
 
     def next_timer(self) -> float | None:
-        """When `handle_timer` is next of use. Any event can move it; without one it is not in the past."""
+        """Return when to call `handle_timer`; any event can change it."""
         due_s = self._fleet.next_timer()
         for other_s in (self._hedger.next_timer_s(), self._admission.next_timer_s(now=self._now)):
             if other_s is not None and (due_s is None or other_s < due_s):
@@ -184,17 +223,118 @@ class Router(Assembly):
         return due_s
 
     def handle_timer(self, *, now: float) -> list[Action]:
-        """Figures go stale, back-offs end, requests are late or their time is over. Safe to call at any time."""
+        """Expire stale values and back-offs, hedge late requests, drain the queue. Safe to call at any time."""
         self._now = now
         due_s = self._fleet.next_timer()
         if due_s is not None and due_s <= now:
             self._fleet.handle_timer(now=now)
         return [*self._hedger.due_hedges(now=now), *self._drain_queue(now)]
 
+    # -- settings
+
+    def set_weights(self, weights: Weights, *, now: float) -> None:
+        """Use `weights` from the next decision on. The caller has checked and versioned them (`Weights.changed`)."""
+        assert set(weights) == {spec.name for spec in self.policy.weight_specs}
+        self._dispatcher.weights = weights
+
+    def set_policy(self, policy: Policy, weights: Weights, *, now: float) -> None:
+        """Route by another policy from the next decision on; requests in flight are not moved.
+
+        Raises `ConfigError` if it and the shadow policy read different prefix indexes, and changes nothing.
+        """
+        bounded = required_index(policy, self.shadow) == "bounded"
+        self._dispatcher.policy = policy
+        self.set_weights(weights, now=now)
+        self.index.bounded = bounded
+        self._admission.needs_drain = True
+
+    def set_shadow(self, policy: Policy | None, *, now: float) -> None:
+        """Score decisions by another shadow policy, or by none. Raises as the constructor does."""
+        if policy is not None:
+            validate_shadow(self.policy, policy)
+        self._dispatcher.set_shadow(policy)
+        self.index.bounded = required_index(self.policy, policy) == "bounded"
+
+    def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:
+        """Replace the fleet. A replica that stays keeps load, health and index; one that leaves may finish attempts."""
+        was_empty = not self._fleet.replicas
+        change = self._fleet.replace(replicas)
+        self._parts.prefix_updater.on_fleet_change(change)
+        self._parts.regions.on_fleet_change()
+        for replica in () if was_empty else change.joined:
+            self._parts.slow_start.begin(replica, now=now)
+        self._admission.needs_drain = True
+
+    def set_limits(self, limits: RouterLimits, *, now: float) -> None:
+        """Replace the limits; the number of retained decisions and samples stays."""
+        self.limits = limits
+        self._parts.set_limits(limits)
+
+    def drain(self, replica: str, draining: bool = True, *, now: float) -> None:
+        """Dispatch no new request to a replica, or allow it again. Raises `UnknownReplica`."""
+        self._fleet.drain(replica, draining, now=now)
+        self._admission.needs_drain = True
+
+    def flush(self, replica: str | None = None, *, now: float) -> None:
+        """Empty the prefix index of one replica or of all. Raises `UnknownReplica`."""
+        self.index.flush(None if replica is None else self._fleet.member(replica).slot)
+
+    # -- reads
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that chooses."""
+        return self._dispatcher.policy
+
+    @property
+    def weights(self) -> Weights:
+        """The weights of the next decision."""
+        return self._dispatcher.weights
+
+    @property
+    def shadow(self) -> Policy | None:
+        """The policy that scores decisions and makes none."""
+        return self._dispatcher.shadow
+
+    def fleet_view(self, *, now: float) -> list[ReplicaSnapshot]:
+        """Return a row per replica, in the order in which they joined."""
+        return [self._snapshot(replica, now) for replica in self._fleet.replicas.values()]
+
+    def quota_error(self, client: str, *, coming: int) -> QuotaExceeded | None:
+        """Return why `client` may not have one more request open; `coming` have not been submitted yet."""
+        return self._quotas.check(client, coming=coming)
+
+    def health_states(self) -> dict[str, str]:
+        """Return `healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
+        return {name: replica.health.state.value for name, replica in self._fleet.replicas.items()}
+
+    def restarts_of(self, replica: str) -> int:
+        """Return the detected restarts of an engine; 0 for a replica that is not in the fleet."""
+        found = self._fleet.replicas.get(replica)
+        return 0 if found is None else found.restarts.count
+
+    @property
+    def unreachable_regions(self) -> frozenset[str]:
+        """Regions in which no replica answers a probe."""
+        return self._parts.regions.unreachable
+
+    def decisions(self, request_id: str) -> list[Decision]:
+        """Return the retained decisions for a request, first attempt first."""
+        return self._dispatcher.decisions(request_id)
+
+    def newest_decisions(self, limit: int) -> list[Decision]:
+        """Return the last decisions, newest first."""
+        return self._dispatcher.newest_decisions(limit)
+
+    def check(self) -> None:
+        """Assert every invariant of the index, the in-flight table and the prefill queues; visits all of them."""
+        self.index.check()
+        self._table.check()
+
     # -- helpers
 
     def _run_timers(self, now: float) -> list[Action]:
-        """A decision never depends on how late the shell's timer is, so live and simulated runs agree."""
+        """Do what is due first: decisions then do not depend on how late the shell's timer is."""
         self._now = now
         if self._admission.queue:
             due_s = self.next_timer()
@@ -205,7 +345,7 @@ class Router(Assembly):
         return self.handle_timer(now=now) if due_s is not None and due_s <= now else []
 
     def _drain_queue(self, now: float) -> list[Action]:
-        """Something may have opened a replica."""
+        """Dispatch or reject queued requests: a replica may have capacity again."""
         if not self._admission.queue:
             return []
         actions: list[Action] = []
@@ -216,25 +356,29 @@ class Router(Assembly):
         return actions
 
     def _release_quota(self, state: RequestState) -> None:
-        """It is over before it was sent."""
+        """Release the client's quota of a request that was not dispatched."""
         if state.quota_held:
             self._quotas.release(state.request.client)
 
     def _refuse(self, request: RouteRequest, now: float) -> Reject | None:
-        """What no replica needs to be asked for; otherwise the client's count has it."""
+        """Reject a request that no replica can serve or that is over a limit; else count it for its client."""
         if not self._fleet.eligibility.serves(request.model):
             return model_not_found(request)
-        if len(self._in_flight_table) + len(self._admission.queue) >= self.limits.max_in_flight:
+        if len(self._table) + len(self._admission.queue) >= self.limits.max_in_flight:
             return too_many_in_flight(request, self.limits.max_in_flight)
         if request.pinned_replica is not None and request.pinned_replica not in self._fleet.replicas:
             return replica_not_found(request)
-        if request.regions is not None and not self._anyone_in(request.regions, request):
+        if request.regions is not None and not self._parts.filter.has_replica_in(request.regions, request):
             return region_not_allowed(request)
         excess = self._quotas.acquire(request.client, now=now)
         return None if excess is None else quota_exceeded(request, excess)
 
-    def _anyone_in(self, regions: frozenset[str], request: RouteRequest) -> bool:
-        """Whether someone is there who could serve it, well or not; of a pinned request only its own replica could."""
-        if request.pinned_replica is None:
-            return self._fleet.eligibility.anyone_in(regions, request.model)
-        return self._fleet.replicas[request.pinned_replica].spec.region in regions
+    def _snapshot(self, replica: Replica, now: float) -> ReplicaSnapshot:
+        return snapshot_replica(
+            self._fleet,
+            self._parts.slow_start,
+            replica,
+            index_blocks=self.index.resident_blocks(replica.slot),
+            block_tokens=self.limits.block_tokens,
+            now=now,
+        )

@@ -17,7 +17,6 @@ alone: everything open has been offered to those who were there before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -27,8 +26,8 @@ from gorgo.core.admission.retry_after import MIN_RETRY_S, RetryAfter
 from gorgo.core.dispatch.dispatcher import Dispatcher, Evaluation
 from gorgo.core.dispatch.in_flight import RequestState
 from gorgo.core.dispatch.outcomes import deadline_exceeded, no_replica, queue_full
-from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
+from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.messages.actions import AdmissionAction, Dispatch, Hold, Reject
 from gorgo.core.messages.decision import Prediction
 from gorgo.core.messages.request import RouteRequest
@@ -38,8 +37,6 @@ MAX_EVALUATIONS = 64
 #: Who wants a closed replica is not looked at again for so long, s: costs drift slowly, and by events that are fewer.
 REEVALUATE_S = 0.05
 
-#: Who may serve a request now.
-Filter = Callable[[RouteRequest, float], CandidateSet]
 #: Who waited, and how that ended.
 AdmissionResult = tuple[RequestState, Dispatch | Reject]
 
@@ -51,16 +48,16 @@ class AdmissionController:
     ----------
     fleet, placer:
         The Router's.
-    eligible:
-        Who may serve a request now; answers nobody for one whose replica is gone.
+    request_filter:
+        Candidates of a request.
     limits:
         May be replaced by `set_limits`.
     """
 
-    def __init__(self, fleet: Fleet, placer: Dispatcher, eligible: Filter, limits: OverloadLimits) -> None:
+    def __init__(self, fleet: Fleet, placer: Dispatcher, request_filter: RequestFilter, limits: OverloadLimits) -> None:
         self._fleet = fleet
         self._placer = placer
-        self._eligible = eligible
+        self._filter = request_filter
         self.saturation = SaturationDetector(fleet, limits)
         self.queue = FairQueue()
         self._retry_after = RetryAfter()
@@ -80,7 +77,7 @@ class AdmissionController:
     def admit(self, state: RequestState, *, now: float) -> AdmissionAction:
         """A new request: where to, or that it waits, or that it is turned away."""
         request = state.request
-        eligible = self._eligible(request, now)
+        eligible = self._filter.eligible(request, now)
         if not eligible.replicas:
             return self._queue_without_replica(state, now)
         placement = self._placer.evaluate(request, eligible, now=now)
@@ -210,7 +207,7 @@ class AdmissionController:
 
     def _reevaluate(self, held: QueuedRequest, now: float) -> Dispatch | Reject | None:
         request = held.state.request
-        eligible = self._eligible(request, now)
+        eligible = self._filter.eligible(request, now)
         if not eligible.replicas:
             return self._without_replica(held, now)
         held.no_replica_since_s = None

@@ -79,7 +79,7 @@ class Dispatcher:
         The only source of chance.
     shadow:
         A policy that scores without a say, or none.
-    decisions_kept:
+    max_decisions:
         As in `RouterLimits`.
     """
 
@@ -93,7 +93,7 @@ class Dispatcher:
         weights: Weights,
         rng: np.random.Generator,
         shadow: Policy | None,
-        decisions_kept: int,
+        max_decisions: int,
     ) -> None:
         self._fleet = fleet
         self._ledger = ledger
@@ -102,7 +102,7 @@ class Dispatcher:
         self.weights = weights
         self._rng = rng
         self._shadow = self._score_shadow(shadow)
-        self._decisions: deque[Decision] = deque(maxlen=decisions_kept)
+        self._decisions: deque[Decision] = deque(maxlen=max_decisions)
         #: Called with each reserved attempt; set by the Hedger while hedging is on.
         self.on_reserved: Callable[[Attempt], None] | None = None
 

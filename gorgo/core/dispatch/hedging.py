@@ -15,7 +15,6 @@ Times wait in a heap; those of attempts that have their first token are passed o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -23,9 +22,8 @@ from gorgo.core.admission.deadline import SaturationDetector
 from gorgo.core.dispatch.budget import RatioBudget
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.in_flight import Attempt
-from gorgo.core.fleet.eligibility import CandidateSet
+from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.messages.actions import Hedge
-from gorgo.core.messages.request import RouteRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +59,8 @@ class Hedger:
     ----------
     placer, doors:
         The Router's.
-    eligible:
-        Who may serve a request now.
+    request_filter:
+        Candidates of a request.
     limits, max_attempts:
         May be replaced by `set_limits`; replicas that one request may be sent to.
     """
@@ -71,14 +69,14 @@ class Hedger:
         self,
         placer: Dispatcher,
         doors: SaturationDetector,
-        eligible: Callable[[RouteRequest, float], CandidateSet],
+        request_filter: RequestFilter,
         limits: HedgeLimits,
         *,
         max_attempts: int,
     ) -> None:
         self._dispatcher = placer
         self._saturation = doors
-        self._eligible = eligible
+        self._filter = request_filter
         self._times: list[tuple[float, int, Attempt]] = []
         self._number = 0
         self.set_limits(limits, max_attempts=max_attempts)
@@ -152,7 +150,7 @@ class Hedger:
         state = attempt.state
         if not self._budget.available(now=now):
             return None
-        left = self._eligible(state.request, now).excluding(state.tried_replicas)
+        left = self._filter.eligible(state.request, now).excluding(state.tried_replicas)
         if not left.replicas:
             return None
         placement = self._dispatcher.evaluate(state.request, left, now=now)

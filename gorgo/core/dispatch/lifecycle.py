@@ -11,17 +11,16 @@ replica dies. Where nobody is, connections that break are what the replicas do, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gorgo.core.dispatch.budget import RatioBudget
 from gorgo.core.dispatch.dispatcher import Dispatcher
-from gorgo.core.dispatch.in_flight import Attempt, RequestState
+from gorgo.core.dispatch.in_flight import Attempt
 from gorgo.core.dispatch.outcomes import RETRY_AFTER_S, no_replica, status_of, to_sample, upstream_error
 from gorgo.core.dispatch.prefix_updates import PrefixUpdater
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.replica import Replica
+from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.fleet.slow_start import SlowStart
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Reject, RetryAction
@@ -44,8 +43,8 @@ class RequestLifecycle:
     ----------
     fleet, placer, beliefs, slow_start, clients, samples:
         The Router's.
-    elsewhere:
-        Who may serve a request now that has not had it yet.
+    request_filter:
+        Candidates of a request.
     limits:
         May be replaced by `set_limits`.
     """
@@ -58,7 +57,7 @@ class RequestLifecycle:
         slow_start: SlowStart,
         clients: ClientQuotas,
         samples: SampleRing,
-        elsewhere: Callable[[RequestState, float], CandidateSet],
+        request_filter: RequestFilter,
         limits: RouterLimits,
     ) -> None:
         self._fleet = fleet
@@ -67,7 +66,7 @@ class RequestLifecycle:
         self._slow_start = slow_start
         self._clients = clients
         self._samples = samples
-        self._elsewhere = elsewhere
+        self._filter = request_filter
         self.set_limits(limits)
 
     def set_limits(self, limits: RouterLimits) -> None:
@@ -135,7 +134,7 @@ class RequestLifecycle:
     def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> Dispatch | Reject:
         """The next best replica, or the error that the client gets."""
         state = attempt.state
-        left = self._elsewhere(state, now)
+        left = self._filter.untried(state.request, state.tried_replicas, now)
         may = state.attempts < self._max_attempts and left.replicas
         if may and (_is_free_retry(outcome, left) or self._retries.try_spend(now=now)):
             return self._placer.dispatch(state, self._placer.evaluate(state.request, left, now=now), now=now)

@@ -12,7 +12,7 @@ with nobody healthy ejection by attempts is ignored; who answers no ping is aske
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,7 @@ class CandidateSet:
     #: Too few are healthy.
     panic: bool = False
 
-    def excluding(self, names: set[str], why: str = "tried") -> CandidateSet:
+    def excluding(self, names: Set[str], why: str = "tried") -> CandidateSet:
         """The rows but for those named, by default because the request has been there."""
         left = [member for member in self.replicas if member.spec.name not in names]
         # In one order in every process, which sets have not.

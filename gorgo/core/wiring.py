@@ -1,0 +1,124 @@
+"""The parts of a Router: how they are built, and which of its limits each of them gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gorgo.core.admission.controller import AdmissionController
+from gorgo.core.dispatch.dispatcher import Dispatcher
+from gorgo.core.dispatch.hedging import Hedger
+from gorgo.core.dispatch.in_flight import InFlightTable
+from gorgo.core.dispatch.lifecycle import RequestLifecycle
+from gorgo.core.dispatch.prefix_updates import PrefixUpdater
+from gorgo.core.fleet.fleet import Fleet
+from gorgo.core.fleet.region_outage import RegionOutages
+from gorgo.core.fleet.request_filter import RequestFilter
+from gorgo.core.fleet.slow_start import SlowStart
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.limits import RouterLimits
+from gorgo.core.messages.samples import SampleRing
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.shadow import required_index, validate_shadow
+from gorgo.core.policy.weights import Weights
+from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.quotas import ClientQuotas
+
+
+@dataclass(frozen=True, slots=True)
+class RouterParts:
+    """One fleet, one in-flight table and one prefix index, shared by all that work on them."""
+
+    fleet: Fleet
+    table: InFlightTable
+    index: PrefixIndex
+    samples: SampleRing
+    filter: RequestFilter
+    dispatcher: Dispatcher
+    admission: AdmissionController
+    hedger: Hedger
+    lifecycle: RequestLifecycle
+    prefix_updater: PrefixUpdater
+    slow_start: SlowStart
+    regions: RegionOutages
+    quotas: ClientQuotas
+
+    def set_limits(self, limits: RouterLimits) -> None:
+        """Hand other limits to every part; the number of retained decisions and samples stays."""
+        self.fleet.set_limits(
+            stale_after_s=limits.stale_after_s,
+            rtt_ewma_alpha=limits.rtt_ewma_alpha,
+            panic_threshold=limits.panic_threshold,
+            ejection=limits.outlier,
+        )
+        self.admission.set_limits(limits.overload)
+        self.hedger.set_limits(limits.hedging, max_attempts=limits.max_attempts)
+        self.lifecycle.set_limits(limits)
+        self.slow_start.ramp_s = limits.slow_start_s
+        self.regions.window_s = limits.region_window_s
+        self.quotas.set_rules(limits.clients)
+        self.index.resize(limits.max_index_blocks)
+        self.prefix_updater.block_tokens = limits.block_tokens
+        self.prefix_updater.resize_all()
+
+
+def build_parts(
+    replicas: Sequence[ReplicaSpec],
+    policy: Policy,
+    *,
+    rng: np.random.Generator,
+    boot_id: str,
+    weights: Weights | None,
+    limits: RouterLimits,
+    shadow: Policy | None,
+) -> RouterParts:
+    """Build all parts. Parameters as in `Router`."""
+    if shadow is not None:
+        validate_shadow(policy, shadow)
+    index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=required_index(policy, shadow) == "bounded")
+    samples = SampleRing(boot_id, limits.max_samples)
+    fleet = Fleet(
+        stale_after_s=limits.stale_after_s,
+        rtt_ewma_alpha=limits.rtt_ewma_alpha,
+        panic_threshold=limits.panic_threshold,
+        ejection=limits.outlier,
+    )
+    table = InFlightTable(fleet)
+    slow_start = SlowStart(fleet, ramp_s=limits.slow_start_s)
+    request_filter = RequestFilter(fleet, slow_start)
+    dispatcher = Dispatcher(
+        fleet,
+        table,
+        index,
+        policy=policy,
+        weights=Weights.of(policy.weight_specs, version=1) if weights is None else weights,
+        rng=rng,
+        shadow=shadow,
+        max_decisions=limits.max_decisions,
+    )
+    admission = AdmissionController(fleet, dispatcher, request_filter, limits.overload)
+    prefix_updater = PrefixUpdater(index, fleet, block_tokens=limits.block_tokens)
+    quotas = ClientQuotas(limits.clients)
+    parts = RouterParts(
+        fleet=fleet,
+        table=table,
+        index=index,
+        samples=samples,
+        filter=request_filter,
+        dispatcher=dispatcher,
+        admission=admission,
+        hedger=Hedger(
+            dispatcher, admission.saturation, request_filter, limits.hedging, max_attempts=limits.max_attempts
+        ),
+        lifecycle=RequestLifecycle(
+            fleet, dispatcher, prefix_updater, slow_start, quotas, samples, request_filter, limits
+        ),
+        prefix_updater=prefix_updater,
+        slow_start=slow_start,
+        regions=RegionOutages(fleet, window_s=limits.region_window_s),
+        quotas=quotas,
+    )
+    prefix_updater.on_fleet_change(fleet.replace(replicas))
+    return parts
