@@ -15,6 +15,7 @@ import typer.main
 from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.results import ResultRow
 from gorgo.cli import app
+from gorgo.cli.tune.settings import TuneSettings
 from gorgo.config.model import Config
 from gorgo.config.weights_file import read_weights_file
 from gorgo.core.policy.weights import Weights
@@ -166,6 +167,14 @@ def test_every_option_of_every_command_has_a_row() -> None:
         for option in parameter.opts
     }
     assert documented == found
+
+
+def test_every_setting_of_the_tuner_has_a_row_with_its_default() -> None:
+    documented = {code(row[0])[0]: row[1] for row in rows("setting", "default", "meaning")}
+    assert list(documented) == [field.name for field in fields(TuneSettings)]
+    for field in fields(TuneSettings):
+        if field.default is not MISSING:
+            assert code(documented[field.name]) == [json.dumps(field.default)], field.name
 
 
 def test_every_environment_variable_of_the_command_line_is_named() -> None:

@@ -12,7 +12,9 @@ import typer
 from gorgo import __version__
 from gorgo.cli import check, datasets, freeze, laboratory, overload, rank, replay, report, serve, simulate
 from gorgo.cli.errors import Commands
-from gorgo.cli.tune import command
+from gorgo.cli.tune.history import history
+from gorgo.cli.tune.tune import tune
+from gorgo.cli.tune.tune_offline import tune_offline
 
 app = typer.Typer(
     name="gorgo",
@@ -30,8 +32,9 @@ app.command()(overload.overload)
 app.command()(laboratory.laboratory)
 app.command()(replay.demo)
 app.command()(report.report)
-app.command()(command.tune)
-app.command()(command.history)
+app.command()(tune)
+app.command()(tune_offline)
+app.command()(history)
 app.command()(freeze.freeze)
 app.command()(freeze.unfreeze)
 app.command()(check.check)

@@ -111,23 +111,23 @@ def _found(spec: str, database: str | None) -> tuple[WeightsFile, str | None]:
 
     A file of that name goes before a word of the history.
     """
-    from gorgo.cli.tune.command import found_in_history
     from gorgo.cli.tune.options import DATABASE
     from gorgo.config.weights_file import WeightsFile, read_weights_file
     from gorgo.policies.registry import make_policy
+    from tuner.commands import weights_of
 
     if (spec != "best" and not spec.isdecimal()) or Path(spec).exists():
         return read_weights_file(Path(spec)), database
     database = database or DATABASE
-    policy, values = found_in_history(spec, database)
+    policy, values = weights_of(spec, database)
     boxes = {one.name: one for one in make_policy(policy).weight_specs}
     inside = all(name in boxes and boxes[name].low <= value <= boxes[name].high for name, value in values.items())
     return WeightsFile(policy=policy, weights=values, widened=not inside), database
 
 
 def _note(database: str, pinned: Mapping[str, Any]) -> None:
-    from gorgo.cli.tune.command import note_freeze
     from gorgo.errors import HistoryError
+    from tuner.commands import note_freeze
 
     reason = pinned["frozen"]["reason"]
     try:

@@ -99,6 +99,10 @@ Start = Annotated[
 ]
 End = Annotated[str | None, typer.Option(help="Window end, not included.", show_default=False)]
 Origin = Annotated[str, typer.Option(metavar="TIME", help="When time stamp 0 was, for dates in --start and --end.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs per policy or candidate, each with its own seed from --seed on.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, show_default=False, help="Simulations at a time. Default: one per core.")
+]
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Write results.json and requests.jsonl there.", show_default=False)
 ]

@@ -36,7 +36,7 @@ def simulate(
             help="Repeatable. 2.0 is the same trace in twice the time. Default: 1.",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Run each policy on so many seeds, from --seed on.")] = 1,
+    seeds: options.Seeds = 1,
     scenario: Annotated[str, typer.Option(metavar="NAME", help="What goes wrong, or is different.")] = "steady",
     slo_ttft_ms: Annotated[
         float | None,
@@ -68,9 +68,7 @@ def simulate(
     end: options.End = None,
     origin: options.Origin = options.WEEK_ORIGIN,
     out: options.Out = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="Runs at a time. Default: one per core.")
-    ] = None,
+    jobs: options.Jobs = None,
     backend: Annotated[
         Literal["loky", "threading", "dask", "ray"],
         typer.Option(help="Where joblib runs them: processes here, threads, or a Dask or Ray cluster."),

@@ -44,13 +44,13 @@ _EXPECTED = {
 }
 
 
-def explain(error: ErrorDetails, document: Document) -> Problem:
-    """`error` as a line about the file."""
+def explain(error: ErrorDetails, document: Document, model: type = Config) -> Problem:
+    """Return `error` as a line about a file that has the keys of `model`."""
     path, kind = _path(error["loc"]), error["type"]
     if kind == "unexpected_keyword_argument":
-        return _unknown_key(path, document)
+        return _unknown_key(path, document, model)
     if kind == "missing":
-        return Problem(path, document.line(path), "missing", _required(path))
+        return Problem(path, document.line(path), "missing", _required(path, model))
     return Problem(path, document.line(path), _found(path, error["input"]), _expected(error, path))
 
 
@@ -60,21 +60,21 @@ def closest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def keys_at(path: Path) -> list[str]:
-    """Keys that the file may have in the mapping at `path`.
+def keys_at(path: Path, model: type = Config) -> list[str]:
+    """Return the keys that the file may have in the mapping at `path`.
 
     >>> keys_at(("replicas", 3, "capacity"))[:2]
     ['kv_tokens', 'max_running_requests']
     >>> keys_at(("replicas", 3, "url"))
     []
     """
-    kind = _type_at(path)
+    kind = _type_at(path, model)
     return [item.name for item in fields(kind)] if is_dataclass(kind) else []
 
 
-def _unknown_key(path: Path, document: Document) -> Problem:
+def _unknown_key(path: Path, document: Document, model: type) -> Problem:
     # Its value is not shown: an unknown key is often an API key put where it must not be.
-    known = keys_at(path[:-1])
+    known = keys_at(path[:-1], model)
     found = f"unknown key{closest(str(path[-1]), known)}"
     return Problem(path, document.line(path), found, f"one of {', '.join(known)}")
 
@@ -96,8 +96,8 @@ def _expected(error: ErrorDetails, path: Path) -> str:
     return f"{text} (put it in quotes)" if quoted else text
 
 
-def _required(path: Path) -> str:
-    kind = _type_at(path)
+def _required(path: Path, model: type) -> str:
+    kind = _type_at(path, model)
     words = {tuple: "a list", str: "text", Config: "a mapping"}
     shape = "a mapping" if is_dataclass(kind) else words.get(kind, "a value")
     return f"this key with {shape}"
@@ -108,9 +108,9 @@ def _path(location: tuple[int | str, ...]) -> Path:
     return location[:-1] if location and location[-1] == "[key]" else location
 
 
-def _type_at(path: Path) -> Any:
+def _type_at(path: Path, model: type) -> Any:
     """The class that the model has at `path`, without `Annotated` and `None`; `object` where it has none."""
-    kind: Any = Config
+    kind: Any = model
     for part in path:
         kind = _bare(_step(kind, part))
     return get_origin(kind) or kind

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,21 +28,32 @@ MAX_PROBLEMS_SHOWN = 200
 
 _ADAPTER = TypeAdapter(Config)
 
+T = TypeVar("T")
+
 
 def load_config(path: pathlib.Path) -> Config:
     """Read and check the file at `path`; raises `ConfigError`."""
     return parse_config(read_text(path), source=str(path))
 
 
-def read_text(path: pathlib.Path) -> bytes:
-    """The file's content, no more than can be checked; raises `ConfigError`."""
+def load_settings(path: pathlib.Path, model: type[T]) -> T:
+    """Read a YAML file with the keys of the dataclass `model`; raises `ConfigError`."""
+    document = read_document(read_text(path, expected="a settings file"))
+    settings = _typed(document, TypeAdapter(model), model)
+    if document.problems or settings is None:
+        raise ConfigError(_message(str(path), document.problems))
+    return settings
+
+
+def read_text(path: pathlib.Path, *, expected: str = "a regions.yaml file") -> bytes:
+    """Return the file's content, no more than can be checked; raises `ConfigError`."""
     try:
         with path.open("rb") as file:
             # One byte more than allowed is enough to know that it is too large, whatever `path` is.
             return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{path}: cannot be read: {reason}; expected a regions.yaml file") from error
+        raise ConfigError(f"{path}: cannot be read: {reason}; expected {expected}") from error
 
 
 def parse_config(text: bytes, *, source: str = "regions.yaml") -> Config:
@@ -52,19 +64,19 @@ def parse_config(text: bytes, *, source: str = "regions.yaml") -> Config:
     config = None
     if document.lines:
         document.problems.extend(renamed_keys(document))
-        config = _typed(document)
+        config = _typed(document, _ADAPTER, Config)
         document.problems.extend(_disagreements(document))
     if document.problems or config is None:
         raise ConfigError(_message(source, document.problems))
     return config
 
 
-def _typed(document: Document) -> Config | None:
+def _typed(document: Document, adapter: TypeAdapter[T], model: type[T]) -> T | None:
     try:
-        return _ADAPTER.validate_json(json.dumps(document.data), strict=True)
+        return adapter.validate_json(json.dumps(document.data), strict=True)
     except ValidationError as invalid:
         known = {problem.path for problem in document.problems}
-        found = (explain(error, document) for error in invalid.errors(include_url=False))
+        found = (explain(error, document, model) for error in invalid.errors(include_url=False))
         # A value that its notation already ruined stands as null in the data: one line about it is enough.
         document.problems.extend(problem for problem in found if problem.path not in known)
         return None

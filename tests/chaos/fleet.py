@@ -98,7 +98,9 @@ class Fleet:
     async def start_sidecar(self) -> None:
         """In paper mode with tiny windows, which writes a generation every few seconds."""
         words = ["tune", "--url", self.admin_url, "--database", f"sqlite:///{self.database}", "--seed", str(self.seed)]
-        words += ["--mode", "paper", "--window", "12", "--hop", "6", "--warm-up-s", "0", "--poll-s", "0.2"]
+        settings = self.folder / "tune.yaml"
+        settings.write_text("{window: 12, hop: 6, warm_up_s: 0, poll_s: 0.2}\n")
+        words += ["--mode", "paper", "--settings", str(settings)]
         await self._start("tune", [*words, "--max-generations", "100000"], r"campaign \d+")
 
     def kill(self, name: str) -> None:

@@ -86,9 +86,7 @@ def test_key_that_no_header_can_hold_is_a_usage_error_and_not_shown(key: str) ->
         ["overload", "art-chat-sample", "--spread"],
         ["simulate", "art-chat-sample", "--time-scale"],
         ["simulate", "art-chat-sample", "--slo-ttft-ms"],
-        ["tune", "--alpha"],
-        ["tune", "--block-s"],
-        ["tune", "--poll-s"],
+        ["tune", "--budget-s"],
     ],
 )
 def test_number_that_is_none_is_a_usage_error_that_names_the_option(words: list[str]) -> None:

@@ -87,8 +87,9 @@ def test_a_demo_runs(gorgo: Shell) -> None:
 
 
 def test_the_tuner_searches_a_window_and_keeps_a_history(gorgo: Shell) -> None:
-    searched = ["--trace", "chat-small", "--limit", "60", "--policy", "gorgo", "--max-generations", "2"]
-    done = gorgo("tune", *searched, "--seeds", "1", "--held-out-seeds", "2", "--jobs", "1", "--out", "found.json")
+    (gorgo.folder / "few.yaml").write_text("held_out_seeds: 2\n")
+    searched = ["chat-small", "--limit", "60", "--policy", "gorgo", "--max-generations", "2", "--settings", "few.yaml"]
+    done = gorgo("tune-offline", *searched, "--seeds", "1", "--jobs", "1", "--out", "found.json")
     assert done.returncode == 0, done.stderr
     assert set(json.loads((gorgo.folder / "found.json").read_text())["weights"]) == {"w_rtt", "w_queue"}
     assert "gorgo" in gorgo("history").stdout

@@ -86,8 +86,10 @@ def observed(promtool: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def _start_tuner(fleet: DemoFleet, folder: Path) -> str:
-    words = ["tune", "--url", fleet.admin_url, "--mode", "paper", "--window", "16", "--hop", "4", "--warm-up-s", "1"]
-    words += ["--poll-s", "0.5", "--metrics-bind", "127.0.0.1:0", "--database", f"sqlite:///{folder}/history.sqlite3"]
+    settings = folder / "tune.yaml"
+    settings.write_text("{window: 16, hop: 4, warm_up_s: 1, poll_s: 0.5}\n")
+    words = ["tune", "--url", fleet.admin_url, "--mode", "paper", "--settings", str(settings)]
+    words += ["--metrics-bind", "127.0.0.1:0", "--database", f"sqlite:///{folder}/history.sqlite3"]
     fleet.processes.start("tune", words)
     return fleet.processes.wait_for_line("tune", r"metrics on (http://\S+)")[1]
 

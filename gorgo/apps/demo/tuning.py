@@ -10,18 +10,17 @@ from pathlib import Path
 
 from gorgo.apps.demo.fleet import DemoFleet
 
-#: A quarter of the paper's window and hop: a generation every second or two of the demo's trace.
-WINDOW, HOP = 32, 8
-#: As many samples are needed anyway before there is something to compare with.
-WARM_UP_S = 1.0
-POLL_S = 0.5
+#: A quarter of the paper's window and hop: a generation every second or two of the demo's trace. The warm-up is short
+#: because the first window needs as many samples anyway.
+SETTINGS = "{window: 32, hop: 8, warm_up_s: 1, poll_s: 0.5}\n"
 NAME = "tune"
 
 
 def start_tuner(fleet: DemoFleet, folder: Path, *, seed: int) -> None:
     """Starts it, and returns once its campaign has begun. The token is in the environment of the fleet's processes."""
-    words = ["tune", "--url", fleet.admin_url, "--mode", "paper", "--window", str(WINDOW), "--hop", str(HOP)]
-    words += ["--warm-up-s", str(WARM_UP_S), "--poll-s", str(POLL_S), "--seed", str(seed)]
+    settings = folder / "tune.yaml"
+    settings.write_text(SETTINGS)
+    words = ["tune", "--url", fleet.admin_url, "--mode", "paper", "--settings", str(settings), "--seed", str(seed)]
     fleet.processes.start(NAME, [*words, "--database", database(folder)])
     fleet.processes.wait_for_line(NAME, r"^campaign \d+ on ")
 

@@ -1,1 +1,1 @@
-"""`gorgo tune` and `gorgo history`."""
+"""`gorgo tune`, `gorgo tune-offline` and `gorgo history`."""

@@ -1,4 +1,4 @@
-"""What the tuner tried, in words and as a table."""
+"""The generations of a campaign as text and as a table."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 from gorgo.cli.tables import Cell, table
 
 if TYPE_CHECKING:
-    from gorgo.cli.tune.command import CampaignRow, EventRow, Generation
+    from tuner.commands import CampaignRow, EventRow, Generation
 
 
 def campaign_in_words(
     database: str, row: CampaignRow | None, generations: Sequence[Generation], events: Sequence[EventRow]
 ) -> str:
-    """What `gorgo history` prints."""
+    """Return the text that `gorgo history` prints."""
     if row is None:
         return f"{database}: no campaign yet; `gorgo tune` starts one"
     ended = "running, or to be continued" if row.outcome is None else row.outcome
     head = f"campaign {row.id}: {row.policy} on {row.target} since {moment(row.started_s)}; {ended}"
-    told = [f"{moment(event.at_s)}  {event.kind}: {event.reason}" for event in events]
-    return "\n".join([head, "", generations_table(generations), *told])
+    noted = [f"{moment(event.at_s)}  {event.kind}: {event.reason}" for event in events]
+    return "\n".join([head, "", generations_table(generations), *noted])
 
 
 def generations_table(generations: Sequence[Generation]) -> str:
-    """One row per generation."""
+    """Return a table with a row per generation."""
     header = [
         "gen",
         "ended",
@@ -59,10 +59,10 @@ def _row(one: Generation) -> list[Cell]:
 
 
 def weights_in_words(weights: Mapping[str, float]) -> str:
-    """Name by name."""
+    """Return the weights as `name=value` pairs."""
     return " ".join(f"{name}={value:.3g}" for name, value in weights.items())
 
 
 def moment(at_s: float) -> str:
-    """UTC, to the second: logs of other machines are read beside it."""
+    """Return a Unix time as UTC, to the second, for comparison with the logs of other hosts."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")

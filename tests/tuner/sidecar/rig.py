@@ -25,7 +25,8 @@ PATIENCE_S = 120.0
 #: Of each client: traffic that leaves the cores to those who are tested.
 PAUSE_S = 0.2
 #: As published, with windows that fill within seconds.
-PAPER = ["--mode", "paper", "--window", "12", "--hop", "6", "--warm-up-s", "0", "--poll-s", "0.1", "--seed", "1"]
+PAPER = ["--mode", "paper", "--seed", "1"]
+SETTINGS = "{window: 12, hop: 6, warm_up_s: 0, poll_s: 0.1}\n"
 
 #: A search that does not end by itself while a test waits: ES converges after some twenty generations.
 ENDLESS = ["--algorithm", "random", "--max-generations", "100000"]
@@ -54,6 +55,8 @@ class Rig:
         self.url, self.admin = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         self.keep_history_in(folder)
         self.tuners = 0
+        self.settings = folder / "tune.yaml"
+        self.settings.write_text(SETTINGS)
         write_config(folder / "regions.yaml", engines)
 
     def keep_history_in(self, folder: Path) -> None:
@@ -69,7 +72,8 @@ class Rig:
     def tune(self, *words: str, url: str | None = None) -> str:
         self.tuners += 1
         name = f"tune-{self.tuners}"
-        self.processes.start(name, ["tune", "--url", url or self.admin, "--database", self.database, *PAPER, *words])
+        places = ["--url", url or self.admin, "--database", self.database, "--settings", str(self.settings)]
+        self.processes.start(name, ["tune", *places, *PAPER, *words])
         return name
 
     def end(self, name: str, by: signal.Signals = signal.SIGTERM) -> int:

@@ -13,11 +13,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gorgo.cli import admin_call, app
-from gorgo.cli.tune import command, options
+from gorgo.cli.tune import options
+from gorgo.cli.tune.settings import TuneSettings
+from gorgo.cli.tune.tune import tune
 from tuner.campaign.options import CampaignOptions
+from tuner.offline.search import SearchOptions
 from tuner.optimizers.registry import OPTIMIZERS
 from tuner.sidecar import SidecarOptions
 
+KEYS = [field.name for field in fields(TuneSettings)]
 ASSET = Path(__file__).parents[2] / "tuner" / "history" / "assets" / "schema-0002.sqlite3"
 
 
@@ -75,12 +79,8 @@ def test_history_plots_to_a_file_and_knows_which_kinds_there_are(database: str, 
     [
         (["--mode", "guarded"], "expected one of switchback, paper"),
         (["--algorithm", "gradient"], "expected one of es, cma, random, fixed"),
-        (["--hop", "9", "--window", "8"], "expected no more"),
-        (["--widen", "w_rtt"], "expected --widen NAME=LO:HI"),
-        (["--widen", "w_rtt=1"], "expected LO:HI"),
-        (["--start", "w_rtt=much"], "'much' is no number"),
         (["--metrics-bind", "9091"], "expected host:port"),
-        (["--dry-run", "--start", "w_rtt=1"], "leave out --start"),
+        (["--settings", "missing.yaml"], "cannot be read"),
     ],
 )
 def test_options_of_tune_that_cannot_be_are_told_with_what_is_expected(words: list[str], message: str) -> None:
@@ -89,18 +89,51 @@ def test_options_of_tune_that_cannot_be_are_told_with_what_is_expected(words: li
     assert message in " ".join(refused.stderr.replace("│", " ").split())
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{hop: 9, window: 8}", "expected no more"),
+        ("{alpha: .nan}", "expected a finite number"),
+        ("{block_s: .inf}", "expected a finite number"),
+        ("{bounds: {w_rtt: 1}}", "bounds.w_rtt (line 1): 1; expected a list"),
+        ("{bounds: {w_rtt: [1, 2, 3]}}", "bounds.w_rtt (line 1): a list"),
+        ("{initial_weights: {w_rtt: much}}", "initial_weights.w_rtt (line 1): 'much'; expected a number"),
+        ("{guard: 1}", "guard (line 1): 1; expected true or false"),
+        ("{poll_s: 0.01}", "poll_s (line 1): 0.01; expected a number of at least 0.05"),
+        ("pairs: 3\nhops: 9\n", f"hops (line 2): unknown key (did you mean 'hop'?); expected one of {', '.join(KEYS)}"),
+        ("", "null; expected a mapping"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_what_is_expected(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "tune.yaml"
+    file.write_text(text)
+    refused = run("tune", "--settings", file)
+    assert refused.exit_code == 2
+    assert message in " ".join(refused.stderr.split())
+
+
+def test_a_dry_run_has_no_initial_weights(tmp_path: Path) -> None:
+    file = tmp_path / "tune.yaml"
+    file.write_text("initial_weights: {w_rtt: 1}")
+    refused = run("tune", "--dry-run", "--settings", file)
+    assert refused.exit_code == 2
+    assert "leave out initial_weights" in " ".join(refused.stderr.replace("│", " ").split())
+
+
 def test_tune_without_a_database_ends_at_once(tmp_path: Path) -> None:
     refused = run("tune", "--database", f"sqlite:///{tmp_path}/nowhere/history.sqlite3")
     assert refused.exit_code == 1
     assert "there is no folder" in refused.stderr
 
 
-def test_the_options_of_tune_begin_where_the_campaign_s_do() -> None:
-    defaults = {name: one.default for name, one in inspect.signature(command.tune).parameters.items()}
+def test_the_defaults_of_options_and_settings_are_those_of_the_campaign() -> None:
+    defaults = {name: one.default for name, one in inspect.signature(tune).parameters.items()}
+    defaults |= {field.name: field.default for field in fields(TuneSettings)}
     ours = {field.name: field.default for field in fields(CampaignOptions)}
     same = set(defaults) & set(ours)
-    assert {"mode", "window", "hop", "block_s", "discard_s", "rest_blocks", "alpha", "max_generations"} <= same
+    assert {"mode", "window", "hop", "block_s", "discard_s", "rest_blocks", "alpha", "guard", "max_generations"} <= same
     assert {name: defaults[name] for name in same} == {name: ours[name] for name in same}
+    assert TuneSettings().held_out_seeds == SearchOptions().held_out_seeds
     assert tuple(OPTIMIZERS) == options.ALGORITHMS
 
 
@@ -127,7 +160,9 @@ def test_freeze_takes_its_weights_from_the_history_and_leaves_an_event_there(
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_a_live_tuner_gets_every_option_that_was_given(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_tuner_gets_every_option_that_was_given(
+    in_order: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[SidecarOptions] = []
 
     async def run_sidecar(options: SidecarOptions, _reporter: object, _stop: object) -> bool:
@@ -135,9 +170,15 @@ def test_a_live_tuner_gets_every_option_that_was_given(in_order: bool, monkeypat
         return in_order
 
     monkeypatch.setattr("tuner.sidecar.run_sidecar", run_sidecar)
-    words = "--url http://h:1 --token t --database sqlite:///x --algorithm cma --start w_rtt=0.7 --widen w_rtt=0.01:9"
-    more = "--tune-lambda --seed 3 --new --poll-s 2 --metrics-bind 127.0.0.1:0 --pairs 7 --no-guard"
-    assert run("tune", *words.split(), *more.split()).exit_code == (0 if in_order else 1)
+    words = "--url http://h:1 --token t --database sqlite:///x --algorithm cma --seed 3 --new"
+    file = tmp_path / "tune.yaml"
+    file.write_text(
+        "{initial_weights: {w_rtt: 0.7}, bounds: {w_rtt: [0.01, 9]},"
+        " tune_lambda: true, poll_s: 2, pairs: 7, guard: false}"
+    )
+    assert run("tune", *words.split(), "--metrics-bind", "127.0.0.1:0", "--settings", file).exit_code == (
+        0 if in_order else 1
+    )
     assert started == [
         SidecarOptions(
             url="http://h:1",

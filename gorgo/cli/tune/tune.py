@@ -1,0 +1,94 @@
+"""`gorgo tune`: tune the weights of a running proxy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gorgo.cli import options
+from gorgo.cli.errors import FAILED
+from gorgo.cli.tune import options as tuning
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+def tune(
+    url: options.AdminUrl = options.ADMIN_URL,
+    token: options.AdminToken = None,
+    algorithm: tuning.Algorithm = "es",
+    mode: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="How weight sets are compared: switchback (blocks of minutes, a sequential test) or paper (windows).",
+        ),
+    ] = "switchback",
+    settings: tuning.Settings = None,
+    max_generations: tuning.MaxGenerations = 100,
+    budget_s: Annotated[
+        float | None,
+        typer.Option(callback=options.finite, help="Stop after this many seconds.", show_default=False),
+    ] = None,
+    freeze: Annotated[bool, typer.Option("--freeze", help="Freeze the incumbent when the campaign stops.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Start a new campaign instead of resuming.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure and print candidates; change and store nothing.")
+    ] = False,
+    database: tuning.Database = tuning.DATABASE,
+    metrics_bind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            show_default=False,
+            help="Address of the tuner's own Prometheus metrics; port 0 takes a free one.",
+        ),
+    ] = None,
+    seed: options.MaybeSeed = None,
+) -> None:
+    """Tune the weights of a running proxy.
+
+    Runs beside the proxy until the search ends. SIGTERM restores the incumbent, and the next start resumes the
+    campaign. The proxy does not depend on the tuner.
+    """
+    from gorgo.cli.serve import run_until_stopped
+    from gorgo.cli.tune.settings import campaign_options, read_settings
+    from tuner.commands import tune_live
+
+    rare = read_settings(settings)
+    if dry_run and rare.initial_weights:
+        raise typer.BadParameter(f"--dry-run measures the weights in force: leave out initial_weights in {settings}")
+    campaign = campaign_options(
+        rare, mode=mode, max_generations=max_generations, budget_s=budget_s, freeze_at_end=freeze
+    )
+    sidecar: dict[str, Any] = {
+        "url": url,
+        "token": token,
+        "database": database,
+        "algorithm": tuning.checked_algorithm(algorithm),
+        "start": rare.initial_weights,
+        "allow_out_of_range": rare.bounds,
+        "tune_lambda": rare.tune_lambda,
+        "seed": seed,
+        "new_campaign": new,
+        "dry_run": dry_run,
+        "poll_s": rare.poll_s,
+        "metrics_bind": None if metrics_bind is None else _host_and_port(metrics_bind),
+    }
+    left_in_order = []
+
+    async def program(stop: asyncio.Event) -> None:
+        left_in_order.append(await tune_live(stop, campaign=campaign, **sidecar))
+
+    run_until_stopped(program)
+    raise typer.Exit(0 if left_in_order == [True] else FAILED)
+
+
+def _host_and_port(bind: str) -> tuple[str, int]:
+    from gorgo.config.addresses import split_bind
+
+    try:
+        return split_bind(bind)
+    except ValueError as error:
+        raise typer.BadParameter(f"--metrics-bind: expected {error}") from error
