@@ -324,7 +324,6 @@ FIGURES: Mapping[str, Figure] = {
 #: measured or, where it was not written down, that which brought the figure.
 NOT_STORED: Mapping[str, str] = {
     "relay": "needs nginx and sglang-router, and two cores to itself for an hour",
-    "relay-against": "the same, and an earlier commit of GORGO beside it",
     "long-path": "needs root and NFQUEUE",
     "status-page": "no command prints it",
     "parity": "live processes in wall time: needs two cores to itself",
