@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WHEEL  := $(VENV)/wheel
 
-.PHONY: wheel demo laboratory tuning-table test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
+.PHONY: wheel demo claims tuning-table test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -13,11 +13,11 @@ help:            ## this list
 demo: $(READY)   ## three simulated regions, a proxy, a trace, several policies in turn: about three minutes
 	@$(BIN)/gorgo demo $(ARGS)
 
-laboratory: $(READY) ## every claim about the policies, simulated; minutes to an hour, resumes in runs/laboratory
-	@$(BIN)/gorgo laboratory --out runs/laboratory $(ARGS)
+claims: $(READY) ## every claim about the policies, simulated; minutes to an hour, resumes in runs/claims
+	@$(BIN)/gorgo claims --out runs/claims $(ARGS)
 
-tuning-table: $(READY) ## what the tuner is said to show, simulated; an hour and more, resumes in runs/tuning
-	@$(BIN)/python -m tuner.evidence --out runs/tuning $(ARGS)
+tuning-table: $(READY) ## every claim about the tuner, simulated; an hour and more, resumes in runs/tuning
+	@$(BIN)/python -m tuner.experiments --out runs/tuning $(ARGS)
 
 test: check      ## style, types, layers, then every test that needs pip alone; says at its end what it skipped
 	$(BIN)/python -m pytest -n 2 $(ARGS)

@@ -75,7 +75,7 @@ def test_import_that_points_up_or_outside_fails(tmp_path: Path, module: str, tex
 
 
 #: What tunes in virtual time drives the simulator, and composes programs as the command line does.
-VIRTUAL_TIME = {"offline", "evidence", "commands.py"}
+VIRTUAL_TIME = {"offline", "experiments", "commands.py"}
 
 
 def test_tuner_beside_a_proxy_knows_of_gorgo_only_policies_weights_metrics_numbers_and_errors() -> None:

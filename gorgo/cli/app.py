@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gorgo import __version__
-from gorgo.cli import check, datasets, freeze, laboratory, overload, rank, replay, report, serve, simulate
+from gorgo.cli import check, claims, datasets, freeze, overload, rank, replay, report, serve, simulate
 from gorgo.cli.errors import Commands
 from gorgo.cli.tune.history import history
 from gorgo.cli.tune.tune import tune
@@ -29,7 +29,7 @@ app.command()(serve.engine)
 app.command()(replay.replay)
 app.command()(simulate.simulate)
 app.command()(overload.overload)
-app.command()(laboratory.laboratory)
+app.command()(claims.claims)
 app.command()(replay.demo)
 app.command()(report.report)
 app.command()(tune)

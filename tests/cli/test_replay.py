@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from gorgo.apps.claims import ClaimOptions
 from gorgo.apps.demo.options import DemoOptions
-from gorgo.apps.laboratory import Laboratory
 from gorgo.apps.replay.options import ReplayOptions, ReplayReport
 from gorgo.apps.results import ResultRow
 from gorgo.apps.simulate import SimJob, SimulatedRun, SimulateOptions
@@ -331,15 +331,15 @@ def test_a_policy_without_weights_cannot_be_tuned(monkeypatch: pytest.MonkeyPatc
     assert run("demo", "--policy", "random").exit_code == 0
 
 
-# -- laboratory
+# -- claims
 
 
-class FakeSession:
+class FakeClaimCheck:
     """Says what it was asked for, by failing with it."""
 
-    asked: Laboratory
+    asked: ClaimOptions
 
-    def __init__(self, asked: Laboratory) -> None:
+    def __init__(self, asked: ClaimOptions) -> None:
         type(self).asked = asked
         raise KeyboardInterrupt
 
@@ -353,26 +353,30 @@ class FakeSession:
         (["--quick", "--seeds", "1"], 1, 2000),
     ],
 )
-def test_laboratory_hands_on_every_option(
+def test_claims_hands_on_every_option(
     words: list[str], seeds: int, requests: int | None, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gorgo.apps.laboratory.Session", FakeSession)
+    monkeypatch.setattr("gorgo.apps.claims.ClaimCheck", FakeClaimCheck)
     trace = tmp_path / "conversation.jsonl"
     trace.touch()
     given = ("--trace", trace, "--only", "published", "--only", "paper", "--jobs", "3", "--out", tmp_path)
-    run("laboratory", *words, *given, "--config", config)
-    asked, loaded = FakeSession.asked, load_config(config)
+    run("claims", *words, *given, "--config", config)
+    asked, loaded = FakeClaimCheck.asked, load_config(config)
     assert (asked.seeds, asked.out, asked.n_jobs) == (range(seeds), tmp_path, 3)
     assert {target.group for target in asked.targets} == {"published", "paper"}
-    assert str(trace) in {name for target in asked.targets for one in target.settings for name in one.traces}
-    assert asked.bench.fleet == with_accurate_priors(fleet_of(loaded, source=config))
-    assert asked.bench.limits == limits_of(loaded)
-    assert (asked.bench.probe_interval_s, asked.bench.scrape_interval_s) == (7.0, 11.0)
-    assert asked.bench.first_requests == requests
+    assert str(trace) in {name for target in asked.targets for one in target.workloads for name in one.traces}
+    assert asked.conditions.fleet == with_accurate_priors(fleet_of(loaded, source=config))
+    assert asked.conditions.limits == limits_of(loaded)
+    assert (asked.conditions.probe_interval_s, asked.conditions.scrape_interval_s) == (7.0, 11.0)
+    assert asked.conditions.first_requests == requests
 
 
-def test_laboratory_uses_all_cores_and_every_group_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.apps.laboratory.Session", FakeSession)
-    run("laboratory", "--config", REGIONS)
-    assert (FakeSession.asked.n_jobs, FakeSession.asked.out, FakeSession.asked.show_progress) == (-1, None, True)
-    assert len({target.group for target in FakeSession.asked.targets}) == 7
+def test_claims_uses_all_cores_and_every_group_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gorgo.apps.claims.ClaimCheck", FakeClaimCheck)
+    run("claims", "--config", REGIONS)
+    assert (FakeClaimCheck.asked.n_jobs, FakeClaimCheck.asked.out, FakeClaimCheck.asked.show_progress) == (
+        -1,
+        None,
+        True,
+    )
+    assert len({target.group for target in FakeClaimCheck.asked.targets}) == 7

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
-from gorgo.apps.laboratory.targets import BASELINES
+from gorgo.apps.demo.options import BASELINES
 from tests.documents import tables
 from tests.figures.marked import Cell, Table, View
 from tests.figures.stored import read_stored
@@ -107,9 +107,9 @@ def _capacity(trace: str, runs: Sequence[Any]) -> dict[str, float]:
     }
 
 
-# -- gorgo laboratory
+# -- gorgo claims
 
-_LABORATORY = f"gorgo laboratory --out runs/laboratory --trace {CONVERSATION}"
+_LABORATORY = f"gorgo claims --out runs/claims --trace {CONVERSATION}"
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 
 
@@ -181,7 +181,7 @@ def _tuning(results: Sequence[Any]) -> View:
 #: The whole table has 10 seeds and more groups, and takes two cores for more than an hour.
 TUNING_SEEDS = 2
 _GROUPS = "--only protocol --only 'no harm' --only 'bad start'"
-_TUNING = f"python -m tuner.evidence --out runs/tuning --seeds {TUNING_SEEDS} {_GROUPS} --jobs 1"
+_TUNING = f"python -m tuner.experiments --out runs/tuning --seeds {TUNING_SEEDS} {_GROUPS} --jobs 1"
 
 
 # -- benches
@@ -303,7 +303,7 @@ FIGURES: Mapping[str, Figure] = {
     "overload": Figure(
         [f"gorgo overload {trace} --seed {seed} --json" for trace in _TRACES for seed in range(_SEEDS)], _overload
     ),
-    "laboratory": Figure([f"{_LABORATORY} > /dev/null; cat runs/laboratory/laboratory.md"], _laboratory),
+    "laboratory": Figure([f"{_LABORATORY} > /dev/null; cat runs/claims/claims.md"], _laboratory),
     "tuning": Figure([f"{_TUNING} > /dev/null; cat runs/tuning/tuning-table.json"], _tuning),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),

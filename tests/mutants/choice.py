@@ -15,7 +15,7 @@ from tests.mutants.reach import TracedTest, function_lines, statement_at
 
 PACKAGES = ("gorgo/core", "gorgo/policies", "gorgo/sim", "tuner", "gorgo/proxy")
 #: Experiments of an hour, whose stored results are what is tested.
-LEFT_OUT = ("tuner/evidence",)
+LEFT_OUT = ("tuner/experiments",)
 #: Seconds of tests, as traced, in the first round and in the second. Most faults die in the first.
 FIRST_S, SECOND_S = 8.0, 45.0
 

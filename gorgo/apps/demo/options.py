@@ -16,6 +16,9 @@ PUBLISHED: tuple[str, ...] = (
     "simple-session-affinity",
     "random",
 )
+OURS, PAPER, RANDOM = "gorgo-ms", "gorgo", "random"
+#: The paper's four.
+BASELINES = tuple(name for name in PUBLISHED if name not in (PAPER, RANDOM))
 #: That of `gorgo serve` before those of the paper. Chance would take the demo over its three minutes, and tells least.
 DEFAULT_POLICIES: tuple[str, ...] = ("gorgo-ms", *(name for name in PUBLISHED if name != "random"))
 #: With `tune`: the one whose weights the paper tunes.

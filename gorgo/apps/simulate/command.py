@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gorgo.apps.demo.options import PUBLISHED
+from gorgo.apps.progress import shown_progress
 from gorgo.apps.results import ResultRow, write_results
 from gorgo.apps.simulate.job import FLOOR, ORACLE, STEADY, YARDSTICKS, SimJob, SimulatedRun
-from gorgo.apps.simulate.progress import shown_progress
 from gorgo.apps.simulate.run import Backend, policy_of, run_many
 from gorgo.apps.traces import TraceFilters
 from gorgo.core.limits import RouterLimits
@@ -84,10 +84,12 @@ def simulate_command(options: SimulateOptions) -> list[ResultRow]:
     _check(options)
     jobs = jobs_of(options)
     rows: dict[tuple[float, str, int], ResultRow] = {}
-    shown = shown_progress(len(jobs)) if options.show_progress else nullcontext(None)
-    with shown as progress:
-        for run in run_many(jobs, n_jobs=options.n_jobs, backend=options.backend, progress=progress):
+    shown = shown_progress("simulate", len(jobs)) if options.show_progress else nullcontext(None)
+    with shown as advance:
+        for run in run_many(jobs, n_jobs=options.n_jobs, backend=options.backend):
             rows[_place(run.job)] = run.row
+            if advance is not None:
+                advance(f"{run.job.policy} x{run.job.time_scale:g} seed {run.job.seed}")
             if options.out is not None:
                 _write_run(options.out, run)
     ordered = [rows[_place(job)] for job in jobs]

@@ -50,6 +50,10 @@ class Ratio:
     n: int
 
 
+def geometric_mean(values: Sequence[float]) -> float:
+    return exp(sum(map(log, values)) / len(values))
+
+
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
     """The first of each pair over the second; None without a pair of positive numbers.
 

@@ -7,14 +7,14 @@ differ only in policy share it; jobs are handed out in such an order.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from threading import current_thread, main_thread
 from time import thread_time
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from joblib import Parallel, delayed, parallel_config
@@ -43,8 +43,8 @@ _CLUSTERS: dict[str, tuple[str, str | None]] = {
     "ray": ("ray.util.joblib", "register_ray"),
 }
 
-#: Told after each run: how many are done, of how many, and the run.
-Progress = Callable[[int, int, SimulatedRun], None]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def run_once(job: SimJob, *, controllers: Sequence[Controller] = ()) -> SimulatedRun:
@@ -56,23 +56,24 @@ def run_once(job: SimJob, *, controllers: Sequence[Controller] = ()) -> Simulate
     return replace(_run(job, controllers), cpu_s=thread_time() - begun_s)
 
 
-def run_many(
-    jobs: Sequence[SimJob], *, n_jobs: int = -1, backend: Backend = "loky", progress: Progress | None = None
-) -> Iterator[SimulatedRun]:
-    """All of them, each as soon as it is done, in no order. -1 is all cores.
+def run_many(jobs: Sequence[SimJob], *, n_jobs: int = -1, backend: Backend = "loky") -> Iterator[SimulatedRun]:
+    """Yield the run of each job as soon as it ends, in no order; as `parallel` does."""
+    ordered = sorted(jobs, key=lambda job: (job.trace, job.seed, job.time_scale))
+    yield from parallel(run_once, ordered, n_jobs=n_jobs, backend=backend)
 
-    `dask` and `ray` send the runs to a cluster that is set up already (by the environment, as those two have it);
-    raises `MissingExtra` if theirs is not installed.
+
+def parallel(
+    function: Callable[[Item], Result], items: Iterable[Item], *, n_jobs: int = -1, backend: Backend = "loky"
+) -> Iterator[Result]:
+    """Yield `function` of each item as soon as it ends, in no order. -1 is all cores.
+
+    `dask` and `ray` use a cluster that the environment names; raises `MissingExtra` without their package.
     """
-    order = sorted(range(len(jobs)), key=lambda place: (jobs[place].trace, jobs[place].seed, jobs[place].time_scale))
     with parallel_config(backend=_known(backend), n_jobs=n_jobs):
-        parallel = Parallel(return_as=_unordered(backend, n_jobs))
+        run = Parallel(return_as=_unordered(backend, n_jobs))
         with _out_of_reach():
-            results = parallel(delayed(run_once)(jobs[place]) for place in order)
-        for done, run in enumerate(results, start=1):
-            if progress is not None:
-                progress(done, len(jobs), run)
-            yield run
+            results = run(delayed(function)(item) for item in items)
+        yield from results
 
 
 @contextmanager

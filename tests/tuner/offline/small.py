@@ -10,7 +10,7 @@ from gorgo.apps.simulate import SimJob
 from gorgo.apps.simulate.feed import feed_of
 from gorgo.apps.traces import TraceFilters
 from gorgo.sim.workload import SimRequest
-from tuner.evidence.windows import paper_fleet
+from tuner.experiments.windows import paper_fleet
 
 
 @cache

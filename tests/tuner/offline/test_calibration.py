@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gorgo.errors import TunerError
-from tuner.evidence.windows import paper_fleet
+from tuner.experiments.windows import paper_fleet
 from tuner.offline import calibrated
 from tuner.offline.calibration import read_fleet
 

@@ -1,0 +1,138 @@
+"""Every claim about the policies, as a list of targets.
+
+The workloads:
+
+- ART-Chat-like windows of three days (a seed has one of the days), drawn by seed, with the paper's filters;
+- the first 7,000 requests of Mooncake's conversation trace, where its file is there;
+- a WildChat-like window, at a load at which nothing queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from gorgo.apps.claims.target import Target
+from gorgo.apps.claims.workload import Workload
+from gorgo.apps.demo.options import BASELINES, OURS, PAPER, RANDOM
+from gorgo.apps.simulate import ORACLE
+from gorgo.apps.traces import TraceFilters
+
+#: The paper drops longer prompts and caps answers.
+FILTERS = TraceFilters(max_input=24_000, max_output=128)
+ART_CHAT = Workload(name="ART-Chat-like", traces=("art-chat-apr5", "art-chat-apr6", "art-chat-apr7"), filters=FILTERS)
+ART_CHAT_LOADS = (3.0, 2.0, 1.25, 1.0)
+#: Its clock is 3 s coarse: requests of one stamp are scattered over that.
+CONVERSATION_FILTERS = TraceFilters(max_input=24_000, max_output=128, limit=7_000, spread_s=3.0)
+CONVERSATION_LOADS = (3.0, 2.0, 1.25)
+#: For scenarios and wrong priors: half load leaves capacity to route around a fault.
+SCENARIOS_AT = ART_CHAT.at(2.0)
+SCENARIOS = ("slow-replica", "rtt-shift", "mixed-fleet", "six-replicas")
+#: Ten minutes at a third of the load: prefills take a tenth of each engine's time, so that only the round trip counts.
+WILDCHAT = Workload(
+    name="WildChat-like",
+    traces=("wildchat-like",),
+    filters=TraceFilters(max_input=24_000, max_output=128, limit=7_000),
+    time_scale=3.0,
+)
+#: The paper's held-out windows and loads.
+HELD_OUT = (
+    Workload(name="April 6 like", traces=("art-chat-apr6",), filters=FILTERS, time_scale=2.0),
+    Workload(name="April 7 like", traces=("art-chat-apr7",), filters=FILTERS, time_scale=3.0),
+)
+#: Upper bound on the paper's policy over the best baseline.
+PAPERS_CLAIM = 0.96
+
+
+def all_targets(conversation: str | None) -> list[Target]:
+    """Return every target in the order of the table; those of the conversation trace only with its file."""
+    art_chat = [ART_CHAT.at(load) for load in ART_CHAT_LOADS]
+    workloads = [*art_chat, *_conversation(conversation)]
+    return [
+        *_baselines(art_chat),
+        *_published(workloads),
+        *_oracle(workloads),
+        *_scenarios(),
+        *_wildchat(),
+        *_priors(),
+        *_paper(),
+    ]
+
+
+def groups() -> list[str]:
+    """Return the names of `--only`, in the order of the table."""
+    return list(dict.fromkeys(target.group for target in all_targets(None)))
+
+
+def _conversation(file: str | None) -> Iterable[Workload]:
+    if file is None:
+        return ()
+    trace = Workload(name="conversation trace", traces=(file,), filters=CONVERSATION_FILTERS)
+    return [trace.at(load) for load in CONVERSATION_LOADS]
+
+
+def _against(group: str, workloads: Sequence[Workload], others: Sequence[str], **at_most: float) -> Iterator[Target]:
+    """Yield a target per workload and figure; `at_most` by figure, `p95_ttft` for p95 TTFT."""
+    for word, limit in at_most.items():
+        for workload in workloads:
+            yield _one(group, (workload,), others, word, limit)
+
+
+def _one(group: str, workloads: Sequence[Workload], others: Sequence[str], word: str, limit: float) -> Target:
+    quantile, measure = word.split("_")
+    figure = f"{quantile} {measure.upper()}"
+    return Target(group=group, policy=OURS, workloads=workloads, others=others, figure=figure, at_most=limit)
+
+
+def _baselines(workloads: Sequence[Workload]) -> Iterator[Target]:
+    low = [workload for workload in workloads if workload.time_scale > 1.25]
+    high = [workload for workload in workloads if workload.time_scale <= 1.25]
+    yield from _against("baselines", low, BASELINES, p95_ttft=0.90)
+    yield from _against("baselines", high, BASELINES, p95_ttft=0.80)
+    yield from _against("baselines", low, BASELINES, p95_e2e=1.0)
+    yield from _against("baselines", high, BASELINES, p95_e2e=0.90)
+
+
+def _published(workloads: Sequence[Workload]) -> Iterator[Target]:
+    """Yield a target per load and one of their geometric mean; p95 TTFT of each load need only be lower."""
+    for word, each, mean in (("p95_ttft", 1.0, 0.90), ("p50_ttft", 0.85, 0.85), ("p50_e2e", 1.03, 1.03)):
+        yield from _against("published", workloads, (PAPER,), **{word: each})
+        yield _one("published", workloads, (PAPER,), word, mean)
+
+
+def _oracle(workloads: Sequence[Workload]) -> Iterator[Target]:
+    yield from _against("oracle", workloads, (ORACLE,), p95_ttft=1.03, p95_e2e=1.03)
+
+
+def _scenarios() -> Iterator[Target]:
+    workloads = [SCENARIOS_AT.under(name) for name in SCENARIOS]
+    yield from _against("scenarios", workloads, (ORACLE,), p95_ttft=1.06, p95_e2e=1.06)
+    yield from _against("scenarios", workloads[:1], (PAPER,), p95_e2e=1.05)
+
+
+def _wildchat() -> Iterator[Target]:
+    yield from _against("wildchat", [WILDCHAT], (RANDOM,), p95_ttft=0.85)
+
+
+def _priors() -> Iterator[Target]:
+    for scenario in ("priors-fast", "priors-slow"):
+        yield Target(
+            group="priors",
+            policy=OURS,
+            workloads=(SCENARIOS_AT.under(scenario),),
+            others=(OURS,),
+            others_on=(SCENARIOS_AT,),
+            figure="p95 TTFT",
+            at_most=1.05,
+        )
+
+
+def _paper() -> Iterator[Target]:
+    for workload in HELD_OUT:
+        yield Target(
+            group="paper",
+            policy=PAPER,
+            workloads=(workload,),
+            others=BASELINES,
+            figure="p95 TTFT",
+            at_most=PAPERS_CLAIM,
+        )

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from gorgo.apps.claims import all_targets, groups
+from gorgo.apps.claims.policy_claims import TITLES
+from gorgo.apps.claims.table import cells
+from gorgo.apps.claims.target import FIGURES, Target
+from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.demo.options import BASELINES
+from gorgo.apps.simulate.run import policy_of
+from gorgo.apps.traces import TraceFilters
+from gorgo.sim.faults.scenarios import find_scenario
+
+
+def test_every_target_names_what_there_is() -> None:
+    for target in all_targets("conversation.jsonl"):
+        assert target.figure in FIGURES
+        for task in target.tasks([0]):
+            assert policy_of(task.policy).name == task.policy
+            assert find_scenario(task.workload.scenario).name == task.workload.scenario
+
+
+def test_every_group_has_a_title() -> None:
+    assert list(TITLES) == groups()
+
+
+def test_the_baselines_are_the_paper_s_four() -> None:
+    assert BASELINES == ("least-load", "least-request", "prefix-cache", "simple-session-affinity")
+
+
+def published() -> dict[str, list[tuple[str, ...]]]:
+    """By title the rows of the table in docs/results.md, without what was measured."""
+    text = (Path(__file__).parents[3] / "docs" / "results.md").read_text()
+    table = text.partition("<!-- laboratory:begin -->")[2].partition("<!-- laboratory:end -->")[0]
+    found: dict[str, list[tuple[str, ...]]] = {}
+    title = ""
+    for line in table.splitlines():
+        if line.startswith("**"):
+            title = line.strip("*")
+        elif "| <= " in line:
+            found.setdefault(title, []).append(tuple(cell.strip(" `") for cell in line.strip("|").split("|")[:5]))
+    return found
+
+
+def test_targets_are_those_of_the_published_table() -> None:
+    def row(target: Target) -> tuple[str, ...]:
+        # Which of the baselines is the best is known once they have run.
+        labels = target.labels(("prefix-cache",) * len(target.workloads))
+        return cells(Verdict(group=target.group, labels=labels, at_most=target.at_most))[:5]
+
+    targets = all_targets("conversation.jsonl")
+    grouped = {TITLES[group]: [row(target) for target in found] for group, found in groupby(targets, lambda t: t.group)}
+    assert grouped == published()
+    assert sum(map(len, grouped.values())) == 60
+
+
+@pytest.mark.parametrize(
+    ("name", "traces", "filters"),
+    [
+        (
+            "ART-Chat-like",
+            ("art-chat-apr5", "art-chat-apr6", "art-chat-apr7"),
+            TraceFilters(max_input=24_000, max_output=128),
+        ),
+        (
+            "conversation trace",
+            ("conversation.jsonl",),
+            TraceFilters(max_input=24_000, max_output=128, limit=7_000, spread_s=3.0),
+        ),
+        ("WildChat-like", ("wildchat-like",), TraceFilters(max_input=24_000, max_output=128, limit=7_000)),
+        ("April 6 like", ("art-chat-apr6",), TraceFilters(max_input=24_000, max_output=128)),
+        ("April 7 like", ("art-chat-apr7",), TraceFilters(max_input=24_000, max_output=128)),
+    ],
+)
+def test_requests_of_a_setting_are_filtered_as_the_paper_s(
+    name: str, traces: tuple[str, ...], filters: TraceFilters
+) -> None:
+    found = [one for target in all_targets("conversation.jsonl") for one in target.workloads if one.name == name]
+    assert found
+    assert all((tuple(one.traces), one.filters) == (traces, filters) for one in found)
+
+
+def test_wrong_priors_are_compared_with_right_ones_elsewhere() -> None:
+    found = [target.pairs for target in all_targets(None) if target.group == "priors"]
+    assert [[(ours.label, beside.label) for ours, beside in pairs] for pairs in found] == [
+        [(f"ART-Chat-like x2, {scenario}", "ART-Chat-like x2")] for scenario in ("priors-fast", "priors-slow")
+    ]
+
+
+def test_the_conversation_trace_adds_its_rows_and_widens_the_means() -> None:
+    without, with_it = all_targets(None), all_targets("conversation.jsonl")
+    assert len(with_it) == len(without) + 3 * 3 + 2 * 3
+    for targets, count in ((without, 4), (with_it, 7)):
+        means = [target for target in targets if len(target.workloads) > 1]
+        assert [len(target.workloads) for target in means] == [count] * 3
+        assert [target.at_most for target in means] == [0.90, 0.85, 1.03]

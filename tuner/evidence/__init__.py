@@ -1,1 +1,0 @@
-"""What the tuner is said to show, measured: `make tuning-table`."""
