@@ -1,7 +1,4 @@
-"""What one exchange leaves behind: its figures, its log line, and its line in the request log.
-
-Owns the words, and what each event of an exchange means for the figures; when they happen is the exchange's.
-"""
+"""The records of one exchange: metrics, its line in the access log, and its line in the request log."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the log line and the metrics say at the end."""
+    """One request, as the metrics and logs show it at the end."""
 
     received_s: float
     replica: str | None = None
@@ -32,21 +29,21 @@ class RequestRecord:
     code: str | None = None
     decision_s: float = 0.0
     request: ParsedRequest | None = None
-    #: How long it waited at the proxy, and whether it was sent to a second replica as well.
+    #: Time in the queue, and whether it was sent to a second replica as well.
     queued_s: float | None = None
     hedged: bool = False
     #: `None` unless this request is traced.
     trace: Trace | None = None
 
     def body_read(self, state: RunningProxy) -> None:
-        """The whole body is there."""
+        """Record that the whole body has been read."""
         now = state.clock()
         state.metrics.body_read(now - self.received_s)
         if self.trace is not None:
             self.trace.asked(now)
 
     def attempt_started(self, state: RunningProxy, dispatch: Dispatch) -> None:
-        """An attempt is on its way."""
+        """Record the start of an attempt."""
         self.attempts = dispatch.attempt
         self.replica = dispatch.replica
         state.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
@@ -54,7 +51,7 @@ class RequestRecord:
             self.trace.began(dispatch)
 
     def first_content(self, state: RunningProxy, dispatch: Dispatch, *, now: float) -> None:
-        """The attempt that is the answer has something to show."""
+        """Record the first token of the winning attempt."""
         self.ttft_s = ttft_s = now - self.received_s
         decision = dispatch.decision
         parts = decision.estimate.attribute(ttft_s)
@@ -77,9 +74,9 @@ class RequestRecord:
             e2e_s = state.clock() - self.received_s
             state.metrics.completed(replica, region, e2e_s, outcome, estimated_cached_tokens=estimated)
 
-    def close(self, state: RunningProxy, route: str, request_id: str, *, sent_status: int, gone: bool) -> None:
-        """One count, one line in each log. `sent_status` is what the client was sent, 0 for nothing."""
-        if gone:
+    def close(self, state: RunningProxy, route: str, request_id: str, *, sent_status: int, disconnected: bool) -> None:
+        """Record the end of the request: one count, one line in each log. `sent_status` is 0 if nothing was sent."""
+        if disconnected:
             self.status = 499
             state.metrics.client_disconnected()
         status = self.status or sent_status or 500
@@ -116,27 +113,27 @@ class RequestRecord:
         )
 
     def _unusual(self) -> dict[str, Any]:
-        """What most requests have nothing of, and their lines do not name."""
+        """Return fields that most requests do not have."""
         unusual: dict[str, Any] = {}
         if self.queued_s is not None:
-            unusual["held_ms"] = round(self.queued_s * 1e3, 1)
+            unusual["queued_ms"] = round(self.queued_s * 1e3, 1)
         if self.hedged:
             unusual["hedged"] = True
         return unusual
 
-    def _write_request_log(self, state: RunningProxy, ask: ParsedRequest, status: int) -> None:
-        """A line for those who replay this traffic, even if nobody could answer: it was asked."""
+    def _write_request_log(self, state: RunningProxy, request: ParsedRequest, status: int) -> None:
+        """Write a line for a replay of this traffic, also for a request that failed."""
         assert state.request_log is not None
-        told = self.outcome or Outcome(AttemptResult.CLIENT_DISCONNECTED)
-        model = ask.route.model
+        outcome = self.outcome or Outcome(AttemptResult.CLIENT_DISCONNECTED)
+        model = request.route.model
         state.request_log.add(
             received_s=self.received_s,
-            # A client chooses it, so it can be of any length.
+            # Chosen by the client: of any length.
             model=None if model is None or len(model) > MAX_NAME else model,
-            input_tokens=ask.route.prompt_tokens if told.prompt_tokens is None else told.prompt_tokens,
-            # What was cut short would have been longer.
-            output_tokens=told.output_tokens if told.result is AttemptResult.COMPLETED else None,
-            text_bytes=len(ask.prompt.text),
+            input_tokens=request.route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,
+            # An incomplete response would have been longer.
+            output_tokens=outcome.output_tokens if outcome.result is AttemptResult.COMPLETED else None,
+            text_bytes=len(request.prompt.text),
             status=status,
-            blocks=ask.route.blocks,
+            blocks=request.route.blocks,
         )

@@ -1,6 +1,6 @@
-"""What a client asks for, as far as routing goes: prompt, size, model, session, and the replica it may be bound to.
+"""From a request's body to its `RouteRequest`: prompt, size, model, session, and the replica that it may be pinned to.
 
-Owns the step from a body to a `RouteRequest`. The body itself is kept as it came.
+The body itself is not changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gorgo.config.constants import BLOCK_BYTES
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prompt.parse import Prompt, read_prompt
 from gorgo.errors import BadRequest
-from gorgo.proxy.http.body import ask_for_usage, parse_body
+from gorgo.proxy.http.body import parse_body, request_usage
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import Header, session_id
 from gorgo.proxy.state import RunningProxy
@@ -27,12 +27,12 @@ _BYTES_PER_ID = 4.0
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """One request, read."""
+    """One request, parsed."""
 
     body: bytes
     prompt: Prompt
     route: RouteRequest
-    #: The body as an attempt with `request_usage` sends it; `None` if there is nothing to ask for.
+    #: The body as an attempt with `request_usage` sends it; None if usage need not be requested.
     with_usage: bytes | None
 
 
@@ -46,14 +46,14 @@ def parse_request(
     received_s: float,
     client: str | None = None,
 ) -> ParsedRequest:
-    """Parse `body` once and take out what routing needs. Raises `HttpError` for one that cannot be routed."""
+    """Parse `body` once. Raises `HttpError` if it cannot be routed."""
     parsed = parse_body(body, headers)
     try:
         prompt = read_prompt(route, parsed)
-    except BadRequest as refusal:
-        raise HttpError(400, "invalid_request", str(refusal)) from None
+    except BadRequest as error:
+        raise HttpError(400, "invalid_request", str(error)) from None
     model = _model(parsed)
-    wishes = state.client_policies.request_options(headers, client=client, model=model)
+    options = state.client_policies.request_options(headers, client=client, model=model)
     ratio = _BYTES_PER_ID if prompt.tokens is not None else state.ratios.ratio(model)
     fingerprint = state.fingerprinter(prompt)
     request = RouteRequest(
@@ -69,9 +69,9 @@ def parse_request(
         streamed=parsed.get("stream") is True,
         body_bytes=len(body),
         client=client,
-        slo_ttft_s=wishes.slo_ttft_s,
-        priority=wishes.priority,
-        regions=wishes.regions,
+        slo_ttft_s=options.slo_ttft_s,
+        priority=options.priority,
+        regions=options.regions,
         idempotent=_is_idempotent(route, parsed),
     )
     return ParsedRequest(body, prompt, request, _with_usage(route, body, parsed))
@@ -83,23 +83,23 @@ def _model(parsed: dict[str, Any]) -> str | None:
 
 
 def _is_idempotent(route: str, parsed: dict[str, Any]) -> bool:
-    """Whether nothing is kept of the answer: a second attempt would leave a second one. `/v1/responses` keeps it."""
+    """Whether the engine stores no response, so that a second attempt leaves no second one. `/v1/responses` stores."""
     return parsed.get("store") is False if route == "/v1/responses" else parsed.get("store") is not True
 
 
 def _stored_on(state: RunningProxy, parsed: dict[str, Any]) -> str | None:
-    """The replica that holds the response which this request goes on from."""
+    """Return the replica that has the response which this request continues."""
     previous = parsed.get("previous_response_id")
     if previous is None:
         return None
-    home = state.stored_responses.find(previous) if isinstance(previous, str) else None
-    if home is None:
-        message = "previous_response_id: no replica here is known to hold it"
+    replica = state.stored_responses.find(previous) if isinstance(previous, str) else None
+    if replica is None:
+        message = "previous_response_id: unknown to this proxy"
         raise HttpError(404, "previous_response_not_found", message)
-    return home
+    return replica
 
 
 def _with_usage(route: str, body: bytes, parsed: dict[str, Any]) -> bytes | None:
     wanted = parsed.get("stream") is True and "stream_options" not in parsed and route in _USAGE_ROUTES
     # A zero byte can only come from UTF-16 or UTF-32, where a brace is not one byte.
-    return ask_for_usage(body) if wanted and b"\0" not in body else None
+    return request_usage(body) if wanted and b"\0" not in body else None

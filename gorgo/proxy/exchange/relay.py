@@ -1,12 +1,11 @@
-"""One answer on its way from a source to a sink: withheld until it is worth committing to, then passed as it comes.
+"""One response from its source to the client: buffered up to the first token, then passed on chunk by chunk.
 
-Owns withholding, the first content, the gaps between chunks and the usage at the end. Leaves retries and accounting to
-the exchange, connections to `upstream`, and the server to `sink`. Bytes are never decoded, split or joined on the way,
-except that what was withheld goes out in one piece.
+Owns buffering, the first token, the gaps between chunks and the usage at the end. Leaves retries and records to the
+exchange. Bytes are never decoded, split or joined, except that the buffer is sent in one piece.
 
-Theory of operation: up to the first content (of an event stream) or to the end (of anything else), nothing has been
-sent, so an answer that breaks off can be replaced by another replica's without the client's notice. At most
-`BUFFER_BYTES` are held; beyond, the answer is committed to as it is.
+Theory of operation: up to the first token (of an event stream) or the end (of any other body) nothing has been sent. A
+response that fails before can be replaced by another replica's without the client's notice. Beyond `BUFFER_BYTES` the
+response is sent as it is.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from gorgo.proxy.http.response_writer import ResponseWriter
 from gorgo.proxy.http.timeout import ResettableTimeout
 from gorgo.proxy.upstream.client import Source, UpstreamError
 
-#: Withheld per answer at most: past any preamble of an engine, little enough for thousands of answers at once.
+#: Buffer of one response: above any preamble of an engine, small enough for thousands of responses at once.
 BUFFER_BYTES = 64 * 1024
-#: Gaps kept per answer for its p95; the first 4,096 stand for longer answers.
+#: Gaps recorded per response for its p95; the first 4,096 stand for longer responses.
 MAX_GAPS = 4096
 #: Events of a dialect's end that carry no token, at most: a finish reason, usage, `[DONE]` and the like.
 END_EVENTS = 4
@@ -37,24 +36,24 @@ _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
 
 @dataclass(frozen=True, slots=True)
 class RelayOptions:
-    """What a relay needs to know beyond its two ends.
+    """Options of one relay.
 
     Parameters
     ----------
     route:
-        Path of the request, which says what content is.
+        Path of the request, on which the form of a token depends.
     own_headers:
-        Put after the replica's own.
+        Sent after the replica's.
     chunk_limit_s:
-        Longest silence between two chunks once content has come, comments aside, and longest stall of the client.
+        Longest silence between two chunks after the first token, comments aside, and longest stall of the client.
     strip_usage:
-        The usage event of the stream was asked for by the proxy, not by the client.
+        Remove the usage event: the proxy requested it, not the client.
     on_content:
-        Called once, when the first content is there and before it is sent.
+        Called once, at the first token, before it is sent.
     on_commit:
-        Called before the first thing is sent; after it nobody else may answer.
+        Called before anything is sent: from then on no other attempt may respond.
     on_head:
-        Called with the first bytes of an answer that is committed to.
+        Called with the first bytes that are sent.
     """
 
     route: str
@@ -67,15 +66,17 @@ class RelayOptions:
 
 
 class Relay:
-    """Carries one answer. `run` returns how it ended; a source that breaks off raises through it."""
+    """Relays one response. `run` returns its outcome; a failure of the source is raised through it."""
 
-    __slots__ = ("_filter", "_gaps", "_options", "_recent", "_sink", "_source", "_tail", "_timeout")
+    __slots__ = ("_filter", "_gaps", "_options", "_recent", "_source", "_tail", "_timeout", "_writer")
 
-    def __init__(self, source: Source, sink: ResponseWriter, dog: ResettableTimeout, plan: RelayOptions) -> None:
+    def __init__(
+        self, source: Source, writer: ResponseWriter, timeout: ResettableTimeout, options: RelayOptions
+    ) -> None:
         self._source = source
-        self._sink = sink
-        self._timeout = dog
-        self._options = plan
+        self._writer = writer
+        self._timeout = timeout
+        self._options = options
         self._gaps = array("d")
         #: The last chunks that have a gap.
         self._recent: deque[bytes] = deque(maxlen=END_EVENTS)
@@ -87,18 +88,18 @@ class Relay:
             if self._source.status >= 300 or not is_event_stream(self._source.headers):
                 return await self._buffered(chunks, BUFFER_BYTES)
             if is_encoded(self._source.headers):
-                # Nothing can be read in it, and its client waits for events: nothing is withheld.
+                # Unreadable, and its client waits for events: not buffered.
                 return await self._buffered(chunks, 0)
             return await self._events(chunks)
 
     async def _events(self, chunks: AsyncIterator[bytes]) -> Outcome:
-        """An event stream: withheld until its first content."""
+        """Relay an event stream, buffered up to its first token."""
         scanner = FirstTokenDetector(self._options.route)
-        held: list[bytes] = []
+        buffered: list[bytes] = []
         size = 0
         scan = StreamState.WAITING
         async for chunk in chunks:
-            held.append(chunk)
+            buffered.append(chunk)
             size += len(chunk)
             scan = scanner.feed(chunk)
             if scan is not StreamState.WAITING or size > BUFFER_BYTES:
@@ -109,7 +110,7 @@ class Relay:
             self._options.on_content()
         elif scan is StreamState.WAITING and size <= BUFFER_BYTES and not scanner.ended:
             raise UpstreamError("no_content")
-        await self._commit(b"".join(held))
+        await self._commit(b"".join(buffered))
         if scan is StreamState.WAITING:
             await self._stream_to_first_token(chunks, scanner)
         await self._stream(chunks)
@@ -117,7 +118,7 @@ class Relay:
         return self._outcome(_result_of_stream(scanner.error_status), scanner.error_status)
 
     async def _stream_to_first_token(self, chunks: AsyncIterator[bytes], scanner: FirstTokenDetector) -> None:
-        """Committed by size before any content came: pass on, still looking for it."""
+        """Relay a stream that outgrew the buffer before its first token, and detect that token."""
         async for chunk in chunks:
             scan = scanner.feed(chunk)
             if scan is StreamState.CONTENT:
@@ -127,28 +128,28 @@ class Relay:
                 return
 
     async def _stream(self, chunks: AsyncIterator[bytes]) -> None:
-        """The hot loop. What `_pass` does is written out, because each call in it is paid for by every event."""
-        dog, gaps, limit_s = self._timeout, self._gaps, self._options.chunk_limit_s
-        sink, push, strip, keep_tail = self._sink, self._sink.try_write, self._filter, self._tail.feed
+        """Relay the rest: the hot loop. `_forward` is inlined, because every event pays for each call."""
+        timeout, gaps, limit_s = self._timeout, self._gaps, self._options.chunk_limit_s
+        writer, try_write, strip, feed_tail = self._writer, self._writer.try_write, self._filter, self._tail.feed
         recent = self._recent
         last = monotonic()
-        dog.extend(limit_s)
+        timeout.extend(limit_s)
         async for chunk in chunks:
             if chunk[:1] != b":" or b"data:" in chunk:
                 now = monotonic()
-                dog.deadline = now + limit_s
+                timeout.deadline = now + limit_s
                 if len(gaps) < MAX_GAPS:
                     gaps.append(now - last)
                     recent.append(chunk)
                 last = now
-            # Else a comment: it keeps a connection alive, by whatever hand, and says nothing of the answer.
-            keep_tail(chunk)
+            # Else a comment, which keeps a connection alive and is no part of the response.
+            feed_tail(chunk)
             passed = chunk if strip is None else strip.feed(chunk)
-            if passed and not push(passed):
-                sink.sending = True
-                await sink.write(passed)
-                sink.sending = False
-        await sink.finish(b"" if strip is None else strip.flush())
+            if passed and not try_write(passed):
+                writer.sending = True
+                await writer.write(passed)
+                writer.sending = False
+        await writer.finish(b"" if strip is None else strip.flush())
 
     def _drop_end_gaps(self) -> None:
         """Remove the gaps of the last chunks without a token. Done once per stream, to keep the hot loop short."""
@@ -164,36 +165,35 @@ class Relay:
         if self._filter is not None:
             chunk = self._filter.feed(chunk)
         if chunk:
-            self._sink.sending = True
-            await self._sink.write(chunk)
-            self._sink.sending = False
+            self._writer.sending = True
+            await self._writer.write(chunk)
+            self._writer.sending = False
 
     async def _commit(self, head: bytes) -> None:
-        """Send what was withheld. A usage event can be taken out only of bytes that are not encoded."""
+        """Send the buffer. Called for readable events only, of which a usage event can be removed."""
         if self._options.strip_usage:
             self._filter = UsageEventFilter()
-        await self._start(length_kept=not self._options.strip_usage)
+        await self._start(with_length=not self._options.strip_usage)
         self._report_head(head)
-        # Watched from here on as any chunk: a client that does not read may not hold the replica.
         await self._forward(head)
 
-    async def _buffered(self, chunks: AsyncIterator[bytes], withheld: int) -> Outcome:
-        """Anything but a stream of readable events: withheld until it is complete or too large for that.
+    async def _buffered(self, chunks: AsyncIterator[bytes], limit: int) -> Outcome:
+        """Relay anything but readable events, buffered up to its end or `limit`.
 
-        It has no first content: its bytes come when the last token is there, and taking that for TTFT would be a lie.
+        No first token is recorded: the bytes come after the last token.
         """
-        held: list[bytes] = []
+        buffered: list[bytes] = []
         size = 0
         async for chunk in chunks:
-            held.append(chunk)
+            buffered.append(chunk)
             size += len(chunk)
-            if size > withheld:
-                return await self._oversized(b"".join(held), chunks)
-        body = b"".join(held)
+            if size > limit:
+                return await self._oversized(b"".join(buffered), chunks)
+        body = b"".join(buffered)
         await self._start()
         self._report_head(body)
         self._timeout.extend(self._options.chunk_limit_s)
-        await self._sink.finish(body)
+        await self._writer.finish(body)
         return self._outcome(self._result_of_buffered(), usage=read_usage(body))
 
     async def _oversized(self, head: bytes, chunks: AsyncIterator[bytes]) -> Outcome:
@@ -202,30 +202,30 @@ class Relay:
         self._timeout.extend(self._options.chunk_limit_s)
         await self._forward(head)
         await self._stream(chunks)
-        # Pieces of one body are not tokens: their gaps say nothing.
+        # Pieces of one body are not tokens.
         del self._gaps[:]
         return self._outcome(self._result_of_buffered())
 
     def _result_of_buffered(self) -> AttemptResult:
         return AttemptResult.COMPLETED if self._source.status < 400 else AttemptResult.UPSTREAM_4XX
 
-    async def _start(self, *, length_kept: bool = True) -> None:
+    async def _start(self, *, with_length: bool = True) -> None:
         self._options.on_commit()
-        # With status 204 a length is no word about this answer, and its reader would wait for so much.
-        length_kept = length_kept and self._source.status != 204
-        headers = downstream_headers(self._source.headers, length_kept=length_kept)
+        # A 204 has no body: a client that reads its length would wait for one.
+        with_length = with_length and self._source.status != 204
+        headers = downstream_headers(self._source.headers, with_length=with_length)
         headers.extend(self._options.own_headers)
         named = self._options.route in _NAMED_EVENTS
-        await self._sink.start(self._source.status, headers, names_events=named)
+        await self._writer.start(self._source.status, headers, names_events=named)
 
     def _report_head(self, head: bytes) -> None:
         if self._options.on_head is not None:
             self._options.on_head(head)
 
-    def _outcome(self, ending: AttemptResult, status: int | None = None, *, usage: Usage | None = None) -> Outcome:
+    def _outcome(self, result: AttemptResult, status: int | None = None, *, usage: Usage | None = None) -> Outcome:
         usage = usage or (None if self._filter is None else self._filter.usage) or self._tail.usage()
         return Outcome(
-            ending,
+            result,
             status=self._source.status if status is None else status,
             prompt_tokens=None if usage is None else usage.prompt_tokens,
             cached_tokens=None if usage is None else usage.cached_tokens,
@@ -235,17 +235,17 @@ class Relay:
 
 
 def failure_of(status: int) -> Outcome | None:
-    """What a status means before any content: busy, broken, or (`None`) an answer to pass on."""
+    """Return the outcome of an error status before any content: busy or failed; None for a response to relay."""
     if status in (429, 503):
         return Outcome(AttemptResult.BUSY, status=status, error=f"status_{status}")
     if not 200 <= status < 300 and not 400 <= status < 500:
-        # A redirect too: neither the proxy nor its client goes where a replica points.
+        # Redirects too: they are not followed.
         return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=status, error=f"status_{status}")
     return None
 
 
 def _result_of_stream(error_status: int | None) -> AttemptResult:
-    """Of a stream that has gone to the client to its end, and told of an error (or not) before any content."""
+    """Return the result of a complete stream; `error_status` is that of an error event before any content."""
     if error_status is None:
         return AttemptResult.COMPLETED
     return AttemptResult.UPSTREAM_4XX if failure_of(error_status) is None else AttemptResult.FAILED_AFTER_CONTENT

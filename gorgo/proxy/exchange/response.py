@@ -1,6 +1,6 @@
-"""What the client of one request is told, beside a replica's own answer: a refusal, the reason of an end, or nothing.
+"""Responses of the proxy's own to one client: an error, or the reason for the end of a stream.
 
-Owns whether the client is still there and what it was last told. The answer's bytes are `relay`'s, their way `sink`'s.
+Owns whether the client is connected. The bytes of a replica's response are `relay`'s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gorgo.proxy.http.errors import HttpError, Send, error_event, send_error
 from gorgo.proxy.http.response_writer import ResponseWriter
 from gorgo.proxy.state import RunningProxy
 
-#: For the last words to a client that may have stopped reading.
+#: For an error event to a client that may have stopped reading.
 _ERROR_EVENT_TIMEOUT_S = 5.0
 
 
@@ -22,42 +22,42 @@ class ClientResponse:
     Parameters
     ----------
     state:
-        The proxy's.
+        The running proxy.
     send:
-        The server's way to the client.
+        The ASGI callable of the request.
     request_id:
         As the client knows it.
-    account:
-        Keeps what was told.
+    record:
+        Of the request: status and error code.
     """
 
-    __slots__ = ("_account", "_send", "_state", "disconnected", "request_id", "sink")
+    __slots__ = ("_record", "_send", "_state", "disconnected", "request_id", "writer")
 
-    def __init__(self, state: RunningProxy, send: Send, request_id: str, account: RequestRecord) -> None:
+    def __init__(self, state: RunningProxy, send: Send, request_id: str, record: RequestRecord) -> None:
         self._state = state
         self._send = send
-        self._account = account
+        self._record = record
         self.request_id = request_id
-        self.sink = ResponseWriter(send)
-        #: The client has left, or is given up.
+        self.writer = ResponseWriter(send)
+        #: The client has disconnected, or does not read.
         self.disconnected = False
 
-    async def send_error(self, refusal: HttpError) -> None:
-        """An error of the proxy's own, instead of any answer."""
-        assert not self.sink.started, "an answer has begun"
-        # From here on a client that leaves has had its answer.
-        self.sink.finished = True
-        self._account.status, self._account.code = refusal.status, refusal.code
-        self._state.metrics.rejected(refusal.code)
+    async def send_error(self, error: HttpError) -> None:
+        """Send an error of the proxy's own."""
+        assert not self.writer.started, "a response has begun"
+        # A client that disconnects from here on has had its response.
+        self.writer.finished = True
+        self._record.status, self._record.code = error.status, error.code
+        self._state.metrics.rejected(error.code)
         policy = self._state.router.policy.name.encode()
         own = ((b"x-request-id", self.request_id.encode()), (b"x-gorgo-policy", policy))
-        await send_error(self._send, refusal, own)
+        await send_error(self._send, error, own)
 
     async def abort(self) -> None:
-        """The client left, or the grace of a stopping proxy is over."""
-        if self.disconnected or self.sink.finished:
+        """End the response because the proxy stops; nothing for a client that has disconnected."""
+        if self.disconnected or self.writer.finished:
             return
-        if self.sink.started:
+        if self.writer.started:
             await self.end_stream(503, "stopping", "the proxy is stopping")
         else:
             await self.send_error(
@@ -65,12 +65,12 @@ class ClientResponse:
             )
 
     async def end_stream(self, status: int, code: str, message: str) -> None:
-        """Tell the error in the stream, where it can be told; any other answer is cut, and the client sees that."""
-        self._account.status, self._account.code = status, code
-        if not self.sink.carries_events:
+        """Send the error as an event of the stream. A response without events is cut, which the client sees."""
+        self._record.status, self._record.code = status, code
+        if not self.writer.carries_events:
             return
         try:
             async with asyncio.timeout(_ERROR_EVENT_TIMEOUT_S):
-                await self.sink.finish(error_event(status, code, message, named=self.sink.names_events))
+                await self.writer.finish(error_event(status, code, message, named=self.writer.names_events))
         except TimeoutError:
             self.disconnected = True

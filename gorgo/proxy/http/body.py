@@ -1,7 +1,7 @@
 """A request's body: read within a bound and a time, parsed once, never dumped again.
 
 Owns 400, 408, 413 and 415. The bytes that came are the bytes that go to the replica; the parsed form only serves to
-route. One exception: `ask_for_usage` puts an option into a body without touching any other byte.
+route. One exception: `request_usage` puts an option into a body without touching any other byte.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class ClientDisconnected(Exception):  # noqa: N818 - reads as the fact
 async def read_body(receive: Receive, headers: Iterable[Header], *, limits: LimitsConfig) -> bytes:
     """The whole body. Raises `ClientDisconnected`, or `HttpError` for one that is too large or too slow."""
     try:
-        with ResettableTimeout(min(limits.body_timeout_s, IDLE_TIMEOUT_S)) as dog:
-            return await _gather(_watched(receive, dog, limits), headers, limits.max_body_bytes)
+        with ResettableTimeout(min(limits.body_timeout_s, IDLE_TIMEOUT_S)) as timeout:
+            return await _gather(_watched(receive, timeout, limits), headers, limits.max_body_bytes)
     except TimeoutError:
         limit = f"{limits.body_timeout_s:g} s, or stopped for {IDLE_TIMEOUT_S:g} s"
         raise HttpError(408, "request_timeout", f"the body was not complete within {limit}") from None
 
 
-def _watched(receive: Receive, dog: ResettableTimeout, limits: LimitsConfig) -> Receive:
+def _watched(receive: Receive, timeout: ResettableTimeout, limits: LimitsConfig) -> Receive:
     """`receive` that grants the next piece its time, within that of the whole."""
     end = monotonic() + limits.body_timeout_s
 
     async def watched() -> Message:
         message = await receive()
-        dog.deadline = min(end, monotonic() + IDLE_TIMEOUT_S)
+        timeout.deadline = min(end, monotonic() + IDLE_TIMEOUT_S)
         return message
 
     return watched
@@ -74,10 +74,10 @@ def parse_body(body: bytes, headers: Sequence[Header]) -> dict[str, Any]:
     return parsed
 
 
-def ask_for_usage(body: bytes) -> bytes:
+def request_usage(body: bytes) -> bytes:
     """The same object with `stream_options` as its last key; every other byte as it was.
 
-    >>> ask_for_usage(b'{"stream": true }')
+    >>> request_usage(b'{"stream": true }')
     b'{"stream": true ,"stream_options":{"include_usage":true}}'
     """
     end = body.rindex(b"}")

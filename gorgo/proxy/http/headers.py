@@ -116,7 +116,7 @@ def upstream_headers(headers: Sequence[Header], *, request_id: str, api_key: str
     return kept
 
 
-def downstream_headers(headers: Sequence[Header], *, length_kept: bool = True) -> list[Header]:
+def downstream_headers(headers: Sequence[Header], *, with_length: bool = True) -> list[Header]:
     """What the client gets of the replica's headers, names in lower case."""
     lowered = [(name.lower(), value.strip(b" \t")) for name, value in headers]
     dropped = _named_in_connection(lowered)
@@ -128,7 +128,7 @@ def downstream_headers(headers: Sequence[Header], *, length_kept: bool = True) -
         and name not in _OF_THE_REPLICA
         and name != b"x-request-id"
         and not name.startswith(b"x-gorgo-")
-        and (length_kept or name != b"content-length")
+        and (with_length or name != b"content-length")
         and NAME.fullmatch(name)
         and _VALUE.fullmatch(value)
     ]

@@ -143,8 +143,8 @@ def test_wait_at_the_proxy_is_in_the_line_of_who_waited(caplog: pytest.LogCaptur
     overload = OverloadConfig(max_concurrency_per_replica=1, hedge_budget_ratio=0.0)
     virtually(test, [Script([delta("a"), 1.2, DONE]), QUICK], found=config("gorgo-ms", overload))
     first, second = (record.fields for record in caplog.records if record.getMessage() == "request")  # type: ignore[attr-defined]
-    assert "held_ms" not in first
-    assert (second["held_ms"], second["ttft_ms"], "hedged" in second) == (600.0, 600.0, False)
+    assert "queued_ms" not in first
+    assert (second["queued_ms"], second["ttft_ms"], "hedged" in second) == (600.0, 600.0, False)
 
 
 def test_second_attempt_of_a_late_request_is_no_retry(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gorgo.proxy.exchange.pending import Resolution
+from gorgo.proxy.exchange.lease import NextStep
 from gorgo.proxy.exchange.race import Race
 
 ON_BOTH_LOOPS = True
@@ -19,11 +19,11 @@ class Second:
         self.race = race
         self.said: list[str] = []
 
-    async def run(self) -> Resolution | None:
+    async def run(self) -> NextStep | None:
         if "r/2" not in self.race:
             self.said.append("beaten before it began")
             return None
-        self.race.begin("r/2")
+        self.race.track("r/2")
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -36,9 +36,9 @@ class Second:
 
 async def begun() -> tuple[Race, Second]:
     race = Race()
-    race.begin("r/1")
+    race.track("r/1")
     second = Second(race)
-    race.add("r/2", second.run())
+    race.start_hedge("r/2", second.run())
     return race, second
 
 
@@ -63,7 +63,7 @@ async def test_there_is_one_answer() -> None:
     race, _ = await begun()
     race.claim("r/1")
     race.claim("r/1")
-    with pytest.raises(AssertionError, match="two attempts"):
+    with pytest.raises(AssertionError, match="two attempts claim"):
         race.claim("r/2")
     await race.join()
 
@@ -85,15 +85,15 @@ async def test_the_end_waits_for_one_that_has_not_begun() -> None:
 
 
 async def test_a_fault_of_the_second_attempt_is_told() -> None:
-    async def broken() -> Resolution | None:
+    async def broken() -> NextStep | None:
         raise ValueError("a fault")
 
     race = Race()
-    race.add("r/2", broken())
+    race.start_hedge("r/2", broken())
     assert isinstance(await race.end(), ValueError)
 
 
 async def test_without_a_second_attempt_nothing_is_waited_for() -> None:
     race = Race()
-    race.begin("r/1")
+    race.track("r/1")
     assert await race.end() is None

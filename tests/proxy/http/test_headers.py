@@ -27,8 +27,8 @@ def up(*headers: Header, api_key: str | None = None) -> list[Header]:
     return upstream_headers(headers, request_id="our-id", api_key=api_key)
 
 
-def down(*headers: Header, length_kept: bool = True) -> list[Header]:
-    return downstream_headers(headers, length_kept=length_kept)
+def down(*headers: Header, with_length: bool = True) -> list[Header]:
+    return downstream_headers(headers, with_length=with_length)
 
 
 # -- up
@@ -116,7 +116,7 @@ def test_value_that_nobody_may_write_is_left_out(value: bytes) -> None:
 def test_length_goes_where_the_body_changes() -> None:
     headers = ((b"Content-Length", b"5"), (b"Content-Type", b"text/plain"))
     assert down(*headers) == [(b"content-length", b"5"), (b"content-type", b"text/plain")]
-    assert down(*headers, length_kept=False) == [(b"content-type", b"text/plain")]
+    assert down(*headers, with_length=False) == [(b"content-type", b"text/plain")]
 
 
 def test_header_that_the_replica_declares_its_own_does_not_pass() -> None:
