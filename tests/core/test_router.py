@@ -71,18 +71,6 @@ def test_unknown_attempts_are_ignored() -> None:
     assert finished(router, "nobody/1", COMPLETED, now=0.0) == []
 
 
-def test_a_request_id_used_twice_at_once_keeps_both_accounts_apart() -> None:
-    router = make_router("a")
-    first, second = (dispatched(submitted(router, a_request("same"), now=0.0)).attempt_id for _ in range(2))
-    assert first == "same/1"
-    assert first != second
-    router.on_finish(first, COMPLETED, now=1.0)
-    router.on_finish(first, COMPLETED, now=1.0)
-    assert load_of(router, "a")[0] == 1
-    router.on_finish(second, COMPLETED, now=1.0)
-    assert load_of(router, "a") == (0, 0, 0)
-
-
 # -- refusals
 
 

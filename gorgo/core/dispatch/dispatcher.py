@@ -1,7 +1,7 @@
-"""From a request to a replica: the look at all candidates, and the dispatch that reserves one of them.
+"""Evaluation of all candidates of a request, and the dispatch that reserves one of them.
 
-Owns the candidates' table of one request, the record of the decision, and the reservation. Who is a candidate is the
-fleet's, the choice the policy's, and whether the request goes now `front_door`'s.
+Owns the candidates' table of one request, the record of the decision, and the reservation. The fleet filters the
+candidates, the policy chooses, and `admission` says whether the request is dispatched now.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from gorgo.core.prefix.index import PrefixIndex
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made for each decision, and that takes three times as long
 class Evaluation:
-    """What the policy would do with a request now. Nothing is reserved, and nobody changes it."""
+    """The policy's choice for a request now. Nothing is reserved; not changed after it is made."""
 
     eligible: CandidateSet
     choice: Choice
     matched: NDArray[np.float64]
-    #: The most of the prompt that any replica has, a candidate or not.
+    #: The longest match on any replica, a candidate or not.
     most_matched: float
     shadow: ShadowScore | None
 
@@ -48,7 +48,7 @@ class Evaluation:
 
     @property
     def best_cached_tokens(self) -> int:
-        """Of the prompt, on whichever candidate has most of it."""
+        """Return the longest match on any candidate."""
         if self.eligible.is_all:
             return int(self.most_matched)
         matched = self.matched[self.eligible.slots]
@@ -56,8 +56,8 @@ class Evaluation:
 
 
 class _NetworkEstimate(NamedTuple):
-    """Of a request to the replica chosen: its round trip (NaN if unknown), when it arrives, half a round trip as a
-    clock needs it, and its prefill by the prior.
+    """Of a request to the replica chosen: round trip (NaN if unknown), arrival, half a round trip (0 if unknown), and
+    prefill by the prior.
     """
 
     rtt_s: float
@@ -67,18 +67,18 @@ class _NetworkEstimate(NamedTuple):
 
 
 class Dispatcher:
-    """Looks and reserves.
+    """Evaluates and reserves.
 
     Parameters
     ----------
-    fleet, ledger, index:
+    fleet, table, index:
         The Router's.
     policy, weights:
-        What chooses; both may be replaced.
+        Of the choice; both may be replaced.
     rng:
-        The only source of chance.
+        The only source of randomness.
     shadow:
-        A policy that scores without a say, or none.
+        A policy that scores each decision and changes none, or none.
     max_decisions:
         As in `RouterLimits`.
     """
@@ -86,7 +86,7 @@ class Dispatcher:
     def __init__(
         self,
         fleet: Fleet,
-        ledger: InFlightTable,
+        table: InFlightTable,
         index: PrefixIndex,
         *,
         policy: Policy,
@@ -96,7 +96,7 @@ class Dispatcher:
         max_decisions: int,
     ) -> None:
         self._fleet = fleet
-        self._ledger = ledger
+        self._table = table
         self._index = index
         self.policy = policy
         self.weights = weights
@@ -114,15 +114,15 @@ class Dispatcher:
         self._shadow = self._score_shadow(policy)
 
     def decisions(self, request_id: str) -> list[Decision]:
-        """Decisions made for a request, first attempt first; empty when they are no longer kept."""
+        """Return the retained decisions for a request, first attempt first."""
         return [decision for decision in self._decisions if decision.request_id == request_id]
 
     def newest_decisions(self, limit: int) -> list[Decision]:
-        """The last decisions, newest first."""
+        """Return the last decisions, newest first."""
         return list(islice(reversed(self._decisions), limit))
 
     def evaluate(self, request: RouteRequest, eligible: CandidateSet, *, now: float) -> Evaluation:
-        """Ask the policy. `eligible` has a member."""
+        """Let the policy choose. `eligible` has at least one replica."""
         columns = self._fleet.columns
         matched = self._index.match(request.blocks, len(columns.salt)) * request.block_tokens
         most = matched[matched.argmax()]
@@ -133,55 +133,57 @@ class Dispatcher:
             eligible.slots, eligible.names, columns, matched, request.prompt_tokens, is_all=eligible.is_all, now=now
         )
         choice = self.policy.choose(request, candidates, self.weights, self._rng)
-        scored = None if self._shadow is None else self._shadow.score(request, candidates, choice.row)
-        return Evaluation(eligible, choice, matched, most, scored)
+        shadow = None if self._shadow is None else self._shadow.score(request, candidates, choice.row)
+        return Evaluation(eligible, choice, matched, most, shadow)
 
-    def dispatch(self, state: RequestState, placement: Evaluation, *, now: float) -> Dispatch:
-        """Reserve what was chosen. `placement` is of this very moment."""
-        request, member = state.request, placement.replica
+    def dispatch(self, state: RequestState, evaluation: Evaluation, *, now: float) -> Dispatch:
+        """Reserve the replica chosen. `evaluation` was made at `now`."""
+        request, replica = state.request, evaluation.replica
         state.attempts += 1
-        state.tried_replicas.add(member.spec.name)
+        state.tried_replicas.add(replica.spec.name)
         if state.first_dispatched_s is None:
             state.first_dispatched_s = now
-        cached_tokens = int(placement.matched[member.slot])
-        way = self._network(request, member, cached_tokens, now)
+        cached_tokens = int(evaluation.matched[replica.slot])
+        network = self._network(request, replica, cached_tokens, now)
         decision = self._make_decision(
-            state, placement, cached_tokens, self._estimate_ttft(state, member, way, now), now
+            state, evaluation, cached_tokens, self._estimate_ttft(state, replica, network, now), now
         )
-        attempt = self._reserve(state, member, decision, placement.choice, way, now)
+        attempt = self._reserve(state, replica, decision, network, now)
         return Dispatch(
-            request.request_id, attempt.attempt_id, state.attempts, member.spec.name, member.spec.region, decision
+            request.request_id, attempt.attempt_id, state.attempts, replica.spec.name, replica.spec.region, decision
         )
 
     def _score_shadow(self, policy: Policy | None) -> Shadow | None:
         # A child of the Router's generator, which draws nothing from it: decisions are the same without the shadow.
         return None if policy is None else Shadow(policy, self._rng.spawn(1)[0])
 
-    def _network(self, request: RouteRequest, member: Replica, cached_tokens: int, now: float) -> _NetworkEstimate:
-        columns, slot = self._fleet.columns, member.slot
+    def _network(self, request: RouteRequest, replica: Replica, cached_tokens: int, now: float) -> _NetworkEstimate:
+        columns, slot = self._fleet.columns, replica.slot
         return _NetworkEstimate(
             float(columns.rtt_s[slot]),
             arrival_s(columns, slot, request.body_bytes, now=now),
             one_way_s(columns, slot),
-            member.prior.seconds(request.prompt_tokens - cached_tokens, cached_tokens),
+            replica.prior.seconds(request.prompt_tokens - cached_tokens, cached_tokens),
         )
 
-    def _estimate_ttft(self, state: RequestState, member: Replica, way: _NetworkEstimate, now: float) -> TtftEstimate:
-        """Before the reservation, which puts the request itself on the replica's clock."""
+    def _estimate_ttft(
+        self, state: RequestState, replica: Replica, network: _NetworkEstimate, now: float
+    ) -> TtftEstimate:
+        """Predict the parts of the TTFT before the reservation adds the request to the prefill queue."""
         first_s = state.first_dispatched_s
         assert first_s is not None, "it is being dispatched"
         return TtftEstimate(
             first_s - state.request.received_s,
             now - first_s,
-            way.arrives_s - now + way.one_way_s if way.rtt_s == way.rtt_s else None,
-            expected_queue_s(member.prefill_queue, arrives_s=way.arrives_s, one_way_s=way.one_way_s, now=now),
-            way.prior_s * member.prefill_queue.speed.factor,
+            network.arrives_s - now + network.one_way_s if network.rtt_s == network.rtt_s else None,
+            expected_queue_s(replica.prefill_queue, arrives_s=network.arrives_s, one_way_s=network.one_way_s, now=now),
+            network.prior_s * replica.prefill_queue.speed.factor,
         )
 
     def _make_decision(
-        self, state: RequestState, placement: Evaluation, cached_tokens: int, outlook: TtftEstimate, now: float
+        self, state: RequestState, evaluation: Evaluation, cached_tokens: int, estimate: TtftEstimate, now: float
     ) -> Decision:
-        eligible, choice = placement.eligible, placement.choice
+        eligible, choice = evaluation.eligible, evaluation.choice
         decision = Decision(
             request_id=state.request.request_id,
             attempt=state.attempts,
@@ -191,17 +193,17 @@ class Dispatcher:
             weights_version=self.weights.version,
             weights=self.weights.values_by_name,
             candidates=eligible.names,
-            replica=eligible.names[choice.row],
+            row=choice.row,
             terms=choice.terms,
             cost=choice.cost,
             prompt_tokens=state.request.prompt_tokens,
             estimated_cached_tokens=cached_tokens,
-            best_cached_tokens=placement.best_cached_tokens,
+            best_cached_tokens=evaluation.best_cached_tokens,
             predicted_ttft_s=choice.predicted_ttft_s,
-            estimate=outlook,
+            estimate=estimate,
             fallback=choice.fallback,
             excluded=eligible.excluded,
-            shadow=placement.shadow,
+            shadow=evaluation.shadow,
         )
         self._decisions.append(decision)
         return decision
@@ -209,33 +211,25 @@ class Dispatcher:
     def _reserve(
         self,
         state: RequestState,
-        member: Replica,
+        replica: Replica,
         decision: Decision,
-        choice: Choice,
-        way: _NetworkEstimate,
+        network: _NetworkEstimate,
         now: float,
     ) -> Attempt:
         attempt = Attempt(
-            self._ledger.new_id(state),
+            f"{state.request.request_id}/{state.attempts}",
             state,
-            member,
+            replica,
             dispatched_s=now,
-            policy=decision.policy,
-            weights_version=decision.weights_version,
-            estimated_cached_tokens=decision.estimated_cached_tokens,
-            best_cached_tokens=decision.best_cached_tokens,
-            predicted_ttft_s=decision.predicted_ttft_s,
-            estimate=decision.estimate,
-            rtt_s=way.rtt_s,
-            arrival_s=way.arrives_s,
-            prior_s=way.prior_s,
-            terms={name: float(column[choice.row]) for name, column in choice.terms.items()},
-            shadow=decision.shadow,
+            decision=decision,
+            rtt_s=network.rtt_s,
+            arrival_s=network.arrives_s,
+            prior_s=network.prior_s,
         )
-        self._ledger.open(attempt)
-        attempt.confirmed_prefix = self._index.insert(state.request.blocks, member.slot)
-        member.attempts += 1
-        self._fleet.invalidate(member.health.attempt_started(attempt.attempt_id))
+        self._table.open(attempt)
+        attempt.confirmed_prefix = self._index.insert(state.request.blocks, replica.slot)
+        replica.attempts += 1
+        self._fleet.invalidate(replica.health.attempt_started(attempt.attempt_id))
         if self.on_reserved is not None:
             self.on_reserved(attempt)
         return attempt

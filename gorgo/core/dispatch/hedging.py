@@ -172,6 +172,7 @@ class Hedger:
 
 def _predicted_s(attempt: Attempt) -> float | None:
     """From its dispatch to its first token."""
-    if attempt.predicted_ttft_s is None:
+    predicted_s = attempt.decision.predicted_ttft_s
+    if predicted_s is None:
         return None
-    return attempt.predicted_ttft_s - (attempt.dispatched_s - attempt.state.request.received_s)
+    return predicted_s - (attempt.dispatched_s - attempt.state.request.received_s)

@@ -1,4 +1,4 @@
-"""Open attempts and the requests behind them: what is reserved, by whom, until when.
+"""Open attempts and their requests: which load is reserved on which replica.
 
 Owns the guarantee that load is counted at dispatch and released exactly once, however often an end is reported. An
 attempt holds its `Replica`, not a slot: the slot may belong to another replica when the attempt ends.
@@ -6,16 +6,14 @@ attempt holds its `Replica`, not a slot: the slot may belong to another replica 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.network import one_way_s
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.concurrency import Checkpoint
-from gorgo.core.latency.ttft import TtftEstimate
+from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.shadow import ShadowScore
 from gorgo.core.prefix.residency import ConfirmedPrefix
 
 
@@ -24,15 +22,15 @@ class RequestState:
     """A request from its first dispatch to the end of its last attempt."""
 
     request: RouteRequest
-    #: Its client's account has it (`core.quotas`).
+    #: Counted against the client's quota (`core.quotas`).
     quota_held: bool = False
     attempts: int = 0
     tried_replicas: set[str] = field(default_factory=set)
     #: Attempts that have not ended, first one first.
     open_attempts: list[Attempt] = field(default_factory=list)
-    #: It was sent to a second replica while the first had not answered.
+    #: A second attempt was dispatched before the first had a first token.
     hedged: bool = False
-    #: The attempt that is the answer, and whether the request's sample is written.
+    #: The attempt with the first first token, and whether the request's sample is written.
     winner: Attempt | None = None
     closed: bool = False
     first_dispatched_s: float | None = None
@@ -40,29 +38,22 @@ class RequestState:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One dispatch. What the decision believed is kept for the sample."""
+    """One dispatch, with the decision that made it."""
 
     attempt_id: str
     state: RequestState
     replica: Replica
     dispatched_s: float
-    policy: str
-    weights_version: int
-    estimated_cached_tokens: int
-    best_cached_tokens: int
-    predicted_ttft_s: float | None
-    estimate: TtftEstimate
+    decision: Decision
+    #: NaN if unknown.
     rtt_s: float
-    #: When it should reach the engine, and how long its prefill takes by the replica's prior.
+    #: Predicted arrival at the engine, and the prefill by the replica's prior.
     arrival_s: float
     prior_s: float
-    #: Terms of the replica's cost, and what a shadow policy makes of it.
-    terms: Mapping[str, float] = field(default_factory=dict)
-    shadow: ShadowScore | None = None
     first_token_s: float | None = None
-    #: Where the replica's account of its batch stood when it was sent.
+    #: State of the replica's batch at dispatch.
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    #: What the replica had shown to hold of the prompt at dispatch.
+    #: Prefix of the prompt that was confirmed there at dispatch.
     confirmed_prefix: ConfirmedPrefix = field(default_factory=ConfirmedPrefix)
 
 
@@ -77,68 +68,65 @@ class InFlightTable:
         return len(self._open)
 
     def find(self, attempt_id: str) -> Attempt | None:
-        """An open attempt."""
+        """Return an open attempt."""
         return self._open.get(attempt_id)
 
-    def new_id(self, state: RequestState) -> str:
-        """`REQUEST/ATTEMPT`; a client that reuses an id while it is in flight gets one with a mark appended."""
-        attempt_id = f"{state.request.request_id}/{state.attempts}"
-        while attempt_id in self._open:
-            attempt_id += "+"
-        return attempt_id
-
     def open(self, attempt: Attempt) -> None:
+        """Reserve the attempt's load on its replica."""
+        assert attempt.attempt_id not in self._open, "ids of requests in flight are unique"
         self._open[attempt.attempt_id] = attempt
         attempt.state.open_attempts.append(attempt)
-        member, request = attempt.replica, attempt.state.request
-        self._fleet.reserve(member, request.prompt_tokens)
-        prefill_s = attempt.prior_s * member.prefill_queue.speed.factor
-        attempt.checkpoint = member.concurrency.on_dispatched(prefill_s=prefill_s, now=attempt.dispatched_s)
-        member.prefill_queue.add(
+        replica, request = attempt.replica, attempt.state.request
+        self._fleet.reserve(replica, request.prompt_tokens)
+        prefill_s = attempt.prior_s * replica.prefill_queue.speed.factor
+        attempt.checkpoint = replica.concurrency.on_dispatched(prefill_s=prefill_s, now=attempt.dispatched_s)
+        replica.prefill_queue.add(
             attempt.attempt_id, arrives_s=attempt.arrival_s, prior_s=attempt.prior_s, seen=request.streamed
         )
-        member.publish_queue(self._fleet.columns)
+        replica.publish_queue(self._fleet.columns)
 
     def first_token(self, attempt_id: str, *, now: float) -> Attempt | None:
-        """The attempt if this is its first first-token, else `None`."""
+        """Record the first token; return `None` if the attempt has ended or has one already."""
         attempt = self._open.get(attempt_id)
         if attempt is None or attempt.first_token_s is not None:
             return None
         attempt.first_token_s = now
-        member, request = attempt.replica, attempt.state.request
-        self._fleet.release_prefill(member, request.prompt_tokens)
-        member.reported_speed.on_request(request.prompt_tokens - attempt.estimated_cached_tokens, attempt.prior_s)
-        tell = member.prefill_queue.on_first_token if request.streamed else member.prefill_queue.remove
-        tell(attempt_id, engine_s=now - one_way_s(self._fleet.columns, member.slot))
-        member.publish_queue(self._fleet.columns)
+        replica, request = attempt.replica, attempt.state.request
+        self._fleet.release_prefill(replica, request.prompt_tokens)
+        replica.reported_speed.on_request(
+            request.prompt_tokens - attempt.decision.estimated_cached_tokens, attempt.prior_s
+        )
+        leave = replica.prefill_queue.on_first_token if request.streamed else replica.prefill_queue.remove
+        leave(attempt_id, engine_s=now - one_way_s(self._fleet.columns, replica.slot))
+        replica.publish_queue(self._fleet.columns)
         return attempt
 
     def check(self) -> None:
-        """Assert that every replica is charged with what is open there and nothing else; visits all of it."""
+        """Assert that the reserved load of each replica is that of its open attempts; visits all of them."""
         columns = self._fleet.columns
-        for name, member in self._fleet.replicas.items():
-            tokens = [each.state.request.prompt_tokens for each in self._open.values() if each.replica is member]
+        for name, replica in self._fleet.replicas.items():
+            tokens = [each.state.request.prompt_tokens for each in self._open.values() if each.replica is replica]
             waiting = [
                 each.state.request.prompt_tokens
                 for each in self._open.values()
-                if each.replica is member and each.first_token_s is None
+                if each.replica is replica and each.first_token_s is None
             ]
-            charged = columns.in_flight_requests[member.slot], columns.in_flight_tokens[member.slot]
+            charged = columns.in_flight_requests[replica.slot], columns.in_flight_tokens[replica.slot]
             assert charged == (len(tokens), sum(tokens)), f"{name}: {charged} reserved for {len(tokens)} open attempts"
-            assert columns.queued_prefill_tokens[member.slot] == sum(waiting), f"{name}: tokens before a first token"
-            member.prefill_queue.check()
+            assert columns.queued_prefill_tokens[replica.slot] == sum(waiting), f"{name}: tokens before a first token"
+            replica.prefill_queue.check()
 
     def close(self, attempt_id: str, *, now: float) -> Attempt | None:
-        """The attempt if it was open, with its load released; `None` at any later time."""
+        """Release the attempt's load and remove it; return `None` if it has ended already."""
         attempt = self._open.pop(attempt_id, None)
         if attempt is None:
             return None
         attempt.state.open_attempts.remove(attempt)
-        member, tokens = attempt.replica, attempt.state.request.prompt_tokens
+        replica, tokens = attempt.replica, attempt.state.request.prompt_tokens
         if attempt.first_token_s is None:
-            self._fleet.release_prefill(member, tokens)
-            member.prefill_queue.remove(attempt_id, engine_s=now + one_way_s(self._fleet.columns, member.slot))
-            member.publish_queue(self._fleet.columns)
-        self._fleet.release(member, tokens)
-        member.concurrency.on_left(now=now)
+            self._fleet.release_prefill(replica, tokens)
+            replica.prefill_queue.remove(attempt_id, engine_s=now + one_way_s(self._fleet.columns, replica.slot))
+            replica.publish_queue(self._fleet.columns)
+        self._fleet.release(replica, tokens)
+        replica.concurrency.on_left(now=now)
         return attempt

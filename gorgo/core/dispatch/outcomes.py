@@ -82,7 +82,8 @@ def status_of(outcome: Outcome) -> int:
 def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now: float) -> Sample:
     """The one sample of a request whose last attempt was `attempt`."""
     request, spec = attempt.state.request, attempt.replica.spec
-    first_s, shadow = attempt.first_token_s, attempt.shadow
+    decision, first_s = attempt.decision, attempt.first_token_s
+    shadow = decision.shadow
     ttft_s = None if first_s is None else first_s - request.received_s
     return Sample(
         seq=seq,
@@ -90,27 +91,27 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         finished_s=now,
         replica=spec.name,
         region=spec.region,
-        policy=attempt.policy,
-        weights_version=attempt.weights_version,
+        policy=decision.policy,
+        weights_version=decision.weights_version,
         input_tokens=request.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,
         cached_tokens=outcome.cached_tokens,
-        estimated_cached_tokens=attempt.estimated_cached_tokens,
+        estimated_cached_tokens=decision.estimated_cached_tokens,
         output_tokens=outcome.output_tokens,
         rtt_ms=_ms(None if attempt.rtt_s != attempt.rtt_s else attempt.rtt_s),
-        predicted_ttft_ms=_ms(attempt.predicted_ttft_s),
+        predicted_ttft_ms=_ms(decision.predicted_ttft_s),
         ttft_ms=_ms(ttft_s),
         e2e_s=now - request.received_s,
         itl_ms_p95=_ms(outcome.itl_s_p95),
         status=status,
         retries=attempt.state.attempts - 1 - attempt.state.hedged,
         hedged=attempt.state.hedged,
-        terms=attempt.terms,
+        terms={name: float(column[decision.row]) for name, column in decision.terms.items()},
         shadow_policy=None if shadow is None else shadow.policy,
         shadow_rank=None if shadow is None else shadow.rank,
         shadow_cost=None if shadow is None else shadow.cost,
         shadow_predicted_ttft_ms=None if shadow is None else _ms(shadow.predicted_ttft_s),
-        best_cached_tokens=attempt.best_cached_tokens,
-        ttft_parts_ms=None if ttft_s is None else attempt.estimate.attribute(ttft_s).as_ms(),
+        best_cached_tokens=decision.best_cached_tokens,
+        ttft_parts_ms=None if ttft_s is None else decision.estimate.attribute(ttft_s).as_ms(),
     )
 
 

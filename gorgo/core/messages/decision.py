@@ -63,7 +63,8 @@ class Decision:
     weights_version: int
     weights: Mapping[str, float]
     candidates: Sequence[str]
-    replica: str
+    #: Of the replica chosen, among the candidates.
+    row: int
     terms: Mapping[str, NDArray[np.float64]]
     cost: NDArray[np.float64] | None
     prompt_tokens: int
@@ -77,6 +78,11 @@ class Decision:
     excluded: Mapping[str, str]
     #: What a shadow policy makes of the replica chosen.
     shadow: ShadowScore | None = None
+
+    @property
+    def replica(self) -> str:
+        """The replica chosen."""
+        return self.candidates[self.row]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form for `/admin/decisions/{id}`: one object per candidate, terms by name."""

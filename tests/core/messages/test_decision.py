@@ -43,7 +43,7 @@ def decision(**more: object) -> Decision:
         "weights_version": 3,
         "weights": {"w": 0.5},
         "candidates": ("a", "b"),
-        "replica": "b",
+        "row": 1,
         "terms": {"rtt": np.array([20.0, np.nan])},
         "cost": np.array([20.0, np.nan]),
         "prompt_tokens": 100,

@@ -66,7 +66,7 @@ def decision(request_id: str = "r1", **changes: Any) -> Decision:
         "weights_version": 1,
         "weights": {"m_rtt": 1.0},
         "candidates": ("us-0", "eu-0"),
-        "replica": "us-0",
+        "row": 0,
         "terms": {"rtt": np.array([2.0, 95.0]), "prefill": np.array([30.0, 20.0])},
         "cost": np.array([32.0, 115.0]),
         "prompt_tokens": 100,
