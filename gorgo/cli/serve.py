@@ -138,7 +138,6 @@ def engine(
             name=spec.name,
             profile=find_profile(profile or simulation.profile),
             rtt_ms=_rtt_ms(loaded, spec, source=config),
-            jitter=simulation.jitter,
             seed=simulation.seed if seed is None else seed,
             host=host,
             port=_port_of(spec) if port is None else port,

@@ -1,32 +1,29 @@
-"""How long an attempt may take in each of its phases, by the region that it goes to.
-
-Owns what a region inherits. What happens when a deadline has passed is the proxy's.
-"""
+"""The deadlines of an attempt's phases, by the region of its replica."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gorgo.config.model import Config, LimitsConfig, RegionLimitsConfig
+from gorgo.config.model import Config
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Of one region's attempts.
+    """Deadlines of one region's attempts.
 
     Parameters
     ----------
     connect_s:
         To open a connection: name, TCP and TLS.
-    first_content_s:
-        Of a stream, from dispatch to its first content.
-    whole_answer_s:
-        Of an answer in one piece, from dispatch to its end: before that nothing of it can be seen.
-    between_chunks_s:
-        Longest silence after the first content.
-    total_s:
-        From the request's first byte at the proxy to its answer's last, waits and other attempts included.
+    first_token_s:
+        Of a stream, from dispatch to its first token.
+    response_s:
+        Of a response that is no stream, from dispatch to its end: nothing of it is visible before.
+    stream_idle_s:
+        Longest silence after the first token.
+    request_s:
+        From the request's first byte at the proxy to the last of its response, waits and other attempts included.
     """
 
     connect_s: float
@@ -37,22 +34,22 @@ class Deadlines:
 
 
 def deadlines_by_region(config: Config) -> Mapping[str, Deadlines]:
-    """For each region of the file: its own where it has any, else those of `limits`.
+    """Return the deadlines of each region: those of `limits`, with the region's own time to a first token.
 
     >>> from gorgo.config.load import parse_config
-    >>> text = b"{proxy: {region: a}, regions: [{name: a, limits: {request_timeout_s: 9}}, {name: b}], replicas: [%b]}"
-    >>> found = deadlines_by_region(parse_config(text % b"{name: r, region: a, url: 'http://127.0.0.1:1'}"))
-    >>> found["a"].request_s, found["b"].request_s
-    (9.0, 3600.0)
+    >>> regions = b"[{name: a, limits: {first_token_timeout_s: 9}}, {name: b}]"
+    >>> text = b"{proxy: {region: a}, regions: %b, replicas: [{name: r, region: a, url: 'http://127.0.0.1:1'}]}"
+    >>> found = deadlines_by_region(parse_config(text % regions))
+    >>> found["a"].first_token_s, found["b"].first_token_s
+    (9.0, 120.0)
     """
-    return {region.name: _deadlines(config.limits, region.limits) for region in config.regions}
-
-
-def _deadlines(limits: LimitsConfig, own: RegionLimitsConfig) -> Deadlines:
-    return Deadlines(
-        connect_s=own.connect_timeout_s or limits.connect_timeout_s,
-        first_token_s=own.first_token_timeout_s or limits.first_token_timeout_s,
-        response_s=own.response_timeout_s or limits.response_timeout_s,
-        stream_idle_s=own.stream_idle_timeout_s or limits.stream_idle_timeout_s,
-        request_s=own.request_timeout_s or limits.request_timeout_s,
+    limits = config.limits
+    common = Deadlines(
+        connect_s=limits.connect_timeout_s,
+        first_token_s=limits.first_token_timeout_s,
+        response_s=limits.response_timeout_s,
+        stream_idle_s=limits.stream_idle_timeout_s,
+        request_s=limits.request_timeout_s,
     )
+    own = {region.name: region.limits.first_token_timeout_s for region in config.regions}
+    return {name: replace(common, first_token_s=value or common.first_token_s) for name, value in own.items()}

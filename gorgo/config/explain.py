@@ -19,7 +19,7 @@ from gorgo.config.document import Document, Path, Problem, show_value
 from gorgo.config.model import Config
 
 #: Its value should be the name of a variable, but this is where somebody will paste the key itself.
-_SECRET_KEYS = frozenset({"api_key_env", "keys_env"})
+_SECRET_KEYS = frozenset({"api_key_env"})
 
 _PATTERNS = {
     **dict.fromkeys(_SECRET_KEYS, "the name of an environment variable: letters, digits and '_'"),

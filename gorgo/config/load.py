@@ -165,13 +165,12 @@ _PHASES = ("connect_timeout_s", "first_token_timeout_s", "response_timeout_s", "
 
 
 def _deadlines(document: Document) -> Iterator[Problem]:
-    """A phase that is written to take longer than the whole that is written beside it, or that it inherits."""
+    """Yield each phase that may take longer than the whole request."""
     limits = _inside(document.data, "limits")
-    yield from _too_long(document, ("limits",), limits, limits.get("request_timeout_s"))
+    total = limits.get("request_timeout_s")
+    yield from _too_long(document, ("limits",), limits, total)
     for number, region in enumerate(_items(document.data, "regions")):
-        own = _inside(region, "limits")
-        total = own.get("request_timeout_s", limits.get("request_timeout_s"))
-        yield from _too_long(document, ("regions", number, "limits"), own, total)
+        yield from _too_long(document, ("regions", number, "limits"), _inside(region, "limits"), total)
 
 
 def _too_long(document: Document, above: Path, limits: Mapping[str, object], total: object) -> Iterator[Problem]:

@@ -44,14 +44,11 @@ strict = with_config(ConfigDict(extra="forbid"))
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityConfig:
-    """Priors of a replica's size, which the engine's own report replaces, and of its speed, which is learned."""
+    """Priors of a replica's size, which the engine's report replaces, and of its prefill speed, which is learned."""
 
     kv_tokens: Count | None = None
     max_running_requests: Count | None = None
-    #: Of the time of a prefill: constant, linear and quadratic (attention) part.
-    prefill_base_ms: NotNegative | None = None
     prefill_tokens_per_s: Positive | None = None
-    prefill_kappa_s: NotNegative | None = None
 
 
 @strict
@@ -121,10 +118,10 @@ class ModelConfig:
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientsConfig:
-    """Who may send requests: keys by their SHA-256, in a file or an environment variable. Everybody, without either."""
+    """Keys and quotas of clients. Without `keys_file` requests need no key."""
 
+    #: SHA-256 of each key.
     keys_file: FilePath | None = None
-    keys_env: EnvironmentName | None = None
     #: Of each client that has a key and no rule that says otherwise.
     max_in_flight: Count | None = None
     requests_per_minute: Positive | None = None
@@ -160,9 +157,6 @@ class ProxyConfig:
     scrape_interval_s: Positive = 30.0
     #: `/ready` says so only while as many replicas are in good standing.
     min_ready_replicas: Count = 1
-    #: A scrape or a ping older than this is stale; default three intervals.
-    stale_after_s: Positive | None = None
-    rtt_ewma_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
 
 
 @strict
@@ -199,10 +193,8 @@ class OverloadConfig:
     max_concurrency_per_replica: Count | None = None
     slo_ttft_ms: Positive | None = None
     slo_e2e_ms: Positive | None = None
-    infeasible_max_wait_ms: NotNegative = 300.0
     no_replica_wait_s: NotNegative = 2.0
     hedge_budget_ratio: Annotated[float, Field(ge=0, le=0.5)] = 0.03
-    hedge_delay_ms: Positive = 500.0
     retry_budget_ratio: Annotated[float, Field(ge=0, le=1)] = 0.2
     slow_start_s: NotNegative = 10.0
 
@@ -214,8 +206,6 @@ class SimulationConfig:
 
     #: Mean round trip from the proxy's region to each region.
     rtt_ms: Mapping[Name, NotNegative] = field(default_factory=dict)
-    #: Mean of the exponential jitter added to each one-way trip, as a share of the RTT.
-    jitter: Annotated[float, Field(ge=0, le=1)] = 0.02
     profile: Text = "2xL40S-Qwen3.5-35B-A3B-FP8"
     seed: Annotated[int, Field(ge=0)] = 0
 
@@ -223,13 +213,9 @@ class SimulationConfig:
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionLimitsConfig:
-    """Deadlines of attempts in one region, in place of those in `limits` under the same names."""
+    """Limits of attempts in one region. Engines differ by region in the time to a first token, not in the others."""
 
-    connect_timeout_s: Positive | None = None
     first_token_timeout_s: Positive | None = None
-    response_timeout_s: Positive | None = None
-    stream_idle_timeout_s: Positive | None = None
-    request_timeout_s: Positive | None = None
 
 
 @strict

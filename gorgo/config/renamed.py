@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from gorgo.config.document import Document, Path, Problem
 from gorgo.config.explain import keys_at
 
+_EVERY_REGION = "set for all regions in limits"
+
 #: Old key -> its new key, both dotted and with places in lists left out (`regions.limits.connect_timeout_s`), or a few
 #: words that say why it is gone.
 RENAMED: dict[str, str] = {
@@ -18,11 +20,19 @@ RENAMED: dict[str, str] = {
     "overload.max_held": "overload.queue_max_requests",
     "overload.open_work_ms": "overload.max_backlog_ms",
     "overload.open_in_flight": "overload.max_concurrency_per_replica",
-    "overload.hopeless_wait_ms": "overload.infeasible_max_wait_ms",
+    "overload.hopeless_wait_ms": "fixed at 300 ms",
+    "overload.infeasible_max_wait_ms": "fixed at 300 ms",
     "overload.hedge_share": "overload.hedge_budget_ratio",
-    "overload.hedge_late_ms": "overload.hedge_delay_ms",
+    "overload.hedge_late_ms": "fixed at 500 ms",
+    "overload.hedge_delay_ms": "fixed at 500 ms",
     "overload.retry_share": "overload.retry_budget_ratio",
     "proxy.ready_replicas": "proxy.min_ready_replicas",
+    "proxy.stale_after_s": "fixed at three of the longer interval",
+    "proxy.rtt_ewma_alpha": "fixed at 0.3",
+    "replicas.capacity.prefill_base_ms": "fixed at 12 ms",
+    "replicas.capacity.prefill_kappa_s": "fixed at 1.6e-9 s",
+    "clients.keys_env": "keys are read from clients.keys_file alone",
+    "simulation.jitter": "fixed at 0.02",
     "limits.body_gap_timeout_s": "fixed at 15 s",
     "limits.body_idle_timeout_s": "fixed at 15 s",
     "limits.max_header_lines": "fixed at 128",
@@ -31,9 +41,13 @@ RENAMED: dict[str, str] = {
     "limits.between_chunks_timeout_s": "limits.stream_idle_timeout_s",
     "limits.total_timeout_s": "limits.request_timeout_s",
     "regions.limits.first_content_timeout_s": "regions.limits.first_token_timeout_s",
-    "regions.limits.whole_answer_timeout_s": "regions.limits.response_timeout_s",
-    "regions.limits.between_chunks_timeout_s": "regions.limits.stream_idle_timeout_s",
-    "regions.limits.total_timeout_s": "regions.limits.request_timeout_s",
+    "regions.limits.connect_timeout_s": _EVERY_REGION,
+    "regions.limits.response_timeout_s": _EVERY_REGION,
+    "regions.limits.whole_answer_timeout_s": _EVERY_REGION,
+    "regions.limits.stream_idle_timeout_s": _EVERY_REGION,
+    "regions.limits.between_chunks_timeout_s": _EVERY_REGION,
+    "regions.limits.request_timeout_s": _EVERY_REGION,
+    "regions.limits.total_timeout_s": _EVERY_REGION,
 }
 
 

@@ -14,17 +14,13 @@ from gorgo.core.quotas import ClientLimits, ClientRules
 def router_limits(config: Config) -> RouterLimits:
     """Return the Router's bounds; those that the file cannot set keep their defaults."""
     proxy = config.proxy
-    stale_after_s = proxy.stale_after_s or STALE_INTERVALS * max(proxy.probe_interval_s, proxy.scrape_interval_s)
     return RouterLimits(
         max_attempts=config.limits.max_attempts,
         max_in_flight=config.limits.max_in_flight,
-        stale_after_s=stale_after_s,
-        rtt_ewma_alpha=proxy.rtt_ewma_alpha,
+        stale_after_s=STALE_INTERVALS * max(proxy.probe_interval_s, proxy.scrape_interval_s),
         max_index_blocks=config.limits.prefix_index_blocks,
         overload=_overload_limits(config.overload),
-        hedging=HedgeLimits(
-            budget_ratio=config.overload.hedge_budget_ratio, delay_s=config.overload.hedge_delay_ms / 1e3
-        ),
+        hedging=HedgeLimits(budget_ratio=config.overload.hedge_budget_ratio),
         retry_budget_ratio=config.overload.retry_budget_ratio,
         slow_start_s=config.overload.slow_start_s,
         region_window_s=proxy.probe_interval_s,
@@ -40,7 +36,6 @@ def _overload_limits(overload: OverloadConfig) -> OverloadLimits:
         max_concurrency_per_replica=overload.max_concurrency_per_replica,
         slo_ttft_s=None if overload.slo_ttft_ms is None else overload.slo_ttft_ms / 1e3,
         slo_e2e_s=None if overload.slo_e2e_ms is None else overload.slo_e2e_ms / 1e3,
-        infeasible_max_wait_s=overload.infeasible_max_wait_ms / 1e3,
         no_replica_wait_s=overload.no_replica_wait_s,
     )
 
@@ -54,9 +49,7 @@ def replica_spec(replica: ReplicaConfig) -> ReplicaSpec:
         models=replica.models,
         kv_capacity_tokens=capacity.kv_tokens,
         max_running_requests=capacity.max_running_requests,
-        prefill_base_s=None if capacity.prefill_base_ms is None else capacity.prefill_base_ms / 1e3,
         prefill_tokens_per_s=capacity.prefill_tokens_per_s,
-        prefill_kappa_s=capacity.prefill_kappa_s,
         tls=replica.url.lower().startswith("https:"),
     )
 

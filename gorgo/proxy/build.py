@@ -53,7 +53,7 @@ def build_proxy(
     start = initial_state(kept, config, policy, weights, source="" if state_file is None else str(state_file.path))
     # Before anything is opened, because this can fail.
     keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
-    client_keys = read_client_keys(config.clients, environ)
+    client_keys = read_client_keys(config.clients)
     served = served_tls(config.proxy.tls)
     tls = tls or ssl.create_default_context()
     tls_of = {replica.name: upstream_tls(replica, tls) for replica in config.replicas}

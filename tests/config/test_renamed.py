@@ -12,7 +12,7 @@ from gorgo.errors import ConfigError
 
 OLD = {
     "proxy.policies": "proxy.policy",
-    "regions.limits.connect_s": "regions.limits.connect_timeout_s",
+    "regions.limits.first_s": "regions.limits.first_token_timeout_s",
     "queueing": "overload",
     "queueing.wait_ms": "overload.queue_wait_ms",
     "limits.gap_s": "a constant now, since no other value helped",
@@ -22,7 +22,7 @@ FILE = b"""
 proxy: {region: us, policies: random}
 regions:
   - name: us
-    limits: {connect_s: 2}
+    limits: {first_s: 2}
 queueing:
   wait_ms: 5
 limits: {gap_s: 3, max_attempst: 2}
@@ -40,7 +40,7 @@ def test_each_old_key_is_named_with_what_became_of_it(monkeypatch: pytest.Monkey
     assert header == "regions.yaml: 6 errors"
     assert lines[:5] == [
         "  proxy.policies (line 2): unknown key (renamed); expected proxy.policy",
-        "  regions[0].limits.connect_s (line 5): unknown key (renamed); expected regions.limits.connect_timeout_s",
+        "  regions[0].limits.first_s (line 5): unknown key (renamed); expected regions.limits.first_token_timeout_s",
         "  queueing (line 6): unknown key (renamed); expected overload",
         "  queueing.wait_ms (line 7): unknown key (renamed); expected overload.queue_wait_ms",
         "  limits.gap_s (line 8): unknown key (removed: a constant now, since no other value helped); "
@@ -58,7 +58,7 @@ def test_the_table_has_keys_that_are_gone_and_new_ones_that_exist() -> None:
 def test_a_key_of_the_file_is_found_by_its_dotted_name() -> None:
     for key in (
         "proxy.policy",
-        "regions.limits.connect_timeout_s",
+        "regions.limits.first_token_timeout_s",
         "clients.rules.name",
         "replicas.capacity.kv_tokens",
     ):

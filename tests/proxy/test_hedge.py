@@ -34,8 +34,11 @@ async def hedging(start: Start, stuck: Script, *others: Script, **overload: Any)
     others drain.
     """
     replicas = [await start.replica(words("warm")) for _ in (stuck, *others)]
-    settings = {"queue_enabled": False, "hedge_budget_ratio": 0.5, "hedge_delay_ms": 30.0, **overload}
+    settings = {"queue_enabled": False, "hedge_budget_ratio": 0.5, **overload}
     proxy = await start.proxy(replace(config_for(replicas, PREDICTS), overload=OverloadConfig(**settings)), replicas)
+    limits = proxy.state.router.limits
+    hedging = replace(limits.hedging, delay_s=0.03)
+    proxy.state.router.set_limits(replace(limits, hedging=hedging), now=proxy.state.clock())
     for _ in range(4):  # the budget is of requests
         await proxy.client.post(CHAT, content=chat(stream=True))
     # The one with the prompt in its cache is the cheapest for the same prompt, if the tie-break left it any warmth.

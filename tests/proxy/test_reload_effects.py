@@ -53,8 +53,6 @@ from tests.proxy.looks import (
     raw,
     ready,
     region_of_the_proxy,
-    rtt_after_a_probe_of_100_ms,
-    rtt_known_a_minute_after,
     scored_beside,
     scraped,
     scripted,
@@ -105,20 +103,19 @@ def one(key: str, value: object, look: Look, was: object, now: object, old: Edit
 PREDICTS: Edits = {"proxy.policy": "gorgo-ms"}
 #: A stream that is open leaves no place for another one.
 FULL: Edits = PREDICTS | {"overload.max_concurrency_per_replica": 1}
-KEYED: Edits = {"clients.keys_env": "KEYS"}
+KEYED: Edits = {"clients.keys_file": lambda ground: ground.keys_file(team=KEY, other=OTHER_KEY)}
 DEAF: Edits = {"replicas[].url": lambda ground: f"http://127.0.0.1:{ground.deaf}"}
 TEAM: Edits = KEYED | {"clients.rules[].name": "team"}
 TIMEOUTS = ("connect", "first_token", "response", "stream_idle", "request")
 PATIENT: Edits = {f"limits.{phase}_timeout_s": LONG_S for phase in TIMEOUTS}
 LATE: Edits = PREDICTS | {
     "overload.queue_enabled": False,
-    "overload.hedge_delay_ms": 1.0,
     "overload.hedge_budget_ratio": 0.5,
 }
 
 
 def timeouts() -> list[Effect]:
-    """Of all regions, and of one."""
+    """Of all regions, and the one that a region may set."""
     looks: dict[str, tuple[Look, str, Edits]] = {
         "connect": (asked(), "504 upstream_timeout", DEAF),
         "first_token": (asked("mute"), "504 upstream_timeout", {}),
@@ -137,8 +134,9 @@ def timeouts() -> list[Effect]:
             now,
             PATIENT | old,
         )
-        for place in ("regions[].limits", "limits")
-        for phase, (look, now, old) in looks.items()
+        for place, phases in (("regions[].limits", ["first_token"]), ("limits", TIMEOUTS))
+        for phase in phases
+        for look, now, old in [looks[phase]]
     ]
 
 
@@ -158,15 +156,13 @@ EFFECTS = [
         term("rtt"),
         50.0,
         200.0,
-        {"proxy.policy": "gorgo", "proxy.rtt_ewma_alpha": 1.0},
+        {"proxy.policy": "gorgo"},
     ),
     one("proxy.shadow_policy", "nearest", scored_beside, False, True, second()),
     one("proxy.probe_interval_s", 0.01, probed, NOT_TAKEN, True),
     one("proxy.probe_interval_s", 30.0, cut_off_by_failures_a_minute_apart, True, False, second()),
     one("proxy.scrape_interval_s", 0.01, scraped, NOT_TAKEN, True),
     one("proxy.min_ready_replicas", 2, ready, "200", "503 too_few_replicas", second(draining=True)),
-    one("proxy.stale_after_s", 50.0, rtt_known_a_minute_after, True, False),
-    one("proxy.rtt_ewma_alpha", 1.0, rtt_after_a_probe_of_100_ms, False, True),
     Effect(
         "regions[].name replicas[].region",
         {"regions[].name": "home", "replicas[].region": "home", "proxy.region": "home"},
@@ -195,18 +191,15 @@ EFFECTS = [
     one("replicas[].draining", True, served_by(4), {"a", "b"}, {"b"}, second()),
     one("replicas[].capacity.kv_tokens", 64, most_of_a_repeated_prompt_is_estimated, True, False, PREDICTS),
     one("replicas[].capacity.max_running_requests", 1, beside(next_one()), "goes", "waits", PREDICTS),
-    one("replicas[].capacity.prefill_base_ms", 200_000.0, predicted_to_take_minutes, False, True, PREDICTS),
     one("replicas[].capacity.prefill_tokens_per_s", 1.0, predicted_to_take_minutes, False, True, PREDICTS),
-    one("replicas[].capacity.prefill_kappa_s", 0.01, predicted_to_take_minutes, False, True, PREDICTS),
     one(
         "clients.keys_file",
-        lambda ground: ground.keys_file("team", OTHER_KEY),
+        lambda ground: ground.keys_file(team=OTHER_KEY),
         both_keys,
         ["200", "401 invalid_api_key"],
         ["401 invalid_api_key", "200"],
-        {"clients.keys_file": lambda ground: ground.keys_file("team", KEY)},
+        {"clients.keys_file": lambda ground: ground.keys_file(team=KEY)},
     ),
-    one("clients.keys_env", "NEW_KEYS", both_keys, ["200", "200"], ["401 invalid_api_key", "200"], KEYED),
     one("clients.max_in_flight", 1, beside(next_one(key=KEY), key=KEY), "goes", "429 client_concurrency", KEYED),
     one("clients.requests_per_minute", 6.0, two_requests, ["200", "200"], ["200", "429 client_rate"], KEYED),
     one(
@@ -252,14 +245,6 @@ EFFECTS = [
     one("overload.slo_ttft_ms", 150.0, beside(asked()), NOT_TAKEN, "429 deadline_unreachable", FULL),
     one("overload.slo_e2e_ms", 0.001, beside(next_one(), 2), "goes", "waits", PREDICTS),
     one(
-        "overload.infeasible_max_wait_ms",
-        0.0,
-        beside(next_one(headers={"x-slo-ttft-ms": "0.001"})),
-        "waits",
-        "429 deadline_unreachable",
-        FULL | {"overload.infeasible_max_wait_ms": 1e6},
-    ),
-    one(
         "overload.no_replica_wait_s",
         0.0,
         next_one(),
@@ -274,14 +259,6 @@ EFFECTS = [
         "once",
         "twice",
         second() | LATE | {"overload.hedge_budget_ratio": 0.0},
-    ),
-    one(
-        "overload.hedge_delay_ms",
-        1.0,
-        late_request,
-        "once",
-        "twice",
-        second() | LATE | {"overload.hedge_delay_ms": 1e6},
     ),
     one(
         "overload.retry_budget_ratio",
@@ -323,7 +300,6 @@ EFFECTS_OF_CERTIFICATES = [
 OF_OTHER_COMMANDS = {
     "replicas[].accelerator",
     "simulation.rtt_ms",
-    "simulation.jitter",
     "simulation.profile",
     "simulation.seed",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 
 from gorgo.config.model import ClientsConfig
 from tests.proxy.conftest import Start, config_for, until
@@ -12,14 +13,16 @@ from tests.proxy.fakes import answer, chat
 from tests.proxy.raw import connected
 
 CHAT = "/v1/chat/completions"
-KEYS = {"KEYS": " ".join(f"{name}:{sha256(name.encode()).hexdigest()}" for name in ("team-a", "team-b"))}
+KEYS = "\n".join(f"{name}:{sha256(name.encode()).hexdigest()}" for name in ("team-a", "team-b"))
 A, B = "authorization: Bearer team-a", {"authorization": "Bearer team-b"}
 
 
-async def test_slow_bodies_of_one_key_are_bounded_and_keep_nobody_else_out(start: Start) -> None:
+async def test_slow_bodies_of_one_key_are_bounded_and_keep_nobody_else_out(start: Start, tmp_path: Path) -> None:
     replica = await start.replica(answer(200))
-    clients = ClientsConfig(keys_env="KEYS", max_in_flight=2)
-    fleet = await start.proxy(replace(config_for([replica], max_in_flight=3), clients=clients), [replica], environ=KEYS)
+    path = tmp_path / "clients.keys"
+    path.write_text(KEYS)
+    clients = ClientsConfig(keys_file=str(path), max_in_flight=2)
+    fleet = await start.proxy(replace(config_for([replica], max_in_flight=3), clients=clients), [replica])
     body = chat()
     async with AsyncExitStack() as stack:
         slow = [await stack.enter_async_context(connected(fleet.addresses.data)) for _ in range(2)]

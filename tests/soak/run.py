@@ -35,6 +35,8 @@ SHORTS_S_MAX = 60.0
 #: Between two looks at the proxy's memory from outside.
 SAMPLE_S = 1.0
 _POLL_S = 0.05
+#: SHA-256 of the clients' keys, in the folder of the run.
+KEYS_FILE = "clients.keys"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +74,8 @@ def soak(plan: Plan, folder: Path, *, tell: Callable[[str], None] = lambda _: No
     """
     keys = [secrets.token_hex(16) for _ in range(plan.clients)]
     environ = {**os.environ, "PYTHONUNBUFFERED": "1", "GORGO_ADMIN_TOKEN": secrets.token_hex(16)}
-    environ["GORGO_SOAK_KEYS"] = " ".join(
-        f"client-{number}:{sha256(key.encode()).hexdigest()}" for number, key in enumerate(keys)
-    )
+    entries = [f"client-{number}:{sha256(key.encode()).hexdigest()}" for number, key in enumerate(keys)]
+    (folder / KEYS_FILE).write_text("\n".join(entries))
     with Processes(folder, environ) as processes:
         return asyncio.run(_Run(plan, folder, processes, keys, tell).run())
 
@@ -143,7 +144,7 @@ class _Run:
             self._processes.start_command(name, [sys.executable, "-m", "tests.soak.engine"])
             urls[name] = self._processes.wait_for_line(name, r"listening on (http://\S+)")[1]
         config = self._folder / "regions.yaml"
-        config.write_text(yaml.safe_dump(_config(urls), sort_keys=False), encoding="utf-8")
+        config.write_text(yaml.safe_dump(_config(urls, self._folder / KEYS_FILE), sort_keys=False), encoding="utf-8")
         command = [sys.executable, "-m", "tests.soak.served", str(self._window), "serve", "--config", str(config)]
         command += ["--seed", "1", "--state", str(self._folder / "state.json")]
         command += ["--request-log", str(self._folder / "requests.jsonl")]
@@ -202,7 +203,7 @@ class _Run:
         return process.wait(BACK_S_MAX)
 
 
-def _config(urls: dict[str, str]) -> dict[str, object]:
+def _config(urls: dict[str, str], keys: Path) -> dict[str, object]:
     """Small pools, so that the prefix index is full after the warm-up; everything else as it comes."""
     capacity = {"kv_tokens": 100_000, "max_running_requests": 4096}
     return {
@@ -227,5 +228,5 @@ def _config(urls: dict[str, str]) -> dict[str, object]:
             }
             for name, url in urls.items()
         ],
-        "clients": {"keys_env": "GORGO_SOAK_KEYS", "max_in_flight": 2000},
+        "clients": {"keys_file": str(keys), "max_in_flight": 2000},
     }

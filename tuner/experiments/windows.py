@@ -31,7 +31,6 @@ PAUSE_S = 0.5
 PROFILE = "2xL40S-Qwen3.5-35B-A3B-FP8"
 #: The paper's three regions, seen from the first, s.
 RTT_S = {"us-ashburn": 0.002, "eu-frankfurt": 0.095, "ap-seoul": 0.180}
-JITTER = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,7 @@ def paper_fleet() -> SimFleet:
             SimReplica(
                 ReplicaSpec(f"{region}-0", region, kv_capacity_tokens=profile.kv_tokens, max_running_requests=64),
                 profile,
-                Link(rtt_s=rtt_s, jitter=JITTER),
+                Link(rtt_s=rtt_s),
             )
             for region, rtt_s in RTT_S.items()
         )

@@ -13,6 +13,7 @@ from aiohttp import web
 from gorgo.apps.engine_server import generation, information
 from gorgo.apps.engine_server.replica import SimulatedReplica
 from gorgo.sim.engine.profiles import EngineProfile
+from gorgo.sim.network.links import JITTER
 
 #: SGLang runs under uvicorn, which closes a connection idle for so long.
 KEEP_ALIVE_S = 5.0
@@ -26,7 +27,6 @@ async def run_engine(
     name: str,
     profile: EngineProfile,
     rtt_ms: float,
-    jitter: float,
     seed: int,
     host: str,
     port: int,
@@ -34,6 +34,7 @@ async def run_engine(
     stop: asyncio.Event | None = None,
     model: str = "gorgo-sim",
     keep_alive_s: float = KEEP_ALIVE_S,
+    jitter: float = JITTER,
 ) -> None:
     """Serve a simulated replica until `stop` is set, or for ever.
 

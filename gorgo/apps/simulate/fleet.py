@@ -36,7 +36,7 @@ def fleet_of(config: Config, *, source: Path) -> SimFleet:
             place = f"simulation.rtt_ms.{replica.region}"
             raise ConfigError(f"{source}: {place}: missing; expected the mean round trip to that region in ms")
         spec = replace(replica_spec(replica), models=())
-        replicas.append(SimReplica(spec, profile, Link(rtt_s=rtt_ms / 1e3, jitter=simulation.jitter)))
+        replicas.append(SimReplica(spec, profile, Link(rtt_s=rtt_ms / 1e3)))
     if not replicas:
         raise ConfigError(f"{source}: replicas: all are draining; expected one to simulate")
     return SimFleet(tuple(replicas))

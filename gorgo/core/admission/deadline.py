@@ -50,7 +50,8 @@ class OverloadLimits:
         When the last token should be there, s: a replica whose answers take too long is closed with fewer in flight.
         Nobody is turned away for it. `None`: no matter.
     infeasible_max_wait_s:
-        What could not meet its deadline even alone waits so long at most, s.
+        Longest queue time of a request that is infeasible on an idle fleet, s. Above 0, so that a long prompt gets its
+        turn: it would never be cached otherwise.
     no_replica_wait_s:
         How long a request waits for any replica that may take it, s: a half-open trial, a reload.
     """

@@ -36,8 +36,9 @@ class HedgeLimits:
         Of the requests of the last `window_s` that may be; 0 turns hedging off.
     window_s:
         Long enough that a burst of late requests finds what quiet minutes have left, s.
-    late_s:
-        Later than predicted by this, or by the prediction, is evidence, s.
+    delay_s:
+        Later than predicted by this, or by the prediction, is evidence, s. A step of an engine that also prefills a
+        long prompt takes less.
     grace_s:
         After it was overtaken or due, s: tokens of one step of an engine come together, in any order.
     """

@@ -12,7 +12,7 @@ nobody is asked, and what a client sends as its key is for the replica.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
@@ -64,19 +64,14 @@ class ClientKeys:
         return name, kept
 
 
-def read_client_keys(clients: ClientsConfig, environ: Mapping[str, str]) -> ClientKeys | None:
-    """The list that the configuration names; `None` where it names none. Raises `ConfigError`.
+def read_client_keys(clients: ClientsConfig) -> ClientKeys | None:
+    """Read the file of `clients.keys_file`; return `None` without one. Raises `ConfigError`.
 
     A list without an entry is an error: it would lock everybody out.
     """
-    if clients.keys_file is None and clients.keys_env is None:
+    if clients.keys_file is None:
         return None
-    known: list[tuple[str, bytes]] = []
-    if clients.keys_file is not None:
-        known += _entries(_read(clients.keys_file).splitlines(), f"clients.keys_file {clients.keys_file!r}: line")
-    if clients.keys_env is not None:
-        words = environ.get(clients.keys_env, "").replace(",", " ").split()
-        known += _entries(words, f"clients.keys_env: the environment variable {clients.keys_env}: entry")
+    known = _entries(_read(clients.keys_file).splitlines(), f"clients.keys_file {clients.keys_file!r}: line")
     if not 0 < len(known) <= MAX_KEYS:
         raise ConfigError(f"clients: {len(known)} keys; expected 1 to {MAX_KEYS}, each as {_EXPECTED}")
     return ClientKeys(known)

@@ -74,7 +74,7 @@ class Reloader:
             policy, weights = _policy(config, self._state.config)
             shadow = make_shadow(config.proxy.shadow_policy, policy)
             changes = diff(self._state.config, config)
-            client_keys = read_client_keys(config.clients, self._environ)
+            client_keys = read_client_keys(config.clients)
             # Read before anything changes, because files can be wrong; those who join read their own.
             tls_of = await asyncio.to_thread(_tls_of, config, self._state.tls)
             looks = await self._probe_new(changes, config, keys)

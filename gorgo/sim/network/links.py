@@ -19,6 +19,8 @@ import numpy as np
 
 from gorgo.core.latency.tcp import TcpWindows, cwnd_after_idle, round_trips
 
+#: Mean jitter of a one-way trip as a share of the RTT: 2 ms on 100 ms.
+JITTER = 0.02
 #: Delays are drawn so many at a time: one draw by itself costs 20 times as much.
 _DRAWS = 2048
 #: Entries of a run's table of draws: as many as a window of 7,000 requests uses, so that few are used twice. 4 MB.
@@ -42,7 +44,7 @@ class Link:
     """
 
     rtt_s: float
-    jitter: float = 0.02
+    jitter: float = JITTER
     spike_probability: float = 1e-4
 
     def __post_init__(self) -> None:

@@ -75,8 +75,8 @@ output "regions_generated" {
 
   # They name files of another machine, and nginx does here what they are for.
   precondition {
-    condition     = !can(local.document.proxy.tls.cert) && !can(local.document.clients.keys_file) && !can(local.document.clients.keys_env)
-    error_message = "proxy.tls, clients.keys_file, clients.keys_env: leave them out: TLS ends before the proxy, and clients' keys are a parameter."
+    condition     = !can(local.document.proxy.tls.cert) && !can(local.document.clients.keys_file)
+    error_message = "proxy.tls, clients.keys_file: leave them out: TLS ends before the proxy, and clients' keys are a parameter."
   }
   precondition {
     condition     = !anytrue([for replica in local.document.replicas : can(replica.ca_file) || can(replica.client_cert)])

@@ -167,7 +167,7 @@ def test_second_attempt_of_a_late_request_is_no_retry(caplog: pytest.LogCaptureF
         assert proxy.total("gorgo_hedges_total", replica="r1", region="there") == 1.0
         assert first.received[-1].closed_s == pytest.approx(answered.parts[0][0])
 
-    overload = OverloadConfig(queue_enabled=False, hedge_budget_ratio=0.5, hedge_delay_ms=500.0)
+    overload = OverloadConfig(queue_enabled=False, hedge_budget_ratio=0.5)
     virtually(test, [QUICK], [QUICK], found=config("gorgo-ms", overload))
     found = line(caplog)
     assert (found["hedged"], found["retries"], found["replica"], found["error"]) == (True, 0, "r1", None)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -41,7 +42,10 @@ def read_trace_row(text: bytes) -> object:
 
 
 def read_keys(text: bytes) -> object:
-    return read_client_keys(ClientsConfig(keys_env="KEYS"), {"KEYS": text.decode("latin-1")})
+    with NamedTemporaryFile() as file:
+        file.write(text)
+        file.flush()
+        return read_client_keys(ClientsConfig(keys_file=file.name))
 
 
 READERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
@@ -49,7 +53,10 @@ READERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "weights": (WEIGHTS, lambda text: parse_weights_file(text, source="w")),
     "state": (STATE, lambda text: parse_state(text, source="s")),
     "trace": (ROW, read_trace_row),
-    "client keys": (b"a:" + b"0" * 64 + b", b:" + b"1" * 64, read_keys),
+    "client keys": (
+        b"# team a and team b, since May; rotated in autumn\na:" + b"0" * 64 + b"\nb:" + b"1" * 64,
+        read_keys,
+    ),
 }
 
 

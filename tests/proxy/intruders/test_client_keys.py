@@ -31,18 +31,19 @@ def entry(name: str, key: str) -> str:
     return f"{name}:{sha256(key.encode()).hexdigest()}"
 
 
-async def guarded(start: Start, **options: Any) -> Running:
+async def guarded(start: Start, folder: Path, **options: Any) -> Running:
     replica = await start.replica(answer(200))
-    config = replace(config_for([replica]), clients=ClientsConfig(keys_env="KEYS"))
-    environ = {"KEYS": f"{entry('team-a', KEY)}, {entry('team-b', OTHER)}"}
-    return await start.proxy(config, [replica], environ=environ, **options)
+    path = folder / "clients.keys"
+    path.write_text(f"{entry('team-a', KEY)}\n{entry('team-b', OTHER)}\n")
+    config = replace(config_for([replica]), clients=ClientsConfig(keys_file=str(path)))
+    return await start.proxy(config, [replica], **options)
 
 
 # -- over HTTP
 
 
-async def test_request_without_a_known_key_is_a_401_in_openai_s_shape(start: Start) -> None:
-    fleet = await guarded(start)
+async def test_request_without_a_known_key_is_a_401_in_openai_s_shape(start: Start, tmp_path: Path) -> None:
+    fleet = await guarded(start, tmp_path)
     for headers in (
         {},
         {"authorization": KEY},
@@ -66,15 +67,15 @@ async def test_request_without_a_known_key_is_a_401_in_openai_s_shape(start: Sta
     assert fleet.replicas[0].seen == []
 
 
-async def test_two_authorizations_are_one_too_many(start: Start) -> None:
-    fleet = await guarded(start)
+async def test_two_authorizations_are_one_too_many(start: Start, tmp_path: Path) -> None:
+    fleet = await guarded(start, tmp_path)
     headers = [("authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {OTHER}")]
     assert (await fleet.client.post(CHAT, content=chat(), headers=headers)).status_code == 401
 
 
 @pytest.mark.parametrize("headers", [{"authorization": f"bearer  {KEY}"}, {"x-api-key": KEY}, {"api-key": OTHER}])
-async def test_known_key_gets_in_and_stays_here(start: Start, headers: dict[str, str]) -> None:
-    fleet = await guarded(start)
+async def test_known_key_gets_in_and_stays_here(start: Start, tmp_path: Path, headers: dict[str, str]) -> None:
+    fleet = await guarded(start, tmp_path)
     response = await fleet.client.post(CHAT, content=chat(), headers=headers)
     assert response.status_code == 200
     (seen,) = fleet.replicas[0].seen
@@ -83,8 +84,8 @@ async def test_known_key_gets_in_and_stays_here(start: Start, headers: dict[str,
     assert OTHER.encode() not in sent
 
 
-async def test_routes_of_load_balancers_need_no_key_and_those_of_clients_do(start: Start) -> None:
-    fleet = await guarded(start)
+async def test_routes_of_load_balancers_need_no_key_and_those_of_clients_do(start: Start, tmp_path: Path) -> None:
+    fleet = await guarded(start, tmp_path)
     for path in ("/health", "/ready", "/metrics"):
         assert (await fleet.client.get(path)).status_code == 200
     for path in ("/v1/models", "/nowhere", "/v1/%63hat/completions"):
@@ -92,15 +93,17 @@ async def test_routes_of_load_balancers_need_no_key_and_those_of_clients_do(star
     assert (await fleet.client.get("/v1/models")).status_code == 401
 
 
-async def test_key_of_a_client_is_none_of_an_operator(start: Start) -> None:
-    fleet = await guarded(start)
+async def test_key_of_a_client_is_none_of_an_operator(start: Start, tmp_path: Path) -> None:
+    fleet = await guarded(start, tmp_path)
     response = await fleet.admin.get("/admin/fleet", headers={"authorization": f"Bearer {KEY}"})
     assert response.status_code == 401
     assert (await fleet.admin.get("/admin/fleet")).status_code == 200
 
 
-async def test_name_of_the_client_reaches_the_router(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = await guarded(start)
+async def test_name_of_the_client_reaches_the_router(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = await guarded(start, tmp_path)
     clients = []
     submit = fleet.state.router.submit
 
@@ -137,17 +140,16 @@ async def test_replica_s_key_takes_the_place_of_the_client_s(start: Start) -> No
 # -- the list
 
 
-def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path) -> None:
+def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "clients.keys"
-    path.write_text(f"# who may\n\n{entry('a', KEY)}  # since May\n")
-    clients = ClientsConfig(keys_file=str(path), keys_env="KEYS")
-    keys = read_client_keys(clients, {"KEYS": entry("b", OTHER)})
+    path.write_text(f"# who may\n\n{entry('a', KEY)}  # since May\n{entry('b', OTHER)}\n")
+    keys = read_client_keys(ClientsConfig(keys_file=str(path)))
     assert keys is not None
     assert [keys.name_of(word.encode()) for word in (KEY, OTHER, "x", "")] == ["a", "b", None, None]
 
 
 def test_no_list_is_no_check() -> None:
-    assert read_client_keys(ClientsConfig(), {"KEYS": entry("b", OTHER)}) is None
+    assert read_client_keys(ClientsConfig()) is None
 
 
 @pytest.mark.parametrize(
@@ -170,10 +172,10 @@ def test_list_that_is_none_is_an_error_that_repeats_no_key(tmp_path: Path, conte
     path.write_bytes(content)
     clients = ClientsConfig(keys_file=str(path))
     if said is None:
-        assert read_client_keys(clients, {}) is not None
+        assert read_client_keys(clients) is not None
         return
     with pytest.raises(ConfigError) as raised:
-        read_client_keys(clients, {})
+        read_client_keys(clients)
     assert said in str(raised.value)
     assert KEY not in str(raised.value)
 
@@ -181,12 +183,7 @@ def test_list_that_is_none_is_an_error_that_repeats_no_key(tmp_path: Path, conte
 @pytest.mark.parametrize("path", ["/nowhere/clients.keys", "/", "a\0b"])
 def test_file_that_cannot_be_read_is_named(path: str) -> None:
     with pytest.raises(ConfigError, match="keys_file"):
-        read_client_keys(ClientsConfig(keys_file=path), {})
-
-
-def test_unset_variable_locks_nobody_in_or_out_silently() -> None:
-    with pytest.raises(ConfigError, match="0 keys"):
-        read_client_keys(ClientsConfig(keys_env="KEYS"), {})
+        read_client_keys(ClientsConfig(keys_file=path))
 
 
 # -- time
@@ -238,4 +235,4 @@ def test_refusal_says_the_same_whatever_is_wrong() -> None:
 def test_pipe_is_no_list_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "keys")
     with pytest.raises(ConfigError, match=r"keys_file .*/keys': a pipe.*; expected a file of client keys"):
-        read_client_keys(ClientsConfig(keys_file=str(tmp_path / "keys")), {})
+        read_client_keys(ClientsConfig(keys_file=str(tmp_path / "keys")))

@@ -35,14 +35,17 @@ async def test_no_secret_is_in_logs_metrics_decisions_samples_files_or_errors(
     ]
     config = config_for(replicas)
     rows = tuple(replace(row, api_key_env="ENGINE") for row in config.replicas)
-    config = replace(config, replicas=rows, clients=ClientsConfig(keys_env="KEYS"))
+    keys = tmp_path / "clients.keys"
+    keys.write_text(f"team:{CLIENT_HASH}")
+    config = replace(config, replicas=rows, clients=ClientsConfig(keys_file=str(keys)))
     fleet = await start.proxy(
         config,
         replicas,
-        environ={"ENGINE": ENGINE_KEY, "KEYS": f"team:{CLIENT_HASH}"},
+        environ={"ENGINE": ENGINE_KEY},
         state_file=StateFile(tmp_path / "state.json"),
         request_log=tmp_path / "requests.jsonl",
     )
+    keys.unlink()  # the one file that may hold a hash of a key
     good = {"authorization": f"Bearer {CLIENT_KEY}", "x-odd": HEADER, "cookie": HEADER, "x-session-id": HEADER}
     wrong = good | {"authorization": f"Bearer {WRONG_KEY}"}
     said: list[str] = []

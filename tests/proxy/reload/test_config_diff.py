@@ -81,8 +81,8 @@ def test_policy_and_weights_count_when_the_file_changed_them() -> None:
 
 
 def test_settings_are_named_and_intervals_told_apart() -> None:
-    new = replace(with_proxy(probe_interval_s=1.0, rtt_ewma_alpha=0.5), limits=LimitsConfig(max_attempts=2))
-    expected = ("proxy.probe_interval_s", "proxy.rtt_ewma_alpha", "limits.max_attempts")
+    new = replace(with_proxy(probe_interval_s=1.0, min_ready_replicas=2), limits=LimitsConfig(max_attempts=2))
+    expected = ("proxy.probe_interval_s", "proxy.min_ready_replicas", "limits.max_attempts")
     assert diff(OLD, new) == ConfigDiff(intervals=True, settings=expected)
 
 

@@ -366,12 +366,12 @@ async def test_limits_and_intervals_hold_at_once(start: Start, tmp_path: Path) -
     a = await start.replica(stream(delta("a"), DONE))
     followed = await follow(start, tmp_path, regions({"a": a}), [a])
     limits = {"max_body_bytes": 100, "max_attempts": 2, "connections_per_replica": 7, "prefix_index_blocks": 10}
-    proxy = {"probe_interval_s": 0.01, "rtt_ewma_alpha": 1.0, "stale_after_s": 50.0}
+    proxy = {"probe_interval_s": 0.01, "scrape_interval_s": 20.0}
     await followed.rewrite(regions({"a": a}, proxy=proxy, limits=limits))
     too_large = await followed.fleet.client.post(CHAT, content=chat(user="x" * 100))
     assert too_large.status_code == 413
     found = followed.state.router.limits
-    assert (found.max_attempts, found.max_index_blocks, found.stale_after_s) == (2, 10, 50.0)
+    assert (found.max_attempts, found.max_index_blocks, found.stale_after_s) == (2, 10, 60.0)
     await until(lambda: a.pings > 10)
 
 
