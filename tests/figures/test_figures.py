@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -27,20 +26,17 @@ NOT_YET = {"benchmarks.md"}
 #: Of a part without a stored result: of which code it is.
 NOT_STORED_WORDS = re.compile(r"measured at [0-9a-f]{7}(, [0-9a-f]{7})*( and [0-9a-f]{7})?, not stored", re.IGNORECASE)
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-
 
 def all_parts() -> Iterator[Part]:
     for page in PAGES:
         yield from parts_of(page.read_text())[0]
 
 
-@every_page
-def test_marked_figures_are_those_of_their_stored_results(page: Path) -> None:
-    parts, _ = parts_of(page.read_text())
+def test_marked_figures_are_those_of_their_stored_results() -> None:
     wrong = [
         f"{page.name}, line {part.line}: {problem}"
-        for part in parts
+        for page in PAGES
+        for part in parts_of(page.read_text())[0]
         if part.stored
         for problem in problems(part.text, view_of(part.names))
     ]
@@ -52,16 +48,16 @@ def test_every_stored_result_is_shown_and_every_shown_one_is_stored() -> None:
     assert shown == set(stored_names()) <= set(FIGURES)
 
 
-@pytest.mark.parametrize("name", stored_names())
-def test_a_stored_result_names_commands_machine_commit_and_date(name: str) -> None:
-    stored = read_stored(name)
-    assert [run.command for run in stored.runs] == list(FIGURES[name].commands)
-    assert re.fullmatch(r"[0-9a-f]{7}", stored.commit)
-    for run in stored.runs:
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d", run.date)
-        assert "cores" in run.machine
-        assert "load average" in run.machine
-        assert run.result
+def test_a_stored_result_names_commands_machine_commit_and_date() -> None:
+    for name in stored_names():
+        stored = read_stored(name)
+        assert [run.command for run in stored.runs] == list(FIGURES[name].commands)
+        assert re.fullmatch(r"[0-9a-f]{7}", stored.commit), name
+        for run in stored.runs:
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d", run.date), name
+            assert "cores" in run.machine, name
+            assert "load average" in run.machine, name
+            assert run.result, name
 
 
 def test_what_was_measured_and_is_not_stored_says_when_and_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,13 +70,12 @@ def test_what_was_measured_and_is_not_stored_says_when_and_is_listed(capsys: pyt
     assert [name for name in (*FIGURES, *NOT_STORED) if not re.search(rf"^{name} ", printed, re.M)] == []
 
 
-@every_page
-def test_no_measured_table_is_without_a_mark(page: Path) -> None:
-    _, outside = parts_of(page.read_text())
-    if page.name in NOT_YET:
-        return
-    assert [header for header in tables_outside(outside) if header[0] not in NOT_MEASURED] == []
-    assert re.findall(r"measured at `?[0-9a-f]{7}.*", outside, re.IGNORECASE) == []
+def test_no_measured_table_is_without_a_mark() -> None:
+    for page in PAGES:
+        _, outside = parts_of(page.read_text())
+        if page.name not in NOT_YET:
+            assert [header for header in tables_outside(outside) if header[0] not in NOT_MEASURED] == [], page
+            assert re.findall(r"measured at `?[0-9a-f]{7}.*", outside, re.IGNORECASE) == [], page
 
 
 def test_pages_link_to_the_folder_of_results() -> None:

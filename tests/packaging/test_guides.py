@@ -62,13 +62,6 @@ def test_the_operator_s_regions_yaml_is_accepted(tmp_path: Path) -> None:
     assert len(load_config(tmp_path / "regions.yaml").replicas) == 3
 
 
-@pytest.mark.parametrize("document", [*GUIDES, ROOT / "packaging/README.md"], ids=lambda path: path.name)
-def test_links_lead_somewhere(document: Path) -> None:
-    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()) if "://" not in link]
-    assert links
-    assert [link for link in links if not (document.parent / link).exists()] == []
-
-
 def test_make_targets_that_guides_name_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {target for guide in GUIDES for target in re.findall(r"^make ([a-z-]+)", typed(guide), re.M)} <= targets
