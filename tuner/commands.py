@@ -97,15 +97,17 @@ def offline_options(*, fleet_file: Path | None, **options: Any) -> OfflineOption
     return OfflineOptions(learned=learned, **options)
 
 
-def search_offline(options: OfflineOptions, *, algorithm: str, asked: bool, n_jobs: int, **more: Any) -> OfflineFound:
+def search_offline(
+    options: OfflineOptions, *, algorithm: str, tune_lambda: bool, n_jobs: int, **more: Any
+) -> OfflineFound:
     """The twin's search with a progress bar on a terminal; raises as `tuner.offline.command.tune_offline` does."""
     from gorgo.apps.progress import shown_progress
     from tuner.offline.command import tune_offline
     from tuner.offline.search import SearchOptions
 
-    twin = SearchOptions(optimizer=algorithm, asked=asked, n_jobs=n_jobs, **more)
+    twin = SearchOptions(optimizer=algorithm, tune_lambda=tune_lambda, n_jobs=n_jobs, **more)
     with shown_progress("twin") as advance:
-        tuned = tune_offline(options, twin, now=time.time, told=advance)
+        tuned = tune_offline(options, twin, now=time.time, on_progress=advance)
     return OfflineFound(
         rows=tuned.rows,
         weights=tuned.result.weights,

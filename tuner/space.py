@@ -77,20 +77,22 @@ class LogBox:
 
 
 def tuned_box(
-    specs: Sequence[WeightSpec], *, asked: bool = False, box: Mapping[str, tuple[float, float]] | None = None
+    specs: Sequence[WeightSpec], *, tune_lambda: bool = False, box: Mapping[str, tuple[float, float]] | None = None
 ) -> LogBox:
     """The box of those weights of a policy that a tuner may move.
 
     Parameters
     ----------
     specs:
-        All of the policy's weights. `never` stays where it is; `asked` (a preference, as lambda) too, unless `asked`.
+        All of the policy's weights; those of kind `never` stay.
+    tune_lambda:
+        Whether preferences (kind `asked`, as lambda) move too.
     box:
         Other bounds by name, wider or narrower, for experiments; the policy's default must lie within.
 
     Raises `WeightsError` where nothing is left to move, or a name of `box` is not among what moves.
     """
-    moved = {spec.name: spec for spec in specs if spec.tunable == "always" or (asked and spec.tunable == "asked")}
+    moved = {spec.name: spec for spec in specs if spec.tunable == "always" or (tune_lambda and spec.tunable == "asked")}
     if not moved:
         raise WeightsError("this policy has no weight that a tuner may move")
     for name, (low, high) in (box or {}).items():

@@ -11,7 +11,7 @@ from gorgo.cli import options
 from gorgo.cli.errors import FAILED
 
 if TYPE_CHECKING:
-    from gorgo.apps.claims import ClaimCheck, Conditions, Target
+    from gorgo.apps.claims import ClaimCheck, Conditions, RatioTarget
 
 #: Of the longest row of the table.
 TABLE_WIDTH = 130
@@ -79,7 +79,7 @@ def claims(
         raise typer.Exit(FAILED)
 
 
-def _targets(trace: Path | None, only: list[str] | None) -> list[Target]:
+def _targets(trace: Path | None, only: list[str] | None) -> list[RatioTarget]:
     from gorgo.apps.claims import all_targets, groups
 
     unknown = [name for name in only or () if name not in groups()]

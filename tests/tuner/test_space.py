@@ -81,11 +81,11 @@ def names(box: LogBox) -> list[str]:
 
 def test_a_preference_moves_only_when_asked_and_what_is_never_tuned_never() -> None:
     assert names(tuned_box(PREFERENCES)) == ["m_rtt"]
-    assert names(tuned_box(PREFERENCES, asked=True)) == ["m_rtt", "lambda"]
+    assert names(tuned_box(PREFERENCES, tune_lambda=True)) == ["m_rtt", "lambda"]
 
 
 def test_a_box_can_be_widened_by_name() -> None:
-    box = tuned_box(PREFERENCES, asked=True, box={"lambda": (0.01, 2.0)})
+    box = tuned_box(PREFERENCES, tune_lambda=True, box={"lambda": (0.01, 2.0)})
     assert box.from_log(box.to_log({"lambda": 0.02}))["lambda"] == pytest.approx(0.02)
     assert box.specs[0].high == 4.0
 

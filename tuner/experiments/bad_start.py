@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.claims.verdict import ClaimVerdict
 from tuner.experiments.comparison import (
     OURS,
     PAPER,
@@ -36,15 +36,15 @@ class BadStart(NamedTuple):
 
     weights: tuple[tuple[str, float], ...]
     box: tuple[tuple[str, float, float], ...]
-    asked: bool
+    tune_lambda: bool
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value:g}" for name, value in self.weights)
 
 
 BAD_STARTS: Mapping[str, BadStart] = {
-    OURS: BadStart((("lambda", 0.02),), (("lambda", 0.01, 1.0),), asked=True),
-    PAPER: BadStart((("w_rtt", 2.0), ("w_queue", 0.05)), (), asked=False),
+    OURS: BadStart((("lambda", 0.02),), (("lambda", 0.01, 1.0),), tune_lambda=True),
+    PAPER: BadStart((("w_rtt", 2.0), ("w_queue", 0.05)), (), tune_lambda=False),
 }
 
 
@@ -84,9 +84,9 @@ def by_search(seeds: Sequence[int]) -> TuningExperiment:
 
 def _defaults(policy: str, seed: int) -> Task:
     """Three windows end to end with the default weights."""
-    _, box, asked = BAD_STARTS[policy]
+    _, box, tune_lambda = BAD_STARTS[policy]
     windows = Windows(shapes=(TUNING,) * 3, draw=seed, time_scale=1.0)
-    return Task(windows=windows, policy=policy, box=box, asked=asked, seed=seed, after=LEFT_AFTER)
+    return Task(windows=windows, policy=policy, box=box, tune_lambda=tune_lambda, seed=seed, after=LEFT_AFTER)
 
 
 def _bad(policy: str, seed: int) -> Task:
@@ -113,7 +113,7 @@ def _verdict(
     bound: float | None,
     *,
     searched: bool = False,
-) -> Verdict:
+) -> ClaimVerdict:
     start = BAD_STARTS[policy]
     found = [runs[task(policy, seed)] for seed in seeds]
     pairs = [(one.tail, runs[_defaults(policy, seed)].tail) for one, seed in zip(found, seeds, strict=True)]
@@ -124,7 +124,7 @@ def _verdict(
         left = sum(any(one.weights[name] != value for name, value in start.weights) for one in found)
         end = f"left in {left} of {len(seeds)} runs"
     first_tokens = part_ratio(pairs, ttft)
-    return Verdict.of_ratio(
+    return ClaimVerdict.of_ratio(
         group,
         (f"{policy} from {start}, {words} / defaults, p95 E2E after {LEFT_AFTER:,} requests",),
         part_ratio(pairs, e2e),

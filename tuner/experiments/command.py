@@ -16,16 +16,16 @@ from rich.console import Console
 from gorgo.apps.claims.run_cache import RunCache
 from gorgo.apps.claims.runner import Experiment, Runner
 from gorgo.apps.claims.table import HEADER_END, sections, show_sections
-from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.config.atomic import write_atomically
 from tuner.experiments import bad_start, next_window, no_harm, protocol, reward_hacking
-from tuner.experiments.task import Outcome, Task, run_task
+from tuner.experiments.task import Task, TaskRun, run_task
 
 #: Of the table: wide enough for its longest row.
 WIDTH = 170
 HEADER = ("statement", *HEADER_END, "note")
 #: By group, in the order of the table; each is given the seeds.
-EXPERIMENTS: Mapping[str, Callable[[Sequence[int]], Experiment[Task, Outcome]]] = {
+EXPERIMENTS: Mapping[str, Callable[[Sequence[int]], Experiment[Task, TaskRun]]] = {
     protocol.GROUP: protocol.by_campaign,
     no_harm.GROUP: no_harm.experiment,
     bad_start.GROUP: bad_start.by_campaign,
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code: 1 if a bound is missed."""
     options = _parser().parse_args(arguments)
     runner = task_runner(options.out, n_jobs=options.jobs)
-    verdicts: list[Verdict] = []
+    verdicts: list[ClaimVerdict] = []
     for group, experiment in EXPERIMENTS.items():
         if not options.only or group in options.only:
             verdicts += runner.verdicts(experiment(range(options.seeds)), title=group)
@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(verdict.met is False for verdict in verdicts))
 
 
-def task_runner(out: Path, *, n_jobs: int) -> Runner[Task, Outcome]:
+def task_runner(out: Path, *, n_jobs: int) -> Runner[Task, TaskRun]:
     """Return the runner of tasks with its cache in `out`."""
-    return Runner(run_task, Task.key, RunCache(out / "runs", Outcome), n_jobs=n_jobs)
+    return Runner(run_task, Task.key, RunCache(out / "runs", TaskRun), n_jobs=n_jobs)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from gorgo.apps.claims.runner import Experiment
 from gorgo.apps.simulate.compare import Ratio, ratio_of
-from tuner.experiments.task import Outcome, Part, Task
+from tuner.experiments.task import Part, Task, TaskRun
 
 #: Shape of the window that is tuned on.
 TUNING = "art-chat-apr5"
@@ -20,8 +20,8 @@ Options: TypeAlias = tuple[tuple[str, Any], ...]
 PROTOCOL: Options = (("max_generations", 17), ("mode", "paper"))
 SWITCHBACK: Options = (("mode", "switchback"),)
 
-Runs: TypeAlias = Mapping[Task, Outcome]
-TuningExperiment: TypeAlias = Experiment[Task, Outcome]
+Runs: TypeAlias = Mapping[Task, TaskRun]
+TuningExperiment: TypeAlias = Experiment[Task, TaskRun]
 
 
 def half(seeds: Sequence[int]) -> Sequence[int]:

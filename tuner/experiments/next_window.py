@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.claims.verdict import ClaimVerdict
 from tuner.experiments.comparison import OURS, PAPER, TUNING, TuningExperiment, e2e, fifth, part_ratio, ttft
 from tuner.experiments.task import Search, Task
 from tuner.experiments.windows import Windows
@@ -39,8 +39,8 @@ def experiment(seeds: Sequence[int]) -> TuningExperiment:
         text = f"{policy}, twin on one window: the next day's, found / defaults"
         ratios = [part_ratio([(ours, theirs) for ours, theirs in pairs], figure) for figure in (ttft, e2e)]
         verdicts += [
-            Verdict.of_ratio(GROUP, (f"{text}, p95 TTFT",), ratios[0], at_most=1.0, note=note),
-            Verdict.of_ratio(GROUP, (f"{text}, p95 E2E",), ratios[1]),
+            ClaimVerdict.of_ratio(GROUP, (f"{text}, p95 TTFT",), ratios[0], at_most=1.0, note=note),
+            ClaimVerdict.of_ratio(GROUP, (f"{text}, p95 E2E",), ratios[1]),
         ]
     return verdicts
 

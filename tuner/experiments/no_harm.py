@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.apps.simulate.compare import geometric_mean, ratio_of
 from tuner.experiments.comparison import OURS, PAPER, SWITCHBACK, TUNING, Options, TuningExperiment, e2e, ttft
 from tuner.experiments.task import Task
@@ -47,7 +47,7 @@ def experiment(seeds: Sequence[int]) -> TuningExperiment:
                 ]
                 text = f"{policy}, {dict(options)['mode']}: the whole run / fixed defaults, {name}"
                 note = f"{accepted} accepted in {len(LOADS) * len(seeds)} runs"
-                verdicts.append(Verdict.of_ratio(GROUP, (text,), ratio_of(by_seed), at_most=bound, note=note))
+                verdicts.append(ClaimVerdict.of_ratio(GROUP, (text,), ratio_of(by_seed), at_most=bound, note=note))
     return verdicts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.apps.demo.options import BASELINES
 from tuner.experiments.comparison import (
     OURS,
@@ -95,7 +95,7 @@ def _verdict(
     words: str,
     found: tuple[Sequence[int], Sequence[Task], Runs],
     note: str,
-) -> Verdict:
+) -> ClaimVerdict:
     """Compare frozen weights with the baseline of the lowest median on that window."""
     seeds, tasks, runs = found
     served = {name: [runs[_served(*on, name, seed)].whole for seed in seeds] for name in (*BASELINES, policy)}
@@ -106,7 +106,7 @@ def _verdict(
     figures = (
         f"p95 E2E {whole.value:.3f}; p95 TTFT to own defaults {defaults.value:.3f}; " if whole and defaults else ""
     )
-    return Verdict.of_ratio(
+    return ClaimVerdict.of_ratio(
         group,
         (f"{on[0]} x{on[1]:g}: {policy} {words}, frozen / {best}, median p95 TTFT",),
         part_ratio(pairs, ttft),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.claims.verdict import ClaimVerdict
 from tuner.experiments.comparison import PAPER, PROTOCOL, SWITCHBACK, TUNING, Options, TuningExperiment, e2e, twice
 from tuner.experiments.task import Task
 from tuner.experiments.windows import Windows
@@ -54,10 +54,10 @@ def _tuned(seed: int, options: Options) -> Task:
     return replace(_served(seed), weights=HACKED, campaign=options)
 
 
-def _verdict(name: str, what: str, of: str, values: Sequence[float], at_least: float, at_most: float) -> Verdict:
+def _verdict(name: str, what: str, of: str, values: Sequence[float], at_least: float, at_most: float) -> ClaimVerdict:
     """The median has a lower bound without the guard; the highest has an upper bound with it."""
     unguarded = name == "guard off"
-    return Verdict(
+    return ClaimVerdict(
         group=GROUP,
         labels=(f"{name}: {what}, {'median' if unguarded else 'highest'}{of}",),
         value=median(values) if unguarded else max(values),

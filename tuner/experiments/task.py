@@ -62,7 +62,7 @@ class Task:
         Options by name; None: the weights stay as they are.
     search:
         Search the windows offline instead of serving them.
-    asked, box:
+    tune_lambda, box:
         As in `tuned_box`, the box as (name, low, high).
     after:
         Figures of `tail` are over requests from this one on.
@@ -76,7 +76,7 @@ class Task:
     seed: int = 0
     campaign: tuple[tuple[str, Any], ...] | None = None
     search: Search | None = None
-    asked: bool = False
+    tune_lambda: bool = False
     box: tuple[tuple[str, float, float], ...] = ()
     after: int = 0
     later: tuple[int, tuple[tuple[str, float], ...]] | None = None
@@ -114,7 +114,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TaskRun:
     """Figures of all requests and of those from `Task.after` on, and the tuner's doing.
 
     Of a search, `whole` are the start's held-out figures, and `tail` those of the weights that are taken.
@@ -130,7 +130,7 @@ class Outcome:
     cpu_s: float = 0.0
 
 
-def run_task(task: Task) -> Outcome:
+def run_task(task: Task) -> TaskRun:
     """Run the task in this process."""
     started_s = thread_time()
     job = SimJob(
@@ -150,14 +150,16 @@ def run_task(task: Task) -> Outcome:
     else:
         run = run_once(job, controllers=_put_later(task))
         whole, tail = _parts(run.requests or (), task.after)
-        outcome = Outcome(whole=whole, tail=tail, weights=run.row.weights or {})
+        outcome = TaskRun(whole=whole, tail=tail, weights=run.row.weights or {})
     return replace(outcome, cpu_s=thread_time() - started_s)
 
 
-def _campaign(task: Task, options: Mapping[str, Any], job: SimJob) -> Outcome:
-    tuned = simulate_campaign(job, CampaignOptions(**options), seed=task.seed, asked=task.asked, box=task.bounds)
+def _campaign(task: Task, options: Mapping[str, Any], job: SimJob) -> TaskRun:
+    tuned = simulate_campaign(
+        job, CampaignOptions(**options), seed=task.seed, tune_lambda=task.tune_lambda, box=task.bounds
+    )
     whole, tail = _parts(tuned.records, task.after)
-    return Outcome(
+    return TaskRun(
         whole=whole,
         tail=tail,
         weights=tuned.weights,
@@ -168,11 +170,11 @@ def _campaign(task: Task, options: Mapping[str, Any], job: SimJob) -> Outcome:
     )
 
 
-def _search(task: Task, sizes: Search, job: SimJob) -> Outcome:
-    options = SearchOptions(**asdict(sizes), seed=task.seed, asked=task.asked, box=task.bounds)
+def _search(task: Task, sizes: Search, job: SimJob) -> TaskRun:
+    options = SearchOptions(**asdict(sizes), seed=task.seed, tune_lambda=task.tune_lambda, box=task.bounds)
     search = search_weights(job, options)
     result = decide(job, search, options)
-    return Outcome(
+    return TaskRun(
         whole=_held_out(result.before),
         tail=_held_out(result.after),
         weights=result.weights,

@@ -36,13 +36,13 @@ def read_fleet(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def calibrated(fleet: SimFleet, told: Mapping[str, Any], *, source: str) -> SimFleet:
-    """`fleet` with engines and round trips as `told`, an answer of `GET /admin/fleet`.
+def calibrated(fleet: SimFleet, reported: Mapping[str, Any], *, source: str) -> SimFleet:
+    """`fleet` with engines and round trips as `reported`, an answer of `GET /admin/fleet`.
 
     What was not learned there (an unknown round trip, a replica that the answer does not name) stays as it is.
     Raises `TunerError`, which names `source`, for another answer, and where it shares no replica with `fleet`.
     """
-    rows = told.get("replicas")
+    rows = reported.get("replicas")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
         raise TunerError(f"{source}: replicas: expected a list of objects with a name, as GET /admin/fleet answers")
     known = {str(row["name"]): row for row in rows}

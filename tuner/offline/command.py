@@ -81,7 +81,7 @@ class TuneResult:
 
 
 def tune_offline(
-    options: OfflineOptions, twin: SearchOptions, *, now: Callable[[], float], told: OnProgress = lambda: None
+    options: OfflineOptions, twin: SearchOptions, *, now: Callable[[], float], on_progress: OnProgress = lambda: None
 ) -> TuneResult:
     """Search, decide on what was held out, write what was asked for. `now` is Unix time, for the history.
 
@@ -94,13 +94,13 @@ def tune_offline(
     outcome = BROKEN_OFF
     campaign = _begun(history, options, asdict(twin), now())
 
-    def recorded(row: Generation) -> None:
+    def record(row: Generation) -> None:
         rows.append(_stamped(row, now()))
         history.record(campaign, rows[-1])
 
     try:
-        search = search_weights(job, twin, told=told, recorded=recorded)
-        result = decide(job, search, twin, told=told)
+        search = search_weights(job, twin, on_progress=on_progress, on_row=record)
+        result = decide(job, search, twin, on_progress=on_progress)
         outcome = f"{search.stopped}; {result.reason}"
     finally:
         history.end_campaign(campaign, now_s=now(), outcome=outcome)
@@ -117,14 +117,14 @@ def simulated_campaign(
     *,
     algorithm: str,
     seed: int,
-    asked: bool,
+    tune_lambda: bool,
     box: Mapping[str, tuple[float, float]],
     now: Callable[[], float],
 ) -> CampaignRun:
     """The live campaign along the window. Raises as `tune_offline` does."""
     begun_s = now()
     run = simulate_campaign(
-        job_of(options, seed=seed), campaign_options, optimizer=algorithm, seed=seed, asked=asked, box=box
+        job_of(options, seed=seed), campaign_options, optimizer=algorithm, seed=seed, tune_lambda=tune_lambda, box=box
     )
     history = History(options.database)
     try:
@@ -141,8 +141,8 @@ def job_of(options: OfflineOptions, *, seed: int) -> SimJob:
     """The window as a job; its feed is what candidates meet."""
     fleet = options.fleet
     if options.learned is not None:
-        told, where = options.learned
-        fleet = calibrated(fleet, told, source=where)
+        reported, where = options.learned
+        fleet = calibrated(fleet, reported, source=where)
     path = Path(options.source)
     log = path.is_file() and is_request_log(path)
     requests = (

@@ -19,7 +19,7 @@ from joblib import Parallel, delayed, parallel_config
 from gorgo.apps.simulate import SimJob, run_once
 from gorgo.sim.records import SimRecord
 
-#: Told after each run.
+#: Called after each run.
 OnProgress = Callable[[], None]
 
 
@@ -58,8 +58,8 @@ class CandidateBatch:
         assert self.job.feed is not None, "a recorded window"
         scale = self.job.time_scale
         feed = tuple(request for request in self.job.feed if request.arrival_s * scale < self.until_s)
-        asked = replace(self.job, feed=feed, weights=dict(weights), keep_requests=True)
-        return [replace(asked, seed=seed) for seed in self.seeds]
+        job = replace(self.job, feed=feed, weights=dict(weights), keep_requests=True)
+        return [replace(job, seed=seed) for seed in self.seeds]
 
 
 def scores_of(
@@ -67,7 +67,7 @@ def scores_of(
     candidates: Sequence[Mapping[str, float]],
     *,
     n_jobs: int = 1,
-    told: OnProgress = lambda: None,
+    on_progress: OnProgress = lambda: None,
 ) -> list[list[RunScore]]:
     """Of each candidate, a score per seed in their order."""
     jobs = [job for weights in candidates for job in question.jobs(weights)]
@@ -75,7 +75,7 @@ def scores_of(
     with parallel_config(backend="loky", n_jobs=n_jobs):
         for score in Parallel(return_as="generator")(delayed(score_once)(job, question.from_s) for job in jobs):
             found.append(score)
-            told()
+            on_progress()
     per = len(question.seeds)
     return [found[place : place + per] for place in range(0, len(found), per)]
 

@@ -33,8 +33,8 @@ HELD_OUT = 1 / 3
 HELD_OUT_SEED = 10_000
 MODE = "twin"
 
-#: Told each row as it is made.
-Recorded = Callable[[Generation], None]
+#: Called with each row as it is made.
+OnRow = Callable[[Generation], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class SearchOptions:
         By name, and how many at most.
     seeds, held_out_seeds:
         Runs per candidate, and of each finalist.
-    asked, box:
+    tune_lambda, box:
         As in `tuned_box`.
     margin, max_share:
         Of the guard, as in `CampaignOptions`.
@@ -61,7 +61,7 @@ class SearchOptions:
     candidates: int = 40
     seeds: int = 3
     held_out_seeds: int = 10
-    asked: bool = False
+    tune_lambda: bool = False
     box: Mapping[str, tuple[float, float]] | None = None
     margin: float = CampaignOptions().margin
     max_share: float = CampaignOptions().max_share
@@ -113,7 +113,7 @@ class SearchResult:
 
 
 def search_weights(
-    job: SimJob, options: SearchOptions, *, told: OnProgress = lambda: None, recorded: Recorded | None = None
+    job: SimJob, options: SearchOptions, *, on_progress: OnProgress = lambda: None, on_row: OnRow | None = None
 ) -> SearchResult:
     """Search along `job`: its feed is the window, its weights the start (the policy's defaults if None).
 
@@ -121,14 +121,14 @@ def search_weights(
     """
     split_s = held_out_from_s(job)
     question = CandidateBatch(job=job, seeds=range(options.seed, options.seed + options.seeds), until_s=split_s)
-    twin = _SearchRun(question, options, told, recorded, stamp_s=split_s)
+    twin = _SearchRun(question, options, on_progress, on_row, stamp_s=split_s)
     return twin.search()
 
 
 def check_start(job: SimJob, options: SearchOptions) -> None:
     """Raises `WeightsError` for a start outside the box, before anything has run or was written."""
     specs = make_policy(job.policy).weight_specs
-    box = tuned_box(specs, asked=options.asked, box=options.box)
+    box = tuned_box(specs, tune_lambda=options.tune_lambda, box=options.box)
     box.to_log(Weights.of(specs, job.weights, allow_out_of_range=True))
 
 
@@ -157,16 +157,16 @@ class _SearchRun:
         self,
         question: CandidateBatch,
         options: SearchOptions,
-        told: OnProgress,
-        recorded: Recorded | None,
+        on_progress: OnProgress,
+        on_row: OnRow | None,
         *,
         stamp_s: float,
     ) -> None:
-        self._question, self._options, self._told, self._recorded = question, options, told, recorded
+        self._question, self._options, self._on_progress, self._on_row = question, options, on_progress, on_row
         self._span_s = stamp_s
         specs = make_policy(question.job.policy).weight_specs
         self._start = dict(Weights.of(specs, question.job.weights, allow_out_of_range=True))
-        self._box: LogBox = tuned_box(specs, asked=options.asked, box=options.box)
+        self._box: LogBox = tuned_box(specs, tune_lambda=options.tune_lambda, box=options.box)
         self._safe = {**self._start, **{spec.name: spec.default for spec in self._box.specs}}
         rng = np.random.default_rng(options.seed)
         self._optimizer = make_optimizer(options.optimizer, self._box, self._start, rng, budget=options.candidates)
@@ -184,13 +184,13 @@ class _SearchRun:
             raise TunerError(f"{self._question.job.trace}: no request of the window has a first token")
         self._optimizer.tell_incumbent(anchor_ms)
         while (stopped := self._optimizer.stop()) is None:
-            asked = self._optimizer.ask()
-            tried = self._try([{**self._start, **asked}])[0]
+            proposed = self._optimizer.ask()
+            tried = self._try([{**self._start, **proposed}])[0]
             no = self._better(tried, best, reference)
             value = tried.ttft_ms or anchor_ms * REFUSED
             if refused(tried, reference, margin=self._options.margin, max_share=self._options.max_share):
                 value = max(value, anchor_ms * REFUSED)
-            self._optimizer.tell(asked, value, accepted=no is None)
+            self._optimizer.tell(proposed, value, accepted=no is None)
             self._record(tried, best, accepted=no is None, reason=no or "lower p95 TTFT under the same seeds")
             best = tried if no is None else best
         return SearchResult(start, defaults, best, self._rows, stopped, self._span_s)
@@ -204,7 +204,7 @@ class _SearchRun:
         return tried[0], tried[-1]
 
     def _try(self, candidates: Sequence[Mapping[str, float]]) -> list[Trial]:
-        scores = scores_of(self._question, candidates, n_jobs=self._options.n_jobs, told=self._told)
+        scores = scores_of(self._question, candidates, n_jobs=self._options.n_jobs, on_progress=self._on_progress)
         return [Trial(weights, found) for weights, found in zip(candidates, scores, strict=True)]
 
     def _better(self, ours: Trial, best: Trial, reference: Trial) -> str | None:
@@ -241,5 +241,5 @@ class _SearchRun:
             reason=reason,
         )
         self._rows.append(row)
-        if self._recorded is not None:
-            self._recorded(row)
+        if self._on_row is not None:
+            self._on_row(row)

@@ -59,7 +59,7 @@ def simulate_campaign(
     *,
     optimizer: str = "es",
     seed: int = 0,
-    asked: bool = False,
+    tune_lambda: bool = False,
     box: Mapping[str, tuple[float, float]] | None = None,
     budget: int = BUDGET,
     poll_s: float = POLL_S,
@@ -72,7 +72,7 @@ def simulate_campaign(
         By name, and how many proposals at most.
     seed:
         Of the campaign's chance; the simulation's own is the job's.
-    asked, box:
+    tune_lambda, box:
         As in `tuned_box`.
     poll_s:
         Between two looks of the campaign, virtual seconds.
@@ -81,7 +81,7 @@ def simulate_campaign(
     """
     specs = make_policy(job.policy).weight_specs
     start = dict(Weights.of(specs, job.weights, allow_out_of_range=True))
-    moved = tuned_box(specs, asked=asked, box=box)
+    moved = tuned_box(specs, tune_lambda=tune_lambda, box=box)
     proposals, coins = np.random.default_rng(seed).spawn(2)
     searcher = make_optimizer(optimizer, moved, start, proposals, budget=budget)
     driver = CampaignDriver(Campaign(moved, searcher, options, start=start, rng=coins), poll_s=poll_s)

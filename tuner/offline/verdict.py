@@ -61,13 +61,13 @@ class SearchVerdict:
 
 
 def decide(
-    job: SimJob, search: SearchResult, options: SearchOptions, *, told: OnProgress = lambda: None
+    job: SimJob, search: SearchResult, options: SearchOptions, *, on_progress: OnProgress = lambda: None
 ) -> SearchVerdict:
     """Run what is left of the search where it has not been."""
     first = HELD_OUT_SEED + options.seed
     question = CandidateBatch(job=job, seeds=range(first, first + options.held_out_seeds), from_s=search.split_s)
     wanted = list({_key(one.weights): one.weights for one in (search.start, search.defaults, search.best)}.values())
-    scores = scores_of(question, wanted, n_jobs=options.n_jobs, told=told)
+    scores = scores_of(question, wanted, n_jobs=options.n_jobs, on_progress=on_progress)
     found = {_key(weights): Trial(weights, one) for weights, one in zip(wanted, scores, strict=True)}
     start, defaults, best = (found[_key(one.weights)] for one in (search.start, search.defaults, search.best))
     base, words = start, "the start"

@@ -145,7 +145,7 @@ class Bootstrap:
         self._options, self._client, self._found = options, client, found
         self._history, self._reporter, self._clock = history, reporter, clock
         self._specs = make_policy(found.policy).weight_specs
-        self._box = tuned_box(self._specs, asked=options.tune_lambda, box=options.allow_out_of_range)
+        self._box = tuned_box(self._specs, tune_lambda=options.tune_lambda, box=options.allow_out_of_range)
 
     def sidecar(self, figures: TunerMetrics) -> Sidecar:
         known = self._unfinished()

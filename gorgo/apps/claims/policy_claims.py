@@ -14,9 +14,9 @@ from time import monotonic
 
 from gorgo.apps.claims.run_cache import RunCache
 from gorgo.apps.claims.runner import Runner
-from gorgo.apps.claims.table import HEADER_END, Section, sections
-from gorgo.apps.claims.target import Rows, Target, judge
-from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.claims.table import HEADER_END, TableSection, sections
+from gorgo.apps.claims.target import RatioTarget, Rows, judge
+from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.apps.claims.workload import Conditions, PolicyRun, PolicyTask, Workload
 from gorgo.apps.results import ResultRow, write_results
 from gorgo.apps.simulate import ORACLE, SimJob
@@ -52,7 +52,7 @@ class ClaimOptions:
         As in `Runner`.
     """
 
-    targets: Sequence[Target]
+    targets: Sequence[RatioTarget]
     conditions: Conditions
     seeds: Sequence[int] = range(10)
     out: Path | None = None
@@ -67,16 +67,16 @@ class Findings:
     `cpu_s` is of all `runs`; `wall_s` is of this call, which made `made` of them.
     """
 
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[ClaimVerdict]
     rows: Rows
     runs: int
     made: int
     cpu_s: float
     wall_s: float
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[TableSection]:
         """Return the tables: verdicts by group, then means of every policy on every workload."""
-        return [*sections(self.verdicts, HEADER, TITLES), Section("", MEANS_HEADER, mean_cells(self.rows))]
+        return [*sections(self.verdicts, HEADER, TITLES), TableSection("", MEANS_HEADER, mean_cells(self.rows))]
 
     def summary(self) -> str:
         """Return counts and times in a line."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 from gorgo.apps.claims.run_cache import RunCache
-from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.apps.progress import shown_progress
 from gorgo.apps.simulate.run import parallel
 
@@ -20,7 +20,7 @@ Task = TypeVar("Task")
 Run = TypeVar("Run")
 
 #: Yields tasks, receives the runs of all tasks so far, returns the verdicts.
-Experiment: TypeAlias = Generator[Sequence[Task], Mapping[Task, Run], list[Verdict]]
+Experiment: TypeAlias = Generator[Sequence[Task], Mapping[Task, Run], list[ClaimVerdict]]
 
 
 class Runner(Generic[Task, Run]):
@@ -73,7 +73,7 @@ class Runner(Generic[Task, Run]):
         found = ((task, self._cache.find(self._key_of(task))) for task in tasks)
         return {task: run for task, run in found if run is not None}
 
-    def verdicts(self, experiment: Experiment[Task, Run], *, title: str) -> list[Verdict]:
+    def verdicts(self, experiment: Experiment[Task, Run], *, title: str) -> list[ClaimVerdict]:
         """Return an experiment's verdicts, having run what it asks for."""
         runs: dict[Task, Run] = {}
         try:
@@ -82,7 +82,7 @@ class Runner(Generic[Task, Run]):
                 runs |= self.runs(tasks, title=title)
                 tasks = experiment.send(runs)
         except StopIteration as end:
-            verdicts: list[Verdict] = end.value
+            verdicts: list[ClaimVerdict] = end.value
             return verdicts
 
 

@@ -9,14 +9,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.claims.verdict import ClaimVerdict
 
 #: Columns behind a verdict's labels.
 HEADER_END = ("target", "ratio [95 %]", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class TableSection:
     """One table with its title."""
 
     title: str
@@ -24,21 +24,21 @@ class Section:
     rows: Sequence[Sequence[str]]
 
 
-def sections(verdicts: Sequence[Verdict], header: Sequence[str], titles: Mapping[str, str]) -> list[Section]:
+def sections(verdicts: Sequence[ClaimVerdict], header: Sequence[str], titles: Mapping[str, str]) -> list[TableSection]:
     """Return a section per group, in the order of the verdicts."""
     return [
-        Section(titles.get(group, group), header, [cells(one) for one in verdicts if one.group == group])
+        TableSection(titles.get(group, group), header, [cells(one) for one in verdicts if one.group == group])
         for group in dict.fromkeys(verdict.group for verdict in verdicts)
     ]
 
 
-def cells(verdict: Verdict) -> tuple[str, ...]:
+def cells(verdict: ClaimVerdict) -> tuple[str, ...]:
     """Return a verdict's row: labels, bound, figure, word, and the note if there is one."""
     note = (verdict.note,) if verdict.note else ()
     return (*verdict.labels, _bound(verdict), _figure(verdict), _word(verdict), *note)
 
 
-def show_sections(found: Iterable[Section], console: Console, end: str) -> None:
+def show_sections(found: Iterable[TableSection], console: Console, end: str) -> None:
     """Print every section, then a last line."""
     for section in found:
         if section.title:
@@ -48,7 +48,7 @@ def show_sections(found: Iterable[Section], console: Console, end: str) -> None:
     console.print(end, highlight=False, soft_wrap=True)
 
 
-def as_markdown(found: Iterable[Section], end: str) -> str:
+def as_markdown(found: Iterable[TableSection], end: str) -> str:
     """Return the same as Markdown."""
     parts = []
     for section in found:
@@ -58,13 +58,13 @@ def as_markdown(found: Iterable[Section], end: str) -> str:
     return "\n\n".join([*parts, end]) + "\n"
 
 
-def _bound(verdict: Verdict) -> str:
+def _bound(verdict: ClaimVerdict) -> str:
     if verdict.at_most is not None:
         return f"<= {verdict.at_most:.2f}"
     return "" if verdict.at_least is None else f">= {verdict.at_least:.2f}"
 
 
-def _figure(verdict: Verdict) -> str:
+def _figure(verdict: ClaimVerdict) -> str:
     if verdict.value is None:
         return "-"
     if verdict.low is None or verdict.high is None:
@@ -72,13 +72,13 @@ def _figure(verdict: Verdict) -> str:
     return f"{verdict.value:.3f} [{verdict.low:.3f}, {verdict.high:.3f}]"
 
 
-def _word(verdict: Verdict) -> str:
+def _word(verdict: ClaimVerdict) -> str:
     if verdict.met is None:
         return ""
     return ("pass" if verdict.met else "missed") + ("" if verdict.sure else " ~")
 
 
-def _table(section: Section) -> Table:
+def _table(section: TableSection) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in section.header:
         table.add_column(name, no_wrap=name not in ("statement", "note"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.apps.claims.workload import PolicyTask, Workload
 from gorgo.apps.demo.options import BASELINES, OURS
 from gorgo.apps.results import ResultRow
@@ -29,7 +29,7 @@ from gorgo.apps.simulate.compare import (
 Rows = Mapping[tuple[Workload, str], Mapping[int, ResultRow]]
 
 #: Figures by their name in the table.
-FIGURES: Mapping[str, Figure] = {
+MEASURES: Mapping[str, Figure] = {
     "p50 TTFT": ttft_ms_p50,
     "p95 TTFT": ttft_ms_p95,
     "p50 E2E": e2e_s_p50,
@@ -38,13 +38,13 @@ FIGURES: Mapping[str, Figure] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class RatioTarget:
     """`figure` of `policy` is at most `at_most` times that of the best of `others`.
 
     Parameters
     ----------
     group:
-        As in `Verdict`.
+        As in `ClaimVerdict`.
     workloads:
         One, or several for their geometric mean.
     others:
@@ -52,7 +52,7 @@ class Target:
     others_on:
         Workloads of the others, one per workload; None: the same.
     figure:
-        A key of `FIGURES`.
+        A key of `MEASURES`.
     """
 
     group: str
@@ -87,15 +87,15 @@ class Target:
         return ", ".join(self.others)
 
 
-def judge(target: Target, rows: Rows) -> Verdict:
+def judge(target: RatioTarget, rows: Rows) -> ClaimVerdict:
     """Return the target's verdict, from the seeds that all of its runs have.
 
     Example
     -------
-    >>> judge(Target(group="x", policy="a", workloads=(), others=("b",), figure="p95 TTFT", at_most=1.0), {}).met
+    >>> judge(RatioTarget(group="x", policy="a", workloads=(), others=("b",), figure="p95 TTFT", at_most=1.0), {}).met
     False
     """
-    figure = FIGURES[target.figure]
+    figure = MEASURES[target.figure]
     by_seed: dict[int, list[tuple[float, float]]] = {}
     best: list[str] = []
     for workload, beside in target.pairs:
@@ -110,8 +110,8 @@ def judge(target: Target, rows: Rows) -> Verdict:
     return _verdict(target, whole, best)
 
 
-def _verdict(target: Target, pairs: Sequence[tuple[float, float]], best: Sequence[str]) -> Verdict:
-    return Verdict.of_ratio(target.group, target.labels(best), ratio_of(pairs), at_most=target.at_most)
+def _verdict(target: RatioTarget, pairs: Sequence[tuple[float, float]], best: Sequence[str]) -> ClaimVerdict:
+    return ClaimVerdict.of_ratio(target.group, target.labels(best), ratio_of(pairs), at_most=target.at_most)
 
 
 def _pairs(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gorgo.apps.claims.target import Target
+from gorgo.apps.claims.target import RatioTarget
 from gorgo.apps.claims.workload import Workload
 from gorgo.apps.demo.options import BASELINES, OURS, PAPER, RANDOM
 from gorgo.apps.simulate import ORACLE
@@ -43,7 +43,7 @@ HELD_OUT = (
 PAPERS_CLAIM = 0.96
 
 
-def all_targets(conversation: str | None) -> list[Target]:
+def all_targets(conversation: str | None) -> list[RatioTarget]:
     """Return every target in the order of the table; those of the conversation trace only with its file."""
     art_chat = [ART_CHAT.at(load) for load in ART_CHAT_LOADS]
     workloads = [*art_chat, *_conversation(conversation)]
@@ -70,20 +70,22 @@ def _conversation(file: str | None) -> Iterable[Workload]:
     return [trace.at(load) for load in CONVERSATION_LOADS]
 
 
-def _against(group: str, workloads: Sequence[Workload], others: Sequence[str], **at_most: float) -> Iterator[Target]:
+def _against(
+    group: str, workloads: Sequence[Workload], others: Sequence[str], **at_most: float
+) -> Iterator[RatioTarget]:
     """Yield a target per workload and figure; `at_most` by figure, `p95_ttft` for p95 TTFT."""
     for word, limit in at_most.items():
         for workload in workloads:
             yield _one(group, (workload,), others, word, limit)
 
 
-def _one(group: str, workloads: Sequence[Workload], others: Sequence[str], word: str, limit: float) -> Target:
+def _one(group: str, workloads: Sequence[Workload], others: Sequence[str], word: str, limit: float) -> RatioTarget:
     quantile, measure = word.split("_")
     figure = f"{quantile} {measure.upper()}"
-    return Target(group=group, policy=OURS, workloads=workloads, others=others, figure=figure, at_most=limit)
+    return RatioTarget(group=group, policy=OURS, workloads=workloads, others=others, figure=figure, at_most=limit)
 
 
-def _baselines(workloads: Sequence[Workload]) -> Iterator[Target]:
+def _baselines(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
     low = [workload for workload in workloads if workload.time_scale > 1.25]
     high = [workload for workload in workloads if workload.time_scale <= 1.25]
     yield from _against("baselines", low, BASELINES, p95_ttft=0.90)
@@ -92,30 +94,30 @@ def _baselines(workloads: Sequence[Workload]) -> Iterator[Target]:
     yield from _against("baselines", high, BASELINES, p95_e2e=0.90)
 
 
-def _published(workloads: Sequence[Workload]) -> Iterator[Target]:
+def _published(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
     """Yield a target per load and one of their geometric mean; p95 TTFT of each load need only be lower."""
     for word, each, mean in (("p95_ttft", 1.0, 0.90), ("p50_ttft", 0.85, 0.85), ("p50_e2e", 1.03, 1.03)):
         yield from _against("published", workloads, (PAPER,), **{word: each})
         yield _one("published", workloads, (PAPER,), word, mean)
 
 
-def _oracle(workloads: Sequence[Workload]) -> Iterator[Target]:
+def _oracle(workloads: Sequence[Workload]) -> Iterator[RatioTarget]:
     yield from _against("oracle", workloads, (ORACLE,), p95_ttft=1.03, p95_e2e=1.03)
 
 
-def _scenarios() -> Iterator[Target]:
+def _scenarios() -> Iterator[RatioTarget]:
     workloads = [SCENARIOS_AT.under(name) for name in SCENARIOS]
     yield from _against("scenarios", workloads, (ORACLE,), p95_ttft=1.06, p95_e2e=1.06)
     yield from _against("scenarios", workloads[:1], (PAPER,), p95_e2e=1.05)
 
 
-def _wildchat() -> Iterator[Target]:
+def _wildchat() -> Iterator[RatioTarget]:
     yield from _against("wildchat", [WILDCHAT], (RANDOM,), p95_ttft=0.85)
 
 
-def _priors() -> Iterator[Target]:
+def _priors() -> Iterator[RatioTarget]:
     for scenario in ("priors-fast", "priors-slow"):
-        yield Target(
+        yield RatioTarget(
             group="priors",
             policy=OURS,
             workloads=(SCENARIOS_AT.under(scenario),),
@@ -126,9 +128,9 @@ def _priors() -> Iterator[Target]:
         )
 
 
-def _paper() -> Iterator[Target]:
+def _paper() -> Iterator[RatioTarget]:
     for workload in HELD_OUT:
-        yield Target(
+        yield RatioTarget(
             group="paper",
             policy=PAPER,
             workloads=(workload,),

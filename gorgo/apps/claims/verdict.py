@@ -9,7 +9,7 @@ from gorgo.apps.simulate.compare import Ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ClaimVerdict:
     """One row of a table of claims.
 
     Parameters
@@ -36,7 +36,7 @@ class Verdict:
     note: str = ""
 
     @classmethod
-    def of_ratio(cls, group: str, labels: tuple[str, ...], ratio: Ratio | None, **more: Any) -> Verdict:
+    def of_ratio(cls, group: str, labels: tuple[str, ...], ratio: Ratio | None, **more: Any) -> ClaimVerdict:
         """Return the verdict on a ratio; `value=` shows another figure with the ratio's interval."""
         if ratio is None:
             return cls(group=group, labels=labels, **more | {"value": None})

@@ -94,7 +94,7 @@ def tune_offline(
     search: dict[str, Any] = {
         "algorithm": tuning.checked_algorithm(algorithm),
         "seed": seed,
-        "asked": rare.tune_lambda,
+        "tune_lambda": rare.tune_lambda,
         "box": rare.bounds,
     }
     if rehearse is not None:

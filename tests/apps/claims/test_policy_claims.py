@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from gorgo.apps.claims import ClaimCheck, ClaimOptions, Conditions, Target, Workload
+from gorgo.apps.claims import ClaimCheck, ClaimOptions, Conditions, RatioTarget, Workload
 from gorgo.apps.claims.table import as_markdown, show_sections
 from gorgo.apps.report.rows import read_results
 from gorgo.cli import app
@@ -19,8 +19,12 @@ from tests.sim.fleets import three_regions
 
 HERE = Workload(name="small", traces=("chat-small", "art-chat-sample"), time_scale=2.0)
 TARGETS = (
-    Target(group="baselines", policy="gorgo-ms", workloads=(HERE,), others=("random",), figure="p95 TTFT", at_most=9.0),
-    Target(group="oracle", policy="gorgo-ms", workloads=(HERE,), others=("random",), figure="p95 E2E", at_most=0.01),
+    RatioTarget(
+        group="baselines", policy="gorgo-ms", workloads=(HERE,), others=("random",), figure="p95 TTFT", at_most=9.0
+    ),
+    RatioTarget(
+        group="oracle", policy="gorgo-ms", workloads=(HERE,), others=("random",), figure="p95 E2E", at_most=0.01
+    ),
 )
 CONDITIONS = Conditions(fleet=three_regions(), first_requests=25)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gorgo.apps.claims import Findings, Target, Workload, judge
+from gorgo.apps.claims import Findings, RatioTarget, Workload, judge
 from gorgo.apps.claims.policy_claims import mean_cells
 from gorgo.apps.claims.table import as_markdown, cells, show_sections
 from gorgo.apps.demo.options import BASELINES
@@ -19,9 +19,9 @@ from tests.apps.claims.rows import row
 HERE, THERE = (Workload(name=name, traces=("t",), time_scale=2.0) for name in ("here", "there"))
 
 
-def target(**changes: Any) -> Target:
+def target(**changes: Any) -> RatioTarget:
     given: dict[str, Any] = {"group": "published", "policy": "gorgo-ms", "workloads": (HERE,), "others": ("gorgo",)}
-    return Target(**given | {"figure": "p95 TTFT", "at_most": 0.9} | changes)
+    return RatioTarget(**given | {"figure": "p95 TTFT", "at_most": 0.9} | changes)
 
 
 def rows(policy: str, *ttft_ms: float) -> dict[int, ResultRow]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.apps.claims import Target, Workload, judge
+from gorgo.apps.claims import RatioTarget, Workload, judge
 from gorgo.apps.claims.workload import PolicyTask
 from gorgo.apps.results import ResultRow
 from tests.apps.claims.rows import row
@@ -12,9 +12,9 @@ from tests.apps.claims.rows import row
 HERE, THERE = Workload(name="here", traces=("t",)), Workload(name="there", traces=("t",))
 
 
-def target(**changes: Any) -> Target:
+def target(**changes: Any) -> RatioTarget:
     given: dict[str, Any] = {"workloads": (HERE,), "others": ("b",), "figure": "p95 TTFT", "at_most": 0.9}
-    return Target(group="g", policy="a", **(given | changes))
+    return RatioTarget(group="g", policy="a", **(given | changes))
 
 
 def rows(policy: str, *ttft_ms: float | None) -> dict[int, ResultRow]:

@@ -8,8 +8,8 @@ import pytest
 from gorgo.apps.claims import all_targets, groups
 from gorgo.apps.claims.policy_claims import TITLES
 from gorgo.apps.claims.table import cells
-from gorgo.apps.claims.target import FIGURES, Target
-from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.claims.target import MEASURES, RatioTarget
+from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.apps.demo.options import BASELINES
 from gorgo.apps.simulate.run import policy_of
 from gorgo.apps.traces import TraceFilters
@@ -18,7 +18,7 @@ from gorgo.sim.faults.scenarios import find_scenario
 
 def test_every_target_names_what_there_is() -> None:
     for target in all_targets("conversation.jsonl"):
-        assert target.figure in FIGURES
+        assert target.figure in MEASURES
         for task in target.tasks([0]):
             assert policy_of(task.policy).name == task.policy
             assert find_scenario(task.workload.scenario).name == task.workload.scenario
@@ -47,10 +47,10 @@ def published() -> dict[str, list[tuple[str, ...]]]:
 
 
 def test_targets_are_those_of_the_published_table() -> None:
-    def row(target: Target) -> tuple[str, ...]:
+    def row(target: RatioTarget) -> tuple[str, ...]:
         # Which of the baselines is the best is known once they have run.
         labels = target.labels(("prefix-cache",) * len(target.workloads))
-        return cells(Verdict(group=target.group, labels=labels, at_most=target.at_most))[:5]
+        return cells(ClaimVerdict(group=target.group, labels=labels, at_most=target.at_most))[:5]
 
     targets = all_targets("conversation.jsonl")
     grouped = {TITLES[group]: [row(target) for target in found] for group, found in groupby(targets, lambda t: t.group)}

@@ -13,11 +13,11 @@ import pytest
 from gorgo.apps.claims import run_cache
 from gorgo.apps.claims.run_cache import RunCache
 from gorgo.apps.claims.runner import Runner
-from gorgo.apps.claims.verdict import Verdict
+from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.errors import ReportError
 from tuner.experiments.command import EXPERIMENTS, main, task_runner
 from tuner.experiments.comparison import Runs, TuningExperiment, fifth, half, twice
-from tuner.experiments.task import Outcome, Part, Search, Task, run_task
+from tuner.experiments.task import Part, Search, Task, TaskRun, run_task
 from tuner.experiments.windows import Windows
 
 
@@ -100,7 +100,7 @@ def _experiment(seeds: Sequence[int]) -> TuningExperiment:
     second = replace(first, after=int(runs[first].whole.n) // 2)
     runs = yield [second]
     counts = [float(part.n) for part in (runs[first].whole, runs[second].tail)]
-    return [Verdict(group="g", labels=("requests",), value=value, at_least=40.0) for value in counts]
+    return [ClaimVerdict(group="g", labels=("requests",), value=value, at_least=40.0) for value in counts]
 
 
 def test_an_experiment_asks_for_runs_that_depend_on_earlier_ones(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_an_experiment_asks_for_runs_that_depend_on_earlier_ones(tmp_path: Path)
 
 def test_a_verdict_is_met_only_within_its_bounds() -> None:
     def met(value: float | None, **bound: float) -> bool | None:
-        return Verdict(group="g", labels=("t",), value=value, **bound).met  # type: ignore[arg-type]
+        return ClaimVerdict(group="g", labels=("t",), value=value, **bound).met  # type: ignore[arg-type]
 
     assert met(1.0) is None
     assert met(1.0, at_most=1.0) is True
@@ -128,8 +128,8 @@ def test_fewer_seeds_are_fewer_runs() -> None:
 @pytest.mark.parametrize("group", EXPERIMENTS)
 def test_every_experiment_uses_only_runs_that_it_asked_for(group: str) -> None:
     part = Part(n=10, errors=0, ttft_ms_p95=100.0, e2e_s_p95=1.0, max_share=0.5)
-    run = Outcome(whole=part, tail=part, weights={"lambda": 0.2, "w_rtt": 0.5, "w_queue": 0.1}, reasons=("nothing",))
-    runner: Runner[Task, Outcome] = Runner(lambda _: run, Task.key, RunCache(None, Outcome), n_jobs=1)
+    run = TaskRun(whole=part, tail=part, weights={"lambda": 0.2, "w_rtt": 0.5, "w_queue": 0.1}, reasons=("nothing",))
+    runner: Runner[Task, TaskRun] = Runner(lambda _: run, Task.key, RunCache(None, TaskRun), n_jobs=1)
     verdicts = runner.verdicts(EXPERIMENTS[group](range(2)), title=group)
     assert {verdict.group for verdict in verdicts} == {group}
     assert all(verdict.value in (0.5, 1.0) for verdict in verdicts)
