@@ -6,6 +6,8 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,20 +23,23 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=50, check=False)
 
 
+def layers() -> Iterator[str]:
+    """Directory of each part that a contract on layers names."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    for contract in contracts:
+        for container in contract.get("containers", ()):
+            for layer in contract["layers"]:
+                yield from (f"{container.replace('.', '/')}/{part.strip(' ()')}" for part in layer.split("|"))
+
+
 def twin(root: Path, *, extra: str, text: str = '"""New."""\n') -> Path:
-    """A copy of the tree's shape with one module more. Only imports matter, and those of `gorgo.errors` are none."""
+    """A tree of the layers, empty, with one module more."""
     (root / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
-    (root / "tuner").mkdir()
-    for path in ("gorgo/__init__.py", "tuner/__init__.py", "tuner/space.py", "gorgo/__main__.py", "gorgo/errors.py"):
-        (root / path).parent.mkdir(exist_ok=True)
-        (root / path).write_text("")
-    for part in ("optimizers", "campaign"):
-        (root / "tuner" / part).mkdir()
-        (root / "tuner" / part / "__init__.py").write_text("")
-    (root / "tuner" / "objective.py").write_text("")
-    for layer in ("cli", "apps", "proxy", "sim", "policies", "engines", "config", "core", "apps/simulate"):
-        (root / "gorgo" / layer).mkdir()
-        (root / "gorgo" / layer / "__init__.py").write_text("")
+    for path in sorted({"gorgo/apps/simulate", *layers()}):
+        (root / path).mkdir(parents=True, exist_ok=True)
+        for package in (root / path, *(root / path).parents):
+            if package.is_relative_to(root) and package != root:
+                (package / "__init__.py").touch()
     (root / extra).parent.mkdir(exist_ok=True)
     (root / extra).write_text(text)
     return root
@@ -65,7 +70,9 @@ def test_new_package_without_a_place_in_the_layers_fails(tmp_path: Path) -> None
         ("gorgo/sim/new.py", "import gorgo.proxy"),
         ("gorgo/apps/simulate/new.py", "import gorgo.proxy"),
         ("gorgo/engines/new.py", "import time"),
-        ("gorgo/proxy/new.py", "import tuner"),
+        ("gorgo/proxy/http/new.py", "import tuner"),
+        ("gorgo/proxy/http/new.py", "import gorgo.proxy.state"),
+        ("gorgo/proxy/monitor/new.py", "import gorgo.proxy.exchange"),
     ],
 )
 def test_import_that_points_up_or_outside_fails(tmp_path: Path, module: str, text: str) -> None:

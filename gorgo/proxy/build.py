@@ -17,7 +17,6 @@ from gorgo.core.policy.weights import Weights
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_shadow
-from gorgo.proxy.admin.self_check import INTERNAL_VARIABLE
 from gorgo.proxy.clock import epoch_clock
 from gorgo.proxy.control.service import ControlService
 from gorgo.proxy.control.startup import initial_state
@@ -26,7 +25,7 @@ from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.tls import served_tls, upstream_tls
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.router_gateway import RouterGateway
-from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.state import INTERNAL_VARIABLE, RunningProxy
 from gorgo.proxy.telemetry.metrics import Metrics
 from gorgo.proxy.telemetry.tracing import make_tracing
 from gorgo.proxy.uploads import UploadCounter

@@ -28,6 +28,9 @@ from gorgo.proxy.upstream.target import Target
 if TYPE_CHECKING:
     from gorgo.proxy.telemetry.spans import Tracing
 
+#: Set to 1, it turns on `GET /admin/check`.
+INTERNAL_VARIABLE = "GORGO_INTERNAL_ROUTES"
+
 
 @dataclass(slots=True)
 class RunningProxy:

@@ -30,11 +30,11 @@ from gorgo.errors import (
 from gorgo.proxy.admin.bodies import Check, count_of, is_text, json_response, parse_body, read_body
 from gorgo.proxy.admin.control_routes import ControlRoutes
 from gorgo.proxy.admin.page.routes import Page
-from gorgo.proxy.admin.self_check import INTERNAL_VARIABLE, self_check
+from gorgo.proxy.admin.self_check import self_check
 from gorgo.proxy.http.errors import HttpError, error_json
 from gorgo.proxy.logs import log
 from gorgo.proxy.openapi.documents import admin_document
-from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.state import INTERNAL_VARIABLE, RunningProxy
 
 TOKEN_VARIABLE = "GORGO_ADMIN_TOKEN"
 #: Samples per answer; a reader that lags asks again.

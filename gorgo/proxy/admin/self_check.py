@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from gorgo.core.router import Router
     from gorgo.proxy.state import RunningProxy
 
-INTERNAL_VARIABLE = "GORGO_INTERNAL_ROUTES"
-
 
 def self_check(state: RunningProxy) -> dict[str, Any]:
     """What is open, and the first invariant that does not hold (`None` when all do)."""
