@@ -101,6 +101,20 @@ def test_every_key_of_the_configuration_is_in_the_shipped_file() -> None:
     assert [key for key in config_keys() if not re.search(rf"\b{key.split('.')[-1]}:", text)] == []
 
 
+def test_keys_that_pages_name_exist() -> None:
+    keys = list(config_keys())
+    named = [
+        (page.name, word)
+        for page in DOCUMENTS
+        if page.name != "CHANGELOG.md"  # it names former keys
+        for word in code(page.read_text())
+        if re.fullmatch(r"(proxy|regions\[\]|replicas\[\]|clients|models|limits|overload|simulation)\.[\w.\[\]]+", word)
+    ]
+    assert [
+        row for row in named if not any(key == row[1] or key.startswith((row[1] + ".", row[1] + "[]")) for key in keys)
+    ] == []
+
+
 # -- what registries hold
 
 
