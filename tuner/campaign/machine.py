@@ -26,16 +26,17 @@ from typing import Any
 import numpy as np
 
 from gorgo.errors import WeightsError
-from tuner.campaign import saving
 from tuner.campaign.actions import Action, Freeze, PutWeights, RollBack, Stop, Wait
 from tuner.campaign.applied_weights import AppliedWeights
 from tuner.campaign.generation_log import GenerationLog
 from tuner.campaign.options import CampaignOptions
+from tuner.campaign.state import CampaignState, Phase, damage_as_error
 from tuner.campaign.switchback import Switchback
 from tuner.campaign.trial import Abandon, Outcome, Trial, Verdict
 from tuner.campaign.windows import Paper
 from tuner.objective import SampleCursor, TunerSample
-from tuner.optimizers.base import Optimizer
+from tuner.optimizers.base import Optimizer, generator_of, generator_state
+from tuner.optimizers.registry import load_optimizer
 from tuner.space import LogBox
 
 
@@ -69,7 +70,7 @@ class Campaign:
     ) -> None:
         box.to_log(start)
         self.box, self.optimizer, self.options, self.rng = box, optimizer, options, rng
-        self.phase: saving.Phase = "new"
+        self.phase: Phase = "new"
         self.incumbent = {spec.name: float(start.get(spec.name, spec.default)) for spec in box.specs}
         self.start = {**start, **self.incumbent}
         self.ledger = GenerationLog(options, optimizer)
@@ -129,17 +130,6 @@ class Campaign:
             self._after(self.trial.on_time(now=now), now)
         return self._actions()
 
-    def on_proxy_restarted(self, *, boot_id: str, now: float) -> list[Action]:
-        """Its weights and versions are new. For a shell that sees it before a sample does."""
-        if self.cursor.read(boot_id, ()).restarted:
-            self._restarted()
-        return self._actions()
-
-    def on_gap(self, *, now: float) -> list[Action]:
-        """Samples were lost. Called where a shell knows of it before the next sample's number shows it."""
-        self._lost()
-        return self._actions()
-
     def on_frozen(self, *, now: float) -> list[Action]:
         """Somebody pinned the weights: a put was refused, or was not needed to find out."""
         if self.phase not in ("frozen", "stopped"):
@@ -181,13 +171,47 @@ class Campaign:
     # -- state
 
     def state(self) -> dict[str, Any]:
-        """All that a restarted process needs, as JSON."""
-        return saving.dump(self)
+        """Return all that a restarted process needs, as JSON."""
+        ledger = self.ledger
+        return CampaignState(
+            mode=self.options.mode,
+            phase=self.phase,
+            stop_reason=self.stop_reason,
+            start=self.start,
+            incumbent=self.incumbent,
+            audited=self.audited,
+            saturated_since=self.saturated_since,
+            number=ledger.number,
+            anchor=ledger.anchor,
+            reference=ledger.reference,
+            started_s=ledger.started_s,
+            opened_s=ledger.opened_s,
+            cursor=(self.cursor.boot_id, self.cursor.last_seq),
+            rng=generator_state(self.rng),
+            optimizer=self.optimizer.state(),
+            trial=None if self.trial is None else self.trial.state(),
+        ).as_json()
 
     @classmethod
     def from_state(cls, box: LogBox, options: CampaignOptions, state: Mapping[str, Any]) -> Campaign:
-        """The campaign that `state()` described; `begin` comes next. Raises `TunerError` where it is damaged."""
-        return saving.load(cls, box, options, state)
+        """Return the campaign that `state()` described; `begin` comes next. Raise `TunerError` for a damaged state."""
+        with damage_as_error():
+            saved = CampaignState.from_json(state, mode=options.mode)
+            start = {**saved.start, **{spec.name: saved.start[spec.name] for spec in box.specs}}
+            campaign = cls(box, load_optimizer(box, saved.optimizer), options, start=start, rng=generator_of(saved.rng))
+            campaign._restore(saved)
+        return campaign
+
+    def _restore(self, saved: CampaignState) -> None:
+        self.phase, self.stop_reason = saved.phase, saved.stop_reason
+        self.incumbent = {spec.name: float(saved.incumbent[spec.name]) for spec in self.box.specs}
+        self.audited, self.saturated_since = saved.audited, saved.saturated_since
+        self.cursor = SampleCursor(*saved.cursor)
+        self.ledger.number, self.ledger.anchor, self.ledger.reference = saved.number, saved.anchor, saved.reference
+        self.ledger.started_s, self.ledger.opened_s = saved.started_s, saved.opened_s
+        if saved.trial is not None:
+            self.trial = self.make_trial()
+            self.trial.load(saved.trial)
 
     # -- what is in force
 

@@ -81,12 +81,6 @@ class History:
         with writing(self._engine) as connection:
             connection.execute(insert(EventTable).values(at_s=now_s, kind=kind, reason=reason, **values))
 
-    def save_state(self, campaign: int, state: Mapping[str, Any], *, now_s: float) -> None:
-        """Replace where the campaign is."""
-        with writing(self._engine) as connection:
-            connection.execute(delete(StateTable).where(StateTable.campaign_id == campaign))
-            connection.execute(insert(StateTable).values(campaign_id=campaign, saved_s=now_s, state=dict(state)))
-
     def end_campaign(self, campaign: int, *, now_s: float, outcome: str) -> None:
         """It is over and will not be continued; its rows stay."""
         ended = update(CampaignTable).where(CampaignTable.id == campaign).values(finished_s=now_s, outcome=outcome)

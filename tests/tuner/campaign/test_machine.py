@@ -124,7 +124,7 @@ def test_a_restarted_proxy_gets_its_weights_again_and_the_pairs_before_still_cou
 def test_a_restart_told_twice_is_one_restart() -> None:
     run = comparing(Run(Proxy(), QUICK))
     run.proxy.restart()
-    run.do(run.campaign.on_proxy_restarted(boot_id=run.proxy.boot_id, now=run.now))
+    run.do(run.campaign.on_samples((), boot_id=run.proxy.boot_id, now=run.now))
     before = len(puts(run.actions))
     run.step()
     assert len(puts(run.actions)) == before
@@ -136,8 +136,6 @@ def test_lost_samples_void_the_pair_under_way() -> None:
         run.step()
     run.proxy.seq += 7
     run.step()
-    assert any(s.endswith("samples were lost") for s in run.sentences()[-2:])
-    run.do(run.campaign.on_gap(now=run.now))
     assert any(s.endswith("samples were lost") for s in run.sentences()[-2:])
 
 

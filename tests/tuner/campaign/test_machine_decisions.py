@@ -231,19 +231,19 @@ def test_a_restart_while_it_warms_is_answered_with_the_incumbent() -> None:
     assert wire.phase == "comparing"
 
 
-def test_a_shell_may_know_of_a_restart_before_a_sample_does() -> None:
+def test_an_empty_batch_of_another_run_is_a_restart() -> None:
     wire = Wire()
-    wire.do(wire.campaign.on_proxy_restarted(boot_id="boot-1", now=wire.now))
+    wire.do(wire.campaign.on_samples((), boot_id="boot-1", now=wire.now))
     assert wire.puts == 1, "the first contact is no restart"
-    wire.do(wire.campaign.on_proxy_restarted(boot_id="boot-2", now=wire.now))
-    wire.do(wire.campaign.on_proxy_restarted(boot_id="boot-2", now=wire.now))
+    wire.do(wire.campaign.on_samples((), boot_id="boot-2", now=wire.now))
+    wire.do(wire.campaign.on_samples((), boot_id="boot-2", now=wire.now))
     assert wire.puts == 2
 
 
 def test_a_restart_while_weights_are_pinned_puts_nothing() -> None:
     wire = comparing()
     wire.do(wire.campaign.on_frozen(now=wire.now))
-    wire.do(wire.campaign.on_proxy_restarted(boot_id="boot-2", now=wire.now))
+    wire.do(wire.campaign.on_samples((), boot_id="boot-2", now=wire.now))
     assert wire.puts == 2
 
 
@@ -254,11 +254,12 @@ def test_a_pair_under_way_is_void_after_a_loss(loss: str) -> None:
     wire.wait(10.0)
     second = wire.puts
     if loss == "restart":
-        wire.do(wire.campaign.on_proxy_restarted(boot_id="boot-2", now=wire.now))
+        wire.do(wire.campaign.on_samples((), boot_id="boot-2", now=wire.now))
         wire.boot_id, wire.seq = "boot-2", 0
         reason = "the proxy has restarted"
     else:
-        wire.do(wire.campaign.on_gap(now=wire.now))
+        wire.seq += 5
+        wire.feed(1)
         reason = "samples were lost"
     assert wire.puts == second + 1
     assert wire.said[-1].endswith(reason)
@@ -269,10 +270,6 @@ def test_a_pair_under_way_is_void_after_a_loss(loss: str) -> None:
 def test_lost_samples_begin_a_window_again_without_another_put() -> None:
     wire = Wire()
     wire.feed(3)
-    wire.do(wire.campaign.on_gap(now=wire.now))
-    assert wire.puts == 1
-    wire.feed(3)
-    assert wire.phase == "warming"
     wire.seq += 5
     wire.feed(3)
     assert wire.phase == "warming"

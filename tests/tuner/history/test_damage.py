@@ -83,7 +83,7 @@ def test_a_damaged_file_is_refused_with_advice(path: Path) -> None:
 def test_a_row_that_is_none_is_said_with_advice(path: Path, column: str, value: object) -> None:
     history, campaign = filled(path)
     history.note("freeze", now_s=1.0, reason="by hand", campaign=campaign)
-    history.save_state(campaign, {"number": 1}, now_s=1.0)
+    history.write(campaign, state={"number": 1}, now_s=1.0)
     table, name = column.split(".")
     with sqlite3.connect(path) as connection:
         connection.execute(f"UPDATE {table} SET {name} = ?", (value,))
@@ -177,7 +177,7 @@ def test_files_of_earlier_versions_are_upgraded_with_their_rows(asset: Path, pat
     assert [row.accepted for row in rows] == [True, True, False]
     campaign = history.campaigns()[0].id
     history.record(campaign, generation(3))
-    history.save_state(campaign, {"generation": 3}, now_s=9.0)
+    history.write(campaign, state={"generation": 3}, now_s=9.0)
     assert history.generations()[-1] == generation(3)
     assert history.events()[0].kind == "freeze"
 
@@ -206,7 +206,7 @@ history = History(sys.argv[1])
 campaign = history.begin_campaign(now_s=1.0, target="t", policy="gorgo", options={})
 for number in range(100_000):
     history.record(campaign, generation(number))
-    history.save_state(campaign, {"generation": number}, now_s=1.0)
+    history.write(campaign, state={"generation": number}, now_s=1.0)
     print(number, flush=True)
 """
 

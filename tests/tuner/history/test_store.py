@@ -47,9 +47,9 @@ def test_campaigns_are_apart(history: History) -> None:
 def test_a_restart_finds_the_newest_campaign_that_has_not_ended(history: History) -> None:
     assert history.unfinished(**TARGET) is None
     first, second = begin(history), begin(history)
-    history.save_state(first, {"generation": 3}, now_s=1.0)
-    history.save_state(second, {"generation": 1}, now_s=2.0)
-    history.save_state(second, {"generation": 2}, now_s=3.0)
+    history.write(first, state={"generation": 3}, now_s=1.0)
+    history.write(second, state={"generation": 1}, now_s=2.0)
+    history.write(second, state={"generation": 2}, now_s=3.0)
     assert history.unfinished(**TARGET) == (second, {"generation": 2})
     assert history.unfinished(target=TARGET["target"], policy="gorgo-ms") is None
     history.end_campaign(second, now_s=4.0, outcome="converged")
@@ -120,7 +120,7 @@ def test_where_a_campaign_is_is_replaced_and_goes_with_its_end(history: History,
 def test_a_campaign_that_is_ended_by_itself_leaves_no_state_and_the_others_theirs(history: History, url: str) -> None:
     first, second = begin(history), begin(history)
     for campaign in (first, second):
-        history.save_state(campaign, {"generation": 1}, now_s=1.0)
+        history.write(campaign, state={"generation": 1}, now_s=1.0)
     history.end_campaign(first, now_s=2.0, outcome="left")
     assert states(url) == 1
     assert history.unfinished(**TARGET) == (second, {"generation": 1})
@@ -135,7 +135,7 @@ def test_a_campaign_s_row_is_found_by_its_number(history: History) -> None:
 
 
 def test_only_the_same_proxy_s_campaign_is_continued(history: History) -> None:
-    history.save_state(begin(history), {}, now_s=1.0)
+    history.write(begin(history), state={}, now_s=1.0)
     assert history.unfinished(target="http://another:9090", policy="gorgo") is None
 
 
