@@ -20,15 +20,15 @@ tuning-table: $(READY) ## every claim about the tuner, simulated; an hour and mo
 	@$(BIN)/python -m tuner.experiments --out runs/tuning $(ARGS)
 
 test: check      ## style, types, layers, then every test that needs pip alone; says at its end what it skipped
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 coverage: $(READY) ## the same tests with the lines that they reach; tracing costs half as much time again
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered $(ARGS)
 
 check: $(READY)  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
 test-system: $(READY) ## tests that need apt, root or many minutes; says what it skipped
@@ -74,7 +74,7 @@ clean:           ## remove what this file made
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "GORGO needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
