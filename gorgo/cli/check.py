@@ -68,11 +68,7 @@ def policies(as_json: options.Json = False) -> None:
 
 def status(
     url: options.AdminUrl = options.ADMIN_URL,
-    token: options.AdminToken = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
-    decisions: Annotated[
-        int, typer.Option(min=0, max=12, help="The last so many decisions, with every candidate's terms.")
-    ] = 3,
     as_json: options.Json = False,
 ) -> None:
     """Show the fleet as the proxy sees it.
@@ -84,15 +80,16 @@ def status(
     from gorgo.cli.admin_call import as_expected, call_admin
     from gorgo.cli.status.watch import show_status, watch_status
 
+    token = options.admin_token()
     with as_expected(url):
         if watch:
-            watch_status(url, token, decisions=decisions, as_json=as_json)
+            watch_status(url, token, as_json=as_json)
             return
         shown = call_admin("GET", url, STATUS_PATH, token)
         if as_json:
             options.print_json(shown)
         else:
-            show_status(shown, decisions=decisions)
+            show_status(shown)
 
 
 def _print_reached(reached: Sequence[Reached]) -> None:

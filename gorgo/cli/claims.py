@@ -38,7 +38,6 @@ def claims(
     quick: Annotated[
         bool, typer.Option("--quick", help="Two seeds and 2,000 requests of each window: a preview, not a result.")
     ] = False,
-    config: options.Config = options.REGIONS_YAML,
     out: options.Out = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, show_default=False, help="Runs at a time. Default: one per core.")
@@ -58,7 +57,7 @@ def claims(
 
     options = ClaimOptions(
         targets=_targets(trace, only),
-        conditions=_conditions(config, QUICK_REQUESTS if quick else None),
+        conditions=_conditions(QUICK_REQUESTS if quick else None),
         seeds=range(min(seeds, QUICK_SEEDS) if quick else seeds),
         out=out,
         n_jobs=-1 if jobs is None else jobs,
@@ -105,16 +104,16 @@ def _conversation(trace: Path | None) -> str | None:
     return None
 
 
-def _conditions(config: Path, first_requests: int | None) -> Conditions:
+def _conditions(first_requests: int | None) -> Conditions:
     """Return the fleet of regions.yaml with accurate priors of its engines."""
     from gorgo.apps.claims import Conditions
     from gorgo.apps.simulate.fleet import fleet_of, limits_of
     from gorgo.config.load import load_config
     from gorgo.sim.faults.scenarios import with_accurate_priors
 
-    loaded = load_config(config)
+    loaded = load_config(options.REGIONS_YAML)
     return Conditions(
-        fleet=with_accurate_priors(fleet_of(loaded, source=config)),
+        fleet=with_accurate_priors(fleet_of(loaded, source=options.REGIONS_YAML)),
         limits=limits_of(loaded),
         probe_interval_s=loaded.proxy.probe_interval_s,
         scrape_interval_s=loaded.proxy.scrape_interval_s,

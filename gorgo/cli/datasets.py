@@ -56,13 +56,10 @@ def describe(
     traces: Annotated[
         list[str], typer.Argument(help="Each a file, the name of a trace that comes along, or the name of a shape.")
     ],
-    limit: options.Limit = None,
     max_input: options.MaxInput = None,
     max_output: options.MaxOutput = None,
     start: options.Start = None,
     end: options.End = None,
-    origin: options.Origin = options.WEEK_ORIGIN,
-    seed: Annotated[int | None, typer.Option(min=0, show_default=False, help="Of a shape, instead of its own.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show what is in traces, side by side.
@@ -72,16 +69,15 @@ def describe(
     from gorgo.apps.datasets import describe_trace, load_requests
 
     filters = options.trace_filters(
-        limit=limit,
+        limit=None,
         max_input=max_input,
         max_output=max_output,
         spread=0.0,
         start=start,
         end=end,
-        origin=origin,
         seed=0,
     )
-    found = {trace: describe_trace(load_requests(trace, filters, seed=seed)) for trace in traces}
+    found = {trace: describe_trace(load_requests(trace, filters)) for trace in traces}
     if as_json:
         options.print_json([{"trace": trace, **_finite(asdict(figures))} for trace, figures in found.items()])
     else:

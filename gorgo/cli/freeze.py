@@ -23,7 +23,6 @@ Reason = Annotated[
 
 def freeze(
     url: options.AdminUrl = options.ADMIN_URL,
-    token: options.AdminToken = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -58,7 +57,7 @@ def freeze(
     if weights is not None:
         wanted, database = _found(weights, database)
         body |= {"policy": wanted.policy, "weights": dict(wanted.weights), "widen": wanted.widened}
-    pinned = call_admin("POST", url, "/admin/freeze", token, body)
+    pinned = call_admin("POST", url, "/admin/freeze", options.admin_token(), body)
     with as_expected(url):
         line, durable = routing_line(pinned), bool(pinned["durable"])
         if export is not None:
@@ -75,7 +74,6 @@ def freeze(
 
 def unfreeze(
     url: options.AdminUrl = options.ADMIN_URL,
-    token: options.AdminToken = None,
     reason: Reason = None,
     as_json: options.Json = False,
 ) -> None:
@@ -85,7 +83,8 @@ def unfreeze(
     """
     from gorgo.cli.admin_call import as_expected, call_admin
 
-    shown = call_admin("POST", url, "/admin/unfreeze", token, {"reason": reason, "by": _user()})
+    body = {"reason": reason, "by": _user()}
+    shown = call_admin("POST", url, "/admin/unfreeze", options.admin_token(), body)
     with as_expected(url):
         if as_json:
             options.print_json(shown)

@@ -19,14 +19,13 @@ ADMIN_URL = "http://127.0.0.1:9090"
 _TOKEN_BYTES_MAX = 65_536
 
 
-def admin_token(given: str | None = None) -> str | None:
-    """The token given, else that of GORGO_ADMIN_TOKEN, else what is in the file that GORGO_ADMIN_TOKEN_FILE names.
+def admin_token() -> str | None:
+    """Return the token in GORGO_ADMIN_TOKEN, else the one in the file that GORGO_ADMIN_TOKEN_FILE names.
 
-    Secrets of containers and credentials of systemd are files, and an environment is easier to look into. A file that
-    cannot be read, or is empty, is a usage error: nobody who names one wants no token. So is a token that no header can
-    hold, which nobody could ever show.
+    There is no option for it: every user of a host can read the command lines of its processes. A file that cannot be
+    read or is empty is a usage error, and so is a token that no header can hold.
     """
-    token = _word(given or os.environ.get("GORGO_ADMIN_TOKEN") or "", "GORGO_ADMIN_TOKEN: ") or None
+    token = _word(os.environ.get("GORGO_ADMIN_TOKEN") or "", "GORGO_ADMIN_TOKEN: ") or None
     name = os.environ.get("GORGO_ADMIN_TOKEN_FILE")
     if token is not None or not name:
         return token
@@ -58,19 +57,6 @@ MaybeSeed = Annotated[
     int | None, typer.Option(min=0, help="Of everything drawn by chance. Default: chance itself.", show_default=False)
 ]
 AdminUrl = Annotated[str, typer.Option("--url", envvar="GORGO_ADMIN_URL", help="Admin address of the proxy.")]
-AdminToken = Annotated[
-    str | None,
-    typer.Option(
-        "--token",
-        envvar="GORGO_ADMIN_TOKEN",
-        callback=admin_token,
-        show_default=False,
-        help="Admin token; better in the environment, or in a file that GORGO_ADMIN_TOKEN_FILE names.",
-    ),
-]
-
-#: As in gorgo/apps/traces/window.py, which is not imported for `--help`.
-WEEK_ORIGIN = "2026-04-01T00:00"
 
 Trace = Annotated[
     str,
@@ -98,7 +84,6 @@ Start = Annotated[
     ),
 ]
 End = Annotated[str | None, typer.Option(help="Window end, not included.", show_default=False)]
-Origin = Annotated[str, typer.Option(metavar="TIME", help="When time stamp 0 was, for dates in --start and --end.")]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs per policy or candidate, each with its own seed from --seed on.")]
 Jobs = Annotated[
     int | None, typer.Option(min=1, show_default=False, help="Simulations at a time. Default: one per core.")
@@ -117,12 +102,11 @@ def trace_filters(
     start: str | None,
     end: str | None,
     seed: int,
-    origin: str = WEEK_ORIGIN,
 ) -> TraceFilters:
     """The replay filters from the command line's words."""
     from gorgo.apps.traces import TraceFilters, parse_window
 
-    start_s, end_s, from_zero = parse_window(start, end, origin)
+    start_s, end_s, from_zero = parse_window(start, end)
     return TraceFilters(
         limit=limit,
         max_input=max_input,
@@ -142,9 +126,9 @@ def positive(time_scale: float) -> float:
     return time_scale
 
 
-def header_word(key: str | None) -> str | None:
-    """A key as a header can hold it, or a usage error that does not show it."""
-    return None if key is None else _word(key)
+def api_key() -> str | None:
+    """Return the key in GORGO_API_KEY; one that no header can hold is a usage error that does not show it."""
+    return _word(os.environ.get("GORGO_API_KEY") or "", "GORGO_API_KEY: ") or None
 
 
 def _word(key: str, place: str = "") -> str:

@@ -25,7 +25,6 @@ def rank(
         typer.Argument(help="JSONL of samples or requests; without one, the samples of a running proxy."),
     ] = None,
     url: options.AdminUrl = options.ADMIN_URL,
-    token: options.AdminToken = None,
     policy: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only requests that this one routed.", show_default=False)
     ] = None,
@@ -41,7 +40,7 @@ def rank(
 
     if file is None:
         with as_expected(url):
-            found = rank_table(_samples(url, token), policy=policy)
+            found = rank_table(_samples(url, options.admin_token()), policy=policy)
     else:
         found = rank_table(read_rows(file), policy=policy)
     if not found.n:

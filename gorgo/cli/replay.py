@@ -32,15 +32,8 @@ def replay(
     spread: options.Spread = 0.0,
     start: options.Start = None,
     end: options.End = None,
-    origin: options.Origin = options.WEEK_ORIGIN,
     model: Annotated[
         str | None, typer.Option(show_default=False, help="Model to ask for. Default: the first of GET /v1/models.")
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="GORGO_API_KEY", callback=options.header_word, show_default=False, help="Sent as a bearer token."
-        ),
     ] = None,
     out: options.Out = None,
     seed: options.Seed = 0,
@@ -61,7 +54,6 @@ def replay(
         spread=spread,
         start=start,
         end=end,
-        origin=origin,
         seed=seed,
     )
     asked = ReplayOptions(
@@ -71,7 +63,7 @@ def replay(
         time_scale=options.positive(time_scale),
         out=out,
         model=model,
-        api_key=api_key,
+        api_key=options.api_key(),
     )
     report = replay_command(asked)
     _print_rows([report.row], as_json=as_json)
@@ -92,12 +84,6 @@ def demo(
     ] = None,
     time_scale: options.TimeScale = 1.0,
     limit: options.Limit = None,
-    max_input: options.MaxInput = None,
-    max_output: options.MaxOutput = None,
-    spread: options.Spread = 0.0,
-    start: options.Start = None,
-    end: options.End = None,
-    origin: options.Origin = options.WEEK_ORIGIN,
     tune: Annotated[
         bool,
         typer.Option(
@@ -105,7 +91,6 @@ def demo(
         ),
     ] = False,
     out: options.Out = None,
-    seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
     """Show the whole thing at once.
@@ -115,25 +100,15 @@ def demo(
     """
     from gorgo.apps.demo.options import DemoOptions
     from gorgo.apps.demo.run import run_demo
+    from gorgo.apps.traces import TraceFilters
     from gorgo.policies.registry import make_policy
 
-    filters = options.trace_filters(
-        limit=limit,
-        max_input=max_input,
-        max_output=max_output,
-        spread=spread,
-        start=start,
-        end=end,
-        origin=origin,
-        seed=seed,
-    )
     asked = DemoOptions(
         policies=tuple(policy or ()),
         trace=None if trace is None else options.trace_path(trace),
-        filters=filters,
+        filters=TraceFilters(limit=limit),
         time_scale=options.positive(time_scale),
         out=out,
-        seed=seed,
         tune=tune,
     )
     for name in asked.chosen:  # one that cannot be is told before the first has run for half a minute

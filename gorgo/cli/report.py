@@ -10,15 +10,12 @@ import typer
 
 def report(
     dir: Annotated[Path, typer.Argument(help="Folder that `--out` of simulate, replay or demo wrote, or a parent.")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", show_default=False, help="The page. Default: DIR/report.html.")
-    ] = None,
 ) -> None:
-    """Make one HTML page of results.
+    """Write DIR/report.html, one page of results.
 
-    Tables and plots of every results.json, requests.jsonl and history.json in DIR or below it. The page needs no
+    It has tables and plots of every results.json, requests.jsonl and history.json in DIR or below it. The page needs no
     network and no script. Needs the extra: pip install 'gorgo[report]'.
     """
     from gorgo.apps.report import write_report
 
-    typer.echo(str(write_report(dir, out=out)))
+    typer.echo(str(write_report(dir)))

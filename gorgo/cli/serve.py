@@ -110,13 +110,6 @@ def engine(
             min=0, max=65535, show_default=False, help="Default: the port of the replica's URL; 0 takes a free one."
         ),
     ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", show_default=False, help="GPU and model to imitate. Default: simulation.profile."),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, show_default=False, help="Of the jitter. Default: simulation.seed.")
-    ] = None,
 ) -> None:
     """Run one simulated SGLang replica.
 
@@ -136,9 +129,9 @@ def engine(
     run_until_stopped(
         lambda stop: run_engine(
             name=spec.name,
-            profile=find_profile(profile or simulation.profile),
+            profile=find_profile(simulation.profile),
             rtt_ms=_rtt_ms(loaded, spec, source=config),
-            seed=simulation.seed if seed is None else seed,
+            seed=simulation.seed,
             host=host,
             port=_port_of(spec) if port is None else port,
             model=spec.models[0] if spec.models else "gorgo-sim",

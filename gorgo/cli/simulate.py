@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,15 +38,6 @@ def simulate(
     ] = None,
     seeds: options.Seeds = 1,
     scenario: Annotated[str, typer.Option(metavar="NAME", help="What goes wrong, or is different.")] = "steady",
-    slo_ttft_ms: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            callback=options.finite,
-            show_default=False,
-            help="Deadline that every request brings. Default: as configured.",
-        ),
-    ] = None,
     shadow: Annotated[
         str | None,
         typer.Option(
@@ -66,13 +57,8 @@ def simulate(
     spread: options.Spread = 0.0,
     start: options.Start = None,
     end: options.End = None,
-    origin: options.Origin = options.WEEK_ORIGIN,
     out: options.Out = None,
     jobs: options.Jobs = None,
-    backend: Annotated[
-        Literal["loky", "threading", "dask", "ray"],
-        typer.Option(help="Where joblib runs them: processes here, threads, or a Dask or Ray cluster."),
-    ] = "loky",
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
@@ -99,7 +85,6 @@ def simulate(
             start=start,
             end=end,
             seed=seed,
-            origin=origin,
         ),
         policies=policies,
         weights=_weights(loaded, weights, policies, source=config),
@@ -109,11 +94,9 @@ def simulate(
         limits=limits_of(loaded),
         probe_interval_s=loaded.proxy.probe_interval_s,
         scrape_interval_s=loaded.proxy.scrape_interval_s,
-        slo_ttft_ms=slo_ttft_ms,
         shadow=shadow,
         out=out,
         n_jobs=-1 if jobs is None else jobs,
-        backend=backend,
     )
     rows = simulate_command(asked)
     if as_json:

@@ -88,7 +88,7 @@ class Fleet:
         """On its port; returns when it listens."""
         port = str(self._engine_ports[replica])
         words = ["engine", "--replica", replica, "--config", str(self.folder / "engines.yaml"), "--port", port]
-        await self._start(replica, [*words, "--profile", "1xH100-Llama-3.1-8B"], r"listening on")
+        await self._start(replica, words, r"listening on")
 
     async def start_proxy(self) -> None:
         words = ["serve", "--config", str(self.config), "--state", str(self.state_file), "--seed", str(self.seed)]
@@ -185,7 +185,7 @@ def _document(urls: Mapping[str, str], names: Iterable[str], limits: Mapping[str
         "replicas": rows,
         "limits": dict(limits),
         "overload": dict(OVERLOAD),
-        "simulation": {"rtt_ms": regions, "seed": 0},
+        "simulation": {"rtt_ms": regions, "seed": 0, "profile": "1xH100-Llama-3.1-8B"},
     }
 
 

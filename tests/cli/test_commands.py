@@ -182,7 +182,6 @@ def test_status_without_a_proxy_fails_and_asks_the_right_question() -> None:
     ("words", "expected"),
     [
         (("engine", "--replica", "nobody"), "no replica named 'nobody'; there are: us-ashburn-0,"),
-        (("engine", "--replica", "us-ashburn-0", "--profile", "abacus"), "no engine profile 'abacus'; there are"),
         (("serve", "--policy", "abacus"), "no policy named 'abacus'; there are: gorgo,"),
         (("serve", "--bind", "here"), "expected host:port"),
         (("serve", "--weights", "none.json"), "none.json: cannot be read as weights"),
@@ -207,6 +206,7 @@ def test_names_and_addresses_that_are_wrong_are_refused_before_anything_starts(
         (("replay", "t", "--limit", "0"), "'--limit'"),
         (("demo", "--policy", "abacus"), "no policy named 'abacus'"),
         (("datasets", "describe", "no-such-trace"), "No such file"),
+        (("datasets", "describe", "chat-small", "--start", "2026-03-01"), "before 2026-04-01T00:00, the date of time"),
         (("datasets", "generate", "no-such-shape", "--out", "x"), "No such file"),
     ],
 )

@@ -28,18 +28,10 @@ def test_json_has_one_object_a_trace_and_null_for_unknown() -> None:
     assert unknown["turns_mean"] is None
 
 
-def test_the_seed_picks_the_window_of_a_shape_and_filters_cut_it() -> None:
-    words = ("describe", "art-chat-apr5", "--end", "60", "--max-input", "2000", "--json")
-    own, other = (json.loads(run(*words, *more).stdout)[0] for more in ((), ("--seed", "5")))
-    assert own["requests"] != other["requests"]
+def test_filters_cut_the_window_of_a_shape() -> None:
+    (own,) = json.loads(run("describe", "art-chat-apr5", "--end", "60", "--max-input", "2000", "--json").stdout)
     assert own["duration_s"] < 60
     assert own["input_p95"] <= 2000
-
-
-def test_a_date_before_the_trace_s_origin_is_refused() -> None:
-    refused = run("describe", "chat-small", "--start", "2026-03-01", "--origin", "2026-04-01")
-    assert refused.exit_code == 2
-    assert "before the trace's origin" in refused.stderr
 
 
 def test_list_says_what_is_here_what_is_made_and_what_is_elsewhere_with_licences() -> None:

@@ -72,7 +72,8 @@ class Proxy:
 
 def live(monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> Any:
     monkeypatch.setattr("gorgo.cli.admin_call.call_admin", proxy)
-    return run("--url", "http://proxy", "--token", "secret", "--json")
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN", "secret")
+    return run("--url", "http://proxy", "--json")
 
 
 @pytest.mark.parametrize(

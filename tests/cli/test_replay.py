@@ -29,10 +29,10 @@ REGIONS = Path(__file__).parents[2] / "regions.yaml"
 #: Every filter, and what it stands for.
 FILTERS = (
     *("--limit", "7", "--max-input", "1000", "--max-output", "9", "--spread", "3", "--seed", "5"),
-    *("--start", "2026-04-02T00:00", "--end", "2026-04-02T01:00", "--origin", "2026-04-01T12:00"),
+    *("--start", "2026-04-02T00:00", "--end", "2026-04-02T01:00"),
 )
 FILTERED = TraceFilters(
-    limit=7, max_input=1000, max_output=9, spread_s=3.0, seed=5, start_s=43_200.0, end_s=46_800.0, from_zero=True
+    limit=7, max_input=1000, max_output=9, spread_s=3.0, seed=5, start_s=86_400.0, end_s=90_000.0, from_zero=True
 )
 
 
@@ -94,8 +94,7 @@ def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatc
     result = run(
         *("simulate", "my-trace", *FILTERS, "--config", config, "--weights", file, "--out", tmp_path / "out"),
         *("--policy", "gorgo", "--policy", "random", "--policy", "gorgo", "--time-scale", "2", "--time-scale", "0.5"),
-        *("--seeds", "3", "--scenario", "bursts", "--slo-ttft-ms", "700", "--shadow", "gorgo-ms"),
-        *("--jobs", "2", "--backend", "threading"),
+        *("--seeds", "3", "--scenario", "bursts", "--shadow", "gorgo-ms", "--jobs", "2"),
     )
     assert result.exit_code == 0, result.output
     loaded = load_config(config)
@@ -115,11 +114,9 @@ def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatc
             limits=limits_of(loaded),
             probe_interval_s=7.0,
             scrape_interval_s=11.0,
-            slo_ttft_ms=700.0,
             shadow="gorgo-ms",
             out=tmp_path / "out",
             n_jobs=2,
-            backend="threading",
         )
     ]
     assert (loaded.limits.max_attempts, program.asked[0].limits.overload.queue_max_requests) == (2, 99)
@@ -184,23 +181,27 @@ def test_overload_by_default_has_two_seconds_to_the_first_token_and_ten_to_the_l
 ) -> None:
     searched = overloaded(monkeypatch)
     assert run("overload", "my-trace", "--config", REGIONS).exit_code == 0
-    *_, held = searched
-    assert held.limits is not None
+    *_, queued = searched
+    assert queued.limits is not None
     overload = limits_of(load_config(REGIONS)).overload
-    assert held.limits.overload == replace(overload, queue_enabled=True, slo_e2e_s=10.0)
-    assert (held.slo_ttft_ms, held.policy, held.scenario, held.seed) == (2000.0, "gorgo-ms", "steady", 0)
-    assert held.filters == TraceFilters()
+    assert queued.limits.overload == replace(overload, queue_enabled=True, slo_e2e_s=10.0)
+    assert (queued.slo_ttft_ms, queued.policy, queued.scenario, queued.seed) == (2000.0, "gorgo-ms", "steady", 0)
+    assert queued.filters == TraceFilters()
 
 
 def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     searched = overloaded(monkeypatch)
-    result = run(
-        *("overload", "my-trace", *FILTERS, "--config", config, "--policy", "gorgo", "--load", "2"),
-        *("--slo-ttft-ms", "700", "--slo-e2e-ms", "9000", "--max-concurrency-per-replica", "4", "--scenario", "bursts"),
+    text = (
+        config.read_text()
+        .replace("# slo_ttft_ms: 2000 ", "slo_ttft_ms: 700 ")
+        .replace("# slo_e2e_ms: 10000", "slo_e2e_ms: 9000")
     )
+    config.write_text(text)
+    words = [word for word in FILTERS if word not in FILTERS[-4:]]
+    result = run("overload", "my-trace", *words, "--config", config, "--policy", "gorgo", "--load", "2")
     assert result.exit_code == 0, result.output
     loaded = load_config(config)
-    *search, at_once, held = searched
+    *search, at_once, queued = searched
 
     def alike(job: SimJob) -> SimJob:
         return replace(job, limits=None, time_scale=1.0, slo_ttft_ms=None)
@@ -209,24 +210,22 @@ def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.Monkey
         trace="my-trace",
         policy="gorgo",
         fleet=fleet_of(loaded, source=config),
-        filters=FILTERED,
+        filters=replace(FILTERED, start_s=0.0, end_s=None, from_zero=False),
         seed=5,
         probe_interval_s=7.0,
         scrape_interval_s=11.0,
     )
     assert search
     assert [alike(job) for job in search] == [wanted] * len(search)
-    assert [alike(job) for job in (at_once, held)] == [replace(wanted, scenario="bursts")] * 2
+    assert [alike(job) for job in (at_once, queued)] == [wanted] * 2
     assert {job.slo_ttft_ms for job in search} == {None}
-    assert [(job.time_scale, job.slo_ttft_ms) for job in (at_once, held)] == [(0.5, None), (0.5, 700.0)]
+    assert [(job.time_scale, job.slo_ttft_ms) for job in (at_once, queued)] == [(0.5, None), (0.5, 700.0)]
     assert at_once.limits is not None
-    assert held.limits is not None
+    assert queued.limits is not None
     assert {job.limits.overload.queue_enabled for job in search if job.limits is not None} == {False}
     assert at_once.limits.overload == replace(limits_of(loaded).overload, queue_enabled=False)
-    assert held.limits == replace(
-        limits_of(loaded),
-        overload=replace(limits_of(loaded).overload, queue_enabled=True, slo_e2e_s=9.0, max_concurrency_per_replica=4),
-    )
+    assert queued.limits == limits_of(loaded)
+    assert (queued.limits.overload.queue_enabled, queued.limits.overload.slo_e2e_s) == (True, 9.0)
 
 
 # -- replay
@@ -241,9 +240,10 @@ def replayed(monkeypatch: pytest.MonkeyPatch, **errors: int) -> Program:
 
 def test_replay_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = replayed(monkeypatch)
+    monkeypatch.setenv("GORGO_API_KEY", " k ")
     result = run(
         *("replay", "my-trace", *FILTERS, "--url", "http://router", "--time-scale", "2", "--model", "m"),
-        *("--api-key", " k ", "--out", tmp_path),
+        *("--out", tmp_path),
     )
     assert result.exit_code == 0, result.output
     assert program.asked == [
@@ -296,7 +296,8 @@ def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "demo",
             "--trace",
             tmp_path / "mine",
-            *FILTERS,
+            "--limit",
+            "7",
             "--policy",
             "random",
             "--policy",
@@ -311,10 +312,9 @@ def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         DemoOptions(
             policies=("random", "gorgo"),
             trace=tmp_path / "mine",
-            filters=FILTERED,
+            filters=TraceFilters(limit=7),
             time_scale=2.0,
             out=tmp_path,
-            seed=5,
         )
     ]
     assert [one["policy"] for one in json.loads(result.stdout)] == ["random", "gorgo"]
@@ -360,7 +360,8 @@ def test_claims_hands_on_every_option(
     trace = tmp_path / "conversation.jsonl"
     trace.touch()
     given = ("--trace", trace, "--only", "published", "--only", "paper", "--jobs", "3", "--out", tmp_path)
-    run("claims", *words, *given, "--config", config)
+    monkeypatch.chdir(config.parent)
+    run("claims", *words, *given)
     asked, loaded = FakeClaimCheck.asked, load_config(config)
     assert (asked.seeds, asked.out, asked.n_jobs) == (range(seeds), tmp_path, 3)
     assert {target.group for target in asked.targets} == {"published", "paper"}
@@ -373,7 +374,8 @@ def test_claims_hands_on_every_option(
 
 def test_claims_uses_all_cores_and_every_group_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gorgo.apps.claims.ClaimCheck", FakeClaimCheck)
-    run("claims", "--config", REGIONS)
+    monkeypatch.chdir(REGIONS.parent)
+    run("claims")
     assert (FakeClaimCheck.asked.n_jobs, FakeClaimCheck.asked.out, FakeClaimCheck.asked.show_progress) == (
         -1,
         None,

@@ -26,9 +26,9 @@ from tests.proxy.page.made import change, decision, row, sample, status, view
 NASTY = "[bold]\x1b[2J\x07x"
 
 
-def printed(shown: Mapping[str, Any], *, width: int = WIDE, decisions: int = 3) -> str:
+def printed(shown: Mapping[str, Any], *, width: int = WIDE) -> str:
     console = Console(width=width, record=True, file=StringIO())
-    console.print(status_view(shown, width=width, decisions=decisions))
+    console.print(status_view(shown, width=width))
     return console.export_text()
 
 
@@ -245,8 +245,8 @@ def test_policy_without_a_cost_shows_its_candidates_all_the_same() -> None:
     assert "went on" in printed(look(decisions=[DecisionStatus(made, None, None, followed=True)]))
 
 
-def test_no_decisions_are_shown_where_none_are_wanted() -> None:
-    assert "candidate" not in printed(look(), decisions=0)
+def test_a_proxy_without_decisions_has_no_table_of_them() -> None:
+    assert "candidate" not in printed(look(decisions=[]))
 
 
 def test_newest_versions_stand_first() -> None:

@@ -72,14 +72,14 @@ def _overload(results: Sequence[Any]) -> View:
     for number, trace in enumerate(_TRACES.values()):
         runs = results[number * _SEEDS : (number + 1) * _SEEDS]
         for load in _LOADS:
-            for held in (False, True):
-                found = [row for run in runs for row in run if (row["load"], row["held"]) == (load, held)]
-                way = "held" if held else "at once"
+            for queueing in (False, True):
+                found = [row for run in runs for row in run if (row["load"], row["queueing"]) == (load, queueing)]
+                dispatch = "queued" if queueing else "at once"
                 served = _served(found)
-                rows[trace, f"{load:g}", way] = {**served}
-                values |= {f"{trace}, {load:g}, {way}: {name}": served[name] for name in ("good", "worst seed")}
+                rows[trace, f"{load:g}", dispatch] = {**served}
+                values |= {f"{trace}, {load:g}, {dispatch}: {name}": served[name] for name in ("good", "worst seed")}
         values |= _capacity(trace, runs)
-    return View(tables=[Table(labels=("trace", "load", "way"), rows=rows)], values=values)
+    return View(tables=[Table(labels=("trace", "load", "dispatch"), rows=rows)], values=values)
 
 
 def _served(runs: Sequence[Any]) -> dict[str, float]:
@@ -97,7 +97,7 @@ def _served(runs: Sequence[Any]) -> dict[str, float]:
 def _capacity(trace: str, runs: Sequence[Any]) -> dict[str, float]:
     """Time scale of capacity, and what 3 times the load gives of what 1.3 does, least and most of the seeds."""
     scales = [run[0]["load"] * run[0]["time_scale"] for run in runs]
-    per_s = [{row["load"]: row["goodput"]["per_s"] for row in run if row["held"]} for run in runs]
+    per_s = [{row["load"]: row["goodput"]["per_s"] for row in run if row["queueing"]} for run in runs]
     grows = [run[3.0] / run[1.3] for run in per_s]
     return {
         f"{trace}, least time scale": min(scales),

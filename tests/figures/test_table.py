@@ -19,11 +19,11 @@ def row(shown: View, *label: str) -> dict[str, Cell]:
     return dict(found)
 
 
-def one_run(load: float, *, held: bool, good: float, per_s: float, scale: float = 0.7) -> dict[str, Any]:
+def one_run(load: float, *, queueing: bool, good: float, per_s: float, scale: float = 0.7) -> dict[str, Any]:
     goodput = {"good": good, "per_s": per_s, "rejected": 1 - good}
     return {
         "load": load,
-        "held": held,
+        "queueing": queueing,
         "time_scale": scale / load,
         "goodput": goodput,
         "e2e_s": {"p95": 10 * load},
@@ -33,19 +33,25 @@ def one_run(load: float, *, held: bool, good: float, per_s: float, scale: float 
 def test_overload_shows_means_the_worst_seed_and_how_goodput_grows() -> None:
     def seed(good: float, scale: float) -> list[dict[str, Any]]:
         return [
-            one_run(load, held=held, good=good if held else 0.5, per_s=2 * load if load < 3 else 4.0, scale=scale)
+            one_run(
+                load,
+                queueing=queueing,
+                good=good if queueing else 0.5,
+                per_s=2 * load if load < 3 else 4.0,
+                scale=scale,
+            )
             for load in (0.7, 1.0, 1.3, 3.0)
-            for held in (False, True)
+            for queueing in (False, True)
         ]
 
     windows = [seed(0.9, 0.7), seed(0.6, 0.8), seed(0.9, 0.75)]
     shown = view("overload", *windows, *windows)
-    held = row(shown, "ART-Chat-like windows", "1.3", "held")
-    assert held["good"] == pytest.approx(80.0)
-    assert held["seeds"] == 3
-    assert held["worst seed"] == pytest.approx(60.0)
-    assert held["turned away"] == pytest.approx(20.0)
-    assert held["p95 E2E"] == pytest.approx(13.0)
+    queued = row(shown, "ART-Chat-like windows", "1.3", "queued")
+    assert queued["good"] == pytest.approx(80.0)
+    assert queued["seeds"] == 3
+    assert queued["worst seed"] == pytest.approx(60.0)
+    assert queued["turned away"] == pytest.approx(20.0)
+    assert queued["p95 E2E"] == pytest.approx(13.0)
     assert row(shown, "Mooncake conversations", "3", "at once")["good per s"] == 4.0
     assert shown.values["ART-Chat-like windows, least time scale"] == pytest.approx(0.7)
     assert shown.values["ART-Chat-like windows, most"] == pytest.approx(0.8)

@@ -2,15 +2,13 @@
 
 from gorgo.apps.simulate.command import DEFAULT_POLICIES, SimulateOptions, jobs_of, simulate_command
 from gorgo.apps.simulate.job import FLOOR, ORACLE, YARDSTICKS, SimJob, SimulatedRun
-from gorgo.apps.simulate.run import BACKENDS, Backend, run_many, run_once
+from gorgo.apps.simulate.run import run_many, run_once
 
 __all__ = [
-    "BACKENDS",
     "DEFAULT_POLICIES",
     "FLOOR",
     "ORACLE",
     "YARDSTICKS",
-    "Backend",
     "SimJob",
     "SimulateOptions",
     "SimulatedRun",

@@ -18,7 +18,7 @@ from gorgo.apps.demo.options import PUBLISHED
 from gorgo.apps.progress import shown_progress
 from gorgo.apps.results import ResultRow, write_results
 from gorgo.apps.simulate.job import FLOOR, ORACLE, STEADY, YARDSTICKS, SimJob, SimulatedRun
-from gorgo.apps.simulate.run import Backend, policy_of, run_many
+from gorgo.apps.simulate.run import policy_of, run_many
 from gorgo.apps.traces import TraceFilters
 from gorgo.core.limits import RouterLimits
 from gorgo.core.policy.weights import Weights
@@ -36,7 +36,7 @@ class SimulateOptions:
 
     Parameters
     ----------
-    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, slo_ttft_ms, shadow:
+    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, shadow:
         As in `SimJob`.
     policies:
         In the order of the table; oracle and floor come behind them.
@@ -46,7 +46,7 @@ class SimulateOptions:
         Each policy runs at each of them.
     out:
         Folder for the files; None: nothing is written.
-    n_jobs, backend:
+    n_jobs:
         As in `run_many`.
     show_progress:
         Progress on stderr.
@@ -63,11 +63,9 @@ class SimulateOptions:
     limits: RouterLimits | None = None
     probe_interval_s: float = 30.0
     scrape_interval_s: float = 30.0
-    slo_ttft_ms: float | None = None
     shadow: str | None = None
     out: Path | None = None
     n_jobs: int = -1
-    backend: Backend = "loky"
     show_progress: bool = True
 
     @property
@@ -86,7 +84,7 @@ def simulate_command(options: SimulateOptions) -> list[ResultRow]:
     rows: dict[tuple[float, str, int], ResultRow] = {}
     shown = shown_progress("simulate", len(jobs)) if options.show_progress else nullcontext(None)
     with shown as advance:
-        for run in run_many(jobs, n_jobs=options.n_jobs, backend=options.backend):
+        for run in run_many(jobs, n_jobs=options.n_jobs):
             rows[_place(run.job)] = run.row
             if advance is not None:
                 advance(f"{run.job.policy} x{run.job.time_scale:g} seed {run.job.seed}")
@@ -119,7 +117,6 @@ def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
                     limits=options.limits,
                     probe_interval_s=options.probe_interval_s,
                     scrape_interval_s=options.scrape_interval_s,
-                    slo_ttft_ms=options.slo_ttft_ms,
                     shadow=None if policy in YARDSTICKS else options.shadow,
                     keep_requests=options.out is not None,
                 )

@@ -1,6 +1,6 @@
-"""How much of what was asked was served well: the share of offered requests, and how many per second.
+"""Goodput: the share of offered requests that were served well, and their rate.
 
-Owns the bounds and the arithmetic. A request that was turned away, or failed, was offered and not served well.
+Owns the bounds and the arithmetic. A rejected or failed request was offered and not served well.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ from typing import Any
 
 from gorgo.sim.records import SimRecord
 
-#: What served well means: first token within, last within.
+#: Bounds of a request served well: first token, last token.
 TTFT_MS, E2E_S = 2000.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Of one run; shares are of all requests offered.
+    """Goodput of one run; ratios are of all requests offered.
 
-    `good` got their first token within 2 s and their last within 10 s, `per_s` is how many of those per second of the
-    feed. `rejected` were turned away or failed, `held` waited at the proxy before they were sent, `hedged` were sent to
-    a second replica.
+    `good` is the ratio with a first token within 2 s and a last one within 10 s, `per_s` their rate over the workload.
+    `rejected` were rejected or failed, `queued` waited at the proxy, `hedged` had a second attempt.
     """
 
     offered: int
     good: float
     per_s: float
     rejected: float
-    held: float
+    queued: float
     hedged: float
 
     def as_json(self) -> dict[str, Any]:
@@ -36,7 +35,7 @@ class Goodput:
 
 
 def goodput_of(records: Sequence[SimRecord]) -> Goodput | None:
-    """None for a run without a request."""
+    """Return the goodput; None for a run without a request."""
     if not records:
         return None
     n = len(records)
@@ -47,7 +46,7 @@ def goodput_of(records: Sequence[SimRecord]) -> Goodput | None:
         good=good / n,
         per_s=good / lasted_s if lasted_s > 0 else float(good),
         rejected=sum(record.error is not None for record in records) / n,
-        held=sum(record.queued_s > 0.0 for record in records) / n,
+        queued=sum(record.queued_s > 0.0 for record in records) / n,
         hedged=sum(record.hedged for record in records) / n,
     )
 

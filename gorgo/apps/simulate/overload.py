@@ -1,8 +1,8 @@
-"""What a fleet can take, and what happens beyond it: capacity by bisection, then goodput at multiples of it.
+"""Capacity of a fleet by bisection, and goodput at multiples of it.
 
-Owns the search and the list of runs behind `gorgo overload`. Capacity is the highest load at which the policy, sending
-everything at once, serves 95 % of requests well (`goodput`). At each multiple of it two rows follow: sent at once, and
-held at the proxy with a deadline for the first token and a goal for the last.
+Owns the search and the list of runs behind `gorgo overload`. Capacity is the highest load at which the policy serves
+95 % of requests well (`goodput`) when each is dispatched at once. At each multiple of it two rows follow: dispatched at
+once, and queued at the proxy with a deadline for the first token and a goal for the last.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from math import sqrt
 from typing import Any
 
 from gorgo.apps.results import ResultRow
-from gorgo.apps.simulate.goodput import Goodput
+from gorgo.apps.simulate.goodput import E2E_S, TTFT_MS, Goodput
 from gorgo.apps.simulate.job import SimJob, SimulatedRun
-from gorgo.apps.simulate.run import Backend, run_many
+from gorgo.apps.simulate.run import run_many
 from gorgo.core.dispatch.hedging import HedgeLimits
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import TraceError
@@ -24,7 +24,7 @@ from gorgo.errors import TraceError
 AT_CAPACITY = 0.95
 #: The search ends when the load is known to this.
 EXACT = 1.05
-#: Time scales within which capacity is looked for.
+#: Bounds of the search, as time scales.
 LEAST, MOST = 1 / 64, 64.0
 #: A normal load, capacity, and loads beyond.
 LOADS = (0.7, 1.0, 1.3, 3.0)
@@ -32,11 +32,11 @@ LOADS = (0.7, 1.0, 1.3, 3.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadRow:
-    """One run. `load` is a multiple of capacity; `held` says which of the two ways it was."""
+    """One run at `load`, a multiple of capacity; `queueing` is whether the proxy queued requests."""
 
     load: float
     time_scale: float
-    held: bool
+    queueing: bool
     row: ResultRow
     goodput: Goodput
 
@@ -44,36 +44,29 @@ class OverloadRow:
         return {
             "load": self.load,
             "time_scale": self.time_scale,
-            "held": self.held,
+            "queueing": self.queueing,
             **self.row.as_json(),
             "goodput": self.goodput.as_json(),
         }
 
 
 def at_once(limits: RouterLimits) -> RouterLimits:
-    """The same, with everything sent when it comes, and once."""
+    """Return the limits with every request dispatched at once, and once."""
     return replace(
         limits, overload=replace(limits.overload, queue_enabled=False), hedging=HedgeLimits(budget_ratio=0.0)
     )
 
 
-def held(
-    limits: RouterLimits, *, max_concurrency_per_replica: int | None = None, slo_e2e_ms: float | None = None
-) -> RouterLimits:
-    """Return the limits with queueing on; values that are None keep the defaults of `OverloadLimits`."""
-    overload = replace(limits.overload, queue_enabled=True)
-    if slo_e2e_ms is not None:
-        overload = replace(overload, slo_e2e_s=slo_e2e_ms / 1e3)
-    if max_concurrency_per_replica is not None:
-        overload = replace(overload, max_concurrency_per_replica=max_concurrency_per_replica)
-    return replace(limits, overload=overload)
+def with_queue(limits: RouterLimits) -> RouterLimits:
+    """Return the limits with queueing on, and with the goal of goodput where none is configured."""
+    goal_s = E2E_S if limits.overload.slo_e2e_s is None else limits.overload.slo_e2e_s
+    return replace(limits, overload=replace(limits.overload, queue_enabled=True, slo_e2e_s=goal_s))
 
 
 def capacity_scale(job: SimJob) -> float:
-    """The least time scale, so the highest load, that `job` serves well; exact to 5 %.
+    """Return the least time scale, so the highest load, that `job` serves well; exact to 5 %.
 
-    Raises `TraceError` where no load is low enough: then it is the prompts that take too long, not the fleet. The same
-    where none is high enough: then there are too few requests to overload the fleet.
+    Raises `TraceError` if the prompts take too long at any load, or if the requests are too few to overload the fleet.
     """
     job = replace(job, limits=at_once(job.limits or RouterLimits()))
     low, high = _bracket(job)
@@ -87,37 +80,34 @@ def capacity_scale(job: SimJob) -> float:
 
 
 def overload_rows(
-    job: SimJob,
-    *,
-    capacity: float,
-    loads: Sequence[float] = LOADS,
-    max_concurrency_per_replica: int | None = None,
-    slo_e2e_ms: float | None = None,
-    n_jobs: int = -1,
-    backend: Backend = "loky",
+    job: SimJob, *, capacity: float, loads: Sequence[float] = LOADS, n_jobs: int = -1
 ) -> list[OverloadRow]:
-    """Two rows per load, in order. `job` has the deadline; `capacity` is its time scale there."""
+    """Return two rows per load, in order. `capacity` is the time scale of `job` there; see `with_queue`.
+
+    Queued requests have the configured deadline for the first token, else that of goodput.
+    """
     limits = job.limits or RouterLimits()
-    ways = {
-        False: at_once(limits),
-        True: held(limits, max_concurrency_per_replica=max_concurrency_per_replica, slo_e2e_ms=slo_e2e_ms),
+    deadline_ms = TTFT_MS if limits.overload.slo_ttft_s is None else limits.overload.slo_ttft_s * 1e3
+    variants = {
+        False: replace(job, limits=at_once(limits), slo_ttft_ms=None),
+        True: replace(job, limits=with_queue(limits), slo_ttft_ms=deadline_ms),
     }
-    jobs = {(load, way): _job(job, capacity / load, way, ways[way]) for load in loads for way in ways}
-    runs = {_place(run.job): run for run in run_many(list(jobs.values()), n_jobs=n_jobs, backend=backend)}
+    jobs = {
+        (load, queueing): replace(variant, time_scale=capacity / load)
+        for load in loads
+        for queueing, variant in variants.items()
+    }
+    runs = {_place(run.job): run for run in run_many(list(jobs.values()), n_jobs=n_jobs)}
     return list(_rows(jobs, runs))
 
 
 def _rows(
     jobs: dict[tuple[float, bool], SimJob], runs: dict[tuple[float, bool], SimulatedRun]
 ) -> Iterator[OverloadRow]:
-    for (load, way), job in jobs.items():
+    for (load, queueing), job in jobs.items():
         run = runs[_place(job)]
         assert run.goodput is not None, "the feed that gave a capacity has requests"
-        yield OverloadRow(load=load, time_scale=job.time_scale, held=way, row=run.row, goodput=run.goodput)
-
-
-def _job(job: SimJob, time_scale: float, way: bool, limits: RouterLimits) -> SimJob:
-    return replace(job, time_scale=time_scale, limits=limits, slo_ttft_ms=job.slo_ttft_ms if way else None)
+        yield OverloadRow(load=load, time_scale=job.time_scale, queueing=queueing, row=run.row, goodput=run.goodput)
 
 
 def _place(job: SimJob) -> tuple[float, bool]:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from importlib import import_module
 from threading import current_thread, main_thread
 from time import thread_time
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from joblib import Parallel, delayed, parallel_config
@@ -27,21 +26,13 @@ from gorgo.apps.traces import TraceFilters
 from gorgo.apps.traces.load import SPAN_S_MAX
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
-from gorgo.errors import MissingExtra, TraceError
+from gorgo.errors import TraceError
 from gorgo.policies.registry import make_policy, make_shadow
 from gorgo.sim.faults.scenarios import find_scenario
 from gorgo.sim.lower_bound import lower_bound
 from gorgo.sim.oracle import make_oracle
 from gorgo.sim.simulation import Controller, Simulation
 from gorgo.sim.workload import SimRequest, scaled
-
-Backend = Literal["loky", "threading", "dask", "ray"]
-BACKENDS: tuple[Backend, ...] = ("loky", "threading", "dask", "ray")
-#: What brings a cluster's backend, and how it is made known to joblib.
-_CLUSTERS: dict[str, tuple[str, str | None]] = {
-    "dask": ("distributed", None),
-    "ray": ("ray.util.joblib", "register_ray"),
-}
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -56,21 +47,16 @@ def run_once(job: SimJob, *, controllers: Sequence[Controller] = ()) -> Simulate
     return replace(_run(job, controllers), cpu_s=thread_time() - begun_s)
 
 
-def run_many(jobs: Sequence[SimJob], *, n_jobs: int = -1, backend: Backend = "loky") -> Iterator[SimulatedRun]:
+def run_many(jobs: Sequence[SimJob], *, n_jobs: int = -1) -> Iterator[SimulatedRun]:
     """Yield the run of each job as soon as it ends, in no order; as `parallel` does."""
     ordered = sorted(jobs, key=lambda job: (job.trace, job.seed, job.time_scale))
-    yield from parallel(run_once, ordered, n_jobs=n_jobs, backend=backend)
+    yield from parallel(run_once, ordered, n_jobs=n_jobs)
 
 
-def parallel(
-    function: Callable[[Item], Result], items: Iterable[Item], *, n_jobs: int = -1, backend: Backend = "loky"
-) -> Iterator[Result]:
-    """Yield `function` of each item as soon as it ends, in no order. -1 is all cores.
-
-    `dask` and `ray` use a cluster that the environment names; raises `MissingExtra` without their package.
-    """
-    with parallel_config(backend=_known(backend), n_jobs=n_jobs):
-        run = Parallel(return_as=_unordered(backend, n_jobs))
+def parallel(function: Callable[[Item], Result], items: Iterable[Item], *, n_jobs: int = -1) -> Iterator[Result]:
+    """Yield `function` of each item as soon as it ends, in no order. -1 is all cores."""
+    with parallel_config(backend="loky", n_jobs=n_jobs):
+        run = Parallel(return_as="generator_unordered")
         with _out_of_reach():
             results = run(delayed(function)(item) for item in items)
         yield from results
@@ -121,25 +107,6 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
     )
     result = simulation.run(feed)
     return simulated_run(job, dict(simulation.router.weights), result)
-
-
-def _known(backend: Backend) -> str:
-    """The backend, made known to joblib."""
-    if backend in _CLUSTERS:
-        module, register = _CLUSTERS[backend]
-        try:
-            found = import_module(module)
-        except ImportError:
-            package = module.partition(".")[0]
-            raise MissingExtra(f"backend {backend!r} needs the package {package!r}: pip install {package}") from None
-        if register is not None:
-            getattr(found, register)()
-    return backend
-
-
-def _unordered(backend: Backend, n_jobs: int) -> Any:
-    """The backends of clusters hand back a list, when all is done."""
-    return "list" if backend in _CLUSTERS and n_jobs != 1 else "generator_unordered"
 
 
 def _feed(job: SimJob) -> Sequence[SimRequest]:

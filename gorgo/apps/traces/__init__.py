@@ -4,11 +4,10 @@ from gorgo.apps.traces.filters import TraceFilters, parse_offset, scheduled_s
 from gorgo.apps.traces.load import load_trace, read_requests
 from gorgo.apps.traces.rows import BLOCK_TOKENS, TraceRequest
 from gorgo.apps.traces.text import prompt_text, request_text
-from gorgo.apps.traces.window import WEEK_ORIGIN, parse_window
+from gorgo.apps.traces.window import parse_window
 
 __all__ = [
     "BLOCK_TOKENS",
-    "WEEK_ORIGIN",
     "TraceFilters",
     "TraceRequest",
     "load_trace",

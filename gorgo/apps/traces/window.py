@@ -1,7 +1,7 @@
-"""The words for a window of a trace: offsets from its first request, or dates and times.
+"""The window of a trace: offsets from its first request, or dates and times.
 
-ART-Chat's files are one a day, but their time stamps count from the first request of the week. A date is therefore an
-offset from the instant of time stamp 0, the origin, whichever day's file is read.
+ART-Chat has a file per day, but its time stamps count from the first request of the week. A date is therefore an
+offset from the instant of time stamp 0, whichever file is read.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from gorgo.apps.traces.filters import parse_offset
 from gorgo.errors import TraceError
 
-#: ART-Chat-2.5M is the week of April 1 to 7, 2026. When its first request came is not told to the second; this is the
-#: day's beginning, on the clock by which the paper names its windows.
+#: ART-Chat-2.5M is the week of April 1 to 7, 2026. The release does not state the time of its first request; this is
+#: the beginning of the day, on the clock by which the paper names its windows.
 WEEK_ORIGIN = "2026-04-01T00:00"
 
 
-def parse_window(start: str | None, end: str | None, origin: str = WEEK_ORIGIN) -> tuple[float, float | None, bool]:
+def parse_window(start: str | None, end: str | None) -> tuple[float, float | None, bool]:
     """Start and end in seconds, and whether they count from time stamp 0 rather than from the file's first request.
 
     Each is an offset as in `parse_offset`, or a date and time like `2026-04-05T16:15`; without a zone all are of one
@@ -32,7 +32,7 @@ def parse_window(start: str | None, end: str | None, origin: str = WEEK_ORIGIN) 
     if len(dated) == 2:
         raise TraceError(f"window from {start!r} to {end!r}: expected two offsets or two dates")
     from_zero = True in dated
-    zero = _instant(origin)  # looked at even if unused: a wrong one is told at once
+    zero = _instant(WEEK_ORIGIN)
     start_s, end_s = (_seconds(text, zero if from_zero else None) for text in (start, end))
     if start_s is not None and end_s is not None and end_s <= start_s:
         raise TraceError(f"window from {start!r} to {end!r}: expected an end after its start")
@@ -50,7 +50,7 @@ def _seconds(text: str | None, zero: datetime | None) -> float | None:
         return parse_offset(text)
     seconds = (_instant(text) - zero).total_seconds()
     if seconds < 0:
-        raise TraceError(f"{text!r} lies before the trace's origin, {zero:%Y-%m-%dT%H:%M}; --origin sets another")
+        raise TraceError(f"{text!r} lies before {WEEK_ORIGIN}, the date of time stamp 0; give an offset instead")
     return seconds
 
 

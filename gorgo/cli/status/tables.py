@@ -19,6 +19,7 @@ from gorgo.proxy.admin.page import formatting
 #: Where there is less room, columns are left out rather than cut.
 WIDE = 172
 CANDIDATES_SHOWN = 8
+DECISIONS_SHOWN = 3
 VERSIONS_SHOWN = 6
 
 Row = Mapping[str, Any]
@@ -28,13 +29,13 @@ Column = tuple[str, Callable[[Row], str], bool]
 _STYLES = {"ready": "green", "ejected": "bold red"}
 
 
-def status_view(status: Row, *, width: int, decisions: int) -> RenderableType:
+def status_view(status: Row, *, width: int) -> RenderableType:
     """Everything, for a terminal of `width` columns."""
     parts: list[RenderableType] = [_headline(status), *_alerts(status), _figures(status["recent"], status), Text()]
     wide = width >= WIDE
     parts.append(_fleet(status, wide=wide))
-    if decisions and status["decisions"]:
-        parts += [Text(), _decisions(status["decisions"][:decisions], wide=wide)]
+    if status["decisions"]:
+        parts += [Text(), _decisions(status["decisions"][:DECISIONS_SHOWN], wide=wide)]
     return Group(*parts, Text(), _history(status), _in_force(status))
 
 

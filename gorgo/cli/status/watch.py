@@ -26,13 +26,13 @@ INTERVAL_S = 2.0
 PIPE_WIDTH = 240
 
 
-def show_status(status: Mapping[str, Any], *, decisions: int) -> None:
+def show_status(status: Mapping[str, Any]) -> None:
     """Print it once."""
     console = _console()
-    console.print(status_view(status, width=console.width, decisions=decisions))
+    console.print(status_view(status, width=console.width))
 
 
-def watch_status(url: str, token: str | None, *, decisions: int, as_json: bool) -> None:
+def watch_status(url: str, token: str | None, *, as_json: bool) -> None:
     """Until Ctrl-C, which is no failure. Ends with exit code 1 only if the first call fails."""
     looks = _looks(url, token)
     try:
@@ -40,26 +40,26 @@ def watch_status(url: str, token: str | None, *, decisions: int, as_json: bool) 
             for status in looks:
                 typer.echo(json.dumps(status, allow_nan=False))
         else:
-            _follow(looks, decisions)
+            _follow(looks)
     except KeyboardInterrupt:
         return
 
 
-def _follow(looks: Iterator[Mapping[str, Any]], decisions: int) -> None:
+def _follow(looks: Iterator[Mapping[str, Any]]) -> None:
     console = _console()
     if not console.is_terminal:
         for status in looks:
-            console.print(_shown(status, console.width, decisions))
+            console.print(_shown(status, console.width))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for status in looks:
-            live.update(_shown(status, console.width, decisions), refresh=True)
+            live.update(_shown(status, console.width), refresh=True)
 
 
-def _shown(status: Mapping[str, Any], width: int, decisions: int) -> RenderableType:
+def _shown(status: Mapping[str, Any], width: int) -> RenderableType:
     failure = status.get("failure")
     if failure is None:
-        return status_view(status, width=width, decisions=decisions)
+        return status_view(status, width=width)
     return Group(Text("no answer, asked again every two seconds", style="bold red"), plain(failure))
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 def tune(
     url: options.AdminUrl = options.ADMIN_URL,
-    token: options.AdminToken = None,
     algorithm: tuning.Algorithm = "es",
     mode: Annotated[
         str,
@@ -64,7 +63,7 @@ def tune(
     )
     sidecar: dict[str, Any] = {
         "url": url,
-        "token": token,
+        "token": options.admin_token(),
         "database": database,
         "algorithm": tuning.checked_algorithm(algorithm),
         "start": rare.initial_weights,

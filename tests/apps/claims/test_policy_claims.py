@@ -131,7 +131,6 @@ def test_the_command_prints_and_writes_the_table(tmp_path: Path, monkeypatch: py
     [
         (["--only", "wildcat"], "no such group of targets; there are: baselines, published"),
         (["--trace", "nowhere.jsonl"], "--trace nowhere.jsonl: no such file"),
-        (["--config", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )
 def test_what_is_misspelt_is_told_before_anything_runs(words: list[str], said: str) -> None:

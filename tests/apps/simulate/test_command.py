@@ -74,7 +74,6 @@ def test_every_option_reaches_every_job_and_yardsticks_have_no_shadow() -> None:
         limits=limits,
         probe_interval_s=7.0,
         scrape_interval_s=11.0,
-        slo_ttft_ms=700.0,
         shadow="gorgo-ms",
         out=Path("somewhere"),
     )
@@ -93,7 +92,6 @@ def test_every_option_reaches_every_job_and_yardsticks_have_no_shadow() -> None:
             limits=limits,
             probe_interval_s=7.0,
             scrape_interval_s=11.0,
-            slo_ttft_ms=700.0,
             shadow=shadows.get(policy),
             keep_requests=True,
         )
@@ -158,7 +156,6 @@ def test_the_command_takes_weights_for_the_policy_that_they_name(tmp_path: Path)
         (["--policy", "best"], "best"),
         (["--scenario", "doom"], "doom"),
         (["--time-scale", "0"], "--time-scale"),
-        (["--backend", "slurm"], "slurm"),
     ],
 )
 def test_what_is_misspelt_is_bad_usage(words: list[str], said: str) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log2
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gorgo.apps.simulate import SimJob, SimulatedRun
-from gorgo.apps.simulate.overload import at_once, capacity_scale, held, overload_rows
+from gorgo.apps.simulate.overload import at_once, capacity_scale, overload_rows, with_queue
 from gorgo.apps.simulate.rows import simulated_run
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import TraceError
@@ -60,6 +61,10 @@ class FakeRuns:
             yield simulated_run(one, {}, SimResult(records, ItlHistogram(), ended_s=20.0, events=1))
 
 
+def bounded(**overload: Any) -> RouterLimits:
+    return replace(RouterLimits(), overload=replace(RouterLimits().overload, **overload))
+
+
 def faked(monkeypatch: pytest.MonkeyPatch, *, least: float) -> FakeRuns:
     runs = FakeRuns(least)
     monkeypatch.setattr("gorgo.apps.simulate.overload.run_many", runs)
@@ -81,8 +86,7 @@ def test_capacity_is_the_least_time_scale_at_which_95_percent_are_good(
     least: float, capacity: float, tried: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = faked(monkeypatch, least=least)
-    asked = job(limits=held(RouterLimits()))
-    assert capacity_scale(asked) == pytest.approx(capacity)
+    assert capacity_scale(job(limits=bounded(queue_enabled=True))) == pytest.approx(capacity)
     assert sorted({log2(one.time_scale) for one in runs.jobs}) == pytest.approx(sorted(set(tried)))
     assert all(one.limits == at_once(RouterLimits()) for one in runs.jobs)
 
@@ -103,12 +107,10 @@ def test_a_trace_without_a_request_has_no_capacity() -> None:
         capacity_scale(job(feed=()))
 
 
-def test_rows_are_two_per_load_and_held_ones_alone_have_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_two_per_load_and_queued_ones_alone_have_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = faked(monkeypatch, least=1.0)
-    rows = overload_rows(
-        job(slo_ttft_ms=700.0), capacity=2.0, loads=(4.0, 1.0), max_concurrency_per_replica=7, slo_e2e_ms=9000.0
-    )
-    assert [(row.load, row.time_scale, row.held) for row in rows] == [
+    rows = overload_rows(job(), capacity=2.0, loads=(4.0, 1.0))
+    assert [(row.load, row.time_scale, row.queueing) for row in rows] == [
         (4.0, 0.5, False),
         (4.0, 0.5, True),
         (1.0, 2.0, False),
@@ -116,17 +118,23 @@ def test_rows_are_two_per_load_and_held_ones_alone_have_a_deadline(monkeypatch: 
     ]
     assert [row.goodput.good for row in rows] == [0.9, 0.9, 0.95, 0.95]
     assert [row.row.time_scale for row in rows] == [0.5, 0.5, 2.0, 2.0]
-    assert [one.slo_ttft_ms for one in runs.jobs] == [None, 700.0] * 2
-    holding = held(RouterLimits(), max_concurrency_per_replica=7, slo_e2e_ms=9000.0)
-    assert [one.limits for one in runs.jobs] == [at_once(RouterLimits()), holding] * 2
+    assert [one.slo_ttft_ms for one in runs.jobs] == [None, 2000.0] * 2
+    assert [one.limits for one in runs.jobs] == [at_once(RouterLimits()), with_queue(RouterLimits())] * 2
+
+
+def test_the_configured_deadline_and_goal_go_before_those_of_goodput(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = faked(monkeypatch, least=1.0)
+    limits = bounded(queue_enabled=True, slo_ttft_s=0.7, slo_e2e_s=9.0)
+    overload_rows(job(limits=limits), capacity=2.0, loads=(1.0,))
+    assert [one.slo_ttft_ms for one in runs.jobs] == [None, 700.0]
+    assert runs.jobs[1].limits == limits
+    assert with_queue(RouterLimits()).overload.slo_e2e_s == 10.0
 
 
 def test_beyond_capacity_holding_serves_more_in_time_and_as_much_at_three_times_the_load() -> None:
-    asked = job(slo_ttft_ms=2000.0)
-    rows = overload_rows(
-        asked, capacity=capacity_scale(job()), loads=(0.7, 1.3, 3.0), max_concurrency_per_replica=20, n_jobs=1
-    )
-    found = {(row.load, row.held): row.goodput for row in rows}
+    limits = bounded(max_concurrency_per_replica=20)
+    rows = overload_rows(job(limits=limits), capacity=capacity_scale(job()), loads=(0.7, 1.3, 3.0), n_jobs=1)
+    found = {(row.load, row.queueing): row.goodput for row in rows}
     # All prompts are alike here, so 1 / 1.3 of them is what the engines can do, and the last queue on top.
     assert found[1.3, True].good >= 1 / 1.3 > found[1.3, False].good + 0.1
     assert found[3.0, True].per_s >= 0.9 * found[1.3, True].per_s
@@ -134,9 +142,7 @@ def test_beyond_capacity_holding_serves_more_in_time_and_as_much_at_three_times_
     assert found[3.0, True].rejected > 0.0 == found[0.7, False].rejected
 
 
-def test_sent_at_once_nothing_waits_and_held_takes_the_bound_given() -> None:
-    limits = held(RouterLimits(), max_concurrency_per_replica=7)
-    assert (limits.overload.queue_enabled, limits.overload.max_concurrency_per_replica) == (True, 7)
-    assert held(limits).overload.max_concurrency_per_replica == 7
-    assert held(limits, slo_e2e_ms=9000.0).overload.slo_e2e_s == 9.0
+def test_at_once_nothing_is_queued_or_hedged_and_with_a_queue_the_configured_bounds_hold() -> None:
+    limits = bounded(queue_enabled=False, max_concurrency_per_replica=7)
+    assert with_queue(limits) == bounded(queue_enabled=True, max_concurrency_per_replica=7, slo_e2e_s=10.0)
     assert (at_once(limits).overload.queue_enabled, at_once(limits).hedging.budget_ratio) == (False, 0.0)

@@ -90,7 +90,7 @@ def test_goodput_is_of_all_requests_offered() -> None:
     assert found is not None
     # Three of five in five seconds; two failed, two waited, one was sent twice.
     assert (found.offered, found.good, found.per_s) == (5, 3 / 5, 3 / 5)
-    assert (found.rejected, found.held, found.hedged) == (2 / 5, 2 / 5, 1 / 5)
+    assert (found.rejected, found.queued, found.hedged) == (2 / 5, 2 / 5, 1 / 5)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import pytest
 from joblib import Parallel
 
 from gorgo.apps.simulate import SimJob, run_many, run_once
-from gorgo.apps.simulate.run import BACKENDS
 from gorgo.apps.traces import TraceFilters
-from gorgo.errors import MissingExtra, TraceError, UnknownPolicy, UnknownScenario, WeightsError
+from gorgo.errors import TraceError, UnknownPolicy, UnknownScenario, WeightsError
 from tests.sim.feeds import conversations
 from tests.sim.fleets import three_regions
 
@@ -82,19 +81,13 @@ def test_a_wrong_job_says_so(wrong: dict[str, Any], error: type[Exception]) -> N
         run_once(job(**wrong))
 
 
-@pytest.mark.parametrize(("backend", "n_jobs"), [("loky", 2), ("threading", 2), ("loky", 1)])
-def test_many_runs_give_the_rows_of_single_ones(backend: Any, n_jobs: int) -> None:
+@pytest.mark.parametrize("n_jobs", [2, 1])
+def test_many_runs_give_the_rows_of_single_ones(n_jobs: int) -> None:
     jobs = [job(policy, seed=seed) for seed in (0, 1) for policy in ("gorgo-ms", "random", "floor")]
-    runs = run_many(jobs, n_jobs=n_jobs, backend=backend)
+    runs = run_many(jobs, n_jobs=n_jobs)
     assert isinstance(runs, Iterator)
     found = {(run.job.policy, run.job.seed): run.row for run in runs}
     assert found == {(each.policy, each.seed): run_once(each).row for each in jobs}
-
-
-def test_a_cluster_that_is_not_installed_is_named() -> None:
-    for backend in BACKENDS[2:]:
-        with pytest.raises(MissingExtra, match=f"backend '{backend}' needs the package"):
-            next(run_many([job()], backend=backend))
 
 
 def test_a_time_scale_that_takes_for_ever_is_told_before_it_does() -> None:

@@ -2,18 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.apps.traces import WEEK_ORIGIN, parse_window
-from gorgo.cli import options
+from gorgo.apps.traces import parse_window
 from gorgo.errors import TraceError
 
 
 def test_dates_are_offsets_from_the_week_s_beginning() -> None:
     hours = 4 * 24 + 16.25
     assert parse_window("2026-04-05T16:15", "2026-04-05T16:45") == (hours * 3600, (hours + 0.5) * 3600, True)
-
-
-def test_another_origin_moves_every_date() -> None:
-    assert parse_window("2026-04-05T16:15", None, "2026-04-05T16:00") == (900.0, None, True)
 
 
 def test_a_date_alone_is_its_midnight() -> None:
@@ -30,20 +25,15 @@ def test_offsets_count_from_the_first_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "origin", "said"),
+    ("start", "end", "said"),
     [
-        ("2026-04-05T16:15", "90", WEEK_ORIGIN, "expected two offsets or two dates"),
-        ("2026-03-05T16:15", None, WEEK_ORIGIN, "lies before the trace's origin, 2026-04-01T00:00; --origin"),
-        ("2026-13-05", None, WEEK_ORIGIN, "'2026-13-05' is no date and time; expected one like"),
-        ("90", None, "monday", "'monday' is no date and time"),
-        ("90", "80", WEEK_ORIGIN, "expected an end after its start"),
-        ("-5", None, WEEK_ORIGIN, "no offset within a trace"),
+        ("2026-04-05T16:15", "90", "expected two offsets or two dates"),
+        ("2026-03-05T16:15", None, "lies before 2026-04-01T00:00, the date of time stamp 0"),
+        ("2026-13-05", None, "'2026-13-05' is no date and time; expected one like"),
+        ("90", "80", "expected an end after its start"),
+        ("-5", None, "no offset within a trace"),
     ],
 )
-def test_windows_that_cannot_be_are_refused(start: str, end: str | None, origin: str, said: str) -> None:
+def test_windows_that_cannot_be_are_refused(start: str, end: str | None, said: str) -> None:
     with pytest.raises(TraceError, match=said):
-        parse_window(start, end, origin)
-
-
-def test_command_line_and_library_have_one_default() -> None:
-    assert options.WEEK_ORIGIN == WEEK_ORIGIN
+        parse_window(start, end)

@@ -170,7 +170,8 @@ def test_a_live_tuner_gets_every_option_that_was_given(
         return in_order
 
     monkeypatch.setattr("tuner.sidecar.run_sidecar", run_sidecar)
-    words = "--url http://h:1 --token t --database sqlite:///x --algorithm cma --seed 3 --new"
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN", "t")
+    words = "--url http://h:1 --database sqlite:///x --algorithm cma --seed 3 --new"
     file = tmp_path / "tune.yaml"
     file.write_text(
         "{initial_weights: {w_rtt: 0.7}, bounds: {w_rtt: [0.01, 9]},"

@@ -39,11 +39,14 @@ def test_clients_notice_nothing_when_the_tuner_is_killed_and_a_second_one_goes_o
     assert (policy, best) == ("gorgo", rig.weights()["weights"]), "the incumbent is in force when nobody watches"
 
 
-def test_a_freeze_holds_over_a_restart_of_the_proxy_and_a_thaw_lets_the_tuner_go_on(rig: Rig) -> None:
+def test_a_freeze_holds_over_a_restart_of_the_proxy_and_its_end_lets_the_tuner_go_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN", TOKEN)
     with Traffic(rig.url):
         tuner = rig.tune()
         rig.until_generation(2)
-        words = ["--url", rig.admin, "--token", TOKEN]
+        words = ["--url", rig.admin]
         frozen = CliRunner().invoke(
             app, ["freeze", *words, "--weights", "1", "--database", rig.database, "--reason", "held-out week"]
         )
