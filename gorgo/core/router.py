@@ -26,13 +26,13 @@ from gorgo.core.dispatch.outcomes import (
     too_many_in_flight,
 )
 from gorgo.core.fleet.network import record_connection
-from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.snapshot import ReplicaSnapshot, snapshot_replica
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, AdmissionAction, Reject, RetryAction
 from gorgo.core.messages.decision import Decision
+from gorgo.core.messages.events import ReplicaRestarted
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome, RouteRequest
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import required_index, validate_shadow
@@ -98,6 +98,8 @@ class Router:
         self.index = parts.index
         self.samples = parts.samples
         self._parts = parts
+        #: Changes of the fleet, for the shell to take after each event; bounded.
+        self.fleet_events = parts.fleet.events
         self._fleet = parts.fleet
         self._table = parts.table
         self._admission = parts.admission
@@ -185,9 +187,7 @@ class Router:
         self._now = now
         member = self._fleet.replicas.get(replica)
         if member is not None:
-            healthy = member.health.state is HealthState.HEALTHY
             self._fleet.probed(member, rtt_s, now=now)
-            self._lifecycle.on_readmitted(member, was_healthy=healthy, now=now)
             if rtt_s is None:
                 self._parts.regions.probe_failed(member, now=now)
             else:
@@ -211,6 +211,7 @@ class Router:
             self._fleet.scraped(member, sample, now=now)
             if member.restarts.observe(sample):
                 self.index.flush(member.slot)
+                self.fleet_events.append(ReplicaRestarted(replica, member.spec.region))
             self._parts.prefix_updater.resize(member)
         return []
 
@@ -307,11 +308,6 @@ class Router:
     def health_states(self) -> dict[str, str]:
         """Return `healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
         return {name: replica.health.state.value for name, replica in self._fleet.replicas.items()}
-
-    def restarts_of(self, replica: str) -> int:
-        """Return the detected restarts of an engine; 0 for a replica that is not in the fleet."""
-        found = self._fleet.replicas.get(replica)
-        return 0 if found is None else found.restarts.count
 
     @property
     def unreachable_regions(self) -> frozenset[str]:

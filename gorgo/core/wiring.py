@@ -112,9 +112,7 @@ def build_parts(
         hedger=Hedger(
             dispatcher, admission.saturation, request_filter, limits.hedging, max_attempts=limits.max_attempts
         ),
-        lifecycle=RequestLifecycle(
-            fleet, dispatcher, prefix_updater, slow_start, quotas, samples, request_filter, limits
-        ),
+        lifecycle=RequestLifecycle(dispatcher, prefix_updater, quotas, samples, request_filter, limits),
         prefix_updater=prefix_updater,
         slow_start=slow_start,
         regions=RegionOutages(fleet, window_s=limits.region_window_s),

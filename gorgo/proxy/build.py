@@ -26,6 +26,7 @@ from gorgo.proxy.http.tls import served_tls, upstream_tls
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.state import INTERNAL_VARIABLE, RunningProxy
+from gorgo.proxy.telemetry.health_log import HealthLog
 from gorgo.proxy.telemetry.metrics import Metrics
 from gorgo.proxy.telemetry.tracing import make_tracing
 from gorgo.proxy.uploads import UploadCounter
@@ -82,7 +83,7 @@ def build_proxy(
         router=router,
         clock=clock,
         metrics=metrics,
-        gateway=RouterGateway(router, clock),
+        gateway=RouterGateway(router, clock, HealthLog(metrics)),
         client_policies=ClientPolicies.for_client(config),
         control=ControlService(router, clock, metrics, start, config, state_file),
         targets=targets,

@@ -12,10 +12,11 @@ asked when it wants to be woken, and a timer is set if that is sooner than the o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from gorgo.core.messages.actions import Action, AdmissionAction, Dispatch, Hedge, RetryAction
+from gorgo.core.messages.events import FleetEvent
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 from gorgo.proxy.clock import Clock
@@ -36,13 +37,16 @@ class RouterGateway:
     ----------
     router, clock:
         The proxy's.
+    on_fleet_event:
+        Called with each change of the fleet that the Router reports.
     """
 
-    __slots__ = ("_clock", "_due_s", "_open", "_router", "_timer")
+    __slots__ = ("_clock", "_due_s", "_on_fleet_event", "_open", "_router", "_timer")
 
-    def __init__(self, router: Router, clock: Clock) -> None:
+    def __init__(self, router: Router, clock: Clock, on_fleet_event: Callable[[FleetEvent], None]) -> None:
         self._router = router
         self._clock = clock
+        self._on_fleet_event = on_fleet_event
         self._open: dict[str, ActionSink] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = float("inf")
@@ -98,6 +102,8 @@ class RouterGateway:
                 # Nobody is there any more, and what was reserved has to be given back.
                 sent = action if isinstance(action, Dispatch) else action.dispatch
                 self.finish(sent, Outcome(AttemptResult.CLIENT_DISCONNECTED))
+        while self._router.fleet_events:
+            self._on_fleet_event(self._router.fleet_events.popleft())
         due_s = self._router.next_timer()
         if due_s is not None and due_s < self._due_s:
             wait_s = max(0.0, due_s - self._clock())

@@ -12,6 +12,7 @@ from gorgo.core.fleet.outlier import OutlierLimits
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch, Hold
+from gorgo.core.messages.events import ReplicaRestarted
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
@@ -405,6 +406,13 @@ def test_counters_that_go_back_are_an_engine_that_started_again_with_nothing_cac
     router.check()
 
 
+def test_restart_of_an_engine_is_one_event() -> None:
+    router = make_router("a", "b")
+    for total in (900.0, 900.0, 20.0, 30.0):
+        router.on_engine_sample("a", EngineSample(prompt_tokens_total=total), now=1.0)
+    assert list(router.fleet_events) == [ReplicaRestarted("a", "region-of-a")]
+
+
 def test_a_partition_and_counters_that_stand_still_leave_belief_alone() -> None:
     router = make_router("a", "b")
     first = dispatched(submitted(router, a_request("r1", blocks=PROMPT), now=0.0))
@@ -417,4 +425,4 @@ def test_a_partition_and_counters_that_stand_still_leave_belief_alone() -> None:
     ):
         router.on_engine_sample("a", sample, now=2.0)
     assert believed(router)[:2] == [4, 0]
-    assert router.restarts_of("a") == router.restarts_of("nobody") == 0
+    assert [row.restarts for row in router.fleet_view(now=2.0)] == [0, 0]

@@ -149,10 +149,10 @@ async def test_a_broken_connection_has_the_figures_read_soon_and_not_at_the_next
     fleet = await start.proxy(config_for([replica]), [replica])
     long = chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}])
     await fleet.client.post(CHAT, content=long)
-    assert fleet.state.router.restarts_of("r0") == 0
+    assert fleet.state.router.fleet_view(now=0.0)[0].restarts == 0
     replica.metrics = counted + "0"
     await fleet.client.post(CHAT, content=long)
-    await until(lambda: fleet.state.router.restarts_of("r0") == 1)
+    await until(lambda: fleet.state.router.fleet_view(now=0.0)[0].restarts == 1)
     (row,) = fleet.state.router.fleet_view(now=fleet.state.clock())
     assert row.index_blocks == 0
 

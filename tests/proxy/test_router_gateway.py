@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
+from gorgo.core.messages.events import FleetEvent, HealthChanged, RegionChanged
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router
 from gorgo.proxy.router_gateway import RouterGateway
@@ -38,6 +40,8 @@ class ScriptedRouter:
     actions: list[Action] = field(default_factory=list)
     due_s: float | None = None
     events: list[tuple[Any, ...]] = field(default_factory=list)
+    fleet_events: deque[FleetEvent] = field(default_factory=deque)
+    reported: list[FleetEvent] = field(default_factory=list)
 
     def _happened(self, *event: Any) -> list[Action]:
         self.events.append(event)
@@ -77,7 +81,7 @@ class Exchange:
 def virtually(test: Callable[[ScriptedRouter, RouterGateway], Awaitable[None]]) -> None:
     async def run() -> None:
         router = ScriptedRouter()
-        gateway = RouterGateway(cast(Router, router), asyncio.get_running_loop().time)
+        gateway = RouterGateway(cast(Router, router), asyncio.get_running_loop().time, router.reported.append)
         await test(router, gateway)
         gateway.close()
 
@@ -139,6 +143,24 @@ def test_actions_of_any_event_are_delivered(event: str) -> None:
         else:
             gateway.apply([reject("r")])
         assert exchange.received == [reject("r")]
+
+    virtually(test)
+
+
+@pytest.mark.parametrize("event", ["submit", "finish", "apply"])
+def test_changes_of_the_fleet_are_reported_in_order_and_once(event: str) -> None:
+    async def test(router: ScriptedRouter, gateway: RouterGateway) -> None:
+        router.own = Hold("r")
+        changes: list[FleetEvent] = [RegionChanged("far", reachable=False), HealthChanged("a", "ejected")]
+        router.fleet_events.extend(changes)
+        for _ in range(2):
+            if event == "submit":
+                gateway.submit(cast(RouteRequest, "r"))
+            elif event == "finish":
+                gateway.finish(dispatch("r"), LEFT)
+            else:
+                gateway.apply([])
+        assert router.reported == changes
 
     virtually(test)
 

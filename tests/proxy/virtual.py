@@ -22,6 +22,7 @@ from gorgo.proxy.http.errors import Message
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.telemetry.health_log import HealthLog
 from gorgo.proxy.upstream.client import UpstreamClient, UpstreamError
 from tests.proxy.conftest import system_tls
 from tests.sim.live_shell import VirtualLoop
@@ -218,7 +219,7 @@ def in_virtual_time(
         state = build_proxy(config, policy=policy, **wiring)
         await state.aclose()
         state.clock = now
-        state.gateway = RouterGateway(state.router, now)
+        state.gateway = RouterGateway(state.router, now, HealthLog(state.metrics))
         replicas = {name: ScriptedUpstream(list(found)) for name, found in scripts.items()}
         for name, upstream in replicas.items():
             state.targets[name].upstream = cast(UpstreamClient, upstream)

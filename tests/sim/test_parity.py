@@ -27,6 +27,7 @@ from gorgo.proxy.build import build_proxy
 from gorgo.proxy.exchange import relay
 from gorgo.proxy.http import timeout
 from gorgo.proxy.router_gateway import RouterGateway
+from gorgo.proxy.telemetry.health_log import HealthLog
 from gorgo.sim.engine.profiles import find_profile
 from gorgo.sim.faults.injector import FaultInjector
 from gorgo.sim.fleet import SimFleet, SimReplica
@@ -112,7 +113,7 @@ def live(policy: str, monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> Seen:
         state = build_proxy(found, policy=started, weights=None, environ={}, key=KEY, seed=SEED, tls=system_tls())
         await state.aclose()
         state.clock = loop.time
-        state.gateway = RouterGateway(state.router, loop.time)
+        state.gateway = RouterGateway(state.router, loop.time, HealthLog(state.metrics))
         shell = LiveShell(state, fleet_of(found), FEED, seed=SEED, block_tokens=BLOCK_TOKENS)
         use(state, shell)
         shell.start(probe_interval_s=found.proxy.probe_interval_s, scrape_interval_s=found.proxy.scrape_interval_s)

@@ -229,7 +229,7 @@ class Dispatcher:
         self._table.open(attempt)
         attempt.confirmed_prefix = self._index.insert(state.request.blocks, replica.slot)
         replica.attempts += 1
-        self._fleet.invalidate(replica.health.attempt_started(attempt.attempt_id))
+        replica.health.attempt_started(attempt.attempt_id)
         if self.on_reserved is not None:
             self.on_reserved(attempt)
         return attempt

@@ -83,7 +83,6 @@ class InFlightTable:
         replica.prefill_queue.add(
             attempt.attempt_id, arrives_s=attempt.arrival_s, prior_s=attempt.prior_s, seen=request.streamed
         )
-        replica.publish_queue(self._fleet.columns)
 
     def first_token(self, attempt_id: str, *, now: float) -> Attempt | None:
         """Record the first token; return `None` if the attempt has ended or has one already."""
@@ -98,7 +97,6 @@ class InFlightTable:
         )
         leave = replica.prefill_queue.on_first_token if request.streamed else replica.prefill_queue.remove
         leave(attempt_id, engine_s=now - one_way_s(self._fleet.columns, replica.slot))
-        replica.publish_queue(self._fleet.columns)
         return attempt
 
     def check(self) -> None:
@@ -126,7 +124,6 @@ class InFlightTable:
         if attempt.first_token_s is None:
             self._fleet.release_prefill(replica, tokens)
             replica.prefill_queue.remove(attempt_id, engine_s=now + one_way_s(self._fleet.columns, replica.slot))
-            replica.publish_queue(self._fleet.columns)
         self._fleet.release(replica, tokens)
         replica.concurrency.on_left(now=now)
         return attempt

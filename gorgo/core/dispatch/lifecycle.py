@@ -17,11 +17,8 @@ from gorgo.core.dispatch.in_flight import Attempt
 from gorgo.core.dispatch.outcomes import RETRY_AFTER_S, no_replica, status_of, to_sample, upstream_error
 from gorgo.core.dispatch.prefix_updates import PrefixUpdater
 from gorgo.core.fleet.eligibility import CandidateSet
-from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.outlier import HealthState
-from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.request_filter import RequestFilter
-from gorgo.core.fleet.slow_start import SlowStart
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Reject, RetryAction
 from gorgo.core.messages.request import AttemptResult, Outcome
@@ -41,7 +38,7 @@ class RequestLifecycle:
 
     Parameters
     ----------
-    fleet, placer, beliefs, slow_start, clients, samples:
+    dispatcher, prefix_updater, quotas, samples:
         The Router's.
     request_filter:
         Candidates of a request.
@@ -51,20 +48,16 @@ class RequestLifecycle:
 
     def __init__(
         self,
-        fleet: Fleet,
-        placer: Dispatcher,
-        beliefs: PrefixUpdater,
-        slow_start: SlowStart,
-        clients: ClientQuotas,
+        dispatcher: Dispatcher,
+        prefix_updater: PrefixUpdater,
+        quotas: ClientQuotas,
         samples: SampleRing,
         request_filter: RequestFilter,
         limits: RouterLimits,
     ) -> None:
-        self._fleet = fleet
-        self._placer = placer
-        self._beliefs = beliefs
-        self._slow_start = slow_start
-        self._clients = clients
+        self._dispatcher = dispatcher
+        self._prefix_updater = prefix_updater
+        self._quotas = quotas
         self._samples = samples
         self._filter = request_filter
         self.set_limits(limits)
@@ -81,8 +74,8 @@ class RequestLifecycle:
 
     def on_first_token(self, attempt: Attempt, *, now: float) -> list[Action]:
         """Its first content is there: whoever else is at the request may stop."""
-        self._record_success(attempt, now)
-        self._beliefs.on_first_token(attempt)
+        attempt.replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now)
+        self._prefix_updater.on_first_token(attempt)
         state = attempt.state
         if state.winner is not None or state.closed:
             return []
@@ -107,29 +100,18 @@ class RequestLifecycle:
             self._close(attempt, outcome, action.status, now)
         return action, []
 
-    def on_readmitted(self, member: Replica, *, was_healthy: bool, now: float) -> None:
-        """Something good was heard of a replica: if that lets it in again, it starts slowly."""
-        if not was_healthy and member.health.state is HealthState.HEALTHY:
-            self._slow_start.begin(member, now=now)
-
     # -- helpers
 
     def _update_health(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """What the end says about the replica and about the belief that its prompt is cached there."""
-        member = attempt.replica
-        self._fleet.invalidate(member.health.attempt_ended(attempt.attempt_id))
+        """Update the health of the replica and the prefix index."""
+        replica = attempt.replica
+        replica.health.attempt_ended(attempt.attempt_id)
         if outcome.result in _ANSWERED:
-            self._record_success(attempt, now)
+            replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now)
         elif outcome.result is AttemptResult.FAILED_BEFORE_CONTENT:
-            self._fleet.invalidate(member.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now))
-        member.failures += outcome.result.failed
-        self._beliefs.on_result(attempt, outcome)
-
-    def _record_success(self, attempt: Attempt, now: float) -> None:
-        member = attempt.replica
-        healthy = member.health.state is HealthState.HEALTHY
-        self._fleet.invalidate(member.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now))
-        self.on_readmitted(member, was_healthy=healthy, now=now)
+            replica.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now)
+        replica.failures += outcome.result.failed
+        self._prefix_updater.on_result(attempt, outcome)
 
     def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> Dispatch | Reject:
         """The next best replica, or the error that the client gets."""
@@ -137,7 +119,8 @@ class RequestLifecycle:
         left = self._filter.untried(state.request, state.tried_replicas, now)
         may = state.attempts < self._max_attempts and left.replicas
         if may and (_is_free_retry(outcome, left) or self._retries.try_spend(now=now)):
-            return self._placer.dispatch(state, self._placer.evaluate(state.request, left, now=now), now=now)
+            evaluation = self._dispatcher.evaluate(state.request, left, now=now)
+            return self._dispatcher.dispatch(state, evaluation, now=now)
         if outcome.error == _REFUSED and not _has_healthy_replica(left):
             # Nobody listens: that is no bad answer but an outage, and whoever comes again is tried again.
             return no_replica(state.request, RETRY_AFTER_S)
@@ -146,7 +129,7 @@ class RequestLifecycle:
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
         attempt.state.closed = True
         if attempt.state.quota_held:
-            self._clients.release(attempt.state.request.client)
+            self._quotas.release(attempt.state.request.client)
         self._samples.append(to_sample(attempt, outcome, status, seq=self._samples.next_seq, now=now))
 
 
@@ -161,4 +144,4 @@ def _is_free_retry(outcome: Outcome, left: CandidateSet) -> bool:
 
 
 def _has_healthy_replica(left: CandidateSet) -> bool:
-    return any(member.health.state is HealthState.HEALTHY for member in left.replicas)
+    return any(replica.health.state is HealthState.HEALTHY for replica in left.replicas)

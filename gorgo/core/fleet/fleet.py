@@ -1,7 +1,7 @@
 """The replicas and what is known of each: who they are, the columns that policies read, and what has gone stale.
 
 Owns slots, the cells of loads, probes and scrapes, drain marks, and the times at which figures go stale or back-offs
-end. What one replica brings along is `member`, who may serve a request `eligible`, the way to an engine `way`. Leaves
+end. What one replica brings along is `replica`, who may serve a request `eligible`, the way to an engine `way`. Leaves
 the prefix index and the ledger of open attempts to the Router.
 
 Theory of operation: every replica has a slot, an index into all columns, from the day it joins until it leaves; a free
@@ -10,21 +10,31 @@ slot is used again. Events write single cells; nothing is rebuilt for a request.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
+from functools import partial
 from math import nan
+from typing import Protocol
 
 from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.eligibility import EligibilityFilter
 from gorgo.core.fleet.estimators import ewma, is_stale
-from gorgo.core.fleet.outlier import OutlierLimits
+from gorgo.core.fleet.outlier import HealthState, OutlierLimits
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.messages.events import FleetEvent, HealthChanged
 from gorgo.core.messages.request import EngineSample
 from gorgo.errors import ConfigError, UnknownReplica
 
-#: Told by the engine's metrics; unknown again when stale.
+#: Events retained for a shell that takes none, as the simulation.
+MAX_EVENTS = 1000
+#: Reported by the engine's metrics; unknown again when stale.
 _SCRAPED = ("running_requests", "queued_requests", "used_tokens")
+
+
+class ReadmissionObserver(Protocol):
+    def __call__(self, replica: Replica, *, now: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +68,12 @@ class Fleet:
     ejection: OutlierLimits
     columns: Columns = field(default_factory=Columns.empty)
     replicas: dict[str, Replica] = field(default_factory=dict)
-    #: Who may serve a request.
+    #: The filter before any cost.
     eligibility: EligibilityFilter = field(init=False)
+    #: Changes that the shell has not taken yet.
+    events: deque[FleetEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+    #: Called with a replica that outlier detection readmits.
+    on_readmitted: ReadmissionObserver | None = None
     _free: list[int] = field(default_factory=list)
     _due: float | None = None
     _due_known: bool = False
@@ -75,8 +89,8 @@ class Fleet:
         if len(wanted) != len(specs):
             raise ConfigError("two replicas have the same name; a name stands for one replica")
         left = [self._leave(name) for name in list(self.replicas) if name not in wanted]
-        for name, member in self.replicas.items():
-            member.update(wanted[name], self.columns)
+        for name, replica in self.replicas.items():
+            replica.update(wanted[name])
         joined = [self._join(spec) for name, spec in wanted.items() if name not in self.replicas]
         self.eligibility.on_fleet_change(specs)
         self._due_known = False
@@ -89,96 +103,103 @@ class Fleet:
             raise UnknownReplica(f"no replica named {name!r}; the fleet has: {', '.join(self.replicas)}") from None
 
     def drain(self, name: str, draining: bool, *, now: float) -> None:
-        member = self.member(name)
-        if draining != member.draining:
-            member.draining, member.drained_s = draining, now if draining else None
-        self.invalidate(True)
+        replica = self.member(name)
+        if draining != replica.draining:
+            replica.draining, replica.drained_s = draining, now if draining else None
+        self._invalidate()
 
     def set_limits(
         self, *, stale_after_s: float, rtt_ewma_alpha: float, panic_threshold: float, ejection: OutlierLimits
     ) -> None:
         self.stale_after_s, self.rtt_ewma_alpha, self.ejection = stale_after_s, rtt_ewma_alpha, ejection
-        for member in self.replicas.values():
-            member.health.limits = ejection
+        for replica in self.replicas.values():
+            replica.health.limits = ejection
         self.eligibility.panic_threshold = panic_threshold
-        self.invalidate(True)
+        self._invalidate()
 
-    def invalidate(self, changed: bool) -> None:
-        """Pass on what a `OutlierDetector` event answered, or that there are others to be healthy."""
-        if changed:
-            self.eligibility.invalidate()
-            self._due_known = False
+    def _invalidate(self) -> None:
+        self.eligibility.invalidate()
+        self._due_known = False
+
+    def _on_health_change(self, replica: Replica) -> None:
+        self._invalidate()
+        state = replica.health.state
+        if state is replica.reported_state or replica.slot < 0:
+            return
+        replica.reported_state = state
+        self.events.append(HealthChanged(replica.spec.name, state.value))
+        if state is HealthState.HEALTHY and self.on_readmitted is not None:
+            self.on_readmitted(replica, now=replica.health.changed_s)
 
     # -- load, written by the Router's ledger
 
-    def reserve(self, member: Replica, prompt_tokens: int) -> None:
-        slot, columns = member.slot, self.columns
+    def reserve(self, replica: Replica, prompt_tokens: int) -> None:
+        slot, columns = replica.slot, self.columns
         columns.in_flight_requests[slot] += 1
         columns.in_flight_tokens[slot] += prompt_tokens
         columns.queued_prefill_tokens[slot] += prompt_tokens
 
-    def release_prefill(self, member: Replica, prompt_tokens: int) -> None:
-        if member.slot >= 0:
-            self.columns.queued_prefill_tokens[member.slot] -= prompt_tokens
+    def release_prefill(self, replica: Replica, prompt_tokens: int) -> None:
+        if replica.slot >= 0:
+            self.columns.queued_prefill_tokens[replica.slot] -= prompt_tokens
 
-    def release(self, member: Replica, prompt_tokens: int) -> None:
-        if member.slot >= 0:
-            self.columns.in_flight_requests[member.slot] -= 1
-            self.columns.in_flight_tokens[member.slot] -= prompt_tokens
+    def release(self, replica: Replica, prompt_tokens: int) -> None:
+        if replica.slot >= 0:
+            self.columns.in_flight_requests[replica.slot] -= 1
+            self.columns.in_flight_tokens[replica.slot] -= prompt_tokens
 
     # -- what probes and scrapes tell
 
-    def probed(self, member: Replica, rtt_s: float | None, *, now: float) -> None:
+    def probed(self, replica: Replica, rtt_s: float | None, *, now: float) -> None:
         if rtt_s is None:
-            self.invalidate(member.health.probe_failed(now=now))
+            replica.health.probe_failed(now=now)
             return
         column = self.columns.rtt_s
-        column[member.slot] = ewma(float(column[member.slot]), rtt_s, self.rtt_ewma_alpha)
-        member.probed_s, self._due_known = now, False
-        self.invalidate(member.health.probe_succeeded(now=now))
+        column[replica.slot] = ewma(float(column[replica.slot]), rtt_s, self.rtt_ewma_alpha)
+        replica.probed_s, self._due_known = now, False
+        replica.health.probe_succeeded(now=now)
 
-    def scraped(self, member: Replica, sample: EngineSample, *, now: float) -> None:
+    def scraped(self, replica: Replica, sample: EngineSample, *, now: float) -> None:
         for name in _SCRAPED:
             value = getattr(sample, name)
-            getattr(self.columns, name)[member.slot] = nan if value is None else value
+            getattr(self.columns, name)[replica.slot] = nan if value is None else value
         for name in ("kv_capacity_tokens", "max_running_requests"):
             value = getattr(sample, name)
             if value is not None:
-                getattr(self.columns, name)[member.slot] = value
-        if member.reported_speed.on_counters(sample.prefill_tokens_total, sample.prefill_busy_s_total):
-            self._apply_reported_speed(member)
-        member.scraped_s, self._due_known = now, False
+                getattr(self.columns, name)[replica.slot] = value
+        if replica.reported_speed.on_counters(sample.prefill_tokens_total, sample.prefill_busy_s_total):
+            self._apply_reported_speed(replica)
+        replica.scraped_s, self._due_known = now, False
 
-    def _apply_reported_speed(self, member: Replica) -> None:
+    def _apply_reported_speed(self, replica: Replica) -> None:
         """The engine's own account is as good as a prior from regions.yaml, and does not overrule one."""
-        if member.reported_speed.factor is not None and not member.prior.known:
-            member.prefill_queue.speed.set_prior(member.reported_speed.factor)
-            member.publish_queue(self.columns)
+        if replica.reported_speed.factor is not None and not replica.prior.known:
+            replica.prefill_queue.set_speed_prior(replica.reported_speed.factor)
 
     # -- time
 
     def next_timer(self) -> float | None:
         """When something goes stale or an ejection ends. Kept between events: a shell may ask after each."""
         if not self._due_known:
-            due = [due for member in self.replicas.values() for due in self._deadlines(member)]
+            due = [due for replica in self.replicas.values() for due in self._deadlines(replica)]
             self._due, self._due_known = min(due, default=None), True
         return self._due
 
     def handle_timer(self, *, now: float) -> None:
         self._due_known = False
-        for member in self.replicas.values():
-            if is_stale(member.probed_s, now=now, after_s=self.stale_after_s):
-                self.columns.rtt_s[member.slot], member.probed_s = nan, None
-            if is_stale(member.scraped_s, now=now, after_s=self.stale_after_s):
+        for replica in self.replicas.values():
+            if is_stale(replica.probed_s, now=now, after_s=self.stale_after_s):
+                self.columns.rtt_s[replica.slot], replica.probed_s = nan, None
+            if is_stale(replica.scraped_s, now=now, after_s=self.stale_after_s):
                 for name in _SCRAPED:
-                    getattr(self.columns, name)[member.slot] = nan
-                member.scraped_s = None
-            self.invalidate(member.health.end_backoff(now=now))
+                    getattr(self.columns, name)[replica.slot] = nan
+                replica.scraped_s = None
+            replica.health.end_backoff(now=now)
 
-    def _deadlines(self, member: Replica) -> list[float]:
-        seen = (member.probed_s, member.scraped_s)
+    def _deadlines(self, replica: Replica) -> list[float]:
+        seen = (replica.probed_s, replica.scraped_s)
         due = [at + self.stale_after_s for at in seen if at is not None]
-        return due if member.health.backoff_until_s is None else [*due, member.health.backoff_until_s]
+        return due if replica.health.backoff_until_s is None else [*due, replica.health.backoff_until_s]
 
     # -- helpers
 
@@ -186,13 +207,14 @@ class Fleet:
         if not self._free:
             self.columns.grow()
             self._free.append(len(self.columns.salt) - 1)
-        member = Replica.create(spec, self._free.pop(), self.columns, self.ejection)
-        self.replicas[spec.name] = member
-        return member
+        replica = Replica.create(spec, self._free.pop(), self.columns, self.ejection)
+        replica.health.on_change = partial(self._on_health_change, replica)
+        self.replicas[spec.name] = replica
+        return replica
 
     def _leave(self, name: str) -> int:
-        member = self.replicas.pop(name)
-        slot, member.slot = member.slot, -1
+        replica = self.replicas.pop(name)
+        slot, replica.slot = replica.slot, -1
         self.columns.clear(slot)
         self._free.append(slot)
         return slot

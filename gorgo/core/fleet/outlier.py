@@ -20,6 +20,7 @@ is now. Without that rule, a hundred streams cut together would raise the back-o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -53,7 +54,9 @@ class OutlierLimits:
 
 
 class OutlierDetector:
-    """The state of one replica. Each event returns whether the replica's standing as a candidate may have changed.
+    """The state of one replica.
+
+    Each method returns whether the replica's eligibility may have changed; `on_change` is called just before.
 
     Example
     -------
@@ -70,6 +73,7 @@ class OutlierDetector:
         "ejected_since_s",
         "ejections",
         "limits",
+        "on_change",
         "probation",
         "probe_failures",
         "state",
@@ -78,6 +82,7 @@ class OutlierDetector:
     def __init__(self, limits: OutlierLimits) -> None:
         #: May be replaced; the next ejection goes by the new ones.
         self.limits = limits
+        self.on_change: Callable[[], None] | None = None
         self.state = HealthState.HEALTHY
         self.attempt_failures = 0
         self.probe_failures = 0
@@ -108,14 +113,14 @@ class OutlierDetector:
         if self.state is not HealthState.HALF_OPEN or self.probation is not None:
             return False
         self.probation = attempt_id
-        return True
+        return self._changed()
 
     def attempt_ended(self, attempt_id: str) -> bool:
         """Whatever the outcome was: the place of the trial is free again."""
         if self.probation != attempt_id:
             return False
         self.probation = None
-        return True
+        return self._changed()
 
     def attempt_succeeded(self, *, dispatched_s: float, now: float) -> bool:
         if dispatched_s < self.changed_s:
@@ -155,7 +160,7 @@ class OutlierDetector:
         if self.backoff_until_s is None or now < self.backoff_until_s:
             return False
         self.state, self.backoff_until_s = HealthState.HALF_OPEN, None
-        return True
+        return self._changed()
 
     def shorten_backoff(self) -> None:
         """Few others are healthy, and failed attempts may be the fault of load: the back-off is a short one."""
@@ -174,10 +179,15 @@ class OutlierDetector:
         self.state, self.changed_s, self.ejected_by = HealthState.EJECTED, now, by
         self.ejected_since_s = now if self.ejected_since_s is None else self.ejected_since_s
         self.backoff_until_s = now + min(back_off, self.limits.max_s)
-        return True
+        return self._changed()
 
     def _readmit(self, now: float) -> bool:
         self.state, self.changed_s, self.backoff_until_s = HealthState.HEALTHY, now, None
         self.ejected_since_s = None
         self.attempt_failures = self.probe_failures = 0
+        return self._changed()
+
+    def _changed(self) -> bool:
+        if self.on_change is not None:
+            self.on_change()
         return True

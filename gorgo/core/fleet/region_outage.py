@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.replica import Replica
+from gorgo.core.messages.events import RegionChanged
 
 
 class RegionOutages:
@@ -22,7 +23,7 @@ class RegionOutages:
     Parameters
     ----------
     fleet:
-        Whose members are looked at.
+        Whose replicas are looked at.
     window_s:
         Within which all of a region must have failed, s. May be replaced.
     """
@@ -39,39 +40,43 @@ class RegionOutages:
     def unreachable(self) -> frozenset[str]:
         return frozenset(self._unreachable)
 
-    def probe_failed(self, member: Replica, *, now: float) -> None:
-        self._failed_s[member] = now
-        region = member.spec.region
-        members = list(self._of(region))
-        if region in self._unreachable or not all(self._failed(other, now) for other in members):
+    def probe_failed(self, replica: Replica, *, now: float) -> None:
+        self._failed_s[replica] = now
+        region = replica.spec.region
+        replicas = list(self._of(region))
+        if region in self._unreachable or not all(self._failed(other, now) for other in replicas):
             return
-        if len(members) == 1 and member.health.state is HealthState.HEALTHY:
+        if len(replicas) == 1 and replica.health.state is HealthState.HEALTHY:
             return
         self._unreachable.add(region)
-        if len(members) > 1:
-            for other in members:
-                self._fleet.invalidate(other.health.region_unreachable(now=now))
+        self._fleet.events.append(RegionChanged(region, reachable=False))
+        if len(replicas) > 1:
+            for other in replicas:
+                other.health.region_unreachable(now=now)
 
-    def probe_succeeded(self, member: Replica, *, now: float) -> None:
+    def probe_succeeded(self, replica: Replica, *, now: float) -> None:
         if not self._failed_s and not self._unreachable:
             return
-        self._failed_s.pop(member, None)
-        region = member.spec.region
+        self._failed_s.pop(replica, None)
+        region = replica.spec.region
         if region in self._unreachable:
             self._unreachable.discard(region)
-            members = list(self._of(region))
-            for other in members if len(members) > 1 else ():
-                self._fleet.invalidate(other.health.region_reachable(now=now))
+            self._fleet.events.append(RegionChanged(region, reachable=True))
+            replicas = list(self._of(region))
+            for other in replicas if len(replicas) > 1 else ():
+                other.health.region_reachable(now=now)
 
     def on_fleet_change(self) -> None:
         """The fleet is another one: whoever left is forgotten, and so are regions without a replica."""
-        members = set(self._fleet.replicas.values())
-        self._failed_s = {member: at for member, at in self._failed_s.items() if member in members}
-        self._unreachable &= {member.spec.region for member in members}
+        replicas = set(self._fleet.replicas.values())
+        self._failed_s = {replica: at for replica, at in self._failed_s.items() if replica in replicas}
+        left = self._unreachable - {replica.spec.region for replica in replicas}
+        self._unreachable -= left
+        self._fleet.events.extend(RegionChanged(region, reachable=True) for region in sorted(left))
 
     def _of(self, region: str) -> Iterator[Replica]:
-        return (member for member in self._fleet.replicas.values() if member.spec.region == region)
+        return (replica for replica in self._fleet.replicas.values() if replica.spec.region == region)
 
-    def _failed(self, member: Replica, now: float) -> bool:
-        failed_s = self._failed_s.get(member)
+    def _failed(self, replica: Replica, now: float) -> bool:
+        failed_s = self._failed_s.get(replica)
         return failed_s is not None and now - failed_s <= self.window_s

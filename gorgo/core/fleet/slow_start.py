@@ -34,22 +34,23 @@ class SlowStart:
         self._fleet = fleet
         self.ramp_s = ramp_s
         self._since: dict[Replica, float] = {}
+        fleet.on_readmitted = self.begin
 
-    def begin(self, member: Replica, *, now: float) -> None:
+    def begin(self, replica: Replica, *, now: float) -> None:
         """It is cold, or was ill."""
         if self.ramp_s > 0.0:
-            self._since[member] = now
+            self._since[replica] = now
 
-    def allowed(self, member: Replica, *, now: float) -> float:
+    def allowed(self, replica: Replica, *, now: float) -> float:
         """Requests that may be in flight there; infinite off the ramp."""
-        since_s = self._since.get(member)
+        since_s = self._since.get(replica)
         if since_s is None or now - since_s >= self.ramp_s:
             return float("inf")
         return float(INITIAL * (FINAL / INITIAL) ** (max(0.0, now - since_s) / self.ramp_s))
 
-    def remaining_s(self, member: Replica, *, now: float) -> float | None:
+    def remaining_s(self, replica: Replica, *, now: float) -> float | None:
         """Time to the end of its ramp; `None` off it."""
-        since_s = self._since.get(member)
+        since_s = self._since.get(replica)
         return None if since_s is None or now - since_s >= self.ramp_s else self.ramp_s - (now - since_s)
 
     def exclude_full(self, eligible: CandidateSet, *, now: float) -> CandidateSet:
@@ -57,12 +58,12 @@ class SlowStart:
         if not self._since:
             return eligible
         in_flight = self._fleet.columns.in_flight_requests
-        for member in [member for member, since_s in self._since.items() if now - since_s >= self.ramp_s]:
-            del self._since[member]
+        for replica in [replica for replica, since_s in self._since.items() if now - since_s >= self.ramp_s]:
+            del self._since[replica]
         full = {
-            member.spec.name
-            for member in eligible.replicas
-            if member in self._since and in_flight[member.slot] + 1 > self.allowed(member, now=now)
+            replica.spec.name
+            for replica in eligible.replicas
+            if replica in self._since and in_flight[replica.slot] + 1 > self.allowed(replica, now=now)
         }
         if not full or len(full) == len(eligible.replicas):
             return eligible

@@ -19,6 +19,7 @@ one dispatched after it shows its own, or until it ends; being late is never sai
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -52,10 +53,12 @@ class PrefillQueue:
     (True, 0.0)
     """
 
-    __slots__ = ("_anchor_s", "_entries", "_prior_s", "drained_at_s", "head_due_s", "speed")
+    __slots__ = ("_anchor_s", "_entries", "_prior_s", "drained_at_s", "head_due_s", "on_change", "speed")
 
     def __init__(self) -> None:
         self.speed = PrefillSpeed()
+        #: Called after each change of the public values.
+        self.on_change: Callable[[], None] | None = None
         #: When the engine has done all prefills dispatched to it; in the past when it is idle.
         self.drained_at_s = -inf
         #: When the engine should have the first token of the first in line; infinite when none is expected.
@@ -92,6 +95,7 @@ class PrefillQueue:
         self._prior_s += prior_s
         self.drained_at_s = max(self.drained_at_s, arrives_s) + prior_s * self.speed.factor
         self._advance(arrives_s)
+        self._changed()
 
     def on_first_token(self, key: str, *, engine_s: float) -> None:
         """The engine has produced the first token of `key`. One that is not in line is ignored."""
@@ -107,6 +111,7 @@ class PrefillQueue:
         self._anchor_s = engine_s
         self.drained_at_s = engine_s + self.backlog_s
         self._advance(engine_s)
+        self._changed()
 
     def remove(self, key: str, *, engine_s: float) -> None:
         """`key` ended without a first token that could be seen, and the engine knows at `engine_s`."""
@@ -121,6 +126,17 @@ class PrefillQueue:
         self.drained_at_s -= waiting.prior_s * self.speed.factor - spent_s
         self._remove(key)
         self._advance(engine_s)
+        self._changed()
+
+    def set_speed_prior(self, factor: float) -> None:
+        """Take the engine's reported factor as the prior of the learned one."""
+        self.speed.set_prior(factor)
+        self._changed()
+
+    def reset_speed(self) -> None:
+        """Forget the learned factor: the prior that it corrects has changed."""
+        self.speed = PrefillSpeed()
+        self._changed()
 
     def check(self) -> None:
         """Assert every invariant; for tests."""
@@ -128,6 +144,10 @@ class PrefillQueue:
         assert abs(total - self._prior_s) <= 1e-9 * (1.0 + total)
         assert (self.head_due_s < inf) == bool(self._entries and self._head().streamed)
         assert self._entries or self._prior_s == 0.0, "nobody waits, nothing is to do"
+
+    def _changed(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
     def _advance(self, engine_s: float) -> None:
         """Let those pass whose prefill must be over though nobody sees it; say when the first in line is due."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 
-from gorgo.proxy.monitor.health_log import HealthLog
 from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
 from gorgo.proxy.state import RunningProxy
 
@@ -49,15 +48,9 @@ async def probe_all(watchers: list[ReplicaMonitor]) -> None:
 
 
 async def run_timers(state: RunningProxy) -> None:
-    """Tell the Router the time whenever it has asked for it: figures go stale and ejections end.
-
-    The Router's next time can move nearer with any event, so it is asked again each second.
-    """
-    standing = HealthLog()
+    """Run the Router's timers when they are due, and each second: any event can bring them forward."""
     while True:
         due = state.router.next_timer()
         wait_s = 1.0 if due is None else min(1.0, max(0.0, due - state.clock()))
         await asyncio.sleep(max(wait_s, 0.01))
         state.gateway.run_timer()
-        standing.log_region_changes(state.router.unreachable_regions)
-        standing.log_changes(state.router.health_states())

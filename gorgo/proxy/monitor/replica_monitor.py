@@ -138,12 +138,7 @@ class ReplicaMonitor:
         self._state.probe_history.record(self._target.name, rtt_s, now=now)
 
     def _sampled(self, sample: EngineSample | None, now: float) -> None:
-        name, router = self._target.name, self._state.router
-        before = router.restarts_of(name)
-        router.on_engine_sample(name, sample, now=now)
-        if router.restarts_of(name) > before:
-            log("replica_restarted", level=logging.WARNING, replica=name)
-            self._state.metrics.replica_restarted(name, self._target.region)
+        self._state.gateway.apply(self._state.router.on_engine_sample(self._target.name, sample, now=now))
 
     @property
     def _has_figures(self) -> bool:

@@ -27,9 +27,9 @@ def fail(fleet: Fleet, names: str, *, by: str, now: float = 0.0) -> None:
     for name in names:
         health = fleet.member(name).health
         if by == "attempts":
-            fleet.invalidate(health.attempt_failed(dispatched_s=now, now=now))
+            health.attempt_failed(dispatched_s=now, now=now)
         else:
-            fleet.invalidate(health.probe_failed(now=now))
+            health.probe_failed(now=now)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_with_no_healthy_replica_a_trial_under_way_excludes_none() -> None:
     fail(fleet, "ab", by="attempts")
     fleet.handle_timer(now=5.0)
     member = fleet.member("a")
-    fleet.invalidate(member.health.attempt_started("r/1"))
+    member.health.attempt_started("r/1")
     assert fleet.eligibility.for_model(None).names == ("a", "b")
 
 

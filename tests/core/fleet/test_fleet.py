@@ -28,7 +28,7 @@ def fleet() -> Fleet:
 
 def eject(fleet: Fleet, *names: str, now: float = 0.0) -> None:
     for name in names:
-        fleet.invalidate(fleet.member(name).health.attempt_failed(dispatched_s=now, now=now))
+        fleet.member(name).health.attempt_failed(dispatched_s=now, now=now)
 
 
 def test_a_request_reaches_its_engine_after_the_round_trips_that_its_body_takes(fleet: Fleet) -> None:
@@ -230,8 +230,7 @@ def test_a_replica_that_moves_to_tls_takes_a_round_trip_more_to_open(fleet: Flee
 
 def test_a_prior_that_changes_is_in_the_columns_and_what_was_learned_goes(fleet: Fleet) -> None:
     member = fleet.member("a")
-    member.prefill_queue.speed.set_prior(3.0)
-    member.publish_queue(fleet.columns)
+    member.prefill_queue.set_speed_prior(3.0)
     fleet.replace([replace(member.spec, region="elsewhere")])
     assert fleet.columns.slowdown[0] == 3.0, "another region is no other prior"
     fleet.replace([replace(member.spec, prefill_base_s=0.5, prefill_tokens_per_s=2000.0, prefill_kappa_s=1e-6)])

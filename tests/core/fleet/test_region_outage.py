@@ -11,6 +11,7 @@ from gorgo.core.fleet.outlier import OutlierLimits
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch, Hold
+from gorgo.core.messages.events import HealthChanged, RegionChanged
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.router import Router
 from tests.core.routers import (
@@ -40,6 +41,32 @@ def test_a_region_whose_replicas_all_fail_one_probe_is_left_out_at_once() -> Non
     assert router.unreachable_regions == frozenset({"east"})
     assert router.health_states() == {"e0": "ejected", "e1": "ejected", "w0": "healthy"}
     assert dispatched(submitted(router, a_request(), now=11.0)).replica == "w0"
+
+
+def test_loss_and_return_of_a_region_are_events_of_the_region_and_of_each_replica() -> None:
+    router = fleet(panic_threshold=0.0)
+    for name in ("e0", "e1", "w0"):
+        router.on_probe(name, None, now=10.0)
+    lost = [RegionChanged("east", reachable=False), HealthChanged("e0", "ejected"), HealthChanged("e1", "ejected")]
+    assert list(router.fleet_events) == lost
+    router.fleet_events.clear()
+    router.on_probe("e0", 0.01, now=11.0)
+    router.on_probe("e0", 0.01, now=12.0)
+    assert set(router.fleet_events) == {
+        HealthChanged("e0", "half_open"),
+        RegionChanged("east", reachable=True),
+        HealthChanged("e1", "half_open"),
+        HealthChanged("e0", "healthy"),
+    }
+
+
+def test_region_that_leaves_the_fleet_while_unreachable_is_reported_as_reachable() -> None:
+    router = fleet(panic_threshold=0.0)
+    for name in ("e0", "e1"):
+        router.on_probe(name, None, now=10.0)
+    router.fleet_events.clear()
+    router.set_fleet([FLEET[2]], now=11.0)
+    assert list(router.fleet_events) == [RegionChanged("east", reachable=True)]
 
 
 def test_a_region_that_is_cut_off_is_left_out_however_few_are_left() -> None:

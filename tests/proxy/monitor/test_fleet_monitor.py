@@ -1,10 +1,10 @@
-"""When the Router is told the time, and that each change of a replica's health is logged soon, in virtual time."""
+"""When the Router is told the time, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -13,7 +13,7 @@ from gorgo.proxy.state import RunningProxy
 from tests.sim.live_shell import VirtualLoop
 
 
-def times_told(due_s: list[float | None], run_s: float, **health: Any) -> list[float]:
+def times_told(due_s: list[float | None], run_s: float) -> list[float]:
     """When the Router hears the time, if it wants to at `due_s`, one after the other and then the last again."""
 
     async def run() -> list[float]:
@@ -22,11 +22,7 @@ def times_told(due_s: list[float | None], run_s: float, **health: Any) -> list[f
         def next_timer() -> float | None:
             return due_s.pop(0) if len(due_s) > 1 else due_s[0]
 
-        router = SimpleNamespace(
-            next_timer=next_timer,
-            unreachable_regions=health.get("regions", frozenset()),
-            health_states=lambda: health.get("states", {}),
-        )
+        router = SimpleNamespace(next_timer=next_timer)
         gateway = SimpleNamespace(run_timer=lambda: told.append(round(now(), 6)))
         timers = asyncio.create_task(
             run_timers(cast(RunningProxy, SimpleNamespace(router=router, gateway=gateway, clock=now)))
@@ -54,8 +50,3 @@ def test_router_is_told_the_time_when_it_wants_and_each_second_anyway(
     due_s: list[float | None], told: list[float]
 ) -> None:
     assert times_told(due_s, 3.5) == told
-
-
-def test_changes_of_health_and_of_regions_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    times_told([None], 3.5, states={"a": "ejected", "b": "healthy"}, regions=frozenset({"far"}))
-    assert [record.getMessage() for record in caplog.records] == ["region_unreachable", "replica_ejected"]

@@ -20,6 +20,7 @@ from gorgo.proxy.http.headers import Header
 from gorgo.proxy.monitor.replica_monitor import FIRST_PROBE_TIMEOUT_S, ReplicaMonitor
 from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.telemetry.health_log import HealthLog
 from gorgo.proxy.upstream.client import POOL_EXHAUSTED, UpstreamClient, UpstreamError
 from gorgo.proxy.upstream.connection_state import NextConnectionState, OnChange
 from tests.proxy.conftest import system_tls
@@ -109,7 +110,7 @@ def watched(
         state = build_proxy(config, policy=policy, weights=None, environ=environ, key=1, seed=1, tls=system_tls())
         await state.aclose()
         state.clock = loop.time
-        state.gateway = RouterGateway(state.router, loop.time)
+        state.gateway = RouterGateway(state.router, loop.time, HealthLog(state.metrics))
         engine = Engine()
         state.targets["a"].upstream = cast(UpstreamClient, engine)
         await test(Watch(state, engine, ReplicaMonitor(state, state.targets["a"], lambda: spread)))
