@@ -108,15 +108,15 @@ async def test_what_a_replica_does_not_report_is_said_once_and_shown(
 
 
 async def test_probe_failures_are_logged_once_and_the_return_too(
-    start: Start, caplog: pytest.LogCaptureFixture
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = await start.fleet([answer(500)])
     target = fleet.state.targets["r0"]
-    watcher = ReplicaMonitor(fleet.state, replace(target, dialect=_Broken()), spread=lambda: 0.5)
+    monitor = ReplicaMonitor(fleet.state, replace(target, dialect=_Broken()), spread=lambda: 0.5)
     for _ in range(3):
-        await watcher.probe()
-    watcher._target = target
-    await watcher.probe()
+        await monitor.probe()
+    monkeypatch.setattr(_Broken, "probe_path", target.dialect.probe_path)
+    await monitor.probe()
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert told.count("replica_does_not_answer") == 1
     assert told.count("replica_answers") == 1
@@ -157,15 +157,15 @@ async def test_a_broken_connection_has_the_figures_read_soon_and_not_at_the_next
     assert row.index_blocks == 0
 
 
-async def test_figures_of_a_replica_that_is_back_are_read_at_once(start: Start) -> None:
+async def test_stats_of_a_replica_that_is_back_are_read_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = await start.replica(answer(200))
     replica.metrics = "sglang:num_running_reqs 3.0"
     fleet = await start.proxy(config_for([replica]), [replica])
     target = fleet.state.targets["r0"]
-    watcher = ReplicaMonitor(fleet.state, replace(target, dialect=_Broken()), spread=lambda: 0.5)
-    await watcher.probe()
-    watcher._target = target
-    await watcher.probe()
+    monitor = ReplicaMonitor(fleet.state, replace(target, dialect=_Broken()), spread=lambda: 0.5)
+    await monitor.probe()
+    monkeypatch.setattr(_Broken, "probe_path", target.dialect.probe_path)
+    await monitor.probe()
     (row,) = fleet.state.router.fleet_view(now=fleet.state.clock())
     assert row.running_requests == 3.0
 

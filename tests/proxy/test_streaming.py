@@ -215,8 +215,8 @@ async def test_learned_bytes_per_token_move_the_estimate(start: Start) -> None:
     usage = {"prompt_tokens": 20_000, "completion_tokens": 1}
     fleet = await start.fleet([answer(200, json.dumps({"usage": usage}).encode())])
     body = chat(messages=[{"role": "user", "content": "x" * 40_000}])
-    for _ in range(2):
-        await fleet.client.post("/v1/chat/completions", content=body)
-    first, second = (fleet.state.router._dispatcher._decisions[n].prompt_tokens for n in (0, 1))
+    answers = [await fleet.client.post("/v1/chat/completions", content=body) for _ in range(2)]
+    decisions = [fleet.state.router.decisions(answer.headers["x-request-id"]) for answer in answers]
+    first, second = (decision.prompt_tokens for (decision,) in decisions)
     assert first == 10_000
     assert second > 18_000
