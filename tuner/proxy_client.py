@@ -131,7 +131,7 @@ class ProxyClient:
 
 
 def _told(reason: str, by: str, widen: bool) -> dict[str, Any]:
-    return {"reason": reason[:MAX_TEXT], "by": by} | ({"widen": True} if widen else {})
+    return {"reason": reason[:MAX_TEXT], "by": by} | ({"allow_out_of_range": True} if widen else {})
 
 
 def _weights(answer: Mapping[str, Any]) -> ProxyWeights:

@@ -56,7 +56,7 @@ def freeze(
     body: dict[str, Any] = {"reason": reason, "by": _user()}
     if weights is not None:
         wanted, database = _found(weights, database)
-        body |= {"policy": wanted.policy, "weights": dict(wanted.weights), "widen": wanted.widened}
+        body |= {"policy": wanted.policy, "weights": dict(wanted.weights), "allow_out_of_range": wanted.widened}
     pinned = call_admin("POST", url, "/admin/freeze", options.admin_token(), body)
     with as_expected(url):
         line, durable = routing_line(pinned), bool(pinned["durable"])
@@ -141,7 +141,7 @@ def _export(path: Path, pinned: Mapping[str, Any]) -> None:
     file = WeightsFile(
         policy=pinned["policy"],
         weights=pinned["weights"],
-        widened=bool(pinned["outside"]),
+        widened=bool(pinned["out_of_range"]),
         source=f"gorgo freeze, version {pinned['version']}",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         note=pinned["frozen"]["reason"],

@@ -133,9 +133,9 @@ def well_throughout(run: Run, from_s: float, to_s: float) -> list[str]:
 def nothing_shed(run: Run) -> Finding:
     """At this load nobody is told to come back, unless nobody is there."""
     shed = [note for note in run.notes if note.status == 429]
-    most = max((int(look.inside["held"]) for look in run.watch.during), default=0)
+    most = max((int(look.inside["queued"]) for look in run.watch.during), default=0)
     wrong = [f"{note.question.request_id}: {note.verdict.code}" for note in shed]
-    return Finding("nobody is turned away for load", f"{len(shed)} answered 429, at most {most} held", wrong)
+    return Finding("nobody is turned away for load", f"{len(shed)} answered 429, at most {most} queued", wrong)
 
 
 def no_own_faults(run: Run) -> Finding:

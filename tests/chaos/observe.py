@@ -46,13 +46,13 @@ class Look:
     def open_things(self) -> dict[str, int]:
         """Everything that must be zero when nobody asks for anything."""
         inside = self.inside
-        counts = {name: int(inside[name]) for name in ("in_flight", "held", "exchanges", "leaving")}
-        return counts | {name: sum(inside[name].values()) for name in ("users", "sources")}
+        counts = {name: int(inside[name]) for name in ("in_flight", "queued", "exchanges", "draining")}
+        return counts | {name: sum(inside[name].values()) for name in ("active", "open_responses")}
 
     @property
     def kept(self) -> int:
         """Connections to replicas that the proxy keeps."""
-        return sum(self.inside["kept_connections"].values())
+        return sum(self.inside["connections"].values())
 
     @property
     def other_descriptors(self) -> int:
@@ -139,7 +139,7 @@ def left_over(watch: Watch) -> dict[str, int]:
         if least[name] <= max(getattr(look, name) for look in watch.before):
             least[name] = 0
     kept = min(look.kept for look in watch.after)
-    least["kept"] = kept if kept > KEPT_PER_REPLICA * len(watch.after[-1].inside["kept_connections"]) else 0
+    least["kept"] = kept if kept > KEPT_PER_REPLICA * len(watch.after[-1].inside["connections"]) else 0
     return {name: count for name, count in least.items() if count}
 
 

@@ -23,12 +23,12 @@ INSIDE: dict[str, Any] = {
     "violation": None,
     "index": {"blocks": 10, "nodes": 3},
     "in_flight": 0,
-    "held": 0,
+    "queued": 0,
     "exchanges": 0,
-    "leaving": 0,
-    "users": dict.fromkeys(REPLICAS, 0),
-    "sources": dict.fromkeys(REPLICAS, 0),
-    "kept_connections": dict.fromkeys(REPLICAS, 2),
+    "draining": 0,
+    "active": dict.fromkeys(REPLICAS, 0),
+    "open_responses": dict.fromkeys(REPLICAS, 0),
+    "connections": dict.fromkeys(REPLICAS, 2),
     "tasks": {"Watcher.run": 3},
 }
 
@@ -163,17 +163,17 @@ BREAKS: list[tuple[str, str, Break]] = [
     (OWN, "an internal error", lambda run: run.log.append({"event": "internal_error", "error": "KeyError"})),
     (OWN, "a traceback", lambda run: run.said.update({"tune-1": "Traceback (most recent call last):\n"})),
     (LEDGER, "a reservation", lambda run: after(run, in_flight=1)),
-    (LEDGER, "a request that is still held", lambda run: after(run, held=1)),
+    (LEDGER, "a request that is still queued", lambda run: after(run, queued=1)),
     (LEDGER, "an exchange that never ended", lambda run: after(run, exchanges=1)),
-    (LEDGER, "a replica that never left", lambda run: after(run, leaving=1)),
-    (LEDGER, "an attempt that never ended", lambda run: after(run, users={"a": 1})),
-    (LEDGER, "an answer that was never closed", lambda run: after(run, sources={"a": 1})),
+    (LEDGER, "a replica that never left", lambda run: after(run, draining=1)),
+    (LEDGER, "an attempt that never ended", lambda run: after(run, active={"a": 1})),
+    (LEDGER, "an answer that was never closed", lambda run: after(run, open_responses={"a": 1})),
     (INDEX, "an index that miscounts", lambda run: run.watch.during.append(look(violation="PrefixIndex.check"))),
     (LEAK, "a descriptor", lambda run: after(run, descriptors=21)),
     (
         LEAK,
         "connections to a replica",
-        lambda run: after(run, descriptors=31, kept_connections={"a": 13, "b": 2, "c": 2}),
+        lambda run: after(run, descriptors=31, connections={"a": 13, "b": 2, "c": 2}),
     ),
     (LEAK, "a task", lambda run: after(run, tasks={"Watcher.run": 3, "Exchange._watch": 1})),
     (MEMORY, "memory that grows", grow),
@@ -200,7 +200,7 @@ def test_what_is_broken_is_found_and_nothing_else(name: str, what: str, change: 
 
 def test_what_probes_open_for_a_moment_is_no_leak() -> None:
     run = good()
-    run.watch.after[:] = [look(descriptors=21), look(sources={"a": 1})]
+    run.watch.after[:] = [look(descriptors=21), look(open_responses={"a": 1})]
     assert broken(run) == []
 
 

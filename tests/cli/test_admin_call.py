@@ -18,7 +18,7 @@ PINNED = {
     "policy": "gorgo",
     "weights": {},
     "version": 1,
-    "outside": [],
+    "out_of_range": [],
     "durable": True,
     "frozen": {"since": "now", "by": None, "reason": None},
 }
@@ -48,7 +48,8 @@ def test_other_answer_is_reported_with_the_question_whether_it_is_the_address(an
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"weights": []}, {"weights": {"w": "x"}}, {"durable": LEFT_OUT}, {"frozen": None}, {"outside": LEFT_OUT}]
+    "wrong",
+    [{"weights": []}, {"weights": {"w": "x"}}, {"durable": LEFT_OUT}, {"frozen": None}, {"out_of_range": LEFT_OUT}],
 )
 def test_what_cannot_be_exported_leaves_no_file(answered: Any, tmp_path: Path, wrong: Mapping[str, Any]) -> None:
     answered(json.dumps({key: value for key, value in {**PINNED, **wrong}.items() if value != LEFT_OUT}))

@@ -120,16 +120,16 @@ def test_the_figures_are_those_of_the_last_minutes() -> None:
         queued=6,
         up_s=7300.0,
     )
-    shown["recent"]["per_s"] = 2.345
+    shown["recent_stats"]["per_s"] = 2.345
     first, _, third, *_ = printed(shown).splitlines()
     assert first == "GORGO near, 13:46:40 UTC, up for 2.0 h"
     # Of ten good ones of 100 to 1,000 ms, predicted at 100 ms each.
     assert third == (
-        f"TTFT p50 {ms(shown['recent']['ttft_ms_p50'])} ms, p95 {ms(shown['recent']['ttft_ms_p95'])} ms; "
-        "2.3 requests/s, 1 of 11 failed in 4 min; 5 in flight, 6 held; 40 % of prompts in cache, 50 % estimated; "
-        f"median prediction error {ms(shown['recent']['off_ms_p50'])} ms"
+        f"TTFT p50 {ms(shown['recent_stats']['ttft_ms_p50'])} ms, p95 {ms(shown['recent_stats']['ttft_ms_p95'])} ms; "
+        "2.3 requests/s, 1 of 11 failed in 4 min; 5 in flight, 6 queued; 40 % of prompts in cache, 50 % estimated; "
+        f"median prediction error {ms(shown['recent_stats']['error_ms_p50'])} ms"
     )
-    shown["recent"]["per_s"] = None
+    shown["recent_stats"]["per_s"] = None
     assert "; - requests/s," in printed(shown)
 
 
@@ -232,7 +232,7 @@ def test_chosen_candidate_stands_first_however_many_there_are() -> None:
     many = 2 * CANDIDATES_SHOWN
     names = tuple(f"c{n}" for n in range(many))
     costs = np.arange(float(many))
-    made = decision(candidates=names, replica=names[-1], terms={"rtt": costs}, cost=costs)
+    made = decision(candidates=names, row=many - 1, terms={"rtt": costs}, cost=costs)
     lines = printed(look(decisions=[DecisionStatus(made, None, sample(), followed=False)])).splitlines()
     shown = [line for line in lines if f" {names[-1]} " in line or any(f"  {name} " in line for name in names[:-1])]
     assert f"* {names[-1]}" in shown[0]

@@ -88,7 +88,7 @@ async def test_spans_say_what_was_decided_and_what_came_of_it(start: Start, coll
     assert (decision["gorgo.policy"], decision["gorgo.replica"], decision["gorgo.candidates"]) == ("gorgo-ms", "r0", 1)
     assert {name.removeprefix("gorgo.term.") for name in decision if ".term." in name} == set(sample.terms)
     assert decision["gorgo.predicted_ttft_ms"] == pytest.approx(sample.predicted_ttft_ms)
-    assert (attempt["gorgo.ending"], attempt["http.response.status_code"]) == ("completed", 200)
+    assert (attempt["gorgo.result"], attempt["http.response.status_code"]) == ("completed", 200)
     assert (attempt["gen_ai.usage.input_tokens"], attempt["gorgo.cached_tokens"]) == (12, 8)
     first = spans["first content"][0].attributes
     assert [first[f"gorgo.ttft_{part}_ms"] for part in PARTS] == pytest.approx(
@@ -120,7 +120,7 @@ async def test_each_attempt_is_a_span_of_its_own_and_a_failure_shows(start: Star
     assert [span.span_id for span in attempts] == given
     assert [span.failed for span in attempts] == [True, False]
     assert [span.attributes["gorgo.attempt"] for span in attempts] == [1, 2]
-    assert attempts[0].attributes["gorgo.ending"] == "failed_before_content"
+    assert attempts[0].attributes["gorgo.result"] == "failed_before_content"
     assert len(spans["decision"]) == 2
     assert spans["POST /v1/chat/completions"][0].attributes["gorgo.retries"] == 1
 

@@ -156,7 +156,7 @@ async def test_abort_is_counted_and_logged_without_text(start: Start, caplog: py
     await fleet.idle()
     text = (await fleet.client.get("/metrics")).text
     assert "gorgo_client_aborts_total 1.0" in text
-    assert 'gorgo_attempts_total{ending="client_disconnected",region="here",replica="r0"} 1.0' in text
+    assert 'gorgo_attempts_total{region="here",replica="r0",result="client_disconnected"} 1.0' in text
     records = [record for record in caplog.records if record.getMessage() == "request"]
     assert [record.fields["status"] for record in records] == [499]  # type: ignore[attr-defined]
     assert "my secret" not in json.dumps([vars(record) for record in caplog.records], default=str)

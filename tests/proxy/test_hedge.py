@@ -73,7 +73,7 @@ async def test_a_silent_replica_loses_to_a_second_one(start: Start) -> None:
     assert (sample.hedged, sample.replica, sample.status, sample.retries) == (True, "r1", 200, 0)
     metrics = (await proxy.client.get("/metrics")).text
     assert 'gorgo_hedges_total{region="here",replica="r1"} 1.0' in metrics
-    assert f'ending="{AttemptResult.SUPERSEDED.value}"' in metrics
+    assert f'result="{AttemptResult.SUPERSEDED.value}"' in metrics
 
 
 async def test_the_first_replica_may_still_win(start: Start) -> None:

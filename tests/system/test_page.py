@@ -40,7 +40,7 @@ class Open:
     def finished(self) -> int:
         headers = {"authorization": f"Bearer {self.fleet.token}"}
         answer = httpx.get(f"{self.fleet.admin_url}/admin/status", headers=headers, trust_env=False)
-        return int(answer.json()["recent"]["n"])
+        return int(answer.json()["recent_stats"]["n"])
 
     def newest(self) -> str:
         return str(self.browser.run("return (document.querySelector('#decisions details') || {id: ''}).id"))

@@ -31,7 +31,12 @@ _STYLES = {"ready": "green", "ejected": "bold red"}
 
 def status_view(status: Row, *, width: int) -> RenderableType:
     """Everything, for a terminal of `width` columns."""
-    parts: list[RenderableType] = [_headline(status), *_alerts(status), _figures(status["recent"], status), Text()]
+    parts: list[RenderableType] = [
+        _headline(status),
+        *_alerts(status),
+        _figures(status["recent_stats"], status),
+        Text(),
+    ]
     wide = width >= WIDE
     parts.append(_fleet(status, wide=wide))
     if status["decisions"]:
@@ -71,10 +76,10 @@ def _figures(recent: Row, status: Row) -> Text:
     return Text(
         f"TTFT p50 {formatting.ms(recent['ttft_ms_p50'])} ms, p95 {formatting.ms(recent['ttft_ms_p95'])} ms; "
         f"{rate} requests/s, {recent['failed']} of {recent['n']:,} failed in {formatting.age(recent['span_s'])}; "
-        f"{status['in_flight']} in flight, {status['held']} held; "
+        f"{status['in_flight']} in flight, {status['queued']} queued; "
         f"{formatting.share(recent['cached_share'])} of prompts in cache, "
         f"{formatting.share(recent['estimated_share'])} estimated; "
-        f"median prediction error {formatting.ms(recent['off_ms_p50'])} ms"
+        f"median prediction error {formatting.ms(recent['error_ms_p50'])} ms"
     )
 
 
@@ -99,11 +104,11 @@ FLEET: tuple[Column, ...] = (
     ("age", lambda row: formatting.age(row["scrape_age_s"]), False),
     ("cached", lambda row: formatting.count(row["index_tokens"]), False),
     ("prefill/s", lambda row: formatting.count(row["prefill_tokens_per_s"]), False),
-    ("n", lambda row: formatting.count(row["recent"]["n"]), True),
-    ("p50 ms", lambda row: formatting.ms(row["recent"]["ttft_ms_p50"]), False),
-    ("p95 ms", lambda row: formatting.ms(row["recent"]["ttft_ms_p95"]), True),
-    ("hit", lambda row: formatting.share(row["recent"]["cached_share"]), False),
-    ("failed", lambda row: formatting.count(row["recent"]["failed"]), True),
+    ("n", lambda row: formatting.count(row["recent_stats"]["n"]), True),
+    ("p50 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p50"]), False),
+    ("p95 ms", lambda row: formatting.ms(row["recent_stats"]["ttft_ms_p95"]), True),
+    ("hit", lambda row: formatting.share(row["recent_stats"]["cached_share"]), False),
+    ("failed", lambda row: formatting.count(row["recent_stats"]["failed"]), True),
 )
 
 
@@ -123,7 +128,7 @@ def _fleet(status: Row, *, wide: bool) -> Table:
 
 def _state(row: Row) -> Text:
     """Why it is so stands above, among what is wrong."""
-    state = Text(row["standing"], style=_STYLES.get(row["standing"], "yellow"))
+    state = Text(row["health_state"], style=_STYLES.get(row["health_state"], "yellow"))
     since_s = row["in_state_for_s"]
     return state if since_s is None else state.append(f" {formatting.age(since_s)}", style="not bold dim")
 
@@ -164,7 +169,7 @@ def _told(decision: Row) -> dict[str, str]:
         "cached": formatting.share(cached),
         "predicted": formatting.ms(decision["predicted_ttft_ms"]),
         "observed": formatting.ms(None if sample is None else sample["ttft_ms"]),
-        "off": formatting.signed_ms(decision["off_ms"]),
+        "off": formatting.signed_ms(decision["error_ms"]),
         "status": status if sample is None else str(sample["status"]),
     }
 

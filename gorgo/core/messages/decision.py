@@ -104,7 +104,7 @@ class Decision:
             "estimated_cached_tokens": self.estimated_cached_tokens,
             "best_cached_tokens": self.best_cached_tokens,
             "predicted_ttft_ms": None if self.predicted_ttft_s is None else self.predicted_ttft_s * 1e3,
-            "outlook_ms": dict(self.estimate.as_ms()),
+            "predicted_parts_ms": dict(self.estimate.as_ms()),
             "fallback": self.fallback,
             "shadow": None if self.shadow is None else self.shadow.as_dict(),
             "candidates": rows,

@@ -25,7 +25,7 @@ _CHANGE_FIELDS: dict[str, tuple[Check, str]] = {
 }
 _WEIGHTS: dict[str, tuple[Check, str]] = {
     "weights": (is_weights, '{"weights": {NAME: NUMBER}}'),
-    "widen": (is_flag, "true, to take values outside the policy's box, or false"),
+    "allow_out_of_range": (is_flag, "true, to accept weights outside the policy's range, or false"),
 }
 _POLICY: dict[str, tuple[Check, str]] = {"policy": (is_text, "a policy's name")}
 _DRAIN: dict[str, tuple[Check, str]] = {"drain": (is_flag, 'true or false, as in {"drain": false}')}
@@ -106,7 +106,7 @@ class ControlRoutes:
         specs = router.policy.weight_specs
         return self.in_force() | {
             "boxes": {spec.name: [spec.low, spec.high] for spec in specs},
-            "outside": list(router.weights.out_of_range(specs)),
+            "out_of_range": list(router.weights.out_of_range(specs)),
             "durable": self._state.control.durable,
         }
 
@@ -127,7 +127,7 @@ def _values(body: Mapping[str, Any]) -> dict[str, float]:
 def _change_request(body: Mapping[str, Any]) -> ChangeRequest:
     return ChangeRequest(
         expected_version=body.get("expected_version"),
-        allow_out_of_range=body.get("widen") or False,
+        allow_out_of_range=body.get("allow_out_of_range") or False,
         reason=body.get("reason"),
         by=body.get("by"),
     )

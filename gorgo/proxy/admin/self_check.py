@@ -23,12 +23,12 @@ def self_check(state: RunningProxy) -> dict[str, Any]:
         "violation": _violation(router),
         "index": {"blocks": router.index.stored_blocks, "nodes": router.index.nodes},
         "in_flight": router.in_flight,
-        "held": router.queued,
+        "queued": router.queued,
         "exchanges": len(state.exchanges),
-        "leaving": len(state.draining_targets),
-        "users": {name: target.active for name, target in state.targets.items()},
-        "sources": {name: target.upstream.open_responses for name, target in state.targets.items()},
-        "kept_connections": {name: target.upstream.connections for name, target in state.targets.items()},
+        "draining": len(state.draining_targets),
+        "active": {name: target.active for name, target in state.targets.items()},
+        "open_responses": {name: target.upstream.open_responses for name, target in state.targets.items()},
+        "connections": {name: target.upstream.connections for name, target in state.targets.items()},
         "tasks": dict(Counter(_name(task) for task in asyncio.all_tasks())),
     }
 

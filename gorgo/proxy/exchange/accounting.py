@@ -40,7 +40,7 @@ class RequestRecord:
         now = state.clock()
         state.metrics.body_read(now - self.received_s)
         if self.trace is not None:
-            self.trace.asked(now)
+            self.trace.body_read(now)
 
     def attempt_started(self, state: RunningProxy, dispatch: Dispatch) -> None:
         """Record the start of an attempt."""
@@ -48,7 +48,7 @@ class RequestRecord:
         self.replica = dispatch.replica
         state.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
         if self.trace is not None:
-            self.trace.began(dispatch)
+            self.trace.attempt_started(dispatch)
 
     def first_content(self, state: RunningProxy, dispatch: Dispatch, *, now: float) -> None:
         """Record the first token of the winning attempt."""
@@ -66,9 +66,9 @@ class RequestRecord:
         if outcome.result is not AttemptResult.SUPERSEDED:
             self.outcome = outcome
         replica, region = dispatch.replica, dispatch.region
-        state.metrics.ended(replica, region, outcome.result.value)
+        state.metrics.attempt_ended(replica, region, outcome.result.value)
         if self.trace is not None:
-            self.trace.ended(dispatch, outcome, now=state.clock())
+            self.trace.attempt_ended(dispatch, outcome, now=state.clock())
         if outcome.result is AttemptResult.COMPLETED:
             estimated = dispatch.decision.estimated_cached_tokens
             e2e_s = state.clock() - self.received_s

@@ -17,7 +17,7 @@ _REPLICA = ("replica", "region")
 #: Every metric of the proxy's own; the process metrics of prometheus_client come on top under `gorgo_process_`.
 METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_requests_total", "counter", ("route", "policy", "status"), "Requests answered, by status class."),
-    MetricSpec("gorgo_attempts_total", "counter", (*_REPLICA, "ending"), "Attempts ended, by how they ended."),
+    MetricSpec("gorgo_attempts_total", "counter", (*_REPLICA, "result"), "Ended attempts."),
     MetricSpec("gorgo_retries_total", "counter", ("reason",), "Attempts after the first, by why the one before ended."),
     MetricSpec("gorgo_rejects_total", "counter", ("reason",), "Requests that the proxy itself answered with an error."),
     MetricSpec("gorgo_hedges_total", "counter", _REPLICA, "Requests sent to this replica as a second one, being late."),
@@ -102,7 +102,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "Finished requests: written, dropped (too many), failed.",
     ),
     MetricSpec("gorgo_trace_spans_total", "counter", ("result",), "Spans: exported, or failed at the collector."),
-    MetricSpec("gorgo_config_reloads_total", "counter", ("result",), "Looks at a changed file: applied or refused."),
+    MetricSpec("gorgo_config_reloads_total", "counter", ("result",), "Reloads of a changed file: applied or refused."),
     MetricSpec("gorgo_config_reload_failed", "gauge", (), "1 while the file is refused and an older one is in force."),
     MetricSpec(
         "gorgo_config_last_reload_timestamp_seconds", "gauge", (), "Unix time at which the file in force was taken."
@@ -146,11 +146,11 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("policy", (), "policies that routed since the start", bound="policies"),
     LabelSpec("weight", (), "of the policy in force", bound="its weights"),
     LabelSpec("status", (), "class of the HTTP status; `499` if the client left", ("2xx", "4xx", "5xx", "499")),
-    LabelSpec("ending", (), "how an attempt ended", tuple(ending.value for ending in AttemptResult)),
+    LabelSpec("result", ("gorgo_attempts_total",), "of an attempt", tuple(result.value for result in AttemptResult)),
     LabelSpec(
         "reason",
         ("gorgo_retries_total",),
-        "ending of the attempt before",
+        "result of the attempt before",
         tuple(result.value for result in AttemptResult if result.retryable),
     ),
     LabelSpec("reason", ("gorgo_rejects_total",), "`code` of the error", REJECT_CODES),
@@ -159,7 +159,7 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("result", ("gorgo_state_writes_total",), "of a write", ("written", "failed")),
     LabelSpec("result", ("gorgo_request_log_lines_total",), "of a line", ("written", "dropped", "failed")),
     LabelSpec("result", ("gorgo_trace_spans_total",), "of a span", ("exported", "failed")),
-    LabelSpec("result", ("gorgo_config_reloads_total",), "of a look", ("applied", "refused")),
+    LabelSpec("result", ("gorgo_config_reloads_total",), "of a reload", ("applied", "refused")),
     LabelSpec("version", (), "of the package", bound="1"),
 )
 

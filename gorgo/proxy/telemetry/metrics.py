@@ -81,8 +81,8 @@ class Metrics:
                 error_s
             )
 
-    def ended(self, replica: str, region: str, ending: str) -> None:
-        self._count("gorgo_attempts_total", replica, region, ending).inc()
+    def attempt_ended(self, replica: str, region: str, result: str) -> None:
+        self._count("gorgo_attempts_total", replica, region, result).inc()
 
     def completed(
         self, replica: str, region: str, e2e_s: float, outcome: Outcome, *, estimated_cached_tokens: int

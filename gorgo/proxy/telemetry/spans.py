@@ -89,11 +89,11 @@ class Trace:
             attributes={"http.request.method": "POST", "http.route": route, "gorgo.request_id": request_id},
         )
 
-    def asked(self, now: float) -> None:
+    def body_read(self, now: float) -> None:
         """The body is read: from here on it is decided."""
         self._decided_from_s = now
 
-    def began(self, dispatch: Dispatch) -> None:
+    def attempt_started(self, dispatch: Dispatch) -> None:
         """A decision, and the attempt that it begins."""
         decision = dispatch.decision
         decided_ns = _ns(decision.decided_s)
@@ -128,10 +128,10 @@ class Trace:
         span.end(_ns(now))
         self._root.set_attribute("gorgo.ttft_ms", sum(parts) * 1e3)
 
-    def ended(self, dispatch: Dispatch, outcome: Outcome, *, now: float) -> None:
+    def attempt_ended(self, dispatch: Dispatch, outcome: Outcome, *, now: float) -> None:
         """An attempt is over."""
         span = self._attempts.pop(dispatch.attempt_id)
-        span.set_attribute("gorgo.ending", outcome.result.value)
+        span.set_attribute("gorgo.result", outcome.result.value)
         told = {
             "http.response.status_code": outcome.status,
             "gen_ai.usage.input_tokens": outcome.prompt_tokens,

@@ -145,14 +145,14 @@ def test_freeze_takes_its_weights_from_the_history_and_leaves_an_event_there(
     def call(method: str, url: str, path: str, token: str | None, body: dict[str, Any]) -> dict[str, Any]:
         asked.append(body)
         frozen = {"since": "now", "by": "me", "reason": body["reason"]}
-        return {**body, "version": 9, "frozen": frozen, "outside": [], "durable": True}
+        return {**body, "version": 9, "frozen": frozen, "out_of_range": [], "durable": True}
 
     monkeypatch.setattr(admin_call, "call_admin", call)
     result = run("freeze", "--weights", "best", "--database", database, "--reason", "held-out week")
     assert result.exit_code == 0, result.output
     assert asked[0]["policy"] == "gorgo"
     assert asked[0]["weights"] == {"w_rtt": 0.276, "w_queue": 0.5}
-    assert asked[0]["widen"] is False
+    assert asked[0]["allow_out_of_range"] is False
     assert "held-out week" in run("history", "--database", database).stdout
     missing = run("freeze", "--weights", "77", "--database", database)
     assert missing.exit_code == 1

@@ -86,7 +86,7 @@ def test_network_is_unknown_without_a_round_trip_and_then_unexplained() -> None:
     router.handle_timer(now=1000.0)
     dispatch = dispatched(submitted(router, a_request("r", prompt_tokens=100, received_s=1000.0), now=1000.0))
     assert dispatch.decision.estimate.network_s is None
-    assert dispatch.decision.as_dict()["outlook_ms"]["network"] is None
+    assert dispatch.decision.as_dict()["predicted_parts_ms"]["network"] is None
     assert dispatch.decision.estimate.attribute(0.35).residual_s == pytest.approx(0.25)
 
 

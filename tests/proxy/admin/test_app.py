@@ -88,7 +88,7 @@ async def test_weights_set_live_are_in_the_terms_of_the_next_decision(start: Sta
             await fleet.client.post(CHAT, content=chat(stream=True), headers={"x-request-id": request_id})
             await until(lambda: fleet.state.router.in_flight == 1)
             (decision,) = (await fleet.admin.get(f"/admin/decisions/{request_id}")).json()["decisions"]
-            (row,), outlook = decision["candidates"], decision["outlook_ms"]
+            (row,), outlook = decision["candidates"], decision["predicted_parts_ms"]
             assert row["terms"] == {
                 # The outlook is a difference of times since the epoch, which are exact to a quarter of a microsecond.
                 "rtt": pytest.approx(weights["m_rtt"] * outlook["network"], abs=2e-3),
@@ -169,7 +169,7 @@ async def test_decision_shows_every_candidates_terms(fleet: Running) -> None:
     (decision,) = shown["decisions"]
     assert {row["replica"] for row in decision["candidates"]} == {"r0", "r1"}
     assert all(row["terms"] for row in decision["candidates"])
-    assert list(decision["outlook_ms"]) == ["router", "earlier", "network", "queue", "prefill"]
+    assert list(decision["predicted_parts_ms"]) == ["router", "earlier", "network", "queue", "prefill"]
     await fleet.idle()
     sample = (await fleet.admin.get("/admin/decisions/r:1")).json()["sample"]
     assert sample["request_id"] == "r:1"
@@ -221,7 +221,7 @@ async def test_misspelt_key_of_a_drain_or_a_flush_is_refused_and_does_nothing(fl
 
 @pytest.mark.parametrize("digits", [309, 400, 4000])
 async def test_weight_of_more_digits_than_a_float_holds_is_refused(fleet: Running, digits: int) -> None:
-    body = b'{"weights": {"w_rtt": %b}, "widen": true}' % (b"9" * digits)
+    body = b'{"weights": {"w_rtt": %b}, "allow_out_of_range": true}' % (b"9" * digits)
     for method, path in (("PUT", "/admin/weights"), ("POST", "/admin/freeze")):
         checked(await fleet.admin.request(method, path, content=body), 400, "invalid_request")
     assert fleet.state.router.weights.version == 1

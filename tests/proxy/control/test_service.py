@@ -78,17 +78,21 @@ async def test_box_is_widened_only_on_demand(start: Start) -> None:
     body: dict[str, Any] = {"weights": {"w_queue": 0.0}}
     message = checked(await fleet.admin.put(WEIGHTS, json=body), 400, "invalid_request")["message"]
     assert "[0.05, 0.5]" in message
-    answer = (await fleet.admin.put(WEIGHTS, json=body | {"widen": True})).json()
-    assert (answer["weights"]["w_queue"], answer["outside"]) == (0.0, ["w_queue"])
-    # What another call does not name stays where it is, outside or not.
-    assert (await fleet.admin.put(WEIGHTS, json={"weights": {"w_rtt": 1.0}})).json()["outside"] == ["w_queue"]
-    checked(await fleet.admin.put(WEIGHTS, json={"weights": {"w_rtt": -1}, "widen": True}), 400, "invalid_request")
+    answer = (await fleet.admin.put(WEIGHTS, json=body | {"allow_out_of_range": True})).json()
+    assert (answer["weights"]["w_queue"], answer["out_of_range"]) == (0.0, ["w_queue"])
+    # What another call does not name stays where it is, in range or not.
+    assert (await fleet.admin.put(WEIGHTS, json={"weights": {"w_rtt": 1.0}})).json()["out_of_range"] == ["w_queue"]
+    checked(
+        await fleet.admin.put(WEIGHTS, json={"weights": {"w_rtt": -1}, "allow_out_of_range": True}),
+        400,
+        "invalid_request",
+    )
 
 
 @pytest.mark.parametrize(
     "more",
-    [{"expected_versoin": 1}, {"expected_version": "1"}, {"expected_version": 1.0}, {"widen": 1}, {"reason": 5},
-     {"by": "x" * 2000}],
+    [{"expected_versoin": 1}, {"expected_version": "1"}, {"expected_version": 1.0}, {"reason": 5},
+     {"allow_out_of_range": 1}, {"by": "x" * 2000}],
 )  # fmt: skip
 async def test_misspelt_or_mistyped_words_change_nothing(start: Start, more: dict[str, Any]) -> None:
     fleet = await proxy(start)

@@ -24,7 +24,18 @@ ADMIN = (
     ("POST", "/admin/replicas/r0/drain"),
     ("GET", "/admin/samples"),
 )
-ADMIN_KEYS = ("weights", "policy", "version", "expected_version", "widen", "reason", "by", "replica", "drain", "")
+ADMIN_KEYS = (
+    "weights",
+    "policy",
+    "version",
+    "expected_version",
+    "allow_out_of_range",
+    "reason",
+    "by",
+    "replica",
+    "drain",
+    "",
+)
 
 
 def no_fault(caplog: pytest.LogCaptureFixture) -> None:

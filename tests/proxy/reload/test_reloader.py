@@ -160,7 +160,7 @@ async def test_another_url_is_another_process_with_nothing_believed_of_it(start:
     await until(lambda: not followed.state.draining_targets)
     await followed.fleet.idle()
     assert (
-        'gorgo_attempts_total{ending="completed",region="here",replica="a"} 2.0'
+        'gorgo_attempts_total{region="here",replica="a",result="completed"} 2.0'
         in (await followed.fleet.client.get("/metrics")).text
     )
 

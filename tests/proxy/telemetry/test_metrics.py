@@ -62,8 +62,8 @@ async def test_figures_of_one_retried_request_add_up(start: Start) -> None:
         (("policy", "round-robin"), ("route", CHAT), ("status", "2xx")): 1.0,
     }
     assert samples["gorgo_attempts_total"] == {
-        (("ending", "failed_before_content"), *r0): 1.0,
-        (("ending", "completed"), *r1): 1.0,
+        (*r0, ("result", "failed_before_content")): 1.0,
+        (*r1, ("result", "completed")): 1.0,
     }
     assert moved(samples["gorgo_retries_total"]) == {(("reason", "failed_before_content"),): 1.0}
     assert samples["gorgo_ttft_seconds_count"] == {r1: 1.0}

@@ -93,7 +93,7 @@ async def test_a_widened_box_is_put_with_the_proxy_s_consent(tmp_path: Path) -> 
     await beside.start()
     await beside.until_generation(1)
     assert proxy.puts[0]["weights"] == {"w_rtt": 5.0, "w_queue": 0.1}
-    assert all(put["widen"] for put in proxy.puts)
+    assert all(put["allow_out_of_range"] for put in proxy.puts)
 
 
 async def test_the_history_keeps_options_and_seed_and_no_token(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ async def test_consent_for_weights_outside_the_policy_s_box_is_asked_only_where_
     beside = Beside(FakeProxy(), tmp_path, start={"w_rtt": w_rtt}, **options)
     await beside.start()
     await beside.step()
-    assert ("widen" in beside.proxy.puts[0]) == widened
+    assert ("allow_out_of_range" in beside.proxy.puts[0]) == widened
 
 
 async def test_a_weight_that_there_is_not_is_named_beside_those_that_there_are(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """In words: how a replica stands and why, and what an operator should look at first.
 
-Owns the judgement of what is worth an alert. What is known is the Router's; figures are `figures`'.
+Owns the judgement of what is worth an alert. What is known is the Router's; stats are `stats`'.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ def condition_of(view: ReplicaSnapshot) -> Condition:
 
 def alerts(
     views: Sequence[ReplicaSnapshot],
-    figures: RecentStats,
+    stats: RecentStats,
     *,
-    cut_off: frozenset[str],
-    held: int,
+    unreachable_regions: frozenset[str],
+    queued: int,
     stopping: bool,
     config_refused: bool,
-    outside: Sequence[str],
+    out_of_range: Sequence[str],
 ) -> list[Alert]:
     """Worst first; none when nothing is wrong that the proxy knows of."""
     found = [
         *_of_proxy(stopping=stopping, config_refused=config_refused),
-        *_of_fleet(views, cut_off),
-        *_of_traffic(figures, held),
-        *(alert for view in views for alert in _of_replica(view, cut_off)),
+        *_of_fleet(views, unreachable_regions),
+        *_of_traffic(stats, queued),
+        *(alert for view in views for alert in _of_replica(view, unreachable_regions)),
     ]
-    if outside:
-        found.append(Alert("warn", f"Weights outside the policy's box: {', '.join(outside)}"))
+    if out_of_range:
+        found.append(Alert("warn", f"Weights outside the policy's box: {', '.join(out_of_range)}"))
     return sorted(found, key=lambda alert: alert.level != "bad")
 
 
@@ -83,25 +83,25 @@ def _of_proxy(*, stopping: bool, config_refused: bool) -> Iterator[Alert]:
         yield Alert("warn", "The newest regions.yaml was refused, an older one is in force; the log says why")
 
 
-def _of_fleet(views: Sequence[ReplicaSnapshot], cut_off: Iterable[str]) -> Iterator[Alert]:
+def _of_fleet(views: Sequence[ReplicaSnapshot], unreachable_regions: Iterable[str]) -> Iterator[Alert]:
     if not any(view.eligible for view in views):
         yield Alert("bad", "No replica can take a request")
     elif any(view.panic for view in views):
         yield Alert("bad", "Too few replicas are healthy: the others are tried again soon, and asked if nobody is")
-    for region in sorted(cut_off):
+    for region in sorted(unreachable_regions):
         yield Alert("bad", f"Region {region} is cut off: none of its replicas answers a probe")
 
 
-def _of_traffic(figures: RecentStats, held: int) -> Iterator[Alert]:
-    if figures.n and figures.failed / figures.n >= FAILED_SHARE:
-        yield Alert("bad", f"{figures.failed} of the last {figures.n} requests failed")
-    if held:
-        yield Alert("warn", f"{held} {_requests(held)} at the proxy for a replica")
+def _of_traffic(stats: RecentStats, queued: int) -> Iterator[Alert]:
+    if stats.n and stats.failed / stats.n >= FAILED_SHARE:
+        yield Alert("bad", f"{stats.failed} of the last {stats.n} requests failed")
+    if queued:
+        yield Alert("warn", f"{queued} {_requests(queued)} at the proxy for a replica")
 
 
-def _of_replica(view: ReplicaSnapshot, cut_off: frozenset[str]) -> Iterator[Alert]:
+def _of_replica(view: ReplicaSnapshot, unreachable_regions: frozenset[str]) -> Iterator[Alert]:
     how = condition_of(view)
-    if how.word in ("ejected", "on trial") and view.region not in cut_off:
+    if how.word in ("ejected", "on trial") and view.region not in unreachable_regions:
         yield Alert("bad" if how.word == "ejected" else "warn", f"{view.name} is {how.word}: {how.why}")
     elif how.word in ("draining", "failing", "slow start"):
         yield Alert("warn", f"{view.name} is {how.word}: {how.why}")

@@ -68,8 +68,8 @@ def _line(row: DecisionStatus) -> list[Html]:
 
 def _off_class(row: DecisionStatus, predicted_ms: float | None) -> str | None:
     """Late by as much as was predicted, and by enough to be felt."""
-    off_ms = row.error_ms
-    return "bad" if off_ms is not None and predicted_ms is not None and off_ms > max(predicted_ms, 250.0) else None
+    error_ms = row.error_ms
+    return "bad" if error_ms is not None and predicted_ms is not None and error_ms > max(predicted_ms, 250.0) else None
 
 
 def _outcome(row: DecisionStatus) -> Html:

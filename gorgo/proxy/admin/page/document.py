@@ -59,7 +59,7 @@ def status_page(status: Snapshot, parts: Sections, *, every_s: int | None = None
     body = [
         _header(status),
         tag("noscript", _without_script(every_s)),
-        tag("main", _held(parts, "alerts"), _held(parts, "figures"), _held(parts, "chart"), *_sections(parts)),
+        tag("main", _part(parts, "alerts"), _part(parts, "figures"), _part(parts, "chart"), *_sections(parts)),
     ]
     return _page(f"GORGO {status.region}", body, head=[reload_it, tag("script", src=f"{ROOT}/page.js", defer=True)])
 
@@ -102,13 +102,13 @@ def _without_script(every_s: int | None) -> Html:
 def _sections(parts: Mapping[str, Html]) -> list[Html]:
     wait = tag("span", "newer ones wait while one is open", class_="quiet waits", hidden=True)
     return [
-        tag("section", tag("h2", "Fleet"), _held(parts, "fleet")),
-        tag("section", tag("h2", "Last decisions ", wait), _held(parts, "decisions")),
-        tag("section", tag("h2", "Weights"), _held(parts, "weights")),
+        tag("section", tag("h2", "Fleet"), _part(parts, "fleet")),
+        tag("section", tag("h2", "Last decisions ", wait), _part(parts, "decisions")),
+        tag("section", tag("h2", "Weights"), _part(parts, "weights")),
     ]
 
 
-def _held(parts: Mapping[str, Html], name: str) -> Html:
+def _part(parts: Mapping[str, Html], name: str) -> Html:
     return tag("div", parts[name], id=name, data_part=True)
 
 

@@ -24,7 +24,7 @@ _SPANS_S = (60.0, 120.0, RECENT_S)
 class RecentStats:
     """Of some finished requests; `None` where none of them says.
 
-    `failed` are those that ended with 5xx, a broken stream included. `off_ms_p50` is the median distance between
+    `failed` are those that ended with 5xx, a broken stream included. `error_ms_p50` is the median distance between
     predicted and observed TTFT. Shares are of prompt tokens: found in cache by the engines' reports, and as believed at
     the decision for the same requests.
     """
@@ -33,7 +33,7 @@ class RecentStats:
     failed: int
     ttft_ms_p50: float | None
     ttft_ms_p95: float | None
-    off_ms_p50: float | None
+    error_ms_p50: float | None
     cached_share: float | None
     estimated_share: float | None
 
@@ -52,7 +52,7 @@ class RecentStats:
             failed=sum(sample.status >= 500 for sample in samples),
             ttft_ms_p50=quantile(ttft, 0.5),
             ttft_ms_p95=quantile(ttft, 0.95),
-            off_ms_p50=quantile(off, 0.5),
+            error_ms_p50=quantile(off, 0.5),
             cached_share=_share((sample.cached_tokens or 0 for sample in told), prompt_tokens),
             estimated_share=_share((sample.estimated_cached_tokens for sample in told), prompt_tokens),
         )

@@ -43,8 +43,8 @@ class ReplicaStatus:
 
     def as_dict(self) -> dict[str, Any]:
         trips = [[at_s, None if rtt_s is None else rtt_s * 1e3] for at_s, rtt_s in self.probes]
-        told = {"standing": self.condition.word, "why": self.condition.why, "recent": asdict(self.stats)}
-        return self.view.as_dict() | told | {"probes": trips}
+        result = {"health_state": self.condition.word, "reason": self.condition.why, "recent_stats": asdict(self.stats)}
+        return self.view.as_dict() | result | {"probes": trips}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class DecisionStatus:
         return sample.ttft_ms - predicted_s * 1e3
 
     def as_dict(self) -> dict[str, Any]:
-        outcome = {"followed": self.followed, "off_ms": self.error_ms}
+        outcome = {"followed": self.followed, "error_ms": self.error_ms}
         sample = None if self.sample is None else asdict(self.sample)
         return self.decision.as_dict() | {"region": self.region, "sample": sample} | outcome
 
@@ -116,10 +116,10 @@ class Snapshot:
             "up_s": self.up_s,
             "stopping": self.stopping,
             "in_flight": self.in_flight,
-            "held": self.queued,
+            "queued": self.queued,
             "alerts": [asdict(alert) for alert in self.alerts],
-            "recent": asdict(self.stats) | {"span_s": self.span_s, "per_s": self.per_s},
-            "course": [asdict(one) for one in self.ttft_series],
+            "recent_stats": asdict(self.stats) | {"span_s": self.span_s, "per_s": self.per_s},
+            "ttft_series": [asdict(one) for one in self.ttft_series],
             "routing": {
                 "policy": self.policy,
                 "unit": self.unit,
@@ -154,11 +154,11 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
         alerts=alerts(
             views,
             figures,
-            cut_off=router.unreachable_regions,
-            held=router.queued,
+            unreachable_regions=router.unreachable_regions,
+            queued=router.queued,
             stopping=state.stopping,
             config_refused=state.metrics.config.refused,
-            outside=router.weights.out_of_range(specs),
+            out_of_range=router.weights.out_of_range(specs),
         ),
         stats=figures,
         span_s=_span_s(samples, now=now, up_s=now - state.started_s),

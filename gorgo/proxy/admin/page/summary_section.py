@@ -27,9 +27,9 @@ def stats_section(status: Snapshot) -> Iterator[Html]:
         ("TTFT, median", formatting.ms(figures.ttft_ms_p50), "ms", None),
         ("TTFT, p95", formatting.ms(figures.ttft_ms_p95), "ms", None),
         ("requests", rate, "/s", failed),
-        ("in flight", formatting.count(status.in_flight), "", f"{status.queued} held at the proxy"),
+        ("in flight", formatting.count(status.in_flight), "", f"{status.queued} queued"),
         ("prompt in cache", formatting.share(figures.cached_share), "", believed),
-        ("prediction off by", formatting.ms(figures.off_ms_p50), "ms", "median"),
+        ("prediction off by", formatting.ms(figures.error_ms_p50), "ms", "median"),
     )
     covered = f"{figures.n:,} requests that finished in the last {formatting.age(status.span_s)}"
     up = f"up for {formatting.age(status.up_s)}"

@@ -14,15 +14,15 @@ from tests.proxy.page.made import sample, view
 WELL = RecentStats.of([sample()])
 
 
-def told(*views: ReplicaSnapshot, figures: RecentStats = WELL, **changes: Any) -> list[Alert]:
+def told(*views: ReplicaSnapshot, stats: RecentStats = WELL, **changes: Any) -> list[Alert]:
     calm: dict[str, Any] = {
-        "cut_off": frozenset(),
-        "held": 0,
+        "unreachable_regions": frozenset(),
+        "queued": 0,
         "stopping": False,
         "config_refused": False,
-        "outside": (),
+        "out_of_range": (),
     }
-    return alerts(views or (view(),), figures, **{**calm, **changes})
+    return alerts(views or (view(),), stats, **{**calm, **changes})
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_hurts_requests_comes_before_what_might() -> None:
 
 def test_region_that_is_cut_off_is_one_line_and_not_one_per_replica() -> None:
     gone = [view(name, state="ejected", ejected_by="region", eligible=False) for name in ("a", "b")]
-    (alert, other) = told(*gone, cut_off=frozenset({"near"}))
+    (alert, other) = told(*gone, unreachable_regions=frozenset({"near"}))
     assert "No replica can take a request" in alert.text
     assert other == Alert("bad", "Region near is cut off: none of its replicas answers a probe")
 
@@ -75,10 +75,10 @@ def test_region_that_is_cut_off_is_one_line_and_not_one_per_replica() -> None:
     [
         ({"stopping": True}, "bad", "stopping"),
         ({"config_refused": True}, "warn", "was refused"),
-        ({"held": 1}, "warn", "1 request waits"),
-        ({"held": 2}, "warn", "2 requests wait"),
-        ({"outside": ("m_rtt",)}, "warn", "outside the policy's box: m_rtt"),
-        ({"figures": RecentStats.of([sample(status=502), sample(2)])}, "bad", "1 of the last 2 requests failed"),
+        ({"queued": 1}, "warn", "1 request waits"),
+        ({"queued": 2}, "warn", "2 requests wait"),
+        ({"out_of_range": ("m_rtt",)}, "warn", "outside the policy's box: m_rtt"),
+        ({"stats": RecentStats.of([sample(status=502), sample(2)])}, "bad", "1 of the last 2 requests failed"),
     ],
 )
 def test_what_is_wrong_with_the_proxy_and_its_traffic_is_said(changes: dict[str, Any], level: str, words: str) -> None:
@@ -88,7 +88,7 @@ def test_what_is_wrong_with_the_proxy_and_its_traffic_is_said(changes: dict[str,
 
 
 def test_a_few_failures_among_many_are_no_alert() -> None:
-    assert told(figures=RecentStats.of([sample(status=502), *(sample(n) for n in range(150))])) == []
+    assert told(stats=RecentStats.of([sample(status=502), *(sample(n) for n in range(150))])) == []
 
 
 def test_panic_and_an_unknown_round_trip_are_said() -> None:

@@ -64,7 +64,6 @@ def nasty_status() -> Snapshot:
     made = decision(
         NASTY,
         candidates=(NASTY, "b"),
-        replica=NASTY,
         policy=NASTY,
         unit=NASTY,
         fallback=NASTY,
@@ -153,7 +152,7 @@ def test_rows_of_the_fleet_are_as_wide_as_its_head() -> None:
 def test_decision_has_every_candidate_with_its_terms_cheapest_first() -> None:
     made = decision(
         candidates=("a", "b", "c"),
-        replica="b",
+        row=1,
         cost=np.array([3.0, 1.0, np.nan]),
         terms={"rtt": np.array([1.0, 0.5, np.nan]), "queue": np.array([2.0, 0.5, 1234.5])},
         excluded={"d": "ejected"},
@@ -172,7 +171,7 @@ def test_of_many_candidates_the_chosen_one_is_always_shown() -> None:
     many = 3 * CANDIDATES_SHOWN
     made = decision(
         candidates=tuple(f"c{n}" for n in range(many)),
-        replica=f"c{many - 1}",
+        row=many - 1,
         terms={"rtt": np.arange(float(many))},
         cost=np.arange(float(many)),
     )

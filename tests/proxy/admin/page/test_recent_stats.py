@@ -35,7 +35,7 @@ def test_failures_predictions_and_shares_are_of_those_that_tell() -> None:
         ]
     )
     assert (figures.n, figures.failed) == (4, 1)
-    assert (figures.ttft_ms_p50, figures.off_ms_p50) == (200.0, 10.0)
+    assert (figures.ttft_ms_p50, figures.error_ms_p50) == (200.0, 10.0)
     assert figures.cached_share == pytest.approx((40 + 80) / 200)
     assert figures.estimated_share == pytest.approx((50 + 30) / 200)
 

@@ -178,14 +178,14 @@ async def test_status_has_what_the_page_shows(fleet: Running) -> None:
     await fleet.idle()
     shown = (await fleet.admin.get("/admin/status")).json()
     assert [row["name"] for row in shown["replicas"]] == ["r0", "r1"]
-    assert all(row["standing"] == "ready" and len(row["probes"]) == 1 for row in shown["replicas"])
+    assert all(row["health_state"] == "ready" and len(row["probes"]) == 1 for row in shown["replicas"])
     (made,) = shown["decisions"]
     assert made["request_id"] == "mine"
     assert {row["replica"] for row in made["candidates"]} == {"r0", "r1"}
     assert set(made["candidates"][0]["terms"]) == {"rtt", "queue", "prefill", "externality"}
     assert made["sample"]["ttft_ms"] > 0
-    assert made["off_ms"] == pytest.approx(made["sample"]["ttft_ms"] - made["predicted_ttft_ms"])
-    assert shown["recent"]["n"] == 1
+    assert made["error_ms"] == pytest.approx(made["sample"]["ttft_ms"] - made["predicted_ttft_ms"])
+    assert shown["recent_stats"]["n"] == 1
     assert shown["history"][0]["source"] == "configuration"
     assert shown["routing"]["frozen"] is None
     assert shown["alerts"] == []
