@@ -204,18 +204,16 @@ _TABLE = (
     Scenario("steady", "nothing goes wrong"),
     Scenario("slow-replica", "the nearest replica is 3x slower for the middle third of the run", faults=_slow_nearest),
     Scenario("rtt-shift", "the round trip to `eu-frankfurt` becomes 320 ms half way through", faults=_rtt_shift),
-    Scenario("killed", "the nearest replica is gone from a third to a half of the run, then back cold", faults=_killed),
+    Scenario("killed", "the nearest replica is down from a third to a half of the run, then back cold", faults=_killed),
     Scenario("stale-metrics", "no replica answers scrapes or pings in the middle third of the run", faults=_stale),
     Scenario("mixed-fleet", "the second nearest replica is one H100, with right priors for each replica", fleet=_mixed),
     Scenario("six-replicas", "a second replica in each region that has one", fleet=_two_per_region),
-    Scenario("one-region", "all replicas are 2 ms away, in the nearest one's region", fleet=_one_region),
+    Scenario("one-region", "all replicas in the nearest region, at 2 ms", fleet=_one_region),
     Scenario("bursts", "the requests of every 30 s arrive in its first 5 s", reshape=burst),
     Scenario("freezing", "the nearest replica is 40x slower for 8 s in every 100 s", faults=_freezing),
-    Scenario("late-path", "1.5 % of requests are 1 to 3 s late on their way", faults=_late_path),
-    Scenario("priors-fast", "the Router is told that engines prefill 3x faster than they do", fleet=_with_priors(3.0)),
-    Scenario(
-        "priors-slow", "the Router is told that engines prefill 3x slower than they do", fleet=_with_priors(1 / 3)
-    ),
+    Scenario("late-path", "1.5 % of requests are delayed by 1 to 3 s", faults=_late_path),
+    Scenario("priors-fast", "priors of the prefill speed are 3x too fast", fleet=_with_priors(3.0)),
+    Scenario("priors-slow", "priors of the prefill speed are 3x too slow", fleet=_with_priors(1 / 3)),
 )
 
 #: Every scenario by name, in the order of the README's table.
