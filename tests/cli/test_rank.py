@@ -95,3 +95,19 @@ def test_a_proxy_that_starts_again_meanwhile_is_no_log(monkeypatch: pytest.Monke
     result = live(monkeypatch, proxy)
     assert result.exit_code == 1
     assert "started again" in result.stderr
+
+
+class Endless(Proxy):
+    """Has more samples than a reader takes, two to a page."""
+
+    def __init__(self) -> None:
+        super().__init__(1000)
+
+
+def test_a_proxy_with_a_larger_ring_is_read_for_a_hundred_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = Endless()
+    result = live(monkeypatch, proxy)
+    assert result.exit_code == 0, result.output
+    # The page after the last is asked for, and left.
+    assert [path.split("=")[1] for path in proxy.asked] == [str(2 * page) for page in range(101)]
+    assert json.loads(result.stdout)["n"] == 200

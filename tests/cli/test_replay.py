@@ -382,3 +382,8 @@ def test_claims_uses_all_cores_and_every_group_by_default(monkeypatch: pytest.Mo
         True,
     )
     assert len({target.group for target in FakeClaimCheck.asked.targets}) == 7
+
+
+def test_a_replayed_request_that_is_not_complete_after_ten_minutes_is_an_error_unless_said() -> None:
+    options = ReplayOptions(trace=Path("t"))
+    assert (options.request_timeout_s, options.max_in_flight) == (600.0, 2048)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ import pytest
 from gorgo.apps.claims import run_cache
 from gorgo.apps.claims.workload import job_key
 from gorgo.apps.simulate import SimJob
+from gorgo.apps.simulate.run import policy_of
 from gorgo.apps.traces import TraceFilters
-from gorgo.errors import UnknownPolicy
+from gorgo.errors import UnknownPolicy, WeightsError
+from gorgo.policies.nearest import Nearest
 from tests.sim.fleets import three_regions
 
 JOB = SimJob(trace="chat-small", policy="gorgo-ms", fleet=three_regions())
@@ -66,3 +70,35 @@ def test_a_trace_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"\xff.jsonl")
     path.write_text("1")
     assert job_key(replace(JOB, trace=str(path))) != job_key(JOB)
+
+
+class PluginPolicy(Nearest):
+    """A policy that another package brings."""
+
+    name = "plugin"
+
+
+def test_a_plugin_policy_is_known_by_what_its_own_file_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered, other = tmp_path / "offered.py", tmp_path / "other.py"
+    module = ModuleType("offered")
+    module.__file__ = str(offered)
+    monkeypatch.setitem(sys.modules, "offered", module)
+    monkeypatch.setattr(PluginPolicy, "__module__", "offered")
+    monkeypatch.setattr(run_cache, "policy_of", lambda name: PluginPolicy() if name == "plugin" else policy_of(name))
+    job = replace(JOB, policy="plugin")
+
+    def key() -> str:
+        run_cache._code_digest.cache_clear()
+        return job_key(job)
+
+    keys = []
+    for text in ("rule = 1", "rule = 2", "rule = 1"):
+        offered.write_text(text)
+        keys.append(key())
+    other.write_text("rule = 3")
+    assert keys[0] == keys[2] == key() != keys[1]
+    own = {path.name for path in run_cache._policy_files("plugin")} - {
+        path.name for path in run_cache._policy_files("oracle")
+    }
+    assert own == {"offered.py"}
+    run_cache._code_digest.cache_clear()

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gorgo.core.admission.deadline import OverloadLimits
 from gorgo.core.dispatch.hedging import HedgeLimits
-from gorgo.core.latency.ttft import PARTS, TtftEstimate
+from gorgo.core.latency.prefill_queue import PrefillQueue
+from gorgo.core.latency.ttft import PARTS, TtftEstimate, expected_queue_s
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Hedge
 from gorgo.policies.registry import POLICIES
@@ -136,3 +137,22 @@ def test_best_cached_is_of_the_candidates_alone(drained: str, best: int) -> None
     router.drain(drained, now=0.0)
     decision = dispatched(submitted(router, a_request("r", prompt_tokens=256, blocks=blocks), now=0.0)).decision
     assert (decision.replica, decision.estimated_cached_tokens, decision.best_cached_tokens) == ("a", 0, best)
+
+
+@pytest.mark.parametrize(
+    ("now", "queue_s"),
+    [
+        # Its first token is due at 0.305, is seen 5 ms later, and may be 0.3 s late: stuck after 0.61.
+        (0.60, 0.0),
+        (0.62, 0.31),
+        (0.71, 0.4),
+        (1.11, 0.8),
+        (1.60, 1.29),
+        (1.71, 1.4),
+    ],
+)
+def test_all_that_waits_and_its_lateness_count_as_soon_as_an_engine_is_stuck(now: float, queue_s: float) -> None:
+    clock = PrefillQueue()
+    clock.add("head", arrives_s=0.005, prior_s=0.3, seen=True)
+    found = expected_queue_s(clock, arrives_s=now + 0.005, one_way_s=0.005, now=now)
+    assert found == pytest.approx(queue_s, abs=1e-9)

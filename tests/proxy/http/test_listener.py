@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
 
 import pytest
+from hypercorn.config import Config
 
-from gorgo.proxy.http.listener import _LingerTimeout
+from gorgo.proxy.http.listener import LINGER_S, AcceptLimits, Connection, _Connections, _LingerTimeout, serve_app
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, chat, delta, hang, stream
 from tests.proxy.raw import connected
@@ -89,3 +93,93 @@ async def test_patience_that_is_over_cuts_nobody(monkeypatch: pytest.MonkeyPatch
     for _ in range(5):
         await asyncio.sleep(0)
     assert (client.aborted, client._left) == (False, [400])
+
+
+class Timers:
+    """In the place of a loop: what it is to call, and when."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self.due: Callable[[], None] = lambda: None
+
+    def call_later(self, delay_s: float, due: Callable[[], None]) -> None:
+        self.waits.append(delay_s)
+        self.due = due
+
+
+def test_a_client_has_half_a_minute_for_each_part_of_what_is_left() -> None:
+    timers, client = Timers(), Taking(400, 300, 300)
+    _LingerTimeout(timers, client)  # type: ignore[arg-type]
+    aborted = []
+    for _ in range(2):
+        timers.due()
+        aborted.append(client.aborted)
+    assert aborted == [False, True]
+    assert timers.waits == [LINGER_S, LINGER_S] == [30.0, 30.0]
+
+
+Message = MutableMapping[str, Any]
+LIMITS = AcceptLimits(Connection.head_limits, 10)
+
+
+async def test_connection_whose_client_has_closed_it_ends_with_its_answer_and_waits_for_no_request() -> None:
+    """Under a keep-alive of an hour."""
+    left = asyncio.Event()
+
+    async def app(scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+        assert scope["type"] == "http"
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    config, closing = Config(), asyncio.Event()
+    config.keep_alive_timeout = 3600.0
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    task = asyncio.create_task(serve_app(app, config, listener, closing, door=lambda: LIMITS))
+    async with asyncio.timeout(10):
+        async with connected(address) as client:
+            await client.post(ROUTE, b"{}")
+            client.writer.write_eof()
+            await client.rest()
+        assert left.is_set()
+        closing.set()
+        await task
+
+
+class Stubborn:
+    """A connection's task that no cancellation ends, only its writer's abort, if anything."""
+
+    def __init__(self, *, ends_by_abort: bool) -> None:
+        self.transport = self
+        self._ends_by_abort = ends_by_abort
+        self.over = asyncio.Event()
+        self.cancelled = 0
+
+    def abort(self) -> None:
+        if self._ends_by_abort:
+            self.over.set()
+
+    async def run(self) -> None:
+        while not self.over.is_set():
+            try:
+                await self.over.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+
+
+@pytest.mark.parametrize("ends_by_abort", [True, False])
+async def test_end_waits_for_aborted_connections_and_no_longer_than_its_limit(ends_by_abort: bool) -> None:
+    async def app(*_: Any) -> None:
+        return
+
+    connections, stubborn = _Connections(app, Config(), lambda: LIMITS), Stubborn(ends_by_abort=ends_by_abort)
+    task = asyncio.create_task(stubborn.run())
+    connections._open[task] = stubborn  # type: ignore[assignment]
+    async with asyncio.timeout(10):
+        await connections.end(0.01)
+    assert (task.done(), stubborn.cancelled) == (ends_by_abort, 1)
+    stubborn.over.set()
+    await task

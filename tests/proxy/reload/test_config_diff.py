@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.model import CapacityConfig, Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig, TlsConfig
+from gorgo.config.model import (
+    CapacityConfig,
+    ClientsConfig,
+    Config,
+    LimitsConfig,
+    OverloadConfig,
+    ProxyConfig,
+    RegionConfig,
+    ReplicaConfig,
+    TlsConfig,
+    TracingConfig,
+)
 from gorgo.proxy.reload.config_diff import ConfigDiff, diff, keep_restart_only
 
 OLD = Config(
@@ -101,3 +112,46 @@ def test_addresses_need_a_new_start_and_are_named_each_time() -> None:
     for running in (OLD, keep_restart_only(OLD, new)):
         assert diff(running, new) == ConfigDiff(restart=("proxy.bind", "proxy.admin_bind"))
     assert keep_restart_only(OLD, replace(new, replicas=())).replicas == ()
+
+
+@pytest.mark.parametrize("name", ["ca_file", "client_cert", "client_key"])
+def test_other_files_of_tls_are_another_process(name: str) -> None:
+    new = with_a(**{name: "a.pem"})
+    changes = diff(OLD, new)
+    assert changes == ConfigDiff(replaced=(new.replicas[0],))
+    assert changes.fleet
+
+
+@pytest.mark.parametrize("name", ["probe_interval_s", "scrape_interval_s"])
+def test_each_interval_counts(name: str) -> None:
+    assert diff(OLD, with_proxy(**{name: 1.5})) == ConfigDiff(intervals=True, settings=(f"proxy.{name}",))
+
+
+def test_shadow_and_settings_of_every_section_are_named() -> None:
+    assert diff(OLD, with_proxy(shadow_policy="random")) == ConfigDiff(shadow=True, settings=("proxy.shadow_policy",))
+    assert diff(OLD, replace(OLD, clients=ClientsConfig(keys_env="KEYS"))).settings == ("clients.keys_env",)
+    assert diff(OLD, replace(OLD, overload=OverloadConfig(queue_max_requests=7))).settings == (
+        "overload.queue_max_requests",
+    )
+    assert diff(OLD, replace(OLD, regions=OLD.regions[:1])).settings == ("regions",)
+
+
+def test_where_spans_go_needs_a_new_start() -> None:
+    new = with_proxy(tracing=TracingConfig(endpoint="http://127.0.0.1:4318/v1/traces"))
+    assert diff(OLD, new) == ConfigDiff(restart=("proxy.tracing",))
+    assert diff(OLD, new).as_log() == {"restart_needed": ["proxy.tracing"]}
+    assert keep_restart_only(OLD, new) == OLD
+
+
+@pytest.mark.parametrize(
+    ("change", "fleet"),
+    [
+        (replace(OLD, replicas=OLD.replicas[:1]), True),
+        (replace(OLD, replicas=(*OLD.replicas, ReplicaConfig(name="c", region="here", url="http://c:1"))), True),
+        (with_a(models=("m",)), True),
+        (with_a(draining=True), False),
+        (with_proxy(policy="random"), False),
+    ],
+)
+def test_fleet_differs_when_a_replica_comes_goes_or_is_another(change: Config, fleet: bool) -> None:
+    assert diff(OLD, change).fleet is fleet

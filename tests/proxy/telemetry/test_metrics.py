@@ -10,6 +10,7 @@ from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.metric_spec import label_of
 from gorgo.proxy.telemetry.metric_table import LABELS
 from gorgo.proxy.telemetry.metrics import METRICS, Metrics
+from tests.core.routers import make_router, timed
 from tests.proxy.conftest import Running, Start
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
 
@@ -158,3 +159,20 @@ async def test_series_of_a_replica_and_of_a_region_go_with_the_last_who_had_them
     assert not {"gone", "there"} & shown
     spent = samples["gorgo_ttft_component_seconds_total"]
     assert spent[("part", "router"), ("region", "here"), ("replica", "r0")] == 1.0
+
+
+def test_each_region_says_whether_it_is_cut_off() -> None:
+    router = make_router(replicas=[timed("a", "here"), timed("b", "there"), timed("c", "there")])
+    metrics = Metrics(router, lambda: 40.0)
+
+    def cut_off() -> dict[str, float]:
+        families = text_string_to_metric_families(metrics.exposition().decode())
+        (family,) = [family for family in families if family.name == "gorgo_region_unreachable"]
+        assert all(set(sample.labels) == {"region"} for sample in family.samples)
+        return {sample.labels["region"]: sample.value for sample in family.samples}
+
+    assert cut_off() == {"here": 0.0, "there": 0.0}
+    for name in ("b", "c"):
+        router.on_probe(name, None, now=40.0)
+    assert router.unreachable_regions == {"there"}
+    assert cut_off() == {"here": 0.0, "there": 1.0}

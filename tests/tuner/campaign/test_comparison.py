@@ -36,6 +36,7 @@ def judged(found: Sequence[BlockPair], *, seed: int = EARLY, audit: bool = False
 def outcome(verdict: Verdict | None) -> str | None:
     if verdict is None:
         return None
+    assert (type(verdict.accepted), type(verdict.refused)) == (bool, bool)
     assert not (verdict.accepted and verdict.refused)
     return "accepted" if verdict.accepted else "refused" if verdict.refused else "rejected"
 

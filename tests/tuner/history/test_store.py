@@ -229,3 +229,40 @@ def test_sqlite_is_set_up_to_survive_a_kill(tmp_path: object) -> None:
     with engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
     engine.dispose()
+
+
+def test_a_state_that_is_saved_after_the_end_continues_nothing(history: History) -> None:
+    campaign = begin(history)
+    history.end_campaign(campaign, now_s=2.0, outcome="left")
+    history.save_state(campaign, {"generation": 1}, now_s=3.0)
+    assert history.unfinished(**TARGET) is None
+
+
+def test_a_state_says_when_it_was_saved(history: History, url: str) -> None:
+    first, second = begin(history), begin(history)
+    history.save_state(first, {}, now_s=3.0)
+    history.write(second, state={}, now_s=4.0)
+    engine = open_engine(url)
+    with engine.execution_options(begin="BEGIN").connect() as connection:
+        saved = connection.execute(select(StateTable.campaign_id, StateTable.saved_s)).all()
+    engine.dispose()
+    assert {int(row[0]): row[1] for row in saved} == {first: 3.0, second: 4.0}
+
+
+def test_an_event_says_when_it_was(history: History) -> None:
+    history.note("freeze", now_s=5.0, reason="by hand")
+    assert history.events() == [EventRow(at_s=5.0, kind="freeze", weights=None, reason="by hand")]
+
+
+def test_a_listing_gives_the_last_thousand_unless_said(history: History) -> None:
+    campaign = begin(history)
+    history.write(campaign, events=[event(float(place)) for place in range(1001)], now_s=1.0)
+    found = history.events()
+    assert [found[0].at_s, found[-1].at_s, len(found)] == [1.0, 1000.0, 1000]
+
+
+@pytest.mark.parametrize(("number", "words"), [("9" * 18, "no generation"), ("9" * 19, "names no weights")])
+def test_a_generation_s_number_has_at_most_eighteen_digits(history: History, number: str, words: str) -> None:
+    begin(history)
+    with pytest.raises(HistoryError, match=words):
+        history.weights_of(number)

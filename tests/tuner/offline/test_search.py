@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,3 +143,108 @@ def test_a_log_of_the_proxy_can_be_tuned_on(tmp_path: Path) -> None:
 def test_a_window_without_requests_is_an_error() -> None:
     with pytest.raises(TunerError, match="a recorded window with requests in it"):
         search(job=small_job(feed=()))
+
+
+Figures = Callable[[float], RunScore]
+
+
+def searched(
+    monkeypatch: pytest.MonkeyPatch, figures: Figures, *, w_queue: float | None = 0.4, **options: Any
+) -> SearchResult:
+    """A search whose runs have the figures of their `w_queue`; it starts at 0.4 unless said, its default is 0.1."""
+
+    def scores(
+        question: CandidateBatch, candidates: Sequence[Mapping[str, float]], **_options: Any
+    ) -> list[list[RunScore]]:
+        return [[figures(weights["w_queue"]) for _ in question.seeds] for weights in candidates]
+
+    monkeypatch.setattr("tuner.offline.search.scores_of", scores)
+    job = small_job(60, weights=None if w_queue is None else {"w_queue": w_queue})
+    chosen: dict[str, Any] = {"candidates": 1, "seeds": 2, "optimizer": "fixed"} | options
+    return search_weights(job, SearchOptions(**chosen))
+
+
+def at_start(start: tuple[float, float], defaults: tuple[float, float]) -> Figures:
+    """p95 TTFT, ms, and E2E, s, of the start and of everything else."""
+    return lambda w_queue: RunScore(100, 0, *(start if w_queue == 0.4 else defaults), 0.4)
+
+
+@pytest.mark.parametrize(
+    ("start", "defaults", "best"),
+    [
+        ((100.0, 1.0), (90.0, 1.0), 0.1),
+        ((100.0, 1.0), (100.0, 1.0), 0.4),
+        ((100.0, 1.0), (110.0, 1.0), 0.4),
+        # The defaults are the reference, and the guard refuses the start: whatever its TTFT.
+        ((50.0, 1.2), (90.0, 1.0), 0.1),
+        ((50.0, 1.09), (90.0, 1.0), 0.4),
+        # The start is the reference, and the guard refuses the defaults.
+        ((100.0, 1.0), (90.0, 1.2), 0.4),
+    ],
+)
+def test_the_search_goes_on_from_the_better_of_start_and_defaults(
+    start: tuple[float, float], defaults: tuple[float, float], best: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = searched(monkeypatch, at_start(start, defaults))
+    assert (found.start.weights["w_queue"], found.defaults.weights["w_queue"]) == (0.4, 0.1)
+    assert found.best.weights["w_queue"] == best
+    measured = {0.4: start[0], 0.1: defaults[0]}
+    assert [row.objective_ms for row in found.rows] == pytest.approx([start[0], defaults[0], measured[best]])
+    assert found.rows[2].weights["w_queue"] == pytest.approx(best), "what does not move stays there"
+    assert found.rows[2].incumbent_objective_ms == pytest.approx(measured[best])
+    assert [row.accepted for row in found.rows] == [True, False, False]
+
+
+def test_a_candidate_that_the_guard_refuses_does_not_become_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = searched(
+        monkeypatch,
+        lambda w_queue: RunScore(100, 0, 100.0 if w_queue == 0.1 else 10.0, 1.0 if w_queue == 0.1 else 1.2, 0.4),
+        w_queue=None,
+        optimizer="random",
+        candidates=4,
+    )
+    assert found.best is found.start is found.defaults
+    assert [row.accepted for row in found.rows] == [True, False, False, False, False]
+
+
+def test_a_candidate_with_a_lower_time_becomes_the_best_and_its_row_tells_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = searched(
+        monkeypatch,
+        lambda w_queue: RunScore(100, 0, 1000.0 * w_queue, 1.0, 0.4),
+        w_queue=None,
+        optimizer="random",
+        candidates=12,
+    )
+    best = 100.0
+    for row in found.rows[1:]:
+        assert row.objective_ms is not None
+        assert row.objective_ms == pytest.approx(1000.0 * row.weights["w_queue"])
+        assert row.incumbent_objective_ms == pytest.approx(best)
+        assert row.accepted == (row.objective_ms < best)
+        best = min(best, row.objective_ms)
+    assert best < 100.0
+    assert found.best.ttft_ms == pytest.approx(best)
+
+
+def test_a_window_without_a_first_token_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TunerError, match="no request of the window has a first token"):
+        searched(monkeypatch, lambda _: RunScore(100, 100, None, None, None))
+
+
+@pytest.mark.parametrize(("seed", "seeds", "fits"), [(9_997, 3, True), (9_998, 3, False)])
+def test_seeds_of_the_search_end_before_those_that_decide(seed: int, seeds: int, fits: bool) -> None:
+    if fits:
+        SearchOptions(seed=seed, seeds=seeds)
+        return
+    with pytest.raises(TunerError, match="expected seeds below 10,000"):
+        SearchOptions(seed=seed, seeds=seeds)
+
+
+def test_a_search_tries_forty_candidates_on_three_seeds_and_decides_on_ten_unless_said() -> None:
+    options = SearchOptions()
+    assert (options.optimizer, options.candidates, options.seeds, options.held_out_seeds) == ("es", 40, 3, 10)
+    assert (options.margin, options.max_share, options.seed, options.n_jobs) == (0.1, 0.8, 0, 1)
+    one = SearchOptions(candidates=1, seeds=1, held_out_seeds=1)
+    assert (one.candidates, one.seeds, one.held_out_seeds) == (1, 1, 1)

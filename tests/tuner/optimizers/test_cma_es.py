@@ -116,3 +116,9 @@ def test_a_budget_ends_the_search_in_the_midst_of_a_population() -> None:
     optimizer = cma(budget=4)
     generation(optimizer, {"a": 1.0, "b": 1.0}, size=4)
     assert optimizer.stop() == "budget of 4 evaluations is spent"
+
+
+def test_it_starts_with_half_and_ends_below_a_twentieth_unless_said() -> None:
+    state = cma().state()
+    assert (state["sigma0"], state["sigma_min"], state["population"]) == (0.5, 0.05, None)
+    assert cma(sigma0=0.3, sigma_min=0.3).stop() is None, "the smallest is not below itself"

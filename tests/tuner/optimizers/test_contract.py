@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from math import inf, log, nan
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 
 from gorgo.core.policy.weights import WeightSpec
 from gorgo.errors import TunerError, WeightsError
+from tuner.optimizers import registry
 from tuner.optimizers.base import Optimizer, generator_of, generator_state
+from tuner.optimizers.random_search import RandomSearch
 from tuner.optimizers.registry import OPTIMIZERS, load_optimizer, make_optimizer, optimizer_names
 from tuner.space import LogBox
 
@@ -215,3 +219,76 @@ def test_generator_comes_back_in_mid_stream() -> None:
 def test_another_kind_of_generator_is_refused() -> None:
     with pytest.raises(TunerError, match="MT19937"):
         generator_state(np.random.Generator(np.random.MT19937(0)))
+
+
+@every
+@pytest.mark.parametrize(("value", "better"), [(4.999, True), (5.0, False), (5.001, False)])
+def test_only_a_lower_cost_is_better(name: str, value: float, better: bool) -> None:
+    optimizer = make(name)
+    optimizer.tell_incumbent(5.0)
+    weights = optimizer.ask()
+    optimizer.tell(weights, value)
+    assert optimizer.incumbent == pytest.approx(weights if better else START)
+
+
+@every
+def test_the_first_cost_after_it_began_again_is_the_incumbent_s(name: str) -> None:
+    optimizer = make(name)
+    optimizer.tell(optimizer.ask(), 1.0, accepted=True)
+    optimizer.recentre(START)
+    weights = optimizer.ask()
+    optimizer.tell(weights, 99.0)
+    assert optimizer.incumbent == pytest.approx(weights)
+
+
+@every
+def test_weights_are_the_asked_ones_up_to_rounding_and_all_of_them(name: str) -> None:
+    optimizer = make(name)
+    weights = optimizer.ask()
+    for wrong in ({}, {"w_rtt": weights["w_rtt"]}, weights | {"w_queue": weights["w_queue"] + 1e-6}):
+        with pytest.raises(TunerError, match="expected what was asked"):
+            optimizer.tell(wrong, 1.0)
+    optimizer.tell(weights | {"w_queue": weights["w_queue"] + 1e-12}, 1.0)
+
+
+@every
+def test_a_whole_number_is_a_cost(name: str) -> None:
+    optimizer = make(name)
+    optimizer.tell(optimizer.ask(), 3)
+    assert optimizer.state()["incumbent_value"] == 3
+    optimizer.tell_incumbent(4)
+    assert json.dumps(optimizer.state()["incumbent_value"]) == "4.0"
+
+
+@every
+def test_it_may_evaluate_two_hundred_times_unless_said_and_once_is_enough(name: str) -> None:
+    assert make_optimizer(name, BOX, START, np.random.default_rng(0)).state()["budget"] == 200
+    optimizer = make(name, budget=1)
+    assert optimizer.stop() is None
+    steps(optimizer, 1)
+    assert optimizer.stop() == "budget of 1 evaluations is spent"
+
+
+class Offered(RandomSearch):
+    """An optimizer of another package."""
+
+
+def test_other_packages_offer_optimizers_by_entry_points_that_replace_none_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = [EntryPoint(name, f"{__name__}:Offered", "gorgo.optimizers") for name in ("zebra", "ant", "es")]
+
+    def offered(*, group: str, name: str | None = None) -> Iterator[EntryPoint]:
+        return (one for one in places if one.group == group and name in (None, one.name))
+
+    monkeypatch.setattr(registry, "entry_points", offered)
+    assert optimizer_names() == ["es", "cma", "random", "fixed", "ant", "zebra"]
+    rng = np.random.default_rng(0)
+    assert {name: type(make_optimizer(name, BOX, START, rng)) for name in ("ant", "zebra", "es")} == {
+        "ant": Offered,
+        "zebra": Offered,
+        "es": OPTIMIZERS["es"],
+    }
+    assert make_optimizer("ant", BOX, START, rng, budget=7).state()["budget"] == 7
+    with pytest.raises(TunerError, match="expected one of es, cma, random, fixed, ant, zebra"):
+        make_optimizer("adam", BOX, START, rng)

@@ -105,3 +105,38 @@ def test_a_proposal_that_would_be_its_parent_is_drawn_again() -> None:
     corner = LogBox((WeightSpec("a", 2.0, 1.0, 2.0, "any"), WeightSpec("b", 2.0, 1.0, 2.0, "any")))
     for seed in range(30):  # three of four draws are clipped onto the corner
         assert es(corner, seed=seed).ask() != {"a": 2.0, "b": 2.0}
+
+
+def test_it_starts_with_half_and_ends_at_a_twentieth_or_after_25_failures_unless_said() -> None:
+    state = es().state()
+    assert {name: state[name] for name in ("sigma", "sigma0", "sigma_min", "patience", "failures")} == {
+        "sigma": 0.5,
+        "sigma0": 0.5,
+        "sigma_min": 0.05,
+        "patience": 25,
+        "failures": 0,
+    }
+
+
+def test_a_step_grows_by_successes_to_two_and_no_further() -> None:
+    # Each success takes sigma by exp(1/2): 1.5 to 2.47.
+    optimizer = succeed(es(sigma0=1.5))
+    assert optimizer.sigma == 2.0
+    assert fail(optimizer).sigma == pytest.approx(2.0 * exp(-1 / 8))
+
+
+class Upwards:
+    """In the place of a generator: every draw is a step up."""
+
+    def __init__(self) -> None:
+        self.draws = 0
+
+    def standard_normal(self, size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        self.draws += 1
+        return np.ones(size)
+
+
+def test_a_proposal_that_stays_its_parent_is_given_after_twenty_draws() -> None:
+    corner, rng = LogBox((WeightSpec("a", 2.0, 1.0, 2.0, "any"),)), Upwards()
+    assert OnePlusOneES(corner, {}, rng).ask() == pytest.approx({"a": 2.0})  # type: ignore[arg-type]
+    assert rng.draws == 20

@@ -96,3 +96,52 @@ def test_panic_and_an_unknown_round_trip_are_said() -> None:
         "Too few replicas are healthy",
         "us-0",
     ]
+
+
+@pytest.mark.parametrize(("failed", "of", "said"), [(1, 100, True), (1, 101, False), (2, 200, True), (1, 1, True)])
+def test_one_failure_in_a_hundred_is_an_alert(failed: int, of: int, said: bool) -> None:
+    figures = RecentStats.of([sample(n, status=502 if n < failed else 200) for n in range(of)])
+    found = [Alert("bad", f"{failed} of the last {of} requests failed")] if said else []
+    assert told(figures=figures) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"state": "ejected", "ejected_by": None}, ("ejected", "it failed; tried again in 0 s")),
+        (
+            {"state": "ejected", "ejected_by": "region"},
+            ("ejected", "its whole region stopped answering; tried again in 0 s"),
+        ),
+        ({"state": "half_open", "ejected_by": None}, ("on trial", "it failed; the next answer decides")),
+        ({"state": "draining", "in_flight_requests": 1}, ("draining", "takes nothing new, 1 still there")),
+        ({"slow_start_for_s": 0.0, "slow_start_in_flight": 1}, ("slow start", "1 at a time, for 0 s yet")),
+        ({"failures_in_a_row": 1, "slow_start_for_s": 3.0}, ("failing", "1 in a row")),
+    ],
+)
+def test_what_is_not_known_of_a_replica_is_not_said(changes: dict[str, Any], found: tuple[str, str]) -> None:
+    condition = condition_of(view(**changes))
+    assert (condition.word, condition.why) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"state": "ejected"}, [("bad", "us-0 is ejected")]),
+        ({"state": "ejected", "rtt_ms": None}, [("bad", "us-0 is ejected")]),
+        ({"state": "half_open"}, [("warn", "us-0 is on trial")]),
+        ({"state": "draining"}, [("warn", "us-0 is draining")]),
+        ({"failures_in_a_row": 1}, [("warn", "us-0 is failing")]),
+        ({"slow_start_for_s": 1.0}, [("warn", "us-0 is slow start")]),
+        ({"rtt_ms": None}, [("warn", "us-0")]),
+        ({"rtt_ms": 0.0}, []),
+    ],
+)
+def test_each_state_but_ready_is_a_line(changes: dict[str, Any], found: list[tuple[str, str]]) -> None:
+    lines = told(view(**changes), view("well"))
+    assert [(alert.level, alert.text.split(":")[0]) for alert in lines] == found
+
+
+@pytest.mark.parametrize(("state", "lines"), [("ejected", 1), ("half_open", 1), ("draining", 2)])
+def test_of_a_region_that_is_cut_off_only_what_somebody_asked_for_is_said(state: str, lines: int) -> None:
+    assert len(told(view(state=state), view("well"), cut_off=frozenset({"near"}))) == lines

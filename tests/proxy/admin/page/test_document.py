@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from html.parser import HTMLParser
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -296,3 +298,31 @@ def test_decisions_that_are_shown_no_more_are_not_kept() -> None:
     for number in range(50):
         list(part(status(decisions=[DecisionStatus(decision(f"r{number}"), "near", None, followed=False)])))
     assert len(part._written) == 1
+
+
+#: States that a replica of these pages is not in, levels of alerts that they do not have, and marks that say what
+#: something is to a reader of the markup alone.
+ELSEWHERE = {"draining", "ejected", "failed", "failing", "on-trial", "slow-start", "warn"}
+UNSTYLED = {"plain", "seen"}
+
+
+def test_every_class_of_the_page_has_a_style_and_every_style_its_class() -> None:
+    older = [change(version) for version in range(1, VERSIONS_SHOWN + 3)]
+    terms = {f"term{number}": np.array([1.0, 2.0]) for number in range(6)}
+    trips = ((NOW - 30.0, 0.02), (NOW, 0.03))
+    shown = status(
+        history=older,
+        decisions=[DecisionStatus(decision(terms=terms), "us", sample(), followed=True)],
+        regions={"us": [row(view("a"), trips=trips)]},
+    )
+    pages = [page_of(status()), page_of(shown), page_of(nasty_status()), login_page(wrong=True), off_page("T")]
+    used = {
+        word
+        for text in pages
+        for _, attributes in Reader(text).elements
+        for word in (attributes.get("class") or "").split()
+    }
+    css = (files("gorgo.proxy.admin.page") / "page.css").read_text(encoding="utf-8")
+    styled = set(re.findall(r"\.([a-z][\w-]*)", re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL)))
+    assert used - styled == UNSTYLED
+    assert styled - used == ELSEWHERE

@@ -67,3 +67,30 @@ def test_course_stands_still_while_time_passes_within_a_place() -> None:
     samples = [sample(finished_s=NOW - 20.0)]
     assert ttft_series(samples, now=NOW, up_s=1e6) == ttft_series(samples, now=NOW + 4.9, up_s=1e6)
     assert ttft_series(samples, now=NOW, up_s=1e6) != ttft_series(samples, now=NOW + 5.0, up_s=1e6)
+
+
+@pytest.mark.parametrize(("age_s", "recent"), [(0.0, True), (300.0, True), (300.001, False)])
+def test_recent_is_five_minutes(age_s: float, recent: bool) -> None:
+    found = recent_stats([sample(finished_s=1000.0 - age_s)], now=1000.0)
+    assert len(found) == recent
+
+
+@pytest.mark.parametrize(("status", "failed"), [(200, 0), (499, 0), (500, 1), (503, 1)])
+def test_a_request_failed_that_ended_with_an_error_of_the_server(status: int, failed: int) -> None:
+    assert RecentStats.of([sample(status=status)]).failed == failed
+
+
+@pytest.mark.parametrize(
+    ("up_s", "length_s"), [(0.0, 1.0), (60.0, 1.0), (60.1, 2.0), (120.0, 2.0), (120.1, 5.0), (300.0, 5.0), (1e9, 5.0)]
+)
+def test_places_are_a_sixtieth_of_one_two_or_five_minutes(up_s: float, length_s: float) -> None:
+    bins = ttft_series([], now=NOW, up_s=up_s)
+    assert ({one.length_s for one in bins}, len(bins)) == ({length_s}, 60)
+
+
+def test_a_place_has_its_quantiles_and_a_request_without_a_first_token_none() -> None:
+    times = [100.0, 200.0, 300.0, 400.0, 500.0]
+    samples = [sample(finished_s=1000.0, ttft_ms=time) for time in (*times, None)]
+    *_, last = ttft_series(samples, now=1000.0, up_s=1e6)
+    assert (last.start_s, last.n, last.ttft_ms_p50) == (1000.0, 5, 300.0)
+    assert last.ttft_ms_p95 == pytest.approx(480.0)
