@@ -232,3 +232,28 @@ async def test_words_with_half_a_surrogate_pair_are_refused_since_no_page_could_
         body = b'{"weights": {"w_rtt": 1.0}, "%b": "\\ud800"}' % key.encode()
         checked(await fleet.admin.put("/admin/weights", content=body), 400, "invalid_request")
     assert fleet.state.router.weights.version == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "asked"),
+    [
+        ("", (0, 1000)),
+        ("?after=7", (7, 1000)),
+        ("?after=7&limit=999", (7, 999)),
+        ("?limit=1001", (0, 1000)),
+        ("?limit=0", (0, 0)),
+        ("?after=999999999999999999", (10**18 - 1, 1000)),
+    ],
+)
+async def test_an_answer_has_at_most_a_thousand_samples(
+    fleet: Running, query: str, asked: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def after(_samples: object, after: int, limit: int) -> dict[str, list[object]]:
+        seen.append((after, limit))
+        return {"samples": []}
+
+    monkeypatch.setattr(type(fleet.state.router.samples), "after", after)
+    assert (await fleet.admin.get(f"/admin/samples{query}")).json() == {"samples": []}
+    assert seen == [asked]

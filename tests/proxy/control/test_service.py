@@ -12,6 +12,7 @@ import pytest
 
 from gorgo.errors import StateError
 from gorgo.proxy.control.state_file import PersistedState, StateFile
+from gorgo.proxy.control.transactions import ChangeRequest
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until
 from tests.proxy.fakes import DONE, chat, delta, stream
 from tests.proxy.followed import follow, regions
@@ -316,3 +317,16 @@ async def test_restart_goes_on_with_weights_policy_version_and_drain_marks(start
         assert after[key] == before[key], key
     assert [view.state for view in second.state.router.fleet_view(now=0.0)] == ["draining", "healthy"]
     assert (await second.admin.put(WEIGHTS, json={"weights": {"m_rtt": 1.0}})).json()["version"] == 4
+
+
+async def test_the_last_hundred_versions_are_remembered_with_who_set_them(start: Start) -> None:
+    fleet = await proxy(start)
+    control = fleet.state.control
+    (first,) = control.history
+    assert (first.version, first.source, first.reason, first.by) == (1, "configuration", None, None)
+    for number in range(100):
+        await control.set_weights({"w_rtt": 0.1 + number / 100}, ChangeRequest(reason=f"r{number}", by="me"))
+    history = control.history
+    assert [row.version for row in history] == list(range(2, 102))
+    assert (history[-1].source, history[-1].reason, history[-1].by) == ("admin", "r99", "me")
+    assert history[-1].weights["w_rtt"] == pytest.approx(1.09)

@@ -150,3 +150,23 @@ def test_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_what_is_no_file_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the state file cannot be read: Is a directory"):
         StateFile(tmp_path).read()
+
+
+@pytest.mark.parametrize(("more", "read"), [(0, True), (1, False)])
+def test_a_state_file_may_be_a_mebibyte(more: int, read: bool) -> None:
+    text = encode_state(KEPT)
+    text += b" " * (1_048_576 - len(text) + more)
+    if read:
+        assert parse_state(text, source="state") == KEPT
+        return
+    with pytest.raises(ConfigError, match="is larger than 1048576 bytes"):
+        parse_state(text, source="state")
+
+
+@pytest.mark.parametrize(("version", "read"), [(1, True), (2**53, True), (2**53 + 1, False), (0, False)])
+def test_versions_are_those_that_every_reader_of_json_can_count(version: int, read: bool) -> None:
+    if read:
+        assert parse_state(document(version=version), source="state").version == version
+        return
+    with pytest.raises(ConfigError, match="expected a whole number from 1 to 9007199254740992"):
+        parse_state(document(version=version), source="state")

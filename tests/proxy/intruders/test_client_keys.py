@@ -232,3 +232,44 @@ def test_pipe_is_no_list_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "keys")
     with pytest.raises(ConfigError, match=r"keys_file .*/keys': a pipe.*; expected a file of client keys"):
         read_client_keys(ClientsConfig(keys_file=str(tmp_path / "keys")))
+
+
+@pytest.mark.parametrize(("length", "taken"), [(1, True), (63, True), (64, False)])
+def test_a_client_s_name_has_at_most_63_characters(length: int, taken: bool, tmp_path: Path) -> None:
+    path = tmp_path / "clients.keys"
+    path.write_text(entry("a" * length, KEY))
+    clients = ClientsConfig(keys_file=str(path))
+    if taken:
+        keys = read_client_keys(clients)
+        assert keys is not None
+        assert keys.name_of(KEY.encode()) == "a" * length
+        return
+    with pytest.raises(ConfigError, match="line 1 is no entry"):
+        read_client_keys(clients)
+
+
+@pytest.mark.parametrize(("more", "taken"), [(0, True), (1, False)])
+def test_a_list_of_client_keys_may_be_a_mebibyte(more: int, taken: bool, tmp_path: Path) -> None:
+    path = tmp_path / "clients.keys"
+    line = f"{entry('a', KEY)}\n#"
+    path.write_text(line + "x" * (1_048_576 - len(line) + more))
+    clients = ClientsConfig(keys_file=str(path))
+    if taken:
+        keys = read_client_keys(clients)
+        assert keys is not None
+        assert len(keys) == 1
+        return
+    with pytest.raises(ConfigError, match="larger than 1048576 bytes"):
+        read_client_keys(clients)
+
+
+def test_a_list_has_at_most_1024_keys(tmp_path: Path) -> None:
+    path = tmp_path / "clients.keys"
+    clients = ClientsConfig(keys_file=str(path))
+    path.write_text("\n".join(entry(f"n{n}", f"k{n}") for n in range(1024)))
+    keys = read_client_keys(clients)
+    assert keys is not None
+    assert (len(keys), keys.name_of(b"k999"), keys.name_of(b"k1024")) == (1024, "n999", None)
+    path.write_text("\n".join(entry(f"n{n}", f"k{n}") for n in range(1025)))
+    with pytest.raises(ConfigError, match="1025 keys; expected 1 to 1024"):
+        read_client_keys(clients)

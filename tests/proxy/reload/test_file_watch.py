@@ -10,7 +10,7 @@ import pytest
 
 from gorgo.config.load import parse_config
 from gorgo.errors import ConfigError
-from gorgo.proxy.reload.file_watch import ConfigFile, Found
+from gorgo.proxy.reload.file_watch import POLL_S, SETTLE_S, ConfigFile, Found
 
 
 def followed(folder: Path, text: bytes = b"one") -> tuple[Path, ConfigFile]:
@@ -119,3 +119,7 @@ async def test_file_asked_for_while_it_is_written_is_read_when_two_reads_agree(
     file.request_reload()
     assert await asyncio.wait_for(file.changed(), 10) == b"half and half"
     assert path.exists()
+
+
+def test_a_file_is_looked_at_each_second_and_rests_for_a_twentieth_after_a_request() -> None:
+    assert (POLL_S, SETTLE_S) == (1.0, 0.05)

@@ -282,3 +282,16 @@ def test_after_trouble_the_campaign_s_row_is_looked_for(row: CampaignRow | None,
 def test_rows_are_one_line_of_json_each() -> None:
     assert json.loads(as_line(generation(4))) == generation(4).as_json()
     assert json.loads(as_line(STOP)) == {"at_s": 2.0, "kind": "stop", "weights": None, "reason": "the end"}
+
+
+def test_a_thousand_rows_wait_for_a_database_in_trouble_and_the_oldest_is_lost(said: list[str]) -> None:
+    journal, trouble = troubled(said)
+    for number in range(1001):
+        journal.add(EventRow(at_s=float(number), kind="stop", weights={"w": 1.0}, reason="r"))
+    assert (journal.waiting, MAX_WAITING) == (1000, 1000)
+    assert len(said) == 1
+    assert '"at_s": 0.0' in said[0]
+    assert '"weights": {"w": 1.0}' in said[0]
+    trouble.words = None
+    assert journal.flush(now=1.0)
+    assert journal.waiting == 0

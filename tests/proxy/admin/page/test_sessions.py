@@ -51,3 +51,7 @@ def test_round_trips_are_bounded_by_replica_and_in_all() -> None:
     trips.record("new", 0.001, now=1e3)
     assert trips.for_replica("r0") == ()  # of whom nothing was heard for longest
     assert trips.for_replica("a")[-1] == (1e3, 0.002)
+
+
+def test_a_session_lasts_a_shift_and_a_page_has_64() -> None:
+    assert (SESSION_S, SESSIONS) == (12 * 60 * 60, 64)
