@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.errors import StateError
+from gorgo.errors import StateError, WeightsError
 from gorgo.proxy.control.state_file import PersistedState, StateFile
 from gorgo.proxy.control.transactions import ChangeRequest
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until
@@ -330,3 +330,19 @@ async def test_the_last_hundred_versions_are_remembered_with_who_set_them(start:
     assert [row.version for row in history] == list(range(2, 102))
     assert (history[-1].source, history[-1].reason, history[-1].by) == ("admin", "r99", "me")
     assert history[-1].weights["w_rtt"] == pytest.approx(1.09)
+
+
+async def test_weights_that_a_freeze_puts_in_force_are_its_own_in_the_history(start: Start) -> None:
+    control = (await proxy(start)).state.control
+    await control.freeze({"w_rtt": 0.7}, ChangeRequest(reason="week", by="me"))
+    assert [(row.version, row.source, row.reason, row.by) for row in control.history[1:]] == [
+        (2, "freeze", "week", "me")
+    ]
+
+
+async def test_another_policy_s_weights_are_within_its_box_unless_said(start: Start) -> None:
+    control = (await proxy(start)).state.control
+    with pytest.raises(WeightsError):
+        await control.set_policy("gorgo", {"w_queue": 0.0}, ChangeRequest())
+    await control.set_policy("gorgo", {"w_queue": 0.0}, ChangeRequest(allow_out_of_range=True))
+    assert control.history[-1].weights["w_queue"] == 0.0

@@ -161,6 +161,9 @@ def test_as_much_again_is_swallowed_of_a_body_that_is_too_large() -> None:
     # Nothing is read before the refusal where the length says so, and 4 + 4 + 4 of at least 10 bytes after it.
     assert read([b"x" * 4] * 6, (b"content-length", b"24"), left=left) == (0.0, 413)
     assert left == [b"x" * 4] * 3
+    left.clear()
+    assert read([b"x" * 5] * 4, (b"content-length", b"20"), left=left) == (0.0, 413)
+    assert left == [b"x" * 5] * 2
 
 
 def test_client_that_stops_in_a_body_that_is_too_large_is_answered_after_half_a_second() -> None:

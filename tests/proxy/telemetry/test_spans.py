@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.proxy.telemetry.spans import Trace
-from tests.core.routers import a_request, dispatched, make_router
+from tests.proxy.page.made import decision
 
 #: What a decision without a cost, a prediction and a fallback says.
 BARE = {
@@ -29,9 +29,22 @@ BARE = {
 
 
 def dispatch() -> Dispatch:
-    found = dispatched(make_router("a", "b").submit(a_request(prompt_tokens=256), now=1.0))
-    bare = replace(found.decision, predicted_ttft_s=None, fallback=None, unit="", cost=None, terms={})
-    return replace(found, decision=bare)
+    bare = decision(
+        "r",
+        candidates=("a", "b"),
+        replica="a",
+        policy="nearest",
+        weights_version=1,
+        prompt_tokens=256,
+        estimated_cached_tokens=0,
+        best_cached_tokens=0,
+        predicted_ttft_s=None,
+        fallback=None,
+        unit="",
+        cost=None,
+        terms={},
+    )
+    return Dispatch("r", "r/1", 1, "a", "region-of-a", bare)
 
 
 def spans_of(chosen: Dispatch, outcome: Outcome) -> dict[str, dict[str, object]]:

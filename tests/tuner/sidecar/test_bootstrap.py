@@ -283,3 +283,17 @@ async def test_a_dry_run_opens_no_history(tmp_path: Path, monkeypatch: pytest.Mo
     options = SidecarOptions(url="http://proxy", token="t", database=f"sqlite:///{tmp_path}/h.sqlite3", dry_run=True)
     assert await run_sidecar(options, quiet([]), stop)
     assert list(tmp_path.iterdir()) == []
+
+
+class Speechless:
+    """A proxy whose refusal has no status: what answers there is no proxy of ours."""
+
+    async def weights(self) -> None:
+        raise ProxyRefused("no weights in the answer")
+
+
+async def test_an_answer_that_is_none_of_a_proxy_is_not_waited_for() -> None:
+    said: list[str] = []
+    with pytest.raises(ProxyRefused, match="no weights in the answer"):
+        await connect(Speechless(), quiet(said), asyncio.Event())  # type: ignore[arg-type]
+    assert said == []
