@@ -178,8 +178,10 @@ async def test_end_waits_for_aborted_connections_and_no_longer_than_its_limit(en
     connections, stubborn = _Connections(app, Config(), lambda: LIMITS), Stubborn(ends_by_abort=ends_by_abort)
     task = asyncio.create_task(stubborn.run())
     connections._open[task] = stubborn  # type: ignore[assignment]
-    async with asyncio.timeout(10):
-        await connections.end(0.01)
-    assert (task.done(), stubborn.cancelled) == (ends_by_abort, 1)
-    stubborn.over.set()
-    await task
+    try:
+        async with asyncio.timeout(2):
+            await connections.end(0.01)
+        assert (task.done(), stubborn.cancelled) == (ends_by_abort, 1)
+    finally:
+        stubborn.over.set()
+        await task
