@@ -14,7 +14,7 @@ from gorgo.apps.claims.workload import job_key
 from gorgo.apps.simulate import SimJob
 from gorgo.apps.simulate.run import policy_of
 from gorgo.apps.traces import TraceFilters
-from gorgo.errors import UnknownPolicy, WeightsError
+from gorgo.errors import UnknownPolicy
 from gorgo.policies.nearest import Nearest
 from tests.sim.fleets import three_regions
 
