@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from gorgo.config.model import Config, OverloadConfig, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.config.router_settings import router_limits
 from gorgo.policies.registry import make_policy
-from gorgo.proxy.state import RunningProxy, build_proxy, router_limits
+from gorgo.proxy.build import build_proxy
+from gorgo.proxy.state import RunningProxy
 from tests.proxy.conftest import QUIET, system_tls
 
 CONFIG = Config(
@@ -50,10 +52,9 @@ async def test_internal_routes_are_there_for_those_who_ask(variable: dict[str, s
     [
         ({"probe_interval_s": 5.0, "scrape_interval_s": 30.0}, 90.0),
         ({"probe_interval_s": 40.0, "scrape_interval_s": 30.0}, 120.0),
-        ({"probe_interval_s": 40.0, "scrape_interval_s": 30.0, "stale_after_s": 7.0}, 7.0),
     ],
 )
-def test_what_is_known_is_stale_after_three_of_the_longer_interval_unless_set(
+def test_what_is_known_is_stale_after_three_of_the_longer_interval(
     proxy: dict[str, float], stale_after_s: float
 ) -> None:
     limits = router_limits(Config(proxy=ProxyConfig(region="here", **proxy), regions=CONFIG.regions, replicas=()))  # type: ignore[arg-type]
@@ -64,17 +65,14 @@ def test_what_is_known_is_stale_after_three_of_the_longer_interval_unless_set(
 def test_milliseconds_of_the_file_are_seconds_of_the_router() -> None:
     file = OverloadConfig(
         max_backlog_ms=1500.0,
-        hedge_delay_ms=250.0,
         slo_ttft_ms=2000.0,
         slo_e2e_ms=9000.0,
-        infeasible_max_wait_ms=300.0,
         no_replica_wait_s=4.0,
         queue_max_requests=17,
     )
     limits = router_limits(Config(proxy=QUIET, regions=CONFIG.regions, replicas=(), overload=file))
     found = limits.overload
-    assert (found.max_backlog_s, limits.hedging.delay_s) == (1.5, 0.25)
-    assert (found.slo_ttft_s, found.slo_e2e_s, found.infeasible_max_wait_s) == (2.0, 9.0, 0.3)
+    assert (found.max_backlog_s, found.slo_ttft_s, found.slo_e2e_s) == (1.5, 2.0, 9.0)
     assert (found.no_replica_wait_s, found.queue_max_requests) == (4.0, 17)
     unset = router_limits(CONFIG).overload
     assert (unset.slo_ttft_s, unset.slo_e2e_s) == (None, None)

@@ -10,7 +10,7 @@ import pytest
 
 from gorgo.config.model import LimitsConfig
 from gorgo.proxy.http import body as body_module
-from gorgo.proxy.http.body import MAX_BRACKETS, ClientDisconnected, ask_for_usage, parse_body, read_body
+from gorgo.proxy.http.body import MAX_BRACKETS, ClientDisconnected, parse_body, read_body, request_usage
 from gorgo.proxy.http.errors import HttpError, Message
 from gorgo.proxy.http.headers import Header
 from tests.sim.live_shell import VirtualLoop
@@ -89,7 +89,7 @@ def test_lists_and_objects_of_a_body_are_counted_together(
     ],
 )
 def test_usage_is_asked_for_as_the_last_key(body: bytes, wanted: bytes) -> None:
-    assert ask_for_usage(body) == wanted
+    assert request_usage(body) == wanted
 
 
 # -- reading

@@ -129,7 +129,7 @@ def test_each_interval_counts(name: str) -> None:
 
 def test_shadow_and_settings_of_every_section_are_named() -> None:
     assert diff(OLD, with_proxy(shadow_policy="random")) == ConfigDiff(shadow=True, settings=("proxy.shadow_policy",))
-    assert diff(OLD, replace(OLD, clients=ClientsConfig(keys_env="KEYS"))).settings == ("clients.keys_env",)
+    assert diff(OLD, replace(OLD, clients=ClientsConfig(keys_file="KEYS"))).settings == ("clients.keys_file",)
     assert diff(OLD, replace(OLD, overload=OverloadConfig(queue_max_requests=7))).settings == (
         "overload.queue_max_requests",
     )

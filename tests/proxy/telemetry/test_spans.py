@@ -32,7 +32,6 @@ def dispatch() -> Dispatch:
     bare = decision(
         "r",
         candidates=("a", "b"),
-        replica="a",
         policy="nearest",
         weights_version=1,
         prompt_tokens=256,
@@ -68,7 +67,7 @@ def spans_of(chosen: Dispatch, outcome: Outcome) -> dict[str, dict[str, object]]
         ({"cost": np.array([3.0, 4.0])}, {"gorgo.cost": 3.0}),
         ({"terms": {"rtt": np.array([1.5, 2.5])}}, {"gorgo.term.rtt": 1.5}),
         ({"terms": {"rtt": np.array([np.nan, 2.5])}}, {}),
-        ({"replica": "b", "terms": {"rtt": np.array([1.5, 2.5])}}, {"gorgo.replica": "b", "gorgo.term.rtt": 2.5}),
+        ({"row": 1, "terms": {"rtt": np.array([1.5, 2.5])}}, {"gorgo.replica": "b", "gorgo.term.rtt": 2.5}),
         ({"estimated_cached_tokens": 64, "best_cached_tokens": 128}, None),
     ],
 )
