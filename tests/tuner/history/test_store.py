@@ -234,13 +234,13 @@ def test_sqlite_is_set_up_to_survive_a_kill(tmp_path: object) -> None:
 def test_a_state_that_is_saved_after_the_end_continues_nothing(history: History) -> None:
     campaign = begin(history)
     history.end_campaign(campaign, now_s=2.0, outcome="left")
-    history.save_state(campaign, {"generation": 1}, now_s=3.0)
+    history.write(campaign, state={"generation": 1}, now_s=3.0)
     assert history.unfinished(**TARGET) is None
 
 
 def test_a_state_says_when_it_was_saved(history: History, url: str) -> None:
     first, second = begin(history), begin(history)
-    history.save_state(first, {}, now_s=3.0)
+    history.write(first, state={}, now_s=3.0)
     history.write(second, state={}, now_s=4.0)
     engine = open_engine(url)
     with engine.execution_options(begin="BEGIN").connect() as connection:
