@@ -52,8 +52,8 @@ def spans_of(chosen: Dispatch, outcome: Outcome) -> dict[str, dict[str, object]]
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(kept))
     trace = Trace(provider.get_tracer("test"), None, route="/v1/chat/completions", request_id="r", received_s=0.5)
-    trace.began(chosen)
-    trace.ended(chosen, outcome, now=2.0)
+    trace.attempt_started(chosen)
+    trace.attempt_ended(chosen, outcome, now=2.0)
     return {span.name: dict(span.attributes or {}) for span in kept.get_finished_spans()}
 
 
