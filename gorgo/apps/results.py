@@ -1,6 +1,6 @@
 """Result rows: the same keys for live and simulated runs, as JSON and as a table.
 
-Owns the row of DESIGN 7.4 and how it is shown. Who measures fills it in. Unknown is None, never 0.
+Owns the result row and its table. Unknown is None, never 0.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ResultRow:
     def as_json(self) -> dict[str, Any]:
         """The row as it goes into results.json."""
         row = asdict(self)
-        del row["prediction_error_ms"]["p99"]  # DESIGN 7.4 names mean, p50 and p95 alone
+        del row["prediction_error_ms"]["p99"]  # mean, p50 and p95 only
         return row
 
 

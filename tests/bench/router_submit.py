@@ -1,6 +1,6 @@
 """Time of one routing decision: `Router.submit` for a 24k-token prompt, with and without reading and hashing it.
 
-Budgets (DESIGN, "Performance"): at 64 replicas p99 under 100 us without the fingerprint and under 1 ms with it, flat in
+Budgets: at 64 replicas p99 under 100 us without the fingerprint and under 1 ms with it, flat in
 the size of the index. Every request is new behind a prefix that one replica in four has cached; its own time alone is
 measured, its finish is not. Garbage collection stays on, as in the proxy.
 """

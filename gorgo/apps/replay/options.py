@@ -60,7 +60,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What came out: the row of DESIGN 7.4, errors by kind, and how long it took."""
+    """Result of a replay: result row, errors by kind, duration."""
 
     row: ResultRow
     errors_by_kind: Mapping[str, int]

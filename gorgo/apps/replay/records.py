@@ -46,7 +46,7 @@ class ReplayRecord:
         return self.error.partition(":")[0] if self.error is not None else None
 
     def as_json(self) -> dict[str, Any]:
-        """The keys of DESIGN 7.4."""
+        """Return the keys of a line of requests.jsonl."""
         return {
             "id": self.id,
             "scheduled_s": round(self.scheduled_s, 6),

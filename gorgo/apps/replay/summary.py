@@ -97,7 +97,7 @@ class Tally:
         return self._ttft_s.quantile(0.95)
 
     def row(self, options: ReplayOptions) -> ResultRow:
-        """The row of DESIGN 7.4."""
+        """Return the result row."""
         served = self._replicas.total()
         seen = self._policies.most_common(1)
         return ResultRow(

@@ -42,7 +42,7 @@ class Columns:
     rtt_s: Floats
     #: Requests dispatched by this proxy and not ended.
     in_flight_requests: Floats
-    #: Prompt tokens of those requests (Q_i, DESIGN 3.1).
+    #: Prompt tokens of those requests (Q_i, docs/policies/gorgo.md).
     in_flight_tokens: Floats
     #: Prompt tokens of those that still wait for their first token.
     queued_prefill_tokens: Floats

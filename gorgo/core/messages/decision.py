@@ -18,7 +18,7 @@ from gorgo.core.latency.ttft import TtftEstimate
 if TYPE_CHECKING:
     from gorgo.core.policy.shadow import ShadowScore
 
-#: Costs this close count as equal (absolute, in the policy's own unit): near-ties in a burst herd (DESIGN 3.2).
+#: Costs this close count as equal (absolute, in the policy's own unit): near-ties in a burst herd.
 TIE_EPSILON = 1e-9
 
 

@@ -161,5 +161,5 @@ class Candidates:
 
     @property
     def uncached_tokens(self) -> Floats:
-        """Prompt tokens of this request to prefill, per row (U_i, DESIGN 3.1)."""
+        """Prompt tokens of this request to prefill, per row (U_i, docs/policies/gorgo.md)."""
         return self.prompt_tokens - self.cached_tokens
