@@ -42,15 +42,15 @@ def build_proxy(
     key: int,
     seed: int,
     state_file: StateFile | None = None,
-    kept: PersistedState | None = None,
+    persisted: PersistedState | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> RunningProxy:
-    """Wire a proxy. Needs a running loop: connection pools belong to one.
+    """Wire a proxy. Needs a running event loop, which owns the connection pools.
 
-    `kept` is what `state_file` held, which may go before `policy` and `weights`. `tls` is for replicas without files
-    of their own; the default trusts the system's authorities, and takes 30 ms to read them.
+    `persisted` is the content of `state_file` and may override `policy` and `weights`. `tls` is for replicas without
+    own files; the default trusts the system's authorities, which take 30 ms to read.
     """
-    start = initial_state(kept, config, policy, weights, source="" if state_file is None else str(state_file.path))
+    start = initial_state(persisted, config, policy, weights, source="" if state_file is None else str(state_file.path))
     # Before anything is opened, because this can fail.
     keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
     client_keys = read_client_keys(config.clients)

@@ -98,7 +98,7 @@ async def serve(
     shutdown:
         Stops the proxy when set. Without it, SIGTERM and SIGINT do.
     """
-    kept = None if state_file is None else state_file.read()
+    persisted = None if state_file is None else state_file.read()
     with listening(config.proxy.bind, "bind") as data, listening(config.proxy.admin_bind, "admin_bind") as admin:
         state = build_proxy(
             config,
@@ -108,10 +108,10 @@ async def serve(
             key=key,
             seed=seed,
             state_file=state_file,
-            kept=kept,
+            persisted=persisted,
         )
         try:
-            await state.control.begin(fresh=kept is None)
+            await state.control.persist_initial(fresh=persisted is None)
             if request_log is not None:
                 state.request_log = _open_request_log(request_log, state)
             follow = None if file is None else _FollowConfig(file, environ)

@@ -1,8 +1,6 @@
-"""What operators and tuners change while the proxy runs: weights, policy, freeze and unfreeze, drain marks.
+"""Changes at run time: weights, policy, freeze and unfreeze, drain marks; and the history of weights.
 
-Owns who may change what and when, and the history of versions. That changes come one at a time and outlive the process
-is `orders`', the words of HTTP are `steering_routes`', the file is `kept`'s, and what a changed regions.yaml asks for
-`reload`'s. Each public change makes a plan, which is checked in full before anything is written or done.
+Each public method makes a plan. It is checked in full before anything is written or applied (see `transactions`).
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ from gorgo.proxy.control.transactions import ChangeQueue, ChangeRequest, Planned
 from gorgo.proxy.logs import log
 from gorgo.proxy.telemetry.metrics import Metrics
 
-#: A day of a tuner that proposes every quarter of an hour.
-HISTORY_KEPT = 100
+#: One day of a tuner with a proposal every 15 minutes.
+MAX_HISTORY = 100
 
 
 class ControlService:
@@ -37,14 +35,12 @@ class ControlService:
 
     Parameters
     ----------
-    router:
-        What is steered.
     start:
-        With what it starts.
+        Policy, weights, freeze and drain marks at the start.
     config:
         The configuration in force.
     file:
-        Where it is kept; without one nothing outlives the process, and `durable` says so.
+        The state file. Without one `durable` is false: changes end with the process.
     """
 
     def __init__(
@@ -60,124 +56,121 @@ class ControlService:
         self._clock = clock
         self._metrics = metrics
         self._configured = ConfigSnapshot.by(config)
-        self._orders = ChangeQueue(file, metrics)
-        self._history: deque[WeightsChange] = deque(maxlen=HISTORY_KEPT)
+        self._changes = ChangeQueue(file, metrics)
+        self._history: deque[WeightsChange] = deque(maxlen=MAX_HISTORY)
         self.frozen: Frozen | None = None
         self._set_frozen(start.frozen)
-        self._note(ChangeRequest(source=start.source))
+        self._record(ChangeRequest(source=start.source))
 
     @property
     def durable(self) -> bool:
-        """Whether what is set outlives the process."""
-        return self._orders.durable
+        """Whether changes outlive the process."""
+        return self._changes.durable
 
     @property
     def busy(self) -> bool:
-        """Whether a change is under way, or waits for its turn."""
-        return self._orders.busy
+        """Whether a change runs or is queued."""
+        return self._changes.busy
 
     @property
     def history(self) -> list[WeightsChange]:
-        """The newest versions since the start, oldest first."""
+        """Return the last versions since the start, oldest first."""
         return list(self._history)
 
-    async def begin(self, *, fresh: bool) -> None:
-        """Write what is in force at the start.
+    async def persist_initial(self, *, fresh: bool) -> None:
+        """Write the initial state.
 
-        Raises `StateError` if there was no file and none can be made: that is a wrong path. A disk that fills up later
-        must not keep a proxy from starting.
+        Raises `StateError` if there was no file and none can be made: the path is wrong. A full disk does not stop a
+        proxy whose file exists.
         """
         policy, weights = self._active()
         version, (row,) = self._router.weights.version, self._history
         log("weights_in_force", policy=policy, version=version, weights=weights, source=row.source)
-        await (self._orders.write if fresh else self._orders.persist)(self._in_force())
+        await (self._changes.write if fresh else self._changes.persist)(self._in_force())
 
     async def aclose(self) -> None:
-        """Wait for a change that is under way."""
-        await self._orders.aclose()
+        """Wait for the running change."""
+        await self._changes.aclose()
 
     # -- changes
 
-    async def set_weights(self, values: Mapping[str, float], order: ChangeRequest) -> None:
-        """Replace the values named. Raises `WeightsFrozen`, `VersionConflict`, `WeightsError` or `StateError`."""
+    async def set_weights(self, values: Mapping[str, float], change: ChangeRequest) -> None:
+        """Replace the named values. Raises `WeightsFrozen`, `VersionConflict`, `WeightsError` or `StateError`."""
 
         def plan() -> PlannedChange:
             self._refuse_frozen()
-            self._expect(order)
-            return self._weighted(values, order)
+            self._expect(change)
+            return self._weighted(values, change)
 
-        await self._orders.execute(plan)
+        await self._changes.execute(plan)
 
-    async def set_policy(self, name: str, values: Mapping[str, float], order: ChangeRequest) -> None:
-        """Route by another policy.
+    async def set_policy(self, name: str, values: Mapping[str, float], change: ChangeRequest) -> None:
+        """Switch the policy.
 
-        Raises as `set_weights` does, `UnknownPolicy`, and `ConfigError` if the shadow policy cannot go with it.
+        Raises as `set_weights` does, `UnknownPolicy`, and `ConfigError` if the shadow policy reads another index.
         """
 
         def plan() -> PlannedChange:
             self._refuse_frozen()
-            self._expect(order)
-            return self._switched(make_policy(name), values, order)
+            self._expect(change)
+            return self._switched(make_policy(name), values, change)
 
-        await self._orders.execute(plan)
+        await self._changes.execute(plan)
 
     async def freeze(
-        self, values: Mapping[str, float] | None, order: ChangeRequest, *, policy: str | None = None
+        self, values: Mapping[str, float] | None, change: ChangeRequest, *, policy: str | None = None
     ) -> None:
-        """Pin the weights in force, or `values`; with `policy`, those are for it and its defaults fill them up.
+        """Freeze the weights in force, or `values` of `policy` (default: the policy in force).
 
-        Again with the same weights it changes nothing. Raises as `set_policy` does.
+        A second freeze of the same weights changes nothing. Raises as `set_policy` does.
         """
 
         def plan() -> PlannedChange:
-            self._expect(order)
-            wanted = self._requested(values, order, policy)
+            self._expect(change)
+            wanted = self._requested(values, change, policy)
             if self.frozen is not None:
                 if (wanted.state.policy, wanted.state.weights) != self._active():
                     self._refuse_frozen()
                 return PlannedChange(self._in_force(), _nothing)
-            return self._pinned(wanted, Frozen(self._now(), order.reason, order.by))
+            return self._pinned(wanted, Frozen(self._now(), change.reason, change.by))
 
-        await self._orders.execute(plan)
+        await self._changes.execute(plan)
 
-    async def unfreeze(self, order: ChangeRequest) -> None:
-        """Let weights be changed again; they stay as they are. Raises `VersionConflict` or `StateError`."""
+    async def unfreeze(self, change: ChangeRequest) -> None:
+        """Allow changes of weights. Raises `VersionConflict` or `StateError`."""
 
         def plan() -> PlannedChange:
-            self._expect(order)
+            self._expect(change)
             return self._pinned(PlannedChange(self._in_force(), _nothing), None)
 
-        was = self.frozen
-        await self._orders.execute(plan)
-        if was is not None and self.frozen is None:
-            log("weights_unfrozen", version=self._router.weights.version, reason=order.reason, by=order.by)
+        before = self.frozen
+        await self._changes.execute(plan)
+        if before is not None and self.frozen is None:
+            log("weights_unfrozen", version=self._router.weights.version, reason=change.reason, by=change.by)
 
     async def drain(self, name: str, draining: bool) -> None:
-        """Set or take off a replica's mark, frozen or not. Raises `UnknownReplica` or `StateError`."""
+        """Set or remove a drain mark, also while weights are frozen. Raises `UnknownReplica` or `StateError`."""
 
         def plan() -> PlannedChange:
             if name not in self._router.health_states():
                 raise UnknownReplica(f"no replica named {name!r}")
-            kept = self._in_force()
-            marked = kept.draining | {name} if draining else kept.draining - {name}
+            state = self._in_force()
+            marked = state.draining | {name} if draining else state.draining - {name}
             return PlannedChange(
-                replace(kept, draining=marked), lambda: self._router.drain(name, draining, now=self._clock())
+                replace(state, draining=marked), lambda: self._router.drain(name, draining, now=self._clock())
             )
 
-        await self._orders.execute(plan)
+        await self._changes.execute(plan)
         log("drain_set", replica=name, drain=draining)
 
-    # -- what the configuration says
+    # -- reload
 
     def exclusive(self) -> AbstractAsyncContextManager[None]:
-        """Nothing else is changed within. What is in force at its end is kept as far as the disk allows.
-
-        For a reload: what regions.yaml says outlives the process by itself.
-        """
-        return self._orders.is_paused(self._in_force)
+        """Block other changes during a reload, then write the state. A failed write is logged."""
+        return self._changes.paused(self._in_force)
 
     def apply_config(self, config: Config, *, policy: Policy | None, weights: Weights | None) -> None:
-        """A reload: `policy` and `weights` are what the file newly says, `None` where it says what it said."""
+        """Apply a reload. `policy` and `weights` are None where the file did not change them."""
         self._configured = ConfigSnapshot.by(config)
         if weights is None:
             return
@@ -198,27 +191,29 @@ class ControlService:
 
     # -- plans
 
-    def _weighted(self, values: Mapping[str, float], order: ChangeRequest) -> PlannedChange:
+    def _weighted(self, values: Mapping[str, float], change: ChangeRequest) -> PlannedChange:
         specs = self._router.policy.weight_specs
-        after = self._router.weights.changed(specs, values, allow_out_of_range=order.allow_out_of_range)
-        kept = replace(self._in_force(), weights=dict(after), version=after.version)
-        return PlannedChange(kept, lambda: self._set(after, order))
+        after = self._router.weights.changed(specs, values, allow_out_of_range=change.allow_out_of_range)
+        state = replace(self._in_force(), weights=dict(after), version=after.version)
+        return PlannedChange(state, lambda: self._set(after, change))
 
-    def _switched(self, policy: Policy, values: Mapping[str, float], order: ChangeRequest) -> PlannedChange:
+    def _switched(self, policy: Policy, values: Mapping[str, float], change: ChangeRequest) -> PlannedChange:
         required_index(policy, self._router.shadow)
         version = self._router.weights.version + 1
-        after = Weights.of(policy.weight_specs, values, version=version, allow_out_of_range=order.allow_out_of_range)
-        kept = replace(self._in_force(), policy=policy.name, weights=dict(after), version=version)
-        return PlannedChange(kept, lambda: self._switch(policy, after, order))
+        after = Weights.of(policy.weight_specs, values, version=version, allow_out_of_range=change.allow_out_of_range)
+        state = replace(self._in_force(), policy=policy.name, weights=dict(after), version=version)
+        return PlannedChange(state, lambda: self._switch(policy, after, change))
 
-    def _requested(self, values: Mapping[str, float] | None, order: ChangeRequest, policy: str | None) -> PlannedChange:
-        """What a freeze pins; under the same version if it is what is in force."""
-        order = replace(order, source="freeze")
+    def _requested(
+        self, values: Mapping[str, float] | None, change: ChangeRequest, policy: str | None
+    ) -> PlannedChange:
+        """Plan the weights of a freeze; the version stays if they are in force."""
+        change = replace(change, source="freeze")
         if policy is not None:
             running = self._router.policy
-            plan = self._switched(running if policy == running.name else make_policy(policy), values or {}, order)
+            plan = self._switched(running if policy == running.name else make_policy(policy), values or {}, change)
         else:
-            plan = self._weighted(values or {}, order)
+            plan = self._weighted(values or {}, change)
         same = (plan.state.policy, plan.state.weights) == self._active()
         return PlannedChange(self._in_force(), _nothing) if same else plan
 
@@ -233,11 +228,11 @@ class ControlService:
         if self.frozen is not None:
             raise WeightsFrozen(f"the weights are {self.frozen}; unfreeze them first")
 
-    def _expect(self, order: ChangeRequest) -> None:
+    def _expect(self, change: ChangeRequest) -> None:
         version = self._router.weights.version
-        if order.expected_version is not None and order.expected_version != version:
+        if change.expected_version is not None and change.expected_version != version:
             raise VersionConflict(
-                f"version {version} is in force, not {order.expected_version}: read the weights again"
+                f"version {version} is in force, not {change.expected_version}: read the weights again"
             )
 
     def _active(self) -> tuple[str, Mapping[str, float]]:
@@ -245,22 +240,22 @@ class ControlService:
 
     # -- steps
 
-    def _set(self, weights: Weights, order: ChangeRequest) -> None:
+    def _set(self, weights: Weights, change: ChangeRequest) -> None:
         self._router.set_weights(weights, now=self._clock())
-        self._publish("weights_set", order)
+        self._publish("weights_set", change)
 
-    def _switch(self, policy: Policy, weights: Weights, order: ChangeRequest) -> None:
+    def _switch(self, policy: Policy, weights: Weights, change: ChangeRequest) -> None:
         self._router.set_policy(policy, weights, now=self._clock())
-        self._publish("policy_set", order)
+        self._publish("policy_set", change)
 
-    def _publish(self, event: str, order: ChangeRequest) -> None:
-        self._note(order)
+    def _publish(self, event: str, change: ChangeRequest) -> None:
+        self._record(change)
         policy, weights = self._router.policy.name, self._router.weights
-        log(event, policy=policy, version=weights.version, weights=dict(weights), source=order.source)
+        log(event, policy=policy, version=weights.version, weights=dict(weights), source=change.source)
 
-    def _note(self, order: ChangeRequest) -> None:
+    def _record(self, change: ChangeRequest) -> None:
         policy, weights = self._router.policy.name, self._router.weights
-        row = (weights.version, policy, dict(weights), self._now(), order.source, order.reason, order.by)
+        row = (weights.version, policy, dict(weights), self._now(), change.source, change.reason, change.by)
         self._history.append(WeightsChange(*row))
 
     def _set_frozen(self, frozen: Frozen | None) -> None:
@@ -270,7 +265,7 @@ class ControlService:
             version = self._router.weights.version
             log("weights_frozen", version=version, since=frozen.since, reason=frozen.reason, by=frozen.by)
 
-    # -- what is in force
+    # -- state in force
 
     def _in_force(self) -> PersistedState:
         policy, weights = self._active()

@@ -1,8 +1,7 @@
-"""What a proxy starts with: the state file, the configuration, or some of each. Pure.
+"""The initial state of a proxy: state file, configuration, or parts of both. Pure.
 
-Owns the rule. Frozen weights hold, whatever the configuration says. What was set live (by an operator or a tuner) holds
-as long as the configuration says what it said then; one that was edited since is newer, and wins. Each replica's drain
-mark goes by the same rule. The version never goes back.
+Frozen weights hold, whatever the configuration says. Live weights hold until the configuration of
+policy or weights is edited: the edit is newer. Drain marks follow the same rule, per replica. Versions never decrease.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gorgo.proxy.control.state_file import ConfigSnapshot, Frozen, PersistedStat
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What to route by at first. `source` is a word for the log and the history of weights."""
+    """Policy, weights, freeze and drain marks at the start. `source` is for the log and the history."""
 
     policy: Policy
     weights: Weights
@@ -30,34 +29,35 @@ class InitialState:
 
 
 def initial_state(
-    kept: PersistedState | None, config: Config, policy: Policy, weights: Weights | None, *, source: str = ""
+    persisted: PersistedState | None, config: Config, policy: Policy, weights: Weights | None, *, source: str = ""
 ) -> InitialState:
-    """Choose between `kept` and the configuration's own `policy` and `weights` (its defaults if `None`).
+    """Choose between the state file and the configuration's `policy` and `weights` (its defaults if `None`).
 
-    Raises `ConfigError`, which names `source`, where the policy that was kept is not there any more or does not have
-    those weights: to route by another one in silence would be worse.
+    Raises `ConfigError`, naming `source`, if the persisted policy is unknown or does not have those weights.
     """
-    said = ConfigSnapshot.by(config)
+    config_state = ConfigSnapshot.by(config)
     if weights is None:
         weights = Weights.of(policy.weight_specs, version=1)
-    if kept is None:
-        return InitialState(policy, weights, None, said.draining, "configuration")
-    draining = _draining(kept, config, said)
-    if kept.frozen is not None or _same(kept.configured, said, policy):
-        return InitialState(*_live(kept, source), kept.frozen, draining, "state")
-    same = (policy.name, dict(weights)) == (kept.policy, dict(kept.weights))
-    version = kept.version if same else kept.version + 1
+    if persisted is None:
+        return InitialState(policy, weights, None, config_state.draining, "configuration")
+    draining = _draining(persisted, config, config_state)
+    if persisted.frozen is not None or _same(persisted.configured, config_state, policy):
+        return InitialState(*_live(persisted, source), persisted.frozen, draining, "state")
+    same = (policy.name, dict(weights)) == (persisted.policy, dict(persisted.weights))
+    version = persisted.version if same else persisted.version + 1
     return InitialState(policy, Weights(dict(weights), version), None, draining, "configuration")
 
 
-def _live(kept: PersistedState, source: str) -> tuple[Policy, Weights]:
+def _live(persisted: PersistedState, source: str) -> tuple[Policy, Weights]:
     try:
-        policy = make_policy(kept.policy)
-        # The box was minded, or widened, when they were set.
-        return policy, Weights.of(policy.weight_specs, kept.weights, version=kept.version, allow_out_of_range=True)
+        policy = make_policy(persisted.policy)
+        # Their range was checked when they were set.
+        return policy, Weights.of(
+            policy.weight_specs, persisted.weights, version=persisted.version, allow_out_of_range=True
+        )
     except (UnknownPolicy, WeightsError) as error:
         advice = "move the file away to start from the configuration"
-        raise ConfigError(f"{source}: what it keeps in force cannot be had: {error}; {advice}") from error
+        raise ConfigError(f"{source}: its policy or weights are invalid: {error}; {advice}") from error
 
 
 def _same(before: ConfigSnapshot, now: ConfigSnapshot, policy: Policy) -> bool:
@@ -67,13 +67,13 @@ def _same(before: ConfigSnapshot, now: ConfigSnapshot, policy: Policy) -> bool:
 
 
 def _complete(values: Mapping[str, float], policy: Policy) -> dict[str, float]:
-    """With the defaults in place of what is not said: a weight that a new version of the policy brings is no edit."""
+    """Return `values` with defaults for missing weights: a weight that is new in the policy is not an edit."""
     return {spec.name: spec.default for spec in policy.weight_specs} | dict(values)
 
 
-def _draining(kept: PersistedState, config: Config, said: ConfigSnapshot) -> frozenset[str]:
-    marked = set(said.draining)
+def _draining(persisted: PersistedState, config: Config, config_state: ConfigSnapshot) -> frozenset[str]:
+    marked = set(config_state.draining)
     for name in (replica.name for replica in config.replicas):
-        if (name in kept.configured.draining) == (name in said.draining):
-            marked = marked | {name} if name in kept.draining else marked - {name}
+        if (name in persisted.configured.draining) == (name in config_state.draining):
+            marked = marked | {name} if name in persisted.draining else marked - {name}
     return frozenset(marked)

@@ -1,10 +1,7 @@
-"""What the proxy keeps over a restart: policy, weights and their version, the freeze, drain marks. One small JSON file.
+"""The state that survives a restart: policy, weights with version, freeze, drain marks. One small JSON file.
 
-Owns the record, its text and the file. Which of it holds at a start is `resume`'s, who changes it `steering`'s.
-
-Theory of operation: the file is always written whole and atomically, so that it holds one state that was in force (or
-was about to be) and never a mixture. It also says what the configuration said at that moment. A start can thereby tell
-a configuration that has been edited since from one that an operator or a tuner has gone beyond.
+Theory of operation: the file is written whole and atomically, so it never holds a mixture of two states. It also holds
+the configuration of that time. At a start this tells an edited configuration from live changes.
 """
 
 from __future__ import annotations
@@ -22,9 +19,9 @@ from gorgo.core.numeric import is_number
 from gorgo.errors import ConfigError, StateError
 
 SCHEMA = 1
-#: A thousand replicas, all draining, take a tenth of it.
+#: Ten times the file of 1,000 draining replicas.
 MAX_BYTES = 1 << 20
-#: As far as a reader of JSON whose numbers are floats can count.
+#: The largest integer in JSON whose numbers are floats.
 MAX_VERSION = 1 << 53
 
 _KEYS = ("gorgo_state", "policy", "weights", "version", "frozen", "draining", "configured")
@@ -32,7 +29,7 @@ _KEYS = ("gorgo_state", "policy", "weights", "version", "frozen", "draining", "c
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Since when (ISO 8601, UTC) the weights are pinned, why, and by whom."""
+    """A freeze of the weights: start (ISO 8601, UTC), reason and operator."""
 
     since: str
     reason: str | None = None
@@ -49,7 +46,7 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSnapshot:
-    """What the configuration, options of the command line included, says of what is kept here."""
+    """The configuration of persisted values, with the options of the command line."""
 
     policy: str
     weights: Mapping[str, float]
@@ -63,33 +60,33 @@ class ConfigSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistedState:
-    """Everything that a restart must not forget."""
+    """The state of one proxy."""
 
     policy: str
     weights: Mapping[str, float]
     version: int
     frozen: Frozen | None
-    #: Names of the replicas whose mark is set.
+    #: Names of draining replicas.
     draining: frozenset[str]
     configured: ConfigSnapshot
 
 
 class StateFile:
-    """The file of one proxy; two of them need two files.
+    """The state file of one proxy.
 
     Parameters
     ----------
     path:
-        Need not be there yet; its folder must.
+        The file may be missing; its folder must exist.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> PersistedState | None:
-        """What was kept, `None` if there is no file yet. Raises `ConfigError` for anything else."""
+        """Return the state, `None` without a file. Raises `ConfigError` for an unreadable or damaged one."""
         try:
-            with open(self.path, "rb", opener=_at_once) as file:
+            with open(self.path, "rb", opener=_nonblocking) as file:
                 text = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
             return None
@@ -97,16 +94,16 @@ class StateFile:
             raise ConfigError(f"{self.path}: the state file cannot be read: {_reason(error)}") from error
         return parse_state(text, source=str(self.path))
 
-    def write(self, kept: PersistedState) -> None:
-        """Durable on return. Raises `StateError`. Blocks for as long as the disk takes."""
+    def write(self, state: PersistedState) -> None:
+        """Write the state durably; block until then. Raises `StateError`."""
         try:
-            write_atomically(self.path, encode_state(kept))
+            write_atomically(self.path, encode_state(state))
         except (OSError, ValueError) as error:
             raise StateError(f"the state file {self.path} cannot be written: {_reason(error)}") from error
 
 
-def encode_state(kept: PersistedState) -> bytes:
-    """The content of the file.
+def encode_state(state: PersistedState) -> bytes:
+    """Return the content of the file.
 
     >>> configured = ConfigSnapshot("gorgo", {}, frozenset())
     >>> state = PersistedState(
@@ -115,26 +112,30 @@ def encode_state(kept: PersistedState) -> bytes:
     >>> parse_state(encode_state(state), source="example") == state
     True
     """
-    said = kept.configured
+    configured = state.configured
     document = {
         "gorgo_state": SCHEMA,
-        "policy": kept.policy,
-        "weights": dict(kept.weights),
-        "version": kept.version,
-        "frozen": None if kept.frozen is None else kept.frozen.as_dict(),
-        "draining": sorted(kept.draining),
-        "configured": {"policy": said.policy, "weights": dict(said.weights), "draining": sorted(said.draining)},
+        "policy": state.policy,
+        "weights": dict(state.weights),
+        "version": state.version,
+        "frozen": None if state.frozen is None else state.frozen.as_dict(),
+        "draining": sorted(state.draining),
+        "configured": {
+            "policy": configured.policy,
+            "weights": dict(configured.weights),
+            "draining": sorted(configured.draining),
+        },
     }
     return json.dumps(document, indent=2, allow_nan=False).encode() + b"\n"
 
 
 def parse_state(text: bytes, *, source: str) -> PersistedState:
-    """The record of a file's content; raises `ConfigError` with `source`, place and expectation."""
+    """Parse the content of a file. Raises `ConfigError` with `source`, place and expectation."""
     return _StateReader(source).state(text)
 
 
 class _StateReader:
-    """Strict: a file that is not wholly as this program writes it is damaged."""
+    """A strict parser: any deviation from the written form is damage."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -142,8 +143,8 @@ class _StateReader:
     def state(self, text: bytes) -> PersistedState:
         document = self._document(text)
         self._keys(document, _KEYS, "the file")
-        frozen, said = document["frozen"], document["configured"]
-        self._keys(said, ("policy", "weights", "draining"), "configured")
+        frozen, configured = document["frozen"], document["configured"]
+        self._keys(configured, ("policy", "weights", "draining"), "configured")
         version = document["version"]
         if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= MAX_VERSION:
             self._damaged("version", version, f"a whole number from 1 to {MAX_VERSION}")
@@ -154,9 +155,9 @@ class _StateReader:
             frozen=None if frozen is None else self._frozen(frozen),
             draining=self._names(document["draining"], "draining"),
             configured=ConfigSnapshot(
-                self._text(said, "policy"),
-                self._weights(said["weights"], "configured.weights"),
-                self._names(said["draining"], "configured.draining"),
+                self._text(configured, "policy"),
+                self._weights(configured["weights"], "configured.weights"),
+                self._names(configured["draining"], "configured.draining"),
             ),
         )
 
@@ -166,14 +167,12 @@ class _StateReader:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            self._fail(f"is no JSON ({error})")
+            self._fail(f"is not JSON ({error})")
         schema = document.get("gorgo_state") if isinstance(document, dict) else None
         if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-            self._fail(f"has no key gorgo_state with the number of its form; this GORGO writes {SCHEMA}")
+            self._fail(f"has no key gorgo_state with a format number; this GORGO writes {SCHEMA}")
         if schema > SCHEMA:
-            raise ConfigError(
-                f"{self._source}: this state file has form {schema}, of a newer GORGO; this one reads up to {SCHEMA}"
-            )
+            raise ConfigError(f"{self._source}: format {schema} is of a newer GORGO; this one reads up to {SCHEMA}")
         assert isinstance(document, dict)
         return document
 
@@ -212,8 +211,8 @@ class _StateReader:
         raise ConfigError(f"{self._source}: the state file is damaged: {what}; {advice}")
 
 
-def _at_once(path: str, flags: int) -> int:
-    """A pipe would keep us until somebody writes into it."""
+def _nonblocking(path: str, flags: int) -> int:
+    """Open without blocking: a pipe would block until a writer comes."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -1,12 +1,9 @@
-"""A change of what the proxy routes by: who orders it, what is remembered of it, and how it is carried out.
+"""Durable changes, one at a time: request, plan, write, apply.
 
-Owns that changes come one at a time and that what is answered as done outlives the process. What may be changed, and
-to what, is `steering`'s; the file is `kept`'s.
-
-Theory of operation: a change is planned in full, then written to the state file (in a thread: a disk that hangs stops
-no stream), and only then, in one step, put in force. If the file cannot be written the change is refused and nothing
-differs. A process that is killed in between has written what it was about to do. The change runs in a task of its own,
-so that a caller who leaves cannot part the writing from the doing.
+Theory of operation: a change is planned in full, written to the state file in a thread, and then applied in one step
+of the event loop. If the write fails, the change is refused and nothing differs. A process that is killed between
+write and apply starts with the written state. Each change runs in its own task, so that a cancelled caller cannot
+separate write and apply.
 """
 
 from __future__ import annotations
@@ -26,18 +23,18 @@ from gorgo.proxy.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRequest:
-    """What comes with every change of weights.
+    """Options of a change of weights.
 
     Parameters
     ----------
     expected_version:
-        The version that the caller has seen; another one in force refuses the change. `None`: whatever it is.
-    widen:
-        Take values outside the policy's box.
+        The change is refused if another version is in force. `None`: any version.
+    allow_out_of_range:
+        Accept values outside the policy's range.
     reason, by:
-        For the history and for whoever finds the weights frozen.
+        For the history and the message of a freeze.
     source:
-        Who asks, in a word.
+        The requester in one word, as `admin` or `reload`.
     """
 
     expected_version: int | None = None
@@ -49,7 +46,7 @@ class ChangeRequest:
 
 @dataclass(frozen=True, slots=True)
 class WeightsChange:
-    """One version, as it came into force at a wall-clock time."""
+    """One version, and the wall-clock time at which it was applied."""
 
     version: int
     policy: str
@@ -65,75 +62,75 @@ class WeightsChange:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChange:
-    """What is to be kept, and the step that puts it in force."""
+    """The state to write, and the step that applies it."""
 
     state: PersistedState
     apply: Callable[[], None]
 
 
 class ChangeQueue:
-    """One at a time, each written before it is in force.
+    """Runs one change at a time and writes each before it is applied.
 
     Parameters
     ----------
     file:
-        Where what is in force is kept; without one nothing outlives the process, and `durable` says so.
+        The state file. Without one `durable` is false: changes end with the process.
     """
 
     def __init__(self, file: StateFile | None, metrics: Metrics) -> None:
         self._file = file
         self._metrics = metrics
         self._lock = asyncio.Lock()
-        self._at_work: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
 
     @property
     def durable(self) -> bool:
-        """Whether what is set outlives the process."""
+        """Whether changes outlive the process."""
         return self._file is not None
 
     @property
     def busy(self) -> bool:
-        """Whether a change is under way, or waits for its turn."""
-        return bool(self._at_work)
+        """Whether a change runs or is queued."""
+        return bool(self._running)
 
     async def execute(self, plan: Callable[[], PlannedChange]) -> None:
-        """Plan, write and do, when it is this one's turn. Raises what `plan` raises, and `StateError`."""
-        task = asyncio.create_task(self._in_turn(plan))
-        self._at_work.add(task)
-        task.add_done_callback(self._at_work.discard)
+        """Plan, write and apply one change after all earlier ones. Raises what `plan` raises, and `StateError`."""
+        task = asyncio.create_task(self._run(plan))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         await asyncio.shield(task)
 
     @asynccontextmanager
-    async def is_paused(self, in_force: Callable[[], PersistedState]) -> AsyncIterator[None]:
-        """Nothing else is changed within. What is in force at its end is kept as far as the disk allows."""
+    async def paused(self, in_force: Callable[[], PersistedState]) -> AsyncIterator[None]:
+        """Block other changes, then write the state in force. A failed write is logged."""
         async with self._lock:
             yield
             await self.persist(in_force())
 
-    async def persist(self, kept: PersistedState) -> None:
-        """Write what is in force anyway; a disk that refuses is said in the log."""
+    async def persist(self, state: PersistedState) -> None:
+        """Write the state; log a failure."""
         try:
-            await self.write(kept)
+            await self.write(state)
         except StateError as error:
             log("state_not_written", level=logging.ERROR, error=str(error))
 
-    async def write(self, kept: PersistedState) -> None:
-        """Raises `StateError`."""
+    async def write(self, state: PersistedState) -> None:
+        """Write the state. Raises `StateError`."""
         if self._file is None:
             return
         try:
-            await asyncio.to_thread(self._file.write, kept)
+            await asyncio.to_thread(self._file.write, state)
         except StateError:
             self._metrics.state_written(False)
             raise
         self._metrics.state_written(True)
 
     async def aclose(self) -> None:
-        """Wait for a change that is under way."""
-        await asyncio.gather(*self._at_work, return_exceptions=True)
+        """Wait for running changes."""
+        await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _in_turn(self, plan: Callable[[], PlannedChange]) -> None:
+    async def _run(self, plan: Callable[[], PlannedChange]) -> None:
         async with self._lock:
-            made = plan()
-            await self.write(made.state)
-            made.apply()
+            planned = plan()
+            await self.write(planned.state)
+            planned.apply()

@@ -95,5 +95,5 @@ def test_each_drain_mark_holds_until_the_configuration_changes_its_own() -> None
 
 @pytest.mark.parametrize("changes", [{"policy": "gone"}, {"weights": {"gone": 1.0}}])
 def test_state_that_cannot_be_had_any_more_is_an_error(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^state: what it keeps in force cannot be had: .*gone.*move the file away"):
+    with pytest.raises(ConfigError, match=r"^state: its policy or weights are invalid: .*gone.*move the file away"):
         started(kept(config(), frozen=FROZEN, **changes), config())

@@ -108,10 +108,10 @@ def test_every_shorter_file_is_damaged() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (b"\xff", "no JSON"),
+        (b"\xff", "not JSON"),
         (b"[]", "has no key gorgo_state"),
         (b"{}", "has no key gorgo_state"),
-        (b"[" * 50_000, "no JSON"),
+        (b"[" * 50_000, "not JSON"),
         (b" " * (2 << 20), "larger than"),
         (document(gorgo_state=True), "has no key gorgo_state"),
         (document(more=1), "does not have exactly the keys"),
@@ -136,7 +136,7 @@ def test_damaged_file_is_an_error_with_place_and_advice(text: bytes, expected: s
 
 
 def test_file_of_a_newer_form_is_not_read() -> None:
-    with pytest.raises(ConfigError, match="form 2, of a newer GORGO; this one reads up to 1"):
+    with pytest.raises(ConfigError, match="format 2 is of a newer GORGO; this one reads up to 1"):
         parse_state(document(gorgo_state=2, future=1), source="state")
 
 

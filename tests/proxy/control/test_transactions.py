@@ -113,7 +113,7 @@ async def test_end_waits_for_a_change_that_fails_too() -> None:
 async def test_nothing_else_is_changed_while_a_reload_has_its_turn() -> None:
     disk = Disk()
     rig = Rig(disk)
-    async with rig.queue.is_paused(lambda: state(7)):
+    async with rig.queue.paused(lambda: state(7)):
         changing = asyncio.create_task(rig.change(2))
         await asyncio.sleep(0.02)
         assert (rig.applied, disk.versions) == ([], [])
@@ -125,7 +125,7 @@ async def test_turn_of_a_reload_ends_well_where_the_disk_refuses(caplog: pytest.
     disk = Disk()
     rig = Rig(disk)
     disk.full = True
-    async with rig.queue.is_paused(lambda: state(7)):
+    async with rig.queue.paused(lambda: state(7)):
         pass
     assert [record.getMessage() for record in caplog.records] == ["state_not_written"]
     assert rig.writes("failed") == 1.0
