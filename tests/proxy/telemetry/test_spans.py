@@ -98,4 +98,4 @@ def test_a_decision_says_what_is_known_of_it_and_nothing_else(
 )
 def test_an_attempt_says_where_it_went_and_what_is_known_of_its_end(outcome: Outcome, more: dict[str, object]) -> None:
     where = {"gorgo.replica": "a", "gorgo.region": "region-of-a", "gorgo.attempt": 1}
-    assert spans_of(dispatch(), outcome)["attempt"] == where | {"gorgo.ending": outcome.result.value} | more
+    assert spans_of(dispatch(), outcome)["attempt"] == where | {"gorgo.result": outcome.result.value} | more
