@@ -14,9 +14,10 @@ import pytest
 
 from gorgo.core.fleet.columns import Columns
 from gorgo.core.latency.prefill import PrefillPrior
-from gorgo.core.messages.decision import Choice, Decision
+from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import POLICIES, make_policy
 from tests.core.routers import a_request, blocks_of, dispatched, make_router, submitted

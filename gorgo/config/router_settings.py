@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from gorgo.config.constants import STALE_INTERVALS
 from gorgo.config.model import Config, OverloadConfig, ReplicaConfig
-from gorgo.core.admission.deadline import OverloadLimits
-from gorgo.core.dispatch.hedging import HedgeLimits
 from gorgo.core.fleet.spec import ReplicaSpec
-from gorgo.core.limits import RouterLimits
-from gorgo.core.quotas import ClientLimits, ClientRules
+from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
 
 
 def router_limits(config: Config) -> RouterLimits:

@@ -1,13 +1,121 @@
-"""Every bound of the Router, with its reason."""
+"""Every bound of the Router, with its reason. Imports no other part of the core."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gorgo.core.admission.deadline import OverloadLimits
-from gorgo.core.dispatch.hedging import HedgeLimits
-from gorgo.core.fleet.outlier import OutlierLimits
-from gorgo.core.quotas import ClientRules
+
+@dataclass(frozen=True, slots=True)
+class OutlierLimits:
+    """Outlier detection: when a replica is ejected, and for how long.
+
+    Parameters
+    ----------
+    failures:
+        Failures in a row that eject a healthy replica. One or two happen to a healthy engine (a reset idle connection,
+        a restart of a sidecar); three rarely.
+    base_s, max_s:
+        First back-off, doubled each time up to `max_s`, s.
+    """
+
+    failures: int = 3
+    base_s: float = 5.0
+    max_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadLimits:
+    """Queueing and shedding. Off by default: a shell has to carry it out.
+
+    Parameters
+    ----------
+    queue_enabled:
+        Queue a request while its replica is saturated, under a policy that predicts. A request without any eligible
+        replica is queued under any policy.
+    queue_max_requests:
+        Most queued requests; one more is rejected. Each occupies memory for its body.
+    max_backlog_s:
+        A replica with more prefill than this is saturated, s: long enough to keep it busy for a round trip, short
+        enough that queued requests can still be reordered.
+    max_concurrency_per_replica:
+        A replica with so many requests in flight is saturated; `None`: its `max_running_requests`.
+    slo_ttft_s:
+        Deadline of requests that bring none, s; `None`: none.
+    slo_e2e_s:
+        Target for the last token, s: a replica with slow answers is saturated at a lower concurrency. Sheds no request.
+        `None`: no target.
+    infeasible_max_wait_s:
+        Longest queue time of a request that is infeasible on an idle fleet, s.
+    no_replica_wait_s:
+        Longest queue time without any eligible replica, s: a probation trial or a reload may end it.
+    """
+
+    queue_enabled: bool = False
+    queue_max_requests: int = 1000
+    max_backlog_s: float = 0.2
+    max_concurrency_per_replica: int | None = None
+    slo_ttft_s: float | None = None
+    slo_e2e_s: float | None = None
+    infeasible_max_wait_s: float = 0.3
+    no_replica_wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeLimits:
+    """When and how often a request is hedged. Off by default: a shell has to carry it out.
+
+    Parameters
+    ----------
+    budget_ratio:
+        Hedges as a ratio of the requests of the last `window_s`; 0 turns hedging off.
+    window_s:
+        Long enough that a burst of late requests finds the budget that quiet minutes have left, s.
+    delay_s:
+        Later than predicted by this, or by the prediction, is evidence, s.
+    grace_s:
+        Delay after the evidence, s: tokens of one step of an engine come together, in any order.
+    """
+
+    budget_ratio: float = 0.0
+    window_s: float = 300.0
+    delay_s: float = 0.5
+    grace_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Quota of one client; `None` is no bound.
+
+    `burst` requests may come at once before `requests_per_s` counts; by default as many as in ten seconds.
+    """
+
+    max_in_flight: int | None = None
+    requests_per_s: float | None = None
+    burst: float | None = None
+
+    @property
+    def bucket(self) -> float:
+        """Tokens of a full bucket."""
+        if self.burst is not None:
+            return self.burst
+        return max(1.0, 10.0 * (self.requests_per_s or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRules:
+    """Quotas: the default, and those of named clients."""
+
+    default: ClientLimits = field(default_factory=ClientLimits)
+    named: Mapping[str, ClientLimits] = field(default_factory=dict)
+
+    def for_client(self, client: str) -> ClientLimits:
+        return self.named.get(client, self.default)
+
+    @property
+    def has_limits(self) -> bool:
+        """Return whether any client has a bound."""
+        return bool(self.named) or self.default != ClientLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,37 +125,37 @@ class RouterLimits:
     Parameters
     ----------
     max_attempts:
-        Replicas that one request may be sent to, the first included.
+        Most attempts of one request, the first included.
     max_in_flight:
-        Open attempts; a request beyond is told to come back.
+        Most open attempts and queued requests; one more is rejected with 429.
     stale_after_s:
         Age at which a probe or a scrape counts as unknown.
     rtt_ewma_alpha:
-        Weight of a new probe in the smoothed round trip; with 0.3 half of the memory is gone after two probes.
+        Weight of a new probe in the smoothed round trip.
     max_index_blocks:
         Blocks in the prefix index over all replicas; bounds memory.
     block_tokens:
         Tokens of one block, to turn a replica's KV capacity into blocks.
     max_decisions, max_samples:
-        Newest decisions (with every candidate's terms) and samples held for a reader.
+        Newest decisions (with every candidate's terms) and samples retained for a reader.
     panic_threshold:
-        Share of healthy replicas under which those ejected for failed attempts are tried again soon (`Fleet`).
+        Share of healthy replicas below which those ejected for failed attempts are tried again soon (`Fleet`).
     outlier:
-        When a replica is ejected and for how long.
+        Outlier detection.
     overload:
-        Who waits at the proxy and who is turned away.
+        Queueing and shedding.
     hedging:
-        When a request is sent to a second replica.
+        Second attempts of late requests.
     retry_budget_ratio, retry_budget_minimum, retry_budget_window_s:
-        Retries that there may be: this share of the requests of the last so many seconds, and this many in any case.
-        Where all replicas are ill, everything would else be sent `max_attempts` times. What never
-        reached a replica does not count, nor a connection that broke while others are in good standing.
+        Retry budget: a ratio of the requests of the last seconds, and at least this number. Without it a fleet that
+        fails would get everything `max_attempts` times. An attempt that never reached a replica does not count, nor a
+        lost connection while other replicas are healthy.
     slow_start_s:
-        How long a replica that joins or is readmitted is given more by and by; 0 is not at all.
+        Slow-start duration of a replica that joins or is readmitted; 0 disables it.
     region_window_s:
-        All replicas of a region that fail a probe within this are cut off together.
+        A region is unreachable when all its replicas fail a probe within this window.
     clients:
-        What each client may do.
+        Quotas.
     """
 
     max_attempts: int = 3

@@ -6,8 +6,9 @@ for others. Memory is bounded: a client with nothing open and a full bucket is l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from gorgo.core.limits import ClientLimits, ClientRules
 
 #: Accounts kept before those without a debt are dropped; a list of keys has a quarter of it.
 MAX_CLIENTS = 4096
@@ -15,41 +16,6 @@ MAX_CLIENTS = 4096
 IN_FLIGHT_RETRY_S = 1.0
 #: Of a clock that counts from the epoch: who comes when told is let in.
 _NOISE = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
-    """What one client may do; `None` is no bound.
-
-    `burst` requests may come at once before `requests_per_s` counts; as many as in ten seconds by default.
-    """
-
-    max_in_flight: int | None = None
-    requests_per_s: float | None = None
-    burst: float | None = None
-
-    @property
-    def bucket(self) -> float:
-        """Tokens of a full bucket."""
-        if self.burst is not None:
-            return self.burst
-        return max(1.0, 10.0 * (self.requests_per_s or 0.0))
-
-
-@dataclass(frozen=True, slots=True)
-class ClientRules:
-    """Limits of every known client, and of some by name."""
-
-    default: ClientLimits = field(default_factory=ClientLimits)
-    named: Mapping[str, ClientLimits] = field(default_factory=dict)
-
-    def for_client(self, client: str) -> ClientLimits:
-        return self.named.get(client, self.default)
-
-    @property
-    def has_limits(self) -> bool:
-        """Whether there is anything to count."""
-        return bool(self.named) or self.default != ClientLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, AdmissionAction, Reject, RetryAction
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.events import ReplicaRestarted
-from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome, RouteRequest
+from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome, RouteRequest
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
@@ -67,6 +67,7 @@ class Router:
     Example
     -------
     >>> import numpy as np
+    >>> from gorgo.core.messages.request import AttemptResult
     >>> from gorgo.core.fleet.spec import ReplicaSpec
     >>> from gorgo.policies.registry import make_policy
     >>> replicas = [ReplicaSpec("near", "us-ashburn"), ReplicaSpec("far", "ap-seoul")]
@@ -174,8 +175,6 @@ class Router:
         attempt = self._table.close(attempt_id, now=now)
         if attempt is None:
             return None, []
-        if outcome.result is AttemptResult.COMPLETED:
-            self._admission.saturation.on_result(attempt, now=now, tokens=outcome.output_tokens)
         own, others = self._lifecycle.on_result(attempt, outcome, now=now)
         others += self._drain_queue(now)
         return own, others

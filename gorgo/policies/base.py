@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.messages.decision import Choice, argmin_tiebreak
 from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice, argmin_tiebreak
 
 Floats = NDArray[np.float64]
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from gorgo.core.latency.prefill import prefill_s
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
 from gorgo.core.latency.tcp import exchange_round_trips, is_one_round_trip
-from gorgo.core.messages.decision import Choice, Prediction
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice, Prediction
 from gorgo.core.policy.cost import choose_min_cost, fill_unknown
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from gorgo.core.messages.decision import Choice
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.latency.tcp import exchange_round_trips
-from gorgo.core.messages.decision import Choice
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.cost import choose_min_cost
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec

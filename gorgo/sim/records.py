@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gorgo.core.policy.shadow import ShadowScore
+from gorgo.core.messages.decision import ShadowScore
 from gorgo.sim.engine.itl import ItlHistogram
 
 

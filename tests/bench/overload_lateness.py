@@ -22,8 +22,8 @@ from gorgo.apps.simulate.fleet import fleet_of, limits_of
 from gorgo.apps.traces import TraceFilters
 from gorgo.config.load import load_config
 from gorgo.core.admission import deadline
-from gorgo.core.dispatch.hedging import HedgeLimits
 from gorgo.core.latency import prefill_queue, ttft
+from gorgo.core.limits import HedgeLimits
 from gorgo.policies import gorgo_ms
 
 CONFIG = Path(__file__).parents[2] / "regions.yaml"

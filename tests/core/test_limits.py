@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from gorgo.core.admission.deadline import OverloadLimits
-from gorgo.core.dispatch.hedging import HedgeLimits
-from gorgo.core.fleet.outlier import OutlierLimits
-from gorgo.core.limits import RouterLimits
+from gorgo.core.limits import ClientLimits, HedgeLimits, OutlierLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.quotas import ClientLimits
 
 
 def test_bounds_are_those_of_the_design() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.core.quotas import MAX_CLIENTS, ClientLimits, ClientQuotas, ClientRules
+from gorgo.core.limits import ClientLimits, ClientRules
+from gorgo.core.quotas import MAX_CLIENTS, ClientQuotas
 
 
 def book(default: ClientLimits | None = None, **named: ClientLimits) -> ClientQuotas:

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.core.admission.deadline import OverloadLimits
-from gorgo.core.fleet.outlier import OutlierLimits
 from gorgo.core.fleet.spec import ReplicaSpec
-from gorgo.core.limits import RouterLimits
+from gorgo.core.limits import OutlierLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Dispatch, Hold, Reject
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome
 from gorgo.errors import UnknownReplica

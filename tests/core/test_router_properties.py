@@ -18,14 +18,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gorgo.core.admission.deadline import OverloadLimits
-from gorgo.core.dispatch.hedging import HedgeLimits
-from gorgo.core.fleet.outlier import OutlierLimits
 from gorgo.core.latency.tcp import TcpWindows
-from gorgo.core.limits import RouterLimits
+from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OutlierLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
 from gorgo.core.messages.request import AttemptResult, EngineSample, OpenConnection, Outcome
-from gorgo.core.quotas import ClientLimits, ClientRules
 from gorgo.core.router import Router
 from gorgo.policies.registry import POLICIES, make_policy
 from tests.core.routers import a_request, blocks_of, finished, set_policy, specs, submitted

@@ -7,10 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gorgo.core.admission.deadline import OverloadLimits
-from gorgo.core.fleet.outlier import OutlierLimits
 from gorgo.core.fleet.spec import ReplicaSpec
-from gorgo.core.limits import RouterLimits
+from gorgo.core.limits import OutlierLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Dispatch, Hold
 from gorgo.core.messages.events import ReplicaRestarted
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.messages.decision import Choice
 from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice
 from gorgo.policies.gorgo_ms import GorgoMs
 from tests.policies.table import choose, request, rows_chosen, table
 

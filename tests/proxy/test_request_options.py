@@ -14,7 +14,7 @@ from gorgo.config.model import (
     ReplicaConfig,
 )
 from gorgo.config.router_settings import client_rules
-from gorgo.core.quotas import ClientLimits
+from gorgo.core.limits import ClientLimits
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.request_options import ClientPolicies, RequestOptions
 

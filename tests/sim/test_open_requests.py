@@ -8,9 +8,8 @@ import numpy as np
 
 from gorgo.core.latency.ttft import TtftEstimate
 from gorgo.core.messages.actions import Dispatch, Reject
-from gorgo.core.messages.decision import Decision
+from gorgo.core.messages.decision import Decision, ShadowScore
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.core.policy.shadow import ShadowScore
 from gorgo.sim.network.remote_replica import RemoteReplica
 from gorgo.sim.open_requests import OpenRequests
 from gorgo.sim.workload import SimRequest

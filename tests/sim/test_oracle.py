@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gorgo.core.messages.decision import Choice
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import Policy
 from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.request import EngineRequest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gorgo.core.policy.shadow import ShadowScore
+from gorgo.core.messages.decision import ShadowScore
 from gorgo.sim.records import SimRecord
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gorgo.config.constants import FIRST_TOKEN_TIMEOUT_S
-from gorgo.core.admission.deadline import OverloadLimits
-from gorgo.core.limits import RouterLimits
+from gorgo.core.limits import OverloadLimits, RouterLimits
 from gorgo.core.router import Router
 from gorgo.errors import UnknownReplica
 from gorgo.policies.registry import POLICIES, make_policy

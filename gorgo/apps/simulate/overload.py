@@ -16,8 +16,7 @@ from gorgo.apps.results import ResultRow
 from gorgo.apps.simulate.goodput import E2E_S, TTFT_MS, Goodput
 from gorgo.apps.simulate.job import SimJob, SimulatedRun
 from gorgo.apps.simulate.run import run_many
-from gorgo.core.dispatch.hedging import HedgeLimits
-from gorgo.core.limits import RouterLimits
+from gorgo.core.limits import HedgeLimits, RouterLimits
 from gorgo.errors import TraceError
 
 #: Share of requests that are served well at capacity.

@@ -20,7 +20,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from gorgo.core.admission.deadline import OverloadLimits, SaturationDetector, misses_deadline, shed_at_s
+from gorgo.core.admission.deadline import misses_deadline, shed_at_s
 from gorgo.core.admission.queue import FairQueue, QueuedRequest
 from gorgo.core.admission.retry_after import MIN_RETRY_S, RetryAfter
 from gorgo.core.dispatch.dispatcher import Dispatcher, Evaluation
@@ -28,9 +28,11 @@ from gorgo.core.dispatch.in_flight import RequestState
 from gorgo.core.dispatch.outcomes import deadline_exceeded, no_replica, queue_full
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.request_filter import RequestFilter
+from gorgo.core.fleet.saturation import SaturationDetector
+from gorgo.core.limits import OverloadLimits
 from gorgo.core.messages.actions import AdmissionAction, Dispatch, Hold, Reject
-from gorgo.core.messages.decision import Prediction
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.choice import Prediction
 
 #: Looks per walk: two milliseconds at 30 us each.
 MAX_EVALUATIONS = 64

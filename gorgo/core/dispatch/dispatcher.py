@@ -22,11 +22,12 @@ from gorgo.core.fleet.network import arrival_s, one_way_s
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.ttft import TtftEstimate, expected_queue_s
 from gorgo.core.messages.actions import Dispatch
-from gorgo.core.messages.decision import Choice, Decision
+from gorgo.core.messages.decision import Decision, ShadowScore
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import Policy
-from gorgo.core.policy.shadow import Shadow, ShadowScore
+from gorgo.core.policy.shadow import Shadow
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.index import PrefixIndex
 

@@ -15,39 +15,15 @@ Times wait in a heap; those of attempts that have their first token are passed o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from gorgo.core.admission.deadline import SaturationDetector
 from gorgo.core.dispatch.budget import RatioBudget
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.in_flight import Attempt
 from gorgo.core.fleet.request_filter import RequestFilter
+from gorgo.core.fleet.saturation import SaturationDetector
+from gorgo.core.limits import HedgeLimits
 from gorgo.core.messages.actions import Hedge
-
-
-@dataclass(frozen=True, slots=True)
-class HedgeLimits:
-    """When and how often a request is sent to a second replica. Never by default: a shell has to carry it out.
-
-    Parameters
-    ----------
-    share:
-        Of the requests of the last `window_s` that may be; 0 turns hedging off.
-    window_s:
-        Long enough that a burst of late requests finds what quiet minutes have left, s.
-    delay_s:
-        Later than predicted by this, or by the prediction, is evidence, s. A step of an engine that also prefills a
-        long prompt takes less.
-    grace_s:
-        After it was overtaken or due, s: tokens of one step of an engine come together, in any order.
-    """
-
-    budget_ratio: float = 0.0
-    window_s: float = 300.0
-    delay_s: float = 0.5
-    grace_s: float = 0.1
-
 
 #: A hedge for which nobody is open is looked at again after this, s.
 _AGAIN_S = 0.25

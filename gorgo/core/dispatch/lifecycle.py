@@ -64,6 +64,7 @@ class RequestLifecycle:
 
     def set_limits(self, limits: RouterLimits) -> None:
         self._max_attempts = limits.max_attempts
+        self._slo_e2e_s = limits.overload.slo_e2e_s
         self._retries = RatioBudget(
             share=limits.retry_budget_ratio, minimum=limits.retry_budget_minimum, window_s=limits.retry_budget_window_s
         )
@@ -103,9 +104,17 @@ class RequestLifecycle:
     # -- helpers
 
     def _update_health(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """Update the health of the replica and the prefix index."""
+        """Update the replica's concurrency limit and health, and the prefix index."""
         replica = attempt.replica
         replica.health.attempt_ended(attempt.attempt_id)
+        if outcome.result is AttemptResult.COMPLETED and self._slo_e2e_s is not None:
+            replica.concurrency.on_completed(
+                attempt.checkpoint,
+                stayed_s=now - attempt.dispatched_s,
+                waited_s=attempt.dispatched_s - attempt.state.request.received_s,
+                goal_s=self._slo_e2e_s,
+                tokens=outcome.output_tokens,
+            )
         if outcome.result in _ANSWERED:
             replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now)
         elif outcome.result is AttemptResult.FAILED_BEFORE_CONTENT:

@@ -20,9 +20,10 @@ from typing import Protocol
 from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.eligibility import EligibilityFilter
 from gorgo.core.fleet.estimators import ewma, is_stale
-from gorgo.core.fleet.outlier import HealthState, OutlierLimits
+from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.limits import OutlierLimits
 from gorgo.core.messages.events import FleetEvent, HealthChanged
 from gorgo.core.messages.request import EngineSample
 from gorgo.errors import ConfigError, UnknownReplica

@@ -21,8 +21,9 @@ is now. Without that rule, a hundred streams cut together would raise the back-o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
+
+from gorgo.core.limits import OutlierLimits
 
 #: In a panic an ejected replica is tried again so long after its ejection, s. Where the judgement was wrong it is back
 #: before the few others are overrun; where it was right, the retries of four such replicas are within their budget.
@@ -33,24 +34,6 @@ class HealthState(Enum):
     HEALTHY = "healthy"
     EJECTED = "ejected"
     HALF_OPEN = "half_open"
-
-
-@dataclass(frozen=True, slots=True)
-class OutlierLimits:
-    """When and for how long a failing replica is left out.
-
-    Parameters
-    ----------
-    failures:
-        In a row, that eject a replica in good standing. One or two happen to a healthy engine (a reset idle
-        connection, a restart of a sidecar); three rarely.
-    base_s, max_s:
-        First back-off, doubled each time up to `max_s`, s.
-    """
-
-    failures: int = 3
-    base_s: float = 5.0
-    max_s: float = 60.0
 
 
 class OutlierDetector:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from math import nan
 
 from gorgo.core.fleet.columns import Columns
-from gorgo.core.fleet.outlier import HealthState, OutlierDetector, OutlierLimits
+from gorgo.core.fleet.outlier import HealthState, OutlierDetector
 from gorgo.core.fleet.restart_detector import RestartDetector
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.latency.concurrency import ConcurrencyLimit
@@ -20,6 +20,7 @@ from gorgo.core.latency.prefill import PrefillPrior
 from gorgo.core.latency.prefill_queue import PrefillQueue
 from gorgo.core.latency.reported_speed import ReportedSpeed
 from gorgo.core.latency.tcp import connect_round_trips
+from gorgo.core.limits import OutlierLimits
 from gorgo.core.prefix.cache_feedback import LearnedCapacity
 
 #: Priors from regions.yaml that an engine's report replaces.

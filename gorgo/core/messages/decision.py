@@ -1,54 +1,33 @@
-"""One routing decision and what is needed to explain it later: every candidate's terms.
-
-Owns the records `Choice` (what a policy answers) and `Decision` (what the Router keeps), and the tie-break that all
-policies share. Costs are positive, lower is better, in the unit the policy states.
-"""
+"""The record of one routing decision: every candidate's terms, for `/admin/decisions` and for the sample."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.latency.ttft import TtftEstimate
 
-if TYPE_CHECKING:
-    from gorgo.core.policy.shadow import ShadowScore
-
-#: Costs this close count as equal (absolute, in the policy's own unit): near-ties in a burst herd.
-TIE_EPSILON = 1e-9
-
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """What a policy predicts for each candidate, s: network and prefill if nobody else were there, the work before
-    this request, and its prefill by itself.
+class ShadowScore:
+    """What a shadow made of the replica that was chosen.
+
+    `rank` is 1 for the shadow's own choice. Replicas of equal cost (within `TIE_EPSILON`) share the lowest rank.
+    With fewer than two candidates there is no rank. `cost` is in the shadow's unit.
     """
 
-    idle_s: NDArray[np.float64]
-    backlog_s: NDArray[np.float64]
-    prefill_s: NDArray[np.float64]
+    policy: str
+    rank: int | None
+    cost: float | None
+    predicted_ttft_s: float | None
 
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A policy's answer: the row picked among the candidates, and why.
-
-    `terms` holds one column per named term of the cost, one entry per candidate; `cost` is their sum where the policy
-    has a cost. `fallback` says in a word why the primary rule did not decide (`None` when it did). `predicts` is the
-    predicted time to first token of any row, where the policy predicts, and `forecast` what that is made of.
-    """
-
-    row: int
-    terms: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    cost: NDArray[np.float64] | None = None
-    predicted_ttft_s: float | None = None
-    fallback: str | None = None
-    predict: Callable[[int], float | None] | None = None
-    prediction: Callable[[], Prediction] | None = None
+    def as_dict(self) -> dict[str, Any]:
+        predicted_ms = None if self.predicted_ttft_s is None else self.predicted_ttft_s * 1e3
+        return {"policy": self.policy, "rank": self.rank, "cost": self.cost, "predicted_ttft_ms": predicted_ms}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +89,6 @@ class Decision:
             "candidates": rows,
             "excluded": dict(self.excluded),
         }
-
-
-def argmin_tiebreak(cost: NDArray[np.float64], in_flight: NDArray[np.float64], rng: np.random.Generator) -> int:
-    """Row of the least cost; ties go to the fewest in flight, then to chance, so that a burst does not herd."""
-    least = int(cost.argmin())
-    near = cost <= cost[least] + TIE_EPSILON
-    if np.count_nonzero(near) == 1:
-        return least
-    tied = np.flatnonzero(near)
-    load = in_flight[tied]
-    tied = tied[load == load.min()]
-    return int(tied[0] if len(tied) == 1 else tied[rng.integers(len(tied))])
 
 
 def _number(value: float) -> float | None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.messages.decision import Choice, Prediction, argmin_tiebreak
 from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice, Prediction, argmin_tiebreak
 
 Floats = NDArray[np.float64]
 

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from gorgo.core.messages.decision import Choice
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.weights import Weights, WeightSpec
 
 #: `published`: no bound per replica and no correction, as the papers have it (the global bound protects memory only).

@@ -11,35 +11,15 @@ that nothing is decided differently for its being there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 
-from gorgo.core.messages.decision import TIE_EPSILON
+from gorgo.core.messages.decision import ShadowScore
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import TIE_EPSILON
 from gorgo.core.policy.interface import IndexKind, Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowScore:
-    """What a shadow made of the replica that was chosen.
-
-    `rank` is 1 for the shadow's own choice. Replicas of equal cost (within `TIE_EPSILON`) share the lowest rank.
-    With fewer than two candidates there is no rank. `cost` is in the shadow's unit.
-    """
-
-    policy: str
-    rank: int | None
-    cost: float | None
-    predicted_ttft_s: float | None
-
-    def as_dict(self) -> dict[str, Any]:
-        predicted_ms = None if self.predicted_ttft_s is None else self.predicted_ttft_s * 1e3
-        return {"policy": self.policy, "rank": self.rank, "cost": self.cost, "predicted_ttft_ms": predicted_ms}
 
 
 class Shadow:

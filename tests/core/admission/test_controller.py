@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gorgo.core.limits import ClientLimits, ClientRules
 from gorgo.core.messages.actions import Dispatch, Reject
-from gorgo.core.quotas import ClientLimits, ClientRules
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
 from tests.core.admission.test_deadline import HOLDING, asked, held, until

@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gorgo.core.admission.deadline import OverloadLimits, misses_deadline, shed_at_s
-from gorgo.core.limits import RouterLimits
+from gorgo.core.admission.deadline import misses_deadline, shed_at_s
+from gorgo.core.limits import ClientLimits, ClientRules, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Action, Dispatch, Hold, Reject
-from gorgo.core.messages.decision import Prediction
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.quotas import ClientLimits, ClientRules
+from gorgo.core.policy.choice import Prediction
 from gorgo.core.router import Router
 from tests.core.routers import (
     COMPLETED,

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.core.admission.deadline import OverloadLimits
-from gorgo.core.dispatch.hedging import HedgeLimits
-from gorgo.core.limits import RouterLimits
+from gorgo.core.limits import HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Reject
 from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.router import Router

@@ -8,8 +8,8 @@ import pytest
 
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.outlier import OutlierLimits
 from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.limits import OutlierLimits
 
 
 def fleet_of(*specs: ReplicaSpec, panic_threshold: float = 0.5) -> Fleet:

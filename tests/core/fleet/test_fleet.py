@@ -8,10 +8,11 @@ import pytest
 
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.network import arrival_s, record_connection
-from gorgo.core.fleet.outlier import PANIC_BACK_OFF_S, OutlierLimits
+from gorgo.core.fleet.outlier import PANIC_BACK_OFF_S
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.latency.prefill import PrefillPrior
 from gorgo.core.latency.tcp import Pacing, TcpWindows, paced_round_trips
+from gorgo.core.limits import OutlierLimits
 from gorgo.core.messages.request import EngineSample, OpenConnection
 from gorgo.errors import ConfigError, UnknownReplica
 from tests.core.routers import specs

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.core.fleet.outlier import HealthState, OutlierDetector, OutlierLimits
+from gorgo.core.fleet.outlier import HealthState, OutlierDetector
+from gorgo.core.limits import OutlierLimits
 
 
 @pytest.fixture

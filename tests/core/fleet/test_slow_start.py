@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gorgo.core.fleet.fleet import Fleet
-from gorgo.core.fleet.outlier import OutlierLimits
 from gorgo.core.fleet.slow_start import SlowStart
 from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.limits import OutlierLimits
 
 
 def ramp_of(*names: str, ramp_s: float = 7.0) -> tuple[Fleet, SlowStart]:

@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.admission.deadline import OverloadLimits
-from gorgo.core.dispatch.hedging import HedgeLimits
 from gorgo.core.latency.prefill_queue import PrefillQueue
 from gorgo.core.latency.ttft import PARTS, TtftEstimate, expected_queue_s
-from gorgo.core.limits import RouterLimits
+from gorgo.core.limits import HedgeLimits, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Hedge
 from gorgo.policies.registry import POLICIES
 from tests.core.routers import (

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gorgo.core.latency.ttft import TtftEstimate
-from gorgo.core.messages.decision import TIE_EPSILON, Decision, argmin_tiebreak
+from gorgo.core.messages.decision import Decision
+from gorgo.core.policy.choice import TIE_EPSILON, argmin_tiebreak
 
 
 def picked(cost: list[float], in_flight: list[float] | None = None) -> set[int]:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from gorgo.core.fleet.columns import Columns
-from gorgo.core.messages.decision import Choice, Prediction
 from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice, Prediction
 from gorgo.core.policy.cost import choose_min_cost, fill_unknown
 
 

@@ -1,0 +1,56 @@
+"""A policy's choice among candidates, its prediction, and the tie-break that all policies share.
+
+Costs are positive, lower is better, in the unit the policy states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Costs this close count as equal (absolute, in the policy's own unit): near-ties in a burst herd.
+TIE_EPSILON = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a policy predicts for each candidate, s: network and prefill if nobody else were there, the work before
+    this request, and its prefill by itself.
+    """
+
+    idle_s: NDArray[np.float64]
+    backlog_s: NDArray[np.float64]
+    prefill_s: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A policy's answer: the row picked among the candidates, and why.
+
+    `terms` holds one column per named term of the cost, one entry per candidate; `cost` is their sum where the policy
+    has a cost. `fallback` says in a word why the primary rule did not decide (`None` when it did). `predicts` is the
+    predicted time to first token of any row, where the policy predicts, and `forecast` what that is made of.
+    """
+
+    row: int
+    terms: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    cost: NDArray[np.float64] | None = None
+    predicted_ttft_s: float | None = None
+    fallback: str | None = None
+    predict: Callable[[int], float | None] | None = None
+    prediction: Callable[[], Prediction] | None = None
+
+
+def argmin_tiebreak(cost: NDArray[np.float64], in_flight: NDArray[np.float64], rng: np.random.Generator) -> int:
+    """Row of the least cost; ties go to the fewest in flight, then to chance, so that a burst does not herd."""
+    least = int(cost.argmin())
+    near = cost <= cost[least] + TIE_EPSILON
+    if np.count_nonzero(near) == 1:
+        return least
+    tied = np.flatnonzero(near)
+    load = in_flight[tied]
+    tied = tied[load == load.min()]
+    return int(tied[0] if len(tied) == 1 else tied[rng.integers(len(tied))])
