@@ -1,6 +1,6 @@
-"""The data plane's routes: Starlette's router and nothing around it, as each middleware would cost every event.
+"""The routes of the data listener: Starlette's router without middleware, which would cost every event.
 
-Owns the table of routes and the small GET answers.
+Owns the table of routes and the small GET responses.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ INFERENCE_ROUTES = (
     "/v1/responses",
     "/v1/messages",
 )
-#: For load balancers, Prometheus and generators of clients, which bear no client's key.
+#: For load balancers, Prometheus and generators of clients: no client's key is required.
 PUBLIC_ROUTES = ("/health", "/ready", "/metrics", "/openapi.json")
-#: A replica that does not list its models by then is not asked any longer.
+#: After this the next replica is asked for its models.
 _MODELS_TIMEOUT_S = 5.0
 
-#: Headers that could make it another answer than the whole list as it is, which would go on without its label.
+#: Headers with which a replica's list of models could be partial, encoded or a 304.
 _NEGOTIATION = (b"accept", b"if-", b"range")
 
 Responder = Callable[[RunningProxy, Message, Send], Awaitable[None]]
 
 
 class GetEndpoint:
-    """An ASGI app for one GET answer of the proxy's own. HEAD is GET without a body, which the server sees to."""
+    """An ASGI app for one GET response of the proxy's own. For HEAD the server drops the body."""
 
-    def __init__(self, state: RunningProxy, answer: Responder) -> None:
+    def __init__(self, state: RunningProxy, respond: Responder) -> None:
         self._state = state
-        self._answer = answer
+        self._respond = respond
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["method"] not in ("GET", "HEAD"):
@@ -56,28 +56,28 @@ class GetEndpoint:
                 await send_error(send, HttpError(405, "method_not_allowed", "expected GET", headers=allow))
             return
         try:
-            await self._answer(self._state, scope, send)
+            await self._respond(self._state, scope, send)
         except HttpError as error:
             await send_error(send, error)
 
 
 async def health(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
-    """Alive; says nothing of replicas."""
+    """Return 200 while the process is alive, whatever the state of replicas."""
     await send_json(send, 200, b'{"status": "ok"}')
 
 
 async def ready(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
-    """Whether a load balancer should send requests here."""
+    """Return 200 if a load balancer should send requests here."""
     if state.stopping:
         raise HttpError(503, "stopping", "this proxy is stopping")
     views = state.router.fleet_view(now=state.clock())
     if not any(view.eligible for view in views):
-        raise HttpError(503, "no_replica", "no replica can take a request now")
-    wanted = state.config.proxy.min_ready_replicas
-    standing = sum(view.state == "healthy" and view.rtt_ms is not None for view in views)
-    # One that is wanted may be any that can be asked: a single lost ping must not take the only replica away.
-    if standing < wanted and wanted > 1:
-        raise HttpError(503, "too_few_replicas", f"{standing} replicas are ready, of {wanted} that are wanted")
+        raise HttpError(503, "no_replica", "no replica is eligible")
+    required = state.config.proxy.min_ready_replicas
+    healthy = sum(view.state == "healthy" and view.rtt_ms is not None for view in views)
+    # For 1, any eligible replica counts: a single lost ping must not take the only one away.
+    if healthy < required and required > 1:
+        raise HttpError(503, "too_few_replicas", f"{healthy} replicas are ready; {required} are required")
     await send_json(send, 200, b'{"status": "ready"}')
 
 
@@ -89,7 +89,7 @@ async def metrics(state: RunningProxy, scope: Message, send: Send) -> None:  # n
 
 
 async def models(state: RunningProxy, scope: Message, send: Send) -> None:
-    """The models that regions.yaml names; a replica's own list where it names none."""
+    """Return the models of regions.yaml; a replica's own list without any."""
     names = dict.fromkeys(name for replica in state.config.replicas for name in replica.models)
     if names:
         rows = [{"id": name, "object": "model", "created": 0, "owned_by": "gorgo"} for name in names]
@@ -103,9 +103,9 @@ async def _fetch_models(state: RunningProxy, scope: Message) -> bytes:
     for view in views:
         target = state.targets.get(view.name)
         if target is None:
-            continue  # It has left the fleet while another one was asked.
-        asked = upstream_headers(scope["headers"], request_id="models", api_key=target.api_key)
-        headers = [pair for pair in asked if not pair[0].startswith(_NEGOTIATION)]
+            continue  # removed while another replica was asked
+        passed = upstream_headers(scope["headers"], request_id="models", api_key=target.api_key)
+        headers = [pair for pair in passed if not pair[0].startswith(_NEGOTIATION)]
         target.acquire()
         try:
             status, body = await target.upstream.fetch("/v1/models", headers, timeout_s=_MODELS_TIMEOUT_S)
@@ -119,15 +119,14 @@ async def _fetch_models(state: RunningProxy, scope: Message) -> bytes:
 
 
 async def description(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
-    """What this listener can be asked."""
+    """Return the OpenAPI document of this listener."""
     await send_json(send, 200, await asyncio.to_thread(client_document))
 
 
 class DataRouter(Router):
-    """The table of routes behind what is asked of every request: a plain path, and a client's key where one is needed.
+    """The table of routes behind two checks of every request: a plain path, and a client's key where one is required.
 
-    A route has one spelling. With percent signs there would be others, and what stands in front and allows or forbids
-    paths would not know them.
+    A route has one spelling. Percent signs would allow others, which a filter of paths before the proxy does not know.
     """
 
     def __init__(self, state: RunningProxy, routes: list[Route], open_paths: Collection[str]) -> None:
@@ -139,20 +138,20 @@ class DataRouter(Router):
         if scope["type"] == "http":
             try:
                 self._admit(scope)
-            except HttpError as refusal:
-                self._state.metrics.rejected(refusal.code)
-                log("request_refused", status=refusal.status, code=refusal.code)
+            except HttpError as error:
+                self._state.metrics.rejected(error.code)
+                log("request_refused", status=error.status, code=error.code)
                 async with draining(receive):
-                    await send_error(send, refusal)
+                    await send_error(send, error)
                 return
         await super().__call__(scope, receive, send)
 
     def _admit(self, scope: Message) -> None:
         if b"%" in scope["raw_path"]:
-            raise HttpError(404, "not_found", "there is no such route")
+            raise HttpError(404, "not_found", "no such route")
         keys = self._state.client_keys
         if keys is not None and scope["path"] not in self._open_paths:
-            # From here on the key is in no header: it was for the proxy.
+            # The key was for the proxy: it is removed from the headers.
             scope["gorgo.client"], scope["headers"] = keys.admit(scope["headers"])
 
 
@@ -161,11 +160,11 @@ async def not_found(scope: Message, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.close"})
         return
     async with draining(receive):
-        await send_error(send, HttpError(404, "not_found", "there is no such route"))
+        await send_error(send, HttpError(404, "not_found", "no such route"))
 
 
 def data_app(state: RunningProxy) -> Any:
-    """The ASGI app of the data listener."""
+    """Return the ASGI app of the data listener."""
     routes = [Route(path, InferenceEndpoint(state, path)) for path in INFERENCE_ROUTES]
     small = {
         "/health": health,
@@ -174,5 +173,5 @@ def data_app(state: RunningProxy) -> Any:
         "/v1/models": models,
         "/openapi.json": description,
     }
-    routes += [Route(path, GetEndpoint(state, answer)) for path, answer in small.items()]
+    routes += [Route(path, GetEndpoint(state, respond)) for path, respond in small.items()]
     return DataRouter(state, routes, PUBLIC_ROUTES)

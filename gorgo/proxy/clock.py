@@ -1,6 +1,6 @@
-"""The proxy's one clock: monotonic seconds, anchored to the epoch once, at start.
+"""The proxy's one clock: monotonic seconds, anchored to the epoch at start.
 
-Differences are never wrong after a step of the system's clock, and a time in a log or a sample is still a date.
+Differences stay right after a step of the system's clock, and a time in a log or a sample is still a date.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Clock = Callable[[], float]
 
 
 def epoch_clock() -> Clock:
-    """A new clock; call it for the time now, s since the epoch as it was at start."""
+    """Return a clock: s since the epoch as the system knew it at start."""
     offset_s = time() - monotonic()
 
     def now() -> float:

@@ -1,7 +1,7 @@
 """Logs as JSON lines on stderr, by the standard library's logging.
 
-Owns the form and what may be in it: ids, names, numbers and short words. Never a prompt, a header or a key; an
-exception is logged by its type and place, because its message may quote what a client sent.
+A line has ids, names, numbers and short words, never a prompt, a header or a key. An exception is logged by its type
+and place, because its message may quote a client's bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ENCODER = json.JSONEncoder(default=str)
 
 
 class JsonLines(logging.Formatter):
-    """One object per record: `time`, `level`, `event`, then the fields."""
+    """Formats a record as one object: `time`, `level`, `event`, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -39,7 +39,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logs(level: int = logging.INFO) -> None:
-    """Send GORGO's own records to stderr as JSON lines; call once, from the command line's edge."""
+    """Send GORGO's records to stderr as JSON lines; called once, by the command line."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     LOGGER.handlers[:] = [handler]
@@ -48,20 +48,20 @@ def set_up_logs(level: int = logging.INFO) -> None:
 
 
 def log(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
-    """One record. Skipped cheaply when nobody listens at that level."""
+    """Log one record, unless its level is off."""
     if LOGGER.isEnabledFor(level):
-        # Not through `LOGGER.log`, which would walk the stack to find a caller that no line shows.
+        # `LOGGER.log` would search the stack for a caller that no line shows.
         record = LOGGER.makeRecord(LOGGER.name, level, "", 0, event, (), None, extra={"fields": fields})
         LOGGER.handle(record)
 
 
 def log_failure(event: str, failure: BaseException, **fields: Any) -> None:
-    """A fault of the proxy itself."""
+    """Log a fault of the proxy itself."""
     LOGGER.error(event, extra={"fields": {**fields, **_place(failure)}})
 
 
 def log_missing(replica: str, missing: MissingReport | None) -> None:
-    """What a replica turned out not to report, if anything."""
+    """Log a report that a replica's engine does not make, if any."""
     if missing is not None:
         log(
             "report_missing", level=logging.WARNING, replica=replica, report=missing.report.value, advice=missing.advice

@@ -1,6 +1,6 @@
-"""What a client wishes of its request beside the body: by when, how urgent, where; and what the configuration grants.
+"""Options of a request in its headers: deadline and priority, within the rules of its client and model.
 
-Owns the headers and their 400s. The Router only sees the outcome.
+Owns the headers and their 400s.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from gorgo.config.model import ClientRuleConfig, Config
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import Header
 
-#: Deadlines of the first token, ms; the first that is there counts.
+#: Deadlines of the first token, ms; the first of them that is sent counts.
 SLO_HEADERS = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
 PRIORITY_HEADER = b"x-gorgo-priority"
 PRIORITIES: Mapping[bytes, int] = {b"high": 1, b"normal": 0, b"low": -1}
-#: Levels enough for anybody's classes of service; each has its own line at the proxy.
+#: Each level has a queue of its own.
 MAX_PRIORITY = 100
-#: Longer deadlines than an hour mean none.
+#: An hour: a longer deadline means none.
 MAX_SLO_MS = 3_600_000.0
-#: Of a number in a header.
+#: Longest number in a header.
 _MAX_WORD_BYTES = 32
 _EXPECTED = frozenset({*SLO_HEADERS, PRIORITY_HEADER})
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Of one request."""
+    """Options of one request."""
 
     slo_ttft_s: float | None = None
     priority: int = 0
@@ -37,7 +37,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class ClientPolicies:
-    """What the configuration says of clients and models, looked up by name."""
+    """Rules of clients and models, by name."""
 
     clients: Mapping[str, ClientRuleConfig] = field(default_factory=dict)
     models: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -49,18 +49,18 @@ class ClientPolicies:
         return cls(clients, models)
 
     def request_options(self, headers: Iterable[Header], *, client: str | None, model: str | None) -> RequestOptions:
-        """Read the headers and hold them against the rules. Raises `HttpError` (400)."""
-        slo_s, asked = _read(headers)
+        """Return the options of the headers within the rules. Raises `HttpError` (400)."""
+        slo_s, priority = _read(headers)
         rule = None if client is None else self.clients.get(client)
         regions = None if model is None else self.models.get(model)
         if rule is None:
-            if slo_s is None and asked is None and regions is None:
+            if slo_s is None and priority is None and regions is None:
                 return _NOTHING
-            return RequestOptions(slo_s, asked or 0, regions)
+            return RequestOptions(slo_s, priority or 0, regions)
         if rule.allowed_regions:
             own = frozenset(rule.allowed_regions)
             regions = own if regions is None else own & regions
-        return RequestOptions(slo_s, rule.priority if asked is None else min(asked, rule.priority), regions)
+        return RequestOptions(slo_s, rule.priority if priority is None else min(priority, rule.priority), regions)
 
 
 _NOTHING = RequestOptions()
@@ -81,7 +81,7 @@ def _read(headers: Iterable[Header]) -> tuple[float | None, int | None]:
 
 def _milliseconds(name: bytes, value: bytes) -> float:
     try:
-        # Python also reads 1_000, which nobody else does.
+        # Python also reads 1_000; other parsers do not.
         number = float(value) if len(value) <= _MAX_WORD_BYTES and b"_" not in value else float("nan")
     except ValueError:
         number = float("nan")

@@ -1,12 +1,11 @@
-"""Between exchanges and the Router: events go in, and each action goes to the exchange that it is for.
+"""The Router in asyncio: events in, and each action to the exchange of its request.
 
-Owns which exchange has which request, and the timer by which the Router is woken. What an action means for one exchange
-is `exchange`'s.
+Owns the exchange of each open request, and the Router's timer.
 
-Theory of operation. An event of one request can cause actions for others: an end makes room for one that waits, time
-makes another one late. What is for the exchange that tells is answered to it; the rest is delivered there and then, in
-the same step, so that no other event comes between a decision and the one it is for. After each event the Router is
-asked when it wants to be woken, and a timer is set if that is sooner than the one that is set.
+Theory of operation. An event of one request can cause actions for others: an end frees a slot for a queued request,
+time makes another one late. The action for the request itself is returned. The others are delivered in the same step,
+so that no other event comes between a decision and its delivery. After each event the timer is set to the Router's next
+one, if that is sooner.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from gorgo.proxy.clock import Clock
 
 
 class ActionSink(Protocol):
-    """One open exchange."""
+    """An open exchange."""
 
     def deliver(self, action: Action) -> None:
-        """Do this now; may tell the desk of ends, and may not wait."""
+        """Act on `action` now. May finish attempts, and may not wait."""
         ...
 
 
@@ -36,7 +35,7 @@ class RouterGateway:
     Parameters
     ----------
     router, clock:
-        The proxy's.
+        Of the running proxy.
     on_fleet_event:
         Called with each change of the fleet that the Router reports.
     """
@@ -52,7 +51,7 @@ class RouterGateway:
         self._due_s = float("inf")
 
     def register(self, request_id: str, exchange: ActionSink) -> str:
-        """Answers the id by which the Router is to know the request: a client may use one twice at a time."""
+        """Return the id of the request in the Router: unique, though a client may use one id twice at a time."""
         while request_id in self._open:
             request_id += "+"
         self._open[request_id] = exchange
@@ -62,44 +61,41 @@ class RouterGateway:
         del self._open[request_id]
 
     def submit(self, request: RouteRequest) -> AdmissionAction:
-        """What becomes of it."""
+        """Submit a request; return the action for it."""
         own, others = self._router.submit(request, now=self._clock())
-        self._deliver(others)
+        self.apply(others)
         return own
 
     def abandon(self, request_id: str) -> None:
-        """It waited, and nobody waits for it any more."""
-        self._deliver(self._router.abandon(request_id, now=self._clock()))
+        """Cancel a queued request."""
+        self.apply(self._router.abandon(request_id, now=self._clock()))
 
     def first_token(self, attempt_id: str, *, now: float) -> None:
-        self._deliver(self._router.on_first_token(attempt_id, now=now))
+        self.apply(self._router.on_first_token(attempt_id, now=now))
 
     def finish(self, dispatch: Dispatch, outcome: Outcome) -> RetryAction | None:
-        """What its request wants next: another Dispatch, a Reject, or nothing."""
+        """Finish an attempt; return the next action for its request: a Dispatch, a Reject, or None."""
         own, others = self._router.on_finish(dispatch.attempt_id, outcome, now=self._clock())
-        self._deliver(others)
+        self.apply(others)
         return own
 
     def run_timer(self) -> None:
-        """Tell the Router the time."""
-        self._set(None, float("inf"))
-        self._deliver(self._router.handle_timer(now=self._clock()))
-
-    def apply(self, actions: Iterable[Action]) -> None:
-        """What a probe or another event outside of exchanges has caused."""
-        self._deliver(actions)
+        """Run the Router's due timers."""
+        self._set_timer(None, float("inf"))
+        self.apply(self._router.handle_timer(now=self._clock()))
 
     def close(self) -> None:
-        """No more timers."""
-        self._set(None, float("-inf"))
+        """Cancel the timer."""
+        self._set_timer(None, float("-inf"))
 
-    def _deliver(self, actions: Iterable[Action]) -> None:
+    def apply(self, actions: Iterable[Action]) -> None:
+        """Deliver actions to their exchanges and events of the fleet to the observer; set the timer."""
         for action in actions:
-            addressee = self._open.get(action.request_id)
-            if addressee is not None:
-                addressee.deliver(action)
+            exchange = self._open.get(action.request_id)
+            if exchange is not None:
+                exchange.deliver(action)
             elif isinstance(action, Dispatch | Hedge):
-                # Nobody is there any more, and what was reserved has to be given back.
+                # The exchange has ended: release the reservation.
                 sent = action if isinstance(action, Dispatch) else action.dispatch
                 self.finish(sent, Outcome(AttemptResult.CLIENT_DISCONNECTED))
         while self._router.fleet_events:
@@ -107,9 +103,9 @@ class RouterGateway:
         due_s = self._router.next_timer()
         if due_s is not None and due_s < self._due_s:
             wait_s = max(0.0, due_s - self._clock())
-            self._set(asyncio.get_running_loop().call_later(wait_s, self.run_timer), due_s)
+            self._set_timer(asyncio.get_running_loop().call_later(wait_s, self.run_timer), due_s)
 
-    def _set(self, timer: asyncio.TimerHandle | None, due_s: float) -> None:
+    def _set_timer(self, timer: asyncio.TimerHandle | None, due_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._due_s = timer, due_s

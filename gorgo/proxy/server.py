@@ -164,11 +164,11 @@ async def _run(
             reloader = Reloader(state, follow.file, at_work, environ=follow.environ)
             loops.append(tasks.create_task(reloader.run()))
         tls = None if state.served_tls is None else state.served_tls.context
-        data_door = partial(_data_limits, state)
-        tasks.create_task(_serve(data_app(state), data, closing, data_door, tls))
-        admin_door = partial(_admin_limits, state)
+        data_limits = partial(_data_limits, state)
+        tasks.create_task(_serve(data_app(state), data, closing, data_limits, tls))
+        admin_limits = partial(_admin_limits, state)
         operators = BoundedBodies(admin_app(state, admin_token, closing))
-        tasks.create_task(_serve(operators, admin, closing, admin_door))
+        tasks.create_task(_serve(operators, admin, closing, admin_limits))
         if ready is not None:
             ready(addresses)
         log("ready", data=addresses.data_url, admin=addresses.admin_url, replicas=len(state.targets))
@@ -210,7 +210,7 @@ async def _serve(
     app: Any,
     listener: socket.socket,
     closing: asyncio.Event,
-    door: Callable[[], AcceptLimits],
+    limits: Callable[[], AcceptLimits],
     tls: ssl.SSLContext | None = None,
 ) -> None:
     config = HypercornConfig()
@@ -223,7 +223,7 @@ async def _serve(
     # The replica's own `server` and `date` pass; the proxy's own answers bring a date.
     config.include_server_header = False
     config.include_date_header = False
-    await serve_app(app, config, listener, closing, door=door, tls=tls)
+    await serve_app(app, config, listener, closing, limits=limits, tls=tls)
 
 
 def _data_limits(state: RunningProxy) -> AcceptLimits:

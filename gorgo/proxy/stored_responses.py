@@ -1,7 +1,7 @@
-"""Which replica holds which stored response, so that `previous_response_id` goes back there.
+"""The replica of each stored response, for requests with `previous_response_id`.
 
-Owns a bounded map; the least recently used answer is forgotten first, and a request that refers to it gets a clear 404
-instead of a replica that never heard of it.
+Owns a bounded map. The least recently used response is evicted first; a request that continues it gets a 404 instead of
+a replica without it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 
-#: About 20 MB; engines themselves keep far fewer.
+#: About 20 MB; engines store far fewer.
 MAX_RESPONSES = 100_000
 
 #: The id of the response object; ids of its items have other prefixes.
@@ -35,7 +35,7 @@ class StoredResponses:
         return len(self._replicas)
 
     def record(self, head: bytes, replica: str) -> None:
-        """Take the id out of the first bytes of an answer, a stream or not."""
+        """Record the id in the first bytes of a response, a stream or not."""
         match = _ID.search(head)
         if match is None:
             return
@@ -46,12 +46,12 @@ class StoredResponses:
             self._replicas.popitem(last=False)
 
     def forget(self, replica: str) -> None:
-        """The replica, or the process that it was, is gone and with it what it stored."""
-        for key in [key for key, home in self._replicas.items() if home == replica]:
+        """Remove the responses of a replica that has restarted or was removed."""
+        for key in [key for key, name in self._replicas.items() if name == replica]:
             del self._replicas[key]
 
     def find(self, response_id: str) -> str | None:
-        home = self._replicas.get(response_id)
-        if home is not None:
+        replica = self._replicas.get(response_id)
+        if replica is not None:
             self._replicas.move_to_end(response_id)
-        return home
+        return replica

@@ -1,9 +1,9 @@
-"""Requests whose bodies are on their way, by client: they are open before the Router knows them.
+"""Requests whose bodies are being read, by client: open before the Router knows them.
 
-Owns that count and the refusal of one too many. How many a client may have open is `core.quotas`'.
+Owns that count and the rejection of one too many. The quota is `core.quotas`'.
 
-Why: a body may take a minute to come. Counted from its end on, the slow ones of a single client would be without a
-bound, and could be all that the proxy takes.
+Why: a body may take a minute. Without this count a single client's slow bodies would have no bound, and could use up
+`limits.max_in_flight`.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from gorgo.proxy.http.errors import error_of
 
 
 class UploadCounter:
-    """Of one proxy.
+    """The uploads of one proxy.
 
     Parameters
     ----------
     router:
-        Knows what else a client has open.
+        Counts the client's other requests.
     """
 
-    __slots__ = ("_bytes", "_router")
+    __slots__ = ("_router", "_uploads")
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._bytes: Counter[str] = Counter()
+        self._uploads: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return self._bytes.total()
+        return self._uploads.total()
 
     @contextmanager
     def track(self, client: str | None) -> Iterator[None]:
-        """While a body of `client` comes. Raises `HttpError` (429) before it does if that is one too many."""
+        """Count a body of `client` while it is read. Raises `HttpError` (429) if it is one too many."""
         if client is None:
             yield
             return
-        excess = self._router.quota_error(client, coming=self._bytes[client])
+        excess = self._router.quota_error(client, coming=self._uploads[client])
         if excess is not None:
             raise error_of(Reject("", 429, excess.code, excess.message, excess.retry_after_s))
-        self._bytes[client] += 1
+        self._uploads[client] += 1
         try:
             yield
         finally:
-            self._bytes[client] -= 1
-            if not self._bytes[client]:
-                del self._bytes[client]
+            self._uploads[client] -= 1
+            if not self._uploads[client]:
+                del self._uploads[client]

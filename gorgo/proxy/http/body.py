@@ -1,7 +1,7 @@
-"""A request's body: read within a bound and a time, parsed once, never dumped again.
+"""A request's body: read within limits of size and time, parsed once.
 
-Owns 400, 408, 413 and 415. The bytes that came are the bytes that go to the replica; the parsed form only serves to
-route. One exception: `request_usage` puts an option into a body without touching any other byte.
+Owns the statuses 400, 408, 413 and 415. The replica gets the bytes as they came; the parsed form only serves to route.
+One exception: `request_usage` adds an option to a body without changing any other byte.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from gorgo.proxy.http.errors import HttpError, Message, Receive
 from gorgo.proxy.http.headers import Header, find, is_encoded
 from gorgo.proxy.http.timeout import ResettableTimeout
 
-#: Lists and objects of one body, and brackets in its texts: megabytes of source code have fewer. 32 MiB may be sixteen
-#: million of them, which take everybody else's turn for seconds, and a gigabyte.
+#: Lists and objects of one body, and brackets in its texts: megabytes of source code have fewer. 32 MiB can be sixteen
+#: million of them: a gigabyte, and seconds in which no other request is served.
 MAX_BRACKETS = 1 << 20
 #: Longest pause between two pieces of a body: several retransmissions of a lossy path.
 IDLE_TIMEOUT_S = 15.0
-#: A client that is writing does not pause for so long.
+#: Longest pause of a client that is still writing a rejected body.
 _LINGER_S = 0.5
 
 
 class ClientDisconnected(Exception):  # noqa: N818 - reads as the fact
-    """The client closed its connection before its request was complete."""
+    """The client disconnected before its request was complete."""
 
 
 async def read_body(receive: Receive, headers: Iterable[Header], *, limits: LimitsConfig) -> bytes:
-    """The whole body. Raises `ClientDisconnected`, or `HttpError` for one that is too large or too slow."""
+    """Return the whole body. Raises `ClientDisconnected`, or `HttpError` for a body too large or too slow."""
     try:
         with ResettableTimeout(min(limits.body_timeout_s, IDLE_TIMEOUT_S)) as timeout:
-            return await _gather(_watched(receive, timeout, limits), headers, limits.max_body_bytes)
+            return await _gather(_with_timeout(receive, timeout, limits), headers, limits.max_body_bytes)
     except TimeoutError:
-        limit = f"{limits.body_timeout_s:g} s, or stopped for {IDLE_TIMEOUT_S:g} s"
-        raise HttpError(408, "request_timeout", f"the body was not complete within {limit}") from None
+        limit = f"within {limits.body_timeout_s:g} s, with pauses of at most {IDLE_TIMEOUT_S:g} s"
+        raise HttpError(408, "request_timeout", f"expected the whole body {limit}") from None
 
 
-def _watched(receive: Receive, timeout: ResettableTimeout, limits: LimitsConfig) -> Receive:
-    """`receive` that grants the next piece its time, within that of the whole."""
+def _with_timeout(receive: Receive, timeout: ResettableTimeout, limits: LimitsConfig) -> Receive:
+    """Return `receive` with a timeout for each piece, within that of the whole body."""
     end = monotonic() + limits.body_timeout_s
 
-    async def watched() -> Message:
+    async def receive_in_time() -> Message:
         message = await receive()
         timeout.deadline = min(end, monotonic() + IDLE_TIMEOUT_S)
         return message
 
-    return watched
+    return receive_in_time
 
 
 def parse_body(body: bytes, headers: Sequence[Header]) -> dict[str, Any]:
-    """The body as an object. A missing content type is taken for JSON, as engines do."""
+    """Return the body as an object. Without a content type it is read as JSON, as engines do."""
     if is_encoded(headers):
-        # A replica would unpack what is read here as it came.
+        # A replica would decode the body; it is parsed here as it came.
         raise HttpError(415, "unsupported_media_type", "expected a body without content-encoding")
     kind = find(headers, b"content-type")
     if kind is not None and not _is_json(kind):
@@ -75,7 +75,7 @@ def parse_body(body: bytes, headers: Sequence[Header]) -> dict[str, Any]:
 
 
 def request_usage(body: bytes) -> bytes:
-    """The same object with `stream_options` as its last key; every other byte as it was.
+    """Return the same object with `stream_options` as its last key.
 
     >>> request_usage(b'{"stream": true }')
     b'{"stream": true ,"stream_options":{"include_usage":true}}'
@@ -86,9 +86,9 @@ def request_usage(body: bytes) -> bytes:
 
 @asynccontextmanager
 async def draining(receive: Receive) -> AsyncIterator[None]:
-    """Take and drop what the client still sends while an answer goes out that does not need it.
+    """Discard the rest of the body while a response is sent that does not need it.
 
-    A server queues only so much of a body; with the queue full it could not even tell us that the client left.
+    hypercorn queues a part of a body only; with the queue full it does not report that the client disconnected.
     """
     task = asyncio.create_task(discard(receive))
     try:
@@ -98,7 +98,7 @@ async def draining(receive: Receive) -> AsyncIterator[None]:
 
 
 async def discard(receive: Receive) -> NoReturn:
-    """Take what comes, until cancelled: pieces may wait behind the word that the client has left."""
+    """Receive and drop messages until cancelled."""
     while True:
         await receive()
 
@@ -106,7 +106,7 @@ async def discard(receive: Receive) -> NoReturn:
 async def _gather(receive: Receive, headers: Iterable[Header], limit: int) -> bytes:
     declared = find(headers, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
-        await _refuse(receive, limit)
+        await _reject(receive, limit)
     parts: list[bytes] = []
     size = 0
     while True:
@@ -117,19 +117,19 @@ async def _gather(receive: Receive, headers: Iterable[Header], limit: int) -> by
         size += len(parts[-1])
         if size > limit:
             parts.clear()
-            await _refuse(receive, limit)
+            await _reject(receive, limit)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _refuse(receive: Receive, limit: int) -> None:
-    """Swallow as much again, so that a client which reads only after it has written can read the answer.
+async def _reject(receive: Receive, limit: int) -> None:
+    """Discard up to `limit` more bytes, then raise 413: some clients read only after they have written.
 
-    One that stops to write waits for it: it announced too much, or wants to be told to go on.
+    A client that pauses is waiting for the response.
     """
     left, now = limit, asyncio.get_running_loop().time
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S) as patience:
+        async with asyncio.timeout(_LINGER_S) as pause:
             while left > 0:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -137,7 +137,7 @@ async def _refuse(receive: Receive, limit: int) -> None:
                 left -= len(message.get("body", b""))
                 if not message.get("more_body", False):
                     break
-                patience.reschedule(now() + _LINGER_S)
+                pause.reschedule(now() + _LINGER_S)
     raise HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")
 
 

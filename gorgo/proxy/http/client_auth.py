@@ -1,12 +1,11 @@
-"""Who may send requests: keys of clients, known by their SHA-256 alone.
+"""Authentication of clients by keys, of which only the SHA-256 is stored.
 
-Owns reading the list, the check, and taking a key that was for the proxy out of what goes on to a replica. Leaves what
-a name may do to whoever gets the name.
+Owns the list, the check, and removing the key from the headers for a replica. Leaves a client's rules to
+`request_options`.
 
-Theory of operation. A key is a long random word, so its bare hash cannot be turned back, and the file with the hashes
-is no secret worth stealing. The hash of what a client sends is compared with all that are known, each in constant
-time, and the loop runs to its end: how long a check takes says nothing about any key. Off by default: without a list
-nobody is asked, and what a client sends as its key is for the replica.
+Theory of operation. A key is a long random word, so its hash cannot be reversed. The hash of a client's key is compared
+with all hashes, each in constant time, to the end of the list: the duration of a check reveals nothing. Off by default:
+without a list no key is required, and a client's key passes to the replica.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from gorgo.errors import ConfigError
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import KEYS, Header
 
-#: Comparing with all of them takes a quarter of a millisecond; more need an identity provider in front.
+#: Comparing all of them takes 0.25 ms; more need an identity provider in front.
 MAX_KEYS = 1024
-#: Of a list of so many keys with names and remarks.
+#: Size of a list of so many keys with names and comments.
 _MAX_FILE_BYTES = 1 << 20
 _ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62}):([0-9a-fA-F]{64})")
 _CHALLENGE = ((b"www-authenticate", b"Bearer"),)
@@ -32,7 +31,7 @@ _EXPECTED = "NAME:SHA256, the key's hash as 64 hexadecimal digits"
 
 
 class ClientKeys:
-    """Those who are known, by hash. Several keys may have one name: an old one and its successor."""
+    """Names of clients by hash of key. Several keys may have one name: an old one and its successor."""
 
     __slots__ = ("_names",)
 
@@ -43,7 +42,7 @@ class ClientKeys:
         return len(self._names)
 
     def name_of(self, key: bytes) -> str | None:
-        """The name that goes with `key`. Takes as long for each key, known or not."""
+        """Return the name of a key, None for an unknown one. Takes equally long for each."""
         digest = sha256(key).digest()
         found = None
         for name, known in self._names:
@@ -52,22 +51,22 @@ class ClientKeys:
         return found
 
     def admit(self, headers: Iterable[Header]) -> tuple[str, list[Header]]:
-        """Who asks, and the headers without the key. Raises `HttpError` (401), which never says what was wrong."""
-        kept: list[Header] = []
-        given: list[Header] = []
+        """Return the client's name, and the headers without the key. Raises `HttpError` (401)."""
+        rest: list[Header] = []
+        keys: list[Header] = []
         for pair in headers:
-            (given if pair[0] in KEYS else kept).append(pair)
-        name = self.name_of(_key(given[0])) if len(given) == 1 else None
+            (keys if pair[0] in KEYS else rest).append(pair)
+        name = self.name_of(_key(keys[0])) if len(keys) == 1 else None
         if name is None:
             message = "expected Authorization: Bearer with the key of a known client"
             raise HttpError(401, "invalid_api_key", message, headers=_CHALLENGE)
-        return name, kept
+        return name, rest
 
 
 def read_client_keys(clients: ClientsConfig) -> ClientKeys | None:
     """Read the file of `clients.keys_file`; return `None` without one. Raises `ConfigError`.
 
-    A list without an entry is an error: it would lock everybody out.
+    A list without an entry is an error: it would reject every client.
     """
     if clients.keys_file is None:
         return None
@@ -78,7 +77,7 @@ def read_client_keys(clients: ClientsConfig) -> ClientKeys | None:
 
 
 def _entries(lines: Iterable[str], place: str) -> list[tuple[str, bytes]]:
-    """What is wrong is told by its number alone: it may be a key that somebody forgot to hash."""
+    """Parse entries. Errors name a line by its number: it may be a key that was not hashed."""
     known = []
     for number, line in enumerate(lines, 1):
         text = line.split("#", 1)[0].strip()
@@ -86,7 +85,7 @@ def _entries(lines: Iterable[str], place: str) -> list[tuple[str, bytes]]:
             continue
         match = _ENTRY.fullmatch(text)
         if match is None:
-            raise ConfigError(f"{place} {number} is no entry; expected {_EXPECTED}")
+            raise ConfigError(f"{place} {number}: expected {_EXPECTED}")
         known.append((match[1], bytes.fromhex(match[2])))
     return known
 
@@ -94,7 +93,7 @@ def _entries(lines: Iterable[str], place: str) -> list[tuple[str, bytes]]:
 def _read(path: str) -> str:
     try:
         if Path(path).is_fifo():
-            raise ValueError("a pipe, which is waited for")  # by every stream of the proxy, at a reload
+            raise ValueError("is a pipe")  # reading it would block the event loop
         with Path(path).open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as failure:

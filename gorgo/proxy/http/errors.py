@@ -1,6 +1,6 @@
-"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`, in a body or in a stream.
+"""Errors in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`, in a body or in a stream.
 
-Owns the words; who is to blame is decided elsewhere. No message repeats what a client or a replica sent.
+No message repeats what a client or a replica sent.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from math import ceil
 from typing import Any
 
 from gorgo.core.messages.actions import Reject
+from gorgo.proxy.http.headers import Header
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Header = tuple[bytes, bytes]
 
-#: OpenAI's word for each kind of status, which its clients turn into exception types.
+#: OpenAI's `type` of an error by status, which its clients turn into exception types.
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -28,7 +28,7 @@ _TYPES = {
 
 
 class HttpError(Exception):
-    """Answer the client with this, and nothing else."""
+    """An error response to the client."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class HttpError(Exception):
         details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
-        #: What a program wants to know besides, as keys of the error object.
+        #: More keys of the error object.
         self.details = details
         self.status = status
         self.code = code
@@ -49,7 +49,7 @@ class HttpError(Exception):
 
 
 def error_of(reject: Reject) -> HttpError:
-    """A Router's refusal; `Retry-After` is whole seconds, rounded up."""
+    """Return the error of a Router's Reject; `Retry-After` is whole seconds, rounded up."""
     headers: list[Header] = []
     if reject.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, ceil(reject.retry_after_s))))
@@ -57,7 +57,7 @@ def error_of(reject: Reject) -> HttpError:
 
 
 def error_json(status: int, code: str, message: str, details: Mapping[str, Any] | None = None) -> bytes:
-    """The body of an error.
+    """Return the body of an error.
 
     >>> error_json(404, "not_found", "no such route")
     b'{"error": {"message": "no such route", "type": "not_found_error", "param": null, "code": "not_found"}}'
@@ -68,10 +68,10 @@ def error_json(status: int, code: str, message: str, details: Mapping[str, Any] 
 
 
 def error_event(status: int, code: str, message: str, *, named: bool = False) -> bytes:
-    """The same as the last event of a stream. The blank line before it ends an event that was cut in the middle.
+    """Return an error as the last event of a stream. The blank line before it ends an incomplete event.
 
-    `named` where the stream's events have names and types: Anthropic's clients pass over one that has none, and would
-    take the stream for complete.
+    `named`: the stream's events have names and types. Anthropic's clients skip an event without, and would take the
+    stream for complete.
     """
     error = error_json(status, code, message)
     if named:
@@ -80,7 +80,7 @@ def error_event(status: int, code: str, message: str, *, named: bool = False) ->
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
-    """A whole JSON answer of the proxy's own, with the date that an origin server owes."""
+    """Send a whole JSON response, with the date that an origin server must send."""
     await send(
         {
             "type": "http.response.start",
@@ -97,6 +97,6 @@ async def send_json(send: Send, status: int, body: bytes, headers: Iterable[Head
 
 
 async def send_error(send: Send, error: HttpError, headers: Iterable[Header] = ()) -> None:
-    """`error` as an answer; `headers` come on top of its own."""
+    """Send `error`; `headers` come after its own."""
     body = error_json(error.status, error.code, error.message)
     await send_json(send, error.status, body, (*error.headers, *headers))

@@ -1,7 +1,6 @@
-"""Header hygiene in both directions: what belongs to one hop stays there, and nobody but the Router picks a replica.
+"""Filters of headers in both directions: hop-by-hop headers end here, and only the Router chooses a replica.
 
-Owns the lists and the two filters. Names come in lower case (ASGI's rule) on the way up and in any case on the way
-down; duplicates and order are kept.
+Names of requests are in lower case (ASGI's rule), names of responses in any case. Duplicates and order are preserved.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 Header = tuple[bytes, bytes]
 
-#: RFC 9110, 7.6.1, and the older names that are still seen.
+#: RFC 9110, 7.6.1, and older names still in use.
 HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -29,7 +28,7 @@ HOP_BY_HOP = frozenset(
     }
 )
 
-#: A client that could set these would choose the replica, the rank or the request id inside the engine itself.
+#: With these a client could choose the replica, the rank or the request id inside the engine.
 TARGETS = (
     b"x-gateway-destination-endpoint",
     b"x-smg-target-worker",
@@ -40,22 +39,19 @@ TARGETS = (
     b"x-gorgo-",
 )
 
-#: Made anew for the next hop: the client of that hop writes them.
+#: Written anew for the next hop.
 _REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})
-#: Where clients put keys; all of them go when the replica has its own.
+#: Headers of clients' keys; removed when the replica has its own key.
 KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 
-#: What a replica's server says about its own address, which is not where the client is: the client would go another way
-#: than through the proxy, or forget what others keep under the proxy's name.
-_OF_THE_REPLICA = frozenset(
+#: Headers about the replica's own address: the client would bypass the proxy, or clear data of the proxy's host.
+_REPLICA_ADDRESS = frozenset(
     {b"alt-svc", b"clear-site-data", b"strict-transport-security", b"location", b"content-location", b"refresh"}
 )
 
-#: A name in lower case that the server can write: it would take anything else for a fault of the proxy. A replica's
-#: odd header is left out.
+#: A name in lower case that hypercorn can write. A replica's header with another name is left out.
 NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9a-z]+")
-#: What no line of a head may hold, CR and LF aside, which end it: some readers end one there, and nobody may write it
-#: on to a replica.
+#: Bytes that no line of a head may contain, CR and LF aside: some readers end a line there.
 CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
 #: A body's length: at most 64 bits.
 LENGTH = re.compile(rb"[0-9]{1,19}")
@@ -65,16 +61,16 @@ _VALUE = re.compile(rb"(?:[^\x00\s]+(?:[ \t]+[^\x00\s]+)*)?")
 #: Headers in which clients name their session, most specific first (see the conventions of other routers).
 SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id", b"x-smg-routing-key", b"x-session-token")
 
-#: What an id may look like so that it can go into logs, headers and URLs as it is.
+#: An id that is safe in logs, headers and URLs.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@+=-]{1,128}")
-#: Ids need to be unique, not secret: seeded by the system once, instead of asked for each time.
+#: Ids need to be unique, not secret, so the system's random source only seeds them.
 _IDS = random.Random()
 #: Longer session keys are cut: they are only compared.
 _SESSION_BYTES = 256
 
 
 def request_id(headers: Iterable[Header]) -> str:
-    """The client's own id if it is safe to repeat, else a new one."""
+    """Return the client's own id if it is safe to repeat, else a new one."""
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode("ascii")
@@ -82,12 +78,12 @@ def request_id(headers: Iterable[Header]) -> str:
 
 
 def new_id() -> str:
-    """One that nobody else has, of no meaning."""
+    """Return a unique random id."""
     return f"{_IDS.getrandbits(128):032x}"
 
 
 def session_id(headers: Iterable[Header]) -> str | None:
-    """The client's own session key, where it sends one."""
+    """Return the client's session key; None without one."""
     best = len(SESSION_HEADERS)
     found: bytes | None = None
     for name, value in headers:
@@ -97,9 +93,9 @@ def session_id(headers: Iterable[Header]) -> str | None:
 
 
 def upstream_headers(headers: Sequence[Header], *, request_id: str, api_key: str | None) -> list[Header]:
-    """What the replica gets. Its own key replaces the client's; without one the client's passes."""
+    """Return the headers for the replica. Its own key replaces the client's; without one the client's passes."""
     dropped = _named_in_connection(headers)
-    kept = [
+    passed = [
         (name, value)
         for name, value in headers
         if name not in HOP_BY_HOP
@@ -109,15 +105,15 @@ def upstream_headers(headers: Sequence[Header], *, request_id: str, api_key: str
         # Some servers read an underscore as a hyphen, and the name would be one of those above.
         and b"_" not in name
     ]
-    kept.append((b"x-request-id", request_id.encode("ascii")))
+    passed.append((b"x-request-id", request_id.encode("ascii")))
     if api_key is not None:
-        kept = [pair for pair in kept if pair[0] not in KEYS]
-        kept.append((b"authorization", b"Bearer " + api_key.encode("latin-1")))
-    return kept
+        passed = [pair for pair in passed if pair[0] not in KEYS]
+        passed.append((b"authorization", b"Bearer " + api_key.encode("latin-1")))
+    return passed
 
 
 def downstream_headers(headers: Sequence[Header], *, with_length: bool = True) -> list[Header]:
-    """What the client gets of the replica's headers, names in lower case."""
+    """Return the headers for the client, names in lower case."""
     lowered = [(name.lower(), value.strip(b" \t")) for name, value in headers]
     dropped = _named_in_connection(lowered)
     return [
@@ -125,7 +121,7 @@ def downstream_headers(headers: Sequence[Header], *, with_length: bool = True) -
         for name, value in lowered
         if name not in HOP_BY_HOP
         and name not in dropped
-        and name not in _OF_THE_REPLICA
+        and name not in _REPLICA_ADDRESS
         and name != b"x-request-id"
         and not name.startswith(b"x-gorgo-")
         and (with_length or name != b"content-length")
@@ -134,10 +130,10 @@ def downstream_headers(headers: Sequence[Header], *, with_length: bool = True) -
     ]
 
 
-def find(headers: Iterable[Header], wanted: bytes) -> bytes | None:
-    """The first value of a header, by its lower-case name."""
+def find(headers: Iterable[Header], header: bytes) -> bytes | None:
+    """Return the first value of a header, by its lower-case name."""
     for name, value in headers:
-        if name == wanted or name.lower() == wanted:
+        if name == header or name.lower() == header:
             return value
     return None
 
@@ -148,7 +144,7 @@ def is_event_stream(headers: Sequence[Header]) -> bool:
 
 
 def is_encoded(headers: Sequence[Header]) -> bool:
-    """Whether any of its codings does something, however many lines they are on."""
+    """Return whether a coding other than `identity` applies."""
     return any(
         (name == _ENCODING or name.lower() == _ENCODING) and value.strip().lower() not in (b"", b"identity")
         for name, value in headers
@@ -156,7 +152,7 @@ def is_encoded(headers: Sequence[Header]) -> bool:
 
 
 def _named_in_connection(headers: Iterable[Header]) -> frozenset[bytes]:
-    """Headers that this hop's `Connection` declares its own; empty for nearly every request."""
+    """Return the headers that `Connection` makes hop-by-hop; empty for nearly every request."""
     named: frozenset[bytes] = frozenset()
     for name, value in headers:
         if name == b"connection":

@@ -1,21 +1,20 @@
-"""What of HTTP/1.1 is taken from a client: one reading of a request, or none.
+"""HTTP/1.1 from clients, checked: a request has one reading, or is rejected.
 
-Owns refusing what two programs in a row could read as two different requests, and heads that are too large or too slow.
-Leaves the grammar itself to h11 and everything after a good head to hypercorn.
+Owns the rejection of requests that two programs in a row could read differently, and of heads too large or too slow.
+Leaves the grammar to h11 and everything after a valid head to hypercorn.
 
-Theory of operation. A request is smuggled where the program in front of the proxy and the proxy disagree on where it
-ends. h11 refuses most of that (conflicting lengths, "+5", a blank before the colon, codings other than chunked), but it
-reads kindly what others read otherwise: a length beside a coding, a length that is given twice, folded lines, lines
-that end with a bare LF, also in the trailers. It puts these right before anybody sees them, so they are looked for in
-the bytes themselves, once per head, at the only moment at which h11 is about to read one. A refused connection reads
-nothing any more: what follows on it is not a request.
+Theory of operation. A request is smuggled where the proxy and the program before it disagree on its end. h11 rejects
+most forms (conflicting lengths, "+5", a blank before the colon, codings other than chunked). It accepts others: a
+length beside a coding, a repeated length, folded lines, lines that end with a bare LF, also in trailers. h11 normalizes
+these, so the bytes themselves are checked, once per head, before h11 parses it. After a rejection the connection reads
+nothing: what follows is not a request.
 
-What a client sends behind a request waits until that has its answer, and is read meanwhile up to the size of a head:
-the end of a connection comes behind all that was sent, and who does not read does not see that its client has left.
-Behind a request that was to be the last one nothing is read as another.
+Bytes behind a request wait for its response, and are read meanwhile up to the size of a head: the end of a connection
+comes behind them, and an unread connection does not show that its client disconnected. Behind the last request of a
+connection nothing is read as another.
 
-An answer that is cut shows it by its chunks or its length. A client of HTTP/1.0 may have neither and takes an orderly
-end for the answer's, so its connection is reset.
+An incomplete response shows by its chunks or its length. A client of HTTP/1.0 may have neither and takes an orderly end
+for the end of the response, so its connection is reset.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from gorgo.proxy.http.headers import CONTROLS, LENGTH
 
 #: Header lines of a request, or trailers; clients and load balancers send about 30.
 MAX_HEADER_LINES = 128
-#: Where h11 sees the end of a head, bare line feeds included.
+#: The end of a head for h11, bare line feeds included.
 _HEAD_END = re.compile(rb"\n\r?\n")
 _REQUEST_LINE = re.compile(rb"(\S+) (\S+) HTTP/(\d\.\d)\r\n")
-#: What stands between two pieces of a chunked body: the end of the one before, in parts if it came so, and a size of at
-#: most 64 bits. h11 also takes blanks behind the size, lone CRs in its extension and sizes that others cannot count.
+#: Bytes between two pieces of a chunked body: the end of the one before, in parts if it came so, and a size of at most
+#: 64 bits. h11 also accepts blanks behind the size, lone CRs in its extension and larger sizes.
 _BETWEEN_CHUNKS = re.compile(rb"\r?\n?(?:[0-9A-Fa-f]{1,16}(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n)?")
 _LENGTHS = re.compile(rb"\r\ncontent-length[ \t]*:[ \t]*([^\r]*)", re.IGNORECASE)
 _CODING = re.compile(rb"\r\ntransfer-encoding[ \t]*:", re.IGNORECASE)
@@ -46,8 +45,8 @@ _CODING = re.compile(rb"\r\ntransfer-encoding[ \t]*:", re.IGNORECASE)
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 
 _CODES = {
-    400: ("invalid_http", "expected HTTP/1.1, and a request that has one meaning only"),
-    408: ("request_timeout", "the request's head was not complete in time"),
+    400: ("invalid_http", "expected HTTP/1.1, and an unambiguous request"),
+    408: ("request_timeout", "expected the whole head of the request in time"),
     431: ("headers_too_large", "the request's head is too large"),
     501: ("transfer_encoding", "expected chunked as the only transfer coding"),
     505: ("http_version", "expected HTTP/1.1; for HTTP/2, put a load balancer or Envoy in front"),
@@ -63,24 +62,24 @@ class HeadLimits:
 
 
 class StrictConnection(h11.Connection):
-    """h11's connection for a server, without its kindness."""
+    """h11's connection of a server, without its leniency."""
 
     def __init__(self, limits: HeadLimits) -> None:
         super().__init__(h11.SERVER, max_incomplete_event_size=limits.size_bytes)
         self._limits = limits
         self._chunked = False
-        #: Of the line end behind a chunk, what came without the rest.
-        self._half = b""
+        #: An incomplete line end behind a chunk.
+        self._partial_end = b""
         self.refused = False
 
     @property
     def has_more(self) -> bool:
-        """Whether something of the next request is there, and it is its turn."""
+        """Whether bytes of the next request may be parsed."""
         return self.their_state is h11.IDLE and bool(self.trailing_data[0])
 
     @property
     def has_begun(self) -> bool:
-        """Whether a head has begun and is not complete."""
+        """Whether a head is incomplete."""
         return not self.refused and self.has_more
 
     def receive_data(self, data: bytes) -> None:
@@ -104,127 +103,124 @@ class StrictConnection(h11.Connection):
         return event
 
     def _checked_chunk(self) -> Any:
-        """The next event of a chunked body, if what it was read from can be read in one way only."""
+        """Return the next event of a chunked body, if its bytes have one reading."""
         before = self.trailing_data[0]
         event = super().next_event()
-        read = self._half + before[: len(before) - len(self.trailing_data[0])]
-        self._half = read if event is h11.NEED_DATA else b""
+        read = self._partial_end + before[: len(before) - len(self.trailing_data[0])]
+        self._partial_end = read if event is h11.NEED_DATA else b""
         if isinstance(event, h11.EndOfMessage):
             self._check_lines(read)
             self._check_size(read)
         elif not _BETWEEN_CHUNKS.fullmatch(
             read[: len(read) - len(event.data)] if isinstance(event, h11.Data) else read
         ):
-            self._refuse("a chunk that others read otherwise")
+            self._reject("an ambiguous chunk")
         return event
 
-    def _check_head(self, seen: bytes) -> None:
-        end = _HEAD_END.search(seen)
+    def _check_head(self, received: bytes) -> None:
+        end = _HEAD_END.search(received)
         if end is None:
             return
-        head = seen[: end.end()]
+        head = received[: end.end()]
         self._check_lines(head)
         self._check_size(head)
         line = _REQUEST_LINE.match(head)
         if line is None:
-            return  # h11's affair
+            return  # h11 rejects it
         if head == _PREFACE:
-            self._refuse("HTTP/2", 505)
+            self._reject("HTTP/2", 505)
         if not line[2].startswith(b"/"):
-            self._refuse("the target is not a path")
+            self._reject("the target is not a path")
         if not line[3].startswith(b"1."):
-            self._refuse("another version")
+            self._reject("another version")
         self._check_framing(head, line[3])
 
     def _check_size(self, text: bytes) -> None:
         if len(text) > self._limits.size_bytes or text.count(b"\n") - 2 > MAX_HEADER_LINES:
-            self._refuse("head or trailers too large", 431)
+            self._reject("head or trailers too large", 431)
 
     def _check_lines(self, text: bytes) -> None:
-        """CR and LF only together, no control character, no line that goes on in the next."""
+        """Accept CR and LF only together, no control character, no folded line."""
         lines = text.count(b"\r\n")
         if text.count(b"\n") != lines or text.count(b"\r") != lines:
-            self._refuse("a line ends with something else than CR LF")
+            self._reject("a line end other than CR LF")
         if len(text.translate(None, CONTROLS)) != len(text):  # a fifth of what a search takes
-            self._refuse("a control character")
+            self._reject("a control character")
         if b"\r\n " in text or b"\r\n\t" in text:
-            self._refuse("a folded line")
+            self._reject("a folded line")
 
     def _check_framing(self, head: bytes, version: bytes) -> None:
         lengths = _LENGTHS.findall(head)
         coding = _CODING.search(head) is not None
         if len(lengths) > 1 or (lengths and coding):
-            self._refuse("more than one statement of the body's length")
+            self._reject("several lengths of one body")
         if lengths and LENGTH.fullmatch(lengths[0].rstrip(b" \t")) is None:
-            self._refuse("a length that is no number")
+            self._reject("a length that is not a number")
         if coding and version != b"1.1":
-            self._refuse("a transfer coding before HTTP/1.1")
+            self._reject("a transfer coding before HTTP/1.1")
         self._chunked = coding
 
-    def _refuse(self, why: str, status: int = 400) -> None:
+    def _reject(self, why: str, status: int = 400) -> None:
         self.refused = True
         raise h11.RemoteProtocolError(why, error_status_hint=status)
 
     @staticmethod
     def _without_upgrade(request: h11.Request) -> h11.Request:
-        """No other protocol is spoken here, and a server may leave the wish unanswered."""
+        """Return the request without `Upgrade`, which a server may ignore."""
         if not any(name == b"upgrade" for name, _ in request.headers):
             return request
-        kept = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
         return h11.Request(
-            method=request.method, headers=kept, target=request.target, http_version=request.http_version
+            method=request.method, headers=headers, target=request.target, http_version=request.http_version
         )
 
 
 class StrictProtocol(H11Protocol):
-    """hypercorn's side of one connection over a `StrictConnection`, with a time limit for heads.
+    """hypercorn's protocol of one connection over a `StrictConnection`, with a timeout for heads."""
 
-    `made` are hypercorn's own arguments.
-    """
-
-    def __init__(self, limits: HeadLimits, *made: Any) -> None:
-        super().__init__(*made)
+    def __init__(self, limits: HeadLimits, *hypercorn_args: Any) -> None:
+        super().__init__(*hypercorn_args)
         self._limits = limits
         self._strict = StrictConnection(limits)
         self.connection = self._strict
         self._timer: asyncio.TimerHandle | None = None
-        self._over = False
-        #: Who reads what has come: the connection's task, or one that goes on with what came early.
+        self._disconnected = False
+        #: Held by the task that parses: the connection's, or one for bytes that came early.
         self._reading = asyncio.Lock()
 
     async def handle(self, event: Event) -> None:
-        self._over = self._over or isinstance(event, Closed)
+        self._disconnected = self._disconnected or isinstance(event, Closed)
         try:
             await super().handle(event)
         finally:
-            self._watch(over=self._over)
+            self._update_timer()
 
     async def _handle_events(self) -> None:
         async with self._reading:
             await super()._handle_events()
-        if self._over:  # since it began: the request that it found has nobody left
+        if self._disconnected:  # while it parsed a request
             await self._close_stream()
 
-    async def _go_on(self) -> None:
-        """With what came before its turn; nobody waits for an answer to it if the client has left."""
-        if not self._over:
+    async def _handle_early(self) -> None:
+        """Parse bytes that came before their turn, unless the client has disconnected."""
+        if not self._disconnected:
             await self._handle_events()
-            self._watch(over=self._over)
+            self._update_timer()
 
-    def _watch(self, *, over: bool) -> None:
-        """Nearly every head comes in one piece and never has a timer."""
-        begun = not over and isinstance(self.connection, StrictConnection) and self._strict.has_begun
+    def _update_timer(self) -> None:
+        """Set or cancel the head's timer. Nearly every head comes in one piece and has none."""
+        begun = not self._disconnected and isinstance(self.connection, StrictConnection) and self._strict.has_begun
         if begun and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._limits.timeout_s, self._late)
+            self._timer = asyncio.get_running_loop().call_later(self._limits.timeout_s, self._on_timeout)
         elif not begun and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self) -> None:
+    def _on_timeout(self) -> None:
         self._strict.refused = True
-        self.task_group.spawn(self._end_late)
+        self.task_group.spawn(self._send_timeout)
 
-    async def _end_late(self) -> None:
+    async def _send_timeout(self) -> None:
         await self._send_error_response(408)
         await self.send(Closed())
 
@@ -233,10 +229,10 @@ class StrictProtocol(H11Protocol):
             self.connection_state["reset"]()
         await super()._maybe_recycle()
         if self._strict.has_more:
-            self.task_group.spawn(self._go_on)
+            self.task_group.spawn(self._handle_early)
 
     async def _send_error_response(self, status_code: int) -> None:
-        """As the proxy's other errors; h11's own words would repeat what the client sent."""
+        """Send an error in the proxy's form; h11's own message would repeat what the client sent."""
         code, message = _CODES.get(status_code, _CODES[400])
         body = b"" if self._is_head() else error_json(status_code, code, message)
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]

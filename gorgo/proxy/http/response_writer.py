@@ -1,4 +1,4 @@
-"""The client's side of one exchange: a status, headers, chunks, an end. Over ASGI; `shortcut` knows the server."""
+"""The response of one exchange to its client, over ASGI: status, headers, chunks, end."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from gorgo.proxy.http.headers import Header, find, is_encoded, is_event_stream
 
 
 class ResponseWriter:
-    """What has been sent to the client so far, and what may still be sent.
+    """Writes one response.
 
-    `sending` is true while a chunk waits for the client to read: a timeout then is the client's fault.
-    `carries_events` says that an error can still be told in the stream itself, `names_events` that events have names
-    there.
-    `push(chunk)` sends a chunk without waiting; False means that it did not, and that `write` has to.
+    `sending` is true while a chunk waits for the client to read: a timeout is then the client's. `carries_events`: an
+    error can be sent in the stream itself. `names_events`: events have names there. `try_write(chunk)` sends a chunk
+    without waiting; False means that `write` has to.
     """
 
     __slots__ = ("_send", "carries_events", "finished", "names_events", "sending", "started", "status", "try_write")
@@ -31,7 +30,7 @@ class ResponseWriter:
         self.try_write: TryWrite = no_direct_write
 
     async def start(self, status: int, headers: Sequence[Header], *, names_events: bool = False) -> None:
-        """From here on neither failover nor another status is possible."""
+        """Send the head. Neither failover nor another status is possible afterwards."""
         self.started = True
         self.names_events = names_events
         self.status = status
@@ -41,16 +40,16 @@ class ResponseWriter:
         self.sending = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         self.sending = False
-        # Streams of events only: other bodies have few chunks, and a length or an encoding of their own.
+        # Event streams only: other bodies have few chunks, and a length or an encoding.
         if self.carries_events and status == 200:
             self.try_write = direct_write(self._send)
 
     def write(self, chunk: bytes) -> Awaitable[None]:
-        """Not a coroutine of its own, for the sake of the hot loop, which also keeps `sending`."""
+        """Send a chunk. No coroutine of its own, to keep the hot loop fast; the caller sets `sending`."""
         return self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, chunk: bytes = b"") -> None:
-        """The last chunk. An exchange that ends without it is cut, and the client sees that it is."""
+        """Send the last chunk. Without it the response is cut, which the client sees."""
         self.finished = True
         self.try_write = no_direct_write
         self.sending = True

@@ -1,7 +1,4 @@
-"""One timer per request that costs a float assignment to push back, instead of a timer per chunk.
-
-Owns the conversion of an expiry into `TimeoutError`; leaves to its user what a late chunk means.
-"""
+"""One timer per request, extended by assigning a float, instead of a timer per chunk."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ from types import TracebackType
 class ResettableTimeout:
     """Cancels the current task's wait once `deadline` (monotonic s) has passed, and turns that into `TimeoutError`.
 
-    Used as a context manager. Who moves `deadline` later may just assign it: the timer looks at it when it fires, and
-    re-arms itself for what is left. `push(limit_s)` may also move it nearer. `last` (monotonic s) is the end, wherever
-    `deadline` is moved to.
+    Used as a context manager. A later `deadline` may just be assigned: the timer reads it when it fires, and re-arms
+    itself for the rest. `extend(limit_s)` may also move it nearer. `last` (monotonic s) bounds every `deadline`.
     """
 
     __slots__ = ("_armed_for", "_cancelling", "_handle", "_task", "deadline", "expired", "last")
@@ -32,11 +28,11 @@ class ResettableTimeout:
 
     @property
     def timed_out(self) -> bool:
-        """It has expired, and no later deadline would have helped."""
+        """Whether it expired because of `last`."""
         return self.expired and monotonic() >= self.last
 
     def extend(self, limit_s: float) -> None:
-        """From now on, `limit_s` more."""
+        """Set the deadline to `limit_s` from now."""
         self.deadline = monotonic() + limit_s
         if self._handle is not None and self.deadline < self._armed_for:
             self._handle.cancel()
@@ -44,7 +40,7 @@ class ResettableTimeout:
 
     def __enter__(self) -> ResettableTimeout:
         self._task = asyncio.current_task()
-        assert self._task is not None, "a watchdog guards a task"
+        assert self._task is not None, "a timeout belongs to a task"
         self._cancelling = self._task.cancelling()
         self._arm()
         return self
@@ -56,7 +52,7 @@ class ResettableTimeout:
             self._handle.cancel()
         if not self.expired or self._task is None:
             return
-        # Someone else may have cancelled too (the client left): then theirs is the one that counts.
+        # If the task was also cancelled by another (the client disconnected), that cancellation passes.
         if self._task.uncancel() <= self._cancelling and exc_type is asyncio.CancelledError:
             raise TimeoutError from exc
 

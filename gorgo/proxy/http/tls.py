@@ -1,8 +1,8 @@
-"""TLS on both sides: as whom the proxy speaks to clients, and whom it believes to be a replica.
+"""TLS on both sides: the certificate for clients, and the authorities for replicas.
 
-Owns the two kinds of context and what is said of files that do not fit. Leaves handshakes to asyncio and aiohttp.
+Leaves handshakes to asyncio and aiohttp.
 
-HTTP/1.1 is spoken on both sides. A load balancer or Envoy in front can end HTTP/2.
+HTTP/1.1 is used on both sides. A load balancer or Envoy in front can end HTTP/2.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _NO_PASSWORD = "a private key without a passphrase"
 
 @dataclass(frozen=True, slots=True)
 class ServedTls:
-    """What the data listener shows. The context stays the same one, so that a new certificate needs no new socket."""
+    """TLS of the data listener. A new certificate is loaded into the same context, so it needs no new socket."""
 
     context: ssl.SSLContext
 
     def renew(self, files: TlsConfig) -> None:
-        """Show the pair that lies there now, from the next handshake on. Raises `ConfigError` and keeps the old."""
+        """Load the files anew, for handshakes from now on. Raises `ConfigError` and keeps the old pair."""
         if files.cert is None or files.key is None:
-            return  # TLS off in the file: that needs a new start
+            return  # turning TLS off needs a restart
         _server_context(files.cert, files.key)
         _load("proxy.tls", self.context, files.cert, files.key)
 
 
 def served_tls(files: TlsConfig) -> ServedTls | None:
-    """For the data listener; `None` without a certificate. Raises `ConfigError`."""
+    """Return TLS of the data listener, None without a certificate. Raises `ConfigError`."""
     if files.cert is None or files.key is None:
         return None
     return ServedTls(_server_context(files.cert, files.key))
 
 
 def upstream_tls(replica: ReplicaConfig, shared: ssl.SSLContext) -> ssl.SSLContext:
-    """For connections to one replica; `shared` where it asks for nothing of its own. Raises `ConfigError`."""
+    """Return the context for one replica; `shared` if it has no files of its own. Raises `ConfigError`."""
     if replica.ca_file is None and replica.client_cert is None:
         return shared
     place = f"replica {replica.name!r}"
@@ -60,7 +60,7 @@ def _server_context(cert: str, key: str) -> ssl.SSLContext:
 
 
 def _trusting(place: str, ca_file: str) -> ssl.SSLContext:
-    """Only those in the file vouch: an authority of the system could speak for any name inside the fleet."""
+    """Trust the file's authorities alone: one of the system's could issue for any name inside the fleet."""
     with _explained(f"{place}: ca_file {ca_file!r}", "certificates of authorities in PEM form"):
         _no_pipe(ca_file)
         return ssl.create_default_context(cafile=ca_file)
@@ -73,14 +73,14 @@ def _load(place: str, context: ssl.SSLContext, cert: str, key: str) -> None:
 
 
 def _no_pipe(*paths: str) -> None:
-    """OpenSSL would wait for somebody to write into it, and every stream of the proxy with it."""
+    """Raise for a pipe: OpenSSL would block the event loop until it is written to."""
     for path in paths:
         if Path(path).is_fifo():
             raise ValueError(f"{path!r} is a pipe")
 
 
 def _no_password() -> str:
-    # OpenSSL would otherwise ask at the terminal.
+    # OpenSSL would otherwise prompt at the terminal.
     raise ValueError(_NO_PASSWORD)
 
 

@@ -1,7 +1,6 @@
-"""One replica as the proxy reaches it, and who is using it at the moment.
+"""One replica as the proxy reaches it: connections, dialect, key, and the number of attempts in progress.
 
-Owns what one URL needs: connections, dialect, key, and the count of attempts in progress, so that the connections of a
-replica that has left the fleet can be closed when its last stream has ended, not before.
+By that number the connections of a removed replica are closed after its last stream.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from gorgo.proxy.upstream.client import UpstreamClient
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """One replica as the proxy reaches it. The key is kept out of `repr`, so that no log can show it."""
+    """One replica as the proxy reaches it. `repr` omits the key, so that no log can show it."""
 
     name: str
     region: str
     upstream: UpstreamClient
     dialect: EngineDialect
-    #: What the engine should report and does not.
+    #: Reports that the engine does not make.
     reports: ReportWatch
-    #: Of attempts from now on; those in progress keep theirs.
+    #: For attempts from now on; those in progress have theirs.
     deadlines: Deadlines
     request_usage: bool = False
     api_key: str | None = field(default=None, repr=False)
-    #: An attempt found a connection broken or refused since the engine's figures were read last.
+    #: An attempt lost a connection, or had one refused, since the last scrape.
     connection_lost: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
-    #: Attempts in progress; kept by `acquire` and `release`.
+    #: Attempts in progress, counted by `acquire` and `release`.
     active: int = field(default=0, init=False)
     _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
 
@@ -55,7 +54,7 @@ class Target:
             await self._drained.wait()
 
     def update(self, replica: ReplicaConfig, limits: LimitsConfig, deadlines: Deadlines, key: str | None) -> None:
-        """Take over what may change about a process that stays the same one; streams in progress go on."""
+        """Update the settings of the same process; streams in progress go on."""
         self.region, self.request_usage, self.api_key = replica.region, replica.request_usage, key
         self.deadlines = deadlines
         self.upstream.set_limits(connections=limits.connections_per_replica, connect_timeout_s=deadlines.connect_s)
@@ -64,8 +63,8 @@ class Target:
 def make_target(
     replica: ReplicaConfig, limits: LimitsConfig, deadlines: Deadlines, key: str | None, tls: ssl.SSLContext
 ) -> Target:
-    """Needs a running loop: connection pools belong to one."""
-    spoken = dialect(replica.engine)
+    """Return a target. Needs a running loop: connection pools belong to one."""
+    engine = dialect(replica.engine)
     return Target(
         name=replica.name,
         region=replica.region,
@@ -75,8 +74,8 @@ def make_target(
             connect_timeout_s=deadlines.connect_s,
             tls=tls,
         ),
-        dialect=spoken,
-        reports=ReportWatch(spoken),
+        dialect=engine,
+        reports=ReportWatch(engine),
         deadlines=deadlines,
         request_usage=replica.request_usage,
         api_key=key,
@@ -84,7 +83,7 @@ def make_target(
 
 
 def api_key(replica: ReplicaConfig, environ: Mapping[str, str]) -> str | None:
-    """The replica's own key. Raises `ConfigError` when the variable that should hold it is not set."""
+    """Return the replica's own key. Raises `ConfigError` if its variable is not set."""
     if replica.api_key_env is None:
         return None
     key = environ.get(replica.api_key_env, "").strip()

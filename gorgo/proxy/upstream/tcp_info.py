@@ -1,10 +1,9 @@
-"""What Linux tells of a TCP connection whose sender paces: its windows, and how fast it sends.
+"""Windows and rate of a TCP connection whose sender paces, from Linux's `struct tcp_info`.
 
-Owns the reading of the kernel's `struct tcp_info`. See `core.latency.tcp` for its effect on a body and
-`connection_state` for the time of reading. Only paced senders are read: their rate depends on each acknowledgement. The
-windows of others follow from what the proxy has sent, by a rule that a simulation can use too and that counts round
-trips better than the kernel's own figures (6 of 133 kinds of request wrong, against 14). Asking takes three
-microseconds. Elsewhere than on Linux nobody is known to pace.
+See `core.latency.tcp` for their effect on a body and `connection_state` for the time of reading. Only paced senders are
+read: their rate depends on each acknowledgement. The windows of others follow from the bytes sent, by a rule that the
+simulator shares and that counts round trips better than the kernel's values (6 of 133 kinds of request wrong, against
+14). Reading takes 3 us. On other systems no sender counts as paced.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from gorgo.core.latency.tcp import INITIAL_WINDOW_BYTES, SEGMENT_BYTES, Pacing, 
 _TCP_INFO = struct.Struct("=16xI48xI8xI20xQ44xI68xI")
 #: Segments that a connection sends before its pacing begins.
 _UNPACED = round(INITIAL_WINDOW_BYTES / SEGMENT_BYTES)
-#: Longer than any name of a congestion control (TCP_CA_NAME_MAX).
+#: Longest name of a congestion control (TCP_CA_NAME_MAX).
 _NAME_BYTES = 16
 
 
 class Socket(Protocol):
-    """A socket as a transport shows it."""
+    """A socket of a transport."""
 
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
 
 
 def bbr_state(connection: Socket) -> tuple[TcpWindows, Pacing] | None:
-    """Windows and pacing of a connection whose sender paces; `None` where it does not, or nobody can tell."""
+    """Return windows and pacing of a connection; None where its sender does not pace, or this is unknown."""
     if sys.platform != "linux":
         return None
     try:
@@ -45,10 +44,10 @@ def bbr_state(connection: Socket) -> tuple[TcpWindows, Pacing] | None:
 
 
 def read_tcp_info(info: bytes) -> tuple[TcpWindows, Pacing] | None:
-    """What the kernel's `tcp_info` says of a sender that paces; `None` if the kernel is too old to say it."""
+    """Parse `tcp_info` of a sender that paces; None from a kernel without its fields."""
     if len(info) < _TCP_INFO.size:
         return None
     segment, rtt_us, congestion, rate, sent, receive = _TCP_INFO.unpack_from(info)
-    # A closed window opens again before the next request, or the connection is lost: a count of flights needs some.
+    # At least one segment: a closed window opens before the next request, or the connection is lost.
     windows = TcpWindows(float(max(congestion, 1) * segment), float(max(receive, segment)))
     return windows, Pacing(max(rate * rtt_us / 1e6, float(segment)), float(max(_UNPACED - sent, 1) * segment))

@@ -89,7 +89,7 @@ async def test_who_takes_some_of_what_is_left_is_waited_for_and_who_takes_none_i
 async def test_patience_that_is_over_cuts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gorgo.proxy.http.listener.LINGER_S", 0.0)
     client = Taking(400, 400)
-    _LingerTimeout(asyncio.get_running_loop(), client).expired()
+    _LingerTimeout(asyncio.get_running_loop(), client).stop()
     for _ in range(5):
         await asyncio.sleep(0)
     assert (client.aborted, client._left) == (False, [400])
@@ -138,7 +138,7 @@ async def test_connection_whose_client_has_closed_it_ends_with_its_answer_and_wa
     config.keep_alive_timeout = 3600.0
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
-    task = asyncio.create_task(serve_app(app, config, listener, closing, door=lambda: LIMITS))
+    task = asyncio.create_task(serve_app(app, config, listener, closing, limits=lambda: LIMITS))
     async with asyncio.timeout(10):
         async with connected(address) as client:
             await client.post(ROUTE, b"{}")
