@@ -54,11 +54,13 @@ def code(cell: str) -> list[str]:
     return re.findall(r"`([^`]*)`", cell)
 
 
-def table_after(heading: str) -> list[list[str]]:
-    """Cells of the first table after a line of text, for headers that occur more than once."""
-    assert README.count(heading) == 1, heading
-    table = README.split(heading)[1].split("\n|---")[1].split("\n\n")[0]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[1:]]
+def items_after(text: str) -> list[tuple[str, str]]:
+    """Return head and meaning of each item `- `HEAD`: MEANING` of the first list after a text."""
+    assert README.count(text) == 1, text
+    (found,) = re.findall(r"(?:^- `.*\n)+", README.split(text)[1] + "\n", flags=re.MULTILINE)[:1]
+    items = [re.fullmatch(r"- (`[^`]*`(?:, `[^`]*`)*(?: \(.*?\))?): (.*)", line) for line in found.splitlines()]
+    assert all(items), found
+    return [(item[1], item[2]) for item in items if item]
 
 
 # -- configuration
@@ -119,7 +121,7 @@ def test_keys_that_pages_name_exist() -> None:
 
 
 def test_every_scenario_has_a_row_with_what_happens() -> None:
-    documented = {code(name)[0]: happens for name, happens in rows("scenario", "what happens")}
+    documented = {code(name)[0]: happens for name, happens in items_after("## Yardsticks and scenarios")}
     assert documented == {name: scenario.description for name, scenario in SCENARIOS.items()}
 
 
@@ -139,12 +141,12 @@ def test_every_metric_of_the_tuner_has_a_row_too() -> None:
 
 
 def test_every_key_of_a_result_row_has_a_row() -> None:
-    assert [code(row[0])[0] for row in table_after("## Result rows")] == [field.name for field in fields(ResultRow)]
+    assert [code(key)[0] for key, _ in items_after("## Result rows")] == [field.name for field in fields(ResultRow)]
 
 
 def test_every_key_of_requests_jsonl_has_a_row() -> None:
     record = ReplayRecord(id="0", scheduled_s=0.0, sent_s=0.0, input_tokens=1)
-    documented = [code(row[0])[0] for row in table_after("has a line per request:")]
+    documented = [code(key)[0] for key, _ in items_after("has a line per request:")]
     assert sorted(documented) == sorted(record.as_json())
 
 
@@ -162,7 +164,7 @@ def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 def test_every_command_has_a_row_with_its_arguments() -> None:
-    documented = {code(row[0])[0] for row in rows("command", "does")}
+    documented = {code(command)[0] for command, _ in items_after("their pages](policies/README.md).\n")}
     found = set()
     for name, command in commands():
         arguments = [parameter.name.upper() for parameter in command.params if parameter.param_type_name == "argument"]
@@ -173,9 +175,9 @@ def test_every_command_has_a_row_with_its_arguments() -> None:
 def test_every_option_of_every_command_has_a_row() -> None:
     documented = {
         (option.split()[0], one)
-        for row in rows("option", "of", "meaning")
-        for option in code(row[0])
-        for one in code(row[1])
+        for head, _ in items_after("Options, with their commands:")
+        for option in code(head.partition(" (")[0])
+        for one in code(head.partition(" (")[2])
     }
     found = {
         (option, name or "gorgo")
@@ -226,13 +228,13 @@ def test_commands_in_shell_blocks_are_spelt_right() -> None:
 def test_every_route_of_the_data_listener_has_a_row() -> None:
     routes = data_app(cast(Any, None)).routes  # the table is made without looking at the state
     found = {f"{'POST' if route.path in INFERENCE_ROUTES else 'GET'} {route.path}" for route in routes}
-    assert {code(row[0])[0] for row in table_after("Clients speak to the data listener.")} == found
+    assert {code(route)[0] for route, _ in items_after("Clients speak to the data listener.")} == found
 
 
 def test_every_route_of_the_admin_listener_has_a_row() -> None:
     routes = Admin(cast(Any, None), None, cast(Any, None)).routes()
     found = {f"{method} {route.path}" for route in routes for method in (route.methods or set()) - {"HEAD"}}
-    documented = {code(row[0])[0] for row in table_after("Operators speak to the admin listener")}
+    documented = {code(route)[0] for route, _ in items_after("Operators speak to the admin listener")}
     assert documented == {path.replace(":path", "") for path in found}
 
 
@@ -240,7 +242,7 @@ def test_every_response_header_has_a_row() -> None:
     source = "".join(
         (ROOT / "gorgo/proxy" / name).read_text() for name in ("exchange/response.py", "exchange/attempts.py")
     )
-    documented = [code(row[0])[0] for row in rows("header", "meaning")]
+    documented = [code(header)[0] for header, _ in items_after("Every response of a replica carries:")]
     assert set(documented) == set(re.findall(r'b"(x-[a-z-]+)"', source))
 
 
@@ -258,13 +260,13 @@ def test_every_row_about_intruders_names_tests_that_exist() -> None:
 
 
 def test_map_names_every_package_of_the_code() -> None:
-    mapped = {code(row[0])[0] for row in rows("where", "what")}
+    mapped = {code(folder)[0] for folder, _ in items_after("## Packages")}
     packages = {path.parent for top in ("gorgo", "tuner") for path in (ROOT / top).rglob("*.py")}
     assert {f"{package.relative_to(ROOT)}/" for package in packages} <= mapped
 
 
 def test_map_names_only_what_is_there() -> None:
-    assert [code(row[0])[0] for row in rows("where", "what") if not (ROOT / code(row[0])[0]).exists()] == []
+    assert [path for path, _ in items_after("## Packages") if not (ROOT / code(path)[0]).exists()] == []
 
 
 def test_links_lead_to_files_and_headings() -> None:
@@ -312,8 +314,8 @@ def test_every_dependency_has_its_reason() -> None:
     extras = project["optional-dependencies"].values()
     wanted = [*project["dependencies"], *(name for extra in extras for name in extra)]
     names = {re.split(r"[<>=;\[ ]", requirement)[0].lower() for requirement in wanted}
-    table = (ROOT / "DESIGN.md").read_text().split("| package | for | rather than |")[1]
-    assert {line.split("|")[1].strip().lower() for line in table.strip().splitlines()[1:]} == names
+    section = (ROOT / "DESIGN.md").read_text().split("## Dependencies")[1]
+    assert set(re.findall(r"^- `([^`]+)`: .+; not .+$", section, re.MULTILINE)) == names
 
 
 def test_make_targets_that_the_readme_names_exist() -> None:

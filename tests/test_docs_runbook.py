@@ -79,7 +79,7 @@ def test_buckets_are_asked_of_histograms_and_rates_of_counters() -> None:
 def test_routes_of_calls_exist_with_their_methods() -> None:
     """The table of routes is compared with the code in test_docs.py."""
     documents = "".join(path.read_text() for path in (ROOT / "README.md", *DOCS.glob("*.md")))
-    routes = re.findall(r"^\| `([A-Z]+) (/admin/[^`]*)` \|", documents, flags=re.MULTILINE)
+    routes = re.findall(r"^- `([A-Z]+) (/admin/[^`]*)`:", documents, flags=re.MULTILINE)
     shell = "".join(blocks(RUNBOOK, "sh")).replace("\\\n", " ")
     calls = [line for line in shell.splitlines() if "/admin/" in line]
     assert len(calls) >= 8
