@@ -72,18 +72,18 @@ async def tune_live(stop: asyncio.Event, *, campaign: CampaignOptions, **options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineFound:
-    """What tuning in virtual time has to say: the rows of the history, the weights, and why; `figures` are for JSON."""
+    """What tuning in virtual time has to say: the rows of the history, the weights, and why; `details` are for JSON."""
 
     rows: Sequence[Generation]
     weights: Mapping[str, float]
     reason: str
-    figures: Mapping[str, Any]
+    details: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
         return {
             "weights": dict(self.weights),
             "reason": self.reason,
-            **self.figures,
+            **self.details,
             "generations": [row.as_json() for row in self.rows],
         }
 
@@ -112,7 +112,7 @@ def search_offline(
         rows=tuned.rows,
         weights=tuned.result.weights,
         reason=tuned.result.reason,
-        figures={"moved": tuned.result.moved, "evidence": dict(tuned.file.evidence or {})},
+        details={"moved": tuned.result.moved, "evidence": dict(tuned.file.evidence or {})},
     )
 
 
@@ -127,7 +127,7 @@ def rehearse_offline(options: OfflineOptions, campaign: CampaignOptions, **searc
         rows=run.generations,
         weights=run.weights,
         reason=f"{run.stopped or 'the window ends'}; {whole}, {row.errors} errors",
-        figures={"row": row.as_json(), "rollbacks": run.rollbacks},
+        details={"row": row.as_json(), "rollbacks": run.rollbacks},
     )
 
 
@@ -159,7 +159,7 @@ def note_freeze(database: str, weights: Mapping[str, float], reason: str) -> Non
     history = History(database)
     try:
         newest = max((row.id for row in history.campaigns(limit=1)), default=None)
-        history.note("freeze", now_s=time.time(), reason=reason, campaign=newest, weights=weights)
+        history.record_event("freeze", now_s=time.time(), reason=reason, campaign=newest, weights=weights)
     finally:
         history.close()
 

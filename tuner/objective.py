@@ -120,7 +120,7 @@ class RollingWindow:
     >>> sample = TunerSample(1, 0.0, "a", 1, 250.0, 1.0, None, 200)
     >>> [window.add(sample) for _ in range(8)]
     [False, False, False, True, False, True, False, True]
-    >>> window.figures().ttft_ms_p95
+    >>> window.stats().ttft_ms_p95
     250.0
     """
 
@@ -145,7 +145,7 @@ class RollingWindow:
         self._until_hop = self.hop
         return True
 
-    def figures(self) -> WindowStats:
+    def stats(self) -> WindowStats:
         return window_stats(self._samples)
 
     def clear(self) -> None:

@@ -89,16 +89,22 @@ class ProxyClient:
         return _weights(await self._call("GET", "/admin/policy"))
 
     async def put_weights(
-        self, values: Mapping[str, float], *, expected_version: int, reason: str, by: str, widen: bool = False
+        self,
+        values: Mapping[str, float],
+        *,
+        expected_version: int,
+        reason: str,
+        by: str,
+        allow_out_of_range: bool = False,
     ) -> ProxyWeights:
         """Set weights if the version is still the expected one; a 409 says that it is not, or that they are frozen."""
-        body = {"weights": dict(values), "expected_version": expected_version} | _told(reason, by, widen)
+        body = {"weights": dict(values), "expected_version": expected_version} | _change(reason, by, allow_out_of_range)
         return _weights(await self._call("PUT", "/admin/weights", body))
 
     async def freeze(
-        self, *, reason: str, by: str, weights: Mapping[str, float] | None = None, widen: bool = False
+        self, *, reason: str, by: str, weights: Mapping[str, float] | None = None, allow_out_of_range: bool = False
     ) -> ProxyWeights:
-        body = _told(reason, by, widen) | ({} if weights is None else {"weights": dict(weights)})
+        body = _change(reason, by, allow_out_of_range) | ({} if weights is None else {"weights": dict(weights)})
         return _weights(await self._call("POST", "/admin/freeze", body))
 
     async def samples(self, after: int) -> SampleBatch:
@@ -130,8 +136,8 @@ class ProxyClient:
         return answer
 
 
-def _told(reason: str, by: str, widen: bool) -> dict[str, Any]:
-    return {"reason": reason[:MAX_TEXT], "by": by} | ({"allow_out_of_range": True} if widen else {})
+def _change(reason: str, by: str, allow_out_of_range: bool) -> dict[str, Any]:
+    return {"reason": reason[:MAX_TEXT], "by": by} | ({"allow_out_of_range": True} if allow_out_of_range else {})
 
 
 def _weights(answer: Mapping[str, Any]) -> ProxyWeights:

@@ -116,7 +116,7 @@ def demo(
         if tune and not any(spec.tunable == "always" for spec in specs):
             raise typer.BadParameter(f"--tune: the policy {name} has no weight that a tuner may move")
     histories: list[str] = []
-    rows = run_demo(asked, tell=histories.append)
+    rows = run_demo(asked, on_history=histories.append)
     if as_json:
         _print_rows(rows, as_json=True)
     else:

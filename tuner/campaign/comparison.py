@@ -73,28 +73,28 @@ class PairComparison:
     def _decided(self, pairs: Sequence[BlockPair]) -> tuple[bool, bool, str] | None:
         """Accepted, refused by the guard, and why."""
         gains = [-ratio for ratio in ratios(pairs, _ttft)]
-        looks_bad = None
+        seems_worse = None
         # Fewer pairs have to look worse by more, and by so much more that chance does not end half of the trials.
         patience = max(1.0, (self._options.harm_pairs / len(pairs)) ** 2)
         if self._options.guarded:
             if bad := self._shown_bad(pairs) or self._harms(pairs, patience):
                 return False, True, bad
-            looks_bad = self._looks_bad(pairs)
+            seems_worse = self._seems_worse(pairs)
         found = f"p95 TTFT {change(-mean(gains))} in {len(pairs)} pairs of blocks"
-        if self._test.shown(gains) and looks_bad is None:
+        if self._test.is_significant(gains) and seems_worse is None:
             return True, False, f"{found}, by chance {self._test.chance(gains):.1%}"
         if len(pairs) >= self._options.futility_pairs and mean(gains) <= 0:
             return False, False, f"{found}: not ahead"
         if mean(gains) < -patience * log1p(self._options.margin):
             return False, False, f"{found}: given up before it does harm"
         if len(pairs) >= self._options.pairs:
-            return False, looks_bad is not None, f"{found}: {looks_bad or 'not shown to be better'}"
+            return False, seems_worse is not None, f"{found}: {seems_worse or 'not shown to be better'}"
         return None
 
     def _audited(self, pairs: Sequence[BlockPair]) -> tuple[bool, bool, str] | None:
         losses = {"TTFT": ratios(pairs, _ttft), "E2E": ratios(pairs, _e2e)}
         for name, loss in losses.items():
-            if self._test.shown(loss):
+            if self._test.is_significant(loss):
                 return False, True, f"the start is worse than the defaults: p95 {name} {change(mean(loss))}"
         if len(pairs) >= self._options.futility_pairs:
             ours, theirs = pooled([p.offspring for p in pairs]), pooled([p.incumbent for p in pairs])
@@ -111,7 +111,7 @@ class PairComparison:
     def _shown_bad(self, pairs: Sequence[BlockPair]) -> str | None:
         for name, figure in GUARDED.items():
             excess = [ratio - log1p(self._options.margin) for ratio in ratios(pairs, figure)]
-            if self._test.shown(excess):
+            if self._test.is_significant(excess):
                 return f"p95 {name} is worse: {change(mean(ratios(pairs, figure)))} in {len(pairs)} pairs of blocks"
         if len(pairs) < self._options.futility_pairs:  # a handful of blocks can all be unlucky
             return None
@@ -128,7 +128,7 @@ class PairComparison:
                 return f"p95 {name} {change(mean(found))} in {len(pairs)} pairs of blocks: given up before it does harm"
         return None
 
-    def _looks_bad(self, pairs: Sequence[BlockPair]) -> str | None:
+    def _seems_worse(self, pairs: Sequence[BlockPair]) -> str | None:
         """A guarded figure that is over its margin so far: no reason to refuse yet, but none to accept."""
         for name, figure in GUARDED.items():
             found = ratios(pairs, figure)
@@ -138,16 +138,16 @@ class PairComparison:
         return is_concentrated(ours, theirs, self._options.max_share)
 
 
-def _ttft(figures: WindowStats) -> float | None:
-    return figures.ttft_ms_p95
+def _ttft(stats: WindowStats) -> float | None:
+    return stats.ttft_ms_p95
 
 
-def _e2e(figures: WindowStats) -> float | None:
-    return figures.e2e_s_p95
+def _e2e(stats: WindowStats) -> float | None:
+    return stats.e2e_s_p95
 
 
-def _itl(figures: WindowStats) -> float | None:
-    return figures.itl_ms_p95
+def _itl(stats: WindowStats) -> float | None:
+    return stats.itl_ms_p95
 
 
 GUARDED: dict[str, Callable[[WindowStats], float | None]] = {"E2E": _e2e, "ITL": _itl}

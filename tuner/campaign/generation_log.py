@@ -37,7 +37,7 @@ class GenerationLog:
         self.started_s: float | None = None
         self.opened_s: float | None = None
 
-    def begin(self, now: float) -> None:
+    def on_start(self, now: float) -> None:
         if self.started_s is None:
             self.started_s = self.opened_s = now
 
@@ -63,7 +63,7 @@ class GenerationLog:
     def opened(self, now: float) -> None:
         self.opened_s = now
 
-    def tell(self, weights: Mapping[str, float], verdict: Verdict) -> None:
+    def on_verdict(self, weights: Mapping[str, float], verdict: Verdict) -> None:
         """The optimizer learns what became of its proposal."""
         reference = self.reference.ttft_ms_p95 if self.reference else None
         theirs = verdict.incumbent_objective_ms or reference or NO_OBJECTIVE_MS
@@ -75,15 +75,15 @@ class GenerationLog:
         self._optimizer.tell(weights, value, accepted=verdict.accepted)
         self.anchor = value if verdict.accepted else anchor
         if verdict.accepted:
-            self.reference = verdict.figures
-        elif verdict.incumbent_figures is not None:
-            self.reference = verdict.incumbent_figures
+            self.reference = verdict.stats
+        elif verdict.incumbent_stats is not None:
+            self.reference = verdict.incumbent_stats
 
     def closed(
         self, weights: Mapping[str, float], verdict: Verdict, version: int | None, now: float
     ) -> RecordGeneration:
         """The row of a finished generation, and the next number."""
-        found = verdict.figures or NO_STATS
+        found = verdict.stats or NO_STATS
         row = Generation(
             number=self.number,
             started_s=now if self.opened_s is None else self.opened_s,

@@ -51,7 +51,7 @@ class Guardrail:
 
     def add(self, sample: TunerSample) -> str | None:
         """Why to roll back now, in words; None while there is no reason."""
-        return self._breach(self._window.figures()) if self._window.add(sample) else None
+        return self._breach(self._window.stats()) if self._window.add(sample) else None
 
     def clear(self) -> None:
         self._window.clear()

@@ -91,9 +91,9 @@ class Campaign:
 
     # -- events
 
-    def begin(self, *, now: float) -> list[Action]:
+    def on_start(self, *, now: float) -> list[Action]:
         """First call of all, also after `from_state`: puts what has to be in force."""
-        self.ledger.begin(now)
+        self.ledger.on_start(now)
         if self.phase == "stopped":
             self._out.append(Stop(self.stop_reason or "stopped"))
         elif self.phase == "comparing" and self.trial is not None:
@@ -108,7 +108,7 @@ class Campaign:
             return []
         self._applied_weights.on_applied(version, now=now)
         if self.phase == "comparing" and self.trial is not None:
-            self.trial.began(version, now=now)
+            self.trial.on_applied(version, now=now)
         return self._actions()
 
     def on_samples(self, samples: Sequence[TunerSample], *, boot_id: str, now: float) -> list[Action]:
@@ -194,7 +194,7 @@ class Campaign:
 
     @classmethod
     def from_state(cls, box: LogBox, options: CampaignOptions, state: Mapping[str, Any]) -> Campaign:
-        """Return the campaign that `state()` described; `begin` comes next. Raise `TunerError` for a damaged state."""
+        """Return the campaign of a `state()`; `on_start` comes next. Raise `TunerError` for a damaged state."""
         with damage_as_error():
             saved = CampaignState.from_json(state, mode=options.mode)
             start = {**saved.start, **{spec.name: saved.start[spec.name] for spec in box.specs}}
@@ -253,8 +253,8 @@ class Campaign:
         """A fleet that is saturated while the suspect runs has it to thank; otherwise it is the traffic."""
         assert self.trial is not None, "called while comparing"
         if self.trial.arm == "offspring" and self.options.guarded:
-            found = self._applied_weights.recent.figures()
-            return Verdict(False, "the fleet is saturated", figures=found, refused=True, breach=True)
+            found = self._applied_weights.recent.stats()
+            return Verdict(False, "the fleet is saturated", stats=found, refused=True, breach=True)
         return Abandon("the fleet is saturated")
 
     def _try_to_propose(self, now: float) -> None:
@@ -268,7 +268,7 @@ class Campaign:
             self._wait_out(now)
             return
         self.saturated_since = None
-        found = self._applied_weights.recent.figures()
+        found = self._applied_weights.recent.stats()
         if found.ttft_ms_p95 is None:
             self._applied_weights.recent.clear()
             return
@@ -308,7 +308,7 @@ class Campaign:
         """A trial as the mode has it, of the arms of this moment."""
         if self.options.mode == "paper":
             recent = self._applied_weights.recent
-            return Paper(self.options, recent, self.ledger.reference or recent.figures())
+            return Paper(self.options, recent, self.ledger.reference or recent.stats())
         audit = not self.audited
         return Switchback(self.options, self.rng, None if audit else self.ledger.reference, audit=audit)
 
@@ -324,7 +324,7 @@ class Campaign:
         assert self.trial is not None, "a verdict is a trial's"
         ours, theirs = self._arms()
         if self.audited:
-            self.ledger.tell(ours, verdict)
+            self.ledger.on_verdict(ours, verdict)
             self.incumbent = ours if verdict.accepted else theirs
         elif not verdict.accepted:
             self._move(theirs)

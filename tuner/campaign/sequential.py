@@ -49,7 +49,7 @@ class SignFlipTest:
     Example
     -------
     >>> test = SignFlipTest(pairs=20, alpha=0.05, seed=0)
-    >>> test.shown([0.1] * 5), test.shown([0.1] * 8)
+    >>> test.is_significant([0.1] * 5), test.is_significant([0.1] * 8)
     (False, True)
     """
 
@@ -61,7 +61,7 @@ class SignFlipTest:
         self._signs: npt.NDArray[np.int8] = 2 * coins - 1
         self._signs[0] = 1  # what really happened
 
-    def shown(self, gains: Sequence[float]) -> bool:
+    def is_significant(self, gains: Sequence[float]) -> bool:
         """Whether a gain above zero has been shown by any look up to the last of `gains`, one per pair.
 
         Gains after the last pair are not looked at: a campaign may be continued with fewer pairs than it has scored.
@@ -69,8 +69,8 @@ class SignFlipTest:
         seen = np.asarray(gains[: self.pairs], dtype=float)
         sums = np.cumsum(self._signs[:, : len(seen)] * seen, axis=1)
         crossed = np.zeros(PATHS, dtype=bool)
-        for look in range(1, len(seen) + 1):
-            self._look(sums[:, look - 1], look, crossed)
+        for analysis in range(1, len(seen) + 1):
+            self._cross_out(sums[:, analysis - 1], analysis, crossed)
             if crossed[0]:
                 return True
         return False
@@ -81,9 +81,9 @@ class SignFlipTest:
         sums = self._signs[:, : len(seen)] @ seen
         return float(np.mean(sums >= sums[0]))
 
-    def _look(self, sums: npt.NDArray[np.float64], look: int, crossed: npt.NDArray[np.bool_]) -> None:
+    def _cross_out(self, sums: npt.NDArray[np.float64], analysis: int, crossed: npt.NDArray[np.bool_]) -> None:
         """Cross out the highest of those that are left, as many as alpha allows by now; never half of a tie."""
-        allowed = int(self.alpha * PATHS * look / self.pairs) - int(crossed.sum())
+        allowed = int(self.alpha * PATHS * analysis / self.pairs) - int(crossed.sum())
         if allowed <= 0:
             return
         left = np.where(crossed, -np.inf, sums)

@@ -48,7 +48,7 @@ class Block:
         if len(self.samples) < MAX_BLOCK_SAMPLES:
             self.samples.append(sample)
 
-    def figures(self, discard_s: float) -> WindowStats:
+    def stats(self, discard_s: float) -> WindowStats:
         start = (self.first_arrival_s or 0.0) + discard_s
         return window_stats(sample for sample in self.samples if sample.arrived_s >= start)
 
@@ -85,7 +85,7 @@ class Switchback:
     def arm(self) -> Arm:
         return self._block.arm
 
-    def began(self, version: int, *, now: float) -> None:
+    def on_applied(self, version: int, *, now: float) -> None:
         self._block.version, self._block.began_s = version, now
         if self.arm == "offspring":
             self.offspring_version = version
@@ -179,7 +179,7 @@ class Switchback:
     def _settle(self) -> Outcome:
         assert self._settling is not None, "called when there is something to settle"
         blocks, self._settling = self._settling[0], None
-        scores = {block.arm: block.figures(self._options.discard_s) for block in blocks}
+        scores = {block.arm: block.stats(self._options.discard_s) for block in blocks}
         least = min(score.n for score in scores.values())
         if least < self._options.min_block_samples or any(not score.ttft_ms_p95 for score in scores.values()):
             self._voids += 1
@@ -194,4 +194,4 @@ class Switchback:
     def _breached(self, reason: str) -> Verdict:
         mine = [block for block in self._blocks if block.arm == "offspring"]
         found = window_stats(sample for block in mine for sample in block.samples)
-        return Verdict(False, reason, found.ttft_ms_p95, figures=found, refused=True, breach=True)
+        return Verdict(False, reason, found.ttft_ms_p95, stats=found, refused=True, breach=True)

@@ -1,11 +1,8 @@
-"""One candidate against the incumbent: what every way of measuring them has in common.
+"""The interface of trials: one candidate against the incumbent, as two arms.
 
-Owns the seam between the campaign, which knows weights, and its modes, which know only two arms.
-
-Theory of operation: a trial says which arm should be in force (`arm`), and counts in `turn` how often it wanted
-weights put; the campaign puts them when the count has moved and calls `began` once they are in force. A put is repeated
-for the same arm too: the proxy gives every put a new version, and the version is how samples of one block are told from
-those of the next.
+Theory of operation: `arm` names the arm that should be in force, and `turn` counts the requests for a put. The
+campaign puts weights when the count has changed, and calls `on_applied` once they are in force. The same arm is put
+again too: every put has a new version of its own, which separates the samples of one block from those of the next.
 """
 
 from __future__ import annotations
@@ -24,15 +21,15 @@ class Verdict:
     """How a trial ended.
 
     `refused`: the guard said no, whatever the objective. `breach`: so much so that the weights have to go at once.
-    Objectives are p95 TTFT in ms, `figures` the offspring's; None where it did not come to that.
+    Objectives are p95 TTFT in ms, `stats` the offspring's; None where it did not come to that.
     """
 
     accepted: bool
     reason: str
     objective_ms: float | None = None
     incumbent_objective_ms: float | None = None
-    figures: WindowStats | None = None
-    incumbent_figures: WindowStats | None = None
+    stats: WindowStats | None = None
+    incumbent_stats: WindowStats | None = None
     refused: bool = False
     breach: bool = False
 
@@ -58,7 +55,7 @@ class Trial(Protocol):
         """Which of the two should be in force."""
         ...
 
-    def began(self, version: int, *, now: float) -> None:
+    def on_applied(self, version: int, *, now: float) -> None:
         """The weights of `arm` are in force under this version."""
         ...
 

@@ -35,7 +35,7 @@ class Paper:
         self.offspring_version: int | None = None
         self._to_come = options.hop
 
-    def began(self, version: int, *, now: float) -> None:
+    def on_applied(self, version: int, *, now: float) -> None:
         self.offspring_version = version
         self._to_come = self._options.hop
 
@@ -46,7 +46,7 @@ class Paper:
             self._to_come -= 1
         if self._to_come > 0 or not self._window.full:
             return None
-        ours = self._window.figures()
+        ours = self._window.stats()
         theirs = self._reference
         better, found = compared(ours, theirs)
         return Verdict(better, found, ours.ttft_ms_p95, theirs.ttft_ms_p95, ours, theirs)

@@ -17,7 +17,7 @@ from gorgo.core.router import Router
 from gorgo.sim.records import SimRecord
 from tuner.campaign.options import CampaignOptions
 from tuner.experiments.windows import Windows, paper_fleet
-from tuner.offline.search import SearchOptions, Trial, search_weights
+from tuner.offline.search import ScoredWeights, SearchOptions, search_weights
 from tuner.offline.simulated_campaign import simulate_campaign
 from tuner.offline.verdict import decide
 
@@ -184,7 +184,7 @@ def _search(task: Task, sizes: Search, job: SimJob) -> TaskRun:
     )
 
 
-def _held_out(trial: Trial) -> Part:
+def _held_out(trial: ScoredWeights) -> Part:
     return Part(
         n=sum(score.n for score in trial.scores),
         errors=trial.errors,

@@ -67,7 +67,7 @@ class History:
         with writing(self._engine) as connection:
             _append(connection, campaign, generation)
 
-    def note(
+    def record_event(
         self,
         kind: EventKind,
         *,

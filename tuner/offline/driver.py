@@ -53,7 +53,7 @@ class CampaignDriver:
     def act(self, router: Router, now: float) -> None:
         """One look at the Router and what follows from it."""
         if self.campaign.phase == "new":
-            self._carry_out(self.campaign.begin(now=now), router, now)
+            self._carry_out(self.campaign.on_start(now=now), router, now)
         self._read(router, now)
         self._carry_out(self.campaign.on_time(now=now), router, now)
         self._next_s = None if self.stopped is not None else now + self._poll_s

@@ -77,7 +77,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ScoredWeights:
     """A weight set, all of the policy's weights, with a score per seed."""
 
     weights: Mapping[str, float]
@@ -104,9 +104,9 @@ class Trial:
 class SearchResult:
     """What a search has found: the start, the policy's defaults in its place, the best, and every row on the way."""
 
-    start: Trial
-    defaults: Trial
-    best: Trial
+    start: ScoredWeights
+    defaults: ScoredWeights
+    best: ScoredWeights
     rows: Sequence[Generation]
     stopped: str
     split_s: float
@@ -139,7 +139,7 @@ def held_out_from_s(job: SimJob) -> float:
     return job.feed[-1].arrival_s * job.time_scale * (1 - HELD_OUT)
 
 
-def refused(ours: Trial, theirs: Trial, *, margin: float, max_share: float) -> str | None:
+def refused(ours: ScoredWeights, theirs: ScoredWeights, *, margin: float, max_share: float) -> str | None:
     """Why the guard refuses a weight set against the reference, in words; None if it does not."""
     if ours.errors > theirs.errors:
         return f"errors rose: {ours.errors}, {theirs.errors} before"
@@ -195,7 +195,7 @@ class _SearchRun:
             best = tried if no is None else best
         return SearchResult(start, defaults, best, self._rows, stopped, self._span_s)
 
-    def _begin(self) -> tuple[Trial, Trial]:
+    def _begin(self) -> tuple[ScoredWeights, ScoredWeights]:
         wanted = [self._start] if self._start == self._safe else [self._start, self._safe]
         tried = self._try(wanted)
         self._record(tried[0], tried[0], accepted=True, reason="the start")
@@ -203,11 +203,11 @@ class _SearchRun:
             self._record(tried[1], tried[0], accepted=False, reason="the policy's defaults, to compare with")
         return tried[0], tried[-1]
 
-    def _try(self, candidates: Sequence[Mapping[str, float]]) -> list[Trial]:
+    def _try(self, candidates: Sequence[Mapping[str, float]]) -> list[ScoredWeights]:
         scores = scores_of(self._question, candidates, n_jobs=self._options.n_jobs, on_progress=self._on_progress)
-        return [Trial(weights, found) for weights, found in zip(candidates, scores, strict=True)]
+        return [ScoredWeights(weights, found) for weights, found in zip(candidates, scores, strict=True)]
 
-    def _better(self, ours: Trial, best: Trial, reference: Trial) -> str | None:
+    def _better(self, ours: ScoredWeights, best: ScoredWeights, reference: ScoredWeights) -> str | None:
         """Why `ours` does not take the place of `best`; None if it does."""
         options = self._options
         if no := refused(ours, reference, margin=options.margin, max_share=options.max_share):
@@ -218,7 +218,7 @@ class _SearchRun:
             return "no first tokens"
         return None if ours.ttft_ms < best.ttft_ms else f"p95 TTFT {ours.ttft_ms / best.ttft_ms - 1:+.1%}"
 
-    def _record(self, tried: Trial, best: Trial, *, accepted: bool, reason: str) -> None:
+    def _record(self, tried: ScoredWeights, best: ScoredWeights, *, accepted: bool, reason: str) -> None:
         """A row of the history; its times are those of the run, one span per candidate."""
         number = len(self._rows)
         row = Generation(

@@ -23,7 +23,7 @@ from gorgo.config.weights_file import WeightsFile
 from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import make_policy
 from tuner.offline.score import CandidateBatch, OnProgress, RunScore, scores_of
-from tuner.offline.search import HELD_OUT_SEED, SearchOptions, SearchResult, Trial, refused
+from tuner.offline.search import HELD_OUT_SEED, ScoredWeights, SearchOptions, SearchResult, refused
 
 #: Share of p95 TTFT that another day's traffic may take from a gain. A find whose interval ended at -0.0 % met the next
 #: day at 1.013 [0.990, 1.037] of the defaults (`make tuning-table`, next window).
@@ -56,8 +56,8 @@ class SearchVerdict:
     reason: str
     ttft: Ratio | None
     e2e: Ratio | None
-    before: Trial
-    after: Trial
+    before: ScoredWeights
+    after: ScoredWeights
 
 
 def decide(
@@ -68,7 +68,7 @@ def decide(
     question = CandidateBatch(job=job, seeds=range(first, first + options.held_out_seeds), from_s=search.split_s)
     wanted = list({_key(one.weights): one.weights for one in (search.start, search.defaults, search.best)}.values())
     scores = scores_of(question, wanted, n_jobs=options.n_jobs, on_progress=on_progress)
-    found = {_key(weights): Trial(weights, one) for weights, one in zip(wanted, scores, strict=True)}
+    found = {_key(weights): ScoredWeights(weights, one) for weights, one in zip(wanted, scores, strict=True)}
     start, defaults, best = (found[_key(one.weights)] for one in (search.start, search.defaults, search.best))
     base, words = start, "the start"
     if start is not defaults and (why := start_is_worse(start, defaults)):
@@ -90,7 +90,7 @@ def decide(
     )
 
 
-def start_is_worse(start: Trial, defaults: Trial) -> str | None:
+def start_is_worse(start: ScoredWeights, defaults: ScoredWeights) -> str | None:
     """What shows that the defaults are better than the start, in words."""
     for name, figure in (("TTFT", _ttft), ("E2E", _e2e)):
         ratio = compared(start, defaults, figure)
@@ -99,7 +99,7 @@ def start_is_worse(start: Trial, defaults: Trial) -> str | None:
     return f"errors: {start.errors}, {defaults.errors} by the defaults" if start.errors > defaults.errors else None
 
 
-def not_shown(best: Trial, base: Trial, options: SearchOptions) -> str | None:
+def not_shown(best: ScoredWeights, base: ScoredWeights, options: SearchOptions) -> str | None:
     """Why the best of the search is not taken; None if it is."""
     if no := refused(best, base, margin=options.margin, max_share=options.max_share):
         return no
@@ -111,7 +111,7 @@ def not_shown(best: Trial, base: Trial, options: SearchOptions) -> str | None:
     return None
 
 
-def compared(ours: Trial, theirs: Trial, figure: Figure) -> Ratio | None:
+def compared(ours: ScoredWeights, theirs: ScoredWeights, figure: Figure) -> Ratio | None:
     """Seed by seed."""
     both = [(figure(one), figure(other)) for one, other in zip(ours.scores, theirs.scores, strict=True)]
     return ratio_of([(one, other) for one, other in both if one is not None and other is not None])
@@ -142,7 +142,7 @@ def weights_file(
     )
 
 
-def _gain(best: Trial, base: Trial) -> str:
+def _gain(best: ScoredWeights, base: ScoredWeights) -> str:
     ttft, e2e = compared(best, base, _ttft), compared(best, base, _e2e)
     assert ttft is not None, "shown to be lower"
     beside = "" if e2e is None else f", p95 E2E {_percent(e2e)}"

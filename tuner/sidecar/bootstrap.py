@@ -92,9 +92,9 @@ async def run_sidecar(options: SidecarOptions, reporter: Reporter, stop: asyncio
     """
     clock = unix_clock()
     history = None if options.dry_run else await asyncio.to_thread(History, options.database)
-    figures = TunerMetrics()
+    metrics = TunerMetrics()
     try:
-        with listening(figures, options.metrics_bind) as port:
+        with listening(metrics, options.metrics_bind) as port:
             if port is not None and options.metrics_bind is not None:
                 reporter.say(f"metrics on http://{options.metrics_bind[0]}:{port}/metrics")
             async with ProxyClient(options.url, options.token) as client:
@@ -102,7 +102,7 @@ async def run_sidecar(options: SidecarOptions, reporter: Reporter, stop: asyncio
                 if found is None:
                     return True
                 opened = Bootstrap(options, client, found, history, reporter, clock)
-                sidecar = await asyncio.to_thread(opened.sidecar, figures)
+                sidecar = await asyncio.to_thread(opened.sidecar, metrics)
                 return await sidecar.run(stop)
     finally:
         if history is not None:
@@ -147,7 +147,7 @@ class Bootstrap:
         self._specs = make_policy(found.policy).weight_specs
         self._box = tuned_box(self._specs, tune_lambda=options.tune_lambda, box=options.allow_out_of_range)
 
-    def sidecar(self, figures: TunerMetrics) -> Sidecar:
+    def sidecar(self, metrics: TunerMetrics) -> Sidecar:
         known = self._unfinished()
         if known is None:
             campaign, begun = self._new()
@@ -166,9 +166,9 @@ class Bootstrap:
             orders,
             HistoryBuffer(self._history, number, begun, self._reporter.complain),
             self._reporter,
-            figures,
+            metrics,
             policy=self._found.policy,
-            widen=bool(self._options.allow_out_of_range) or _outside(self._specs, campaign.start),
+            allow_out_of_range=bool(self._options.allow_out_of_range) or _outside(self._specs, campaign.start),
             clock=self._clock,
             poll_s=self._options.poll_s,
             dry_run=self._options.dry_run,
@@ -210,7 +210,7 @@ class Bootstrap:
         )
         rng = np.random.default_rng([seed, 2])
         campaign = Campaign(self._box, optimizer, options.campaign, start=start, rng=rng)
-        told = _told(options, seed)
+        told = _recorded(options, seed)
         begun = CampaignStart(started_s=self._clock(), target=self._client.url, policy=self._found.policy, options=told)
         return campaign, begun
 
@@ -235,12 +235,12 @@ def _outside(specs: tuple[WeightSpec, ...], weights: Mapping[str, float]) -> boo
     return any(not spec.low <= weights.get(spec.name, spec.default) <= spec.high for spec in specs)
 
 
-def _told(options: SidecarOptions, seed: int) -> dict[str, Any]:
+def _recorded(options: SidecarOptions, seed: int) -> dict[str, Any]:
     """The options as the history keeps them; the token is not among them."""
     return {
         "algorithm": options.algorithm,
         "start": dict(options.start),
-        "widen": {name: list(bounds) for name, bounds in options.allow_out_of_range.items()},
+        "bounds": {name: list(bounds) for name, bounds in options.allow_out_of_range.items()},
         "tune_lambda": options.tune_lambda,
         "seed": seed,
         **asdict(options.campaign),

@@ -21,9 +21,9 @@ Command = PutWeights | RollBack | Freeze | Stop
 Owner = Literal["known", "ours", "proxy's", "foreign"]
 
 #: Weights that were ours lately: as many as orders can be without an answer while a proxy comes and goes.
-OWN_KEPT = 16
+MAX_OWN = 16
 #: Sources in the proxy's history that are somebody's wish; the others are what a process starts with.
-_WISHES = ("admin", "freeze", "reload")
+_CHANGE_SOURCES = ("admin", "freeze", "reload")
 
 
 class CommandQueue:
@@ -46,7 +46,7 @@ class CommandQueue:
         self.in_force: Mapping[str, float] | None = None
         self._campaign = campaign
         self._waiting: deque[Command] = deque()
-        self._own: deque[Mapping[str, float]] = deque(maxlen=OWN_KEPT)
+        self._own: deque[Mapping[str, float]] = deque(maxlen=MAX_OWN)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -62,8 +62,8 @@ class CommandQueue:
         self._waiting.append(order)
 
     def drop_puts(self) -> None:
-        kept = [order for order in self._waiting if not isinstance(order, PutWeights | RollBack)]
-        self._waiting = deque(kept)
+        rest = [order for order in self._waiting if not isinstance(order, PutWeights | RollBack)]
+        self._waiting = deque(rest)
 
     def done(self, order: Command) -> None:
         """It was carried out, or cannot be any more."""
@@ -89,7 +89,7 @@ class CommandQueue:
             return "known"
         if found.source == "state" and self._own:  # kept over a restart: whoever set them is forgotten
             return "proxy's" if dict(found.values) in self._own else "foreign"
-        if found.source not in _WISHES:
+        if found.source not in _CHANGE_SOURCES:
             return "proxy's"
         if found.by == self.by or (self.version is None and (found.by or "").startswith(self._campaign)):
             return "ours"

@@ -40,11 +40,11 @@ class Sidecar:
     ----------
     campaign:
         New, or from its saved state.
-    client, orders, journal, reporter, figures:
+    client, orders, journal, reporter, metrics:
         Its ways out.
     policy:
         Whose weights they are: while the proxy routes by another one, nothing is put.
-    widen:
+    allow_out_of_range:
         Whether weights outside the policy's own box are put.
     clock:
         Seconds of Unix time.
@@ -61,10 +61,10 @@ class Sidecar:
         orders: CommandQueue,
         journal: HistoryBuffer,
         reporter: Reporter,
-        figures: TunerMetrics,
+        metrics: TunerMetrics,
         *,
         policy: str,
-        widen: bool,
+        allow_out_of_range: bool,
         clock: Callable[[], float],
         poll_s: float = 1.0,
         dry_run: bool = False,
@@ -72,39 +72,45 @@ class Sidecar:
         self.campaign = campaign
         self.stopped: str | None = None
         self._client, self._orders, self._journal = client, orders, journal
-        self._teller = CampaignObserver(campaign, orders, journal, reporter, figures, clock=clock)
-        self._policy, self._widen, self._now, self._poll_s, self._dry = policy, widen, clock, poll_s, dry_run
+        self._observer = CampaignObserver(campaign, orders, journal, reporter, metrics, clock=clock)
+        self._policy, self._allow_out_of_range, self._now, self._poll_s, self._dry = (
+            policy,
+            allow_out_of_range,
+            clock,
+            poll_s,
+            dry_run,
+        )
         self._paused: str | None = None
         self._ignored_version = self._pinned_by_others = False
         self._saved: dict[str, Any] | None = None
 
     async def run(self, stop: asyncio.Event) -> bool:
         """Until the campaign is over or `stop` is set. Whether everything was left in order."""
-        await self.begin()
+        await self.start()
         while self.stopped is None and not stop.is_set():
             delay_s = await self.step()
             if self.stopped is None and not stop.is_set():
                 await wait(stop, delay_s)
         return await self.finish()
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """First of all; puts nothing yet."""
-        await self._take(self.campaign.begin(now=self._now()))
+        await self._take(self.campaign.on_start(now=self._now()))
 
     async def step(self) -> float:
         """One look at the proxy and what follows from it. Seconds until the next."""
-        self._teller.trouble = None
+        self._observer.trouble = None
         try:
             for delivery in await read_new(self._client, self.campaign.cursor.boot_id, self.campaign.cursor.last_seq):
                 await self._feed(delivery)
             await self._read_weights()
             await self._take(self.campaign.on_time(now=self._now()))
         except (ProxyUnreachable, ProxyRefused) as error:
-            self._teller.failed(error)
-        if self._teller.trouble is None:
+            self._observer.failed(error)
+        if self._observer.trouble is None:
             await self._carry_out()
         await self._save()
-        self._teller.stepped(self._paused)
+        self._observer.stepped(self._paused)
         return self._delay_s()
 
     async def finish(self) -> bool:
@@ -113,7 +119,7 @@ class Sidecar:
         await self._save()
         written = await asyncio.to_thread(self._journal.flush, now=self._now(), at_once=True)
         for row in self._journal.unsaved():
-            self._teller.complain(f"not in the history: {row}")
+            self._observer.complain(f"not in the history: {row}")
         return put_back and written
 
     # -- what comes in
@@ -121,8 +127,8 @@ class Sidecar:
     async def _feed(self, delivery: SampleBatchResult) -> None:
         if self.campaign.cursor.boot_id not in (None, delivery.boot_id):
             self._orders.restarted()
-            self._teller.restarted()
-        self._teller.delivered(delivery)
+            self._observer.restarted()
+        self._observer.delivered(delivery)
         actions = self.campaign.on_samples(delivery.samples, boot_id=delivery.boot_id, now=self._now())
         await self._take(actions)
 
@@ -140,17 +146,19 @@ class Sidecar:
             return
         if self._paused is not None:
             self._paused = None
-            self._teller.note("unfreeze", "the weights may be changed again")
+            self._observer.log_event("unfreeze", "the weights may be changed again")
             await self._take(self.campaign.on_unfrozen(now=self._now()))
-        whose = "foreign" if self._pinned_by_others else self._orders.owner_of(found)
+        owner = "foreign" if self._pinned_by_others else self._orders.owner_of(found)
         self._pinned_by_others = False
-        if whose == "foreign":
+        if owner == "foreign":
             by = found.by or found.source or "somebody"
-            self._teller.note("foreign", f"weights that {by} has set: the campaign goes on from there", found.values)
+            self._observer.log_event(
+                "foreign", f"weights that {by} has set: the campaign goes on from there", found.values
+            )
             self._orders.see(found)
             await self._take(self.campaign.on_foreign_weights(found.values, now=self._now()))
             self._ignored_version = self.campaign.phase == "stopped"  # they are no place to search from, and stay
-        elif whose != "known" or self._orders.in_force is None:
+        elif owner != "known" or self._orders.in_force is None:
             self._orders.see(found)
 
     def _why_not(self, found: ProxyWeights) -> str | None:
@@ -163,7 +171,7 @@ class Sidecar:
         if self._paused is None:
             # Remembered here: over a restart the proxy forgets who it was.
             self._pinned_by_others = found.policy == self._policy and self._orders.owner_of(found) == "foreign"
-            self._teller.note("freeze", f"{reason}; nothing is put until that ends", found.values)
+            self._observer.log_event("freeze", f"{reason}; nothing is put until that ends", found.values)
         self._paused = reason
         await self._take(self.campaign.on_frozen(now=self._now()))
 
@@ -173,12 +181,12 @@ class Sidecar:
         """Records at once, orders into the queue; weights that do harm go before anything else."""
         for action in actions:
             if isinstance(action, RecordGeneration):
-                self._teller.decided(action.generation)
+                self._observer.decided(action.generation)
                 await self._save()
             elif not isinstance(action, Wait):
                 self._orders.add(action)
             if isinstance(action, RollBack):
-                self._teller.rolled_back(action.reason, action.values)
+                self._observer.rolled_back(action.reason, action.values)
                 await self._carry_out()
 
     async def _carry_out(self) -> None:
@@ -188,7 +196,7 @@ class Sidecar:
             while (order := self._orders.next) is not None and conflicts < MAX_CONFLICTS:
                 conflicts += not await self._one(order)
         except (ProxyUnreachable, ProxyRefused) as error:
-            self._teller.failed(error)
+            self._observer.failed(error)
 
     async def _one(self, order: Command) -> bool:
         """Whether the order was carried out; if not, what is in force was looked at again."""
@@ -210,28 +218,35 @@ class Sidecar:
     async def _call(self, order: PutWeights | RollBack | Freeze) -> ProxyWeights:
         if isinstance(order, Freeze):
             return await self._client.freeze(
-                reason=order.reason, by=self._orders.by, weights=order.values, widen=self._widen
+                reason=order.reason,
+                by=self._orders.by,
+                weights=order.values,
+                allow_out_of_range=self._allow_out_of_range,
             )
         version = self._orders.version
         if version is None:
             version = (await self._client.routing()).version
         self._orders.mark_sent(order.values)
         return await self._client.put_weights(
-            order.values, expected_version=version, reason=order.reason, by=self._orders.by, widen=self._widen
+            order.values,
+            expected_version=version,
+            reason=order.reason,
+            by=self._orders.by,
+            allow_out_of_range=self._allow_out_of_range,
         )
 
     async def _applied(self, order: Command, found: ProxyWeights) -> None:
         self._orders.see(found)
         if isinstance(order, Freeze):
-            self._teller.note("freeze", f"pinned: {order.reason}", order.values)
+            self._observer.log_event("freeze", f"pinned: {order.reason}", order.values)
         elif isinstance(order, PutWeights | RollBack):
-            self._teller.applied()
+            self._observer.applied()
             await self._take(self.campaign.on_weights_applied(found.version, ticket=order.ticket, now=self._now()))
 
     async def _refused(self, order: Command, refusal: ProxyRefused) -> bool:
         await self._read_weights()
         if isinstance(order, Freeze):
-            self._teller.complain(f"not frozen by the tuner: {refusal}")
+            self._observer.complain(f"not frozen by the tuner: {refusal}")
             self._orders.done(order)
         return False
 
@@ -247,12 +262,12 @@ class Sidecar:
             wanted = {**self.campaign.start, **self.campaign.optimizer.ask()}
         else:
             wanted = dict(order.values)
-        self._teller.say(f"would put {shown(wanted)}: {order.reason}; a dry run ends here, and nothing was changed")
+        self._observer.say(f"would put {shown(wanted)}: {order.reason}; a dry run ends here, and nothing was changed")
         self.stopped = "a dry run"
 
     def _stop(self, order: Stop) -> None:
         self._orders.done(order)
-        self._teller.note("stop", order.reason, self.campaign.incumbent)
+        self._observer.log_event("stop", order.reason, self.campaign.incumbent)
         self._journal.end(order.reason)
         self.stopped = order.reason
 
@@ -265,9 +280,9 @@ class Sidecar:
         try:
             self._orders.see(await self._call(PutWeights(wanted, "the tuner ends: back to the incumbent", 0)))
         except (ProxyUnreachable, ProxyRefused) as error:
-            self._teller.complain(f"the weights under test may be in force still: {error}")
+            self._observer.complain(f"the weights under test may be in force still: {error}")
             return False
-        self._teller.say(f"back to the incumbent: {shown(wanted)}")
+        self._observer.say(f"back to the incumbent: {shown(wanted)}")
         return True
 
     # -- what is kept
@@ -283,10 +298,10 @@ class Sidecar:
 
     def progress(self) -> Progress:
         """Where the campaign is."""
-        return self._teller.progress(self._paused)
+        return self._observer.progress(self._paused)
 
     def _delay_s(self) -> float:
-        back_off_s = self._teller.back_off_s()
+        back_off_s = self._observer.back_off_s()
         if back_off_s is not None:
             return back_off_s
         until = self.campaign.next_timer()

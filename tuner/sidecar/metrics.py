@@ -98,13 +98,13 @@ def _made(spec: MetricSpec, registry: CollectorRegistry) -> Counter | Gauge:
 
 
 @contextmanager
-def listening(figures: TunerMetrics, bind: tuple[str, int] | None) -> Iterator[int | None]:
+def listening(metrics: TunerMetrics, bind: tuple[str, int] | None) -> Iterator[int | None]:
     """`GET /metrics` at that address, and the port; nothing without an address. Raises `OSError` if it is taken."""
     if bind is None:
         yield None
         return
     host, port = bind
-    server, thread = start_http_server(port, addr=host, registry=figures.registry)
+    server, thread = start_http_server(port, addr=host, registry=metrics.registry)
     try:
         yield int(server.server_port)
     finally:

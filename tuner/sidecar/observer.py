@@ -36,13 +36,13 @@ class CampaignObserver:
         orders: CommandQueue,
         journal: HistoryBuffer,
         reporter: Reporter,
-        figures: TunerMetrics,
+        metrics: TunerMetrics,
         *,
         clock: Callable[[], float],
     ) -> None:
         self.trouble: str | None = None
         self._campaign, self._orders, self._journal = campaign, orders, journal
-        self._reporter, self._figures, self._now = reporter, figures, clock
+        self._reporter, self._metrics, self._now = reporter, metrics, clock
         self._failures = 0
         self._window = RollingWindow(campaign.options.window, campaign.options.hop)
         self._routed = 0
@@ -50,7 +50,7 @@ class CampaignObserver:
 
     # -- what happened
 
-    def note(self, kind: EventKind, reason: str, weights: Mapping[str, float] | None = None) -> None:
+    def log_event(self, kind: EventKind, reason: str, weights: Mapping[str, float] | None = None) -> None:
         """An event: a line now, a row in the history."""
         self.say(f"{kind}: {reason}")
         row = EventRow(at_s=self._now(), kind=kind, weights=None if weights is None else dict(weights), reason=reason)
@@ -59,8 +59,8 @@ class CampaignObserver:
     def restarted(self) -> None:
         """The proxy is another run: what the weights did before says nothing."""
         self._window.clear()
-        self._figures.count("gorgo_tuner_proxy_restarts_total")
-        self.note("restart", "the proxy is another run than before: what was being measured starts anew")
+        self._metrics.count("gorgo_tuner_proxy_restarts_total")
+        self.log_event("restart", "the proxy is another run than before: what was being measured starts anew")
 
     def delivered(self, delivery: SampleBatchResult) -> None:
         """Samples came, and how many are missing; the window is for the eye: what the weights in force do."""
@@ -68,8 +68,8 @@ class CampaignObserver:
         if missing:
             first = f"; {delivery.unreadable[0]}" if delivery.unreadable else ""
             self.complain(f"{missing} samples are missing: what was being measured starts anew{first}")
-            self._figures.count("gorgo_tuner_lost_samples_total", by=missing)
-        self._figures.count("gorgo_tuner_samples_total", by=len(delivery.samples))
+            self._metrics.count("gorgo_tuner_lost_samples_total", by=missing)
+        self._metrics.count("gorgo_tuner_samples_total", by=len(delivery.samples))
         for sample in delivery.samples:
             if sample.weights_version == self._orders.version:
                 self._window.add(sample)
@@ -82,13 +82,13 @@ class CampaignObserver:
 
     def decided(self, row: Generation) -> None:
         """A finished generation, with the weights that are not moved: what `gorgo freeze` is to pin."""
-        self._figures.generation(row)
+        self._metrics.generation(row)
         self.say(verdict(row))
         self._journal.add(replace(row, weights={**self._campaign.start, **row.weights}))
 
     def rolled_back(self, reason: str, weights: Mapping[str, float]) -> None:
-        self._figures.count("gorgo_tuner_rollbacks_total")
-        self.note("rollback", reason, weights)
+        self._metrics.count("gorgo_tuner_rollbacks_total")
+        self.log_event("rollback", reason, weights)
 
     # -- what failed
 
@@ -112,9 +112,9 @@ class CampaignObserver:
 
     def stepped(self, paused: str | None) -> None:
         """The end of a step."""
-        self._figures.count("gorgo_tuner_polls_total", "ok" if self.trouble is None else "failed")
+        self._metrics.count("gorgo_tuner_polls_total", "ok" if self.trouble is None else "failed")
         progress = self.progress(paused)
-        self._figures.progress(progress, waiting=self._journal.waiting)
+        self._metrics.progress(progress, waiting=self._journal.waiting)
         self._reporter.show(progress, now=self._now())
 
     def progress(self, paused: str | None) -> Progress:
@@ -129,7 +129,7 @@ class CampaignObserver:
             arm="" if trial is None else trial.arm,
             weights=self._orders.in_force,
             incumbent=campaign.incumbent,
-            ttft_ms_p95=self._window.figures().ttft_ms_p95,
+            ttft_ms_p95=self._window.stats().ttft_ms_p95,
             samples=self._routed,
             needed=0 if by_time else needed,
             detail=pairs,

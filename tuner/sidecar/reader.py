@@ -17,7 +17,7 @@ from tuner.proxy_client import SampleBatch
 MAX_PAGES = 100
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """`ProxyClient`, as far as this module uses it."""
 
     async def samples(self, after: int) -> SampleBatch: ...
@@ -37,21 +37,21 @@ class SampleBatchResult:
     unreadable: tuple[str, ...] = ()
 
 
-async def read_new(source: Source, boot_id: str | None, after: int) -> list[SampleBatchResult]:
+async def read_new(source: SampleSource, boot_id: str | None, after: int) -> list[SampleBatchResult]:
     """Everything after the cursor; more than one delivery where the proxy turns out to be another run.
 
     Raises what `source` raises; nothing is lost then, because the cursor has not moved.
     """
-    walk = _Pager(boot_id, after, resumed=boot_id is not None)
-    walks = [walk]
+    pager = _Pager(boot_id, after, resumed=boot_id is not None)
+    pagers = [pager]
     for _ in range(MAX_PAGES):
-        batch = await source.samples(walk.after)
-        if walk.boot_id not in (None, batch.boot_id):  # asked with a cursor of the run before
-            walk = _Pager(batch.boot_id, 0, resumed=False)
-            walks.append(walk)
-        elif not walk.add(batch):
+        batch = await source.samples(pager.after)
+        if pager.boot_id not in (None, batch.boot_id):  # asked with a cursor of the run before
+            pager = _Pager(batch.boot_id, 0, resumed=False)
+            pagers.append(pager)
+        elif not pager.add(batch):
             break
-    return [one.delivery() for one in walks if one.boot_id is not None]
+    return [one.delivery() for one in pagers if one.boot_id is not None]
 
 
 class _Pager:

@@ -1,4 +1,4 @@
-"""The demo: each policy in turn on a fresh fleet, the same requests through a real proxy, one table."""
+"""The demo: each policy on a fresh fleet, the same requests through a real proxy; with `tune` a tuner beside it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from gorgo.apps.datasets import DEMO_TRACE, load_requests, shipped_path
-from gorgo.apps.demo.fleet import MODEL, running_fleet
+from gorgo.apps.demo.fleet import MODEL, DemoFleet, running_fleet
 from gorgo.apps.demo.options import DemoOptions
-from gorgo.apps.demo.tuning import end_tuner, start_tuner
 from gorgo.apps.replay import ReplayOptions, replay
 from gorgo.apps.results import ResultRow, write_results
 from gorgo.apps.termination import termination_as_interrupt
 from gorgo.apps.traces import TraceRequest
 
+#: A quarter of the paper's window and hop: a generation every second or two of the demo's trace. Short of a finding.
+SETTINGS = "{window: 32, hop: 8, warm_up_s: 1, poll_s: 0.5}\n"
+TUNER = "tune"
 
-def run_demo(options: DemoOptions, *, tell: Callable[[str], None] | None = None) -> list[ResultRow]:
-    """One row per policy. Stops everything that it started, whatever happens, and leaves nothing but `out`.
 
-    With `options.tune`, `tell` is given each policy's tuning history as a table.
+def run_demo(options: DemoOptions, *, on_history: Callable[[str], None] | None = None) -> list[ResultRow]:
+    """Run each policy and return its row. Stops every process that it started; only `out` is left.
+
+    With `options.tune`, `on_history` is called with each policy's tuning history as a table.
 
     Raises `TraceError` for the trace and `FleetError` if a process does not start or ends by itself.
     """
@@ -34,8 +37,8 @@ def run_demo(options: DemoOptions, *, tell: Callable[[str], None] | None = None)
             label = f"{policy} ({place}/{len(options.chosen)})"
             row, history = _one_policy(policy, requests, replace(options, trace=trace), folder / policy, label)
             rows.append(row)
-            if tell is not None and history is not None:
-                tell(history)
+            if on_history is not None and history is not None:
+                on_history(history)
             if options.out is not None:
                 write_results(options.out, rows)
     return rows
@@ -48,7 +51,7 @@ def _one_policy(
     assert options.trace is not None
     with running_fleet(policy, folder=folder, seed=options.seed) as fleet:
         if options.tune:
-            start_tuner(fleet, folder, seed=options.seed)
+            _start_tuner(fleet, folder, seed=options.seed)
         wanted = ReplayOptions(
             trace=options.trace,
             url=fleet.url,
@@ -57,22 +60,42 @@ def _one_policy(
             out=folder,
             model=MODEL,
             policy=policy,
-            weights=None if options.tune else fleet.weights(),  # there is no one set to name
+            weights=None if options.tune else fleet.weights(),  # the tuner changes them
             show_progress=options.show_progress,
             label=label,
         )
         report = asyncio.run(replay(requests, wanted))
-        history = end_tuner(fleet, folder) if options.tune else None
+        history = _stop_tuner(fleet, folder) if options.tune else None
         fleet.processes.check_alive()
     return report.row, history
 
 
 @contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
-    """`out`, or one that is gone afterwards."""
+    """Yield `out`, or a temporary folder."""
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         yield out
         return
     with tempfile.TemporaryDirectory(prefix="gorgo-demo-") as folder:
         yield Path(folder)
+
+
+def _start_tuner(fleet: DemoFleet, folder: Path, *, seed: int) -> None:
+    """Start `gorgo tune`, and wait until its campaign has begun; the processes' environment has the token."""
+    settings = folder / "tune.yaml"
+    settings.write_text(SETTINGS)
+    words = ["tune", "--url", fleet.admin_url, "--mode", "paper", "--settings", str(settings), "--seed", str(seed)]
+    fleet.processes.start(TUNER, [*words, "--database", _database(folder)])
+    fleet.processes.wait_for_line(TUNER, r"^campaign \d+ on ")
+
+
+def _stop_tuner(fleet: DemoFleet, folder: Path) -> str:
+    """Stop the tuner and return its history as a table; `history.json` stays in the folder."""
+    fleet.processes.finish(TUNER)
+    fleet.processes.start("history", ["history", "--database", _database(folder), "--out", str(folder)])
+    return fleet.processes.wait("history")
+
+
+def _database(folder: Path) -> str:
+    return f"sqlite:///{folder.resolve()}/history.sqlite3"

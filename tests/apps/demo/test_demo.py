@@ -37,7 +37,7 @@ def test_a_demo_with_the_tuner_moves_weights_and_keeps_its_history(tmp_path: Pat
     told: list[str] = []
     filters = TraceFilters(limit=60, max_input=6000, max_output=2)
     options = DemoOptions(tune=True, filters=filters, time_scale=0.6, out=tmp_path, show_progress=False)
-    (row,) = run_demo(options, tell=told.append)
+    (row,) = run_demo(options, on_history=told.append)
     assert (row.policy, row.n, row.errors, row.weights) == ("gorgo", 60, 0, None)
     history = json.loads((tmp_path / "gorgo" / "history.json").read_text())
     assert [one["number"] for one in history] == list(range(len(history)))

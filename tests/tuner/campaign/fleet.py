@@ -107,7 +107,7 @@ class Run:
         self.campaign = Campaign(box, proposer, options, start=start, rng=np.random.default_rng([seed, 2]))
         self.actions: list[Action] = []
         self.proxy.weights = dict(start)
-        self.do(self.campaign.begin(now=0.0))
+        self.do(self.campaign.on_start(now=0.0))
 
     @property
     def rows(self) -> list[Generation]:

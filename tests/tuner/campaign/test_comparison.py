@@ -217,9 +217,9 @@ def test_a_verdict_says_why(pairs: list[BlockPair], options: dict[str, Any], rea
     assert verdict.reason == reason
 
 
-def as_row(figures: WindowStats | None) -> dict[str, Any]:
-    assert figures is not None
-    return asdict(figures)
+def as_row(stats: WindowStats | None) -> dict[str, Any]:
+    assert stats is not None
+    return asdict(stats)
 
 
 def test_a_verdict_has_the_figures_of_all_blocks_of_each_arm() -> None:
@@ -231,15 +231,15 @@ def test_a_verdict_has_the_figures_of_all_blocks_of_each_arm() -> None:
     assert verdict is not None
     assert verdict.objective_ms == pytest.approx(400.0)
     assert verdict.incumbent_objective_ms == pytest.approx(200.0)
-    assert as_row(verdict.figures) == pytest.approx(as_row(WindowStats(400, 400.0, 4.0, 6.0, 7, 0.5)))
-    assert as_row(verdict.incumbent_figures) == pytest.approx(as_row(WindowStats(400, 200.0, 3.0, 8.0, 3, 0.65)))
+    assert as_row(verdict.stats) == pytest.approx(as_row(WindowStats(400, 400.0, 4.0, 6.0, 7, 0.5)))
+    assert as_row(verdict.incumbent_stats) == pytest.approx(as_row(WindowStats(400, 200.0, 3.0, 8.0, 3, 0.65)))
     assert not verdict.breach
 
 
-def without(side: str, *figures: str) -> BlockPair:
+def without(side: str, *stats: str) -> BlockPair:
     """A pair whose one side lacks figures: a block of answers without a second token has no ITL."""
     usual = pair(0.8, e2e=1.5, itl=1.5)
-    return replace(usual, **{side: replace(getattr(usual, side), **dict.fromkeys(figures))})
+    return replace(usual, **{side: replace(getattr(usual, side), **dict.fromkeys(stats))})
 
 
 @pytest.mark.parametrize("side", ["incumbent", "offspring"])
@@ -259,7 +259,7 @@ def test_a_share_that_is_not_known_is_no_crowd() -> None:
 
 
 def test_logarithms_of_ratios_are_named_by_their_direction() -> None:
-    (ratio,) = ratios([pair(ttft=1.1)], lambda figures: figures.ttft_ms_p95)
+    (ratio,) = ratios([pair(ttft=1.1)], lambda stats: stats.ttft_ms_p95)
     assert change(ratio) == "10.0% higher"
     assert change(-ratio) == "9.1% lower"
     assert (mean([1.0, 2.0, 6.0]), mean([])) == (3.0, 0.0)

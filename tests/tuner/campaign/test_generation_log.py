@@ -73,7 +73,7 @@ def test_candidates_are_told_as_ratios_to_the_incumbent_beside_them(
     anchor: float | None, reference: WindowStats | None, found: Verdict, told: tuple[float, float], anchor_after: float
 ) -> None:
     made, pupil = ledger(anchor=anchor, reference=reference)
-    made.tell({"w": 2.0}, found)
+    made.on_verdict({"w": 2.0}, found)
     assert pupil.incumbents == [pytest.approx(told[0])]
     ((weights, value, accepted),) = pupil.heard
     assert (weights, accepted) == (2.0, found.accepted)
@@ -84,7 +84,7 @@ def test_candidates_are_told_as_ratios_to_the_incumbent_beside_them(
 
 def test_an_incumbent_that_was_not_measured_keeps_its_figures() -> None:
     made, _ = ledger(reference=BEFORE)
-    made.tell({"w": 2.0}, Verdict(False, "harm", 300.0, None, OURS))
+    made.on_verdict({"w": 2.0}, Verdict(False, "harm", 300.0, None, OURS))
     assert made.reference == BEFORE
 
 
@@ -99,15 +99,15 @@ def test_the_start_does_not_count_as_a_generation(number: int, spent: str | None
 def test_time_is_spent_from_the_first_beginning_on(now: float, spent: str | None) -> None:
     made, _ = ledger(options=CampaignOptions(budget_s=60.0))
     assert made.budget_spent(now=now) is None, "it has not begun"
-    made.begin(100.0)
-    made.begin(150.0)
+    made.on_start(100.0)
+    made.on_start(150.0)
     assert (made.started_s, made.opened_s) == (100.0, 100.0)
     assert made.budget_spent(now=now) == spent
 
 
 def test_without_a_budget_no_time_is_too_long() -> None:
     made, _ = ledger()
-    made.begin(100.0)
+    made.on_start(100.0)
     assert made.budget_spent(now=1e12) is None
 
 
@@ -128,7 +128,7 @@ def test_the_published_protocol_keeps_the_score_with_which_the_incumbent_won(mod
 
 def test_a_generation_s_row_says_what_was_tried_when_and_what_came_of_it() -> None:
     made, _ = ledger()
-    made.begin(100.0)
+    made.on_start(100.0)
     made.opened(130.0)
     row = made.closed({"w": 2.0}, verdict(True, 310.0, 410.0), 7, 190.0).generation
     assert row.as_json() == {

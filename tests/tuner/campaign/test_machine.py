@@ -255,7 +255,7 @@ def test_a_campaign_that_is_killed_at_any_moment_goes_on_and_counts_nothing_twic
                 assert again["trial"] == saved["trial"]
             assert loaded.optimizer.ask() == run.campaign.optimizer.ask()
             run.campaign = loaded
-            run.do(run.campaign.begin(now=run.now))
+            run.do(run.campaign.on_start(now=run.now))
     assert [row.number for row in run.rows] == [0, 1, 2, 3]
     assert all(row.n <= 20 * 90 * 3 for row in run.rows)  # at most twenty blocks of 90 s at 3 a second
 
@@ -265,7 +265,7 @@ def test_a_campaign_that_goes_on_with_fewer_pairs_than_it_has_scored_decides_on_
     run = comparing(Run(Proxy(), patient))
     run.until(lambda: len(run.campaign.state()["trial"]["pairs"]) == 4)
     run.campaign = Campaign.from_state(BOX, replace(patient, pairs=3), run.campaign.state())
-    run.do(run.campaign.begin(now=run.now))
+    run.do(run.campaign.on_start(now=run.now))
     run.until(lambda: len(run.rows) == 2)
     assert run.rows[1].reason.endswith("in 5 pairs of blocks: not shown to be better")
 
@@ -274,7 +274,7 @@ def test_a_campaign_that_is_over_stays_over() -> None:
     run = Run(Proxy(), CampaignOptions(max_generations=1, rest_blocks=0.0))
     run.until(lambda: run.stopped)
     loaded = Campaign.from_state(BOX, run.campaign.options, run.campaign.state())
-    assert loaded.begin(now=run.now) == [Stop("1 generations")]
+    assert loaded.on_start(now=run.now) == [Stop("1 generations")]
     assert loaded.on_time(now=run.now + 9999) == []
 
 

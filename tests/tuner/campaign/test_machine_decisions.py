@@ -46,7 +46,7 @@ class Wire:
         self.deaf = False
         self.actions: list[Action] = []
         self.values: dict[str, float] = {}
-        self.do(self.campaign.begin(now=self.now))
+        self.do(self.campaign.on_start(now=self.now))
 
     def do(self, actions: list[Action]) -> list[Action]:
         self.actions += actions
@@ -103,7 +103,7 @@ class Wire:
     def reload(self) -> list[Action]:
         """Another process goes on from the saved state."""
         self.campaign = Campaign.from_state(BOX, self.options, self.campaign.state())
-        return self.do(self.campaign.begin(now=self.now))
+        return self.do(self.campaign.on_start(now=self.now))
 
 
 def comparing(**options: Any) -> Wire:

@@ -73,9 +73,9 @@ def test_default_mode_ends_where_it_began_or_better_and_costs_little_on_the_way(
 
 def test_default_mode_finds_a_large_gain_and_is_never_talked_into_a_loss() -> None:
     ends = [bowl(finished(seed, bowl, "switchback", generations=6).campaign.incumbent).ttft for seed in SEEDS]
-    begin = bowl(START).ttft  # 1.61
-    assert max(ends) <= begin
-    assert np.median(ends) < 0.85 * begin
+    on_start = bowl(START).ttft  # 1.61
+    assert max(ends) <= on_start
+    assert np.median(ends) < 0.85 * on_start
 
 
 def test_the_published_protocol_moves_on_noise_alone() -> None:

@@ -46,7 +46,7 @@ class Fleet:
         """The weights that the trial wants come into force."""
         version = len(self.blocks) + 7
         self.blocks.append((self.trial.arm, version, self.now))
-        self.trial.began(version, now=self.now)
+        self.trial.on_applied(version, now=self.now)
 
     @property
     def arms(self) -> list[Arm]:
@@ -177,8 +177,8 @@ def test_a_block_may_begin_at_the_clock_s_zero() -> None:
     block = Block("offspring")
     for arrived_s in (0.0, 2.9, 3.0):
         block.add(TunerSample(1, arrived_s, "a", 7, 400.0, 2.0, 10.0, 200))
-    assert block.figures(3.0).n == 1
-    assert Block("offspring").figures(3.0).n == 0
+    assert block.stats(3.0).n == 1
+    assert Block("offspring").stats(3.0).n == 0
 
 
 def test_slow_answers_count_until_the_pair_is_scored_and_no_longer() -> None:
@@ -209,9 +209,7 @@ def test_a_slow_answer_that_comes_with_the_time_of_scoring_still_counts() -> Non
         fleet.pass_time(10.0)
     fleet.now += 3.0
     fleet.feed([fleet.sample(block=-2, at_s=9.0, ttft_ms=7000.0)])
-    slowest = max(
-        figures.ttft_ms_p95 or 0.0 for pair in fleet.trial.pairs for figures in (pair.incumbent, pair.offspring)
-    )
+    slowest = max(stats.ttft_ms_p95 or 0.0 for pair in fleet.trial.pairs for stats in (pair.incumbent, pair.offspring))
     assert slowest > 6000.0
 
 
@@ -364,9 +362,9 @@ def test_harm_ends_the_trial_at_once_and_its_samples_are_the_verdict_s_figures()
     assert isinstance(verdict, Verdict)
     assert (verdict.accepted, verdict.refused, verdict.breach) == (False, True, True)
     assert verdict.reason == "running p95 E2E is 13.00 s, 3.2 times the usual 4.00 s"
-    assert verdict.figures is not None
-    assert verdict.figures.n == 64
-    assert verdict.objective_ms == verdict.figures.ttft_ms_p95 == pytest.approx(400.6, abs=0.05)
+    assert verdict.stats is not None
+    assert verdict.stats.n == 64
+    assert verdict.objective_ms == verdict.stats.ttft_ms_p95 == pytest.approx(400.6, abs=0.05)
 
 
 def test_the_incumbent_s_slowness_is_nobody_s_fault() -> None:

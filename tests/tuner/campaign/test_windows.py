@@ -58,7 +58,7 @@ def test_a_full_window_is_compared_after_a_hop_whatever_it_was_routed_under() ->
     trial, shared = paper(window(5), reference=replace(USUAL, ttft_ms_p95=500.0))
     assert (trial.arm, trial.turn, trial.next_time()) == ("offspring", 1, None)
     assert routed(trial, shared, window(6, count=2)) is None, "nothing is in force yet"
-    trial.began(6, now=0.0)
+    trial.on_applied(6, now=0.0)
     assert trial.offspring_version == 6
     assert routed(trial, shared, window(6, count=1, ttft_ms=200.0)) is None
     verdict = verdict_of(routed(trial, shared, window(5, count=1, ttft_ms=380.0)))
@@ -71,7 +71,7 @@ def test_a_full_window_is_compared_after_a_hop_whatever_it_was_routed_under() ->
 def test_a_window_that_is_not_full_is_not_judged(before: int) -> None:
     # After a restart the proxy's samples of before are not there.
     trial, shared = paper(window(5, count=before))
-    trial.began(6, now=0.0)
+    trial.on_applied(6, now=0.0)
     verdicts = [routed(trial, shared, window(6, count=1)) for _ in range(4)]
     needed = max(2, 4 - before)
     assert [verdict is not None for verdict in verdicts[:needed]] == [False] * (needed - 1) + [True]
@@ -79,12 +79,12 @@ def test_a_window_that_is_not_full_is_not_judged(before: int) -> None:
 
 def test_a_hop_begins_with_the_weights() -> None:
     trial, shared = paper(window(5))
-    trial.began(6, now=0.0)
+    trial.on_applied(6, now=0.0)
     routed(trial, shared, window(6, count=1))
     trial.void()
     assert (trial.turn, trial.offspring_version) == (2, None)
     assert routed(trial, shared, window(6, count=9)) is None
-    trial.began(7, now=0.0)
+    trial.on_applied(7, now=0.0)
     assert routed(trial, shared, window(7, count=1)) is None
     assert isinstance(routed(trial, shared, window(7, count=1)), Verdict)
 
@@ -92,11 +92,11 @@ def test_a_hop_begins_with_the_weights() -> None:
 @pytest.mark.parametrize(("ttft_ms", "accepted"), [(399.0, True), (400.0, False), (300.0, True)])
 def test_the_published_protocol_evaluates_ttft_alone(ttft_ms: float, accepted: bool) -> None:
     trial, shared = paper([])
-    trial.began(6, now=0.0)
+    trial.on_applied(6, now=0.0)
     verdict = verdict_of(routed(trial, shared, window(6, ttft_ms=ttft_ms, e2e_s=9.0)))
     assert (verdict.accepted, verdict.refused) == (accepted, False)
     assert (verdict.objective_ms, verdict.incumbent_objective_ms) == (ttft_ms, 400.0)
-    assert (verdict.figures, verdict.incumbent_figures) == (shared.figures(), USUAL)
+    assert (verdict.stats, verdict.incumbent_stats) == (shared.stats(), USUAL)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_damaged_file_is_refused_with_advice(path: Path) -> None:
 )
 def test_a_row_that_is_none_is_said_with_advice(path: Path, column: str, value: object) -> None:
     history, campaign = filled(path)
-    history.note("freeze", now_s=1.0, reason="by hand", campaign=campaign)
+    history.record_event("freeze", now_s=1.0, reason="by hand", campaign=campaign)
     history.write(campaign, state={"number": 1}, now_s=1.0)
     table, name = column.split(".")
     with sqlite3.connect(path) as connection:

@@ -59,8 +59,8 @@ def test_a_restart_finds_the_newest_campaign_that_has_not_ended(history: History
 
 def test_events_are_kept_with_and_without_a_campaign(history: History) -> None:
     campaign = begin(history)
-    history.note("freeze", now_s=5.0, reason="by hand", weights={"w_rtt": 0.7})
-    history.note("rollback", now_s=6.0, reason="E2E p95 over its bound", campaign=campaign)
+    history.record_event("freeze", now_s=5.0, reason="by hand", weights={"w_rtt": 0.7})
+    history.record_event("rollback", now_s=6.0, reason="E2E p95 over its bound", campaign=campaign)
     assert [(one.kind, one.weights) for one in history.events()] == [("freeze", {"w_rtt": 0.7}), ("rollback", None)]
     assert [one.kind for one in history.events(campaign)] == ["rollback"]
 

@@ -20,7 +20,7 @@ from gorgo.proxy.telemetry.request_log_file import Finished, RequestLogFile
 from tests.tuner.offline.small import small_job
 from tuner.offline import SearchOptions, SearchResult, decide, search_weights, weights_file
 from tuner.offline.score import CandidateBatch, RunScore, scores_of
-from tuner.offline.search import Trial, refused
+from tuner.offline.search import ScoredWeights, refused
 from tuner.offline.verdict import not_shown, start_is_worse
 
 FEW = SearchOptions(candidates=3, seeds=2, held_out_seeds=2)
@@ -66,10 +66,10 @@ def test_the_search_does_not_see_the_last_third() -> None:
     assert {score.n for score in result.before.scores} == {90 - seen}
 
 
-def tried(ttft: float, e2e: float, *, share: float = 0.4, errors: int = 0, noise: float = 0.0) -> Trial:
+def tried(ttft: float, e2e: float, *, share: float = 0.4, errors: int = 0, noise: float = 0.0) -> ScoredWeights:
     """Four runs whose p95 differ by `noise` either way."""
     factors = (1 - noise, 1 + noise, 1 - noise / 2, 1 + noise / 2)
-    return Trial({"w_rtt": ttft}, [RunScore(100, errors, ttft * f, e2e * f, share) for f in factors])
+    return ScoredWeights({"w_rtt": ttft}, [RunScore(100, errors, ttft * f, e2e * f, share) for f in factors])
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def tried(ttft: float, e2e: float, *, share: float = 0.4, errors: int = 0, noise
         (tried(50, 1.0, errors=1), "errors rose: 4, 0 before"),
     ],
 )
-def test_a_gain_in_ttft_is_refused_for_what_it_does_to_the_rest(ours: Trial, words: str) -> None:
+def test_a_gain_in_ttft_is_refused_for_what_it_does_to_the_rest(ours: ScoredWeights, words: str) -> None:
     assert words in (refused(ours, tried(100, 1.0), margin=0.1, max_share=0.8) or "")
 
 

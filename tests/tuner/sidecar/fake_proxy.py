@@ -25,8 +25,8 @@ PAPER = CampaignOptions(mode="paper", window=8, hop=4, warm_up_s=0.0)
 class FakeProxy:
     """Knows weights, versions, freeze and a ring of samples; `down` cuts the network, `deaf` loses answers to puts."""
 
-    def __init__(self, *, kept: int = 10_000, page: int = 1000) -> None:
-        self.kept, self.page = kept, page
+    def __init__(self, *, stored: int = 10_000, page: int = 1000) -> None:
+        self.stored, self.page = stored, page
         self.down = self.deaf = False
         self.broken: int | None = None
         self.frozen: dict[str, str] | None
@@ -40,7 +40,7 @@ class FakeProxy:
         self.boot_id, self.version, self.seq = f"boot-{self.boots:03}", 1, 0
         self.policy, self.weights, self.frozen = "gorgo", dict(DEFAULTS), None
         self.history: list[dict[str, Any]] = [{"source": "configuration", "by": None}]
-        self.ring: deque[dict[str, Any]] = deque(maxlen=self.kept)
+        self.ring: deque[dict[str, Any]] = deque(maxlen=self.stored)
 
     def serve(self, count: int, ttft_ms: float = 400.0) -> None:
         """So many requests come and are done."""
@@ -114,9 +114,9 @@ class Beside:
         reporter = Reporter(self.said.append, self.complaints.append)
         history = None if self.options.dry_run else self.history
         opening = Bootstrap(self.options, client, found, history, reporter, lambda: self.now)
-        self.figures = TunerMetrics()
-        self.sidecar = opening.sidecar(self.figures)
-        await self.sidecar.begin()
+        self.metrics = TunerMetrics()
+        self.sidecar = opening.sidecar(self.metrics)
+        await self.sidecar.start()
         return self.sidecar
 
     async def step(self, requests: int = 0, *, ttft_ms: float = 400.0, seconds: float = 1.0) -> float:

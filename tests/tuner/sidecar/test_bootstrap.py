@@ -99,9 +99,9 @@ async def test_a_widened_box_is_put_with_the_proxy_s_consent(tmp_path: Path) -> 
 async def test_the_history_keeps_options_and_seed_and_no_token(tmp_path: Path) -> None:
     beside = Beside(FakeProxy(), tmp_path)
     await beside.start()
-    kept = beside.history.campaigns()[0].options
-    assert (kept["algorithm"], kept["mode"], kept["seed"]) == ("es", "paper", 1)
-    assert "token" not in kept
+    stored = beside.history.campaigns()[0].options
+    assert (stored["algorithm"], stored["mode"], stored["seed"]) == ("es", "paper", 1)
+    assert "token" not in stored
 
 
 @pytest.mark.parametrize("status", [500, 503])
@@ -148,7 +148,7 @@ async def test_a_new_campaign_s_row_says_when_and_what_was_begun(tmp_path: Path)
     await beside.start()
     (row,) = beside.history.campaigns()
     assert (row.started_s, row.target, row.policy) == (1000.0, "http://proxy:9090", "gorgo")
-    assert (row.options["start"], row.options["widen"]) == ({"w_rtt": 0.7}, {"w_queue": [0.01, 0.9]})
+    assert (row.options["start"], row.options["bounds"]) == ({"w_rtt": 0.7}, {"w_queue": [0.01, 0.9]})
     assert (row.options["tune_lambda"], row.options["seed"], row.options["window"]) == (True, 4, 8)
     assert beside.said[0] == "campaign 1 on gorgo from w_rtt=0.7 w_queue=0.1"
     assert beside.sidecar.campaign.incumbent == {"w_rtt": 0.7, "w_queue": 0.1}

@@ -43,12 +43,12 @@ def test_weights_that_a_restarted_proxy_has_kept_are_known_by_their_values() -> 
     orders.see(found(3))
     orders.mark_sent({"w_rtt": 0.7})
     orders.restarted()
-    kept = [ProxyWeights("gorgo", 9, {"w_rtt": value}, None, "state") for value in (0.5, 0.7, 0.9)]
-    assert [orders.owner_of(one) for one in kept] == ["proxy's", "proxy's", "foreign"]
+    stored = [ProxyWeights("gorgo", 9, {"w_rtt": value}, None, "state") for value in (0.5, 0.7, 0.9)]
+    assert [orders.owner_of(one) for one in stored] == ["proxy's", "proxy's", "foreign"]
 
 
 @pytest.mark.parametrize(
-    ("known", "seen", "whose"),
+    ("known", "seen", "owner"),
     [
         (3, found(3), "known"),
         (3, found(4, by="operator"), "foreign"),
@@ -63,8 +63,8 @@ def test_weights_that_a_restarted_proxy_has_kept_are_known_by_their_values() -> 
         (3, found(9, source="state"), "proxy's"),
     ],
 )
-def test_whose_weights_are_found(known: int | None, seen: ProxyWeights, whose: str) -> None:
-    assert CommandQueue(CAMPAIGN, US, known).owner_of(seen) == whose
+def test_whose_weights_are_found(known: int | None, seen: ProxyWeights, owner: str) -> None:
+    assert CommandQueue(CAMPAIGN, US, known).owner_of(seen) == owner
 
 
 def test_an_order_waits_until_it_is_done_and_only_those_for_weights_can_be_dropped() -> None:
@@ -96,12 +96,12 @@ def test_what_was_seen_last_is_in_force_until_the_proxy_is_another_run() -> None
     assert (orders.version, orders.in_force) == (None, None)
 
 
-def kept(values: float) -> ProxyWeights:
+def stored(values: float) -> ProxyWeights:
     return ProxyWeights("gorgo", 9, {"w_rtt": values}, None, "state")
 
 
 def test_a_process_that_has_seen_nothing_takes_what_a_proxy_has_kept_for_the_proxy_s() -> None:
-    assert CommandQueue(CAMPAIGN, US, None).owner_of(kept(0.9)) == "proxy's"
+    assert CommandQueue(CAMPAIGN, US, None).owner_of(stored(0.9)) == "proxy's"
 
 
 def test_the_last_sixteen_weight_sets_are_known_for_ours() -> None:
@@ -109,4 +109,4 @@ def test_the_last_sixteen_weight_sets_are_known_for_ours() -> None:
     for place in range(17):
         orders.mark_sent({"w_rtt": float(place)})
     orders.restarted()
-    assert [orders.owner_of(kept(float(place))) for place in (0, 1, 16)] == ["foreign", "proxy's", "proxy's"]
+    assert [orders.owner_of(stored(float(place))) for place in (0, 1, 16)] == ["foreign", "proxy's", "proxy's"]

@@ -140,7 +140,7 @@ async def test_a_restarted_proxy_gets_its_weights_again_and_nothing_of_before_co
 
 
 async def test_lost_samples_void_what_was_measured(tmp_path: Path) -> None:
-    beside = Beside(FakeProxy(kept=6), tmp_path)
+    beside = Beside(FakeProxy(stored=6), tmp_path)
     await beside.start()
     await beside.until_generation(1)
     puts = len(beside.proxy.puts)

@@ -56,7 +56,7 @@ def test_a_sample_counts_once_whatever_happens(mode: str, happenings: Sequence[s
 
 
 async def live_through(mode: str, happenings: Sequence[str], page: int, folder: Path) -> None:
-    proxy = FakeProxy(kept=60, page=page)
+    proxy = FakeProxy(stored=60, page=page)
     options = CampaignOptions(
         mode=mode,  # type: ignore[arg-type]  # hypothesis has checked less
         window=8,

@@ -45,12 +45,12 @@ class Told:
     def __init__(self, **options: Any) -> None:
         self.run = Run(Proxy(), CampaignOptions(**{"window": 4, "hop": 2, "warm_up_s": 0.0} | options), start=ALL)
         self.orders = CommandQueue("c", "c p", 5)
-        self.journal, self.figures = Kept(), TunerMetrics()
+        self.journal, self.metrics = Kept(), TunerMetrics()
         self.said: list[str] = []
         self.complaints: list[str] = []
         reporter = Reporter(self.said.append, self.complaints.append)
         self.teller = CampaignObserver(
-            self.run.campaign, self.orders, self.journal, reporter, self.figures, clock=lambda: 1234.0
+            self.run.campaign, self.orders, self.journal, reporter, self.metrics, clock=lambda: 1234.0
         )
 
     def deliver(self, *ttft_ms: float, version: int = 5, lost: int = 0, unreadable: tuple[str, ...] = ()) -> None:
@@ -58,7 +58,7 @@ class Told:
         self.teller.delivered(SampleBatchResult("boot-1", samples, lost, unreadable))
 
     def count(self, name: str, **labels: str) -> float | None:
-        return self.figures.registry.get_sample_value(f"gorgo_tuner_{name}_total", labels)
+        return self.metrics.registry.get_sample_value(f"gorgo_tuner_{name}_total", labels)
 
 
 ALL = {**START, "delta": 3.0}
@@ -70,8 +70,8 @@ def told() -> Told:
 
 
 def test_an_event_is_a_line_now_and_a_row_in_the_history(told: Told) -> None:
-    told.teller.note("freeze", "by hand", {"w_rtt": 0.5})
-    told.teller.note("unfreeze", "over")
+    told.teller.log_event("freeze", "by hand", {"w_rtt": 0.5})
+    told.teller.log_event("unfreeze", "over")
     assert told.said == ["freeze: by hand", "unfreeze: over"]
     assert told.journal.rows == [
         EventRow(at_s=1234.0, kind="freeze", weights={"w_rtt": 0.5}, reason="by hand"),
@@ -157,7 +157,7 @@ def test_a_step_is_counted_and_shown(told: Told) -> None:
     told.teller.stepped(None)
     assert (told.count("polls", result="ok"), told.count("polls", result="failed")) == (1, 1)
     assert told.said == ["warming: w_rtt=0.5 w_queue=0.1, 0 of 4 samples"]
-    assert told.figures.registry.get_sample_value("gorgo_tuner_generation") == 0
+    assert told.metrics.registry.get_sample_value("gorgo_tuner_generation") == 0
 
 
 @pytest.mark.parametrize(

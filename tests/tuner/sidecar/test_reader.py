@@ -51,7 +51,7 @@ def test_a_reader_that_is_behind_reads_every_page() -> None:
 
 
 def test_the_first_contact_takes_what_there_is_and_misses_nothing() -> None:
-    proxy = FakeProxy(kept=4)
+    proxy = FakeProxy(stored=4)
     proxy.serve(10)
     (delivery,) = read(proxy, None, 0)
     assert seqs(delivery) == [7, 8, 9, 10]
@@ -59,7 +59,7 @@ def test_the_first_contact_takes_what_there_is_and_misses_nothing() -> None:
 
 
 def test_samples_that_the_ring_has_dropped_are_counted() -> None:
-    proxy = FakeProxy(kept=4)
+    proxy = FakeProxy(stored=4)
     proxy.serve(10)
     (delivery,) = read(proxy, "boot-001", 1)
     assert delivery.lost == 5
@@ -93,7 +93,7 @@ def test_a_row_that_is_no_sample_is_named_and_missing() -> None:
 
 
 def test_a_row_that_is_no_sample_is_missing_beside_those_that_were_lost() -> None:
-    proxy = FakeProxy(kept=4)
+    proxy = FakeProxy(stored=4)
     proxy.serve(10)
     proxy.ring[1]["status"] = "fine"
     (delivery,) = read(proxy, "boot-001", 5)
@@ -117,8 +117,8 @@ def test_one_look_reads_no_more_pages_than_its_bound() -> None:
     proxy.serve(MAX_PAGES + 5)
     (delivery,) = read(proxy, "boot-001", 0)
     assert seqs(delivery) == list(range(1, MAX_PAGES + 1))
-    (rest,) = read(proxy, "boot-001", MAX_PAGES)
-    assert len(rest.samples) == 5
+    (stored,) = read(proxy, "boot-001", MAX_PAGES)
+    assert len(stored.samples) == 5
 
 
 def test_a_look_asks_once_where_there_is_nothing_new() -> None:
@@ -142,7 +142,7 @@ BETWEEN = st.lists(st.sampled_from(["restart", "1", "4"]), max_size=3)
 
 @given(events=EVENTS, data=st.data())
 def test_no_sample_is_lost_or_taken_twice(events: list[str], data: st.DataObject) -> None:
-    proxy, inbox = FakeProxy(kept=12), SampleCursor()
+    proxy, inbox = FakeProxy(stored=12), SampleCursor()
     taken: list[tuple[str, int]] = []
 
     def look(between: Sequence[str]) -> None:
