@@ -250,7 +250,7 @@ def test_a_state_says_when_it_was_saved(history: History, url: str) -> None:
 
 
 def test_an_event_says_when_it_was(history: History) -> None:
-    history.note("freeze", now_s=5.0, reason="by hand")
+    history.record_event("freeze", now_s=5.0, reason="by hand")
     assert history.events() == [EventRow(at_s=5.0, kind="freeze", weights=None, reason="by hand")]
 
 
