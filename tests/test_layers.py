@@ -50,7 +50,7 @@ def test_imports_point_down_only() -> None:
 
 
 def test_the_shape_alone_passes(tmp_path: Path) -> None:
-    result = lint(twin(tmp_path, extra="gorgo/core/new.py"))
+    result = lint(twin(tmp_path, extra="gorgo/core/fleet/new.py"))
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -62,8 +62,10 @@ def test_new_package_without_a_place_in_the_layers_fails(tmp_path: Path) -> None
 
 #: Importer and what it may not import.
 WRONG = (
-    ("gorgo.core.first", "gorgo.config"),
-    ("gorgo.core.second", "asyncio"),
+    ("gorgo.core.fleet.first", "gorgo.config"),
+    ("gorgo.core.fleet.second", "asyncio"),
+    ("gorgo.core.fleet.third", "gorgo.core.dispatch"),
+    ("gorgo.core.limits.new", "gorgo.core.fleet"),
     ("gorgo.policies.new", "gorgo.engines"),
     ("gorgo.sim.new", "gorgo.proxy"),
     ("gorgo.apps.simulate.new", "gorgo.proxy"),
@@ -75,7 +77,7 @@ WRONG = (
 
 
 def test_imports_that_point_up_or_outside_fail(tmp_path: Path) -> None:
-    root = twin(tmp_path, extra="gorgo/core/new.py")
+    root = twin(tmp_path, extra="gorgo/core/fleet/new.py")
     for importer, imported in WRONG:
         (root / f"{importer.replace('.', '/')}.py").write_text(f"import {imported}\n")
     result = lint(root)
