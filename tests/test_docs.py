@@ -82,20 +82,22 @@ def config_keys(kind: Any = Config, prefix: str = "") -> dict[str, Any]:
 
 
 def test_every_key_of_the_configuration_has_a_row_and_every_row_a_key() -> None:
-    assert [code(row[0])[0] for row in rows("key", "default", "meaning")] == list(config_keys())
+    assert [code(head)[0] for head, _ in items_after("Keys, with their defaults:")] == list(config_keys())
 
 
 def test_defaults_in_the_readme_are_the_defaults() -> None:
-    for (key, default), row in zip(config_keys().items(), rows("key", "default", "meaning"), strict=True):
+    items = items_after("Keys, with their defaults:")
+    for (key, default), (head, _) in zip(config_keys().items(), items, strict=True):
+        documented = head.partition(" (")[2].removesuffix(")")
         if default is MISSING:
-            assert row[1] == "required", key
+            assert documented == "required", key
         elif isinstance(default, bool):
-            assert code(row[1]) == [str(default).lower()], key
+            assert documented == f"`{str(default).lower()}`", key
         elif isinstance(default, str | int | float):
-            assert code(row[1]) == [str(default)], key
+            assert documented == f"`{default}`", key
         else:  # nothing, or an empty collection: a word says what that means
-            assert row[1], key
-            assert not code(row[1]), key
+            assert documented, key
+            assert not code(documented), key
 
 
 def test_every_key_of_the_configuration_is_in_the_shipped_file() -> None:
@@ -191,7 +193,10 @@ def test_every_option_of_every_command_has_a_row() -> None:
 
 
 def test_every_setting_of_the_tuner_has_a_row_with_its_default() -> None:
-    documented = {code(row[0])[0]: row[1] for row in rows("setting", "default", "meaning")}
+    documented = {
+        code(head)[0]: head.partition(" (")[2].removesuffix(")")
+        for head, _ in items_after("Settings, with their defaults:")
+    }
     assert list(documented) == [field.name for field in fields(TuneSettings)]
     for field in fields(TuneSettings):
         if field.default is not MISSING:

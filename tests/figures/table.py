@@ -327,7 +327,6 @@ NOT_STORED: Mapping[str, str] = {
     "long-path": "needs root and NFQUEUE",
     "status-page": "no command prints it",
     "parity": "live processes in wall time: needs two cores to itself",
-    "demo-random": "live processes in wall time: needs two cores to itself",
     "rank": "live processes in wall time: needs two cores to itself",
     "overload-made": "no command makes these loads",
     "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",

@@ -96,8 +96,8 @@ def test_every_variable_and_output_has_a_description_and_every_variable_a_type()
 
 def test_every_variable_of_the_environment_has_a_row_and_every_row_a_variable() -> None:
     found = re.findall(r'^variable "(\w+)"', (TERRAFORM / "envs/paper/variables.tf").read_text(), re.MULTILINE)
-    table = (TERRAFORM / "README.md").read_text().split("| variable | default | meaning |")[1].split("\n\n")[0]
-    assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == sorted(found)
+    listed = (TERRAFORM / "README.md").read_text().split("## Variables of envs/paper")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^- `(\w+)` \(", listed, re.MULTILINE)) == sorted(found)
 
 
 def test_the_provider_is_pinned_to_one_version_everywhere() -> None:
