@@ -22,7 +22,7 @@ from gorgo.core.stream import FirstTokenDetector, StreamState, Usage, UsageEvent
 from gorgo.proxy.http.headers import Header, downstream_headers, is_encoded, is_event_stream
 from gorgo.proxy.http.response_writer import ResponseWriter
 from gorgo.proxy.http.timeout import ResettableTimeout
-from gorgo.proxy.upstream.client import Source, UpstreamError
+from gorgo.proxy.upstream.client import ResponseSource, UpstreamError
 
 #: Buffer of one response: above any preamble of an engine, small enough for thousands of responses at once.
 BUFFER_BYTES = 64 * 1024
@@ -71,7 +71,7 @@ class Relay:
     __slots__ = ("_filter", "_gaps", "_options", "_recent", "_source", "_tail", "_timeout", "_writer")
 
     def __init__(
-        self, source: Source, writer: ResponseWriter, timeout: ResettableTimeout, options: RelayOptions
+        self, source: ResponseSource, writer: ResponseWriter, timeout: ResettableTimeout, options: RelayOptions
     ) -> None:
         self._source = source
         self._writer = writer

@@ -85,9 +85,9 @@ def _no_password() -> str:
 
 
 @contextmanager
-def _explained(what: str, expected: str) -> Iterator[None]:
+def _explained(subject: str, expected: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as failure:  # `ssl.SSLError` is an `OSError`
         reason = getattr(failure, "strerror", None) or str(failure)
-        raise ConfigError(f"{what}: {reason}; expected {expected}") from failure
+        raise ConfigError(f"{subject}: {reason}; expected {expected}") from failure

@@ -1,7 +1,7 @@
 """The client to one replica: requests out, responses in as byte chunks.
 
 Owns how many responses may be open, and the stable words for failures. Leaves connections to `pool` and the meaning of
-the bytes to the relay, which sees `Source` and `UpstreamError`.
+the bytes to the relay, which sees `ResponseSource` and `UpstreamError`.
 
 Any `httpx.AsyncBaseTransport` can stand in place of the pool. The pool itself is called without httpx's objects, which
 would cost each request tens of microseconds.
@@ -43,7 +43,7 @@ class UpstreamError(Exception):
         self.reason = reason
 
 
-class Source(Protocol):
+class ResponseSource(Protocol):
     """A response that has begun: status, headers, then chunks as they come."""
 
     status: int
@@ -59,7 +59,7 @@ class Source(Protocol):
 
 
 class UpstreamResponse:
-    """A `Source` over HTTP; its own `chunks` block, since a response is read once."""
+    """A `ResponseSource` over HTTP; its own `chunks` block, since a response is read once."""
 
     __slots__ = ("_closed", "_on_close", "_stream", "headers", "status")
 
@@ -145,7 +145,7 @@ class UpstreamClient:
         """Use `tls` for connections opened from now on."""
         self._pool.set_tls(tls)
 
-    async def open(self, path: str, headers: Sequence[Header], body: bytes) -> Source:
+    async def open(self, path: str, headers: Sequence[Header], body: bytes) -> ResponseSource:
         """POST `body`; return at the head of the response. Raises `UpstreamError`."""
         if self.open_responses >= self._limit:
             raise UpstreamError(POOL_EXHAUSTED)

@@ -244,7 +244,7 @@ def test_a_client_s_name_has_at_most_63_characters(length: int, taken: bool, tmp
         assert keys is not None
         assert keys.name_of(KEY.encode()) == "a" * length
         return
-    with pytest.raises(ConfigError, match="line 1 is no entry"):
+    with pytest.raises(ConfigError, match="line 1: expected"):
         read_client_keys(clients)
 
 

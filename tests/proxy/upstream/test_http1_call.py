@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientOSError
 from aiohttp.client_proto import ResponseHandler
 
-from gorgo.proxy.upstream.client import Source, UpstreamClient, UpstreamError
+from gorgo.proxy.upstream.client import ResponseSource, UpstreamClient, UpstreamError
 from gorgo.proxy.upstream.http1_call import WRITE_BYTES, _send, encode_head
 from tests.proxy.conftest import system_tls, until
 
@@ -55,7 +55,7 @@ async def engine(speak: Speak) -> AsyncIterator[tuple[UpstreamClient, Engine]]:
         await server.wait_closed()
 
 
-async def whole(source: Source) -> bytes:
+async def whole(source: ResponseSource) -> bytes:
     async with source.chunks() as chunks:
         body = b"".join([chunk async for chunk in chunks])
     await source.aclose()
