@@ -101,13 +101,13 @@ class _Column:
     form: str
     best: Callable[[Sequence[float]], float] | None = None
 
-    def cells(self, rows: Sequence[ResultRow], yardsticks: Collection[str]) -> list[str]:
+    def cells(self, rows: Sequence[ResultRow], baselines: Collection[str]) -> list[str]:
         values = [self.value(row) for row in rows]
-        competing = (row.policy not in yardsticks for row in rows)
+        competing = (row.policy not in baselines for row in rows)
         known = [value for value, competes in zip(values, competing, strict=True) if competes and value is not None]
         best = self.best(known) if self.best is not None and len(known) > 1 else None
         return [
-            self._cell(value, bold=value is not None and value == best and row.policy not in yardsticks)
+            self._cell(value, bold=value is not None and value == best and row.policy not in baselines)
             for value, row in zip(values, rows, strict=True)
         ]
 
@@ -135,7 +135,7 @@ _COLUMNS = (
 HITS = "hit: share of prompt tokens found in cache, as engines report it and as the router believed"
 
 
-def results_table(rows: Sequence[ResultRow], *, yardsticks: Collection[str] = ()) -> Group:
+def results_table(rows: Sequence[ResultRow], *, baselines: Collection[str] = ()) -> Group:
     """The rows side by side, the best of each measure in bold; shares in the order of the replicas' names.
 
     Policies that are `yardsticks` are shown and do not compete.
@@ -146,7 +146,7 @@ def results_table(rows: Sequence[ResultRow], *, yardsticks: Collection[str] = ()
     for column in _COLUMNS:
         table.add_column(column.title, justify="right", no_wrap=True)
     table.add_column("share\n%", no_wrap=True, vertical="bottom")
-    columns = [column.cells(rows, yardsticks) for column in _COLUMNS]
+    columns = [column.cells(rows, baselines) for column in _COLUMNS]
     for row, *cells in zip(rows, *columns, strict=True):
         table.add_row(row.policy or "-", *cells, _shares(row, replicas))
     shares = f"; share: {' / '.join(replicas)}" if replicas else ""

@@ -15,7 +15,7 @@ from gorgo.cli import options
 from gorgo.cli.tables import table
 
 if TYPE_CHECKING:
-    from gorgo.apps.datasets import TraceFigures
+    from gorgo.apps.datasets import TraceStats
     from gorgo.apps.datasets.fetch import OnProgress
 
 app = typer.Typer(help="List, describe, generate and fetch traces.", no_args_is_help=True)
@@ -157,7 +157,7 @@ def _where(one: dict[str, str | None]) -> str | None:
     return one["path"] or one["shape"] or one["url"]
 
 
-def _side_by_side(found: dict[str, TraceFigures]) -> str:
+def _side_by_side(found: dict[str, TraceStats]) -> str:
     columns = [[_name(trace), *_shown(figures)] for trace, figures in found.items()]
     widths = [max(len(cell) for cell in column) for column in columns]
     padded = [[cell.rjust(width) for cell in column] for column, width in zip(columns, widths, strict=True)]
@@ -169,7 +169,7 @@ def _name(trace: str) -> str:
     return Path(trace).name
 
 
-def _shown(figures: TraceFigures) -> Sequence[str]:
+def _shown(figures: TraceStats) -> Sequence[str]:
     values = _finite(asdict(figures))
     return ["-" if values[name] is None else form.format(values[name]) for _, name, form in FIGURES]
 

@@ -72,13 +72,13 @@ def lower_bound(feed: Sequence[SimRequest], fleet: SimFleet) -> LowerBound:
 
 def _cached_tokens(feed: Sequence[SimRequest]) -> Floats:
     """Of each prompt, what came by in an earlier one; at least one token is always computed."""
-    seen = PrefixSet(item_bytes=BLOCK_HASH_BYTES)
+    prefixes = PrefixSet(item_bytes=BLOCK_HASH_BYTES)
     cached = np.empty(len(feed))
     for row in np.argsort([request.arrival_s for request in feed], kind="stable"):
         request = feed[row]
         at_most = (request.prompt_tokens - 1) // BLOCK_TOKENS
-        cached[row] = min(seen.items(request.blocks), at_most) * BLOCK_TOKENS
-        seen.add(request.blocks)
+        cached[row] = min(prefixes.items(request.blocks), at_most) * BLOCK_TOKENS
+        prefixes.add(request.blocks)
     return cached
 
 

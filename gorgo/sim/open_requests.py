@@ -82,7 +82,7 @@ class OpenRequests:
         record = self._close(reject.request_id, now)
         record.status, record.error = reject.status, reject.code
 
-    def ended(self, request_id: str, outcome: Outcome, *, now: float) -> None:
+    def on_result(self, request_id: str, outcome: Outcome, *, now: float) -> None:
         """It has ended with its attempt."""
         record = self._close(request_id, now)
         record.status, record.error = outcome.status, outcome.error

@@ -108,11 +108,11 @@ def _engine_ms(view: EngineView, request: RouteRequest, arrives_s: float, now: f
     if not view.alive:
         return DEAD_MS, 0.0
     model = view.model
-    newcomer = ArrivingRequest(request.blocks, request.prompt_tokens, arrives_s)
-    foreseen = predict(model, view.in_transit, newcomer, now=now)
-    new_tokens = request.prompt_tokens - foreseen.cached_tokens
-    prefill_s = idle_ttft_s(model.profile, new_tokens, foreseen.cached_tokens) * model.slowdown
-    return (foreseen.first_token_s - arrives_s) * 1e3, prefill_s * 1e3
+    arrival = ArrivingRequest(request.blocks, request.prompt_tokens, arrives_s)
+    predicted = predict(model, view.in_transit, arrival, now=now)
+    new_tokens = request.prompt_tokens - predicted.cached_tokens
+    prefill_s = idle_ttft_s(model.profile, new_tokens, predicted.cached_tokens) * model.slowdown
+    return (predicted.first_token_s - arrives_s) * 1e3, prefill_s * 1e3
 
 
 def _in_flight(views: list[EngineView]) -> Floats:

@@ -1,8 +1,8 @@
-"""One run in virtual time: the proxy's own Router and policy, simulated replicas, one feed of requests.
+"""One run in virtual time: the proxy's own Router and policy, simulated replicas, one workload of requests.
 
-Owns the shell around the Router: what it answers is carried out, what happens is told to it, as the proxy does both.
-How engines and network behave is `site` and below, what can be done to them `levers`; what is written of a request is
-`served`, when something happens `kernel`.
+Owns the shell around the Router: it carries out the Router's actions and reports events to it, as the proxy does.
+Engines and network are in `network.remote_replica`, faults act through `faults.injector`, `open_requests` records each
+request and `event_queue` orders events.
 
 Theory of operation. A run begins with a look at every replica, and the first requests come after it. Probes, scrapes,
 pings that keep connections warm, faults and controllers are events beside those of requests. The run ends when the
@@ -151,7 +151,7 @@ class Simulation:
             for number, replica in enumerate(fleet.replicas)
         }
         #: What can go wrong.
-        self.levers = FaultInjector(self.kernel, fleet, self.engines)
+        self.injector = FaultInjector(self.kernel, fleet, self.engines)
         self._policy = policy
         self._faults = faults
         self._intervals = (probe_interval_s, scrape_interval_s)
@@ -195,7 +195,7 @@ class Simulation:
         del self._attempts[sending.attempt_id]
         own, others = self.router.on_finish(sending.attempt_id, outcome, now=self.kernel.now)
         if outcome.result.final:
-            self._served.ended(sending.request_id, outcome, now=self.kernel.now)
+            self._served.on_result(sending.request_id, outcome, now=self.kernel.now)
             self._stop_if_done()
         self._carry_out(others if own is None else [own, *others])
 
@@ -213,11 +213,11 @@ class Simulation:
         for controller in self._controllers:
             self._enqueue(controller)
         for fault in self._faults:
-            fault.start(self.levers)
+            fault.start(self.injector)
 
-    def _submit(self, ask: Callable[[Monitor], None]) -> None:
+    def _submit(self, action: Callable[[Monitor], None]) -> None:
         for site in self.engines.values():
-            ask(site.background)
+            action(site.background)
 
     def _enqueue(self, controller: Controller) -> None:
         if controller.next_s is not None:
@@ -233,10 +233,10 @@ class Simulation:
         request = self._feed[self._next]
         self._next += 1
         now = self.kernel.now
-        asked = self._served.received(request, now=now)
+        route_request = self._served.received(request, now=now)
         if self._next < len(self._feed):
             self.kernel.at(self._feed[self._next].arrival_s, self._receive)
-        own, others = self.router.submit(asked, now=now)
+        own, others = self.router.submit(route_request, now=now)
         self._carry_out([*others, own])
 
     def _carry_out(self, actions: Sequence[Action]) -> None:

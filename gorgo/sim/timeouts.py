@@ -43,4 +43,4 @@ class FirstTokenTimeouts:
 
 
 def _is_settled(sending: SimAttempt) -> bool:
-    return sending.done or sending.first_token_seen
+    return sending.done or sending.has_first_token

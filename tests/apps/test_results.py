@@ -86,11 +86,11 @@ def test_a_table_shows_each_measure_in_its_unit_and_shares_in_the_order_of_their
     ]
 
 
-def bold(*rows: ResultRow, yardsticks: tuple[str, ...] = ()) -> list[list[str]]:
+def bold(*rows: ResultRow, baselines: tuple[str, ...] = ()) -> list[list[str]]:
     """By row what is bold in it."""
     out = io.StringIO()
     Console(file=out, width=80, force_terminal=True, color_system="standard").print(
-        results_table(rows, yardsticks=yardsticks)
+        results_table(rows, baselines=baselines)
     )
     body = out.getvalue().partition("─\n")[2].splitlines()[: len(rows)]
     return [re.findall(r"\x1b\[1m(.*?)\x1b", line) for line in body]
@@ -102,7 +102,7 @@ def test_the_best_of_each_measure_is_bold_and_yardsticks_do_not_compete() -> Non
     limit = row("oracle", ttft_ms=Spread(0.0, 1.0, 400.0, 1.0), cache_hit=1.0, e2e_s=Spread(9.0, 1.0, 2.0, 9.0))
     blank = row("c", ttft_ms=Spread(), e2e_s=Spread(), itl_ms=Spread(), cache_hit=None, cache_hit_estimated=None)
     # Equal figures are both the best.
-    assert bold(one, other, limit, blank, yardsticks=("oracle", "floor")) == [
+    assert bold(one, other, limit, blank, baselines=("oracle", "floor")) == [
         ["111", "700", "110", "80.0"],
         ["400", "700", "1.00", "2.00", "110"],
         [],
@@ -110,7 +110,7 @@ def test_the_best_of_each_measure_is_bold_and_yardsticks_do_not_compete() -> Non
     ]
     # One that knows a measure is the best of none.
     assert bold(one, blank) == [[], []]
-    assert bold(one, limit, yardsticks=("oracle",)) == [[], []]
+    assert bold(one, limit, baselines=("oracle",)) == [[], []]
     assert bold(one) == [[]]
 
 

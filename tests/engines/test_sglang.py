@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.apps.engine_server.figures import EngineStats
+from gorgo.apps.engine_server.stats import EngineStats
 from gorgo.engines.sglang import SGLang
 from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.profiles import PROFILES

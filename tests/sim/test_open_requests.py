@@ -96,7 +96,7 @@ def test_the_answering_replica_is_recorded_and_latencies_count_from_the_arrival(
     (record,) = served.records
     assert (record.replica, record.region, record.ttft_ms) == ("eu-frankfurt-0", "eu-frankfurt", 1250.0)
     end = Outcome(AttemptResult.COMPLETED, 200, cached_tokens=512, output_tokens=5, error="none")
-    served.ended("7", end, now=5.0)
+    served.on_result("7", end, now=5.0)
     assert (record.e2e_s, record.status, record.cached_tokens, record.output_tokens) == (2.0, 200, 512, 5)
     assert record.error == "none"
     assert not served

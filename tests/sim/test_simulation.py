@@ -237,7 +237,7 @@ def test_a_share_of_requests_is_late_on_the_way() -> None:
 
 def test_an_unknown_replica_is_named() -> None:
     with pytest.raises(UnknownReplica, match="nobody"):
-        simulation().levers.kill("nobody")
+        simulation().injector.kill("nobody")
 
 
 # -- who acts in a run

@@ -54,7 +54,7 @@ def test_an_attempt_with_content_or_an_end_is_not_given_up_and_holds_up_no_other
     lab = Lab()
     content, over = lab.watch("content", at_s=0.0), lab.watch("over", at_s=1.0)
     lab.watch("late", at_s=2.0)
-    lab.kernel.at(100.0, lambda: setattr(content, "first_token_seen", True))
+    lab.kernel.at(100.0, lambda: setattr(content, "has_first_token", True))
     lab.kernel.at(100.0, lambda: setattr(over, "done", True))
     lab.kernel.run()
     assert lab.site.given_up == [(122.0, "late")]

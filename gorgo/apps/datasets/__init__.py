@@ -1,6 +1,6 @@
 """Traces that come with the project, the generators that made them, and loading any trace by one word."""
 
-from gorgo.apps.datasets.describe import TraceFigures, describe_trace
+from gorgo.apps.datasets.describe import TraceStats, describe_trace
 from gorgo.apps.datasets.generate import generate_requests, generate_trace, write_trace
 from gorgo.apps.datasets.load import load_requests
 from gorgo.apps.datasets.remote import RemoteDataset, remote_dataset, remote_datasets
@@ -13,7 +13,7 @@ __all__ = [
     "PoissonShape",
     "RemoteDataset",
     "Shape",
-    "TraceFigures",
+    "TraceStats",
     "UsersShape",
     "WorkloadShape",
     "datasets",

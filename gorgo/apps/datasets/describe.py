@@ -11,7 +11,7 @@ from gorgo.apps.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFigures:
+class TraceStats:
     """Figures of a trace. Lengths in tokens; None is what the trace does not tell.
 
     Parameters
@@ -42,13 +42,13 @@ class TraceFigures:
     user_block_reuse: float | None
 
 
-def describe_trace(requests: Sequence[TraceRequest]) -> TraceFigures:
+def describe_trace(requests: Sequence[TraceRequest]) -> TraceStats:
     """Figures of a loaded trace with at least one request, which are in the order of time."""
     inputs = np.array([request.input_tokens for request in requests], dtype=float)
     duration_s = requests[-1].timestamp_s - requests[0].timestamp_s
     users = None if any(request.user is None for request in requests) else len({r.user for r in requests})
     turns_mean, multi_turn_share = _turns(requests)
-    return TraceFigures(
+    return TraceStats(
         requests=len(requests),
         duration_s=duration_s,
         requests_per_s=len(requests) / duration_s if duration_s else float("nan"),
@@ -75,11 +75,11 @@ def _turns(requests: Sequence[TraceRequest]) -> tuple[float | None, float | None
 
 def _block_reuse(requests: Sequence[TraceRequest], *, by_user: bool = False) -> float | None:
     """None where a trace has texts but no ids of blocks."""
-    seen: dict[str | None, set[int]] = {}
+    stored_by_user: dict[str | None, set[int]] = {}
     reused = total = 0
     for request in requests:
-        held = seen.setdefault(request.user if by_user else None, set())
-        reused += sum(hash_id in held for hash_id in request.hash_ids)
+        stored = stored_by_user.setdefault(request.user if by_user else None, set())
+        reused += sum(hash_id in stored for hash_id in request.hash_ids)
         total += len(request.hash_ids)
-        held.update(request.hash_ids)
+        stored.update(request.hash_ids)
     return reused / total if total else None

@@ -102,7 +102,7 @@ def _download(
     with _client() as client, client.stream("GET", url) as response:
         if response.status_code != httpx.codes.OK:
             raise FetchError(f"HTTP status {response.status_code} {response.reason_phrase}".rstrip())
-        total = _told_length(response)
+        total = _content_length(response)
         for chunk in response.iter_raw(CHUNK_BYTES):
             done += len(chunk)
             if max(done, total or 0) > bytes_max:
@@ -127,9 +127,9 @@ def _client() -> httpx.Client:
     )
 
 
-def _told_length(response: httpx.Response) -> int | None:
-    told = response.headers.get("content-length", "")
-    return int(told) if told.isdecimal() else None
+def _content_length(response: httpx.Response) -> int | None:
+    value = response.headers.get("content-length", "")
+    return int(value) if value.isdecimal() else None
 
 
 def _explained(url: str, target: Path, error: Exception) -> str:

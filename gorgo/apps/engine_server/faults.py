@@ -55,7 +55,7 @@ class EngineFaults:
         self._left = fault.count
         self._until_s = None if fault.seconds is None else now + fault.seconds
 
-    def take(self, *, now: float) -> FaultKind:
+    def next_kind(self, *, now: float) -> FaultKind:
         """The fault that a generating request meets; counts it."""
         kind = self.active(now=now)
         if self._left is not None and kind is not FaultKind.NONE:

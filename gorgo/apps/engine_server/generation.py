@@ -43,7 +43,7 @@ class _Generation:
         raw = await request.read()
         received_s = monotonic()
         inbound_s = replica.inbound_s(request, len(raw))
-        fault = replica.faults.take(now=received_s)
+        fault = replica.faults.next_kind(now=received_s)
         if fault is FaultKind.REFUSE:
             return _reset(request)
         if fault is FaultKind.ERROR:

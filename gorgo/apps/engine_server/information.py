@@ -13,8 +13,8 @@ from typing import Any
 from aiohttp import web
 
 from gorgo.apps.engine_server.faults import read_fault
-from gorgo.apps.engine_server.figures import SGLANG_VERSION
 from gorgo.apps.engine_server.replica import SimulatedReplica
+from gorgo.apps.engine_server.stats import SGLANG_VERSION
 from gorgo.errors import BadRequest
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -88,7 +88,7 @@ class _Information:
 
     async def server_info(self, _: web.Request) -> web.Response:
         replica = self._replica
-        profile, load = replica.engine.profile, replica.figures.load(time())
+        profile, load = replica.engine.profile, replica.stats.load(time())
         info = {
             **self._model_info(),
             "version": SGLANG_VERSION,
@@ -116,12 +116,12 @@ class _Information:
             "version": SGLANG_VERSION,
             "accelerator": profile.name,
             "num_accelerators": 1,
-            "loads": [self._replica.figures.load(now)],
+            "loads": [self._replica.stats.load(now)],
         }
         return web.json_response(answer)
 
     async def metrics(self, _: web.Request) -> web.Response:
-        text = self._replica.figures.exposition(time())
+        text = self._replica.stats.exposition(time())
         return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def flush_cache(self, _: web.Request) -> web.Response:

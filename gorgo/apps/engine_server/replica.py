@@ -16,7 +16,7 @@ from aiohttp import web
 
 from gorgo.apps.engine_server.clock import Deliveries, StepLoop
 from gorgo.apps.engine_server.faults import EngineFault, EngineFaults
-from gorgo.apps.engine_server.figures import EngineStats
+from gorgo.apps.engine_server.stats import EngineStats
 from gorgo.apps.engine_server.streams import Served
 from gorgo.apps.engine_server.text import Tape
 from gorgo.errors import BadRequest
@@ -38,7 +38,7 @@ class SimulatedReplica:
         self.path = Path(Link(rtt_s=rtt_s, jitter=jitter), np.random.default_rng([seed, crc32(name.encode())]))
         self.deliveries = Deliveries(self.path)
         self.steps = StepLoop(self.engine, self._emit)
-        self.figures = EngineStats(self.engine, model_name=model_name, now=time())
+        self.stats = EngineStats(self.engine, model_name=model_name, now=time())
         self.faults = EngineFaults()
         self.tape = Tape(longest=profile.context_tokens)
         self.serving: dict[str, Served] = {}
@@ -110,5 +110,5 @@ class SimulatedReplica:
 
     def _emit(self, served: Served, now: float) -> None:
         if served.emitted == 1:
-            self.figures.first_token(served, now)
+            self.stats.first_token(served, now)
         served.emit(now)

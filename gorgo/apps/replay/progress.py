@@ -35,7 +35,7 @@ class ReplayProgress:
         return f"{self.in_flight} in flight, {self._tally.error_count} errors, TTFT p95 {ttft}"
 
     @asynccontextmanager
-    async def shown(self) -> AsyncIterator[None]:
+    async def displayed(self) -> AsyncIterator[None]:
         """Shows progress while the body runs, and how it ended."""
         show = self._bar if self._console.is_terminal else self._lines
         task = asyncio.create_task(show(), name="replay progress")
@@ -49,13 +49,13 @@ class ReplayProgress:
     async def _bar(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn())
         with Progress(*columns, TextColumn("{task.fields[status]}"), console=self._console, auto_refresh=False) as bar:
-            shown = bar.add_task(self._label, total=self._total, status=self.status())
+            task = bar.add_task(self._label, total=self._total, status=self.status())
             try:
                 while True:
-                    bar.update(shown, completed=self._tally.n, status=self.status(), refresh=True)
+                    bar.update(task, completed=self._tally.n, status=self.status(), refresh=True)
                     await asyncio.sleep(BAR_INTERVAL_S)
             finally:
-                bar.update(shown, completed=self._tally.n, status=self.status(), refresh=True)
+                bar.update(task, completed=self._tally.n, status=self.status(), refresh=True)
 
     async def _lines(self) -> None:
         try:

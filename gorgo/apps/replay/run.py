@@ -51,7 +51,7 @@ async def replay(
         write = stack.enter_context(_requests_file(options.out))
         progress = ReplayProgress(tally, len(requests), options.label)
         if options.show_progress:
-            await stack.enter_async_context(progress.shown())
+            await stack.enter_async_context(progress.displayed())
         stack.enter_context(_quiet_gc())
         start_s = clock() + LEAD_S
         client = ReplayClient(http, options, clock=clock, start_s=start_s, run=secrets.token_hex(4))

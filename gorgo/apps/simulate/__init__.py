@@ -1,14 +1,14 @@
 """Policies side by side in virtual time: runs, many of them, and their comparison."""
 
 from gorgo.apps.simulate.command import DEFAULT_POLICIES, SimulateOptions, jobs_of, simulate_command
-from gorgo.apps.simulate.job import FLOOR, ORACLE, YARDSTICKS, SimJob, SimulatedRun
+from gorgo.apps.simulate.job import BASELINES, FLOOR, ORACLE, SimJob, SimulatedRun
 from gorgo.apps.simulate.run import run_many, run_once
 
 __all__ = [
+    "BASELINES",
     "DEFAULT_POLICIES",
     "FLOOR",
     "ORACLE",
-    "YARDSTICKS",
     "SimJob",
     "SimulateOptions",
     "SimulatedRun",

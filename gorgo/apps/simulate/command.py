@@ -17,7 +17,7 @@ from pathlib import Path
 from gorgo.apps.demo.options import PUBLISHED
 from gorgo.apps.progress import shown_progress
 from gorgo.apps.results import ResultRow, write_results
-from gorgo.apps.simulate.job import FLOOR, ORACLE, STEADY, YARDSTICKS, SimJob, SimulatedRun
+from gorgo.apps.simulate.job import BASELINES, FLOOR, ORACLE, STEADY, SimJob, SimulatedRun
 from gorgo.apps.simulate.run import policy_of, run_many
 from gorgo.apps.traces import TraceFilters
 from gorgo.core.limits import RouterLimits
@@ -117,7 +117,7 @@ def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
                     limits=options.limits,
                     probe_interval_s=options.probe_interval_s,
                     scrape_interval_s=options.scrape_interval_s,
-                    shadow=None if policy in YARDSTICKS else options.shadow,
+                    shadow=None if policy in BASELINES else options.shadow,
                     keep_requests=options.out is not None,
                 )
 
@@ -129,7 +129,7 @@ def _check(options: SimulateOptions) -> None:
         if name != FLOOR:
             Weights.of(policy_of(name).weight_specs, options.weights.get(name), version=1, allow_out_of_range=True)
     for name in options.policies:
-        if name not in YARDSTICKS:
+        if name not in BASELINES:
             make_shadow(options.shadow, policy_of(name))
 
 

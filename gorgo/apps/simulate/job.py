@@ -18,7 +18,7 @@ from gorgo.sim.workload import SimRequest
 
 #: Rows of every comparison that are no policies of a proxy: what full knowledge gives, and what nobody can go below.
 ORACLE, FLOOR = "oracle", "floor"
-YARDSTICKS = (ORACLE, FLOOR)
+BASELINES = (ORACLE, FLOOR)
 #: The scenario in which nothing happens.
 STEADY = "steady"
 

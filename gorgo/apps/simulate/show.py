@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gorgo.apps.results import ResultRow, results_table
 from gorgo.apps.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95
-from gorgo.apps.simulate.job import YARDSTICKS
+from gorgo.apps.simulate.job import BASELINES
 
 _RATIOS: tuple[tuple[str, Figure], ...] = (("p95 TTFT", ttft_ms_p95), ("p95 E2E", e2e_s_p95))
 
@@ -26,7 +26,7 @@ def show_rows(rows: Sequence[ResultRow], policies: Sequence[str], console: Conso
         groups = [group for group in groups if group]
         seeds = len({row.seed for row in block})
         console.print(f"{_title(block, seeds)}\n", style="bold", highlight=False)
-        console.print(results_table([mean_row(group) for group in groups], yardsticks=YARDSTICKS))
+        console.print(results_table([mean_row(group) for group in groups], baselines=BASELINES))
         if seeds > 1 and len(groups) > 1:
             console.print()
             console.print(_ratios(groups))

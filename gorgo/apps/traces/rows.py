@@ -119,14 +119,14 @@ def _user(row: Mapping[str, Any]) -> str | None:
     return str(found) if is_name else None
 
 
-def _turns(told: object, body: Mapping[str, Any] | None) -> int | None:
+def _turns(value: object, body: Mapping[str, Any] | None) -> int | None:
     """As told, else counted in the body."""
-    if isinstance(told, int) and not isinstance(told, bool) and 1 <= told <= MAX_NUMBER:
-        return told
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_NUMBER:
+        return value
     if body is None:
         return None
-    asked = sum(isinstance(message, dict) and message.get("role") == "user" for message in body["messages"])
-    return asked or None
+    questions = sum(isinstance(message, dict) and message.get("role") == "user" for message in body["messages"])
+    return questions or None
 
 
 def _object(text: str, file: str, line_number: int) -> dict[str, Any]:

@@ -26,8 +26,8 @@ class SimAttempt(EngineRequest):
         "attempt_id",
         "body_bytes",
         "done",
-        "first_seen_s",
-        "first_token_seen",
+        "first_token_arrival_s",
+        "has_first_token",
         "mark",
         "pooled",
         "request_id",
@@ -53,8 +53,8 @@ class SimAttempt(EngineRequest):
         self.pooled: PooledSimConnection | None = None
         self.arrives_s = 0.0
         #: When its first token reaches the proxy, and whether it has.
-        self.first_seen_s: float | None = None
-        self.first_token_seen = False
+        self.first_token_arrival_s: float | None = None
+        self.has_first_token = False
         #: Its end was told, or nothing of it is to be heard any more.
         self.done = False
         #: Where the engine's log of decode iterations stood at its first token.
@@ -133,12 +133,12 @@ class EngineDriver:
 
     def _settle(self) -> None:
         """Leave a run of iterations at the one under way."""
-        over, left = self._model.split_run(now=self._kernel.now)
+        ended, left = self._model.split_run(now=self._kernel.now)
         if left is None:
             return
         assert self._step is not None, "a run is a step"
-        if over:
-            self.log.add(self._step.started_s, left.started_s, over)
+        if ended:
+            self.log.add(self._step.started_s, left.started_s, ended)
         self._await(left)
 
     def _start(self, now: float) -> None:

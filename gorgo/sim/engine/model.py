@@ -176,16 +176,16 @@ class EngineModel(Generic[RequestT]):
         run = self._stepping
         if run is None or run.iterations == 1:
             return 0, None
-        over = run.iteration_at(now) - 1
-        left = Step(run.ended_s(over), run.ended_s(over + 1), run.requests, ())
-        self.batch.advance(run.requests, over)
+        ended = run.iteration_at(now) - 1
+        left = Step(run.ended_s(ended), run.ended_s(ended + 1), run.requests, ())
+        self.batch.advance(run.requests, ended)
         for request in run.requests:
-            request.emitted += over
+            request.emitted += ended
         self._stepping = left
-        self.totals.generated_tokens += over * len(run.requests)
-        self.totals.steps -= run.iterations - over - 1
+        self.totals.generated_tokens += ended * len(run.requests)
+        self.totals.steps -= run.iterations - ended - 1
         self.totals.busy_s -= run.ends_s - left.ends_s
-        return over, left
+        return ended, left
 
     def finish_step(self, step: Step[RequestT]) -> list[RequestT]:
         """End the step at `step.ends_s`: the requests that got a token from each of its iterations.

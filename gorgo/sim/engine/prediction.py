@@ -48,8 +48,8 @@ class PredictedFirstToken(NamedTuple):
 
 def predict(
     model: EngineModel[Any],
-    on_the_way: Sequence[tuple[float, EngineRequest]],
-    newcomer: ArrivingRequest,
+    in_transit: Sequence[tuple[float, EngineRequest]],
+    arrival: ArrivingRequest,
     *,
     now: float,
 ) -> PredictedFirstToken:
@@ -65,7 +65,7 @@ def predict(
     >>> round(foreseen.first_token_s, 4), foreseen.cached_tokens
     (0.523, 0)
     """
-    return _Projection(model, on_the_way, newcomer, now).run()
+    return _Projection(model, in_transit, arrival, now).run()
 
 
 def idle_ttft_s(profile: EngineProfile, new_tokens: int, cached_tokens: int) -> float:
@@ -98,18 +98,18 @@ class _Projection:
     def __init__(
         self,
         model: EngineModel[Any],
-        on_the_way: Sequence[tuple[float, EngineRequest]],
-        newcomer: ArrivingRequest,
+        in_transit: Sequence[tuple[float, EngineRequest]],
+        arrival: ArrivingRequest,
         now: float,
     ) -> None:
         self._profile, self._slowdown = model.profile, model.slowdown
         self._cache = model.cache
-        self._seen = PrefixSet(item_bytes=self._cache.item_bytes)
-        self._newcomer = _PlannedRequest(newcomer.key, b"", newcomer.prompt_tokens, 1)
+        self._prefixes = PrefixSet(item_bytes=self._cache.item_bytes)
+        self._arrival = _PlannedRequest(arrival.key, b"", arrival.prompt_tokens, 1)
         self._done = False
         self._t = now
         self._waiting = deque(map(_entry, model.waiting))
-        self._coming = _in_order(on_the_way, self._newcomer, newcomer.arrives_s)
+        self._coming = _in_order(in_transit, self._arrival, arrival.arrives_s)
         self._available = self._cache.available_tokens
         # Decoding: (iteration at which it ends, tie-break, request), counted from the end of the step under way.
         self._ends: list[tuple[int, int, _PlannedRequest]] = []
@@ -133,7 +133,7 @@ class _Projection:
                 arrives_s, entry = self._coming.popleft()
                 self._t = max(self._t, arrives_s)
                 self._waiting.append(entry)
-        return PredictedFirstToken(self._t, self._newcomer.cached)
+        return PredictedFirstToken(self._t, self._arrival.cached)
 
     # -- the state at the end of the step under way
 
@@ -142,11 +142,11 @@ class _Projection:
         if step is None:
             assert model.idle, "an engine with work is in a step"
             return
-        over = step.iteration_at(self._t) - 1 if step.iterations > 1 else 0
-        self._t = step.ended_s(over + 1) if step.iterations > 1 else step.ends_s
-        self._context_tokens += over * len(step.requests)
+        ended = step.iteration_at(self._t) - 1 if step.iterations > 1 else 0
+        self._t = step.ended_s(ended + 1) if step.iterations > 1 else step.ends_s
+        self._context_tokens += ended * len(step.requests)
         computed = dict(zip(step.requests, step.chunks, strict=True)) if step.chunks else {}
-        decoded = 0 if step.chunks else over + 1
+        decoded = 0 if step.chunks else ended + 1
         for request in model.batch.decoding:
             self._pushes += 1
             left = request.output_tokens - request.emitted - decoded
@@ -190,7 +190,7 @@ class _Projection:
         cache = self._cache
         key = entry.key[: (entry.prompt_tokens - 1) // cache.item_tokens * cache.item_bytes]
         match = cache.match(key)
-        entry.cached = max(match.items, self._seen.items(key)) * cache.item_tokens
+        entry.cached = max(match.items, self._prefixes.items(key)) * cache.item_tokens
         # An empty engine takes anything: what it could never hold was refused at the door.
         if running and entry.charged > self._available - match.evictable_tokens:
             return False
@@ -213,7 +213,7 @@ class _Projection:
         """Its prompt can be hit from now on, and it decodes."""
         self._prefilling.remove(entry)
         self._see(entry.key, entry.prompt_tokens)
-        self._done = self._done or entry is self._newcomer
+        self._done = self._done or entry is self._arrival
         self._context_tokens += entry.prompt_tokens
         self._pushes += 1
         heappush(self._ends, (self._iteration + entry.output_tokens - 1, self._pushes, entry))
@@ -248,7 +248,7 @@ class _Projection:
         """The whole items of the first `tokens` of `key` are in the cache, for those who are yet to be let in."""
         if self._waiting or self._coming:
             items = min(len(key) // self._cache.item_bytes, tokens // self._cache.item_tokens)
-            self._seen.add(key[: items * self._cache.item_bytes])
+            self._prefixes.add(key[: items * self._cache.item_bytes])
 
 
 def _entry(request: EngineRequest) -> _PlannedRequest:
@@ -258,10 +258,10 @@ def _entry(request: EngineRequest) -> _PlannedRequest:
 
 
 def _in_order(
-    on_the_way: Sequence[tuple[float, EngineRequest]], newcomer: _PlannedRequest, arrives_s: float
+    in_transit: Sequence[tuple[float, EngineRequest]], arrival: _PlannedRequest, arrives_s: float
 ) -> deque[tuple[float, _PlannedRequest]]:
     """All who will arrive, the newcomer behind those who arrive at the same time."""
-    coming = [(at_s, _entry(request)) for at_s, request in on_the_way]
-    coming.append((arrives_s, newcomer))
+    coming = [(at_s, _entry(request)) for at_s, request in in_transit]
+    coming.append((arrives_s, arrival))
     coming.sort(key=lambda one: one[0])
     return deque(coming)

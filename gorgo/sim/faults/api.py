@@ -1,7 +1,7 @@
 """What a simulation lets others see and do while it runs: its engines, its clock, and what can be broken.
 
 Owns the seam between a run and whoever looks into it (`oracle`, policies that see engines) or breaks something in it
-(`faults`). What offers it is `levers` and `site`.
+(`faults`). `injector` and `network.remote_replica` offer it.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class FaultApi(Protocol):
     def revive(self, replica: str) -> None:
         """Back, with an empty cache."""
 
-    def set_metrics(self, replica: str, told: bool) -> None:
+    def set_metrics(self, replica: str, reported: bool) -> None:
         """Whether its load figures can be scraped."""
 
-    def set_probes(self, replica: str, told: bool) -> None:
+    def set_probes(self, replica: str, reported: bool) -> None:
         """Whether it answers pings."""
 
     def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:

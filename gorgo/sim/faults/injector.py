@@ -50,13 +50,13 @@ class FaultInjector:
         """Cut off from the proxy, as if killed, but it keeps its cache."""
         self._site(replica).set_reachable(reachable)
 
-    def set_metrics(self, replica: str, told: bool) -> None:
+    def set_metrics(self, replica: str, reported: bool) -> None:
         """Whether scrapes succeed."""
-        self._site(replica).background.reports_metrics = told
+        self._site(replica).background.reports_metrics = reported
 
-    def set_probes(self, replica: str, told: bool) -> None:
+    def set_probes(self, replica: str, reported: bool) -> None:
         """Whether probes are answered."""
-        self._site(replica).background.reports_probes = told
+        self._site(replica).background.reports_probes = reported
 
     def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:
         """That share of requests to the region takes so much longer to get there, uniform between the two."""

@@ -90,7 +90,7 @@ class StaleMetrics:
 
     def start(self, world: FaultApi) -> None:
         for name in _one_or_all(world, self.replica):
-            _told(world, world.set_metrics, name, self.start_s, self.end_s)
+            _pause_reports(world, world.set_metrics, name, self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class StaleProbes:
 
     def start(self, world: FaultApi) -> None:
         for name in _one_or_all(world, self.replica):
-            _told(world, world.set_probes, name, self.start_s, self.end_s)
+            _pause_reports(world, world.set_probes, name, self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,10 @@ def _each(world: FaultApi, at_s: float, act: Callable[[str], None], replica: str
         world.kernel.at(at_s, lambda: act(replica))
 
 
-def _told(world: FaultApi, tell: Callable[[str, bool], None], replica: str, start_s: float, end_s: float) -> None:
-    _from_to(world, start_s, lambda: tell(replica, False), end_s, lambda: tell(replica, True))
+def _pause_reports(
+    world: FaultApi, set_reported: Callable[[str, bool], None], replica: str, start_s: float, end_s: float
+) -> None:
+    _from_to(world, start_s, lambda: set_reported(replica, False), end_s, lambda: set_reported(replica, True))
 
 
 def _cutting(world: FaultApi) -> tuple[Callable[[str], None], Callable[[str], None]]:

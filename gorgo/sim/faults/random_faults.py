@@ -28,7 +28,7 @@ def draw_faults(
     first lane at least one replica always stays. Bounded: a gap is never shorter than a tenth of its mean.
     """
     return [
-        *_fault_sequence(rng, duration_s, every_s, lasts_s, lambda *when: _gone(rng, fleet, *when)),
+        *_fault_sequence(rng, duration_s, every_s, lasts_s, lambda *when: _outage(rng, fleet, *when)),
         *_fault_sequence(rng, duration_s, every_s, lasts_s, lambda *when: _slow(rng, fleet, *when)),
         *_fault_sequence(rng, duration_s, every_s, lasts_s, lambda *when: StaleMetrics(_any(rng, fleet), *when)),
     ]
@@ -53,7 +53,7 @@ def _fault_sequence(
             yield fault
 
 
-def _gone(rng: np.random.Generator, fleet: SimFleet, start_s: float, end_s: float) -> Fault | None:
+def _outage(rng: np.random.Generator, fleet: SimFleet, start_s: float, end_s: float) -> Fault | None:
     """A kill or a partition that leaves somebody; none where there is one replica only."""
     replica = _drawn(rng, fleet)
     if rng.random() < 0.5 and len(replicas_in(fleet, replica.region)) < len(fleet.replicas):

@@ -192,7 +192,7 @@ def _stale(_fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
     return [StaleMetrics(None, start_s, end_s), StaleProbes(None, start_s, end_s)]
 
 
-def _freezing(fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
+def _periodic_stalls(fleet: SimFleet, duration_s: float) -> Sequence[Fault]:
     return [PeriodicStall(nearest(fleet).name, duration_s + _DRAIN_S)]
 
 
@@ -210,7 +210,7 @@ _TABLE = (
     Scenario("six-replicas", "a second replica in each region that has one", fleet=_two_per_region),
     Scenario("one-region", "all replicas in the nearest region, at 2 ms", fleet=_one_region),
     Scenario("bursts", "the requests of every 30 s arrive in its first 5 s", reshape=burst),
-    Scenario("freezing", "the nearest replica is 40x slower for 8 s in every 100 s", faults=_freezing),
+    Scenario("freezing", "the nearest replica is 40x slower for 8 s in every 100 s", faults=_periodic_stalls),
     Scenario("late-path", "1.5 % of requests are delayed by 1 to 3 s", faults=_late_path),
     Scenario("priors-fast", "priors of the prefill speed are 3x too fast", fleet=_with_priors(3.0)),
     Scenario("priors-slow", "priors of the prefill speed are 3x too slow", fleet=_with_priors(1 / 3)),

@@ -79,9 +79,9 @@ class Path:
         """The round trip that sets up a connection."""
         return self.one_way_s() + self.one_way_s()
 
-    def request_s(self, *, new_connection: bool, flights: int = 1) -> float:
+    def request_s(self, *, new_connection: bool, body_round_trips: int = 1) -> float:
         """From the client's send to the engine's receipt of the last byte."""
-        waits = flights - 1 + new_connection
+        waits = body_round_trips - 1 + new_connection
         return self.one_way_s() + sum(self.connect_s() for _ in range(waits))
 
     def arrival_s(self, sent_s: float, last_arrival_s: float) -> float:
@@ -170,7 +170,7 @@ class SimConnection:
         """How long a request with such a body takes to reach the engine; the first one sets the connection up."""
         assert isinstance(self._path, Path), "a path that draws its own delays"
         new = self._sent_s is None
-        return self._path.request_s(new_connection=new, flights=1 + self.waits(body_bytes, now=now) - new)
+        return self._path.request_s(new_connection=new, body_round_trips=1 + self.waits(body_bytes, now=now) - new)
 
     def waits(self, body_bytes: int, *, now: float) -> int:
         """Round trips that a request with such a body waits for before its last flight leaves, set-up included."""

@@ -82,16 +82,16 @@ class Monitor:
         taken = [self._pool.acquire(0, now=now)[0] for _ in range(WARM_CONNECTIONS)]
         self._listener.on_probe(self._name, self._trips.round_trip_s(self._replica.link))
         self._listener.on_sample(self._name, self._sample())
-        for kept in taken:
-            self._pool.release(kept, now=now)
+        for pooled in taken:
+            self._pool.release(pooled, now=now)
 
     def warm(self) -> None:
         """Pings that keep connections open, as long as the replica answers."""
         if not (self._answers and self._replica.alive):
             return
         for _ in range(WARM_CONNECTIONS):
-            kept, back_s = self._ping()
-            self._kernel.at(back_s, partial(self._give_back, kept))
+            pooled, back_s = self._ping()
+            self._kernel.at(back_s, partial(self._give_back, pooled))
 
     def probe(self) -> None:
         """Two pings; the second one's round trip is told, because the first may have had to connect."""
@@ -99,56 +99,56 @@ class Monitor:
             lost_s = PROBE_TIMEOUT_S if self._replica.alive else self._trips.round_trip_s(self._replica.link)
             self._kernel.at(self._kernel.now + lost_s, partial(self._probed, None, None))
             return
-        kept, back_s = self._ping()
-        self._kernel.at(back_s, partial(self._ping_again, kept))
+        pooled, back_s = self._ping()
+        self._kernel.at(back_s, partial(self._ping_again, pooled))
 
     def scrape(self) -> None:
         """The engine's metrics, then its loads: figures of the time at which the first question arrives."""
         if not self._can_answer(self.reports_metrics):
             self._listener.on_sample(self._name, None)
             return
-        kept, waits = self._pool.acquire(0, now=self._kernel.now)
-        self._kernel.at(self._kernel.now + out_s(self._trips, self._replica.link, waits), partial(self._read, kept))
+        pooled, waits = self._pool.acquire(0, now=self._kernel.now)
+        self._kernel.at(self._kernel.now + out_s(self._trips, self._replica.link, waits), partial(self._read, pooled))
 
     # -- helpers
 
-    def _can_answer(self, told: bool) -> bool:
-        return told and self._replica.alive
+    def _can_answer(self, reported: bool) -> bool:
+        return reported and self._replica.alive
 
     def _ping(self) -> tuple[PooledSimConnection, float]:
         """A small question on the connection that is next, and when its answer is there."""
         now = self._kernel.now
-        kept, waits = self._pool.acquire(0, now=now)
-        return kept, now + out_s(self._trips, self._replica.link, waits) + self._trips.one_way_s(self._replica.link)
+        pooled, waits = self._pool.acquire(0, now=now)
+        return pooled, now + out_s(self._trips, self._replica.link, waits) + self._trips.one_way_s(self._replica.link)
 
-    def _ping_again(self, kept: PooledSimConnection) -> None:
-        self._give_back(kept)
+    def _ping_again(self, pooled: PooledSimConnection) -> None:
+        self._give_back(pooled)
         if not self._replica.alive:
             self._probed(None, None)
             return
         asked_s = self._kernel.now
-        kept, back_s = self._ping()
-        self._kernel.at(back_s, partial(self._probed, kept, back_s - asked_s))
+        pooled, back_s = self._ping()
+        self._kernel.at(back_s, partial(self._probed, pooled, back_s - asked_s))
 
-    def _probed(self, kept: PooledSimConnection | None, rtt_s: float | None) -> None:
-        if kept is not None:
-            if kept.lost:
+    def _probed(self, pooled: PooledSimConnection | None, rtt_s: float | None) -> None:
+        if pooled is not None:
+            if pooled.lost:
                 rtt_s = None
-            self._give_back(kept)
+            self._give_back(pooled)
         self._answers = rtt_s is not None
         self._listener.on_probe(self._name, rtt_s)
 
-    def _read(self, kept: PooledSimConnection) -> None:
-        if kept.lost:
+    def _read(self, pooled: PooledSimConnection) -> None:
+        if pooled.lost:
             self._listener.on_sample(self._name, None)
             return
         trips, link = self._trips, self._replica.link
-        told_s = self._kernel.now + trips.one_way_s(link) + trips.round_trip_s(link)
-        self._kernel.at(told_s, partial(self._scraped, kept, self._sample()))
+        arrival_s = self._kernel.now + trips.one_way_s(link) + trips.round_trip_s(link)
+        self._kernel.at(arrival_s, partial(self._scraped, pooled, self._sample()))
 
-    def _scraped(self, kept: PooledSimConnection, sample: EngineSample) -> None:
-        self._listener.on_sample(self._name, None if kept.lost else sample)
-        self._give_back(kept)
+    def _scraped(self, pooled: PooledSimConnection, sample: EngineSample) -> None:
+        self._listener.on_sample(self._name, None if pooled.lost else sample)
+        self._give_back(pooled)
 
     def _sample(self) -> EngineSample:
         model = self._replica.model
@@ -163,8 +163,8 @@ class Monitor:
             prompt_tokens_total=float(model.totals.prompt_tokens),
         )
 
-    def _give_back(self, kept: PooledSimConnection) -> None:
-        self._pool.release(kept, now=self._kernel.now)
+    def _give_back(self, pooled: PooledSimConnection) -> None:
+        self._pool.release(pooled, now=self._kernel.now)
 
 
 def background_trips(draws: RandomTable, number: int) -> TripDelays:

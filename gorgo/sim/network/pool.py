@@ -40,54 +40,54 @@ class ConnectionPool:
     ----------
     path:
         What they go over.
-    told:
-        Hears what the next request takes, whenever that changes.
+    on_change:
+        Called with the connection that the next request takes, whenever it changes.
     """
 
-    def __init__(self, path: HasLink, told: OnChange) -> None:
+    def __init__(self, path: HasLink, on_change: OnChange) -> None:
         self._path = path
-        self._tell = told
+        self._on_change = on_change
         self._idle: deque[PooledSimConnection] = deque()
         self._in_use: set[PooledSimConnection] = set()
-        self._last_told: tuple[PooledSimConnection, float] | None = None
+        self._last_reported: tuple[PooledSimConnection, float] | None = None
 
     def acquire(self, body_bytes: int, *, now: float) -> tuple[PooledSimConnection, int]:
         """The connection for a request with such a body, and the round trips that it waits before it is through."""
         self._discard(now)
         if self._idle:
-            kept = self._idle.pop()
-            kept.used = True
-            left = cwnd_after_idle(kept.windows.cwnd, now - kept.sent_s, ASSUMED_RTT_S)
-            if left != kept.windows.cwnd:
-                kept.windows = kept.windows._replace(cwnd=left)
+            pooled = self._idle.pop()
+            pooled.used = True
+            left = cwnd_after_idle(pooled.windows.cwnd, now - pooled.sent_s, ASSUMED_RTT_S)
+            if left != pooled.windows.cwnd:
+                pooled.windows = pooled.windows._replace(cwnd=left)
         else:
-            kept = PooledSimConnection(self._path)
+            pooled = PooledSimConnection(self._path)
         if body_bytes:  # A ping opens no window.
-            kept.windows = round_trips(body_bytes, kept.windows)[1]
-        kept.sent_s = now
-        self._in_use.add(kept)
+            pooled.windows = round_trips(body_bytes, pooled.windows)[1]
+        pooled.sent_s = now
+        self._in_use.add(pooled)
         self._report_next()
-        return kept, kept.connection.waits(body_bytes, now=now)
+        return pooled, pooled.connection.waits(body_bytes, now=now)
 
-    def release(self, kept: PooledSimConnection, *, now: float) -> None:
+    def release(self, pooled: PooledSimConnection, *, now: float) -> None:
         """Its answer was read to the end. A connection that was lost meanwhile is not kept."""
-        self._in_use.discard(kept)
-        if kept.lost:
+        self._in_use.discard(pooled)
+        if pooled.lost:
             return
         self._discard(now)
-        kept.released_s = now
-        self._idle.append(kept)
+        pooled.released_s = now
+        self._idle.append(pooled)
         self._report_next()
 
-    def close(self, kept: PooledSimConnection) -> None:
+    def close(self, pooled: PooledSimConnection) -> None:
         """The proxy gave its answer up."""
-        kept.lost = True
-        self._in_use.discard(kept)
+        pooled.lost = True
+        self._in_use.discard(pooled)
 
     def lose_all(self) -> None:
         """The replica has reset all of them."""
-        for kept in self._in_use:
-            kept.lost = True
+        for pooled in self._in_use:
+            pooled.lost = True
         self._in_use.clear()
         self._idle.clear()
         self._report_next()
@@ -97,11 +97,11 @@ class ConnectionPool:
             self._idle.popleft()
 
     def _report_next(self) -> None:
-        told = None
+        state = None
         if self._idle:
-            kept = self._idle[-1]
-            told = kept, kept.sent_s
+            pooled = self._idle[-1]
+            state = pooled, pooled.sent_s
         # A connection's windows change only with a request on it, so with its time.
-        if told != self._last_told:
-            self._last_told = told
-            self._tell(None if told is None else OpenConnection(told[0].windows, told[1]))
+        if state != self._last_reported:
+            self._last_reported = state
+            self._on_change(None if state is None else OpenConnection(state[0].windows, state[1]))

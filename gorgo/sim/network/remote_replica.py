@@ -208,16 +208,16 @@ class RemoteReplica:
             self._kernel.at(back_s, partial(self._end, sending, outcome))
 
     def _first_token(self, sending: SimAttempt, at_s: float) -> None:
-        sending.first_seen_s = at_s + sending.trips.one_way_s(self.link)
-        self._kernel.at(sending.first_seen_s, partial(self._see_first, sending))
+        sending.first_token_arrival_s = at_s + sending.trips.one_way_s(self.link)
+        self._kernel.at(sending.first_token_arrival_s, partial(self._receive_first_token, sending))
 
-    def _see_first(self, sending: SimAttempt) -> None:
+    def _receive_first_token(self, sending: SimAttempt) -> None:
         if not sending.done:
-            sending.first_token_seen = True
+            sending.has_first_token = True
             self._shell.on_first_token(sending)
 
     def _finished(self, sending: SimAttempt, at_s: float) -> None:
-        assert sending.first_seen_s is not None, "the first token comes first"
+        assert sending.first_token_arrival_s is not None, "the first token comes first"
         pairs = self._engine.gaps(sending)
         self._gaps.add(pairs)
         outcome = Outcome(
@@ -228,8 +228,8 @@ class RemoteReplica:
             output_tokens=sending.output_tokens,
             itl_s_p95=p95_s(pairs),
         )
-        seen_s = max(sending.first_seen_s, at_s + sending.trips.one_way_s(self.link))
-        self._kernel.at(seen_s, partial(self._end, sending, outcome))
+        end_arrival_s = max(sending.first_token_arrival_s, at_s + sending.trips.one_way_s(self.link))
+        self._kernel.at(end_arrival_s, partial(self._end, sending, outcome))
 
     def _end(self, sending: SimAttempt, outcome: Outcome) -> None:
         if sending.done:
@@ -244,7 +244,7 @@ class RemoteReplica:
     def _fail(self, sending: SimAttempt, reason: str) -> None:
         if sending.pooled is not None:
             self._pool.close(sending.pooled)
-        if sending.first_token_seen:
+        if sending.has_first_token:
             self._end(sending, Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error=reason))
         else:
             self._end(sending, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error=reason))
@@ -263,9 +263,9 @@ class RemoteReplica:
             if sending.stage is Stage.FINISHED or sending.done:
                 continue
             self._engine.abort(sending)
-            heard_s = max(sending.first_seen_s or 0.0, now + sending.trips.one_way_s(self.link))
+            heard_s = max(sending.first_token_arrival_s or 0.0, now + sending.trips.one_way_s(self.link))
             reason = "disconnected"
-            if sending.first_seen_s is None and sending.pooled is not None and sending.pooled.used:
+            if sending.first_token_arrival_s is None and sending.pooled is not None and sending.pooled.used:
                 # A kept connection that breaks before any answer is nobody's fault: tried on a new one, and refused.
                 heard_s += sending.trips.round_trip_s(self.link)
                 reason = "connect_failed"

@@ -121,7 +121,7 @@ def test_a_count_is_of_requests_that_meet_the_fault() -> None:
     faults = EngineFaults()
     faults.inject(EngineFault(kind=FaultKind.REFUSE, count=2), now=0.0)
     assert not faults.refuses_all(now=0.0)
-    assert [faults.take(now=0.0) for _ in range(3)] == [FaultKind.REFUSE, FaultKind.REFUSE, FaultKind.NONE]
+    assert [faults.next_kind(now=0.0) for _ in range(3)] == [FaultKind.REFUSE, FaultKind.REFUSE, FaultKind.NONE]
     faults.inject(EngineFault(kind=FaultKind.REFUSE, seconds=2.0), now=5.0)
     assert [faults.refuses_all(now=now) for now in (5.0, 6.9, 7.0)] == [True, True, False]
     assert faults.slowdown(now=5.0) == 1.0
@@ -136,4 +136,8 @@ def test_slowness_lasts_as_long_as_it_was_said_to() -> None:
 def test_a_fault_ends_by_its_time() -> None:
     faults = EngineFaults()
     faults.inject(EngineFault(kind=FaultKind.ERROR, seconds=2.0), now=10.0)
-    assert [faults.take(now=now) for now in (10.0, 11.9, 12.0)] == [FaultKind.ERROR, FaultKind.ERROR, FaultKind.NONE]
+    assert [faults.next_kind(now=now) for now in (10.0, 11.9, 12.0)] == [
+        FaultKind.ERROR,
+        FaultKind.ERROR,
+        FaultKind.NONE,
+    ]

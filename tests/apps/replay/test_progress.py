@@ -15,7 +15,7 @@ from gorgo.apps.replay.summary import Tally
 async def test_progress_ends_with_what_was_done(terminal: bool) -> None:
     out, tally = io.StringIO(), Tally()
     progress = ReplayProgress(tally, 2, "gorgo", Console(file=out, force_terminal=terminal, width=160))
-    async with progress.shown():
+    async with progress.displayed():
         await asyncio.sleep(0)
         tally.add(ReplayRecord(id="r", scheduled_s=0, sent_s=0, input_tokens=1, ttft_ms=100.0, e2e_s=1.0))
         tally.add(ReplayRecord(id="r", scheduled_s=0, sent_s=0, input_tokens=1, error="timeout: x"))

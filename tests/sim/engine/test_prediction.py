@@ -68,7 +68,7 @@ prompts = st.builds(
 arrivals = st.lists(st.tuples(st.floats(0.0, 2.0), prompts, st.integers(1, 40)), max_size=14)
 
 
-def foreseen_and_real(
+def predicted_and_real(
     profile: EngineProfile,
     drawn: list[tuple[float, str, int]],
     prompt: str,
@@ -82,13 +82,13 @@ def foreseen_and_real(
     requests = [(at_s, a_request(each, output)) for at_s, each, output in drawn]
     driven = Driven(profile, requests, ahead=ahead, slowdown=slowdown)
     driven.run(now)
-    foreseen = predict(
+    predicted = predict(
         driven.model, driven.arrivals, ArrivingRequest(prompt.encode(), len(prompt), now + away_s), now=now
     )
-    newcomer = a_request(prompt, 1)
-    driven.add(now + away_s, newcomer)
+    arrival = a_request(prompt, 1)
+    driven.add(now + away_s, arrival)
     driven.run(inf)
-    return foreseen, newcomer
+    return predicted, arrival
 
 
 @settings(max_examples=400, deadline=None)
@@ -111,11 +111,11 @@ def test_first_token_comes_when_it_was_foreseen(
     max_running: int,
 ) -> None:
     profile = round_profile(max_running_requests=max_running, prefill_kappa_s=1e-5, decode_kv_s=1e-6)
-    foreseen, newcomer = foreseen_and_real(
+    predicted, arrival = predicted_and_real(
         profile, drawn, prompt, now=now, away_s=away_s, ahead=ahead, slowdown=slowdown
     )
-    assert foreseen.first_token_s == pytest.approx(newcomer.first_token_s, abs=1e-6)
-    assert foreseen.cached_tokens == newcomer.cached_tokens
+    assert predicted.first_token_s == pytest.approx(arrival.first_token_s, abs=1e-6)
+    assert predicted.cached_tokens == arrival.cached_tokens
 
 
 @settings(max_examples=150, deadline=None)
@@ -123,20 +123,20 @@ def test_first_token_comes_when_it_was_foreseen(
 def test_a_full_pool_is_foreseen_roughly(drawn: list[tuple[float, str, int]], prompt: str, now: float) -> None:
     """The pool holds two or three requests: each wait for room is off by a few endings at most, never by a line."""
     profile = round_profile(kv_tokens=700)
-    foreseen, newcomer = foreseen_and_real(profile, drawn, prompt, now=now, away_s=0.01, ahead=True)
-    assert newcomer.first_token_s is not None
-    real_s = newcomer.first_token_s - now
-    assert 0.3 * real_s - 0.5 <= foreseen.first_token_s - now <= 3 * real_s + 0.5
+    predicted, arrival = predicted_and_real(profile, drawn, prompt, now=now, away_s=0.01, ahead=True)
+    assert arrival.first_token_s is not None
+    real_s = arrival.first_token_s - now
+    assert 0.3 * real_s - 0.5 <= predicted.first_token_s - now <= 3 * real_s + 0.5
 
 
 def test_a_sibling_before_it_in_line_has_its_prefix_cached_by_then() -> None:
     profile = round_profile(chunk_tokens=90)
-    foreseen, _ = foreseen_and_real(
+    predicted, _ = predicted_and_real(
         profile, [(0.0, "x" * 90, 1), (0.05, "s" * 90, 1)], "s" * 90 + "a" * 10, now=0.06, away_s=0.01, ahead=False
     )
-    assert foreseen.cached_tokens == 90
+    assert predicted.cached_tokens == 90
     # 100 ms for the first, 100 for its sibling, which fills a chunk, 20 for its own ten tokens.
-    assert foreseen.first_token_s == pytest.approx(0.220)
+    assert predicted.first_token_s == pytest.approx(0.220)
 
 
 def test_attention_is_foreseen_as_the_engine_pays_it() -> None:
@@ -147,10 +147,10 @@ def test_attention_is_foreseen_as_the_engine_pays_it() -> None:
     10 us = 0.20196 s.
     """
     profile = round_profile(chunk_tokens=60, prefill_kappa_s=1e-5, decode_kv_s=1e-5)
-    foreseen, newcomer = foreseen_and_real(profile, [(0.0, "d" * 20, 40)], "n" * 100, now=0.1, away_s=0.1, ahead=True)
+    predicted, arrival = predicted_and_real(profile, [(0.0, "d" * 20, 40)], "n" * 100, now=0.1, away_s=0.1, ahead=True)
     prefill_s = (0.010 + 0.060 + 60 * 30e-5) + (0.010 + 0.040 + 40 * 80e-5)
-    assert foreseen.first_token_s == pytest.approx(0.032 + 8 * 0.021 + 196e-5 + prefill_s)
-    assert newcomer.first_token_s == pytest.approx(foreseen.first_token_s)
+    assert predicted.first_token_s == pytest.approx(0.032 + 8 * 0.021 + 196e-5 + prefill_s)
+    assert arrival.first_token_s == pytest.approx(predicted.first_token_s)
     assert idle_ttft_s(profile, 100, 0) == pytest.approx(0.020 + 0.100 + 100 * 50e-5)
     assert idle_ttft_s(profile, 40, 60) == pytest.approx(0.010 + 0.040 + 40 * 80e-5)
 
@@ -159,21 +159,21 @@ def test_attention_is_foreseen_as_the_engine_pays_it() -> None:
 def test_a_pool_without_room_is_waited_for(tokens: int, first_s: float) -> None:
     """80 of 100 tokens are set aside for one that runs: 19 and an output fit beside it, 20 do when it has ended."""
     profile = round_profile(kv_tokens=100)
-    foreseen, newcomer = foreseen_and_real(
+    predicted, arrival = predicted_and_real(
         profile, [(0.0, "r" * 50, 30)], "n" * tokens, now=0.01, away_s=0.01, ahead=True
     )
-    assert foreseen.first_token_s == pytest.approx(first_s)
-    assert newcomer.first_token_s == pytest.approx(first_s)
+    assert predicted.first_token_s == pytest.approx(first_s)
+    assert arrival.first_token_s == pytest.approx(first_s)
 
 
 def test_a_cached_prefix_takes_no_room_twice_while_it_is_in_use() -> None:
     """60 of 130 tokens are in use and 10 more are its answer's: 60 are left, of which a sibling needs 40 and 1."""
     profile = round_profile(kv_tokens=130)
-    foreseen, newcomer = foreseen_and_real(
+    predicted, arrival = predicted_and_real(
         profile, [(0.0, "s" * 60, 10)], "s" * 60 + "n" * 40, now=0.1, away_s=0.0, ahead=True
     )
-    assert foreseen.cached_tokens == newcomer.cached_tokens == 60
-    assert foreseen.first_token_s == pytest.approx(newcomer.first_token_s)
+    assert predicted.cached_tokens == arrival.cached_tokens == 60
+    assert predicted.first_token_s == pytest.approx(arrival.first_token_s)
 
 
 def test_looking_changes_nothing() -> None:
@@ -182,9 +182,9 @@ def test_looking_changes_nothing() -> None:
     driven.run(0.55)
     model = driven.model
     before = model.step, list(model.waiting), model.batch.context_tokens, len(driven.arrivals)
-    newcomer = ArrivingRequest(b"s" * 80, 80, 0.6)
-    first = predict(model, driven.arrivals, newcomer, now=0.55)
-    assert predict(model, driven.arrivals, newcomer, now=0.55) == first
+    arrival = ArrivingRequest(b"s" * 80, 80, 0.6)
+    first = predict(model, driven.arrivals, arrival, now=0.55)
+    assert predict(model, driven.arrivals, arrival, now=0.55) == first
     assert before == (model.step, list(model.waiting), model.batch.context_tokens, len(driven.arrivals))
     model.check()
 
@@ -193,15 +193,17 @@ def test_a_prefill_alone_takes_what_the_engine_takes() -> None:
     profile = round_profile(chunk_tokens=64)
     rng = np.random.default_rng(5)
     for tokens in rng.integers(1, 500, 20).tolist():
-        foreseen = predict(EngineModel(profile, item_bytes=1), [], ArrivingRequest(b"x" * tokens, tokens, 1.0), now=0.0)
-        assert foreseen.first_token_s - 1.0 == pytest.approx(idle_ttft_s(profile, tokens, 0))
+        predicted = predict(
+            EngineModel(profile, item_bytes=1), [], ArrivingRequest(b"x" * tokens, tokens, 1.0), now=0.0
+        )
+        assert predicted.first_token_s - 1.0 == pytest.approx(idle_ttft_s(profile, tokens, 0))
 
 
 def test_an_answer_that_ends_before_it_is_let_in_is_cached_by_then() -> None:
     """One place in the batch: ten tokens at 21 ms each after a first one at 60 ms, nine of them hittable."""
     profile = round_profile(max_running_requests=1)
-    foreseen, newcomer = foreseen_and_real(
+    predicted, arrival = predicted_and_real(
         profile, [(0.0, "s" * 50, 10)], "s" * 50 + "ab" * 10, now=0.07, away_s=0.01, ahead=True
     )
-    assert foreseen.cached_tokens == newcomer.cached_tokens == 59
-    assert foreseen.first_token_s == pytest.approx(0.060 + 9 * 0.021 + 0.010 + 0.011)
+    assert predicted.cached_tokens == arrival.cached_tokens == 59
+    assert predicted.first_token_s == pytest.approx(0.060 + 9 * 0.021 + 0.010 + 0.011)

@@ -22,25 +22,25 @@ def six() -> Simulation:
 
 def test_a_region_is_all_of_its_replicas_and_no_other() -> None:
     simulated = six()
-    simulated.levers.set_rtt("ap-seoul", 0.5)
+    simulated.injector.set_rtt("ap-seoul", 0.5)
     assert {name for name, site in simulated.engines.items() if site.rtt_s == 0.5} == {"ap-seoul-0", "ap-seoul-1"}
-    simulated.levers.set_rtt("mars", 9.0)
+    simulated.injector.set_rtt("mars", 9.0)
     assert max(site.rtt_s for site in simulated.engines.values()) == 0.5
 
 
 def test_a_named_lever_moves_one_replica() -> None:
     simulated = six()
-    levers, sites = simulated.levers, simulated.engines
-    levers.set_slowdown("ap-seoul-1", 3.0)
+    injector, sites = simulated.injector, simulated.engines
+    injector.set_slowdown("ap-seoul-1", 3.0)
     assert [name for name, site in sites.items() if site.model.slowdown == 3.0] == ["ap-seoul-1"]
-    levers.kill("ap-seoul-0")
-    levers.set_reachable("ap-seoul-1", False)
+    injector.kill("ap-seoul-0")
+    injector.set_reachable("ap-seoul-1", False)
     assert [name for name, site in sites.items() if not site.alive] == ["ap-seoul-0", "ap-seoul-1"]
-    levers.revive("ap-seoul-0")
-    levers.set_reachable("ap-seoul-1", True)
+    injector.revive("ap-seoul-0")
+    injector.set_reachable("ap-seoul-1", True)
     assert all(site.alive for site in sites.values())
-    levers.set_metrics("us-ashburn-0", False)
-    levers.set_probes("us-ashburn-1", False)
+    injector.set_metrics("us-ashburn-0", False)
+    injector.set_probes("us-ashburn-1", False)
     assert [name for name, site in sites.items() if not site.background.reports_metrics] == ["us-ashburn-0"]
     assert [name for name, site in sites.items() if not site.background.reports_probes] == ["us-ashburn-1"]
 
@@ -48,17 +48,17 @@ def test_a_named_lever_moves_one_replica() -> None:
 @pytest.mark.parametrize(
     "act",
     [
-        lambda levers: levers.set_slowdown("mars-0", 2.0),
-        lambda levers: levers.kill("mars-0"),
-        lambda levers: levers.revive("mars-0"),
-        lambda levers: levers.set_reachable("mars-0", False),
-        lambda levers: levers.set_metrics("mars-0", False),
-        lambda levers: levers.set_probes("mars-0", False),
+        lambda injector: injector.set_slowdown("mars-0", 2.0),
+        lambda injector: injector.kill("mars-0"),
+        lambda injector: injector.revive("mars-0"),
+        lambda injector: injector.set_reachable("mars-0", False),
+        lambda injector: injector.set_metrics("mars-0", False),
+        lambda injector: injector.set_probes("mars-0", False),
     ],
 )
 def test_an_unknown_replica_is_answered_with_the_known_ones(act: Callable[[FaultInjector], None]) -> None:
     with pytest.raises(UnknownReplica, match=r"'mars-0'; the fleet has: us-ashburn-0, .*ap-seoul-1"):
-        act(six().levers)
+        act(six().injector)
 
 
 def test_a_scale_stretches_the_time_and_nothing_else() -> None:

@@ -68,7 +68,7 @@ def test_bytes_of_a_stream_arrive_a_trip_later_or_with_the_ones_before() -> None
 )
 def test_each_flight_but_the_last_and_a_handshake_take_a_round_trip(new: bool, trips: int, seconds: float) -> None:
     far = path(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0))
-    assert far.request_s(new_connection=new, flights=trips) == pytest.approx(seconds)
+    assert far.request_s(new_connection=new, body_round_trips=trips) == pytest.approx(seconds)
 
 
 def test_a_trip_of_a_run_takes_half_a_round_trip_its_own_jitter_and_a_rare_spike() -> None:

@@ -1,6 +1,6 @@
 """What a simulated engine tells of itself: `/metrics`, `/v1/loads`, `/server_info` and the like.
 
-Owns the names and shapes that SGLang uses; the figures are the engine model's.
+Owns the names and shapes that SGLang uses; the statistics are the engine model's.
 """
 
 from __future__ import annotations

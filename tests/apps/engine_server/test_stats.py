@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gorgo.apps.engine_server.figures import EngineStats
+from gorgo.apps.engine_server.stats import EngineStats
 from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.profiles import EngineProfile
 from gorgo.sim.engine.request import EngineRequest
@@ -44,10 +44,10 @@ def step(engine: EngineModel[EngineRequest], now: float) -> float:
     return taken.ends_s
 
 
-def scraped(figures: EngineStats, now: float) -> dict[str, dict[tuple[str, ...], float]]:
+def scraped(stats: EngineStats, now: float) -> dict[str, dict[tuple[str, ...], float]]:
     """Values by name and labels beyond those that every line has."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
-    for family in text_string_to_metric_families(figures.exposition(now)):
+    for family in text_string_to_metric_families(stats.exposition(now)):
         for sample in family.samples:
             assert (sample.labels["engine_type"], sample.labels["model_name"]) == ("unified", "m")
             rest = tuple(text for name, text in sample.labels.items() if name not in ("engine_type", "model_name"))
@@ -57,19 +57,19 @@ def scraped(figures: EngineStats, now: float) -> dict[str, dict[tuple[str, ...],
 
 def test_loads_and_metrics_are_those_of_the_steps_so_far(engine: EngineModel[EngineRequest]) -> None:
     """A of 120 tokens has ended, B has the first 100 of them and runs, and C with 60 waits."""
-    figures = EngineStats(engine, model_name="m", now=0.0)
+    stats = EngineStats(engine, model_name="m", now=0.0)
     first = EngineRequest(word("a", 120), prompt_tokens=120, output_tokens=2)
     engine.submit(first, now=0.0)
     assert step(engine, 0.0) == pytest.approx(1.12)
-    figures.first_token(first, 1.12)
+    stats.first_token(first, 1.12)
     assert step(engine, 1.12) == pytest.approx(1.62)
     # All but the last token of a prompt can come from the cache: B prefills one.
     second = EngineRequest(word("a"), prompt_tokens=100, output_tokens=3)
     engine.submit(second, now=2.0)
     assert step(engine, 2.0) == pytest.approx(3.001)
-    figures.first_token(second, 3.001)
+    stats.first_token(second, 3.001)
     engine.submit(EngineRequest(word("c", 60), prompt_tokens=60, output_tokens=5), now=3.5)
-    load = figures.load(4.0)
+    load = stats.load(4.0)
     assert load == {
         "timestamp": 4.0,
         "dp_rank": 0,
@@ -90,7 +90,7 @@ def test_loads_and_metrics_are_those_of_the_steps_so_far(engine: EngineModel[Eng
         "total_prefill_uncached_tokens": 121,
         "total_prefill_busy_us": 2_121_000,
     }
-    values = scraped(figures, 4.0)
+    values = scraped(stats, 4.0)
     buckets = values.pop("time_to_first_token_seconds_bucket")
     assert {name: value for name, by_label in values.items() for value in by_label.values()} == pytest.approx(
         {
@@ -124,12 +124,12 @@ def test_loads_and_metrics_are_those_of_the_steps_so_far(engine: EngineModel[Eng
 
 
 def test_a_bucket_holds_all_up_to_its_bound(engine: EngineModel[EngineRequest]) -> None:
-    figures = EngineStats(engine, model_name="m", now=0.0)
+    stats = EngineStats(engine, model_name="m", now=0.0)
     request = EngineRequest(word("a"), prompt_tokens=100, output_tokens=2)
     engine.submit(request, now=10.0)
     for ttft_s in (0.0, 0.1, 0.125, 400.0, 401.0):
-        figures.first_token(request, 10.0 + ttft_s)
-    buckets = {bound: value for (bound,), value in scraped(figures, 0.0)["time_to_first_token_seconds_bucket"].items()}
+        stats.first_token(request, 10.0 + ttft_s)
+    buckets = {bound: value for (bound,), value in scraped(stats, 0.0)["time_to_first_token_seconds_bucket"].items()}
     # SGLang's own bounds.
     assert [float(bound) for bound in buckets] == [
         *(0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 200.0, 400.0),
@@ -139,11 +139,11 @@ def test_a_bucket_holds_all_up_to_its_bound(engine: EngineModel[EngineRequest]) 
 
 
 def test_throughput_is_since_a_scrape_of_five_seconds_ago(engine: EngineModel[EngineRequest]) -> None:
-    figures = EngineStats(engine, model_name="m", now=0.0)
+    stats = EngineStats(engine, model_name="m", now=0.0)
 
     def at(now: float, tokens: int) -> float:
         engine.totals.generated_tokens = tokens
-        return figures.throughput(now)
+        return stats.throughput(now)
 
     # Less than a second counts as one.
     assert at(0.5, 10) == 10.0
