@@ -21,7 +21,7 @@ from gorgo.apps.simulate import SimJob, SimulatedRun, run_once
 from gorgo.apps.simulate.fleet import fleet_of, limits_of
 from gorgo.apps.traces import TraceFilters
 from gorgo.config.load import load_config
-from gorgo.core.admission import deadline
+from gorgo.core.fleet import saturation
 from gorgo.core.latency import prefill_queue, ttft
 from gorgo.core.limits import HedgeLimits
 from gorgo.policies import gorgo_ms
@@ -31,7 +31,7 @@ TRACE = "art-chat-apr5"
 SCENARIOS = ("freezing", "late-path", "steady")
 SEEDS, REQUESTS = 5, 4000
 #: Every module that has taken the constant by its name.
-_CLOCKED = (prefill_queue, deadline, ttft, gorgo_ms)
+_CLOCKED = (prefill_queue, saturation, ttft, gorgo_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""What one engine will do if nobody comes but those already under way: when a newcomer gets its first token.
+"""Prediction of an engine: when an arriving request gets its first token if no later one arrives.
 
-Owns the look ahead, the oracle's knowledge. The scheduler that it foretells is `engine_model`; nothing of that model is
+Owns what the oracle knows ahead. The scheduler that it predicts is `engine_model`; nothing of that model is
 changed, only read.
 
 Theory of operation. The engine is deterministic, so its next steps are played on a light copy: requests in line with
@@ -53,9 +53,9 @@ def predict(
     *,
     now: float,
 ) -> PredictedFirstToken:
-    """Play the engine forward from `now` to the newcomer's first token, with nobody else to come.
+    """Play the engine forward from `now` to the first token of `arrival`, without later arrivals.
 
-    `on_the_way` are requests sent and not there yet, with their times of arrival; all times in seconds of one clock.
+    `in_transit` are requests sent and not yet there, with their times of arrival; all times in seconds of one clock.
 
     Example
     -------
