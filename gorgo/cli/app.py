@@ -10,8 +10,21 @@ from typing import Annotated
 import typer
 
 from gorgo import __version__
-from gorgo.cli import check, claims, datasets, freeze, overload, rank, replay, report, serve, simulate
+from gorgo.cli.admin.freeze import freeze, unfreeze
+from gorgo.cli.admin.status import status
+from gorgo.cli.check import check
+from gorgo.cli.engine import engine
 from gorgo.cli.errors import Commands
+from gorgo.cli.measure import datasets
+from gorgo.cli.measure.claims import claims
+from gorgo.cli.measure.demo import demo
+from gorgo.cli.measure.overload import overload
+from gorgo.cli.measure.rank import rank
+from gorgo.cli.measure.replay import replay
+from gorgo.cli.measure.report import report
+from gorgo.cli.measure.simulate import simulate
+from gorgo.cli.policies import policies
+from gorgo.cli.serve import serve
 from gorgo.cli.tune.history import history
 from gorgo.cli.tune.tune import tune
 from gorgo.cli.tune.tune_offline import tune_offline
@@ -24,23 +37,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(serve.serve)
-app.command()(serve.engine)
-app.command()(replay.replay)
-app.command()(simulate.simulate)
-app.command()(overload.overload)
-app.command()(claims.claims)
-app.command()(replay.demo)
-app.command()(report.report)
-app.command()(tune)
-app.command()(tune_offline)
-app.command()(history)
-app.command()(freeze.freeze)
-app.command()(freeze.unfreeze)
-app.command()(check.check)
-app.command()(check.policies)
-app.command()(check.status)
-app.command()(rank.rank)
+for _command in (
+    *(serve, engine, replay, simulate, overload, claims, demo, report),
+    *(tune, tune_offline, history, freeze, unfreeze, check, policies, status, rank),
+):
+    app.command()(_command)
 app.add_typer(datasets.app, name="datasets")
 
 

@@ -1,9 +1,8 @@
-"""Commands that run until they are stopped: the proxy, and one simulated engine."""
+"""`gorgo serve`: the regional proxy."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +12,7 @@ import typer
 from gorgo.cli import options
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from gorgo.config.model import Config, ReplicaConfig
+    from gorgo.config.model import Config
     from gorgo.core.policy.interface import Policy
     from gorgo.core.policy.weights import Weights
 
@@ -100,63 +97,6 @@ def serve(
     )
 
 
-def engine(
-    replica: Annotated[str, typer.Option(metavar="NAME", help="Which replica of regions.yaml to imitate.")],
-    config: options.Config = options.REGIONS_YAML,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65535, show_default=False, help="Default: the port of the replica's URL; 0 takes a free one."
-        ),
-    ] = None,
-) -> None:
-    """Run one simulated SGLang replica.
-
-    It answers over HTTP, after the round trip to its region, and needs no GPU.
-    """
-    from gorgo.apps.engine_server import run_engine
-    from gorgo.config.load import load_config
-    from gorgo.sim.engine.profiles import find_profile
-
-    loaded = load_config(config)
-    spec = _replica(loaded, replica, source=config)
-    simulation = loaded.simulation
-
-    def ready(at_host: str, at_port: int) -> None:
-        typer.echo(f"gorgo engine {replica} listening on http://{at_host}:{at_port}")
-
-    run_until_stopped(
-        lambda stop: run_engine(
-            name=spec.name,
-            profile=find_profile(simulation.profile),
-            rtt_ms=_rtt_ms(loaded, spec, source=config),
-            seed=simulation.seed,
-            host=host,
-            port=_port_of(spec) if port is None else port,
-            model=spec.models[0] if spec.models else "gorgo-sim",
-            ready=ready,
-            stop=stop,
-        )
-    )
-
-
-def run_until_stopped(program: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run `program` on uvloop; SIGTERM and SIGINT set the event that it is given, and it ends when it is done."""
-    import asyncio
-    import signal
-
-    import uvloop
-
-    async def run() -> None:
-        stop = asyncio.Event()
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
-        await program(stop)
-
-    uvloop.run(run())
-
-
 def _bound(config: Config, *, bind: str | None, admin_bind: str | None) -> Config:
     from gorgo.config.addresses import checked_bind
 
@@ -176,30 +116,3 @@ def _routed(config: Config, by: tuple[Policy, Weights]) -> Config:
     """With the policy and all its weights in place of the file's word on them: reloads then compare like with like."""
     policy, weights = by
     return replace(config, proxy=replace(config.proxy, policy=policy.name, weights=dict(weights)))
-
-
-def _replica(config: Config, name: str, *, source: Path) -> ReplicaConfig:
-    from gorgo.errors import UnknownReplica
-
-    for replica in config.replicas:
-        if replica.name == name:
-            return replica
-    have = ", ".join(replica.name for replica in config.replicas)
-    raise UnknownReplica(f"{source}: no replica named {name!r}; there are: {have}")
-
-
-def _rtt_ms(config: Config, replica: ReplicaConfig, *, source: Path) -> float:
-    from gorgo.errors import ConfigError
-
-    rtt_ms = config.simulation.rtt_ms.get(replica.region)
-    if rtt_ms is None:
-        place = f"simulation.rtt_ms.{replica.region}"
-        raise ConfigError(f"{source}: {place}: missing; expected the mean round trip to that region in ms")
-    return rtt_ms
-
-
-def _port_of(replica: ReplicaConfig) -> int:
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(replica.url)
-    return parts.port or (443 if parts.scheme == "https" else 80)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Cell = str | int | float | None
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """The rows under their header.
+    """Return the rows under their header.
 
     >>> print(table(["replica", "rtt ms"], [["us-0", 2.04], ["eu-0", None]]))
     replica  rtt ms
@@ -26,6 +30,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
         ).rstrip()
         for row in text
     )
+
+
+def wide_console(width: int) -> Console:
+    """Return a console on stdout; on a pipe, which has no width, at least `width` columns."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=max(width, console.width))
 
 
 def _shown(cell: Cell) -> str:

@@ -51,7 +51,7 @@ def tune(
     Runs beside the proxy until the search ends. SIGTERM restores the incumbent, and the next start resumes the
     campaign. The proxy does not depend on the tuner.
     """
-    from gorgo.cli.serve import run_until_stopped
+    from gorgo.cli.signals import run_until_stopped
     from gorgo.cli.tune.settings import campaign_options, read_settings
     from tuner.commands import tune_live
 

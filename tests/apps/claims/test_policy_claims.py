@@ -113,7 +113,7 @@ RUN = ["claims", "--only", "wildchat", "--quick", "--seeds", "1", "--jobs", "1"]
 
 
 def test_the_command_prints_and_writes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.cli.claims.QUICK_REQUESTS", 30)
+    monkeypatch.setattr("gorgo.cli.measure.claims.QUICK_REQUESTS", 30)
     result = CliRunner().invoke(app, [*RUN, "--out", str(tmp_path)])
     assert result.exit_code == 0, result.stderr
     assert "2 runs, 0 made before" in result.stderr

@@ -238,7 +238,7 @@ def test_sigterm_leaves_no_half_of_a_file(
         yield ended
 
     monkeypatch.setattr(registry, "remote_datasets", lambda: [dataset])
-    monkeypatch.setattr("gorgo.cli.datasets._progress", progress)
+    monkeypatch.setattr("gorgo.cli.measure.datasets._progress", progress)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # else it would end this process where nothing minds it
     try:
         result = CliRunner().invoke(app, ["datasets", "fetch", "some", "--out", str(tmp_path)])

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gorgo.cli import admin_call, app
+from gorgo.cli import app
+from gorgo.cli.admin import call as admin_call
 from gorgo.cli.tune import options
 from gorgo.cli.tune.settings import TuneSettings
 from gorgo.cli.tune.tune import tune

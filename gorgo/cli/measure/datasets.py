@@ -23,7 +23,7 @@ app = typer.Typer(help="List, describe, generate and fetch traces.", no_args_is_
 OWN_LICENCE = "Apache-2.0"
 
 #: Rows of `describe`: what it says, the figure, and how it is shown.
-FIGURES = (
+STATS = (
     ("requests", "requests", "{:,}"),
     ("seconds", "duration_s", "{:,.0f}"),
     ("requests per second", "requests_per_s", "{:.2f}"),
@@ -79,7 +79,7 @@ def describe(
     )
     found = {trace: describe_trace(load_requests(trace, filters)) for trace in traces}
     if as_json:
-        options.print_json([{"trace": trace, **_finite(asdict(figures))} for trace, figures in found.items()])
+        options.print_json([{"trace": trace, **_finite(asdict(stats))} for trace, stats in found.items()])
     else:
         typer.echo(_side_by_side(found))
 
@@ -158,10 +158,10 @@ def _where(one: dict[str, str | None]) -> str | None:
 
 
 def _side_by_side(found: dict[str, TraceStats]) -> str:
-    columns = [[_name(trace), *_shown(figures)] for trace, figures in found.items()]
+    columns = [[_name(trace), *_shown(stats)] for trace, stats in found.items()]
     widths = [max(len(cell) for cell in column) for column in columns]
     padded = [[cell.rjust(width) for cell in column] for column, width in zip(columns, widths, strict=True)]
-    rows = [list(cells) for cells in zip(["", *(title for title, _, _ in FIGURES)], *padded, strict=True)]
+    rows = [list(cells) for cells in zip(["", *(title for title, _, _ in STATS)], *padded, strict=True)]
     return table(rows[0], rows[1:])
 
 
@@ -169,9 +169,9 @@ def _name(trace: str) -> str:
     return Path(trace).name
 
 
-def _shown(figures: TraceStats) -> Sequence[str]:
-    values = _finite(asdict(figures))
-    return ["-" if values[name] is None else form.format(values[name]) for _, name, form in FIGURES]
+def _shown(stats: TraceStats) -> Sequence[str]:
+    values = _finite(asdict(stats))
+    return ["-" if values[name] is None else form.format(values[name]) for _, name, form in STATS]
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import typer
 
 from gorgo.cli import options
 from gorgo.cli.errors import FAILED
+from gorgo.cli.tables import wide_console
 
 if TYPE_CHECKING:
     from gorgo.apps.claims import ClaimCheck, Conditions, RatioTarget
@@ -49,8 +50,6 @@ def claims(
     claims.md and results.json, and reuses earlier runs. The exit code says whether the table was made, not whether
     its targets are met.
     """
-    from rich.console import Console
-
     from gorgo.apps.claims import ClaimCheck, ClaimOptions
     from gorgo.apps.claims.table import as_markdown, show_sections
     from gorgo.config.atomic import PUBLIC, write_atomically
@@ -69,10 +68,7 @@ def claims(
     if out is not None:
         text = as_markdown(tables, summary)
         write_atomically(out / "claims.md", text.encode(errors="backslashreplace"), mode=PUBLIC)
-    console = Console()
-    if not console.is_terminal:  # a pipe has no width
-        console = Console(width=max(TABLE_WIDTH, console.width))
-    show_sections(tables, console, summary)
+    show_sections(tables, wide_console(TABLE_WIDTH), summary)
     if any(row.errors for by_seed in findings.rows.values() for row in by_seed.values()):
         typer.echo("gorgo: some requests failed; results.json says in which runs", err=True)
         raise typer.Exit(FAILED)

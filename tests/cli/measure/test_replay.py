@@ -25,7 +25,7 @@ from gorgo.policies.registry import make_policy
 from gorgo.sim.faults.scenarios import with_accurate_priors
 from tests.apps.test_results import row
 
-REGIONS = Path(__file__).parents[2] / "regions.yaml"
+REGIONS = Path(__file__).parents[3] / "regions.yaml"
 #: Every filter, and what it stands for.
 FILTERS = (
     *("--limit", "7", "--max-input", "1000", "--max-output", "9", "--spread", "3", "--seed", "5"),

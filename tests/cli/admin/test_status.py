@@ -13,9 +13,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from gorgo.cli import app
-from gorgo.cli.admin_call import CallError
-from gorgo.cli.status import watch
-from gorgo.cli.status.tables import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
+from gorgo.cli.admin import status_watch
+from gorgo.cli.admin.call import CallError
+from gorgo.cli.admin.status_tables import CANDIDATES_SHOWN, FLEET, VERSIONS_SHOWN, WIDE, status_view
 from gorgo.proxy.admin.page.alerts import Alert
 from gorgo.proxy.admin.page.formatting import ms
 from gorgo.proxy.admin.page.recent_stats import RecentStats
@@ -269,9 +269,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any] | BaseExceptio
             raise answer
         return answer
 
-    monkeypatch.setattr(watch, "call_admin", ask)
-    monkeypatch.setattr(watch, "ask_admin", ask)
-    monkeypatch.setattr(watch, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(status_watch, "call_admin", ask)
+    monkeypatch.setattr(status_watch, "request_admin", ask)
+    monkeypatch.setattr(status_watch, "INTERVAL_S", 0.0)
     return answers
 
 

@@ -36,7 +36,7 @@ def rank(
     the rank. The last line has Spearman's rho with its 95 % interval.
     """
     from gorgo.apps.rank import rank_table, read_rows
-    from gorgo.cli.admin_call import as_expected
+    from gorgo.cli.admin.call import as_expected
 
     if file is None:
         with as_expected(url):
@@ -55,7 +55,7 @@ def rank(
 
 def _samples(url: str, token: str | None) -> Iterator[dict[str, Any]]:
     """Those that the proxy held when it was first asked; what comes meanwhile is not waited for."""
-    from gorgo.cli.admin_call import call_admin
+    from gorgo.cli.admin.call import call_admin
 
     page = call_admin("GET", url, "/admin/samples?after=0", token)
     if not {"boot_id", "last_seq", "samples"} <= page.keys():

@@ -71,7 +71,7 @@ class Proxy:
 
 
 def live(monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> Any:
-    monkeypatch.setattr("gorgo.cli.admin_call.call_admin", proxy)
+    monkeypatch.setattr("gorgo.cli.admin.call.call_admin", proxy)
     monkeypatch.setenv("GORGO_ADMIN_TOKEN", "secret")
     return run("--url", "http://proxy", "--json")
 

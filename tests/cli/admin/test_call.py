@@ -55,7 +55,7 @@ def test_what_cannot_be_exported_leaves_no_file(answered: Any, tmp_path: Path, w
     answered(json.dumps({key: value for key, value in {**PINNED, **wrong}.items() if value != LEFT_OUT}))
     result = CliRunner().invoke(app, ["freeze", "--export", str(tmp_path / "found.json")])
     assert result.exit_code == 1
-    assert "answered something unexpected" in result.stderr
+    assert "unexpected answer" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -64,4 +64,4 @@ def test_samples_that_are_none_are_told(answered: Any, samples: Any) -> None:
     answered(json.dumps({"boot_id": "b", "last_seq": 9, "samples": samples}))
     result = CliRunner().invoke(app, ["rank"])
     assert result.exit_code == 1
-    assert "answered something unexpected" in result.stderr
+    assert "unexpected answer" in result.stderr

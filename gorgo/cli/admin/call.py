@@ -1,4 +1,4 @@
-"""One call of a running proxy's admin listener, and what went wrong with it in words."""
+"""One call of the admin listener of a running proxy, with its errors as text."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ TIMEOUT_S = 10.0
 
 
 class CallError(Exception):
-    """No answer, or not the one that was asked for; the message is for the person at the terminal."""
+    """No answer or an unexpected one; the message is for the terminal."""
 
 
 def call_admin(
     method: str, url: str, path: str, token: str | None, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The JSON object that comes back; anything else ends the program with exit code 1."""
+    """Return the JSON object of the answer; anything else ends the program with exit code 1."""
     try:
-        return ask_admin(method, url, path, token, body)
+        return request_admin(method, url, path, token, body)
     except CallError as failure:
         raise fail(str(failure), code=FAILED) from failure
 
 
 @contextmanager
 def as_expected(url: str) -> Iterator[None]:
-    """While something is made of an answer: one that lacks what is needed ends the program with exit code 1.
+    """End the program with exit code 1 if an answer lacks what the block reads from it.
 
-    It is another program's, or another version's, and no fault of this one.
+    Such an answer comes from another program or another version.
     """
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
-        said = f"{url} answered something unexpected ({what}); is it the admin address of a proxy of this version?"
-        raise fail(said, code=FAILED) from error
+        message = f"{url}: unexpected answer ({what}); is it the admin address of a proxy of this version?"
+        raise fail(message, code=FAILED) from error
 
 
-def ask_admin(
+def request_admin(
     method: str, url: str, path: str, token: str | None, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The same for a caller that goes on without an answer. Raises `CallError`."""
+    """Return the JSON object of the answer. Raises `CallError`."""
     address = f"{url.rstrip('/')}{path}"
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     try:
@@ -56,7 +56,7 @@ def ask_admin(
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
         raise CallError(f"{address}: {error}; is `gorgo serve` running there?") from error
     if not isinstance(answer, dict):
-        raise CallError(f"{address} answered something else than a JSON object; is it the admin address?")
+        raise CallError(f"{address} answered no JSON object; is it the admin address?")
     return answer
 
 
@@ -65,5 +65,5 @@ def _why(response: httpx.Response) -> str:
         return "; is GORGO_ADMIN_TOKEN right?"
     try:
         return f": {response.json()['error']['message']}"
-    except (ValueError, KeyError, TypeError):  # not the proxy's own words
+    except (ValueError, KeyError, TypeError):  # not an error of the proxy
         return "; is it the admin address?"

@@ -51,7 +51,7 @@ def freeze(
     The proxy refuses every other change of weights (409) until `gorgo unfreeze`.
     With a state file the weights stay frozen over restarts.
     """
-    from gorgo.cli.admin_call import as_expected, call_admin
+    from gorgo.cli.admin.call import as_expected, call_admin
 
     body: dict[str, Any] = {"reason": reason, "by": _user()}
     if weights is not None:
@@ -81,7 +81,7 @@ def unfreeze(
 
     They stay as they are until somebody does.
     """
-    from gorgo.cli.admin_call import as_expected, call_admin
+    from gorgo.cli.admin.call import as_expected, call_admin
 
     body = {"reason": reason, "by": _user()}
     shown = call_admin("POST", url, "/admin/unfreeze", options.admin_token(), body)

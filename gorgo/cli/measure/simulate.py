@@ -10,6 +10,7 @@ import typer
 
 from gorgo.cli import options
 from gorgo.cli.errors import FAILED
+from gorgo.cli.tables import wide_console
 
 if TYPE_CHECKING:
     from gorgo.config.model import Config
@@ -74,7 +75,7 @@ def simulate(
 
     loaded = load_config(config)
     policies = tuple(dict.fromkeys(policy or DEFAULT_POLICIES))
-    asked = SimulateOptions(
+    wanted = SimulateOptions(
         trace=str(options.trace_path(trace)),
         fleet=fleet_of(loaded, source=config),
         filters=options.trace_filters(
@@ -98,20 +99,15 @@ def simulate(
         out=out,
         n_jobs=-1 if jobs is None else jobs,
     )
-    rows = simulate_command(asked)
+    rows = simulate_command(wanted)
     if as_json:
         from gorgo.apps.results import rows_as_json
 
         typer.echo(rows_as_json(rows))
     else:
-        from rich.console import Console
-
         from gorgo.apps.simulate.show import show_rows
 
-        console = Console()
-        if not console.is_terminal:  # a pipe has no width to obey
-            console = Console(width=max(TABLE_WIDTH, console.width))
-        show_rows(rows, asked.names, console)
+        show_rows(rows, wanted.names, wide_console(TABLE_WIDTH))
     raise typer.Exit(FAILED if any(row.errors for row in rows) else 0)
 
 

@@ -1,7 +1,7 @@
-"""The status of a proxy in a terminal: what is wrong, the fleet by region, the last decisions, weights with history.
+"""The status of a proxy in a terminal: alerts, the fleet by region, the last decisions, weights with history.
 
-Owns tables and columns; the words for numbers and ages are the status page's. What comes from the proxy may hold
-anything that a client or an operator wrote, so nothing of it is markup and nothing of it moves the cursor.
+Owns tables and columns; the status page formats numbers and ages. Text from clients and operators is printed without
+markup and without control characters.
 """
 
 from __future__ import annotations
@@ -16,27 +16,22 @@ from rich.text import Text
 
 from gorgo.proxy.admin.page import formatting
 
-#: Where there is less room, columns are left out rather than cut.
+#: On narrower terminals columns are left out rather than cut.
 WIDE = 172
 CANDIDATES_SHOWN = 8
 DECISIONS_SHOWN = 3
 VERSIONS_SHOWN = 6
 
 Row = Mapping[str, Any]
-#: Name of a column, what it shows of a replica, and whether a narrow terminal has it too.
+#: Name of a column, its text for a replica, and whether narrow terminals have it.
 Column = tuple[str, Callable[[Row], str], bool]
 
 _STYLES = {"ready": "green", "ejected": "bold red"}
 
 
 def status_view(status: Row, *, width: int) -> RenderableType:
-    """Everything, for a terminal of `width` columns."""
-    parts: list[RenderableType] = [
-        _headline(status),
-        *_alerts(status),
-        _figures(status["recent_stats"], status),
-        Text(),
-    ]
+    """Return all tables, for a terminal of `width` columns."""
+    parts: list[RenderableType] = [_headline(status), *_alerts(status), _stats(status["recent_stats"], status), Text()]
     wide = width >= WIDE
     parts.append(_fleet(status, wide=wide))
     if status["decisions"]:
@@ -45,7 +40,7 @@ def status_view(status: Row, *, width: int) -> RenderableType:
 
 
 def plain(text: object) -> Text:
-    """What somebody else wrote: no markup, no control characters.
+    """Return a text from outside without markup and control characters.
 
     >>> plain("[red]\\x1b[2J").plain
     '[red]?[2J'
@@ -71,7 +66,7 @@ def _alerts(status: Row) -> Iterator[Text]:
         yield Text("the one replica is ready" if n == 1 else f"all {n} replicas are ready", style="green")
 
 
-def _figures(recent: Row, status: Row) -> Text:
+def _stats(recent: Row, status: Row) -> Text:
     rate = formatting.UNKNOWN if recent["per_s"] is None else f"{recent['per_s']:.1f}"
     return Text(
         f"TTFT p50 {formatting.ms(recent['ttft_ms_p50'])} ms, p95 {formatting.ms(recent['ttft_ms_p95'])} ms; "
@@ -127,7 +122,7 @@ def _fleet(status: Row, *, wide: bool) -> Table:
 
 
 def _state(row: Row) -> Text:
-    """Why it is so stands above, among what is wrong."""
+    """Return the health state and its age; alerts have the reason."""
     state = Text(row["health_state"], style=_STYLES.get(row["health_state"], "yellow"))
     since_s = row["in_state_for_s"]
     return state if since_s is None else state.append(f" {formatting.age(since_s)}", style="not bold dim")
@@ -137,19 +132,19 @@ def _state(row: Row) -> Text:
 
 
 def _decisions(decisions: Sequence[Row], *, wide: bool) -> Table:
-    """A line per candidate, the chosen one first and with a star, the others by their cost."""
+    """Return a line per candidate: the chosen one with a star, then the others by cost."""
     terms = list(dict.fromkeys(name for one in decisions for row in one["candidates"] for name in row["terms"]))
     table = _table("request", "candidate")
-    told = ("cached", "predicted", "observed", "off", "status") if wide else ("predicted", "observed")
-    for name in (*terms, "cost", *told):
+    columns = ("cached", "predicted", "observed", "off", "status") if wide else ("predicted", "observed")
+    for name in (*terms, "cost", *columns):
         table.add_column(plain(name), justify="right", no_wrap=True)
     for decision in decisions:
         for place, row in enumerate(_by_cost(decision)[:CANDIDATES_SHOWN]):
             numbers = [_number(row["terms"].get(name)) for name in terms]
             name = plain(f"{'  ' if place else '* '}{row['replica']}")
             request = "" if place else _short(decision["request_id"], decision["attempt"])
-            outcome = _told(decision)
-            cells = ["" if place else outcome[column] for column in told]
+            outcome = _outcome(decision)
+            cells = ["" if place else outcome[column] for column in columns]
             table.add_row(plain(request), name, *numbers, _number(row["cost"]), *cells, style=None if place else "bold")
     return table
 
@@ -161,7 +156,7 @@ def _by_cost(decision: Row) -> list[Row]:
     return sorted(decision["candidates"], key=key)
 
 
-def _told(decision: Row) -> dict[str, str]:
+def _outcome(decision: Row) -> dict[str, str]:
     cached = decision["estimated_cached_tokens"] / decision["prompt_tokens"] if decision["prompt_tokens"] else None
     sample = decision["sample"]
     status = "went on" if decision["followed"] else "open"
@@ -175,7 +170,7 @@ def _told(decision: Row) -> dict[str, str]:
 
 
 def _short(request_id: str, attempt: int) -> str:
-    """Enough of an id to find it again in a log."""
+    """Return enough of an id to find it in a log."""
     cut = request_id if len(request_id) <= 20 else f"{request_id[:19]}…"
     return cut if attempt == 1 else f"{cut} #{attempt}"
 
@@ -207,7 +202,7 @@ def _history(status: Row) -> Table:
 
 
 def _in_force(status: Row) -> Text:
-    from gorgo.cli.freeze import routing_line
+    from gorgo.cli.admin.freeze import routing_line
 
     return plain(routing_line(status["routing"]))
 

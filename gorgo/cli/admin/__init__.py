@@ -1,0 +1,1 @@
+"""Commands that call the admin listener of a running proxy: status, freeze, unfreeze."""

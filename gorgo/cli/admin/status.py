@@ -1,0 +1,35 @@
+"""`gorgo status`: the fleet as the proxy sees it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gorgo.cli import options
+
+
+def status(
+    url: options.AdminUrl = options.ADMIN_URL,
+    watch: Annotated[bool, typer.Option("--watch", help="Poll every two seconds, until Ctrl-C.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Show the fleet as the proxy sees it.
+
+    Alerts, the fleet by region, the last decisions with the terms of every candidate, and the weights with their
+    history; `-` is unknown or stale. The last line has the weights in force and whether they are frozen. The status
+    page shows the same. With --watch, --json prints a line per poll.
+    """
+    from gorgo.cli.admin.call import as_expected, call_admin
+    from gorgo.cli.admin.status_watch import STATUS_PATH, show_status, watch_status
+
+    token = options.admin_token()
+    with as_expected(url):
+        if watch:
+            watch_status(url, token, as_json=as_json)
+            return
+        shown = call_admin("GET", url, STATUS_PATH, token)
+        if as_json:
+            options.print_json(shown)
+        else:
+            show_status(shown)

@@ -1,0 +1,1 @@
+"""Commands that measure routers and policies, live or simulated, and their data and results."""

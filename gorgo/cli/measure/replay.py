@@ -1,0 +1,70 @@
+"""`gorgo replay`: a trace through a running router."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gorgo.cli import options
+from gorgo.cli.tables import wide_console
+
+#: Width of the results table with the longest name of a policy.
+TABLE_WIDTH = 100
+
+
+def replay(
+    trace: options.Trace,
+    url: Annotated[
+        str, typer.Option(help="Base URL of any OpenAI-compatible router or engine.")
+    ] = "http://127.0.0.1:8080",
+    time_scale: options.TimeScale = 1.0,
+    limit: options.Limit = None,
+    max_input: options.MaxInput = None,
+    max_output: options.MaxOutput = None,
+    spread: options.Spread = 0.0,
+    start: options.Start = None,
+    end: options.End = None,
+    model: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="Model to request. Default: the first of GET /v1/models."),
+    ] = None,
+    out: options.Out = None,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Replay a trace through a running router.
+
+    Each request is sent at its time in the trace, whether or not earlier ones have ended. A table sums up the result.
+    The exit code is 1 if any request failed.
+    """
+    from gorgo.apps.replay.options import ReplayOptions
+    from gorgo.apps.replay.run import replay_command
+    from gorgo.apps.results import results_table, rows_as_json
+
+    filters = options.trace_filters(
+        limit=limit,
+        max_input=max_input,
+        max_output=max_output,
+        spread=spread,
+        start=start,
+        end=end,
+        seed=seed,
+    )
+    wanted = ReplayOptions(
+        trace=options.trace_path(trace),
+        url=url,
+        filters=filters,
+        time_scale=options.positive(time_scale),
+        out=out,
+        model=model,
+        api_key=options.api_key(),
+    )
+    report = replay_command(wanted)
+    if as_json:
+        typer.echo(rows_as_json([report.row]))
+    else:
+        wide_console(TABLE_WIDTH).print(results_table([report.row]))
+    for kind, count in sorted(report.errors_by_kind.items()):
+        typer.echo(f"{count} x {kind}", err=True)
+    raise typer.Exit(report.exit_code)

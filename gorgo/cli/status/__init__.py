@@ -1,1 +1,0 @@
-"""`gorgo status`: tables and live updates."""
