@@ -76,7 +76,10 @@ def cases(module: ModuleType, name: str) -> Iterator[Callable[[], None]]:
 
 def _calls(function: Callable[..., None], marks: list[Any], name: str) -> Iterator[Callable[[], None]]:
     for values in product(*(mark.args[1] for mark in marks)):
-        given = {mark.args[0]: value for mark, value in zip(marks, values, strict=True)}
+        given: dict[str, Any] = {}
+        for mark, value in zip(marks, values, strict=True):
+            names = mark.args[0]
+            given |= {names: value} if isinstance(names, str) else dict(zip(names, value, strict=True))
         yield lambda given=given: function(name=name, **given)  # type: ignore[misc]
 
 
