@@ -140,7 +140,8 @@ def test_a_read_only_file_says_so(path: Path) -> None:
     for file in path.parent.glob("history*"):
         file.chmod(0o444)
     path.parent.chmod(0o555)
-    program = f"from tuner.history import History; History('sqlite:///{path}').record_event('unfreeze', now_s=1.0, reason='r')"
+    call = f"History('sqlite:///{path}').record_event('unfreeze', now_s=1.0, reason='r')"
+    program = f"from tuner.history import History; {call}"
     drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
     for folder in list(path.parents)[1:4]:
         if folder.stat().st_uid == os.geteuid() and folder != Path("/tmp"):
