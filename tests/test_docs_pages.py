@@ -137,11 +137,10 @@ def _is_printed(value: float, cell: str) -> bool:
     return abs(value - float(number)) <= 0.5 * 10.0**-places + 1e-9
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ["gorgo", "gorgo-ms", "least-load"])
 def test_worked_examples_are_what_the_code_makes_of_them(name: str) -> None:
     found = list(examples(name))
-    if POLICIES[name].unit:
-        assert found, "a policy with a cost has an example that shows it"
+    assert found, "a policy whose cost has several terms has an example"
     for example in found:
         choice = example.choice(name)
         assert example.candidates.names[choice.row] == example.chosen
