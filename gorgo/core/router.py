@@ -37,6 +37,7 @@ from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome, R
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
+from gorgo.core.prompt.token_ratio import BytesPerToken
 from gorgo.core.quotas import QuotaExceeded
 from gorgo.core.wiring import build_parts
 
@@ -108,6 +109,8 @@ class Router:
         self._hedger = parts.hedger
         self._lifecycle = parts.lifecycle
         self._quotas = parts.quotas
+        #: Learned from the usage of responses; the shell estimates prompt tokens by it.
+        self.token_ratios = BytesPerToken()
         #: Time of the last event.
         self._now = float("-inf")
 
@@ -175,6 +178,9 @@ class Router:
         attempt = self._table.close(attempt_id, now=now)
         if attempt is None:
             return None, []
+        request = attempt.state.request
+        if request.text_bytes is not None and outcome.prompt_tokens is not None:
+            self.token_ratios.learn(request.model, text_bytes=request.text_bytes, prompt_tokens=outcome.prompt_tokens)
         own, others = self._lifecycle.on_result(attempt, outcome, now=now)
         others += self._drain_queue(now)
         return own, others

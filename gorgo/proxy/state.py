@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from gorgo.config.model import Config, LimitsConfig
 from gorgo.core.prompt.fingerprint import Fingerprinter
-from gorgo.core.prompt.token_ratio import BytesPerToken
 from gorgo.core.router import Router
 from gorgo.proxy.clock import Clock
 from gorgo.proxy.control.service import ControlService
@@ -59,7 +58,6 @@ class RunningProxy:
     client_keys: ClientKeys | None = None
     #: `None` where the data listener speaks plain HTTP.
     served_tls: ServedTls | None = None
-    ratios: BytesPerToken = field(default_factory=BytesPerToken)
     stored_responses: StoredResponses = field(default_factory=StoredResponses)
     #: The last probes of each replica, for the status page.
     probe_history: ProbeHistory = field(default_factory=ProbeHistory)

@@ -377,3 +377,18 @@ def test_flush_forgets_one_replica_or_all() -> None:
     assert believed(router) == [0, 0, 0]
     with pytest.raises(UnknownReplica):
         router.flush("z", now=1.0)
+
+
+# -- bytes per token
+
+
+def test_usage_of_a_response_teaches_the_bytes_per_token_of_its_model() -> None:
+    router = make_router("a")
+    outcome = replace(COMPLETED, prompt_tokens=9_000)
+    for request_id, text_bytes in (("exact", None), ("estimated", 20_000)):
+        request = replace(a_request(request_id), model="tiny", text_bytes=text_bytes)
+        attempt = dispatched(submitted(router, request, now=0.0))
+        router.on_finish(attempt.attempt_id, outcome, now=1.0)
+        expected = 4.0 if text_bytes is None else 2.4
+        assert router.token_ratios.ratio("tiny") == expected
+    assert router.token_ratios.ratio("another") == 4.0

@@ -51,6 +51,8 @@ class RouteRequest:
         Where it may be served; `None` is anywhere.
     repeatable:
         Whether it may be sent to two replicas at once: nothing is kept of it there.
+    text_bytes:
+        Size of the prompt's text, from which `prompt_tokens` was estimated; `None` if that is exact.
     """
 
     request_id: str
@@ -69,6 +71,7 @@ class RouteRequest:
     client: str | None = None
     regions: frozenset[str] | None = None
     idempotent: bool = True
+    text_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

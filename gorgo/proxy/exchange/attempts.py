@@ -120,7 +120,7 @@ class Attempts:
             self._race.done(dispatch.attempt_id)
             lease.target.release()
             action = self._state.gateway.finish(dispatch, outcome)
-            self._learn(lease, outcome)
+            self._check_reports(lease, outcome)
             self._record.attempt_ended(self._state, dispatch, outcome)
         if not isinstance(action, Dispatch):
             return action
@@ -138,18 +138,12 @@ class Attempts:
         lease.target.release()
         self._state.gateway.finish(lease.dispatch, Outcome(result))
 
-    def _learn(self, lease: Lease, outcome: Outcome) -> None:
-        """Update the model's bytes per token and the engine's missing reports from the usage of a response."""
-        if outcome.prompt_tokens is None:
-            return
-        if outcome.result is AttemptResult.COMPLETED:
+    def _check_reports(self, lease: Lease, outcome: Outcome) -> None:
+        """Log once if the usage of responses lacks what the engine should report."""
+        if outcome.result is AttemptResult.COMPLETED and outcome.prompt_tokens is not None:
             estimated = lease.dispatch.decision.estimated_cached_tokens
             missing = lease.target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
             log_missing(lease.dispatch.replica, missing)
-        prompt = self._request.prompt
-        if prompt.tokens is None:
-            model = self._request.route.model
-            self._state.ratios.learn(model, text_bytes=len(prompt.text), prompt_tokens=outcome.prompt_tokens)
 
     async def _try(self, dispatch: Dispatch, target: Target) -> Outcome:
         limits, spent_s = target.deadlines, self._state.clock() - self._record.received_s

@@ -54,7 +54,7 @@ def parse_request(
         raise HttpError(400, "invalid_request", str(error)) from None
     model = _model(parsed)
     options = state.client_policies.request_options(headers, client=client, model=model)
-    ratio = _BYTES_PER_ID if prompt.tokens is not None else state.ratios.ratio(model)
+    ratio = _BYTES_PER_ID if prompt.tokens is not None else state.router.token_ratios.ratio(model)
     fingerprint = state.fingerprinter(prompt)
     request = RouteRequest(
         request_id=request_id,
@@ -73,6 +73,7 @@ def parse_request(
         priority=options.priority,
         regions=options.regions,
         idempotent=_is_idempotent(route, parsed),
+        text_bytes=fingerprint.text_bytes if prompt.tokens is None else None,
     )
     return ParsedRequest(body, prompt, request, _with_usage(route, body, parsed))
 

@@ -25,7 +25,7 @@ STATE = cast(
     RunningProxy,
     SimpleNamespace(
         client_policies=ClientPolicies.for_client(config_for([])),
-        ratios=BytesPerToken(),
+        router=SimpleNamespace(token_ratios=BytesPerToken()),
         fingerprinter=Fingerprinter(key=7, block_bytes=BLOCK_BYTES),
         stored_responses=StoredResponses(),
     ),
