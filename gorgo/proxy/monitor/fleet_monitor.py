@@ -1,7 +1,4 @@
-"""The background loops of a whole fleet: which are at work, the first look at all replicas, and telling the time.
-
-Owns their tasks. What is asked of one replica is `probes`'.
-"""
+"""The background loops of all replicas, the first probe of each, and the Router's timers."""
 
 from __future__ import annotations
 
@@ -12,43 +9,43 @@ from gorgo.proxy.state import RunningProxy
 
 
 class FleetMonitor:
-    """The watchers of a fleet at work, one task each in the task group of whoever owns them."""
+    """The running monitors, one task per replica in the given task group."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
-        self._at_work: dict[str, tuple[ReplicaMonitor, asyncio.Task[None]]] = {}
+        self._running: dict[str, tuple[ReplicaMonitor, asyncio.Task[None]]] = {}
 
-    def start(self, watcher: ReplicaMonitor) -> None:
-        name = watcher.target.name
-        assert name not in self._at_work, f"{name} is watched already"
-        self._at_work[name] = watcher, self._tasks.create_task(watcher.run())
+    def start(self, monitor: ReplicaMonitor) -> None:
+        name = monitor.target.name
+        assert name not in self._running, f"{name} has a monitor already"
+        self._running[name] = monitor, self._tasks.create_task(monitor.run())
 
     def stop(self, name: str) -> asyncio.Task[None]:
-        """Cancel the loops of one replica. Answers their task, which ends soon."""
-        _, task = self._at_work.pop(name)
+        """Cancel the loops of one replica. Return their task, which ends soon."""
+        _, task = self._running.pop(name)
         task.cancel()
         return task
 
     def restart(self) -> None:
-        """Begin all intervals anew, as they are in the configuration by now."""
-        for name, (watcher, _) in list(self._at_work.items()):
+        """Restart all loops with the intervals of the current configuration."""
+        for name, (monitor, _) in list(self._running.items()):
             self.stop(name)
-            self.start(watcher)
+            self.start(monitor)
 
     def stop_all(self) -> None:
-        for name in list(self._at_work):
+        for name in list(self._running):
             self.stop(name)
 
 
-async def probe_all(watchers: list[ReplicaMonitor]) -> None:
+async def probe_all(monitors: list[ReplicaMonitor]) -> None:
     """Probe all replicas once, concurrently, for at most `FIRST_PROBE_TIMEOUT_S`, before the first request."""
-    looks = await asyncio.gather(*(watcher.probe_once() for watcher in watchers))
-    for watcher, look in zip(watchers, looks, strict=True):
-        watcher.publish(look)
+    results = await asyncio.gather(*(monitor.probe_once() for monitor in monitors))
+    for monitor, result in zip(monitors, results, strict=True):
+        monitor.publish(result)
 
 
 async def run_timers(state: RunningProxy) -> None:
-    """Run the Router's timers when they are due, and each second: any event can bring them forward."""
+    """Run the Router's timers when they are due, and each second: an event can move them earlier."""
     while True:
         due = state.router.next_timer()
         wait_s = 1.0 if due is None else min(1.0, max(0.0, due - state.clock()))

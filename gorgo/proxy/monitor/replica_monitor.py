@@ -1,7 +1,4 @@
-"""Asking replicas how far away and how busy they are, in the background, and keeping connections to them warm.
-
-Owns the loops. What an answer means is the dialect's and the Router's; a failure is told as `None`, never raised.
-"""
+"""Probes, scrapes and warm connections of one replica, in the background. A failure is reported as `None`."""
 
 from __future__ import annotations
 
@@ -25,18 +22,17 @@ from gorgo.proxy.upstream.connection_state import NextConnectionState
 from gorgo.proxy.upstream.target import Target
 
 SCRAPE_TIMEOUT_S = 10.0
-#: A replica that joins waits for its first answers so long at most, and everything else in its file with it; so does
-#: a proxy that starts, which until then answers nobody.
+#: Longest delay of a reload by a new replica's first probe, and of a start: the proxy serves no request before.
 FIRST_PROBE_TIMEOUT_S = 5.0
-#: From a broken connection to a look at the engine's figures, and twice as long to each further one while it is silent.
+#: Delay of the scrape after a broken connection; doubles while the engine does not answer.
 AFTER_BREAK_S = 0.5
-#: Loops are spread by up to this share of their interval, so that many proxies do not ask in step.
+#: Jitter of an interval, as a share of it: many proxies do not probe in step.
 JITTER = 0.1
 
 
 @dataclass(slots=True)
 class ProbeResult:
-    """What a replica answered before the Router knew it."""
+    """The first answers of a replica that is not in the fleet yet."""
 
     rtt_s: float | None = None
     sample: EngineSample | None = None
@@ -47,12 +43,8 @@ class ReplicaMonitor:
 
     Parameters
     ----------
-    state:
-        Whose Router is told.
-    target:
-        Whom to ask.
     spread:
-        Draws a number in [0, 1); the only source of chance.
+        Draws a number in [0, 1) for the jitter.
     """
 
     def __init__(self, state: RunningProxy, target: Target, spread: Callable[[], float] = random.random) -> None:
@@ -60,7 +52,7 @@ class ReplicaMonitor:
         self._target = target
         self._spread = spread
         self._answers = True
-        self._tells = True
+        self._reports_metrics = True
         target.upstream.on_connection_change(self._report_connection)
 
     @property
@@ -68,7 +60,7 @@ class ReplicaMonitor:
         return self._target
 
     async def run(self) -> None:
-        """All loops, until cancelled."""
+        """Run all loops until cancelled."""
         proxy = self._state.config.proxy
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._every(proxy.probe_interval_s, self.probe))
@@ -77,61 +69,61 @@ class ReplicaMonitor:
             loops.create_task(self._probe_after_breaks())
 
     async def _probe_after_breaks(self) -> None:
-        """What broke a connection may be an engine that starts again, empty: its figures tell, once it answers."""
+        """Scrape after a broken connection: the engine may have restarted with an empty cache."""
         while True:
             await self._target.connection_lost.wait()
-            # Also where figures are read so often that the loop below does nothing: this one would never wait again.
+            # Cleared here too: with a short scrape interval the loop below does not run.
             self._target.connection_lost.clear()
             wait_s = AFTER_BREAK_S
-            while wait_s < self._state.config.proxy.scrape_interval_s:  # after that they are read anyway
+            while wait_s < self._state.config.proxy.scrape_interval_s:  # the periodic scrape is due by then
                 await asyncio.sleep(wait_s)
                 self._target.connection_lost.clear()
                 await self.scrape()
-                if self._tells:
+                if self._reports_metrics:
                     break
                 wait_s *= 2
 
     async def probe(self) -> None:
-        """One round trip, told to the Router; of a replica that is back also its figures, for it may be empty."""
+        """Measure one round trip. Scrape a replica that answers again: its cache may be empty."""
         was_silent = not self._answers
         try:
             rtt_s = await self._measure()
         except UpstreamError:
-            return  # This process could not ask it, which says nothing of it.
+            return  # No free connection in this process: no fact about the replica.
         self._probed(rtt_s, self._state.clock())
         if was_silent and rtt_s is not None:
             await self.scrape()
 
     async def scrape(self) -> None:
-        """The engine's own figures, told to the Router."""
-        if self._has_figures:
-            self._sampled(await self._read_figures(), self._state.clock())
+        """Read the engine's metrics and pass them to the Router."""
+        if self._has_metrics:
+            self._sampled(await self._read_sample(), self._state.clock())
 
     async def probe_once(self) -> ProbeResult:
-        """Ask once and keep the answers: the Router does not know this replica yet, or another one by its name."""
-        look = ProbeResult()
+        """Probe and scrape once, for a replica that is not in the fleet yet."""
+        result = ProbeResult()
 
         async def measure() -> None:
             with suppress(UpstreamError):
-                look.rtt_s = await self._measure()
+                result.rtt_s = await self._measure()
 
         async def read() -> None:
-            look.sample = await self._read_figures() if self._has_figures else None
+            result.sample = await self._read_sample() if self._has_metrics else None
 
         try:
-            async with asyncio.timeout(FIRST_PROBE_TIMEOUT_S), asyncio.TaskGroup() as asking:
-                asking.create_task(measure())
-                asking.create_task(read())
+            async with asyncio.timeout(FIRST_PROBE_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+                tasks.create_task(measure())
+                tasks.create_task(read())
         except TimeoutError:
-            if look.rtt_s is None:
+            if result.rtt_s is None:
                 self._unanswered("timeout")
-        return look
+        return result
 
-    def publish(self, look: ProbeResult) -> None:
-        """Pass on what was kept, now that the Router knows the replica."""
+    def publish(self, result: ProbeResult) -> None:
+        """Pass the first answers to the Router, after the replica has joined."""
         now = self._state.clock()
-        self._probed(look.rtt_s, now)
-        self._sampled(look.sample, now)
+        self._probed(result.rtt_s, now)
+        self._sampled(result.sample, now)
 
     def _probed(self, rtt_s: float | None, now: float) -> None:
         self._state.gateway.apply(self._state.router.on_probe(self._target.name, rtt_s, now=now))
@@ -141,13 +133,13 @@ class ReplicaMonitor:
         self._state.gateway.apply(self._state.router.on_engine_sample(self._target.name, sample, now=now))
 
     @property
-    def _has_figures(self) -> bool:
+    def _has_metrics(self) -> bool:
         return self._target.dialect.metrics_path is not None or self._target.dialect.loads_path is not None
 
     async def _measure(self) -> float | None:
-        """The second of two pings, because the first may have had to connect; `None` where it does not answer.
+        """Return the time of the second of two pings, as the first may open a connection; `None` without an answer.
 
-        Raises `UpstreamError` if this process has no connection left to ask it.
+        Raises `UpstreamError` if this process has no free connection.
         """
         try:
             await self._ping()
@@ -164,20 +156,20 @@ class ReplicaMonitor:
         self._state.metrics.probe_failed(self._target.name, self._target.region)
         self._changed(False, reason)
 
-    async def _read_figures(self) -> EngineSample | None:
-        """The engine's metrics, completed by its loads route, either of which may be missing."""
+    async def _read_sample(self) -> EngineSample | None:
+        """Read the metrics route and the loads route; either may be missing."""
         target = self._target
         found = [await self._read_metrics(), await self._read_loads()]
         samples = [sample for sample in found if sample is not None]
         if not samples:
             self._state.metrics.scrape_failed(target.name, target.region)
-        if self._tells and not samples:
+        if self._reports_metrics and not samples:
             log("scrape_failed", level=logging.WARNING, replica=target.name)
-        self._tells = bool(samples)
+        self._reports_metrics = bool(samples)
         return merged(samples[0], samples[-1]) if samples else None
 
     def _report_connection(self, found: NextConnectionState | None) -> None:
-        """To the Router, in its own time; unless another process has taken over the name."""
+        """Report the next connection to the Router, unless another process has this name now."""
         if self._state.targets.get(self._target.name) is not self._target:
             return
         now = self._state.clock()
@@ -185,13 +177,13 @@ class ReplicaMonitor:
         self._state.router.on_connection(self._target.name, connection, now=now)
 
     async def warm(self) -> None:
-        """Ping on several kept connections at once. Only where the replica answers: a dead one is left to the probe."""
+        """Ping on several connections at once, if the replica answers probes."""
         if not self._answers:
             return
         await asyncio.gather(*(self._ping_quietly() for _ in range(WARM_CONNECTIONS)))
 
     async def _ping_quietly(self) -> None:
-        """The probe is what counts failures."""
+        """Ping; ignore a failure, which the probe counts."""
         with suppress(UpstreamError):
             await self._ping()
 
@@ -208,7 +200,7 @@ class ReplicaMonitor:
             return None
         sample: EngineSample | None = None
         status: int | None = None
-        # A failure leaves both unknown, which is what it tells.
+        # A failure leaves both None.
         with suppress(UpstreamError):
             status, body = await self._fetch(path, SCRAPE_TIMEOUT_S)
             if status == 200:
@@ -233,7 +225,7 @@ class ReplicaMonitor:
         return await self._target.upstream.fetch(path, headers, timeout_s=timeout_s)
 
     def _changed(self, answers: bool, reason: str | None) -> None:
-        """Log transitions only: a replica that stays down says so once."""
+        """Log transitions only."""
         if answers == self._answers:
             return
         self._answers = answers

@@ -1,7 +1,7 @@
-"""What a new configuration asks of a proxy that runs by an old one. Pure.
+"""The difference of two configurations, by the changes it needs in a running proxy. Pure.
 
-Owns the comparison; carrying it out is `reload`'s. Only what differs between the two files counts, so that what an
-operator or a tuner has set since (weights, policy, a drain) stands until the file itself says something else about it.
+Only keys that differ between the two files count. Live changes of weights, policy and drain marks therefore hold until
+the file itself changes them.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from typing import Any
 
 from gorgo.config.model import Config, ReplicaConfig
 
-#: Sockets are bound once, and one exporter is made.
+#: Sockets and the exporter are made once.
 _BOUND = ("bind", "admin_bind", "tracing")
 _INTERVALS = ("probe_interval_s", "scrape_interval_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigDiff:
-    """The difference, by what has to be done about it."""
+    """The difference, by kind of change."""
 
     added: tuple[ReplicaConfig, ...] = ()
-    #: Of the same name, but another process: another URL or engine. Nothing known of the old one holds for it.
+    #: The same name with another URL, engine or TLS file: another process, with new state.
     replaced: tuple[ReplicaConfig, ...] = ()
-    #: The same process, about which the file says something else (models, region, key, capacity, usage).
+    #: The same process with other models, region, key, capacity or usage.
     updated: tuple[ReplicaConfig, ...] = ()
     removed: tuple[str, ...] = ()
-    #: Drain marks to set or take off.
+    #: Drain marks to set or remove.
     drains: Mapping[str, bool] = field(default_factory=dict)
     policy: bool = False
     weights: bool = False
     shadow: bool = False
     intervals: bool = False
-    #: Other keys of `proxy`, `regions`, `clients`, `models`, `limits` and `overload` that differ; all followed at once.
+    #: Other changed keys; in force at once.
     settings: tuple[str, ...] = ()
-    #: Keys that differ from what the process was started with and need a new start.
+    #: Changed keys that need a restart.
     restart: tuple[str, ...] = ()
 
     @property
@@ -43,17 +43,17 @@ class ConfigDiff:
         return bool(self.added or self.replaced or self.updated or self.removed)
 
     def as_log(self) -> dict[str, Any]:
-        """What is to be told, without the empty parts."""
-        told: dict[str, Any] = {
+        """Return the fields of the log event, empty ones left out."""
+        fields: dict[str, Any] = {
             kind: [replica.name for replica in getattr(self, kind)] for kind in ("added", "replaced", "updated")
         }
-        told |= {"removed": list(self.removed), "drains": dict(self.drains)}
-        told |= {"settings": list(self.settings), "restart_needed": list(self.restart)}
-        return {key: value for key, value in told.items() if value}
+        fields |= {"removed": list(self.removed), "drains": dict(self.drains)}
+        fields |= {"settings": list(self.settings), "restart_needed": list(self.restart)}
+        return {key: value for key, value in fields.items() if value}
 
 
 def diff(old: Config, new: Config) -> ConfigDiff:
-    """From `old`, by which the proxy runs, to `new`."""
+    """Return the changes from the running `old` to `new`."""
     before = {replica.name: replica for replica in old.replicas}
     after = {replica.name: replica for replica in new.replicas}
     stay = [(before[name], replica) for name, replica in after.items() if name in before]
@@ -79,23 +79,23 @@ def diff(old: Config, new: Config) -> ConfigDiff:
 
 
 def keep_restart_only(running: Config, new: Config) -> Config:
-    """`new` with what only a new start can change as it is in `running`, so that the next comparison says so again."""
-    kept = (*_BOUND, *_tls_toggled(running, new))
-    return replace(new, proxy=replace(new.proxy, **{key: getattr(running.proxy, key) for key in kept}))
+    """Return `new` with the restart-only keys of `running`, so that the next diff names them again."""
+    retained = (*_BOUND, *_tls_toggled(running, new))
+    return replace(new, proxy=replace(new.proxy, **{key: getattr(running.proxy, key) for key in retained}))
 
 
 def _tls_toggled(old: Config, new: Config) -> tuple[str, ...]:
-    """TLS for clients, if it goes on or off; another certificate is no such change."""
+    """Return `tls` if TLS for clients is turned on or off; another certificate needs no restart."""
     return ("tls",) if (old.proxy.tls.cert is None) != (new.proxy.tls.cert is None) else ()
 
 
 def _process(replica: ReplicaConfig) -> tuple[str | None, ...]:
-    # Connections are opened as whom and to whom the files say.
+    # Open connections use the old files.
     return replica.url.rstrip("/"), replica.engine, replica.ca_file, replica.client_cert, replica.client_key
 
 
 def _without_drain(replica: ReplicaConfig) -> ReplicaConfig:
-    """Everything but the drain mark, which has its own way."""
+    """Return the entry without its drain mark, which is compared apart."""
     return replace(replica, draining=False)
 
 

@@ -1,12 +1,10 @@
-"""A changed regions.yaml, carried out while requests go on.
+"""Reloads of regions.yaml while requests run.
 
-Owns the order of a reload: read and check everything that can fail, ask newcomers who they are, then change the Router,
-the targets and the settings in one step without an await, and at last see off who has left. Leaves what differs to
-`changes`, when to look to `config_file`.
+Order of a reload: read and check all that can fail, probe new replicas, change Router, targets and settings in one
+step without an await, then drain removed replicas. A refused file changes nothing.
 
-Theory of operation: an exchange takes its target in the very step in which the Router dispatched it, so the two always
-mean the same process, and a stream that runs keeps the target it has. A replica that left the fleet is closed when its
-last stream has ended. A file that is refused changes nothing.
+Theory of operation: an exchange takes its target in the step in which the Router dispatches it, so both always mean
+the same process. A running stream keeps its target. A removed replica is closed after its last stream.
 """
 
 from __future__ import annotations
@@ -39,35 +37,31 @@ ProbeResults = Sequence[tuple[ReplicaMonitor, ProbeResult]]
 
 
 class Reloader:
-    """Follows one file for one running proxy.
+    """Applies the changes of one file to a running proxy.
 
     Parameters
     ----------
-    state:
-        What is changed.
-    file:
-        What is followed.
-    watchers:
-        Of the replicas in `state`, at work.
+    monitors:
+        The running monitors of the fleet in `state`.
     environ:
-        Where replicas' API keys are.
+        Holds the API keys of replicas.
     """
 
     def __init__(
-        self, state: RunningProxy, file: ConfigFile, watchers: FleetMonitor, *, environ: Mapping[str, str]
+        self, state: RunningProxy, file: ConfigFile, monitors: FleetMonitor, *, environ: Mapping[str, str]
     ) -> None:
         self._state = state
         self._file = file
-        self._watchers = watchers
+        self._monitors = monitors
         self._environ = environ
 
     async def run(self) -> None:
-        """Until cancelled."""
-        async with asyncio.TaskGroup() as farewells:
+        """Reload until cancelled."""
+        async with asyncio.TaskGroup() as drains:
             while True:
-                await self._reload(await self._file.changed(), farewells)
+                await self._reload(await self._file.changed(), drains)
 
-    async def _reload(self, found: Found, farewells: asyncio.TaskGroup) -> None:
+    async def _reload(self, found: Found, drains: asyncio.TaskGroup) -> None:
         try:
             config = await self._file.parse(found)
             keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
@@ -75,50 +69,50 @@ class Reloader:
             shadow = make_shadow(config.proxy.shadow_policy, policy)
             changes = diff(self._state.config, config)
             client_keys = read_client_keys(config.clients)
-            # Read before anything changes, because files can be wrong; those who join read their own.
+            # Read before any change, because files can be wrong.
             tls_of = await asyncio.to_thread(_tls_of, config, self._state.tls)
-            looks = await self._probe_new(changes, config, keys)
+            results = await self._probe_new(changes, config, keys)
             if self._state.served_tls is not None:
                 self._state.served_tls.renew(config.proxy.tls)
         except GorgoError as refusal:
             self._state.metrics.reload_refused()
             log("config_refused", level=logging.ERROR, error=str(refusal), in_force="the configuration as it was")
             return
-        except Exception as failure:  # noqa: BLE001 - nothing is changed yet; a proxy that works must not end by a file
+        except Exception as failure:  # noqa: BLE001 - nothing has changed yet, and a file must not end the process
             self._state.metrics.reload_refused()
             log_failure("config_refused", failure)
             return
         async with self._state.control.exclusive():
-            left = self._change(changes, config, keys, policy, weights, shadow, looks)
+            left = self._change(changes, config, keys, policy, weights, shadow, results)
             self._state.client_keys = client_keys
             for name, tls in tls_of.items():
                 self._state.targets[name].upstream.set_tls(tls)
-        for target, watch in left:
-            farewells.create_task(self._drain_removed(target, watch))
+        for target, monitor_task in left:
+            drains.create_task(self._drain_removed(target, monitor_task))
 
-    # -- what waits
+    # -- with an await
 
     async def _probe_new(self, changes: ConfigDiff, config: Config, keys: Mapping[str, str | None]) -> ProbeResults:
-        """Probe newcomers before they take traffic; who does not answer joins all the same, as at the start."""
+        """Probe new replicas before they take traffic. One without an answer joins all the same, as at the start."""
         async with AsyncExitStack() as undo:
-            watchers = []
+            monitors = []
             deadlines = deadlines_by_region(config)
             for replica in (*changes.added, *changes.replaced):
                 tls = upstream_tls(replica, self._state.tls)
                 target = make_target(replica, config.limits, deadlines[replica.region], keys[replica.name], tls)
                 undo.push_async_callback(target.upstream.aclose)
-                watchers.append(ReplicaMonitor(self._state, target))
-            looks = await asyncio.gather(*(watcher.probe_once() for watcher in watchers))
+                monitors.append(ReplicaMonitor(self._state, target))
+            results = await asyncio.gather(*(monitor.probe_once() for monitor in monitors))
             undo.pop_all()
-        return list(zip(watchers, looks, strict=True))
+        return list(zip(monitors, results, strict=True))
 
-    async def _drain_removed(self, target: Target, watch: asyncio.Task[None]) -> None:
-        """Close the connections to a replica that has left when nothing runs on them any more."""
-        await asyncio.wait((watch,))
+    async def _drain_removed(self, target: Target, monitor_task: asyncio.Task[None]) -> None:
+        """Close the connections of a removed replica after its last stream."""
+        await asyncio.wait((monitor_task,))
         await target.wait_drained()
         await target.upstream.aclose()
         self._state.draining_targets.discard(target)
-        self._keep_series()
+        self._retain_series()
 
     # -- the one step
 
@@ -130,14 +124,14 @@ class Reloader:
         policy: Policy,
         weights: Weights,
         shadow: Policy | None,
-        looks: ProbeResults,
+        results: ProbeResults,
     ) -> list[tuple[Target, asyncio.Task[None]]]:
-        """Everything that others can see, at once. Answers who has left, with the end of their watch."""
+        """Apply all visible changes at once. Return removed targets with their cancelled monitor tasks."""
         state = self._state
-        joined = {watcher.target.name: watcher.target for watcher, _ in looks}
+        joined = {monitor.target.name: monitor.target for monitor, _ in results}
         self._change_fleet(changes, config)
         if changes.shadow:
-            # The one that goes may not suit the policy that comes.
+            # The old shadow policy may read another index than the new policy.
             state.router.set_shadow(None, now=state.clock())
         self._state.control.apply_config(
             config,
@@ -146,19 +140,19 @@ class Reloader:
         )
         if changes.shadow:
             self._set_shadow(shadow)
-        gone = [state.targets[name] for name in (*changes.removed, *(replica.name for replica in changes.replaced))]
+        removed = [state.targets[name] for name in (*changes.removed, *(replica.name for replica in changes.replaced))]
         state.targets = {row.name: joined.get(row.name) or state.targets[row.name] for row in config.replicas}
         deadlines = deadlines_by_region(config)
         for row in config.replicas:
             state.targets[row.name].update(row, config.limits, deadlines[row.region], keys[row.name])
         state.client_policies = ClientPolicies.for_client(config)
         state.config, state.limits = keep_restart_only(state.config, config), config.limits
-        state.draining_targets.update(gone)
-        left = [(target, self._watchers.stop(target.name)) for target in gone]
-        self._watch(changes, looks)
-        for target in gone:
+        state.draining_targets.update(removed)
+        left = [(target, self._monitors.stop(target.name)) for target in removed]
+        self._start_monitors(changes, results)
+        for target in removed:
             state.stored_responses.forget(target.name)
-        self._keep_series()
+        self._retain_series()
         state.metrics.reload_applied(state.clock())
         level = logging.WARNING if changes.restart else logging.INFO
         log("config_reloaded", level=level, replicas=len(state.targets), **changes.as_log())
@@ -171,9 +165,9 @@ class Reloader:
             router.set_limits(limits, now=now)
         if changes.fleet:
             replaced = {replica.name for replica in changes.replaced}
-            # A mark belongs to the name: who drained it to exchange the process may not want traffic there yet.
+            # A drain mark belongs to the name: it outlives an exchange of the process.
             marked = {view.name for view in router.fleet_view(now=now) if view.state == "draining"} & replaced
-            # Leaving and joining again is what makes the Router forget: load, health, belief.
+            # Leaving and joining resets load, health and prefix index in the Router.
             router.set_fleet([replica_spec(row) for row in config.replicas if row.name not in replaced], now=now)
             router.set_fleet([replica_spec(row) for row in config.replicas], now=now)
             for name in marked:
@@ -184,29 +178,29 @@ class Reloader:
     def _set_shadow(self, shadow: Policy | None) -> None:
         try:
             self._state.router.set_shadow(shadow, now=self._state.clock())
-        except ConfigError as error:  # it suits the file's policy; another one was set live
+        except ConfigError as error:  # the live policy differs from the file's
             log("shadow_not_set", level=logging.WARNING, error=str(error))
 
-    def _watch(self, changes: ConfigDiff, looks: ProbeResults) -> None:
+    def _start_monitors(self, changes: ConfigDiff, results: ProbeResults) -> None:
         if changes.intervals:
-            self._watchers.restart()
-        for watcher, look in looks:
-            watcher.publish(look)
-            self._watchers.start(watcher)
+            self._monitors.restart()
+        for monitor, result in results:
+            monitor.publish(result)
+            self._monitors.start(monitor)
 
-    def _keep_series(self) -> None:
+    def _retain_series(self) -> None:
         targets = (*self._state.targets.values(), *self._state.draining_targets)
         self._state.metrics.retain_replicas({(target.name, target.region) for target in targets})
 
 
 def _tls_of(config: Config, shared: ssl.SSLContext) -> dict[str, ssl.SSLContext]:
-    """By replica. Each reads a list of authorities, which takes the time of a hundred events of a stream."""
+    """Return the TLS context per replica. Reading authorities takes the time of a hundred stream events."""
     return {row.name: upstream_tls(row, shared) for row in config.replicas}
 
 
 def _policy(config: Config, running: Config) -> tuple[Policy, Weights]:
-    """What the file names, complete. Raises `UnknownPolicy` or `WeightsError`."""
+    """Return policy and complete weights of the file. Raises `UnknownPolicy` or `WeightsError`."""
     policy = make_policy(config.proxy.policy)
-    # What is in force since the start may come from a weights file that was written with a wider box.
+    # Weights of the start may come from a weights file with values out of range.
     known = (config.proxy.policy, config.proxy.weights) == (running.proxy.policy, running.proxy.weights)
     return policy, Weights.of(policy.weight_specs, config.proxy.weights, allow_out_of_range=known)

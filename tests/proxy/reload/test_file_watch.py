@@ -83,7 +83,7 @@ async def test_missing_file_is_an_error_once_and_its_return_is_told(tmp_path: Pa
     asked = asyncio.create_task(file.changed())
     gone = await asyncio.wait_for(asked, 10)
     assert isinstance(gone, ConfigError)
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="missing, or not a regular file"):
         await file.parse(gone)
     assert await looks(file, 3) == [None] * 3
     path.write_bytes(b"one")
@@ -95,7 +95,7 @@ async def test_folder_in_its_place_is_an_error(tmp_path: Path) -> None:
     path.unlink()
     path.mkdir()
     file.request_reload()
-    assert "no regular file" in str(await asyncio.wait_for(file.changed(), 10))
+    assert "not a regular file" in str(await asyncio.wait_for(file.changed(), 10))
 
 
 async def test_file_asked_for_is_told_changed_or_not(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ async def test_file_asked_for_while_it_is_written_is_read_when_two_reads_agree(
     def take(_: Path) -> tuple[Found, tuple[int, ...] | None]:
         return next(reads), ()
 
-    monkeypatch.setattr("gorgo.proxy.reload.file_watch._take", take)
+    monkeypatch.setattr("gorgo.proxy.reload.file_watch._read_file", take)
     file.request_reload()
     assert await asyncio.wait_for(file.changed(), 10) == b"half and half"
     assert path.exists()

@@ -325,7 +325,7 @@ async def test_refused_file_is_told_once_however_often_it_is_looked_at(
     await until(lambda: followed.count("refused"))
     for _ in range(3):  # of the same content: looked at again, nothing to tell
         os.utime(followed.path, (1, 1))
-        await until(lambda: followed.file._read == followed.file._seen)
+        await until(lambda: followed.file._read_stamp == followed.file._polled)
     (tmp_path / "new").write_bytes(regions({"a": a, "b": b}))
     os.replace(tmp_path / "new", followed.path)  # as editors do, and nobody asks
     await until(lambda: "b" in followed.state.targets)
