@@ -192,4 +192,4 @@ async def test_request_log_that_cannot_be_written_ends_the_start(folder: Path) -
     words = ("serve", "--config", str(folder / "regions.yaml"), "--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0")
     done = await gorgo(*words, "--request-log", str(folder / "nowhere" / "log"))
     assert done.returncode == 2
-    assert "no request log can be written there: No such file or directory" in done.stderr
+    assert "cannot write a request log: No such file or directory" in done.stderr

@@ -1,7 +1,4 @@
-"""The admin listener: what operators and tuners read and set. Its own port, and a token on every call.
-
-Owns the table of routes, who may call, the errors, and what only reads; `steering_routes` has what changes the routing.
-"""
+"""The admin listener: routes, authentication, errors and the read-only calls. Every call needs the token."""
 
 from __future__ import annotations
 
@@ -37,36 +34,36 @@ from gorgo.proxy.openapi.documents import admin_document
 from gorgo.proxy.state import INTERNAL_VARIABLE, RunningProxy
 
 TOKEN_VARIABLE = "GORGO_ADMIN_TOKEN"
-#: Samples per answer; a reader that lags asks again.
+#: Samples per response; a slow reader requests the next page.
 MAX_SAMPLES = 1000
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-_FLUSH: dict[str, tuple[Check, str]] = {"replica": (is_text, "a replica's name; without it all are flushed")}
+_FLUSH: dict[str, tuple[Check, str]] = {"replica": (is_text, "the name of a replica; default: all")}
 
 
 class Admin:
-    """The handlers, over one running proxy; `closing` ends what would else go on."""
+    """The handlers of one running proxy. `closing` ends event streams."""
 
     def __init__(self, state: RunningProxy, token: str | None, closing: asyncio.Event) -> None:
         self._state = state
         self._token = None if token is None else token.encode()
-        self._steering = ControlRoutes(state)
+        self._control = ControlRoutes(state)
         self._page = Page(state, self._token, self._check, closing)
 
     def routes(self) -> list[Route]:
-        steering = self._steering
+        control = self._control
         table: list[tuple[str, str, Handler]] = [
             ("GET", "/admin/fleet", self.fleet),
-            ("GET", "/admin/weights", steering.weights),
-            ("PUT", "/admin/weights", steering.set_weights),
-            ("GET", "/admin/policy", steering.policy),
-            ("PUT", "/admin/policy", steering.set_policy),
-            ("POST", "/admin/freeze", steering.freeze),
-            ("POST", "/admin/unfreeze", steering.unfreeze),
+            ("GET", "/admin/weights", control.weights),
+            ("PUT", "/admin/weights", control.set_weights),
+            ("GET", "/admin/policy", control.policy),
+            ("PUT", "/admin/policy", control.set_policy),
+            ("POST", "/admin/freeze", control.freeze),
+            ("POST", "/admin/unfreeze", control.unfreeze),
             ("GET", "/admin/samples", self.samples),
             ("GET", "/admin/decisions/{request_id:path}", self.decisions),
-            ("POST", "/admin/replicas/{name}/drain", steering.drain),
+            ("POST", "/admin/replicas/{name}/drain", control.drain),
             ("POST", "/admin/flush", self.flush),
             ("GET", "/admin/check", self.check),
             ("GET", "/admin/openapi.json", self.description),
@@ -82,7 +79,7 @@ class Admin:
                 "region": self._state.config.proxy.region,
                 "in_flight": self._state.router.in_flight,
                 "stopping": self._state.stopping,
-                "routing": self._steering.in_force(),
+                "routing": self._control.in_force(),
                 "replicas": [view.as_dict() | {"reports": self._reports(view.name)} for view in views],
             }
         )
@@ -99,13 +96,13 @@ class Admin:
         request_id = request.path_params["request_id"]
         found = self._state.router.decisions(request_id)
         if not found:
-            raise HttpError(404, "decision_not_found", "no decision for that request id is kept any more")
+            raise HttpError(404, "decision_not_found", "no stored decision has this request id")
         sample = self._state.router.samples.for_request(request_id)
         return json_response(
             {
                 "request_id": request_id,
                 "decisions": [decision.as_dict() for decision in found],
-                # How it went, when it has ended: what the decisions expected is held against it.
+                # The outcome, once the request has ended.
                 "sample": None if sample is None else asdict(sample),
             }
         )
@@ -128,7 +125,7 @@ class Admin:
 
     async def on_refused_change(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
         assert isinstance(error, GorgoError)
-        return _error(self._steering.refusal(error))
+        return _error(self._control.refusal(error))
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
@@ -138,7 +135,7 @@ class Admin:
         return guarded
 
     def _check(self, request: Request) -> None:
-        """In constant time, and before anything else is looked at."""
+        """Check the token in constant time, before the rest of the request."""
         if self._token is None:
             message = f"the admin API is off: start the proxy with a token in {TOKEN_VARIABLE}"
             raise HttpError(401, "admin_off", message, headers=_CHALLENGE)
@@ -152,7 +149,7 @@ _CHALLENGE = ((b"www-authenticate", b"Bearer"),)
 
 
 def admin_app(state: RunningProxy, token: str | None, closing: asyncio.Event) -> Starlette:
-    """The ASGI app of the admin listener."""
+    """Return the ASGI app of the admin listener."""
     handlers: dict[Any, Any] = {
         HttpError: _on_http_error,
         HTTPException: _on_routing_error,
@@ -192,4 +189,4 @@ async def _on_routing_error(request: Request, error: Exception) -> Response:  # 
     allow = (error.headers or {}).get("Allow")
     if error.status_code == 405 and allow:
         return _error(HttpError(405, "method_not_allowed", f"expected {allow}", headers=((b"allow", allow.encode()),)))
-    return _error(HttpError(error.status_code, "not_found", "there is no such route"))
+    return _error(HttpError(error.status_code, "not_found", "no such route"))

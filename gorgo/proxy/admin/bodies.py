@@ -1,7 +1,7 @@
-"""Reading an admin call's body and answering in JSON.
+"""Bodies and responses of admin calls, in JSON.
 
-Owns the bounds and the errors of a body, whether a route reads it or not. A key that a route does not know is refused:
-a misspelt `expected_version` must not turn a guarded write into one that goes through.
+Every body is bounded in size and time, also where no route reads it. An unknown key is an error: a misspelt
+`expected_version` must not turn a guarded write into an unguarded one.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from gorgo.proxy.http.body import discard
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send
 from gorgo.proxy.http.headers import Header
 
-#: Weights and names are short; more is not an admin call.
+#: Weights and names are short.
 MAX_BODY_BYTES = 64 * 1024
-#: A reason is a sentence or two, kept with every version.
+#: A reason is a sentence or two, stored with every version.
 MAX_TEXT = 1000
-#: For a whole body, also of one who has shown no token yet: the listener has few connections, and none to lend.
+#: Deadline of a body, also without a token: the listener has few connections.
 BODY_S = 10.0
 
 Check = Callable[[object], bool]
 
 
 class BoundedBodies:
-    """An ASGI app whose requests have their bodies in time, and whose answers take what is left of one.
+    """An ASGI app with a deadline for bodies. It discards the rest of a body that the response did not read.
 
-    hypercorn waits for the app to take a body, and the app, as it ends, for hypercorn to note that: an answer that does
-    not read its request (401) would have both wait for ever, and the connection count among the few there are.
+    Without that, hypercorn waits for the app to read the body, and the app waits for hypercorn: an early 401 would hold
+    its connection for ever.
     """
 
     def __init__(self, app: Any) -> None:
@@ -45,7 +45,7 @@ class BoundedBodies:
             await self._app(scope, receive, send)
             return
         end = asyncio.get_running_loop().time() + self._limit_s
-        dropping: list[asyncio.Task[NoReturn]] = []
+        discarding: list[asyncio.Task[NoReturn]] = []
 
         async def in_time() -> Message:
             try:
@@ -56,16 +56,16 @@ class BoundedBodies:
                 raise HttpError(408, "request_timeout", message) from None
 
         async def answer(message: Message) -> None:
-            if not dropping:
-                dropping.append(asyncio.create_task(discard(receive)))
+            if not discarding:
+                discarding.append(asyncio.create_task(discard(receive)))
             await send(message)
 
         try:
             await self._app(scope, in_time, answer)
         except ClientDisconnect:
-            return  # It left in the middle of its body: nobody's fault, and nobody to tell.
+            return  # The client disconnected: no response is possible.
         finally:
-            for task in dropping:
+            for task in discarding:
                 task.cancel()
 
 
@@ -74,7 +74,7 @@ def _has_body(headers: Iterable[Header]) -> bool:
 
 
 async def read_body(request: Request) -> dict[str, Any]:
-    """The JSON object of a call; an empty body is an empty object."""
+    """Return the JSON object of a call; an empty body is an empty object."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -90,13 +90,10 @@ async def read_body(request: Request) -> dict[str, Any]:
 
 
 def parse_body(body: Mapping[str, Any], keys: Mapping[str, tuple[Check, str]]) -> None:
-    """Check `body` against what each key may hold, and its words; raises `HttpError` for the first that is wrong.
-
-    Null is as if the key were not there.
-    """
+    """Check `body` by the check of each key. Raises `HttpError` for the first wrong key. Null is as a missing key."""
     for key, value in body.items():
         if key not in keys:
-            raise HttpError(400, "invalid_request", f"{key[:60]!r} is unknown here; expected {', '.join(keys)}")
+            raise HttpError(400, "invalid_request", f"{key[:60]!r}: unknown key; expected {', '.join(keys)}")
         check, expected = keys[key]
         if value is not None and not check(value):
             raise HttpError(400, "invalid_request", f"{key}: expected {expected}")
@@ -111,7 +108,7 @@ def is_flag(value: object) -> bool:
 
 
 def is_text(value: object) -> bool:
-    """No half of a surrogate pair either: JSON can say it, and neither a file nor a page could be written with it."""
+    """Return whether `value` is short text without lone surrogates, which no file or page can encode."""
     return isinstance(value, str) and len(value) <= MAX_TEXT and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
@@ -120,7 +117,7 @@ def is_weights(value: object) -> bool:
 
 
 def count_of(request: Request, name: str, default: int) -> int:
-    """A whole number in the query."""
+    """Return a whole number of the query."""
     text = request.query_params.get(name)
     if text is None:
         return default

@@ -1,7 +1,4 @@
-"""The admin routes that change what is routed by: weights, policy, freeze, unfreeze, drain.
-
-Owns their bodies and answers; everything they do is one call of `steering`.
-"""
+"""The admin routes that change routing, each one call of `ControlService`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from gorgo.proxy.state import RunningProxy
 
 _TEXT: tuple[Check, str] = (is_text, "text of at most 1,000 characters")
 _CHANGE_FIELDS: dict[str, tuple[Check, str]] = {
-    "expected_version": (is_count, "the version seen last, a whole number"),
+    "expected_version": (is_count, "the version last read, a whole number"),
     "reason": _TEXT,
     "by": _TEXT,
 }
@@ -27,12 +24,12 @@ _WEIGHTS: dict[str, tuple[Check, str]] = {
     "weights": (is_weights, '{"weights": {NAME: NUMBER}}'),
     "allow_out_of_range": (is_flag, "true, to accept weights outside the policy's range, or false"),
 }
-_POLICY: dict[str, tuple[Check, str]] = {"policy": (is_text, "a policy's name")}
+_POLICY: dict[str, tuple[Check, str]] = {"policy": (is_text, "the name of a policy")}
 _DRAIN: dict[str, tuple[Check, str]] = {"drain": (is_flag, 'true or false, as in {"drain": false}')}
 
 
 class ControlRoutes:
-    """The handlers, over one running proxy."""
+    """The handlers of one running proxy."""
 
     def __init__(self, state: RunningProxy) -> None:
         self._state = state
@@ -81,17 +78,17 @@ class ControlRoutes:
         return json_response({"replica": name, "drain": draining})
 
     def in_force(self) -> dict[str, Any]:
-        """What everybody who looks at the fleet wants to know of the weights."""
-        router, steering = self._state.router, self._state.control
+        """Return policy, version, weights and freeze in force."""
+        router, control = self._state.router, self._state.control
         return {
             "policy": router.policy.name,
             "version": router.weights.version,
             "weights": dict(router.weights),
-            "frozen": None if steering.frozen is None else steering.frozen.as_dict(),
+            "frozen": None if control.frozen is None else control.frozen.as_dict(),
         }
 
     def refusal(self, error: GorgoError) -> HttpError:
-        """A change that was refused, as an answer."""
+        """Return the error of a refused change."""
         if isinstance(error, WeightsFrozen):
             return HttpError(409, "frozen", str(error), details={"frozen": self.in_force()["frozen"]})
         if isinstance(error, VersionConflict):
@@ -99,7 +96,7 @@ class ControlRoutes:
                 409, "version_conflict", str(error), details={"version": self._state.router.weights.version}
             )
         assert isinstance(error, StateError)
-        return HttpError(507, "state_not_written", f"{error}; nothing was changed, and routing goes on")
+        return HttpError(507, "state_not_written", f"{error}; nothing changed, and routing continues")
 
     def _weights(self) -> dict[str, Any]:
         router = self._state.router

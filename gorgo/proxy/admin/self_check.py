@@ -1,8 +1,7 @@
-"""A look inside the running process, for tests that must know whether anything leaks or disagrees.
+"""The answer of `GET /admin/check`: every invariant of the Router, and a count of open resources.
 
-Owns what `GET /admin/check` answers: every invariant of the Router, asserted, and a count of what is open. It visits
-the whole prefix index in one step of the event loop, in which no stream goes on; so it is off unless the process was
-started with `GORGO_INTERNAL_ROUTES=1`.
+It visits the whole prefix index in one step of the event loop, so it is off unless the process has
+`GORGO_INTERNAL_ROUTES=1`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def self_check(state: RunningProxy) -> dict[str, Any]:
-    """What is open, and the first invariant that does not hold (`None` when all do)."""
+    """Return open resources and the first violated invariant, `None` if all hold."""
     router = state.router
     return {
         "violation": _violation(router),
@@ -42,7 +41,7 @@ def _violation(router: Router) -> str | None:
 
 
 def _place(broken: AssertionError) -> str:
-    """Where, for an assertion without words."""
+    """Return the place of an assertion without a message."""
     at = broken.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -50,5 +49,5 @@ def _place(broken: AssertionError) -> str:
 
 
 def _name(task: asyncio.Task[Any]) -> str:
-    """Of its coroutine: what all tasks of one kind have in common."""
+    """Return the name of the coroutine, equal for all tasks of one kind."""
     return getattr(task.get_coro(), "__qualname__", "unknown")

@@ -82,7 +82,7 @@ class Exchange:
         #: None before the request is parsed.
         self._attempts: Attempts | None = None
         if state.tracing is not None:
-            self._record.trace = state.tracing.begin(
+            self._record.trace = state.tracing.start(
                 self._headers, route=route, request_id=self._id, received_s=self._received_s
             )
         #: The wait of a queued request.

@@ -1,9 +1,6 @@
-"""What happens at the proxy, as figures for Prometheus: cheap hooks for the hot path, and gauges read at a scrape.
+"""The registry of one proxy: hooks for the hot path, and gauges that are read at a scrape.
 
-Owns what each event moves. The table of metrics is `metric_table`, the counters and histograms are `cells`. Gauges cost
-the hot path nothing: they are read from the Router when someone scrapes.
-
-Labels are bounded as the table says; a replica that leaves takes its series along.
+Labels are bounded as `metric_table` says. The series of a replica end when it leaves.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ __all__ = ["METRICS", "ActiveConfig", "Metrics"]
 
 @dataclass(slots=True)
 class ActiveConfig:
-    """When the configuration was taken, whether a newer file was refused since, and whether weights are frozen."""
+    """Time of the configuration in force, whether a newer file was refused, and whether weights are frozen."""
 
     taken_s: float
     refused: bool = False
@@ -38,13 +35,13 @@ class ActiveConfig:
 
 
 class Metrics:
-    """The registry of one proxy. Each method is one thing that happened."""
+    """The registry of one proxy. Each method records one event."""
 
     def __init__(self, router: Router, clock: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         self._cells = MetricStore(METRICS)
         self._count, self._histogram = self._cells.count, self._cells.histogram
-        #: Where the parts of TTFTs go, by replica and region.
+        #: Series of the parts of TTFTs, by replica and region.
         self._parts: dict[tuple[str, str], list[tuple[Counter, Histogram]]] = {}
         self._decision = self._histogram("gorgo_decision_seconds")
         self._body_read = self._histogram("gorgo_body_read_seconds")
@@ -87,7 +84,7 @@ class Metrics:
     def completed(
         self, replica: str, region: str, e2e_s: float, outcome: Outcome, *, estimated_cached_tokens: int
     ) -> None:
-        """An answer is complete; `outcome` has what its engine told of it."""
+        """Record a completed response; `outcome` has its engine's report."""
         self._histogram("gorgo_e2e_seconds", replica, region).observe(e2e_s)
         if outcome.output_tokens is not None:
             self._count("gorgo_output_tokens_total", replica, region).inc(outcome.output_tokens)
@@ -152,10 +149,10 @@ class Metrics:
             return found.get("region") in {None, *regions}
 
         self._parts.clear()
-        self._cells.register(wanted)
+        self._cells.retain(wanted)
 
     def exposition(self) -> bytes:
-        """The text that `/metrics` answers."""
+        """Return the text of `/metrics`."""
         return generate_latest(self.registry)
 
     def _part_cells(self, replica: str, region: str) -> list[tuple[Counter, Histogram]]:
@@ -172,7 +169,7 @@ class Metrics:
 
 
 class _RouterGauges(Collector):
-    """Gauges as they are at the moment of the scrape."""
+    """Gauges, read from the Router at a scrape."""
 
     def __init__(self, router: Router, clock: Callable[[], float], config: ActiveConfig) -> None:
         self._router = router
@@ -190,9 +187,9 @@ class _RouterGauges(Collector):
                 families[name].add_metric((view.name, view.region), value)
         for weight, value in self._router.weights.items():
             families["gorgo_weight"].add_metric((self._router.policy.name, weight), value)
-        cut_off = self._router.unreachable_regions
+        unreachable = self._router.unreachable_regions
         for region in sorted({view.region for view in views}):
-            families["gorgo_region_unreachable"].add_metric((region,), float(region in cut_off))
+            families["gorgo_region_unreachable"].add_metric((region,), float(region in unreachable))
         families["gorgo_queue_requests"].add_metric((), self._router.queued)
         families["gorgo_weights_version"].add_metric((), self._router.weights.version)
         families["gorgo_weights_frozen"].add_metric((), float(self._config.frozen))
@@ -227,5 +224,5 @@ def _side(guess: float, truth: float) -> str:
 
 
 def _status_class(status: int) -> str:
-    """`499` stands alone: the client went away, nobody answered."""
+    """Return the class of a status; 499 (client disconnected) is its own."""
     return "499" if status == 499 else f"{status // 100}xx"

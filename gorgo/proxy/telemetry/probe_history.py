@@ -1,18 +1,15 @@
-"""Round trips of the last probes, by replica: the Router keeps their average alone, and an operator wants their course.
-
-Owns a bounded ring per replica. Probes tell it, the status reads it.
-"""
+"""The last probes of each replica, for the status page. The Router stores only their average."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 
 #: An hour of probes every 30 s.
-PROBES_KEPT = 120
-#: Names, for a proxy whose fleet changes for months; more than any fleet has at once.
-REPLICAS_KEPT = 1024
+MAX_PROBES = 120
+#: More than any fleet has at once; bounds memory of a proxy whose fleet changes for months.
+MAX_REPLICAS = 1024
 
-#: When a probe came back, s since the epoch, and its round trip, s; `None` if it failed.
+#: Time of a probe (s since the epoch) and its round trip, s; `None` if it failed.
 ProbeTime = tuple[float, float | None]
 
 
@@ -32,15 +29,15 @@ class ProbeHistory:
         self._of: OrderedDict[str, deque[ProbeTime]] = OrderedDict()
 
     def record(self, replica: str, rtt_s: float | None, *, now: float) -> None:
-        """A probe came back, or failed."""
+        """Record a probe; `rtt_s` is `None` if it failed."""
         trips = self._of.get(replica)
         if trips is None:
-            trips = self._of[replica] = deque(maxlen=PROBES_KEPT)
-            if len(self._of) > REPLICAS_KEPT:
+            trips = self._of[replica] = deque(maxlen=MAX_PROBES)
+            if len(self._of) > MAX_REPLICAS:
                 self._of.popitem(last=False)
         self._of.move_to_end(replica)
         trips.append((now, rtt_s))
 
     def for_replica(self, replica: str) -> tuple[ProbeTime, ...]:
-        """Oldest first."""
+        """Return the probes of a replica, oldest first."""
         return tuple(self._of.get(replica, ()))

@@ -1,7 +1,6 @@
-"""Finished requests on their way to the log: a bounded queue, and one task that empties it.
+"""The queue of finished requests for the request log: bounded, and emptied by one task.
 
-Owns the promise that a request never waits for the log: what the disk cannot take in time is dropped, counted and said.
-The form of a line and the files are `request_log_file`'s.
+A request never waits for the log. Lines beyond the bound are dropped, counted and logged.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import numpy as np
 from gorgo.proxy.logs import log
 from gorgo.proxy.telemetry.request_log_file import BLOCKS_PER_HASH, Finished, RequestLogFile
 
-#: Two seconds of more requests than one process can route; 1 MB of usual prompts, 32 MB of the longest.
+#: Two seconds at the highest rate of one process; 1 MB with usual prompts, 32 MB with the longest.
 MAX_WAITING = 2000
-#: Written at once when so many wait, and otherwise once a second.
+#: Lines that start a write; otherwise one write per `FLUSH_S`.
 BATCH = 500
 FLUSH_S = 1.0
 
@@ -27,12 +26,10 @@ class RequestLog:
 
     Parameters
     ----------
-    file:
-        Where lines go.
     count:
-        Told (`written`, `dropped` or `failed`, number of lines).
+        Called with `written`, `dropped` or `failed` and the number of lines.
     max_waiting:
-        Lines held while the disk is busy.
+        Queued lines at most.
     """
 
     def __init__(
@@ -45,7 +42,7 @@ class RequestLog:
         self._wake = asyncio.Event()
         self._stopping = False
         self._dropped = 0
-        #: What was said last of drops and failures, so that each is said once until it is over.
+        #: Drops and failures are logged once until they end.
         self._dropping = self._failing = False
 
     def add(
@@ -59,7 +56,7 @@ class RequestLog:
         status: int,
         blocks: bytes,
     ) -> None:
-        """Take in one request; `blocks` is its fingerprint's. Never waits and never fails."""
+        """Queue one line; `blocks` is the fingerprint. Never waits and never fails."""
         if len(self._waiting) >= self._max_waiting:
             self._dropped += 1
             return
@@ -69,22 +66,22 @@ class RequestLog:
             self._wake.set()
 
     async def run(self) -> None:
-        """Write what comes, until `stop`; then what is left."""
+        """Write queued lines until `stop`, then the rest."""
         while not self._stopping:
-            await self._rest()
+            await self._wait_for_batch()
             await self._flush()
         await self._flush()
 
     def stop(self) -> None:
-        """Nothing more will come."""
+        """End `run` after the queued lines."""
         self._stopping = True
         self._wake.set()
 
     def close(self) -> None:
-        """After `run` has ended."""
+        """Close the file, after `run` has ended."""
         self._file.close()
 
-    async def _rest(self) -> None:
+    async def _wait_for_batch(self) -> None:
         try:
             async with asyncio.timeout(FLUSH_S):
                 await self._wake.wait()
@@ -99,7 +96,7 @@ class RequestLog:
             return
         try:
             await asyncio.to_thread(self._file.write, lines)
-        except (OSError, ValueError) as error:  # the second if something else lies there by now
+        except (OSError, ValueError) as error:  # ValueError: the path is not a regular file any more
             self._count("failed", len(lines))
             self._log_failure(error)
             return
@@ -113,7 +110,7 @@ class RequestLog:
         if dropped:
             self._count("dropped", dropped)
             if not self._dropping:
-                log("request_log_dropped", level=logging.WARNING, lines=dropped, reason="the disk does not keep up")
+                log("request_log_dropped", level=logging.WARNING, lines=dropped, reason="the disk is too slow")
         self._dropping = dropped > 0
 
     def _log_failure(self, error: Exception) -> None:

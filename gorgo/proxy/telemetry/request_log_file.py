@@ -1,13 +1,11 @@
 """The request log on disk: one JSON line per finished request, in a bounded set of files. No prompt, no key.
 
-Owns the form and the rotation. `FILE` is written to; when it is full it becomes `FILE.1`, that one `FILE.2`, and what
-would be one too many goes. Collecting lines is `request_log`'s, reading them `gorgo.apps.request_log`'s.
+`FILE` is rotated to `FILE.1`, `FILE.2` and so on; the oldest is removed. `gorgo.apps.request_log` reads the files.
 
-Theory of operation: `received_s` is wall-clock time, so that lines go on from one file, and from one run, to the next.
-Block hashes are those of the prefix index, every eighth: each stands for the whole prefix up to its end, so that every
-eighth says what a trace says in an eighth of the space. The fingerprint's key is drawn anew by each run and stays in
-it; hashes of two runs have nothing in common. Therefore a header, with the run's `boot_id`, stands at the head of each
-file and wherever a run begins. A line that was cut off (by `kill -9`, a full disk) has a header after it, or nothing.
+Theory of operation: `received_s` is wall-clock time, so lines of several files and runs are in one order. Block hashes
+are every eighth of the prefix index; each covers the whole prefix up to its end. The fingerprint's key is drawn per
+run, so hashes of two runs do not compare. Each file, and each run within it, therefore begins with a header that has
+the run's `boot_id`. A truncated line (`kill -9`, full disk) is followed by a header or by nothing.
 """
 
 from __future__ import annotations
@@ -27,31 +25,31 @@ from gorgo.errors import ConfigError
 SCHEMA = 1
 #: Blocks of the prefix index per hash in the log: 512 tokens of 4 bytes, as in Mooncake's traces.
 BLOCKS_PER_HASH = 8
-#: A day of five requests a second with prompts of 2,000 tokens; five of them are a week on a laptop's disk.
+#: One day of five requests a second with prompts of 2,000 tokens.
 MAX_FILE_BYTES = 64 << 20
 MAX_FILES = 5
-#: Hashes are of no use without the key, but lengths and times are the clients' business.
+#: Readable for the owner alone: lengths and times are private.
 _MODE = 0o600
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One request that has ended, however it did.
+    """One finished request, with any result.
 
     Parameters
     ----------
     received_s:
         Wall-clock time, seconds since the epoch.
     model:
-        Asked for; `None` if none was, or if the name is too long to be one.
+        `None` if the request names none, or a name that is too long.
     input_tokens:
-        As the engine counted, or estimated.
+        The engine's count, or an estimate.
     output_tokens:
-        As the engine counted; `None` if it did not tell.
+        The engine's count; `None` without a report.
     text_bytes:
-        Of the prompt: with `input_tokens` it tells where in the tokens a hash lies.
+        Bytes of the prompt: with `input_tokens` they place a hash among the tokens.
     status:
-        Of HTTP, 499 if the client went away.
+        HTTP status; 499 if the client disconnected.
     hashes:
         8 bytes per hash, little-endian.
     """
@@ -65,9 +63,9 @@ class Finished:
     hashes: bytes
 
     def line(self) -> str:
-        """As JSON, with the end of line."""
+        """Return the JSON line."""
         output = "null" if self.output_tokens is None else str(self.output_tokens)
-        # All hashes of a prompt at once: one by one they would take most of the time.
+        # All hashes at once: one by one they take most of the time.
         words = np.frombuffer(self.hashes, dtype="<u8").byteswap().tobytes().hex("-", 8).replace("-", '", "')
         hashes = f'["{words}"]' if words else "[]"
         return (
@@ -78,12 +76,12 @@ class Finished:
 
 
 class RequestLogFile:
-    """Appends lines; every call blocks for as long as the disk takes.
+    """Appends lines; every call blocks until the disk is done.
 
     Parameters
     ----------
     path:
-        A file that need not be there yet, in a folder that is.
+        The file may be missing; its folder must exist.
     boot_id:
         Of this run.
     clock:
@@ -91,7 +89,7 @@ class RequestLogFile:
     block_bytes:
         Text per hash.
     max_bytes, max_files:
-        Bounds: so many files of about so many bytes.
+        Bounds of rotation.
     """
 
     def __init__(
@@ -118,16 +116,16 @@ class RequestLogFile:
         self._size = 0
 
     def open(self) -> None:
-        """Find out at the start whether the path is right; raises `ConfigError`."""
+        """Open the file at the start. Raises `ConfigError` for a wrong path."""
         try:
             self._open()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            expected = "expected a file, or a new name in a folder that is there"
-            raise ConfigError(f"{self.path}: no request log can be written there: {reason}; {expected}") from error
+            expected = "expected a file, or a new name in an existing folder"
+            raise ConfigError(f"{self.path}: cannot write a request log: {reason}; {expected}") from error
 
     def write(self, requests: Iterable[Finished]) -> None:
-        """Append a line for each. Raises `OSError`; some of them may then be there, the last cut off."""
+        """Append a line per request. Raises `OSError`; then some lines may be written, the last one truncated."""
         text = "".join([request.line() for request in requests]).encode()
         if self._descriptor is not None and self._size + len(text) > self._max_bytes and self._size > len(self._header):
             self._rotate()
@@ -136,7 +134,7 @@ class RequestLogFile:
         try:
             self._append(text)
         except OSError:
-            self.close()  # the next write begins with a header, after what may be half a line
+            self.close()  # the next write begins with a header, after a possible half line
             raise
 
     def close(self) -> None:
@@ -145,20 +143,20 @@ class RequestLogFile:
             self._descriptor = None
 
     def _open(self) -> None:
-        # Without waiting: a pipe would keep us until somebody reads it.
+        # Nonblocking: a pipe would block until a reader comes.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(self.path, flags, _MODE)
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                raise ValueError("it is no regular file")
-            whole = found.st_size == 0 or os.pread(descriptor, 1, found.st_size - 1) == b"\n"
+                raise ValueError("not a regular file")
+            complete = found.st_size == 0 or os.pread(descriptor, 1, found.st_size - 1) == b"\n"
         except (OSError, ValueError):
             os.close(descriptor)
             raise
         self._descriptor, self._size = descriptor, found.st_size
         try:
-            self._append(self._header if whole else b"\n" + self._header)
+            self._append(self._header if complete else b"\n" + self._header)
         except OSError:
             self.close()
             raise

@@ -1,7 +1,6 @@
-"""Ended spans on their way to a collector: OpenTelemetry's batch processor, with the proxy's bounds.
+"""The export of spans: OpenTelemetry's batch processor with the proxy's bounds.
 
-Owns the bounds, the figures and log events of a collector that fails, and an end that it cannot hold up. Leaves the
-queue and the thread that empties it to the SDK, and the bytes to its exporter. What a span is, `spans` knows.
+A failing collector is counted and logged once, and cannot delay the end of the process beyond `EXPORT_S` per batch.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from gorgo.proxy.logs import log
 
-#: Spans that may wait: some 500 requests, a few MB. Beyond it the oldest is dropped.
+#: Queued spans: some 500 requests, a few MB. Beyond it the oldest is dropped.
 MAX_WAITING = 2048
 #: Sent at once: half a megabyte.
 BATCH = 512
 #: Between two sends, s; a full batch does not wait.
 FLUSH_S = 2.0
-#: For one batch with all its retries, s. A proxy that stops waits for two of them if the collector fails.
+#: Deadline of one batch with all retries, s. A stopping proxy waits for two of them if the collector fails.
 EXPORT_S = 3.0
 
 #: `exported` or `failed`, and how many.
@@ -41,13 +40,13 @@ class SpanExport(BatchSpanProcessor):
         )
 
     async def aclose(self) -> None:
-        """Send what waits, up to the first batch that fails."""
+        """Send queued spans, up to the first batch that fails."""
         self._watched.closing = True
         await asyncio.to_thread(self.shutdown)
 
 
 class _WatchedExporter(SpanExporter):
-    """Count what an exporter sends and fails to send; log the first failure and the first success after it.
+    """Count exported and failed spans; log the first failure and the first success after it.
 
     Called by the processor's thread alone, which is the only writer of the two counters.
     """
@@ -60,15 +59,15 @@ class _WatchedExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = SpanExportResult.FAILURE if self._given_up else self._exporter.export(spans)
-        well = result is SpanExportResult.SUCCESS
-        self._given_up = self.closing and not well
-        self._count("exported" if well else "failed", len(spans))
-        if well and self._failing:
+        succeeded = result is SpanExportResult.SUCCESS
+        self._given_up = self.closing and not succeeded
+        self._count("exported" if succeeded else "failed", len(spans))
+        if succeeded and self._failing:
             log("trace_export_resumed")
-        elif not well and not self._failing:
-            reason = "the collector did not take them"
+        elif not succeeded and not self._failing:
+            reason = "the collector refused them or did not answer"
             log("trace_export_failed", level=logging.WARNING, spans=len(spans), reason=reason)
-        self._failing = not well
+        self._failing = not succeeded
         return result
 
     def shutdown(self) -> None:

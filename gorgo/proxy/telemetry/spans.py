@@ -1,15 +1,11 @@
-"""The spans of requests, by OpenTelemetry. Imported only where `tracing` finds that they are wanted.
+"""The spans of traced requests, by OpenTelemetry. Imported only if a collector is configured.
 
-Owns which requests are traced, their spans and attributes, and the W3C `traceparent` that a replica is sent. How spans
-get to the collector is `span_export`'s.
+Theory of operation. A valid `traceparent` decides whether a request is traced; without one chance does. An untraced
+request costs nothing more, and its headers pass unchanged. Each attempt of a traced request is a span, and the replica
+gets its id as `traceparent`. Times are the proxy's clock; no context is attached, so tasks share nothing.
 
-Theory of operation. A request that brings a valid `traceparent` is traced if that says so, any other one by chance. One
-that is not traced costs nothing further, and its headers go on as they came. Of one that is traced each attempt is a
-span whose id the replica is sent, so that an engine's own spans hang below it. Times are those of the proxy's clock,
-given to the SDK; nothing is attached to a context, so tasks share nothing.
-
-What is in a span: ids, names out of the configuration, numbers, short words out of the code. Never a header, a key, a
-prompt, or the model's name, which is whatever a client sends.
+Attributes are ids, names of the configuration, numbers and constants. Never a header, a key, a prompt, or the model's
+name, which is client input.
 """
 
 from __future__ import annotations
@@ -31,14 +27,12 @@ TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 
 
 class Tracing:
-    """Begins traces.
+    """Starts traces.
 
     Parameters
     ----------
-    tracer, export:
-        Of the SDK, and where its spans go.
     sample_ratio:
-        Of the requests that bring no decision of their own.
+        Traced share of requests without `traceparent`.
     """
 
     def __init__(self, tracer: Tracer, export: SpanExport, sample_ratio: float) -> None:
@@ -48,8 +42,8 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self.export = export
 
-    def begin(self, headers: Sequence[Header], *, route: str, request_id: str, received_s: float) -> Trace | None:
-        """The trace of a request, or `None` if it is not to have one."""
+    def start(self, headers: Sequence[Header], *, route: str, request_id: str, received_s: float) -> Trace | None:
+        """Return the trace of a request, `None` if it is not traced."""
         parent = self._parent(headers)
         if parent is None and self._chance.random() >= self._ratio:
             return None
@@ -58,7 +52,7 @@ class Tracing:
         return Trace(self._tracer, parent, route=route, request_id=request_id, received_s=received_s)
 
     def _parent(self, headers: Sequence[Header]) -> Context | None:
-        """Where the request's own trace is; `None` without a valid one."""
+        """Return the context of a valid `traceparent`, else `None`."""
         found = [value for name, value in headers if name == TRACEPARENT]
         if len(found) != 1:
             return None
@@ -79,7 +73,7 @@ class Trace:
         self._tracer = tracer
         self._continues = parent is not None
         self._decided_from_s = received_s
-        #: Open ones, by the attempt's id; at most two at a time.
+        #: Open attempts by id, at most two.
         self._attempts: dict[str, Span] = {}
         self._root = tracer.start_span(
             f"POST {route}",
@@ -90,17 +84,17 @@ class Trace:
         )
 
     def body_read(self, now: float) -> None:
-        """The body is read: from here on it is decided."""
+        """Start the decision's span: the body is read."""
         self._decided_from_s = now
 
     def attempt_started(self, dispatch: Dispatch) -> None:
-        """A decision, and the attempt that it begins."""
+        """Record a decision and start its attempt."""
         decision = dispatch.decision
         decided_ns = _ns(decision.decided_s)
         span = self._child("decision", self._root, min(self._decided_from_s, decision.decided_s))
         span.set_attributes(_decision_attributes(dispatch))
         span.end(decided_ns)
-        # A later attempt is decided in the step in which the one before ended.
+        # A retry is decided in the step in which the attempt before ended.
         self._decided_from_s = decision.decided_s
         attempt = self._child("attempt", self._root, decision.decided_s, kind=SpanKind.CLIENT)
         attempt.set_attributes(
@@ -113,15 +107,15 @@ class Trace:
         self._attempts[dispatch.attempt_id] = attempt
 
     def carry(self, headers: Iterable[Header], attempt_id: str) -> list[Header]:
-        """What the replica is sent: the attempt's span as the parent of its own."""
+        """Return the headers for the replica, with the attempt's span as parent."""
         context = self._attempts[attempt_id].get_span_context()
-        # The state belongs to the trace that the client began; without one there is none.
+        # `tracestate` belongs to the client's trace.
         dropped = (TRACEPARENT,) if self._continues else (TRACEPARENT, TRACESTATE)
         parent = b"00-%032x-%016x-%02x" % (context.trace_id, context.span_id, context.trace_flags & 1)
         return [*(pair for pair in headers if pair[0] not in dropped), (TRACEPARENT, parent)]
 
     def first_content(self, dispatch: Dispatch, *, now: float, parts: TtftParts) -> None:
-        """The attempt that is the answer has something to show."""
+        """Record the first content of the winning attempt."""
         attempt = self._attempts[dispatch.attempt_id]
         span = self._child("first content", attempt, dispatch.decision.decided_s)
         span.set_attributes({f"gorgo.ttft_{part}_ms": value for part, value in parts.as_ms().items()})
@@ -129,23 +123,23 @@ class Trace:
         self._root.set_attribute("gorgo.ttft_ms", sum(parts) * 1e3)
 
     def attempt_ended(self, dispatch: Dispatch, outcome: Outcome, *, now: float) -> None:
-        """An attempt is over."""
+        """End the span of an attempt."""
         span = self._attempts.pop(dispatch.attempt_id)
         span.set_attribute("gorgo.result", outcome.result.value)
-        told = {
+        attributes = {
             "http.response.status_code": outcome.status,
             "gen_ai.usage.input_tokens": outcome.prompt_tokens,
             "gen_ai.usage.output_tokens": outcome.output_tokens,
             "gorgo.cached_tokens": outcome.cached_tokens,
             "error.type": outcome.error,
         }
-        span.set_attributes({name: value for name, value in told.items() if value is not None})
+        span.set_attributes({name: value for name, value in attributes.items() if value is not None})
         if outcome.result.failed or outcome.result is AttemptResult.DEADLINE_EXCEEDED:
             _mark_failed(span)
         span.end(_ns(now))
 
     def close(self, *, status: int, code: str | None, retries: int, hedged: bool, now: float) -> None:
-        """The request is over."""
+        """End the span of the request."""
         self._root.set_attributes(
             {"http.response.status_code": status, "gorgo.retries": retries, "gorgo.hedged": hedged}
         )
@@ -193,5 +187,5 @@ def _mark_failed(span: Span) -> None:
 
 
 def _ns(seconds: float) -> int:
-    """As OpenTelemetry counts."""
+    """Return nanoseconds, as OpenTelemetry counts."""
     return int(seconds * 1e9)

@@ -1,7 +1,4 @@
-"""Whether requests are traced: the extra `otel`, off unless `proxy.tracing` names a collector.
-
-Owns the start, so that nobody without a collector loads a line of OpenTelemetry. What a trace is, `spans` knows.
-"""
+"""The start of tracing: extra `otel`, imported only if `proxy.tracing` names a collector."""
 
 from __future__ import annotations
 
@@ -18,9 +15,11 @@ if TYPE_CHECKING:
 
 
 def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing | None:
-    """What `proxy.tracing` asks for; `None` if nothing. Raises `MissingExtra` without the extra `otel`.
+    """Return the tracing of the configuration, `None` without an endpoint.
 
-    Headers for the collector come from `OTEL_EXPORTER_OTLP_HEADERS`, so that no key is in the file.
+    Raises `MissingExtra` without the extra `otel`.
+
+    Headers for the collector come from `OTEL_EXPORTER_OTLP_HEADERS`, never from the file.
     """
     if config.endpoint is None:
         return None
@@ -35,7 +34,7 @@ def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing
         raise MissingExtra(
             f"proxy.tracing needs {error.name}, which is not installed: pip install 'gorgo[otel]'"
         ) from error
-    # `SpanExport` logs a collector in trouble, in the proxy's own form and once.
+    # `SpanExport` logs a failing collector once, in the proxy's own form.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     export = SpanExport(OTLPSpanExporter(endpoint=config.endpoint, timeout=EXPORT_S), count)
     resource = Resource.create({"service.name": "gorgo", "service.version": __version__, "cloud.region": region})

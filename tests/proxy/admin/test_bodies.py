@@ -56,10 +56,10 @@ def test_body_with_known_keys_is_taken(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"drain": True}, "'drain' is unknown here; expected draining, by"),
+        ({"drain": True}, "'drain': unknown key; expected draining, by"),
         ({"draining": 1}, "draining: expected true or false"),
         ({"by": "me", "draining": "no"}, "draining: expected true or false"),
-        ({"x" * 100: 1}, f"{'x' * 60!r} is unknown here; expected draining, by"),
+        ({"x" * 100: 1}, f"{'x' * 60!r}: unknown key; expected draining, by"),
     ],
 )
 def test_body_with_another_key_or_value_is_a_400_that_says_what_was_expected(

@@ -180,7 +180,7 @@ async def test_full_disk_refuses_the_change_and_routing_goes_on(start: Start, tm
         ("POST", "/admin/replicas/r0/drain", {}),
     ):
         error = checked(await fleet.admin.request(method, path, json=body), 507, "state_not_written")
-        assert "No space left on device; nothing was changed, and routing goes on" in error["message"]
+        assert "No space left on device; nothing changed, and routing continues" in error["message"]
     assert await shown(fleet) == before
     assert {view.state for view in fleet.state.router.fleet_view(now=0.0)} == {"healthy"}
     assert (await fleet.client.post(CHAT, content=chat(stream=True))).status_code == 200

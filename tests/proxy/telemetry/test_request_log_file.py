@@ -109,5 +109,5 @@ def test_what_cannot_be_a_log_is_told_at_the_start(tmp_path: Path, kind: str) ->
         os.mkfifo(path)
     else:
         path = path / "log"
-    with pytest.raises(ConfigError, match=r"no request log can be written there: .*; expected a file"):
+    with pytest.raises(ConfigError, match=r"cannot write a request log: .*; expected a file"):
         log_file(path).open()

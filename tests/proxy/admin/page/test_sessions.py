@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gorgo.proxy.admin.page.sessions import SESSION_S, SESSIONS, Sessions
-from gorgo.proxy.telemetry.probe_history import PROBES_KEPT, REPLICAS_KEPT, ProbeHistory
+from gorgo.proxy.telemetry.probe_history import MAX_PROBES, MAX_REPLICAS, ProbeHistory
 
 
 def test_only_the_token_begins_a_session_and_its_key_is_not_the_token() -> None:
@@ -42,10 +42,10 @@ def test_one_session_too_many_ends_the_oldest() -> None:
 
 def test_round_trips_are_bounded_by_replica_and_in_all() -> None:
     trips = ProbeHistory()
-    for second in range(PROBES_KEPT + 5):
+    for second in range(MAX_PROBES + 5):
         trips.record("a", 0.001, now=float(second))
-    assert (len(trips.for_replica("a")), trips.for_replica("a")[0][0]) == (PROBES_KEPT, 5.0)
-    for number in range(REPLICAS_KEPT - 1):
+    assert (len(trips.for_replica("a")), trips.for_replica("a")[0][0]) == (MAX_PROBES, 5.0)
+    for number in range(MAX_REPLICAS - 1):
         trips.record(f"r{number}", None, now=0.0)
     trips.record("a", 0.002, now=1e3)
     trips.record("new", 0.001, now=1e3)
