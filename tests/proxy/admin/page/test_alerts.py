@@ -102,7 +102,7 @@ def test_panic_and_an_unknown_round_trip_are_said() -> None:
 def test_one_failure_in_a_hundred_is_an_alert(failed: int, of: int, said: bool) -> None:
     figures = RecentStats.of([sample(n, status=502 if n < failed else 200) for n in range(of)])
     found = [Alert("bad", f"{failed} of the last {of} requests failed")] if said else []
-    assert told(figures=figures) == found
+    assert told(stats=figures) == found
 
 
 @pytest.mark.parametrize(
@@ -144,4 +144,4 @@ def test_each_state_but_ready_is_a_line(changes: dict[str, Any], found: list[tup
 
 @pytest.mark.parametrize(("state", "lines"), [("ejected", 1), ("half_open", 1), ("draining", 2)])
 def test_of_a_region_that_is_cut_off_only_what_somebody_asked_for_is_said(state: str, lines: int) -> None:
-    assert len(told(view(state=state), view("well"), cut_off=frozenset({"near"}))) == lines
+    assert len(told(view(state=state), view("well"), unreachable_regions=frozenset({"near"}))) == lines
