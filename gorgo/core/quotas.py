@@ -1,7 +1,6 @@
-"""How much one client may ask: requests at a time, and per second. Pure, on the caller's clock.
+"""Quotas: requests in flight and requests per second of each client. Pure, on the caller's clock.
 
-Owns the count and the token bucket of each client. Who a client is, and in what order those who wait are served, is
-for others. Memory is bounded: a client with nothing open and a full bucket is like one never seen.
+Memory is bounded: a client with nothing in flight and a full bucket is like one that never came.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ from dataclasses import dataclass
 
 from gorgo.core.limits import ClientLimits, ClientRules
 
-#: Accounts kept before those without a debt are dropped; a list of keys has a quarter of it.
+#: Clients counted before those with a full bucket are dropped; a list of keys has a quarter of it.
 MAX_CLIENTS = 4096
-#: A client with too many open has to wait for one of its own to end; nobody knows when that is, s.
+#: Retry-After of a client with too many in flight, s: the end of one of its requests is not predicted.
 IN_FLIGHT_RETRY_S = 1.0
-#: Of a clock that counts from the epoch: who comes when told is let in.
+#: Of a time that counts from the epoch: a client that comes at its Retry-After is admitted.
 _NOISE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaExceeded:
-    """Why a client is turned away, and when it may come again."""
+    """Why a client's request is rejected, and its Retry-After."""
 
     code: str
     message: str
@@ -52,65 +51,65 @@ class ClientQuotas:
         self._quotas: dict[str, _Quota] = {}
 
     def set_rules(self, rules: ClientRules) -> None:
-        """Other limits for whoever enters from now on; who is inside and was not counted is not."""
+        """Replace the limits for requests from now on; requests in flight that were not counted stay so."""
         self._rules, self._counting = rules, rules.has_limits
 
     def counts(self, client: str | None) -> bool:
-        """Whether a request of `client` that enters now is counted, so that its end is to be told."""
+        """Return whether a request of `client` is counted now, and so has to be released."""
         return client is not None and self._counting
 
     def acquire(self, client: str | None, *, now: float) -> QuotaExceeded | None:
-        """Count one more request of `client`, unless that is too much."""
+        """Count one more request of `client`, or return the quota that it exceeds."""
         if client is None or not self._counting:
             return None
-        excess = self.check(client)
-        if excess is not None:
-            return excess
+        exceeded = self.check(client)
+        if exceeded is not None:
+            return exceeded
         limits = self._rules.for_client(client)
-        account = self._quota(client, limits, now)
+        quota = self._quota(client, limits, now)
         if limits.requests_per_s is not None:
-            if account.tokens < 1.0 - _NOISE:
-                wait_s = (1.0 - account.tokens) / limits.requests_per_s
+            if quota.tokens < 1.0 - _NOISE:
+                wait_s = (1.0 - quota.tokens) / limits.requests_per_s
                 message = f"this key may send {limits.requests_per_s * 60:g} requests a minute"
                 return QuotaExceeded("client_rate", message, wait_s)
-            account.tokens -= 1.0
-        account.in_flight += 1
+            quota.tokens -= 1.0
+        quota.in_flight += 1
         return None
 
     def check(self, client: str, *, coming: int = 0) -> QuotaExceeded | None:
-        """Why one more of `client` would be too many at a time, with `coming` that have not entered. Counts nothing."""
+        """Return the quota that one more request in flight exceeds; `coming` are not counted yet. Counts nothing."""
         most = self._rules.for_client(client).max_in_flight
         if most is None or self.in_flight(client) + coming < most:
             return None
         return QuotaExceeded(
-            "client_concurrency", f"{most} requests of this key are open, the most it may have", IN_FLIGHT_RETRY_S
+            "client_concurrency", f"{most} requests of this key are in flight, its limit", IN_FLIGHT_RETRY_S
         )
 
     def in_flight(self, client: str) -> int:
-        """Requests of `client` that have not ended."""
-        account = self._quotas.get(client)
-        return 0 if account is None else account.in_flight
+        """Return the requests of `client` in flight."""
+        quota = self._quotas.get(client)
+        return 0 if quota is None else quota.in_flight
 
     def release(self, client: str | None) -> None:
-        """A request of `client` that was counted has ended."""
-        account = None if client is None else self._quotas.get(client)
-        if account is not None and account.in_flight:
-            account.in_flight -= 1
+        """Release a counted request of `client`."""
+        quota = None if client is None else self._quotas.get(client)
+        if quota is not None and quota.in_flight:
+            quota.in_flight -= 1
 
     def _quota(self, client: str, limits: ClientLimits, now: float) -> _Quota:
-        account = self._quotas.get(client)
-        if account is None:
+        quota = self._quotas.get(client)
+        if quota is None:
             if len(self._quotas) >= MAX_CLIENTS:
                 self._forget(now)
-            account = self._quotas[client] = _Quota(limits.bucket, now)
+            quota = self._quotas[client] = _Quota(limits.bucket, now)
         rate = limits.requests_per_s or 0.0
-        account.tokens = min(limits.bucket, account.tokens + rate * max(0.0, now - account.filled_s))
-        account.filled_s = max(account.filled_s, now)
-        return account
+        quota.tokens = min(limits.bucket, quota.tokens + rate * max(0.0, now - quota.filled_s))
+        quota.filled_s = max(quota.filled_s, now)
+        return quota
 
     def _forget(self, now: float) -> None:
         for name in list(self._quotas):
-            account, limits = self._quotas[name], self._rules.for_client(name)
-            full_s = (limits.bucket - account.tokens) / (limits.requests_per_s or float("inf"))
-            if not account.in_flight and now - account.filled_s >= full_s:
+            quota, limits = self._quotas[name], self._rules.for_client(name)
+            full_s = (limits.bucket - quota.tokens) / (limits.requests_per_s or float("inf"))
+            if not quota.in_flight and now - quota.filled_s >= full_s:
                 del self._quotas[name]

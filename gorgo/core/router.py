@@ -165,7 +165,7 @@ class Router:
             return []
         if ahead and attempt.state.request.streamed:
             waiting = [other for key in ahead if (other := self._table.find(key)) is not None]
-            self._hedger.on_overtaken(waiting, now=now)
+            self._hedger.on_superseded(waiting, now=now)
         return [*self._lifecycle.on_first_token(attempt, now=now), *self._drain_queue(now)]
 
     def on_finish(self, attempt_id: str, outcome: Outcome, *, now: float) -> tuple[RetryAction | None, list[Action]]:
@@ -358,7 +358,7 @@ class Router:
 
     def _release_quota(self, state: RequestState) -> None:
         """Release the client's quota of a request that was not dispatched."""
-        if state.quota_held:
+        if state.has_quota:
             self._quotas.release(state.request.client)
 
     def _refuse(self, request: RouteRequest, now: float) -> Reject | None:
@@ -371,8 +371,8 @@ class Router:
             return replica_not_found(request)
         if request.regions is not None and not self._parts.filter.has_replica_in(request.regions, request):
             return region_not_allowed(request)
-        excess = self._quotas.acquire(request.client, now=now)
-        return None if excess is None else quota_exceeded(request, excess)
+        exceeded = self._quotas.acquire(request.client, now=now)
+        return None if exceeded is None else quota_exceeded(request, exceeded)
 
     def _snapshot(self, replica: Replica, now: float) -> ReplicaSnapshot:
         return snapshot_replica(

@@ -1,18 +1,18 @@
-"""Who goes to a replica now, who waits at the proxy, and who is turned away.
+"""Admission: dispatch, queue or reject a request before its first dispatch.
 
-Owns the life of a request before its first dispatch: one look on arrival, further looks while it waits, and its end.
-The rules are `overload`, the order `waiting_room`, the choice and the reservation `placing`.
+Owns the first evaluation on arrival, later evaluations while the request is queued, and its end there. The rules are
+`fleet.saturation` and `deadline`, the order `queue`, the choice and the reservation `dispatch.dispatcher`.
 
-Theory of operation. A request goes to the replica that is cheapest of all, if that one is open; if not it waits for it,
-and later ones may pass. How long a place in a full batch takes to come is in no cost, and how many places there are is
-a guess for each replica; so one without a place is left for the next best that has one and has as much of the prompt
-cached, if that costs no more than the time in which one place comes free. Where less is cached, or it costs more, the
-place is waited for: going elsewhere would take time of the engines from all who wait.
+Theory of operation. A request goes to the replica with the least cost of all, if that has capacity; else it is queued
+for it, and later requests may pass. The time until a slot is free is in no cost, and the number of slots is estimated
+per replica. So a replica without a slot is passed over for the next best that has one and as much of the prompt cached,
+if that costs no more than the time in which one slot becomes free. Where less is cached, or it costs more, the request
+waits for the slot: going elsewhere would take engine time from all that are queued.
 
-Whatever can open a replica (a first token, an end, time) has the room walked in order until nobody who was looked at
-can go. A walk looks at so many at most, and not again within a moment at who wants a replica that is still closed, so
-that an event costs a bounded time however many wait; who was left out is next. A request that arrives is looked at
-alone: everything open has been offered to those who were there before.
+Whatever can give a replica capacity (a first token, an end, time) drains the queue in order. A drain evaluates a
+bounded number of requests, and no request again within a moment while its preferred replica is saturated: an event
+costs a bounded time however long the queue is, and the next drain goes on with the rest. A request that arrives is
+evaluated alone: all capacity has been offered to those queued before it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from gorgo.core.messages.actions import AdmissionAction, Dispatch, Hold, Reject
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.choice import Prediction
 
-#: Looks per walk: two milliseconds at 30 us each.
+#: Evaluations per drain: two milliseconds at 30 us each.
 MAX_EVALUATIONS = 64
-#: Who wants a closed replica is not looked at again for so long, s: costs drift slowly, and by events that are fewer.
+#: Pause before a request is evaluated again while its preferred replica is saturated, s: costs drift slowly.
 REEVALUATE_S = 0.05
 
-#: Who waited, and how that ended.
+#: A request that leaves the queue, and its action.
 AdmissionResult = tuple[RequestState, Dispatch | Reject]
 
 
@@ -48,28 +48,28 @@ class AdmissionController:
 
     Parameters
     ----------
-    fleet, placer:
+    fleet, dispatcher, request_filter:
         The Router's.
-    request_filter:
-        Candidates of a request.
     limits:
         May be replaced by `set_limits`.
     """
 
-    def __init__(self, fleet: Fleet, placer: Dispatcher, request_filter: RequestFilter, limits: OverloadLimits) -> None:
+    def __init__(
+        self, fleet: Fleet, dispatcher: Dispatcher, request_filter: RequestFilter, limits: OverloadLimits
+    ) -> None:
         self._fleet = fleet
-        self._placer = placer
+        self._dispatcher = dispatcher
         self._filter = request_filter
         self.saturation = SaturationDetector(fleet, limits)
         self.queue = FairQueue()
         self._retry_after = RetryAfter()
         self._limits = limits
-        #: (time, number, who) at which a time may be over; those who have left are passed over.
+        #: (time, number, request): when to shed it; entries of requests that have left the queue are skipped.
         self._shed_timers: list[tuple[float, int, QueuedRequest]] = []
         self._drained_s = float("-inf")
-        #: When the look at all began that a walk had to break off; `None` if the last one came to the end.
+        #: Start of the pass over the queue that a drain left unfinished; `None` if the last one was complete.
         self._sweep_s: float | None = None
-        #: Something happened that may have opened a replica, and the room has not been walked since.
+        #: A replica may have capacity since the last drain.
         self.needs_drain = False
 
     def set_limits(self, limits: OverloadLimits) -> None:
@@ -77,82 +77,84 @@ class AdmissionController:
         self.needs_drain = True
 
     def admit(self, state: RequestState, *, now: float) -> AdmissionAction:
-        """A new request: where to, or that it waits, or that it is turned away."""
+        """Dispatch, queue or reject a new request."""
         request = state.request
         eligible = self._filter.eligible(request, now)
         if not eligible.replicas:
             return self._queue_without_replica(state, now)
-        placement = self._placer.evaluate(request, eligible, now=now)
-        forecast = placement.choice.prediction
-        if forecast is None or not self._limits.queue_enabled:
-            return self._placer.dispatch(state, placement, now=now)
-        placement = self._prefer_free_slot(request, placement, now)
-        opened = self.saturation.has_capacity(placement.replica, now=now)
+        evaluation = self._dispatcher.evaluate(request, eligible, now=now)
+        prediction = evaluation.choice.prediction
+        if prediction is None or not self._limits.queue_enabled:
+            return self._dispatcher.dispatch(state, evaluation, now=now)
+        evaluation = self._prefer_free_slot(request, evaluation, now)
+        has_capacity = self.saturation.has_capacity(evaluation.replica, now=now)
         deadline_s = self._deadline_s(request)
-        if opened and deadline_s is None:
-            return self._placer.dispatch(state, placement, now=now)
-        predicted = forecast()
+        if has_capacity and deadline_s is None:
+            return self._dispatcher.dispatch(state, evaluation, now=now)
+        predicted = prediction()
         waited_s = now - request.received_s
         if deadline_s is not None and misses_deadline(
             predicted, waited_s=waited_s, deadline_s=deadline_s, limits=self._limits
         ):
             return deadline_exceeded(request, self._retry_after_s(now))
-        if opened:
-            return self._placer.dispatch(state, placement, now=now)
-        held = QueuedRequest(state, float(predicted.prefill_s.min()), enqueued_s=now)
-        held.preferred, held.evaluated_s = placement.replica.spec.name, now
-        held.shed_at_s = self._shed_at_s(request, predicted, deadline_s)
-        return self._enqueue(held, now)
+        if has_capacity:
+            return self._dispatcher.dispatch(state, evaluation, now=now)
+        queued = QueuedRequest(state, float(predicted.prefill_s.min()), enqueued_s=now)
+        queued.preferred, queued.evaluated_s = evaluation.replica.spec.name, now
+        queued.shed_at_s = self._shed_at_s(request, predicted, deadline_s)
+        return self._enqueue(queued, now)
 
     def drain_queue(self, *, now: float) -> list[AdmissionResult]:
-        """Offer what is open to those who wait, in order, and turn away whose time is over."""
+        """Dispatch queued requests in order while replicas have capacity, and shed those that are infeasible."""
         self.needs_drain = False
         if not self.queue:
             self._shed_timers.clear()
             return []
         self._drained_s = now
         actions = self._shed_late(now)
-        looks, closed = 0, self._is_saturated(now)
+        evaluations, saturated = 0, self._saturated(now)
         began_s = now if self._sweep_s is None else self._sweep_s
-        if closed and len(closed) == len(self._fleet.replicas):
+        if saturated and len(saturated) == len(self._fleet.replicas):
             return actions
-        for held in list(self.queue):
-            if held.preferred in closed and (now - held.evaluated_s < REEVALUATE_S or held.evaluated_s >= began_s):
+        for queued in list(self.queue):
+            if queued.preferred in saturated and (
+                now - queued.evaluated_s < REEVALUATE_S or queued.evaluated_s >= began_s
+            ):
                 continue
-            if looks == MAX_EVALUATIONS:
+            if evaluations == MAX_EVALUATIONS:
                 self._sweep_s = began_s
                 return actions
-            action = self._reevaluate(held, now)
+            action = self._reevaluate(queued, now)
             if isinstance(action, Dispatch):
-                closed = self._is_saturated(now)
+                saturated = self._saturated(now)
             if action is not None:
-                actions.append((held.state, action))
-            looks += held.no_replica_since_s is None  # who has nobody to go to is asked nothing
-            if closed and len(closed) == len(self._fleet.replicas):
+                actions.append((queued.state, action))
+            evaluations += queued.no_replica_since_s is None  # without a candidate no policy is called
+            if saturated and len(saturated) == len(self._fleet.replicas):
                 break
         self._sweep_s = None
         return actions
 
     def cancel(self, request_id: str) -> RequestState | None:
-        """Its client is gone. The request, if it waited."""
-        held = self.queue.get(request_id)
-        if held is None:
+        """Remove a queued request; return `None` if it is not queued."""
+        queued = self.queue.get(request_id)
+        if queued is None:
             return None
-        self.queue.remove(held)
-        return held.state
+        self.queue.remove(queued)
+        return queued.state
 
     def next_timer_s(self, *, now: float) -> float | None:
-        """When `walk` is next of use; `None` while nobody waits."""
+        """Return when to call `drain_queue`; `None` while the queue is empty."""
         if not self.queue:
             return None
         if self.needs_drain:
             return now
         due = [
             at
-            for member in self._fleet.replicas.values()
-            if (at := self.saturation.free_at_s(member, now=now)) is not None
+            for replica in self._fleet.replicas.values()
+            if (at := self.saturation.free_at_s(replica, now=now)) is not None
         ]
-        if self._limits.queue_enabled and len(self._is_saturated(now)) < len(self._fleet.replicas):
+        if self._limits.queue_enabled and len(self._saturated(now)) < len(self._fleet.replicas):
             due.append(self._drained_s + REEVALUATE_S)
         while self._shed_timers and not self._is_queued(self._shed_timers[0][2]):
             heappop(self._shed_timers)
@@ -163,111 +165,111 @@ class AdmissionController:
     # -- helpers
 
     def _prefer_free_slot(self, request: RouteRequest, best: Evaluation, now: float) -> Evaluation:
-        """`best`, or the next best that has a place and as much of the prompt, where that costs less than waiting."""
+        """Return `best`, or the next best with a free slot and as much cached, if that costs less than to wait."""
         cost, row, eligible = best.choice.cost, best.choice.row, best.eligible
-        if cost is None or self._placer.policy.unit != "ms" or self.saturation.has_slot(best.replica):
+        if cost is None or self._dispatcher.policy.unit != "ms" or self.saturation.has_slot(best.replica):
             return best
         cached = best.matched[eligible.slots]
-        fit = [
+        better = [
             other
-            for other, member in enumerate(eligible.replicas)
-            if cached[other] >= cached[row] and self.saturation.has_slot(member)
+            for other, replica in enumerate(eligible.replicas)
+            if cached[other] >= cached[row] and self.saturation.has_slot(replica)
         ]
-        dearer_s = min((float(cost[other] - cost[row]) for other in fit), default=inf) / 1e3
-        if dearer_s > best.replica.concurrency.slot_wait_s:
+        extra_s = min((float(cost[other] - cost[row]) for other in better), default=inf) / 1e3
+        if extra_s > best.replica.concurrency.slot_wait_s:
             return best
-        unfit = set(eligible.names) - {eligible.names[other] for other in fit}
-        return self._placer.evaluate(request, eligible.excluding(unfit, "full"), now=now)
+        excluded = set(eligible.names) - {eligible.names[other] for other in better}
+        return self._dispatcher.evaluate(request, eligible.excluding(excluded, "full"), now=now)
 
-    def _enqueue(self, held: QueuedRequest, now: float) -> Hold | Reject:
-        request = held.state.request
+    def _enqueue(self, queued: QueuedRequest, now: float) -> Hold | Reject:
+        request = queued.state.request
         if not self.queue:
-            # Whatever happened before, this one was asked after it.
+            # Nothing was queued: earlier events gave this request no capacity.
             self.needs_drain, self._drained_s = False, now
         if len(self.queue) >= self._limits.queue_max_requests:
             return queue_full(request, self._limits.queue_max_requests, self._retry_after_s(now))
-        self.queue.add(held)
-        self._arm_timer(held)
+        self.queue.add(queued)
+        self._arm_timer(queued)
         return Hold(request.request_id)
 
     def _queue_without_replica(self, state: RequestState, now: float) -> Hold | Reject:
-        """Nobody can take it, open or not."""
+        """Queue a request without a candidate for a while, or reject it."""
         if self._limits.no_replica_wait_s <= 0.0:
             return no_replica(state.request, self._readmission_s(now))
-        held = QueuedRequest(state, self._least_prefill_s(state.request), enqueued_s=now, no_replica_since_s=now)
-        held.shed_at_s = self._give_up_at_s(held)
-        return self._enqueue(held, now)
+        queued = QueuedRequest(state, self._least_prefill_s(state.request), enqueued_s=now, no_replica_since_s=now)
+        queued.shed_at_s = self._give_up_at_s(queued)
+        return self._enqueue(queued, now)
 
     def _least_prefill_s(self, request: RouteRequest) -> float:
-        """By the priors, of a request that no policy is asked about: by it clients take turns."""
+        """Return the least prefill by the priors: the fair queue charges it to the client."""
         tokens = request.prompt_tokens
-        told = (
-            member.prior.seconds(tokens, 0) * member.prefill_queue.speed.factor
-            for member in self._fleet.replicas.values()
+        prefills_s = (
+            replica.prior.seconds(tokens, 0) * replica.prefill_queue.speed.factor
+            for replica in self._fleet.replicas.values()
         )
-        return min(told, default=0.0)
+        return min(prefills_s, default=0.0)
 
-    def _reevaluate(self, held: QueuedRequest, now: float) -> Dispatch | Reject | None:
-        request = held.state.request
+    def _reevaluate(self, queued: QueuedRequest, now: float) -> Dispatch | Reject | None:
+        request = queued.state.request
         eligible = self._filter.eligible(request, now)
         if not eligible.replicas:
-            return self._without_replica(held, now)
-        held.no_replica_since_s = None
-        placement = self._placer.evaluate(request, eligible, now=now)
-        forecast = placement.choice.prediction
-        if not self._limits.queue_enabled or forecast is None:
-            return self._dispatch(held, placement, now)
-        placement = self._prefer_free_slot(request, placement, now)
-        held.preferred, held.evaluated_s = placement.replica.spec.name, now
-        predicted, deadline_s = forecast(), self._deadline_s(request)
+            return self._without_replica(queued, now)
+        queued.no_replica_since_s = None
+        evaluation = self._dispatcher.evaluate(request, eligible, now=now)
+        prediction = evaluation.choice.prediction
+        if not self._limits.queue_enabled or prediction is None:
+            return self._dispatch(queued, evaluation, now)
+        evaluation = self._prefer_free_slot(request, evaluation, now)
+        queued.preferred, queued.evaluated_s = evaluation.replica.spec.name, now
+        predicted, deadline_s = prediction(), self._deadline_s(request)
         if deadline_s is not None:
             waited_s = now - request.received_s
             if misses_deadline(predicted, waited_s=waited_s, deadline_s=deadline_s, limits=self._limits):
-                return self._shed(held, now)
-        if self.saturation.has_capacity(placement.replica, now=now):
-            return self._dispatch(held, placement, now)
-        self._set_shed_timer(held, self._shed_at_s(request, predicted, deadline_s))
+                return self._shed(queued, now)
+        if self.saturation.has_capacity(evaluation.replica, now=now):
+            return self._dispatch(queued, evaluation, now)
+        self._set_shed_timer(queued, self._shed_at_s(request, predicted, deadline_s))
         return None
 
-    def _dispatch(self, held: QueuedRequest, placement: Evaluation, now: float) -> Dispatch:
-        self.queue.pop(held)
-        return self._placer.dispatch(held.state, placement, now=now)
+    def _dispatch(self, queued: QueuedRequest, evaluation: Evaluation, now: float) -> Dispatch:
+        self.queue.pop(queued)
+        return self._dispatcher.dispatch(queued.state, evaluation, now=now)
 
-    def _shed(self, held: QueuedRequest, now: float) -> Reject:
-        self.queue.remove(held)
-        return deadline_exceeded(held.state.request, self._retry_after_s(now))
+    def _shed(self, queued: QueuedRequest, now: float) -> Reject:
+        self.queue.remove(queued)
+        return deadline_exceeded(queued.state.request, self._retry_after_s(now))
 
-    def _without_replica(self, held: QueuedRequest, now: float) -> Reject | None:
-        if held.no_replica_since_s is None:
-            held.no_replica_since_s = now
-        over_s = self._give_up_at_s(held)
-        if now < over_s:
-            held.preferred, held.evaluated_s = None, now
-            self._set_shed_timer(held, over_s)
+    def _without_replica(self, queued: QueuedRequest, now: float) -> Reject | None:
+        if queued.no_replica_since_s is None:
+            queued.no_replica_since_s = now
+        give_up_at_s = self._give_up_at_s(queued)
+        if now < give_up_at_s:
+            queued.preferred, queued.evaluated_s = None, now
+            self._set_shed_timer(queued, give_up_at_s)
             return None
-        self.queue.remove(held)
-        return no_replica(held.state.request, self._readmission_s(now))
+        self.queue.remove(queued)
+        return no_replica(queued.state.request, self._readmission_s(now))
 
-    def _give_up_at_s(self, held: QueuedRequest) -> float:
-        """How long it waits for anybody at all; not beyond its deadline."""
-        assert held.no_replica_since_s is not None, "it has somewhere to go"
-        over_s, deadline_s = (
-            held.no_replica_since_s + self._limits.no_replica_wait_s,
-            self._deadline_s(held.state.request),
+    def _give_up_at_s(self, queued: QueuedRequest) -> float:
+        """Return when a request without a candidate is rejected: not after its deadline."""
+        assert queued.no_replica_since_s is not None, "it has no candidate"
+        give_up_at_s, deadline_s = (
+            queued.no_replica_since_s + self._limits.no_replica_wait_s,
+            self._deadline_s(queued.state.request),
         )
-        return over_s if deadline_s is None else min(over_s, held.state.request.received_s + deadline_s)
+        return give_up_at_s if deadline_s is None else min(give_up_at_s, queued.state.request.received_s + deadline_s)
 
     def _shed_late(self, now: float) -> list[AdmissionResult]:
-        """Those whose time may be over are looked at out of turn."""
+        """Evaluate requests out of turn whose shed time has come."""
         actions: list[AdmissionResult] = []
         while self._shed_timers and self._shed_timers[0][0] <= now:
-            held = heappop(self._shed_timers)[2]
-            if self._is_queued(held) and held.shed_at_s <= now:
-                action = self._reevaluate(held, now)
-                if action is None and held.shed_at_s <= now:
-                    action = self._shed(held, now)
+            queued = heappop(self._shed_timers)[2]
+            if self._is_queued(queued) and queued.shed_at_s <= now:
+                action = self._reevaluate(queued, now)
+                if action is None and queued.shed_at_s <= now:
+                    action = self._shed(queued, now)
                 if action is not None:
-                    actions.append((held.state, action))
+                    actions.append((queued.state, action))
         return actions
 
     def _shed_at_s(self, request: RouteRequest, predicted: Prediction, deadline_s: float | None) -> float:
@@ -275,44 +277,44 @@ class AdmissionController:
             return float("inf")
         return shed_at_s(predicted, received_s=request.received_s, deadline_s=deadline_s, limits=self._limits)
 
-    def _set_shed_timer(self, held: QueuedRequest, drop_s: float) -> None:
-        if drop_s != held.shed_at_s:
-            held.shed_at_s = drop_s
-            self._arm_timer(held)
+    def _set_shed_timer(self, queued: QueuedRequest, shed_at_s: float) -> None:
+        if shed_at_s != queued.shed_at_s:
+            queued.shed_at_s = shed_at_s
+            self._arm_timer(queued)
 
-    def _arm_timer(self, held: QueuedRequest) -> None:
-        if held.shed_at_s == float("inf"):
+    def _arm_timer(self, queued: QueuedRequest) -> None:
+        if queued.shed_at_s == float("inf"):
             return
-        heappush(self._shed_timers, (held.shed_at_s, held.number, held))
+        heappush(self._shed_timers, (queued.shed_at_s, queued.number, queued))
         if len(self._shed_timers) > 4 * len(self.queue) + 64:
             self._shed_timers = [
                 entry for entry in self._shed_timers if self._is_queued(entry[2]) and entry[0] == entry[2].shed_at_s
             ]
             heapify(self._shed_timers)
 
-    def _is_queued(self, held: QueuedRequest) -> bool:
-        return self.queue.get(held.request_id) is held
+    def _is_queued(self, queued: QueuedRequest) -> bool:
+        return self.queue.get(queued.request_id) is queued
 
-    def _is_saturated(self, now: float) -> set[str]:
-        """Nobody is while nothing is held back."""
+    def _saturated(self, now: float) -> set[str]:
+        """Return the saturated replicas; empty if queueing is off."""
         if not self._limits.queue_enabled:
             return set()
         return {
-            name for name, member in self._fleet.replicas.items() if not self.saturation.has_capacity(member, now=now)
+            name for name, replica in self._fleet.replicas.items() if not self.saturation.has_capacity(replica, now=now)
         }
 
     def _deadline_s(self, request: RouteRequest) -> float | None:
         return self._limits.slo_ttft_s if request.slo_ttft_s is None else request.slo_ttft_s
 
     def _retry_after_s(self, now: float) -> float:
-        """For a request that is turned away now: what waits and what was sent has to be prefilled before it."""
-        members = [member for member in self._fleet.replicas.values() if member.health.can_accept]
-        if not members:
+        """Return the Retry-After of a request rejected now: the queued and the dispatched prefill come before it."""
+        replicas = [replica for replica in self._fleet.replicas.values() if replica.health.can_accept]
+        if not replicas:
             return MIN_RETRY_S
-        work_s = sum(self.saturation.backlog_s(member, now=now) for member in members)
-        return self._retry_after.seconds((work_s + self.queue.prefill_s) / len(members), now=now)
+        work_s = sum(self.saturation.backlog_s(replica, now=now) for replica in replicas)
+        return self._retry_after.seconds((work_s + self.queue.prefill_s) / len(replicas), now=now)
 
     def _readmission_s(self, now: float) -> float:
-        """When the first ejected replica may be tried again."""
-        wakes = [member.health.backoff_until_s for member in self._fleet.replicas.values()]
-        return max(MIN_RETRY_S, min((at for at in wakes if at is not None), default=now) - now)
+        """Return the time until the first back-off ends."""
+        backoffs = [replica.health.backoff_until_s for replica in self._fleet.replicas.values()]
+        return max(MIN_RETRY_S, min((at for at in backoffs if at is not None), default=now) - now)

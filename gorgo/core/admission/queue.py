@@ -1,13 +1,11 @@
-"""Requests that wait at the proxy, bounded, in the order in which they are to be offered a replica.
-
-Owns the order and the bound. Who may go is `front_door`.
+"""The fair queue: requests that wait at the proxy, in the order in which they are offered a replica.
 
 Theory of operation. The order is by priority, then fair between clients, then shortest first. Fair means start-time
-fair queueing over predicted prefill seconds: each client has a virtual time, which is how much of the engines' time it
-has been given while others waited. Its requests are tagged, shortest first, from that time onwards, and the least tag
-goes first. So a client with a thousand waiting requests delays one with a single request by one of its own at most, and
-a lone client has its shortest request served first. A client that comes back starts where the others are: nobody saves
-up. Strict priority can starve who is low; a deadline bounds that, and so does the room.
+fair queueing over predicted prefill seconds: each client has a virtual time, the engine time that it was given while
+others waited. Its requests are tagged from that time on, shortest first, and the least tag is served first. So a client
+with a thousand queued requests delays another with one request by one of its own at most, and a lone client has its
+shortest request served first. A client that returns starts at the present virtual time and saves nothing up. Strict
+priority can starve low priorities; deadlines and the bound on the queue limit that.
 """
 
 from __future__ import annotations
@@ -21,17 +19,17 @@ from math import inf
 from gorgo.core.dispatch.in_flight import RequestState
 
 _Rank = tuple[float, int]
-#: Clients whose turn is remembered while nothing of theirs waits.
+#: Clients whose virtual time is retained while none of their requests is queued.
 MAX_CLIENTS = 4096
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """One request that waits.
+    """One queued request.
 
-    `prefill_s` is the prediction at its arrival, which orders and charges it. `wanted` is the replica that was cheapest
-    when it was last looked at, at `evaluated_s`. `drop_s` is when it is to be looked at because its time may be over;
-    infinite if it may wait for ever.
+    `prefill_s` is the prediction at its arrival: it orders the request and is charged to the client. `preferred` is the
+    replica of the last evaluation, at `evaluated_s`. At `shed_at_s` the request may be infeasible; infinite without a
+    deadline.
     """
 
     state: RequestState
@@ -41,7 +39,7 @@ class QueuedRequest:
     preferred: str | None = None
     evaluated_s: float = -inf
     shed_at_s: float = inf
-    #: Since when nobody could have taken it, open or not.
+    #: Start of the time without a candidate.
     no_replica_since_s: float | None = None
 
     @property
@@ -55,13 +53,13 @@ class QueuedRequest:
 
 @dataclass(slots=True)
 class _ClientQueue:
-    """What one client has waiting at one priority, shortest first."""
+    """Queued requests of one client at one priority, shortest first."""
 
     items: list[tuple[float, int, QueuedRequest]] = field(default_factory=list)
 
 
 class FairQueue:
-    """Requests that wait.
+    """Queued requests by priority, client and length.
 
     Example
     -------
@@ -90,72 +88,74 @@ class FairQueue:
         return request_id in self._requests
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """In order. Whoever changes the room while it walks takes the list first."""
+        """Yield the requests in order; the queue must not change meanwhile."""
         for priority in sorted({priority for priority, _ in self._clients}, reverse=True):
-            lines = [(client, line) for (of, client), line in self._clients.items() if of == priority]
-            if len(lines) == 1:
-                yield from (held for _, _, held in lines[0][1].items)
+            client_queues = [(client, queue) for (of, client), queue in self._clients.items() if of == priority]
+            if len(client_queues) == 1:
+                yield from (queued for _, _, queued in client_queues[0][1].items)
             else:
-                yield from (held for _, _, held in merge(*(self._tag(client, line) for client, line in lines)))
+                yield from (
+                    queued for _, _, queued in merge(*(self._tag(client, queue) for client, queue in client_queues))
+                )
 
     @property
     def prefill_s(self) -> float:
-        """Predicted prefill of all who wait."""
+        """Predicted prefill of all queued requests."""
         return max(0.0, self._prefill_s)
 
     def get(self, request_id: str) -> QueuedRequest | None:
         return self._requests.get(request_id)
 
-    def add(self, held: QueuedRequest) -> None:
-        request = held.state.request
-        assert held.request_id not in self._requests, "a request waits once"
+    def add(self, queued: QueuedRequest) -> None:
+        request = queued.state.request
+        assert queued.request_id not in self._requests, "a request is queued once"
         self._numbers += 1
-        held.number = self._numbers
-        self._requests[held.request_id] = held
+        queued.number = self._numbers
+        self._requests[queued.request_id] = queued
         if not any(client == request.client for _, client in self._clients):
-            # Nobody saves up: who has nothing waiting starts where the others are.
+            # An idle client saves nothing up: it starts at the present virtual time.
             self._virtual_s[request.client] = max(self._now_s, self._virtual_s.get(request.client, 0.0))
-        line = self._clients.setdefault((request.priority, request.client), _ClientQueue())
-        insort(line.items, (held.prefill_s, held.number, held))
-        self._prefill_s += held.prefill_s
+        client_queue = self._clients.setdefault((request.priority, request.client), _ClientQueue())
+        insort(client_queue.items, (queued.prefill_s, queued.number, queued))
+        self._prefill_s += queued.prefill_s
 
-    def pop(self, held: QueuedRequest) -> None:
-        """It goes to a replica: its client is charged."""
-        client = held.state.request.client
+    def pop(self, queued: QueuedRequest) -> None:
+        """Remove a request that is dispatched, and charge its client."""
+        client = queued.state.request.client
         start_s = self._virtual_s[client]
         self._now_s = max(self._now_s, start_s)
-        self._virtual_s[client] = start_s + held.prefill_s
-        self.remove(held)
+        self._virtual_s[client] = start_s + queued.prefill_s
+        self.remove(queued)
 
-    def remove(self, held: QueuedRequest) -> None:
-        """It waits no longer."""
-        request = held.state.request
+    def remove(self, queued: QueuedRequest) -> None:
+        """Remove a request."""
+        request = queued.state.request
         key = request.priority, request.client
         items = self._clients[key].items
-        del items[bisect_left(items, held._rank)]  # a shorter tuple sorts before the item itself
-        del self._requests[held.request_id]
+        del items[bisect_left(items, queued._rank)]  # a shorter tuple sorts before the item itself
+        del self._requests[queued.request_id]
         if not items:
             del self._clients[key]
-        self._prefill_s -= held.prefill_s
+        self._prefill_s -= queued.prefill_s
         if request.client not in {client for _, client in self._clients} and (
             self._virtual_s[request.client] <= self._now_s or len(self._virtual_s) > MAX_CLIENTS
         ):
             del self._virtual_s[request.client]
         if not self._requests:
-            # Everybody is equal again, and sums of floats drift.
+            # All clients are equal again, and sums of floats drift.
             self._virtual_s.clear()
             self._now_s = self._prefill_s = 0.0
 
     def check(self) -> None:
         """Assert every invariant; for tests."""
-        items = [item for line in self._clients.values() for item in line.items]
-        assert sorted(id(held) for _, _, held in items) == sorted(id(held) for held in self._requests.values())
-        assert all(line.items == sorted(line.items, key=lambda item: item[:2]) for line in self._clients.values())
+        items = [item for queue in self._clients.values() for item in queue.items]
+        assert sorted(id(queued) for _, _, queued in items) == sorted(id(queued) for queued in self._requests.values())
+        assert all(queue.items == sorted(queue.items, key=lambda item: item[:2]) for queue in self._clients.values())
         assert abs(sum(item[0] for item in items) - self._prefill_s) < 1e-6
         assert {client for _, client in self._clients} <= set(self._virtual_s)
 
-    def _tag(self, client: str | None, line: _ClientQueue) -> Iterator[tuple[float, int, QueuedRequest]]:
+    def _tag(self, client: str | None, client_queue: _ClientQueue) -> Iterator[tuple[float, int, QueuedRequest]]:
         tag_s = self._virtual_s[client]
-        for prefill_s, number, held in line.items:
-            yield tag_s, number, held
+        for prefill_s, number, queued in client_queue.items:
+            yield tag_s, number, queued
             tag_s += prefill_s

@@ -1,16 +1,12 @@
-"""A second attempt on evidence that the first one is stuck, within a budget.
+"""Hedging: a second attempt on evidence that the first one is stuck, within a budget.
 
-Owns what counts as evidence, the times at which to look for it, and the budget. Whose first content comes first is the
-shell's to see, and the loser's end the Router's to ask for.
+Theory of operation. A request is late when its first token is later than predicted by `delay_s` or by the prediction,
+whichever is more. It is superseded on its replica when a request dispatched there after it has its first token, while
+its own was due as well: the delay is then its own, on the path or in the engine. Both are evaluated once, after a
+moment's grace for tokens of one step, which come in any order. A hedge goes only to a replica with capacity, so that an
+overloaded fleet gets no more work. After the first token there is no hedge, and a request has one hedge at most.
 
-Theory of operation. A request is late when its first token is later than predicted by `late_s` or by as much as was
-predicted, whichever is more. It is overtaken when one that was sent to the same replica after it has its first token,
-while its own should have come as well: what was lost is then its own, on the path or in the engine, and there is no
-reason to wait for more. Both are looked at once, with a moment's grace for tokens of one step that come in any order.
-It is sent to another replica only if that one is open, so that a fleet with too much to do does not get more. After
-content there is nothing to hedge, and nobody is asked twice over.
-
-Times wait in a heap; those of attempts that have their first token are passed over.
+Times are in a heap; entries of attempts with a first token are skipped.
 """
 
 from __future__ import annotations
@@ -25,34 +21,32 @@ from gorgo.core.fleet.saturation import SaturationDetector
 from gorgo.core.limits import HedgeLimits
 from gorgo.core.messages.actions import Hedge
 
-#: A hedge for which nobody is open is looked at again after this, s.
+#: Pause before a hedge for which no replica has capacity is evaluated again, s.
 _AGAIN_S = 0.25
 
 
 class Hedger:
-    """Looks for late requests.
+    """Finds late requests and hedges them.
 
     Parameters
     ----------
-    placer, doors:
+    dispatcher, saturation, request_filter:
         The Router's.
-    request_filter:
-        Candidates of a request.
     limits, max_attempts:
-        May be replaced by `set_limits`; replicas that one request may be sent to.
+        May be replaced by `set_limits`; `max_attempts` bounds the attempts of one request.
     """
 
     def __init__(
         self,
-        placer: Dispatcher,
-        doors: SaturationDetector,
+        dispatcher: Dispatcher,
+        saturation: SaturationDetector,
         request_filter: RequestFilter,
         limits: HedgeLimits,
         *,
         max_attempts: int,
     ) -> None:
-        self._dispatcher = placer
-        self._saturation = doors
+        self._dispatcher = dispatcher
+        self._saturation = saturation
         self._filter = request_filter
         self._times: list[tuple[float, int, Attempt]] = []
         self._number = 0
@@ -68,7 +62,7 @@ class Hedger:
         return self._limits.budget_ratio > 0.0
 
     def record_request(self, *, now: float) -> None:
-        """One more request, of which a share may be hedged."""
+        """Add a request to the budget."""
         self._budget.record(now=now)
 
     def watch(self, attempt: Attempt) -> None:
@@ -77,8 +71,8 @@ class Hedger:
         if predicted_s is not None and request.streamed and request.idempotent:
             self._evaluate(attempt.dispatched_s + predicted_s + max(self._limits.delay_s, predicted_s), attempt)
 
-    def on_overtaken(self, attempts: list[Attempt], *, now: float) -> None:
-        """One that was sent to their replica after them has its first token."""
+    def on_superseded(self, attempts: list[Attempt], *, now: float) -> None:
+        """Record that a request dispatched to the same replica after `attempts` has its first token."""
         for other in attempts:
             predicted_s = _predicted_s(other)
             if predicted_s is not None and self._has_budget(other):
@@ -86,18 +80,18 @@ class Hedger:
                 self._evaluate(due_s, other)
 
     def next_timer_s(self) -> float | None:
-        """When `look` is next of use."""
+        """Return when to call `due_hedges`."""
         times = self._times
         while times:
             due_s, _, attempt = times[0]
-            # Most have their first token by now, or have ended; the rest is asked when it is due.
+            # Most have their first token or have ended; the others are checked when they are due.
             if attempt.first_token_s is None and attempt in attempt.state.open_attempts:
                 return due_s
             heappop(times)
         return None
 
     def due_hedges(self, *, now: float) -> list[Hedge]:
-        """Send those again whose time is up."""
+        """Dispatch hedges for late requests."""
         hedges: list[Hedge] = []
         while (due_s := self.next_timer_s()) is not None and due_s <= now:
             attempt = heappop(self._times)[2]
@@ -127,28 +121,28 @@ class Hedger:
         state = attempt.state
         if not self._budget.available(now=now):
             return None
-        left = self._filter.eligible(state.request, now).excluding(state.tried_replicas)
-        if not left.replicas:
+        untried = self._filter.eligible(state.request, now).excluding(state.tried_replicas)
+        if not untried.replicas:
             return None
-        placement = self._dispatcher.evaluate(state.request, left, now=now)
-        if not self._saturation.has_capacity(placement.replica, now=now):
+        evaluation = self._dispatcher.evaluate(state.request, untried, now=now)
+        if not self._saturation.has_capacity(evaluation.replica, now=now):
             self._evaluate(now + _AGAIN_S, attempt)
             return None
         self._budget.try_spend(now=now)
         state.hedged = True
-        dispatch = self._dispatcher.dispatch(state, placement, now=now)
+        dispatch = self._dispatcher.dispatch(state, evaluation, now=now)
         return Hedge(state.request.request_id, dispatch)
 
     def _evaluate(self, due_s: float, attempt: Attempt) -> None:
         self._number += 1
         heappush(self._times, (due_s, self._number, attempt))
-        if self._number % 4096 == 0:  # what is over long before its time would pile up
+        if self._number % 4096 == 0:  # entries of ended attempts would pile up
             self._times = [entry for entry in self._times if self._has_budget(entry[2])]
             heapify(self._times)
 
 
 def _predicted_s(attempt: Attempt) -> float | None:
-    """From its dispatch to its first token."""
+    """Return the predicted time from dispatch to first token."""
     predicted_s = attempt.decision.predicted_ttft_s
     if predicted_s is None:
         return None

@@ -23,7 +23,7 @@ class RequestState:
 
     request: RouteRequest
     #: Counted against the client's quota (`core.quotas`).
-    quota_held: bool = False
+    has_quota: bool = False
     attempts: int = 0
     tried_replicas: set[str] = field(default_factory=set)
     #: Attempts that have not ended, first one first.
@@ -81,7 +81,7 @@ class InFlightTable:
         prefill_s = attempt.prior_s * replica.prefill_queue.speed.factor
         attempt.checkpoint = replica.concurrency.on_dispatched(prefill_s=prefill_s, now=attempt.dispatched_s)
         replica.prefill_queue.add(
-            attempt.attempt_id, arrives_s=attempt.arrival_s, prior_s=attempt.prior_s, seen=request.streamed
+            attempt.attempt_id, arrives_s=attempt.arrival_s, prior_s=attempt.prior_s, streamed=request.streamed
         )
 
     def first_token(self, attempt_id: str, *, now: float) -> Attempt | None:

@@ -1,12 +1,9 @@
-"""What becomes of a request after its dispatch: who answers it, where it goes next, and its one sample at the end.
+"""A request after its dispatch: results of attempts, retries, and the sample at its end.
 
-Owns the ends of attempts: what they say of the replica, and what they mean for the request. Before the dispatch a
-request is `front_door`'s; that load is released once is `ledger`'s; the words of a refusal are `endings`'.
-
-Theory of operation. A request lives until its last attempt ends or one of them is its answer, and then leaves one
-sample. While two are open, what ends without an answer leaves it to the other. Retries are within a budget, except
-where nobody has worked in vain: no connection came to be, or it broke while others are in good standing, as when a
-replica dies. Where nobody is, connections that break are what the replicas do, and cost as any failure.
+Theory of operation. A request ends with its last attempt or with its answer, and then leaves one sample. While two
+attempts are open, a result without an answer leaves the request to the other. Retries are within a budget. A retry is
+free where no replica worked in vain: no connection was made, or it broke while other replicas are healthy, as when a
+replica dies. Where no replica is healthy, a broken connection costs like any failure.
 """
 
 from __future__ import annotations
@@ -27,14 +24,14 @@ from gorgo.core.quotas import ClientQuotas
 
 #: Results that prove the replica alive: it answered, even if with a 4xx.
 _ANSWERED = (AttemptResult.COMPLETED, AttemptResult.UPSTREAM_4XX)
-#: Words of an outcome for a connection that never came to be, and for one that ended before an answer.
+#: Errors of an outcome: the connection was never made, or it ended before an answer.
 _REFUSED = "connect_failed"
 _NEVER_SENT = frozenset({_REFUSED, "connect_timeout", "connections_exhausted"})
 _FAILED = "disconnected"
 
 
 class RequestLifecycle:
-    """The later part of every request's life.
+    """Applies results of attempts.
 
     Parameters
     ----------
@@ -70,11 +67,11 @@ class RequestLifecycle:
         )
 
     def record_request(self, *, now: float) -> None:
-        """One more request, of which a share may be retried."""
+        """Add a request to the retry budget."""
         self._retries.record(now=now)
 
     def on_first_token(self, attempt: Attempt, *, now: float) -> list[Action]:
-        """Its first content is there: whoever else is at the request may stop."""
+        """Take the attempt as the answer; return Cancels for the request's other attempts."""
         attempt.replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now)
         self._prefix_updater.on_first_token(attempt)
         state = attempt.state
@@ -123,7 +120,7 @@ class RequestLifecycle:
         self._prefix_updater.on_result(attempt, outcome)
 
     def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> Dispatch | Reject:
-        """The next best replica, or the error that the client gets."""
+        """Return the Dispatch to the next best replica, or the Reject for the client."""
         state = attempt.state
         left = self._filter.untried(state.request, state.tried_replicas, now)
         may = state.attempts < self._max_attempts and left.replicas
@@ -131,13 +128,13 @@ class RequestLifecycle:
             evaluation = self._dispatcher.evaluate(state.request, left, now=now)
             return self._dispatcher.dispatch(state, evaluation, now=now)
         if outcome.error == _REFUSED and not _has_healthy_replica(left):
-            # Nobody listens: that is no bad answer but an outage, and whoever comes again is tried again.
+            # No replica listens: an outage, not a failed request, and worth another try.
             return no_replica(state.request, RETRY_AFTER_S)
         return upstream_error(state, outcome)
 
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
         attempt.state.closed = True
-        if attempt.state.quota_held:
+        if attempt.state.has_quota:
             self._quotas.release(attempt.state.request.client)
         self._samples.append(to_sample(attempt, outcome, status, seq=self._samples.next_seq, now=now))
 
@@ -148,7 +145,7 @@ def _stop_others(attempt: Attempt) -> list[Action]:
 
 
 def _is_free_retry(outcome: Outcome, left: CandidateSet) -> bool:
-    """The replica was never asked, or it is gone and somebody else is well."""
+    """Return whether no replica worked in vain: not reached, or disconnected while another is healthy."""
     return outcome.error in _NEVER_SENT or (outcome.error == _FAILED and _has_healthy_replica(left))
 
 

@@ -1,6 +1,6 @@
-"""How a request ends, in words: refusals before any dispatch, the error after the last failure, and the sample.
+"""Results of requests as clients and samples see them: rejects before dispatch, the last failure, the sample.
 
-Owns status codes and their short stable words (`code`); the Router decides when each applies.
+Owns status codes and their short stable `code`s; the Router decides when each applies.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
 from gorgo.core.messages.samples import Sample
 from gorgo.core.quotas import QuotaExceeded
 
-#: When to come back while the proxy is full or the replicas are busy, s: a few prefills later.
+#: Retry-After while the proxy is full or the replicas are busy, s: a few prefills later.
 RETRY_AFTER_S = 1.0
 
 
@@ -20,23 +20,23 @@ def model_not_found(request: RouteRequest) -> Reject:
 
 
 def too_many_in_flight(request: RouteRequest, limit: int) -> Reject:
-    message = f"{limit} requests are in flight, the most this proxy takes"
+    message = f"{limit} requests are in flight, the limit of this proxy"
     return Reject(request.request_id, 429, "too_many_in_flight", message, RETRY_AFTER_S)
 
 
 def replica_not_found(request: RouteRequest) -> Reject:
-    message = f"the replica {request.pinned_replica!r} that holds what this request refers to is gone"
+    message = f"the replica {request.pinned_replica!r} with the stored response of this request has left the fleet"
     return Reject(request.request_id, 404, "replica_not_found", message)
 
 
-def quota_exceeded(request: RouteRequest, excess: QuotaExceeded) -> Reject:
-    return Reject(request.request_id, 429, excess.code, excess.message, excess.retry_after_s)
+def quota_exceeded(request: RouteRequest, exceeded: QuotaExceeded) -> Reject:
+    return Reject(request.request_id, 429, exceeded.code, exceeded.message, exceeded.retry_after_s)
 
 
 def region_not_allowed(request: RouteRequest) -> Reject:
     regions = ", ".join(sorted(request.regions or ()))
-    there = "no replica there serves it" if request.pinned_replica is None else "what it refers to is held elsewhere"
-    message = f"this request may be served in {regions or 'no region'} only, and {there}"
+    reason = "no replica there serves it" if request.pinned_replica is None else "its stored response is elsewhere"
+    message = f"this request may be served in {regions or 'no region'} only, and {reason}"
     return Reject(request.request_id, 403, "region_not_allowed", message)
 
 
@@ -45,31 +45,31 @@ def no_replica(request: RouteRequest, retry_after_s: float) -> Reject:
 
 
 def queue_full(request: RouteRequest, limit: int, retry_after_s: float) -> Reject:
-    message = f"{limit} requests wait for a replica, the most this proxy holds"
+    message = f"{limit} requests are queued, the limit of this proxy"
     return Reject(request.request_id, 429, "queue_full", message, retry_after_s)
 
 
 def deadline_exceeded(request: RouteRequest, retry_after_s: float) -> Reject:
-    message = "no replica can have the first token in time any more"
+    message = "the TTFT deadline cannot be met"
     return Reject(request.request_id, 429, "deadline_unreachable", message, retry_after_s)
 
 
 def upstream_error(state: RequestState, outcome: Outcome) -> Reject:
-    """The last failure, as the client sees it."""
+    """Return the reject for the last failure."""
     request_id = state.request.request_id
     tried = f"tried {len(state.tried_replicas)} replica{'s' if len(state.tried_replicas) > 1 else ''}"
     if outcome.result is AttemptResult.BUSY:
         status = 429 if outcome.status == 429 else 503
         return Reject(request_id, status, "replicas_busy", f"every replica is busy ({tried})", RETRY_AFTER_S)
     if outcome.result is AttemptResult.DEADLINE_EXCEEDED:
-        return Reject(request_id, 504, "total_timeout", f"the request took longer than it may in all ({tried})")
+        return Reject(request_id, 504, "total_timeout", f"the request took longer than its total timeout ({tried})")
     if outcome.status == 504 or "timeout" in (outcome.error or ""):
         return Reject(request_id, 504, "upstream_timeout", f"no replica answered in time ({tried})")
     return Reject(request_id, 502, "upstream_failed", f"no replica could answer ({tried})")
 
 
 def status_of(outcome: Outcome) -> int:
-    """HTTP status of an end that is not retried, as the client would judge it."""
+    """Return the HTTP status of a result that is not retried."""
     if outcome.result in (AttemptResult.CLIENT_DISCONNECTED, AttemptResult.SUPERSEDED):
         return 499
     if outcome.result is AttemptResult.FAILED_AFTER_CONTENT:
@@ -80,7 +80,7 @@ def status_of(outcome: Outcome) -> int:
 
 
 def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now: float) -> Sample:
-    """The one sample of a request whose last attempt was `attempt`."""
+    """Return the sample of a request by its last attempt."""
     request, spec = attempt.state.request, attempt.replica.spec
     decision, first_s = attempt.decision, attempt.first_token_s
     shadow = decision.shadow

@@ -1,6 +1,6 @@
-"""Outlier detection for one replica: when it is ejected, for how long, and what lets it back in.
+"""Outlier detection for one replica: when it is ejected, for how long, and what readmits it.
 
-Owns the state machine; the fleet asks it who may be a candidate and applies the panic threshold over all of them.
+Owns the state machine; the fleet filters candidates by it and applies the panic threshold over all of them.
 
 Theory of operation::
 
@@ -11,8 +11,8 @@ Theory of operation::
 One that was ejected for failed probes is half open as soon as a probe succeeds.
 
 Failures of attempts and of probes are counted apart: a server whose engine is broken still answers a ping, and that
-answer must not wipe out the failed attempts. For the same reason a good probe lets a replica back in, but only a good
-attempt forgets how often it was ejected; until then one failure ejects again, for twice as long.
+answer must not wipe out the failed attempts. For the same reason a good probe readmits a replica, but only a good
+attempt resets the count of ejections; until then one failure ejects again, for twice as long.
 
 Evidence has an age: an attempt dispatched before the last ejection or readmission says nothing about the replica as it
 is now. Without that rule, a hundred streams cut together would raise the back-off to its maximum at once.
@@ -25,8 +25,8 @@ from enum import Enum
 
 from gorgo.core.limits import OutlierLimits
 
-#: In a panic an ejected replica is tried again so long after its ejection, s. Where the judgement was wrong it is back
-#: before the few others are overrun; where it was right, the retries of four such replicas are within their budget.
+#: Back-off in a panic, s. After a wrong ejection the replica is back before the few others are overloaded; after a
+#: right one the retries of four such replicas are within their budget.
 PANIC_BACK_OFF_S = 2.0
 
 
@@ -71,25 +71,25 @@ class OutlierDetector:
         self.probe_failures = 0
         #: Ejections since the last good attempt: the exponent of the back-off.
         self.ejections = 0
-        #: What ejected it last: failed `attempts`, failed `probes`, or that its `region` is cut off.
+        #: Cause of the last ejection: failed `attempts`, failed `probes`, or its unreachable `region`.
         self.ejected_by: str | None = None
-        #: When it was ejected first, `None` once it is let in: failed trials in between begin nothing anew.
+        #: First ejection since it was healthy, `None` while healthy.
         self.ejected_since_s: float | None = None
-        #: When the replica was last ejected or let in.
+        #: Last ejection or readmission.
         self.changed_s = float("-inf")
         #: End of the back-off, `None` unless ejected.
         self.backoff_until_s: float | None = None
-        #: The attempt that tries a half-open replica; one at a time.
+        #: The trial attempt of a half-open replica; one at a time.
         self.probation: str | None = None
 
     @property
     def can_accept(self) -> bool:
-        """Whether a new attempt may go there, panic aside."""
+        """Return whether a new attempt may be dispatched there, panic aside."""
         return self.state is HealthState.HEALTHY or (self.state is HealthState.HALF_OPEN and self.probation is None)
 
     @property
     def probe_down(self) -> bool:
-        """Ejected because it, or its whole region, answers no ping: a fact, where failed attempts are a guess."""
+        """Return whether probes ejected it, its own or its region's: a fact, where failed attempts are a guess."""
         return self.state is not HealthState.HEALTHY and self.ejected_by != "attempts"
 
     def attempt_started(self, attempt_id: str) -> bool:
@@ -99,7 +99,7 @@ class OutlierDetector:
         return self._changed()
 
     def attempt_ended(self, attempt_id: str) -> bool:
-        """Whatever the outcome was: the place of the trial is free again."""
+        """End the trial, whatever its result."""
         if self.probation != attempt_id:
             return False
         self.probation = None
@@ -120,7 +120,7 @@ class OutlierDetector:
     def probe_succeeded(self, *, now: float) -> bool:
         self.probe_failures = 0
         if self.state is HealthState.EJECTED and self.probe_down:
-            # What it was ejected for is over, however long the back-off has grown.
+            # The cause of the ejection is over, however long the back-off has grown.
             return self.region_reachable(now=now)
         return self.state is HealthState.HALF_OPEN and self._readmit(now)
 
@@ -131,22 +131,22 @@ class OutlierDetector:
         return self.probe_failures >= self._tolerated and self._eject("probes", now)
 
     def region_unreachable(self, *, now: float) -> bool:
-        """Nobody in its region can be reached: no need to wait for more failures of its own."""
+        """Eject the replica with its region, without further failures of its own."""
         return self.state is not HealthState.EJECTED and self._eject("region", now)
 
     def region_reachable(self, *, now: float) -> bool:
-        """It, or another one of its region, can be reached again: it may be tried."""
+        """End the back-off: a replica of the region answers again."""
         return self.state is HealthState.EJECTED and self.end_backoff(now=max(now, self.backoff_until_s or now))
 
     def end_backoff(self, *, now: float) -> bool:
-        """The back-off may be over."""
+        """Become half open if the back-off is over."""
         if self.backoff_until_s is None or now < self.backoff_until_s:
             return False
         self.state, self.backoff_until_s = HealthState.HALF_OPEN, None
         return self._changed()
 
     def shorten_backoff(self) -> None:
-        """Few others are healthy, and failed attempts may be the fault of load: the back-off is a short one."""
+        """Shorten the back-off in a panic: failed attempts may be the fault of load."""
         if self.backoff_until_s is not None and not self.probe_down:
             self.backoff_until_s = min(self.backoff_until_s, self.changed_s + PANIC_BACK_OFF_S)
 

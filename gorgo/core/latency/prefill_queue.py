@@ -1,19 +1,18 @@
-"""When a replica will have done the prefills that were sent to it: its prefill queue and the line before it.
+"""The prefill queue of one replica: predicted work before the first tokens of what was dispatched to it.
 
-Owns, for one replica, who waits for a first token in order of dispatch, and the three figures that a cost reads. How
-long one prefill takes is `prefill` and `speed`; what a busy replica costs is the policy's.
+Owns the requests without a first token, in order of dispatch, and three values that a cost reads. The length of one
+prefill is `prefill` and `prefill_speed`; what a busy replica costs is the policy's.
 
-Theory of operation. All times are the engine's: a request arrives some trips after its dispatch, and a first token left
-half a round trip before it is seen. Between first tokens the clock is dead reckoning: each dispatch adds its own
-prefill behind what is there. Each first token sets it right: the engine is then free after the prefills of those who
-still wait, whatever was believed before.
+Theory of operation. All times are the engine's: a request arrives some round trips after its dispatch, and a first
+token left half a round trip before the proxy has it. Between first tokens the time is dead reckoning: each dispatch
+adds its prefill at the end. Each first token corrects it: the engine is free after the prefills still queued.
 
-A stuck replica must not look idle when its clock has run out, so the first in line has a time at which its first token
-is due. How late it is counts as work (the policy's rule). When the first in line goes away without a first token, the
-engine has spent on it the time until now, at most its prefill, and the next one's time starts there.
+A stuck replica must not look idle when its predicted work is over. So the head of the queue has a time at which its
+first token is due, and lateness counts as work (the policy's rule). When the head leaves without a first token, the
+engine has spent on it the time until now, at most its prefill; the next one starts there.
 
-An answer that is not a stream shows no first token. Such a request is in line until its prefill should be over, until
-one dispatched after it shows its own, or until it ends; being late is never said of it.
+An answer that is not streamed has no visible first token. Such a request stays queued until its prefill should be over,
+until a later one has its first token, or until it ends; it is never late.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ STUCK_AFTER_S = 0.3
 @dataclass(slots=True)
 class _Entry:
     arrival_s: float
-    #: By the prior; the learned factor comes in where it is used, so that it is never an old one.
+    #: By the prior; the learned factor is applied on use, so that it is the latest one.
     prior_s: float
-    #: Whether its first token can be seen.
+    #: Whether its first token is visible.
     streamed: bool
 
 
 class PrefillQueue:
-    """The line of one replica.
+    """Requests before their first token on one replica.
 
     Example
     -------
     >>> queue = PrefillQueue()
-    >>> queue.add("a", arrives_s=10.0, prior_s=0.5, seen=True)
-    >>> queue.add("b", arrives_s=10.1, prior_s=0.25, seen=True)
+    >>> queue.add("a", arrives_s=10.0, prior_s=0.5, streamed=True)
+    >>> queue.add("b", arrives_s=10.1, prior_s=0.25, streamed=True)
     >>> queue.drained_at_s, queue.head_due_s, queue.backlog_s
     (10.75, 10.5, 0.75)
     >>> queue.on_first_token("a", engine_s=11.0)  # half a second late: all that is behind it is
@@ -58,12 +57,12 @@ class PrefillQueue:
     def __init__(self) -> None:
         self.speed = PrefillSpeed()
         #: Called after each change of the public values.
-        self.on_change: Callable[[], None] | None = None
+        self.on_change: Callable[[], None] = _no_observer
         #: When the engine has done all prefills dispatched to it; in the past when it is idle.
         self.drained_at_s = -inf
-        #: When the engine should have the first token of the first in line; infinite when none is expected.
+        #: When the engine should have the first token of the head; infinite when none is expected.
         self.head_due_s = inf
-        #: When the engine began with the first in line, if it had arrived.
+        #: When the engine began with the head, if it had arrived.
         self._anchor_s = -inf
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._prior_s = 0.0
@@ -73,84 +72,80 @@ class PrefillQueue:
 
     @property
     def backlog_s(self) -> float:
-        """Prefill of all in line."""
+        """Prefill of all queued requests."""
         return self._prior_s * self.speed.factor
 
     def before(self, key: str) -> list[str]:
-        """Those in line before `key` whose first token will be seen; none if it is not in line."""
+        """Return the streamed requests queued before `key`; empty if it is not queued."""
         if key not in self._entries:
             return []
         ahead: list[str] = []
-        for other, waiting in self._entries.items():
+        for other, entry in self._entries.items():
             if other == key:
                 break
-            if waiting.streamed:
+            if entry.streamed:
                 ahead.append(other)
         return ahead
 
-    def add(self, key: str, *, arrives_s: float, prior_s: float, seen: bool) -> None:
-        """A request is on its way. `seen` if it will be a stream, whose first token can be seen."""
+    def add(self, key: str, *, arrives_s: float, prior_s: float, streamed: bool) -> None:
+        """Add a dispatched request."""
         assert key not in self._entries, "an attempt is dispatched once"
-        self._entries[key] = _Entry(arrives_s, prior_s, seen)
+        self._entries[key] = _Entry(arrives_s, prior_s, streamed)
         self._prior_s += prior_s
         self.drained_at_s = max(self.drained_at_s, arrives_s) + prior_s * self.speed.factor
         self._advance(arrives_s)
-        self._changed()
+        self.on_change()
 
     def on_first_token(self, key: str, *, engine_s: float) -> None:
-        """The engine has produced the first token of `key`. One that is not in line is ignored."""
+        """Remove `key`: the engine has its first token. A key that is not queued is ignored."""
         while self._entries and key in self._entries and not self._head().streamed and self._head_key() != key:
             self._pass_head()
-        waiting = self._entries.get(key)
-        if waiting is None:
+        entry = self._entries.get(key)
+        if entry is None:
             return
         self.speed.on_first_token(
-            engine_s=engine_s, arrived_s=waiting.arrival_s, prior_s=waiting.prior_s, head=self._head_key() == key
+            engine_s=engine_s, arrived_s=entry.arrival_s, prior_s=entry.prior_s, head=self._head_key() == key
         )
         self._remove(key)
         self._anchor_s = engine_s
         self.drained_at_s = engine_s + self.backlog_s
         self._advance(engine_s)
-        self._changed()
+        self.on_change()
 
     def remove(self, key: str, *, engine_s: float) -> None:
-        """`key` ended without a first token that could be seen, and the engine knows at `engine_s`."""
-        waiting = self._entries.get(key)
-        if waiting is None:
+        """Remove `key`, which ended without a visible first token; the engine stops at `engine_s`."""
+        entry = self._entries.get(key)
+        if entry is None:
             return
         spent_s = 0.0
         if self._head_key() == key:
             began_s = self._began_s()
-            spent_s = min(max(engine_s - began_s, 0.0), waiting.prior_s * self.speed.factor)
+            spent_s = min(max(engine_s - began_s, 0.0), entry.prior_s * self.speed.factor)
             self._anchor_s = began_s + spent_s
-        self.drained_at_s -= waiting.prior_s * self.speed.factor - spent_s
+        self.drained_at_s -= entry.prior_s * self.speed.factor - spent_s
         self._remove(key)
         self._advance(engine_s)
-        self._changed()
+        self.on_change()
 
     def set_speed_prior(self, factor: float) -> None:
         """Take the engine's reported factor as the prior of the learned one."""
         self.speed.set_prior(factor)
-        self._changed()
+        self.on_change()
 
     def reset_speed(self) -> None:
         """Forget the learned factor: the prior that it corrects has changed."""
         self.speed = PrefillSpeed()
-        self._changed()
+        self.on_change()
 
     def check(self) -> None:
         """Assert every invariant; for tests."""
-        total = sum(waiting.prior_s for waiting in self._entries.values())
+        total = sum(entry.prior_s for entry in self._entries.values())
         assert abs(total - self._prior_s) <= 1e-9 * (1.0 + total)
         assert (self.head_due_s < inf) == bool(self._entries and self._head().streamed)
-        assert self._entries or self._prior_s == 0.0, "nobody waits, nothing is to do"
-
-    def _changed(self) -> None:
-        if self.on_change is not None:
-            self.on_change()
+        assert self._entries or self._prior_s == 0.0, "an empty queue has no work"
 
     def _advance(self, engine_s: float) -> None:
-        """Let those pass whose prefill must be over though nobody sees it; say when the first in line is due."""
+        """Drop requests at the head whose invisible prefill must be over, and set when the head is due."""
         self.head_due_s = inf
         while self._entries:
             head = self._head()
@@ -161,7 +156,7 @@ class PrefillQueue:
             if due_s > engine_s:
                 return
             self._pass_head()
-        # What is left of dead reckoning is noise: an empty line is an idle engine.
+        # The rest of dead reckoning is noise: an empty queue is an idle engine.
         self.drained_at_s = min(self.drained_at_s, engine_s)
 
     def _pass_head(self) -> None:
@@ -185,3 +180,7 @@ class PrefillQueue:
     def _due_s(self) -> float:
         head = self._head()
         return max(self._anchor_s, head.arrival_s) + head.prior_s * self.speed.factor
+
+
+def _no_observer() -> None:
+    pass

@@ -32,20 +32,20 @@ REQUEST = a_request("r", model="m", pinned_replica="p")
     [
         (model_not_found(REQUEST), 404, "model_not_found", "no replica serves the model 'm'", None),
         (too_many_in_flight(REQUEST, 9), 429, "too_many_in_flight", "9 requests are in flight", 1.0),
-        (replica_not_found(REQUEST), 404, "replica_not_found", "the replica 'p' that holds", None),
+        (replica_not_found(REQUEST), 404, "replica_not_found", "the replica 'p' with the stored response", None),
         (quota_exceeded(REQUEST, QuotaExceeded("why", "too much", 2.5)), 429, "why", "too much", 2.5),
         (no_replica(REQUEST, 3.5), 503, "no_replica", "no replica can take the request now", 3.5),
-        (queue_full(REQUEST, 7, 4.5), 429, "queue_full", "7 requests wait for a replica", 4.5),
+        (queue_full(REQUEST, 7, 4.5), 429, "queue_full", "7 requests are queued", 4.5),
         (
             deadline_exceeded(REQUEST, 5.5),
             429,
             "deadline_unreachable",
-            "no replica can have the first token in time",
+            "the TTFT deadline cannot be met",
             5.5,
         ),
         (
             region_not_allowed(replace(REQUEST, regions=frozenset({"west", "east"}))),
-            *(403, "region_not_allowed", "may be served in east, west only, and what it refers to is held elsewhere"),
+            *(403, "region_not_allowed", "may be served in east, west only, and its stored response is elsewhere"),
             None,
         ),
         (
@@ -80,7 +80,7 @@ def test_each_refusal_has_its_status_its_word_and_its_time(
             "a",
             504,
             "total_timeout",
-            "longer than it may in all",
+            "longer than its total timeout",
             None,
         ),
         (

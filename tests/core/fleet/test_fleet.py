@@ -343,7 +343,7 @@ def test_what_first_tokens_show_too_does_not_count_twice(fleet: Fleet) -> None:
     prior_s = member.prior.seconds(2000, 4000)
     for number in range(200):
         key, at_s = str(number), 10.0 * number
-        member.prefill_queue.add(key, arrives_s=at_s, prior_s=prior_s, seen=True)
+        member.prefill_queue.add(key, arrives_s=at_s, prior_s=prior_s, streamed=True)
         member.prefill_queue.on_first_token(key, engine_s=at_s + 3 * prior_s + 0.005)
         member.reported_speed.on_request(2000, prior_s)
         fleet.scraped(member, counters(2000.0 * number, member.prior, slowdown=3.0), now=at_s)

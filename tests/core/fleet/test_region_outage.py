@@ -232,7 +232,7 @@ def test_a_request_bound_to_a_replica_elsewhere_is_a_403() -> None:
     bound = replace(a_request(pinned_replica="w0"), regions=frozenset({"east"}))
     refusal = rejected(submitted(router, bound, now=0.0))
     assert (refusal.status, refusal.code) == (403, "region_not_allowed")
-    assert "held elsewhere" in refusal.message
+    assert "its stored response is elsewhere" in refusal.message
     assert dispatched(submitted(router, replace(bound, regions=frozenset({"west"})), now=0.0)).replica == "w0"
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from gorgo.core.latency.prefill_queue import PrefillQueue
 
 
-def clock_with(*line: tuple[str, float, float], seen: bool = True) -> PrefillQueue:
+def clock_with(*line: tuple[str, float, float], streamed: bool = True) -> PrefillQueue:
     """Whose line is (key, arrival, prior) each."""
     clock = PrefillQueue()
     for key, arrives_s, prior_s in line:
-        clock.add(key, arrives_s=arrives_s, prior_s=prior_s, seen=seen)
+        clock.add(key, arrives_s=arrives_s, prior_s=prior_s, streamed=streamed)
     return clock
 
 
@@ -30,7 +30,7 @@ def test_each_dispatch_adds_its_prefill_behind_what_is_there() -> None:
 def test_an_idle_gap_is_not_work() -> None:
     clock = clock_with(("a", 10.0, 1.0))
     clock.on_first_token("a", engine_s=11.005)
-    clock.add("b", arrives_s=20.0, prior_s=0.5, seen=True)
+    clock.add("b", arrives_s=20.0, prior_s=0.5, streamed=True)
     assert clock.drained_at_s == pytest.approx(20.5)
 
 
@@ -76,24 +76,24 @@ def test_the_next_in_line_inherits_how_late_a_stuck_replica_is() -> None:
 
 
 def test_an_answer_in_one_piece_is_in_line_until_its_prefill_should_be_over() -> None:
-    clock = clock_with(("whole", 10.0, 1.0), seen=False)
+    clock = clock_with(("whole", 10.0, 1.0), streamed=False)
     assert (clock.drained_at_s, clock.head_due_s) == (11.0, inf)
-    clock.add("b", arrives_s=10.5, prior_s=0.5, seen=True)
+    clock.add("b", arrives_s=10.5, prior_s=0.5, streamed=True)
     assert (clock.drained_at_s, clock.head_due_s, len(clock)) == (11.5, inf, 2)
-    clock.add("c", arrives_s=11.25, prior_s=0.5, seen=True)
+    clock.add("c", arrives_s=11.25, prior_s=0.5, streamed=True)
     assert (clock.drained_at_s, clock.head_due_s, len(clock)) == (12.0, 11.5, 2)
 
 
 def test_an_answer_in_one_piece_was_prefilled_before_a_later_one_s_first_token() -> None:
-    clock = clock_with(("whole", 10.0, 1.0), seen=False)
-    clock.add("b", arrives_s=10.0, prior_s=0.5, seen=True)
+    clock = clock_with(("whole", 10.0, 1.0), streamed=False)
+    clock.add("b", arrives_s=10.0, prior_s=0.5, streamed=True)
     clock.on_first_token("b", engine_s=10.9)
     assert len(clock) == 0
     assert clock.drained_at_s == 10.9
 
 
 def test_the_end_of_an_answer_in_one_piece_teaches_no_speed() -> None:
-    clock = clock_with(("whole", 10.0, 1.0), seen=False)
+    clock = clock_with(("whole", 10.0, 1.0), streamed=False)
     clock.remove("whole", engine_s=60.0)
     assert clock.speed.factor == 1.0
     assert clock.drained_at_s <= 60.0
@@ -109,15 +109,15 @@ def slow_clock(factor: float = 2.0) -> PrefillQueue:
 def test_a_prefill_queue_is_as_long_as_its_priors_times_the_learned_factor() -> None:
     """Behind an arrival at 10 s: 2 s for a prior of 1 s, 1 s for one of half a second."""
     clock = slow_clock()
-    clock.add("a", arrives_s=10.0, prior_s=1.0, seen=True)
-    clock.add("b", arrives_s=10.0, prior_s=0.5, seen=True)
+    clock.add("a", arrives_s=10.0, prior_s=1.0, streamed=True)
+    clock.add("b", arrives_s=10.0, prior_s=0.5, streamed=True)
     assert (clock.drained_at_s, clock.backlog_s, clock.head_due_s) == (13.0, 3.0, 12.0)
 
 
 def test_a_request_that_leaves_takes_its_prior_times_the_learned_factor_along() -> None:
     clock = slow_clock()
     for key, prior_s in (("a", 1.0), ("b", 0.5), ("c", 0.25)):
-        clock.add(key, arrives_s=10.0, prior_s=prior_s, seen=True)
+        clock.add(key, arrives_s=10.0, prior_s=prior_s, streamed=True)
     clock.remove("b", engine_s=10.5)  # from the middle: its whole second goes
     assert (clock.drained_at_s, clock.backlog_s, clock.head_due_s) == (12.5, 2.5, 12.0)
     clock.remove("a", engine_s=11.5)  # the first: 1.5 s of its two are spent
@@ -126,8 +126,8 @@ def test_a_request_that_leaves_takes_its_prior_times_the_learned_factor_along() 
 
 def test_the_first_in_the_prefill_queue_has_spent_its_prior_times_the_learned_factor_at_most() -> None:
     clock = slow_clock()
-    clock.add("a", arrives_s=10.0, prior_s=1.0, seen=True)
-    clock.add("b", arrives_s=10.0, prior_s=0.5, seen=True)
+    clock.add("a", arrives_s=10.0, prior_s=1.0, streamed=True)
+    clock.add("b", arrives_s=10.0, prior_s=0.5, streamed=True)
     clock.remove("a", engine_s=60.0)
     assert (clock.drained_at_s, clock.head_due_s) == (13.0, 13.0)
 
@@ -157,9 +157,9 @@ def test_an_empty_prefill_queue_is_an_idle_engine_whatever_was_learned_meanwhile
 
 def test_requests_ahead_in_the_prefill_queue_are_the_streams_before_it() -> None:
     clock = clock_with(("a", 10.0, 1.0))
-    clock.add("whole", arrives_s=10.0, prior_s=1.0, seen=False)
-    clock.add("b", arrives_s=10.0, prior_s=1.0, seen=True)
-    clock.add("c", arrives_s=10.0, prior_s=1.0, seen=True)
+    clock.add("whole", arrives_s=10.0, prior_s=1.0, streamed=False)
+    clock.add("b", arrives_s=10.0, prior_s=1.0, streamed=True)
+    clock.add("c", arrives_s=10.0, prior_s=1.0, streamed=True)
     assert [clock.before(key) for key in ("a", "b", "c", "nobody")] == [[], ["a"], ["a", "b"], []]
 
 
@@ -187,12 +187,12 @@ def test_the_clock_is_idle_again_when_all_have_ended_in_any_order(
 ) -> None:
     clock, now, known = PrefillQueue(), 100.0, 0
     keys: list[str] = []
-    for move, number, step_s, seen in moves:
+    for move, number, step_s, streamed in moves:
         now += step_s
         if move == "dispatched":
             known += 1
             keys.append(f"k{known}")
-            clock.add(keys[-1], arrives_s=now + 0.05, prior_s=step_s / 2, seen=seen)
+            clock.add(keys[-1], arrives_s=now + 0.05, prior_s=step_s / 2, streamed=streamed)
         elif move == "first_token":
             clock.on_first_token(f"k{number}", engine_s=now - 0.05)
         else:

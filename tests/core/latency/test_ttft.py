@@ -151,6 +151,6 @@ def test_best_cached_is_of_the_candidates_alone(drained: str, best: int) -> None
 )
 def test_all_that_waits_and_its_lateness_count_as_soon_as_an_engine_is_stuck(now: float, queue_s: float) -> None:
     clock = PrefillQueue()
-    clock.add("head", arrives_s=0.005, prior_s=0.3, seen=True)
+    clock.add("head", arrives_s=0.005, prior_s=0.3, streamed=True)
     found = expected_queue_s(clock, arrives_s=now + 0.005, one_way_s=0.005, now=now)
     assert found == pytest.approx(queue_s, abs=1e-9)
