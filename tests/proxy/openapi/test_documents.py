@@ -69,7 +69,7 @@ def test_references_lead_somewhere_and_everything_is_named_once(document: dict[s
 def test_headers_that_answers_carry_and_requests_may_have_are_described() -> None:
     root = Path(__file__).parents[3] / "gorgo/proxy"
     sent = set(re.findall(r'b"(x-[a-z-]+)"', (root / "exchange" / "attempts.py").read_text()))
-    assert set(CLIENT["components"]["responses"]["Answer"]["headers"]) == sent
+    assert set(CLIENT["components"]["responses"]["Completed"]["headers"]) == sent
     read = set(re.findall(r'b"(x-[a-z-]+)"', (root / "request_options.py").read_text()))
     named = {parameter["name"] for parameter in CLIENT["components"]["parameters"].values()}
     assert read <= named <= read | {"x-request-id", "x-session-id"}
@@ -110,7 +110,7 @@ async def test_what_is_described_is_taken_and_what_is_answered_is_described(flee
     assert list(faults(CLIENT, schema, body)) == []
     given = await fleet.client.post(path, json=body)
     assert given.status_code == 200
-    assert set(CLIENT["components"]["responses"]["Answer"]["headers"]) - set(given.headers) <= {
+    assert set(CLIENT["components"]["responses"]["Completed"]["headers"]) - set(given.headers) <= {
         "x-gorgo-predicted-ttft-ms"
     }
     wrong = [
