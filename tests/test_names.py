@@ -1,7 +1,8 @@
 """Names of the code: the field's words, one name per class, and no method name with ten meanings.
 
 Reads the syntax trees of `gorgo` and `tuner`. A word is refused wherever it is a part of a name: of a module, class,
-function, parameter or attribute, and of a key, option, metric or log event, which the sources have as string constants.
+function, parameter, attribute or variable, and of a key, option, metric or log event, which are string constants of
+the sources.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ WORDS: Mapping[str, str] = {
     "dog": "timeout",
     "ending": "result",
     "endings": "results",
-    "excess": "quota_exceeded",
     "figures": "stats",
     "flights": "round_trips",
     "foresee": "predict",
@@ -56,7 +56,6 @@ WORDS: Mapping[str, str] = {
     "onlooker": "observer",
     "outlook": "estimate",
     "over": "done",
-    "overtaken": "superseded",
     "room": "queue, capacity",
     "rooms": "queues",
     "seen": "observed",
@@ -88,6 +87,7 @@ REPLACED: Mapping[str, str] = {
     "BusyClock": "PrefillQueue",
     "ClientBook": "ClientQuotas",
     "ComingBack": "RetryAfter",
+    "Excess": "QuotaExceeded",
     "FrontDoor": "AdmissionController",
     "Holding": "Residency",
     "Ledger": "InFlightTable",
@@ -125,6 +125,8 @@ FIELD_NAMES: Mapping[str, str] = {
     "held_out_from_s": "tuner/",
     "held_out_seed": "tuner/",
     "held_out_seeds": "",
+    # Acquired and not released, as of a lock or a lease.
+    "quota_held": "gorgo/core/",
     # Networking: one-way delay.
     "one_way_s": "",
     # Reading a bounded number of items before they are due.
@@ -172,27 +174,17 @@ def sources() -> dict[str, ast.Module]:
     return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in paths}
 
 
-def assigned(node: ast.stmt) -> Iterator[str]:
-    """Names that a statement of a module or class body assigns."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    for target in targets:
-        yield from (inner.id for inner in ast.walk(target) if isinstance(inner, ast.Name))
-
-
 def defined(node: ast.AST) -> Iterator[str]:
-    """Names of classes, functions, parameters and attributes, and constants of a module or class."""
+    """Names of classes, functions, parameters, attributes, constants and variables."""
     match node:
-        case ast.Module():
-            yield from (name for inner in node.body for name in assigned(inner))
-        case ast.ClassDef():
-            yield node.name
-            yield from (name for inner in node.body for name in assigned(inner))
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
+        case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
             yield node.name
         case ast.arg():
             yield node.arg
         case ast.Attribute(ctx=ast.Store()):
             yield node.attr
+        case ast.Name(ctx=ast.Store()):
+            yield node.id
 
 
 def keys(node: ast.AST) -> Iterator[str]:

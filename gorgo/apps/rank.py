@@ -91,25 +91,25 @@ def rank_table(rows: Iterable[Mapping[str, Any]], *, policy: str | None = None) 
     >>> [(row.rank, row.n, row.ttft_ms_mean) for row in table.rows], table.rho
     ([(1, 10, 100.0), (2, 10, 200.0)], 1.0)
     """
-    kept: dict[str | None, list[tuple[int, float]]] = {}
+    by_shadow: dict[str | None, list[tuple[int, float]]] = {}
     policies: dict[str | None, Counter[str]] = {}
     shadow: str | None = None
-    seen = 0
+    rows_read = 0
     for row in rows:
-        seen += 1
+        rows_read += 1
         pair = _pair(row)
         if pair is None or (policy is not None and row.get("policy") != policy):
             continue
         shadow = row.get("shadow_policy")
-        kept.setdefault(shadow, []).append(pair)
+        by_shadow.setdefault(shadow, []).append(pair)
         policies.setdefault(shadow, Counter())[str(row.get("policy") or "unknown")] += 1
-    pairs = kept.get(shadow, [])
+    pairs = by_shadow.get(shadow, [])
     ranks, ttft_ms = np.array([rank for rank, _ in pairs], dtype=np.int64), np.array([ms for _, ms in pairs])
     rho = spearman(ranks.astype(np.float64), ttft_ms)
     low, high = _interval(rho, len(pairs))
     by_rank = tuple(_row(int(rank), ttft_ms[ranks == rank]) for rank in np.unique(ranks))
     return RankTable(
-        shadow, dict(policies.get(shadow, Counter())), len(pairs), seen - len(pairs), rho, low, high, by_rank
+        shadow, dict(policies.get(shadow, Counter())), len(pairs), rows_read - len(pairs), rho, low, high, by_rank
     )
 
 

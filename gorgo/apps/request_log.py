@@ -233,13 +233,13 @@ class _LogReader:
             _fail(where, "received_s", received_s, "seconds since the epoch")
         if model is not None and not isinstance(model, str):
             _fail(where, "model", model, "text or null")
-        told = entry.get("output_tokens")
+        reported = entry.get("output_tokens")
         row = _Row(
             received_s=float(received_s),
             model=model,
             # As engines told; one that told nonsense must not make the rest unreadable.
             input_tokens=min(max(1, _whole(entry, "input_tokens", where)), MAX_TOKENS),
-            output_tokens=None if told is None else min(_whole(entry, "output_tokens", where), MAX_TOKENS),
+            output_tokens=None if reported is None else min(_whole(entry, "output_tokens", where), MAX_TOKENS),
             text_bytes=_whole(entry, "text_bytes", where),
             hashes=_hashes(entry.get("block_hashes"), where),
             block_bytes=self._block_bytes,

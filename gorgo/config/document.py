@@ -190,7 +190,7 @@ class _YamlReader:
         return None
 
     def _pairs(self, node: MappingNode, path: Path) -> Iterator[tuple[str, object]]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key_node, value_node in node.value:
             if not isinstance(key_node, ScalarNode):
                 line = key_node.start_mark.line + 1
@@ -201,12 +201,12 @@ class _YamlReader:
             if not _encodes(key):
                 self._document.problems.append(Problem(where, line, "half a surrogate pair", "Unicode text"))
                 continue
-            if key in seen:
+            if key in keys:
                 first = self._document.line(where)
                 found = f"the key a second time (first on line {first})"
                 self._document.problems.append(Problem(where, line, found, "each key once"))
                 continue
-            seen.add(key)
+            keys.add(key)
             self._document.lines[where] = line
             yield key, self.read(value_node, where)
 

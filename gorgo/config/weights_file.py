@@ -84,8 +84,8 @@ def weights_file_text(file: WeightsFile) -> bytes:
     document: dict[str, Any] = {"gorgo_weights": SCHEMA, "policy": file.policy, "weights": dict(file.weights)}
     if file.widened:
         document["widened"] = True
-    told = {key: getattr(file, key) for key in (*_TEXTS, "evidence")}
-    document |= {key: value for key, value in told.items() if value is not None}
+    optional = {key: getattr(file, key) for key in (*_TEXTS, "evidence")}
+    document |= {key: value for key, value in optional.items() if value is not None}
     return json.dumps(document, indent=2).encode() + b"\n"
 
 

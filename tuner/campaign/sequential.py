@@ -66,10 +66,10 @@ class SignFlipTest:
 
         Gains after the last pair are not looked at: a campaign may be continued with fewer pairs than it has scored.
         """
-        seen = np.asarray(gains[: self.pairs], dtype=float)
-        sums = np.cumsum(self._signs[:, : len(seen)] * seen, axis=1)
+        analysed = np.asarray(gains[: self.pairs], dtype=float)
+        sums = np.cumsum(self._signs[:, : len(analysed)] * analysed, axis=1)
         crossed = np.zeros(PATHS, dtype=bool)
-        for analysis in range(1, len(seen) + 1):
+        for analysis in range(1, len(analysed) + 1):
             self._cross_out(sums[:, analysis - 1], analysis, crossed)
             if crossed[0]:
                 return True
@@ -77,8 +77,8 @@ class SignFlipTest:
 
     def chance(self, gains: Sequence[float]) -> float:
         """Share of sign patterns with a sum as high, at this look alone: for the record."""
-        seen = np.asarray(gains[: self.pairs], dtype=float)
-        sums = self._signs[:, : len(seen)] @ seen
+        analysed = np.asarray(gains[: self.pairs], dtype=float)
+        sums = self._signs[:, : len(analysed)] @ analysed
         return float(np.mean(sums >= sums[0]))
 
     def _cross_out(self, sums: npt.NDArray[np.float64], analysis: int, crossed: npt.NDArray[np.bool_]) -> None:

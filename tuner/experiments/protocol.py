@@ -103,7 +103,7 @@ def _verdict(
     frozen = [runs[task].whole for task in tasks]
     pairs = list(zip(frozen, served[best], strict=True))
     whole, defaults = part_ratio(pairs, e2e), part_ratio(list(zip(frozen, served[policy], strict=True)), ttft)
-    figures = (
+    summary = (
         f"p95 E2E {whole.value:.3f}; p95 TTFT to own defaults {defaults.value:.3f}; " if whole and defaults else ""
     )
     return ClaimVerdict.of_ratio(
@@ -112,5 +112,5 @@ def _verdict(
         part_ratio(pairs, ttft),
         value=median(ttft(ours) / ttft(theirs) for ours, theirs in pairs),
         at_most=BOUNDS[policy],
-        note=figures + note,
+        note=summary + note,
     )

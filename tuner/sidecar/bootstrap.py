@@ -210,8 +210,10 @@ class Bootstrap:
         )
         rng = np.random.default_rng([seed, 2])
         campaign = Campaign(self._box, optimizer, options.campaign, start=start, rng=rng)
-        told = _recorded(options, seed)
-        begun = CampaignStart(started_s=self._clock(), target=self._client.url, policy=self._found.policy, options=told)
+        recorded = _recorded(options, seed)
+        begun = CampaignStart(
+            started_s=self._clock(), target=self._client.url, policy=self._found.policy, options=recorded
+        )
         return campaign, begun
 
     def _begin(self, history: History, begun: CampaignStart) -> int:

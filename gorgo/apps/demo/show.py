@@ -38,7 +38,7 @@ def _notes(rows: Sequence[ResultRow]) -> list[str]:
 
 
 def _next_steps(out: Path | None) -> list[str]:
-    kept = (
+    files = (
         [
             f"{out}: results.json, and per policy requests.jsonl, regions.yaml and logs",
             f"{f'gorgo report {out}':<51}tables and plots as one page",
@@ -47,7 +47,7 @@ def _next_steps(out: Path | None) -> list[str]:
         else []
     )
     return [
-        *kept,
+        *files,
         "gorgo demo --policy gorgo --policy power-of-two    other policies; gorgo policies lists them",
         "gorgo demo --trace TRACE.jsonl.gz --time-scale 2   your own trace, at half its load",
         "gorgo demo --tune                                  the tuner at work beside the proxy",

@@ -71,8 +71,8 @@ class EngineFaults:
         return self._fault.factor if self.active(now=now) is FaultKind.SLOW else 1.0
 
     def active(self, *, now: float) -> FaultKind:
-        over = (self._left is not None and self._left <= 0) or (self._until_s is not None and now >= self._until_s)
-        return FaultKind.NONE if over else self._fault.kind
+        ended = (self._left is not None and self._left <= 0) or (self._until_s is not None and now >= self._until_s)
+        return FaultKind.NONE if ended else self._fault.kind
 
 
 def read_fault(body: object) -> EngineFault:

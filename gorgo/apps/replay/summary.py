@@ -99,11 +99,11 @@ class Tally:
     def row(self, options: ReplayOptions) -> ResultRow:
         """Return the result row."""
         served = self._replicas.total()
-        seen = self._policies.most_common(1)
+        most_common = self._policies.most_common(1)
         return ResultRow(
             trace=Path(options.trace).name,
             time_scale=options.time_scale,
-            policy=options.policy or (seen[0][0] if seen else None),
+            policy=options.policy or (most_common[0][0] if most_common else None),
             weights=options.weights,
             seed=options.filters.seed,
             source="live",

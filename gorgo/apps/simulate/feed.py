@@ -40,15 +40,15 @@ def fingerprinted(
     feed = []
     for request in requests:
         body = body_of(request, model)
-        seen = fingerprinter(read_prompt(_CHAT, json.loads(body)))
+        fingerprint = fingerprinter(read_prompt(_CHAT, json.loads(body)))
         feed.append(
             SimRequest(
                 index=request.index,
                 arrival_s=scheduled_s(request, time_scale),
-                prompt_tokens=ceil(seen.text_bytes / BYTES_PER_TOKEN),
+                prompt_tokens=ceil(fingerprint.text_bytes / BYTES_PER_TOKEN),
                 output_tokens=request.output_tokens,
-                blocks=seen.blocks,
-                prefix_hash=seen.prefix_hash,
+                blocks=fingerprint.blocks,
+                prefix_hash=fingerprint.prefix_hash,
                 body_bytes=len(body),
             )
         )
@@ -75,8 +75,8 @@ def _by_text(request: TraceRequest, time_scale: float) -> SimRequest:
         head = _MASK - request.index
         blocks, body_bytes = b"", request.input_tokens * BYTES_PER_TOKEN + _envelope_bytes()
     else:
-        seen = _fingerprinter()(read_prompt(_CHAT, request.body))
-        head, blocks = seen.prefix_hash, seen.blocks[: request.input_tokens // BLOCK_TOKENS * 8]
+        fingerprint = _fingerprinter()(read_prompt(_CHAT, request.body))
+        head, blocks = fingerprint.prefix_hash, fingerprint.blocks[: request.input_tokens // BLOCK_TOKENS * 8]
         body_bytes = len(body_of(request, "model"))
     return SimRequest(
         index=request.index,

@@ -23,8 +23,8 @@ from gorgo.sim.workload import SimRequest
 def simulated_run(job: SimJob, weights: Mapping[str, float], result: SimResult) -> SimulatedRun:
     """What comes back of a simulation."""
     row = _row(job, weights, result.records, _spread_of(result.gaps))
-    kept = result.records if job.keep_requests else None
-    return SimulatedRun(_without_feed(job), row, kept, goodput=goodput_of(result.records))
+    retained = result.records if job.keep_requests else None
+    return SimulatedRun(_without_feed(job), row, retained, goodput=goodput_of(result.records))
 
 
 def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: LowerBound) -> SimulatedRun:
@@ -43,8 +43,8 @@ def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: LowerBound) -> Sim
         for request, ttft_s, e2e_s in zip(feed, floor.ttft_s.tolist(), floor.e2e_s.tolist(), strict=True)
     ]
     row = _row(job, None, records, Spread())
-    kept = records if job.keep_requests else None
-    return SimulatedRun(_without_feed(job), row, kept, goodput=goodput_of(records))
+    retained = records if job.keep_requests else None
+    return SimulatedRun(_without_feed(job), row, retained, goodput=goodput_of(records))
 
 
 def trace_name(job: SimJob) -> str:

@@ -59,9 +59,9 @@ class TraceFilters:
 
     def apply(self, requests: Iterable[TraceRequest]) -> list[TraceRequest]:
         """The kept requests in the order of their times, the first at 0."""
-        kept = list(_first(self.limit, self._short_enough(self._window(requests))))
-        kept = [replace(request, output_tokens=self._capped(request)) for request in kept]
-        return _rebased(sorted(self._scattered(kept), key=lambda request: request.timestamp_s))
+        selected = list(_first(self.limit, self._short_enough(self._window(requests))))
+        selected = [replace(request, output_tokens=self._capped(request)) for request in selected]
+        return _rebased(sorted(self._scattered(selected), key=lambda request: request.timestamp_s))
 
     def _window(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
         origin_s = 0.0 if self.from_zero else None

@@ -117,10 +117,10 @@ class Batch(Generic[RequestT]):
         cache = self._cache
         assert request.handle is not None, "a running request holds a path"
         items = min(len(key) // cache.item_bytes, tokens // cache.item_tokens)
-        held = request.handle.end
-        if items > held:
+        in_tree = request.handle.end
+        if items > in_tree:
             request.handle, _ = cache.insert(key[: items * cache.item_bytes], request.handle)
-            request.private_tokens -= (items - held) * cache.item_tokens
+            request.private_tokens -= (items - in_tree) * cache.item_tokens
 
 
 def _context(request: EngineRequest) -> int:

@@ -126,9 +126,9 @@ class Monitor:
         if not self._replica.alive:
             self._probed(None, None)
             return
-        asked_s = self._kernel.now
+        sent_s = self._kernel.now
         pooled, back_s = self._ping()
-        self._kernel.at(back_s, partial(self._probed, pooled, back_s - asked_s))
+        self._kernel.at(back_s, partial(self._probed, pooled, back_s - sent_s))
 
     def _probed(self, pooled: PooledSimConnection | None, rtt_s: float | None) -> None:
         if pooled is not None:
