@@ -125,8 +125,6 @@ FIELD_NAMES: Mapping[str, str] = {
     "held_out_from_s": "tuner/",
     "held_out_seed": "tuner/",
     "held_out_seeds": "",
-    # Acquired and not released, as of a lock or a lease.
-    "quota_held": "gorgo/core/",
     # Networking: one-way delay.
     "one_way_s": "",
     # Reading a bounded number of items before they are due.
