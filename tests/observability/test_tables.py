@@ -18,7 +18,7 @@ from tuner.sidecar.metrics import METRICS as TUNER_METRICS
 ROOT = Path(__file__).parents[2]
 BOTH = pytest.mark.parametrize(
     ("heading", "metrics", "labels"),
-    [("label", METRICS, LABELS), ("tuner label", TUNER_METRICS, TUNER_LABELS)],
+    [("Labels of the proxy:", METRICS, LABELS), ("Labels of the tuner:", TUNER_METRICS, TUNER_LABELS)],
     ids=["proxy", "tuner"],
 )
 #: Where the refusals of requests for a replica are made; those of operators and of small GET routes count elsewhere.
@@ -37,24 +37,28 @@ REFUSING_TOO = (
 )
 
 
-def table(first: str) -> list[list[str]]:
-    """Cells of the reference's table with the header `first | of | values | at most`."""
-    header = f"| {first} | of | values | at most |"
-    text = "\n\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
-    (part,) = [part for part in text.split("\n\n") if header in part.splitlines()]
-    lines = part.splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[lines.index(header) + 2 :]]
+def labels_after(text: str) -> Iterator[tuple[str, tuple[str, ...], str, tuple[str, ...], str]]:
+    """Return label, metrics, meaning, values and bound of each item of the list after a text of the pages."""
+    pages = "\n\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
+    assert pages.count(text) == 1, text
+    for line in pages.split(text)[1].strip().split("\n\n")[0].splitlines():
+        item = re.fullmatch(r"- `(\w+)`(?: of (.*?))? \(at most (.*?)\): (.*)", line)
+        assert item, line
+        meaning, _, values = item[4].partition(": ")
+        yield (
+            item[1],
+            tuple(re.findall(r"`([^`]*)`", item[2] or "")),
+            meaning,
+            tuple(re.findall(r"`([^`]*)`", values)),
+            item[3],
+        )
 
 
 @BOTH
 def test_every_label_has_a_row_with_its_values_and_how_many_there_can_be(
     heading: str, metrics: Sequence[MetricSpec], labels: Sequence[LabelSpec]
 ) -> None:
-    documented = []
-    for name, of, values, at_most in table(heading):
-        meaning, _, told = values.partition(": ")
-        found = tuple(re.findall(r"`([^`]*)`", told))
-        documented.append((name.strip("`"), tuple(re.findall(r"`([^`]*)`", of)), meaning, found, at_most))
+    documented = list(labels_after(heading))
     assert documented == [(spec.label, spec.of, spec.meaning, spec.values, spec.at_most) for spec in labels]
 
 

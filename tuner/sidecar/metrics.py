@@ -17,35 +17,33 @@ from tuner.campaign.generation import Generation
 from tuner.sidecar.progress import Progress
 
 METRICS: tuple[MetricSpec, ...] = (
-    MetricSpec("gorgo_tuner_generation", "gauge", (), "Number of the generation under test, or of the last one."),
+    MetricSpec("gorgo_tuner_generation", "gauge", (), "Number of the newest generation."),
     MetricSpec("gorgo_tuner_generations_total", "counter", ("outcome",), "Generations, `accepted` or `rejected`."),
-    MetricSpec("gorgo_tuner_rollbacks_total", "counter", (), "Times that weights had to go at once."),
+    MetricSpec("gorgo_tuner_rollbacks_total", "counter", (), "Immediate roll-backs of weights."),
     MetricSpec("gorgo_tuner_objective_seconds", "gauge", ("arm",), "p95 TTFT of the last generation's two arms."),
     MetricSpec(
         "gorgo_tuner_window_ttft_seconds",
         "gauge",
         (),
-        "p95 TTFT of the newest window under the weights in force; NaN without one.",
+        "p95 TTFT of the newest window; NaN without one.",
     ),
     MetricSpec("gorgo_tuner_sigma", "gauge", (), "Step size in log space."),
     MetricSpec("gorgo_tuner_weight", "gauge", ("weight", "set"), "Weights `in_force`, and those of the `incumbent`."),
     MetricSpec("gorgo_tuner_comparing", "gauge", (), "1 while two weight sets are compared."),
-    MetricSpec("gorgo_tuner_paused", "gauge", (), "1 while somebody else has the weights pinned."),
-    MetricSpec("gorgo_tuner_polls_total", "counter", ("result",), "Looks at the proxy, `ok` or `failed`."),
-    MetricSpec("gorgo_tuner_samples_total", "counter", (), "Samples taken."),
-    MetricSpec(
-        "gorgo_tuner_lost_samples_total", "counter", (), "Samples that the proxy no longer held, or unreadable."
-    ),
-    MetricSpec("gorgo_tuner_proxy_restarts_total", "counter", (), "Times that the proxy was another run than before."),
-    MetricSpec("gorgo_tuner_history_waiting_rows", "gauge", (), "Rows that could not be written yet."),
+    MetricSpec("gorgo_tuner_paused", "gauge", (), "1 while the campaign is paused."),
+    MetricSpec("gorgo_tuner_polls_total", "counter", ("result",), "Polls of the proxy, `ok` or `failed`."),
+    MetricSpec("gorgo_tuner_samples_total", "counter", (), "Samples read."),
+    MetricSpec("gorgo_tuner_lost_samples_total", "counter", (), "Lost or unreadable samples."),
+    MetricSpec("gorgo_tuner_proxy_restarts_total", "counter", (), "Detected restarts of the proxy."),
+    MetricSpec("gorgo_tuner_history_waiting_rows", "gauge", (), "Rows queued for the database."),
 )
 
 LABELS: tuple[LabelSpec, ...] = (
-    LabelSpec("outcome", (), "what became of a generation", ("accepted", "rejected")),
-    LabelSpec("arm", (), "whose window it is", ("offspring", "incumbent")),
-    LabelSpec("weight", (), "of the policy that is tuned", bound="its weights"),
-    LabelSpec("set", (), "where weights are", ("in_force", "incumbent")),
-    LabelSpec("result", (), "of a look", ("ok", "failed")),
+    LabelSpec("outcome", (), "of a generation", ("accepted", "rejected")),
+    LabelSpec("arm", (), "of a comparison", ("offspring", "incumbent")),
+    LabelSpec("weight", (), "of the tuned policy", bound="its weights"),
+    LabelSpec("set", (), "of weights", ("in_force", "incumbent")),
+    LabelSpec("result", (), "of a poll", ("ok", "failed")),
 )
 
 
