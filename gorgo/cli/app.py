@@ -54,7 +54,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _gorgo(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Options before the command's name."""
@@ -62,21 +62,21 @@ def _gorgo(
 
 def main() -> None:
     """Entry point of the `gorgo` command and of `python -m gorgo`."""
-    _open_what_is_closed()
+    _open_closed_descriptors()
     try:
         app()
     finally:
-        # The exit code is decided: a signal that comes while the interpreter ends must not replace it.
+        # A signal during the interpreter's exit must not replace the exit code.
         for late in (signal.SIGTERM, signal.SIGINT):
             signal.signal(late, signal.SIG_IGN)
 
 
-def _open_what_is_closed() -> None:
-    """stdin, stdout and stderr that the caller has closed lead nowhere, instead of to the next file that is opened."""
+def _open_closed_descriptors() -> None:
+    """Open stdin, stdout and stderr on /dev/null where the caller closed them: another file would take their place."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 def check(
     config: options.Config = options.REGIONS_YAML,
-    live: Annotated[bool, typer.Option("--live", help="Also reach every replica.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Also send a request to every replica.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Validate regions.yaml.
 
-    Everything wrong with it is listed with its place, line and value. With --live every replica is reached as well,
-    and the exit code is 1 if one is not.
+    Lists every error with its key, line and value. With --live the command also sends a request to every replica; the
+    exit code is 1 if one does not answer.
     """
     from gorgo.cli.connectivity import reach_all
     from gorgo.cli.policy_setup import compose_policy

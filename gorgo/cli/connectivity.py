@@ -1,4 +1,4 @@
-"""`gorgo check --live`: one cheap request to every replica at once, with its key, and what came of it."""
+"""`gorgo check --live`: one cheap request to every replica at once, with its key, and the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gorgo.proxy.upstream.target import api_key
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How one replica answered; `error` is None if it did well, `rtt_ms` includes setting up the connection."""
+    """Answer of one replica; `error` is None without one, `rtt_ms` includes the connection set-up."""
 
     name: str
     region: str
@@ -28,7 +28,7 @@ class Reached:
 
 
 def reach_all(replicas: Sequence[ReplicaConfig], *, environ: Mapping[str, str], timeout_s: float) -> list[Reached]:
-    """Every replica's answer, in the order of the file."""
+    """Return the answer of every replica, in the order of the file."""
     return asyncio.run(_reach_all(replicas, environ, timeout_s))
 
 
@@ -42,7 +42,7 @@ async def _reach(client: httpx.AsyncClient, replica: ReplicaConfig, environ: Map
     if replica.api_key_env is not None and not environ.get(replica.api_key_env):
         return _failed(base, f"the environment variable {replica.api_key_env} is not set")
     try:
-        # As the proxy reads it: a key that is none would be shown in httpx's own words.
+        # Checked as in the proxy: httpx would print an invalid key in its error.
         key = api_key(replica, environ)
     except ConfigError as error:
         return _failed(base, str(error))
@@ -50,7 +50,7 @@ async def _reach(client: httpx.AsyncClient, replica: ReplicaConfig, environ: Map
     started_s = time.perf_counter()
     try:
         response = await client.get(replica.url.rstrip("/") + dialect(replica.engine).probe_path, headers=headers)
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last for a name that is no IDNA
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last for an invalid host name
         return _failed(base, f"{type(error).__name__}: {error}".rstrip(": "))
     rtt_ms = (time.perf_counter() - started_s) * 1e3
     bad = f"answered {response.status_code}" if response.is_error else None

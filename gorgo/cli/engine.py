@@ -14,19 +14,22 @@ if TYPE_CHECKING:
 
 
 def engine(
-    replica: Annotated[str, typer.Option(metavar="NAME", help="Which replica of regions.yaml to imitate.")],
+    replica: Annotated[str, typer.Option(metavar="NAME", help="Replica of regions.yaml to simulate.")],
     config: options.Config = options.REGIONS_YAML,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, show_default=False, help="Default: the port of the replica's URL; 0 takes a free one."
+            min=0,
+            max=65535,
+            show_default=False,
+            help="Port to listen on; 0 takes a free one. Default: from the URL of the replica.",
         ),
     ] = None,
 ) -> None:
     """Run one simulated SGLang replica.
 
-    It answers over HTTP, after the round trip to its region, and needs no GPU.
+    It answers over HTTP with the simulated RTT of its region, and needs no GPU.
     """
     from gorgo.apps.engine_server import run_engine
     from gorgo.cli.signals import run_until_stopped

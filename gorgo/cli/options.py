@@ -1,4 +1,4 @@
-"""Options that several commands share, so that they read and behave the same everywhere."""
+"""Options that several commands share: each means the same in all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 REGIONS_YAML = Path("regions.yaml")
 ADMIN_URL = "http://127.0.0.1:9090"
-#: No header holds a longer token, and a device has no end.
+#: No header holds a longer token; a device such as /dev/zero has no end.
 _TOKEN_BYTES_MAX = 65_536
 
 
@@ -41,7 +41,7 @@ def admin_token() -> str | None:
 
 
 def finite(option: typer.CallbackParam, value: float | list[float] | None) -> float | list[float] | None:
-    """Numbers as given, or a usage error: a bound lets `nan` pass, and a lower one `inf`."""
+    """Return the numbers, or raise a usage error for `nan` and `inf`, which bounds let pass."""
     for number in value if isinstance(value, list) else [value]:
         if number is not None and not isfinite(number):
             raise typer.BadParameter(f"{option.opts[0]} {number}: expected a finite number")
@@ -49,41 +49,38 @@ def finite(option: typer.CallbackParam, value: float | list[float] | None) -> fl
 
 
 Config = Annotated[
-    Path, typer.Option(envvar="GORGO_CONFIG", metavar="FILE", help="Regions, replicas, policy and limits.")
+    Path, typer.Option(envvar="GORGO_CONFIG", metavar="FILE", help="File with regions, replicas, policy and limits.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of everything drawn by chance.")]
-MaybeSeed = Annotated[
-    int | None, typer.Option(min=0, help="Of everything drawn by chance. Default: chance itself.", show_default=False)
-]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+MaybeSeed = Annotated[int | None, typer.Option(min=0, help="Random seed. Default: a random one.", show_default=False)]
 AdminUrl = Annotated[str, typer.Option("--url", envvar="GORGO_ADMIN_URL", help="Admin address of the proxy.")]
 
 Trace = Annotated[
     str,
-    typer.Argument(
-        help="Mooncake or ART-Chat JSONL, `.gz` or not; or the name of a trace or a shape that comes along."
-    ),
+    typer.Argument(help="Mooncake or ART-Chat JSONL, `.gz` or not; or the name of a shipped trace or shape."),
 ]
 TimeScale = Annotated[
     float,
-    typer.Option(help="Multiplies the time between requests: 2.0 is the same trace in twice the time, half the load."),
+    typer.Option(help="Factor on the time between requests: 2.0 is half the load."),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many requests.", show_default=False)]
-MaxInput = Annotated[
-    int | None, typer.Option(min=1, help="Leave out requests with more input tokens.", show_default=False)
+Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many requests.", show_default=False)]
+MaxInput = Annotated[int | None, typer.Option(min=1, help="Omit requests with more input tokens.", show_default=False)]
+MaxOutput = Annotated[
+    int | None, typer.Option(min=1, help="Cap the output tokens of each request.", show_default=False)
 ]
-MaxOutput = Annotated[int | None, typer.Option(min=1, help="Cap the output tokens of each.", show_default=False)]
 Spread = Annotated[
     float,
-    typer.Option(min=0, callback=finite, help="Scatter requests with equal time stamps over so many seconds."),
+    typer.Option(min=0, callback=finite, help="Scatter requests with equal time stamps over this many seconds."),
 ]
 Start = Annotated[
     str | None,
     typer.Option(
-        help="Window start: seconds, MM:SS or HH:MM:SS from the first request; or a date and time.", show_default=False
+        help="Start of the window: seconds, MM:SS or HH:MM:SS from the first request; or a date and time.",
+        show_default=False,
     ),
 ]
-End = Annotated[str | None, typer.Option(help="Window end, not included.", show_default=False)]
+End = Annotated[str | None, typer.Option(help="End of the window, exclusive; as --start.", show_default=False)]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs per policy or candidate, each with its own seed from --seed on.")]
 Jobs = Annotated[
     int | None, typer.Option(min=1, show_default=False, help="Simulations at a time. Default: one per core.")
@@ -103,7 +100,7 @@ def trace_filters(
     end: str | None,
     seed: int,
 ) -> TraceFilters:
-    """The replay filters from the command line's words."""
+    """Return the filters that the options name."""
     from gorgo.apps.traces import TraceFilters, parse_window
 
     start_s, end_s, from_zero = parse_window(start, end)
@@ -120,7 +117,7 @@ def trace_filters(
 
 
 def positive(time_scale: float) -> float:
-    """A time scale that can be replayed, or a usage error."""
+    """Return a time scale above 0, or raise a usage error."""
     if not 0 < time_scale < inf:
         raise typer.BadParameter(f"--time-scale {time_scale}: expected a number greater than 0")
     return time_scale
@@ -139,7 +136,7 @@ def _word(key: str, place: str = "") -> str:
 
 
 def trace_path(trace: str) -> Path:
-    """A file's path as given, or where the shipped trace of that name is; a shape's name stays, for `load_requests`."""
+    """Return the path of the file or of the shipped trace of that name; the name of a shape is returned unchanged."""
     from gorgo.apps.datasets import datasets
 
     path = Path(trace)
@@ -148,5 +145,5 @@ def trace_path(trace: str) -> Path:
 
 
 def print_json(value: object) -> None:
-    """JSON on stdout, as `--json` promises."""
+    """Print a value as JSON on stdout."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False))

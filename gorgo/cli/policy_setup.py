@@ -1,8 +1,7 @@
 """A policy with its weights, from regions.yaml, the options and a weights file.
 
-Which wins: `--policy` before the weights file before regions.yaml. Weights belong to the policy they were written for:
-those of regions.yaml are used only with its own policy, and a weights file for another policy than `--policy` is an
-error, never ignored.
+Precedence: `--policy`, the weights file, regions.yaml. Weights belong to one policy: those of regions.yaml apply to its
+own policy only, and a weights file for another policy than `--policy` is an error.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from gorgo.policies.registry import make_policy, make_shadow
 def compose_policy(
     config: Config, *, source: Path, policy: str | None = None, weights_file: Path | None = None
 ) -> tuple[Policy, Weights]:
-    """The policy to serve with and its weights at version 1; `source` names the configuration in errors.
+    """Return the policy and its weights at version 1; `source` names the configuration in errors.
 
-    Checks that the configuration's shadow policy can go with it.
+    Also checks that the configured shadow policy fits the policy.
     """
     found = _compose(config, source=source, policy=policy, weights_file=weights_file)
     try:
@@ -40,16 +39,18 @@ def _compose(config: Config, *, source: Path, policy: str | None, weights_file: 
             raise ConfigError(
                 f"{weights_file}: weights are for the policy {file.policy!r}, not for {policy!r} of --policy"
             )
-        return _weighted(file.policy, file.weights, where=str(weights_file), widen=file.widened)
+        return _weighted(file.policy, file.weights, where=str(weights_file), allow_out_of_range=file.widened)
     name = policy or config.proxy.policy
     if name != config.proxy.policy:
         return _weighted(name, {}, where="--policy")
     return _weighted(name, config.proxy.weights, where=f"{source}: proxy.policy and proxy.weights")
 
 
-def _weighted(name: str, values: Mapping[str, float], *, where: str, widen: bool = False) -> tuple[Policy, Weights]:
+def _weighted(
+    name: str, values: Mapping[str, float], *, where: str, allow_out_of_range: bool = False
+) -> tuple[Policy, Weights]:
     try:
         policy = make_policy(name)
-        return policy, Weights.of(policy.weight_specs, values, version=1, allow_out_of_range=widen)
+        return policy, Weights.of(policy.weight_specs, values, version=1, allow_out_of_range=allow_out_of_range)
     except (UnknownPolicy, WeightsError) as error:
         raise ConfigError(f"{where}: {error}") from error

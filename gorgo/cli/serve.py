@@ -20,29 +20,31 @@ if TYPE_CHECKING:
 def serve(
     config: options.Config = options.REGIONS_YAML,
     bind: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where clients connect; port 0 takes a free one.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of the data listener; port 0 takes a free one.")
     ] = None,
-    admin_bind: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where operators connect.")] = None,
+    admin_bind: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the admin listener.")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Routing policy; see `gorgo policies`.")] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help='JSON: {"policy": NAME, "weights": {NAME: NUMBER}}, or a weights file.'),
+        typer.Option(metavar="FILE", help='Weights file, at least {"policy": NAME, "weights": {NAME: NUMBER}}.'),
     ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", show_default=False, help="Keep freeze, weights, policy and drain marks there over restarts."
+            metavar="FILE",
+            show_default=False,
+            help="File that keeps freeze, weights, policy and drain marks over restarts.",
         ),
     ] = None,
     request_log: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Write a line per finished request, without its text."),
+        typer.Option(metavar="FILE", show_default=False, help="Append a line per finished request, without its text."),
     ] = None,
     seed: options.MaybeSeed = None,
 ) -> None:
     """Run the regional proxy.
 
-    Clients speak OpenAI or SGLang to it, and it picks the replica. SIGTERM lets running streams finish and ends it.
+    Clients use the OpenAI or SGLang API; the proxy chooses a replica per request. SIGTERM lets running streams finish.
     """
     import secrets
 
@@ -58,27 +60,27 @@ def serve(
     from gorgo.proxy.server import serve as run_proxy
 
     def parse(text: bytes) -> Config:
-        """The file as this command line has it, now and at each reload."""
+        """Return the configuration with the options of the command line, at start and at each reload."""
         found = _bound(parse_config(text, source=str(config)), bind=bind, admin_bind=admin_bind)
         return _routed(found, pinned or compose_policy(found, source=config, policy=policy))
 
     text = read_text(config)
     loaded = _bound(parse_config(text, source=str(config)), bind=bind, admin_bind=admin_bind)
     chosen, values = compose_policy(loaded, source=config, policy=policy, weights_file=weights)
-    # A weights file is read once, and goes before regions.yaml at each reload too.
+    # A weights file is read once and takes precedence over regions.yaml at each reload too.
     pinned = None if weights is None else (chosen, values)
     token = options.admin_token()
     if token is None:
-        typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will refuse every request", err=True)
+        typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will reject every request", err=True)
 
     def ready(addresses: ServerAddresses) -> None:
         gc_tuning.freeze_startup_objects()
         typer.echo(f"gorgo serve listening on {addresses.data_url} (admin {addresses.admin_url})")
 
     set_up_logs()
-    # With --seed even the fingerprint's key repeats, for comparisons; without, no client can guess it.
+    # With --seed the key of fingerprints repeats too, for comparisons; without, clients cannot guess it.
     drawn = secrets.randbits(63) if seed is None else seed
-    # No event to stop by: the proxy itself minds the signals, because a second one ends its grace period.
+    # The proxy handles the signals itself: a second one ends its grace period.
     uvloop.run(
         run_proxy(
             _routed(loaded, (chosen, values)),
@@ -88,7 +90,7 @@ def serve(
             environ=os.environ,
             key=drawn,
             seed=drawn,
-            # What is no file (a pipe, say) can be read once.
+            # A pipe can be read only once.
             file=ConfigFile(config, parse, text) if config.is_file() else None,
             state_file=None if state is None else StateFile(state),
             request_log=request_log,
@@ -113,6 +115,6 @@ def _bound(config: Config, *, bind: str | None, admin_bind: str | None) -> Confi
 
 
 def _routed(config: Config, by: tuple[Policy, Weights]) -> Config:
-    """With the policy and all its weights in place of the file's word on them: reloads then compare like with like."""
+    """Return the configuration with this policy and all its weights, so that reloads compare equal settings."""
     policy, weights = by
     return replace(config, proxy=replace(config.proxy, policy=policy.name, weights=dict(weights)))

@@ -1,4 +1,4 @@
-"""Pin the weights that were found, and release them again."""
+"""`gorgo freeze` and `gorgo unfreeze`: freeze the weights of a running proxy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gorgo.config.weights_file import WeightsFile
 
 Reason = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Kept with it, for whoever wonders.", show_default=False)
+    str | None, typer.Option(metavar="TEXT", help="Reason to store with the change.", show_default=False)
 ]
 
 
@@ -28,7 +28,7 @@ def freeze(
         typer.Option(
             metavar="FILE|best|N",
             show_default=False,
-            help="Pin those of a file; the best that the tuner found, or its generation N. Default: those in force.",
+            help="Weights to freeze: a file, the best of the tuner or its generation N. Default: those in force.",
         ),
     ] = None,
     database: Annotated[
@@ -37,19 +37,20 @@ def freeze(
             envvar="GORGO_DATABASE_URL",
             metavar="URL",
             show_default=False,
-            help="The tuner's history: where weights are looked up, and where the freeze leaves an event.",
+            help="History of the tuner: source of --weights best or N; the freeze is recorded there.",
         ),
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what is pinned to a weights file.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the frozen weights to a weights file.", show_default=False),
     ] = None,
     reason: Reason = None,
     as_json: options.Json = False,
 ) -> None:
-    """Pin the weights of a running proxy.
+    """Freeze the weights of a running proxy.
 
-    The proxy refuses every other change of weights (409) until `gorgo unfreeze`.
-    With a state file the weights stay frozen over restarts.
+    The proxy rejects every other change of weights (409) until `gorgo unfreeze`. With a state file the weights stay
+    frozen over restarts.
     """
     from gorgo.cli.admin.call import as_expected, call_admin
 
@@ -77,9 +78,9 @@ def unfreeze(
     reason: Reason = None,
     as_json: options.Json = False,
 ) -> None:
-    """Let the weights of a running proxy be changed again.
+    """Unfreeze the weights of a running proxy.
 
-    They stay as they are until somebody does.
+    The weights do not change until the next change of an operator or a tuner.
     """
     from gorgo.cli.admin.call import as_expected, call_admin
 
@@ -93,7 +94,7 @@ def unfreeze(
 
 
 def routing_line(shown: Mapping[str, Any]) -> str:
-    """Policy, weights, version, and whether they are frozen, from an admin answer."""
+    """Return policy, weights, version and freeze of an admin answer as a line."""
     values = "".join(f" {name}={value:g}" for name, value in shown["weights"].items())
     return f"policy {shown['policy']}{values}, version {shown['version']}, {_frozen(shown['frozen'])}"
 
@@ -106,9 +107,9 @@ def _frozen(frozen: Mapping[str, str | None] | None) -> str:
 
 
 def _found(spec: str, database: str | None) -> tuple[WeightsFile, str | None]:
-    """What `--weights` names, and the history that it comes from or that was named anyway.
+    """Return the weights that `--weights` names, and the history that they are from or that `--database` names.
 
-    A file of that name goes before a word of the history.
+    A file of that name goes before an entry of the history.
     """
     from gorgo.cli.tune.options import DATABASE
     from gorgo.config.weights_file import WeightsFile, read_weights_file
@@ -132,7 +133,7 @@ def _note(database: str, pinned: Mapping[str, Any]) -> None:
     try:
         note_freeze(database, pinned["weights"], f"by {_user()}" + (f": {reason}" if reason else ""))
     except HistoryError as error:
-        raise fail(f"the weights are frozen, but the history does not say so: {error}", code=FAILED) from error
+        raise fail(f"the weights are frozen, but the event is not in the history: {error}", code=FAILED) from error
 
 
 def _export(path: Path, pinned: Mapping[str, Any]) -> None:

@@ -28,13 +28,13 @@ def claims(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="Mooncake's conversation trace. Default: conversation_trace.jsonl if it is here, else without.",
+            help="Mooncake conversation trace. Default: conversation_trace.jsonl in this folder, if any.",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Run each policy on so many seeds.")] = 10,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per policy, each with its own seed.")] = 10,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", show_default=False, help="Repeatable: this group of targets alone."),
+        typer.Option(metavar="NAME", show_default=False, help="Check only this group of targets; repeatable."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Two seeds and 2,000 requests of each window: a preview, not a result.")
@@ -47,8 +47,7 @@ def claims(
     """Check every claim about the policies, in virtual time.
 
     Prints each target with its measured ratio, the 95 % interval and whether it is met. With --out also writes
-    claims.md and results.json, and reuses earlier runs. The exit code says whether the table was made, not whether
-    its targets are met.
+    claims.md and results.json, and reuses earlier runs. Missed targets do not change the exit code.
     """
     from gorgo.apps.claims import ClaimCheck, ClaimOptions
     from gorgo.apps.claims.table import as_markdown, show_sections

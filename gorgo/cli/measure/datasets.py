@@ -1,4 +1,4 @@
-"""`gorgo datasets`: traces that come along, are made or are fetched, and what is in a trace."""
+"""`gorgo datasets`: shipped, generated and fetched traces, and their contents."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STATS = (
 
 @app.command("list")
 def list_datasets(as_json: options.Json = False) -> None:
-    """List what comes along, what can be generated and what can be fetched, with licences."""
+    """List shipped, generated and fetchable traces with their licences."""
     found = list(_listed())
     if as_json:
         options.print_json(found)
@@ -53,18 +53,16 @@ def list_datasets(as_json: options.Json = False) -> None:
 
 @app.command()
 def describe(
-    traces: Annotated[
-        list[str], typer.Argument(help="Each a file, the name of a trace that comes along, or the name of a shape.")
-    ],
+    traces: Annotated[list[str], typer.Argument(help="Files, names of shipped traces, or names of shapes.")],
     max_input: options.MaxInput = None,
     max_output: options.MaxOutput = None,
     start: options.Start = None,
     end: options.End = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show what is in traces, side by side.
+    """Describe traces side by side.
 
-    Requests, users, turns, lengths, and the share of blocks that an ideal cache could reuse. Unknown is `-`.
+    Requests, users, turns, lengths, and the ratio of blocks that an ideal cache reuses. Unknown is `-`.
     """
     from gorgo.apps.datasets import describe_trace, load_requests
 
@@ -86,15 +84,17 @@ def describe(
 
 @app.command()
 def generate(
-    shape: Annotated[str, typer.Argument(help="TOML file with the generator's parameters, or a shipped shape's name.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the trace goes; `.gz` compresses it.")],
+    shape: Annotated[
+        str, typer.Argument(help="TOML file with the parameters of the generator, or the name of a shipped shape.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write; `.gz` compresses it.")],
     seed: Annotated[
-        int | None, typer.Option(min=0, show_default=False, help="Instead of the one in the shape.")
+        int | None, typer.Option(min=0, show_default=False, help="Seed in place of the one in the file.")
     ] = None,
 ) -> None:
-    """Make a trace of a given shape.
+    """Generate a trace from a shape.
 
-    The same shape and seed give the same bytes everywhere.
+    The same shape and seed give the same bytes on every machine.
     """
     from gorgo.apps.datasets import read_shape, shapes, write_trace
 
@@ -105,14 +105,13 @@ def generate(
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="As `gorgo datasets list` says.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the file goes.")] = Path("."),
-    url: Annotated[str | None, typer.Option(show_default=False, help="From there instead: a mirror.")] = None,
+    name: Annotated[str, typer.Argument(help="Name in `gorgo datasets list`.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the file.")] = Path("."),
+    url: Annotated[str | None, typer.Option(show_default=False, help="URL of a mirror to fetch from.")] = None,
 ) -> None:
     """Fetch a published trace.
 
-    The file appears when it is whole, and only if its sha256 is right where that is known. A file that is there is
-    never overwritten.
+    The file appears when it is complete and its sha256, where known, is correct. An existing file is never overwritten.
     """
     from gorgo.apps.datasets import remote_dataset
     from gorgo.apps.datasets.fetch import fetch as fetch_dataset
@@ -121,10 +120,10 @@ def fetch(
     wanted = remote_dataset(name)
     with termination_as_interrupt(), _progress(wanted.file) as on_progress:
         fetched = fetch_dataset(wanted, out, url=url, on_progress=on_progress)
-    known = "as it should be" if fetched.checked else "not checked: none is known"
+    known = "verified" if fetched.checked else "not verified: none is published"
     typer.echo(f"{wanted.name}: {wanted.licence}; sha256 {fetched.sha256} ({known})", err=True)
     if not fetched.fresh:
-        typer.echo("it was there already", err=True)
+        typer.echo("the file existed already", err=True)
     typer.echo(str(fetched.path))
 
 
@@ -133,7 +132,7 @@ def _listed() -> Iterator[dict[str, str | None]]:
 
     shipped = {one.name: str(one.path) for one in datasets()}
     for name, shape in shapes().items():
-        kind = "comes along" if name in shipped else "generated"
+        kind = "shipped" if name in shipped else "generated"
         yield {
             "name": name,
             "kind": kind,
@@ -175,13 +174,13 @@ def _shown(stats: TraceStats) -> Sequence[str]:
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: a trace of one moment has no rate."""
+    """Return the values with None for NaN: a trace of one moment has no rate."""
     return {name: None if isinstance(value, float) and not isfinite(value) else value for name, value in values.items()}
 
 
 @contextmanager
 def _progress(file: str) -> Iterator[OnProgress]:
-    """A bar on stderr, if that is a terminal."""
+    """Show a bar on stderr, if it is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 

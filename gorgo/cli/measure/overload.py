@@ -1,4 +1,4 @@
-"""The command that looks for a fleet's capacity and goes beyond it."""
+"""`gorgo overload`: capacity of a fleet, and goodput beyond it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def overload(
             min=0.01,
             callback=options.finite,
             show_default=False,
-            help="Multiple of capacity; repeatable. Default: 0.7, 1, 1.3, 3.",
+            help="Load as a multiple of capacity; repeatable. Default: 0.7, 1, 1.3, 3.",
         ),
     ] = None,
     config: options.Config = options.REGIONS_YAML,

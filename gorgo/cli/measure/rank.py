@@ -1,4 +1,4 @@
-"""How well a policy orders replicas, from a decision log."""
+"""`gorgo rank`: how well a shadow policy orders replicas."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from gorgo.cli.tables import Cell, table
 if TYPE_CHECKING:
     from gorgo.apps.rank import RankTable
 
-#: Pages of samples read from a proxy; as many as its ring has, and some for a larger one.
+#: Most pages of samples read from a proxy: more than its ring buffer has.
 MAX_PAGES = 100
 
 
 def rank(
     file: Annotated[
         Path | None,
-        typer.Argument(help="JSONL of samples or requests; without one, the samples of a running proxy."),
+        typer.Argument(help="JSONL of samples or requests. Default: the samples of a running proxy."),
     ] = None,
     url: options.AdminUrl = options.ADMIN_URL,
     policy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only requests that this one routed.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Use only requests that this policy routed.", show_default=False)
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show TTFT by the rank that the shadow policy gave the replica chosen.
+    """Show TTFT by the shadow policy's rank of the chosen replica.
 
-    Route at random and set `proxy.shadow_policy`: then a policy that orders replicas rightly shows times that grow with
+    Route at random and set `proxy.shadow_policy`: under a shadow policy that orders replicas correctly, TTFT grows with
     the rank. The last line has Spearman's rho with its 95 % interval.
     """
     from gorgo.apps.rank import rank_table, read_rows
@@ -54,7 +54,7 @@ def rank(
 
 
 def _samples(url: str, token: str | None) -> Iterator[dict[str, Any]]:
-    """Those that the proxy held when it was first asked; what comes meanwhile is not waited for."""
+    """Yield the samples that the proxy has at the first call; later ones are left out."""
     from gorgo.cli.admin.call import call_admin
 
     page = call_admin("GET", url, "/admin/samples?after=0", token)
@@ -67,7 +67,7 @@ def _samples(url: str, token: str | None) -> Iterator[dict[str, Any]]:
             return
         page = call_admin("GET", url, f"/admin/samples?after={page['samples'][-1]['seq']}", token)
         if page["boot_id"] != boot:
-            raise fail(f"{url}: the proxy was started again meanwhile; ask once more", code=FAILED)
+            raise fail(f"{url}: the proxy restarted during the reading; try again", code=FAILED)
 
 
 def _table(found: RankTable) -> str:

@@ -1,4 +1,4 @@
-"""The command that compares policies in virtual time."""
+"""`gorgo simulate`: policies compared in virtual time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gorgo.cli.tables import wide_console
 if TYPE_CHECKING:
     from gorgo.config.model import Config
 
-#: Of a row's name, ten figures and three shares.
+#: Width of a row with its name, ten statistics and three ratios.
 TABLE_WIDTH = 100
 
 
@@ -26,7 +26,7 @@ def simulate(
         typer.Option(
             metavar="NAME",
             show_default=False,
-            help="Repeatable. Default: gorgo-ms, gorgo, the paper's four, random. The first is what ratios are of.",
+            help="Policy to run; repeatable. Default: gorgo-ms, gorgo and five others. Ratios are of the first.",
         ),
     ] = None,
     time_scale: Annotated[
@@ -34,22 +34,22 @@ def simulate(
         typer.Option(
             callback=options.finite,
             show_default=False,
-            help="Repeatable. 2.0 is the same trace in twice the time. Default: 1.",
+            help="Factor on the time between requests: 2.0 is half the load; repeatable. Default: 1.",
         ),
     ] = None,
     seeds: options.Seeds = 1,
-    scenario: Annotated[str, typer.Option(metavar="NAME", help="What goes wrong, or is different.")] = "steady",
+    scenario: Annotated[str, typer.Option(metavar="NAME", help="Scenario of faults or changes, by name.")] = "steady",
     shadow: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
             show_default=False,
-            help="Policy that ranks each choice, for `gorgo rank`; best with random.",
+            help="Shadow policy that ranks each choice, for `gorgo rank`; use with random.",
         ),
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Weights file for the policy that it names."),
+        typer.Option(metavar="FILE", show_default=False, help="Weights file; its policy runs with these weights."),
     ] = None,
     config: options.Config = options.REGIONS_YAML,
     limit: options.Limit = None,
@@ -65,9 +65,9 @@ def simulate(
 ) -> None:
     """Compare policies on a trace in virtual time.
 
-    The Router and the policies are those of the proxy; engines and network are simulated. Every seed has the same
-    jitter for all policies. Two more rows say what is possible: `oracle` sees every engine, `floor` is each request
-    alone. The exit code is 1 if any request failed.
+    The Router and the policies are those of the proxy; engines and network are simulated. A seed gives all policies the
+    same jitter. Two more rows are bounds: `oracle` knows the state of every engine, `floor` runs each request alone.
+    The exit code is 1 if any request failed.
     """
     from gorgo.apps.simulate import DEFAULT_POLICIES, SimulateOptions, simulate_command
     from gorgo.apps.simulate.fleet import fleet_of, limits_of
@@ -114,7 +114,10 @@ def simulate(
 def _weights(
     config: Config, file: Path | None, policies: tuple[str, ...], *, source: Path
 ) -> Mapping[str, Mapping[str, float]]:
-    """Per policy: of the file, else of regions.yaml for its own policy. A file for nobody here is an error."""
+    """Return weights by policy: those of the file, and those of regions.yaml for its own policy.
+
+    Raises `ConfigError` for a file whose policy is not simulated.
+    """
     from gorgo.cli.policy_setup import compose_policy
     from gorgo.errors import ConfigError
 

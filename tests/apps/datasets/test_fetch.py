@@ -223,8 +223,8 @@ def test_the_command_says_where_the_file_is_and_what_is_known_of_it(
     first, again = (CliRunner().invoke(app, words) for _ in range(2))
     assert first.exit_code == again.exit_code == 0
     assert first.stdout == f"{tmp_path}/some.jsonl\n"
-    assert f"some: CC0-1.0; sha256 {SHA256} (as it should be)" in first.stderr
-    assert "it was there already" in again.stderr
+    assert f"some: CC0-1.0; sha256 {SHA256} (verified)" in first.stderr
+    assert "the file existed already" in again.stderr
 
 
 def test_sigterm_leaves_no_half_of_a_file(

@@ -36,7 +36,7 @@ def test_filters_cut_the_window_of_a_shape() -> None:
 
 def test_list_says_what_is_here_what_is_made_and_what_is_elsewhere_with_licences() -> None:
     found = {one["name"]: one for one in json.loads(run("list", "--json").stdout)}
-    assert found["chat-small"]["kind"] == "comes along"
+    assert found["chat-small"]["kind"] == "shipped"
     assert found["art-chat-apr6"]["kind"] == "generated"
     assert found["mooncake-toolagent"] | {"shape": None} == {
         "name": "mooncake-toolagent",

@@ -94,7 +94,7 @@ def test_a_proxy_that_starts_again_meanwhile_is_no_log(monkeypatch: pytest.Monke
     proxy.boots = ["boot", "another"]
     result = live(monkeypatch, proxy)
     assert result.exit_code == 1
-    assert "started again" in result.stderr
+    assert "restarted during the reading" in result.stderr
 
 
 class Endless(Proxy):
