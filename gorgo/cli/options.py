@@ -62,7 +62,7 @@ Trace = Annotated[
 ]
 TimeScale = Annotated[
     float,
-    typer.Option(help="Factor on the time between requests: 2.0 is half the load."),
+    typer.Option(help="Factor on the time between requests: 2.0 is the same trace in twice the time, half the load."),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many requests.", show_default=False)]
 MaxInput = Annotated[int | None, typer.Option(min=1, help="Omit requests with more input tokens.", show_default=False)]
