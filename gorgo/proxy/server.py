@@ -1,11 +1,10 @@
-"""The proxy as a process: two listeners, the loops behind them, and how it stops.
+"""The proxy as a process: two listeners, background loops, signals, shutdown.
 
-Owns signals, what runs, and the order of shutdown; the sockets are `sockets`'. The data listener answers requests, the
-admin listener operators and tuners; both are hypercorn's, in one event loop.
+The data listener serves clients, the admin listener operators and tuners, in one event loop.
 
-Stopping: at the first signal `/ready` turns 503 and new requests are refused, while open ones may finish for the grace
-period. What is then still open is told so and cut. A second signal ends the grace at once. Only then do the listeners
-close, so that a load balancer is never left with a refused connection before it has seen the 503.
+Shutdown: at the first signal `/ready` turns 503 and new requests are rejected; open ones may finish within the grace
+period, then they end with an error. A second signal ends the grace period. The listeners close last, so that a load
+balancer sees the 503 before a refused connection.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.telemetry.request_log import RequestLog
 from gorgo.proxy.telemetry.request_log_file import BLOCKS_PER_HASH, RequestLogFile
 
-#: Above the 60 s of common load balancers, so that it is never we who close a connection under a new request.
+#: Above the 60 s of common load balancers, so that the proxy never closes a connection under a new request.
 KEEP_ALIVE_S = 75.0
-#: Listeners close within this once nothing is open any more: idle connections only.
+#: Time for listeners to close once only idle connections are open.
 CLOSE_S = 1.0
-#: Of operators, tuners and their tools, each with a connection or two.
+#: Operators, tuners and their tools, each with a connection or two.
 ADMIN_CONNECTIONS = 256
 
 
@@ -68,31 +67,31 @@ async def serve(
     ready: Callable[[ServerAddresses], None] | None = None,
     shutdown: asyncio.Event | None = None,
 ) -> None:
-    """Run the proxy until it is told to stop.
+    """Run the proxy until `shutdown` or a signal.
 
-    Raises `ConfigError` where it cannot listen, or something that `config` names cannot be had.
+    Raises `ConfigError` if it cannot listen, or a resource that `config` names is missing.
 
     Parameters
     ----------
     config:
         The fleet and every limit.
     policy, weights:
-        What to route by; the policy's defaults where `weights` is `None`.
+        The policy and its weights; its defaults if `weights` is `None`.
     admin_token:
-        What admin calls must bear; without one they are all refused.
+        Required of admin calls; without it all are rejected.
     environ:
-        Where replicas' API keys are.
+        Has the replicas' API keys.
     key:
-        Of the fingerprint; secret, or clients could craft prompts that collide.
+        Key of the fingerprint; secret, or clients could craft prompts that collide.
     seed:
-        Of the Router's chance.
+        Of the Router's random generator.
     file:
-        Where `config` came from, followed from now on: when it changes, and at SIGHUP where signals are minded.
+        Source of `config`, reloaded when it changes and at SIGHUP.
     state_file:
-        Where weights, policy, freeze and drain marks are kept; what it holds may go before `config`, `policy` and
-        `weights` (`resume`).
+        Stores weights, policy, freeze and drain marks; its content may override `config`, `policy` and `weights`
+        (`control.startup`).
     request_log:
-        Where finished requests are written.
+        File of finished requests.
     ready:
         Called once, with the bound addresses, when requests can be routed.
     shutdown:
@@ -118,8 +117,8 @@ async def serve(
             if shutdown is not None:
                 await _run(state, data, admin, admin_token, follow, ready, shutdown, asyncio.Event())
                 return
-            with _signals(file) as (stop, hurry):
-                await _run(state, data, admin, admin_token, follow, ready, stop, hurry)
+            with _signals(file) as (stop, stop_now):
+                await _run(state, data, admin, admin_token, follow, ready, stop, stop_now)
         finally:
             await state.aclose()
 
@@ -133,7 +132,7 @@ def _open_request_log(path: Path, state: RunningProxy) -> RequestLog:
 
 @dataclass(frozen=True, slots=True)
 class _FollowConfig:
-    """What a reload needs beside the running proxy."""
+    """Arguments of a reload."""
 
     file: ConfigFile
     environ: Mapping[str, str]
@@ -147,21 +146,21 @@ async def _run(
     follow: _FollowConfig | None,
     ready: Callable[[ServerAddresses], None] | None,
     stop: asyncio.Event,
-    hurry: asyncio.Event,
+    stop_now: asyncio.Event,
 ) -> None:
     addresses = ServerAddresses(address_of(data), address_of(admin), tls=state.served_tls is not None)
     closing = asyncio.Event()
-    watchers = [ReplicaMonitor(state, target) for target in state.targets.values()]
-    await probe_all(watchers)
+    monitors = [ReplicaMonitor(state, target) for target in state.targets.values()]
+    await probe_all(monitors)
     async with asyncio.TaskGroup() as tasks:
-        at_work = FleetMonitor(tasks)
-        while watchers:  # handed over: who leaves the fleet later must not be kept here
-            at_work.start(watchers.pop())
+        fleet_monitor = FleetMonitor(tasks)
+        while monitors:  # moved, so that a removed replica is not referenced here
+            fleet_monitor.start(monitors.pop())
         loops = [tasks.create_task(run_timers(state))]
         if state.request_log is not None:
             tasks.create_task(state.request_log.run())
         if follow is not None:
-            reloader = Reloader(state, follow.file, at_work, environ=follow.environ)
+            reloader = Reloader(state, follow.file, fleet_monitor, environ=follow.environ)
             loops.append(tasks.create_task(reloader.run()))
         tls = None if state.served_tls is None else state.served_tls.context
         data_limits = partial(_data_limits, state)
@@ -173,32 +172,32 @@ async def _run(
             ready(addresses)
         log("ready", data=addresses.data_url, admin=addresses.admin_url, replicas=len(state.targets))
         await stop.wait()
-        await _stop(state, hurry)
+        await _stop(state, stop_now)
         closing.set()
         if state.request_log is not None:
             state.request_log.stop()
         for loop in loops:
             loop.cancel()
-        at_work.stop_all()
+        fleet_monitor.stop_all()
 
 
-async def _stop(state: RunningProxy, hurry: asyncio.Event) -> None:
-    """Take nothing new, let what is open finish, then cut it."""
+async def _stop(state: RunningProxy, stop_now: asyncio.Event) -> None:
+    """Reject new requests, let open ones finish within the grace period, then cancel them."""
     state.stopping = True
     log("stopping", in_flight=len(state.exchanges))
-    await _shut_down(state, state.limits.shutdown_grace_s, hurry)
+    await _shut_down(state, state.limits.shutdown_grace_s, stop_now)
     for task in state.exchanges:
         task.cancel()
     await _shut_down(state, CLOSE_S, asyncio.Event())
 
 
-async def _shut_down(state: RunningProxy, limit_s: float, hurry: asyncio.Event) -> None:
-    """Until no exchange is open, `limit_s` have passed, or someone is in a hurry."""
+async def _shut_down(state: RunningProxy, limit_s: float, stop_now: asyncio.Event) -> None:
+    """Wait until no exchange is open, `limit_s` have passed, or `stop_now` is set."""
     waiting = asyncio.create_task(_until_idle(state))
-    hurried = asyncio.create_task(hurry.wait())
-    await asyncio.wait((waiting, hurried), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    stopped_now = asyncio.create_task(stop_now.wait())
+    await asyncio.wait((waiting, stopped_now), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    hurried.cancel()
+    stopped_now.cancel()
 
 
 async def _until_idle(state: RunningProxy) -> None:
@@ -220,7 +219,7 @@ async def _serve(
     config.graceful_timeout = CLOSE_S
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = 1_000_000
-    # The replica's own `server` and `date` pass; the proxy's own answers bring a date.
+    # A replica's `server` and `date` pass; responses of the proxy's own have a date.
     config.include_server_header = False
     config.include_date_header = False
     await serve_app(app, config, listener, closing, limits=limits, tls=tls)
@@ -246,20 +245,20 @@ def _hypercorn_log() -> logging.Logger:
 
 @contextmanager
 def _signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
-    """(stop, hurry): set by the first and the second SIGTERM or SIGINT. SIGHUP asks for the file, if there is one."""
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    """Yield (stop, stop_now), set by the first and the second SIGTERM or SIGINT. SIGHUP requests a reload."""
+    stop, stop_now = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def arrived() -> None:
-        (hurry if stop.is_set() else stop).set()
+    def on_signal() -> None:
+        (stop_now if stop.is_set() else stop).set()
 
-    handlers: dict[signal.Signals, Callable[[], None]] = {signal.SIGTERM: arrived, signal.SIGINT: arrived}
+    handlers: dict[signal.Signals, Callable[[], None]] = {signal.SIGTERM: on_signal, signal.SIGINT: on_signal}
     if file is not None:
         handlers[signal.SIGHUP] = file.request_reload
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
     try:
-        yield stop, hurry
+        yield stop, stop_now
     finally:
         for number in handlers:
             loop.remove_signal_handler(number)

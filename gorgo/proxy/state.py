@@ -40,15 +40,15 @@ class RunningProxy:
     router: Router
     clock: Clock
     metrics: Metrics
-    #: How exchanges speak to the Router.
+    #: The Router for exchanges.
     gateway: RouterGateway
-    #: What operators and tuners change goes through here.
+    #: Changes by operators and tuners.
     control: ControlService
-    #: What clients and models are granted; replaced by a reload.
+    #: Rules of clients and models; replaced by a reload.
     client_policies: ClientPolicies
-    #: Replaced as a whole by a reload, in the same step as the Router's fleet: who is in one is in the other.
+    #: Replaced as a whole by a reload, in the same step as the Router's fleet: both have the same replicas.
     targets: Mapping[str, Target]
-    #: Of all replicas, those that a reload adds included.
+    #: For all replicas, those of later reloads included.
     tls: ssl.SSLContext
     fingerprinter: Fingerprinter
     uploads: UploadCounter
@@ -56,22 +56,22 @@ class RunningProxy:
     started_s: float
     #: `None` while clients need no key.
     client_keys: ClientKeys | None = None
-    #: `None` where the data listener speaks plain HTTP.
+    #: `None` without TLS on the data listener.
     served_tls: ServedTls | None = None
     stored_responses: StoredResponses = field(default_factory=StoredResponses)
     #: The last probes of each replica, for the status page.
     probe_history: ProbeHistory = field(default_factory=ProbeHistory)
-    #: `None` where none is asked for.
+    #: `None` without a request log.
     request_log: RequestLog | None = None
     #: `None` unless requests are traced.
     tracing: Tracing | None = None
-    #: `GET /admin/check` answers.
+    #: Whether `GET /admin/check` is on.
     internal_routes: bool = False
-    #: Set once, at the first signal: nothing new is taken.
+    #: Set at the first signal: new requests are rejected.
     stopping: bool = False
     #: Tasks of the open exchanges, for the end of the grace period.
     exchanges: set[asyncio.Task[object]] = field(default_factory=set)
-    #: No longer in the fleet, but with streams that have not ended.
+    #: Removed from the fleet, with streams in progress.
     draining_targets: set[Target] = field(default_factory=set)
 
     async def aclose(self) -> None:
