@@ -25,12 +25,12 @@ class PrefixSet:
 
     def items(self, key: bytes) -> int:
         """Leading items of `key` that were seen as a prefix before."""
-        return self._tree.walk(key)[1]
+        return self._tree.match_path(key)[1]
 
     def add(self, key: bytes) -> None:
         """See `key`, a whole number of items, with all its prefixes."""
         tree = self._tree
-        path, items = tree.walk(key)
+        path, items = tree.match_path(key)
         if len(key) == items * tree.item_bytes:
             return
         node = path[-1] if path else tree.root

@@ -1,7 +1,7 @@
-"""What the ends of attempts say about the prefix index: confirmed, withdrawn, corrected, and how much a replica holds.
+"""Updates of the prefix index by results of attempts: confirm, retract, correct, and resize.
 
-Owns the step from an outcome to the index, and the size that the index gives each replica. The index itself is
-`prefix_index`, what a report of cached tokens means `cache_reports`.
+Owns the step from an outcome to the index, and each replica's size there. See `prefix.index` for the index and
+`prefix.cache_feedback` for reports of cached tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gorgo.core.prefix.index import PrefixIndex
 
 
 class PrefixUpdater:
-    """Keeps the index to what is known.
+    """Applies results to the index.
 
     Parameters
     ----------
@@ -31,18 +31,18 @@ class PrefixUpdater:
         self.block_tokens = block_tokens
 
     def on_first_token(self, attempt: Attempt) -> None:
-        """The prompt has been prefilled there."""
+        """Confirm the prompt on the replica."""
         if attempt.replica.slot >= 0:
             self._index.confirm(attempt.state.request.blocks, attempt.replica.slot)
 
     def on_result(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Confirm or withdraw, and take the engine's own account over belief."""
+        """Confirm or retract the prompt, and correct the index by the engine's report."""
         if attempt.replica.slot < 0:
             return
         blocks, slot = attempt.state.request.blocks, attempt.replica.slot
         completed, bounded = outcome.result is AttemptResult.COMPLETED, self._index.bounded
         if completed and (bounded or attempt.first_token_s is None):
-            # Once more after the first token: the engine held the blocks to the end, so they were used last now.
+            # Once more after the first token: the engine used the blocks until now.
             self._index.confirm(blocks, slot)
         elif attempt.first_token_s is None:
             self._index.retract(blocks, slot)
@@ -50,33 +50,33 @@ class PrefixUpdater:
             self._correct(attempt, outcome)
 
     def on_fleet_change(self, change: FleetChange) -> None:
-        """The fleet is another one."""
+        """Add and remove replicas."""
         for slot in change.left_slots:
             self._index.remove_replica(slot)
-        for member in change.joined:
-            self._index.add_replica(member.slot, capacity_blocks=self._capacity_blocks(member))
+        for replica in change.joined:
+            self._index.add_replica(replica.slot, capacity_blocks=self._capacity_blocks(replica))
         self.resize_all()
 
     def resize_all(self) -> None:
-        for member in self._fleet.replicas.values():
-            self.resize(member)
+        for replica in self._fleet.replicas.values():
+            self.resize(replica)
 
-    def resize(self, member: Replica) -> None:
-        """Give the replica as many blocks as its KV pool holds."""
-        self._index.set_capacity(member.slot, self._capacity_blocks(member))
+    def resize(self, replica: Replica) -> None:
+        """Bound the replica's blocks by its KV capacity."""
+        self._index.set_capacity(replica.slot, self._capacity_blocks(replica))
 
     def _correct(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Truth beats belief: the engine has told what it had cached."""
+        """Correct the replica's blocks by the engine's report of cached tokens."""
         contradicted = is_contradicted(attempt.state.request, attempt.confirmed_prefix, outcome)
         if contradicted is None:
             return
-        member = attempt.replica
+        replica = attempt.replica
         if contradicted:
-            self._index.evict_older(member.slot, before=attempt.confirmed_prefix.tick)
-        resident = self._index.resident_blocks(member.slot)
-        if member.learned_capacity.learn(contradicted=contradicted, resident_blocks=resident):
-            self.resize(member)
+            self._index.evict_older(replica.slot, before=attempt.confirmed_prefix.tick)
+        resident = self._index.resident_blocks(replica.slot)
+        if replica.learned_capacity.learn(contradicted=contradicted, resident_blocks=resident):
+            self.resize(replica)
 
-    def _capacity_blocks(self, member: Replica) -> int | None:
-        tokens = float(self._fleet.columns.kv_capacity_tokens[member.slot])
-        return member.learned_capacity.blocks if tokens != tokens else int(tokens / self.block_tokens)
+    def _capacity_blocks(self, replica: Replica) -> int | None:
+        tokens = float(self._fleet.columns.kv_capacity_tokens[replica.slot])
+        return replica.learned_capacity.blocks if tokens != tokens else int(tokens / self.block_tokens)

@@ -1,12 +1,11 @@
-"""What an engine's own count of cached tokens says about the belief under which the request was sent there.
+"""Cache feedback: an engine's report of cached tokens, compared with the confirmed prefix at dispatch.
 
-Owns when a report contradicts the prefix index, and the KV capacity of an engine that does not tell it. The index does
-the forgetting, the Router asks.
+Owns when a report contradicts the prefix index, and the KV capacity of an engine that does not report it.
 
-Theory of operation. Engines evict what was used longest ago. A block that a replica had shown to hold and then did not
-find proves that all it used before that block is gone as well. What is left was used since, and did not all fit: an
-upper bound on the capacity. Nothing proves that it is more, so an index that is full and agrees with the report grows a
-little, until the next contradiction. Blocks that were never confirmed prove nothing: their prefill may not have begun.
+Theory of operation. Engines evict least recently used blocks. A block that was confirmed on a replica and then not
+cached proves that all it used before that block is evicted as well. The rest was used since, and did not all fit: an
+upper bound on the capacity. Nothing proves that the capacity is more, so an index that is full and agrees with the
+report grows a little, until the next contradiction. Unconfirmed blocks prove nothing: their prefill may not have begun.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 from gorgo.core.messages.request import Outcome, RouteRequest
 from gorgo.core.prefix.residency import ConfirmedPrefix
 
-#: A report may fall short of the belief by so much without a contradiction: an engine's page (half a thousand tokens
+#: A report may fall short of the confirmed prefix by so much: an engine's page (half a thousand tokens
 #: for some hybrid models), and the error of lengths that are estimated from bytes.
 SLACK_TOKENS = 512
 SLACK_BLOCKS = 2
@@ -24,19 +23,19 @@ SLACK_SHARE = 0.1
 GROWTH = 1.005
 
 
-def is_contradicted(request: RouteRequest, belief: ConfirmedPrefix, outcome: Outcome) -> bool | None:
-    """Whether the engine had clearly less than it had shown before; `None` where there is no telling."""
-    if outcome.cached_tokens is None or not belief.tick or not request.prompt_tokens:
+def is_contradicted(request: RouteRequest, confirmed: ConfirmedPrefix, outcome: Outcome) -> bool | None:
+    """Return whether the engine had clearly less than the confirmed prefix; `None` if unknown."""
+    if outcome.cached_tokens is None or not confirmed.tick or not request.prompt_tokens:
         return None
-    # The belief counts in estimated tokens: the report is brought to the same scale.
+    # The index counts estimated tokens: the report is converted to them.
     scale = request.prompt_tokens / outcome.prompt_tokens if outcome.prompt_tokens else 1.0
-    believed = belief.blocks * request.block_tokens
-    slack = max(SLACK_TOKENS, SLACK_BLOCKS * request.block_tokens, SLACK_SHARE * believed)
-    return outcome.cached_tokens * scale + slack < believed
+    expected = confirmed.blocks * request.block_tokens
+    slack = max(SLACK_TOKENS, SLACK_BLOCKS * request.block_tokens, SLACK_SHARE * expected)
+    return outcome.cached_tokens * scale + slack < expected
 
 
 class LearnedCapacity:
-    """Blocks that fit into one replica's cache, as far as reports have shown.
+    """Blocks that fit into one replica's cache, learned from reports.
 
     Example
     -------
@@ -54,11 +53,11 @@ class LearnedCapacity:
 
     @property
     def blocks(self) -> int | None:
-        """`None` until a report has contradicted a belief: until then all that was sent there may fit."""
+        """`None` until a report has contradicted the index: until then all may fit."""
         return None if self._bound is None else int(self._bound)
 
     def learn(self, *, contradicted: bool, resident_blocks: int) -> bool:
-        """A report; `resident_blocks` is what the index holds after its correction. Whether the bound changed."""
+        """Apply a report, with the replica's blocks after the correction; return whether the bound changed."""
         if contradicted:
             self._bound = max(1.0, float(resident_blocks))
             return True

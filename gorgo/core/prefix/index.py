@@ -1,11 +1,11 @@
-"""What is believed cached where: one radix tree over block hashes, and who holds each node.
+"""The prefix index: which replica is estimated to have which blocks, in one radix tree over block hashes.
 
-Owns which replica is estimated to have which blocks, and the bounds. See `core.prefix.radix` for the tree,
-`core.prefix.residency` for one replica's blocks and their LRU order, `core.prompt.fingerprint` for blocks of a prompt.
+Owns the estimates and their bounds. See `core.prefix.radix` for the tree, `core.prefix.residency` for one replica's
+blocks and their LRU order, `core.prompt.fingerprint` for blocks of a prompt.
 
-Theory of operation. A node's `held` is an integer with one bit per slot, so that one walk answers for every replica.
-Residency is closed under prefixes (who holds a node holds its parent), so along a path the sets only shrink; the same
-is true of `confirmed`. A replica gives up what it used least recently, leaves first.
+Theory of operation. A node's `residents` is an integer with one bit per slot, so that one descent answers for every
+replica. Residency is closed under prefixes (a replica with a node has its parent), so along a path the sets only
+shrink; the same is true of `confirmed`. A replica evicts least recently used blocks first, leaves first.
 
 The bound over all replicas evicts the oldest leaf of any of them. A replica's oldest tick only ever grows, so a heap
 with one entry per replica, corrected when it comes to the top, finds it.
@@ -26,14 +26,14 @@ _FEW_BITS = 16
 
 
 class PrefixIndex:
-    """Blocks believed cached, per replica, in one tree.
+    """Blocks estimated to be cached, per replica, in one tree.
 
     Parameters
     ----------
     max_blocks:
-        Bound on memory: neither the blocks stored nor the pairs of a node and a replica holding it exceed it.
+        Bound on memory: of the blocks stored, and of the pairs of a node and a resident replica.
     bounded:
-        Whether each replica holds at most its capacity too; replicas without one are bounded by `max_blocks` alone.
+        Whether each replica is bounded by its capacity too; one without is bounded by `max_blocks` alone.
 
     Example
     -------
@@ -65,14 +65,14 @@ class PrefixIndex:
     @bounded.setter
     def bounded(self, bounded: bool) -> None:
         self._bounded = bounded
-        for holding in self._residencies.values():
-            self._trim_replica(holding)
+        for residency in self._residencies.values():
+            self._trim_replica(residency)
 
     def resize(self, max_blocks: int) -> None:
-        """Another bound on memory; what is too much for it goes at once, least recently used first."""
+        """Replace the bound on memory, and evict what exceeds it."""
         self.max_blocks = max_blocks
-        for holding in self._residencies.values():
-            self._trim_replica(holding)
+        for residency in self._residencies.values():
+            self._trim_replica(residency)
         self._trim_total()
 
     def add_replica(self, slot: int, *, capacity_blocks: int | None = None) -> None:
@@ -85,133 +85,133 @@ class PrefixIndex:
         self._trim_replica(self._residencies[slot])
 
     def remove_replica(self, slot: int) -> None:
-        """Forget the replica and all that it held."""
+        """Remove the replica and its blocks."""
         self.flush(slot)
         del self._residencies[slot]
         self._list_oldest()
 
     def flush(self, slot: int | None = None) -> None:
-        """Forget what one replica holds, or what all of them do."""
-        for holding in self._residencies.values() if slot is None else (self._residencies[slot],):
-            self._evict(holding, 0)
+        """Remove the blocks of one replica or of all."""
+        for residency in self._residencies.values() if slot is None else (self._residencies[slot],):
+            self._evict(residency, 0)
 
     def resident_blocks(self, slot: int) -> int:
         return self._residencies[slot].blocks
 
     def match(self, blocks: bytes, n_slots: int) -> NDArray[np.float64]:
-        """Leading blocks that each of the first `n_slots` slots is believed to hold. Leaves the order of use alone."""
+        """Return the leading blocks estimated on each of the first `n_slots` slots. The order of use stays."""
         depths = np.zeros(n_slots)
-        path, depth = self._tree.walk(blocks)
-        everyone = (1 << n_slots) - 1
+        path, depth = self._tree.match_path(blocks)
+        all_slots = (1 << n_slots) - 1
         deeper = 0
         for node in reversed(path):
-            held = node.residents & everyone
-            if held != deeper:
-                _set_bits(depths, held ^ deeper, depth)
-                deeper = held
+            residents = node.residents & all_slots
+            if residents != deeper:
+                _set_bits(depths, residents ^ deeper, depth)
+                deeper = residents
             depth = node.end - len(node.edge) // BLOCK_HASH_BYTES
         return depths
 
     def insert(self, blocks: bytes, slot: int) -> ConfirmedPrefix:
-        """Believe that `slot` holds `blocks` from now on, as yet unconfirmed, and that it used them last.
+        """Add `blocks` to `slot`, unconfirmed and used last.
 
-        Answers what it had shown to hold of them before; nothing unless `bounded`, where alone that can be corrected.
+        Return the prefix that was confirmed there before; none unless `bounded`, where alone it can be corrected.
         """
-        holding = self._residencies[slot]
-        path = self._path_within(blocks, holding)
-        belief = holding.confirmed_prefix(path) if self._bounded else NO_PREFIX
-        self._add(path, holding, shown=False)
-        return belief
+        residency = self._residencies[slot]
+        path = self._path_within(blocks, residency)
+        confirmed = residency.confirmed_prefix(path) if self._bounded else NO_PREFIX
+        self._add(path, residency, confirmed=False)
+        return confirmed
 
     def confirm(self, blocks: bytes, slot: int) -> None:
-        """As `insert`, and the replica has shown that it holds them."""
-        holding = self._residencies[slot]
-        bit = holding.bit
-        path = self._path_within(blocks, holding)
-        self._add(path, holding, shown=True)
+        """Add `blocks` to `slot`, confirmed and used last."""
+        residency = self._residencies[slot]
+        bit = residency.bit
+        path = self._path_within(blocks, residency)
+        self._add(path, residency, confirmed=True)
         for node in reversed(path):
             if node.confirmed & bit:
                 break
             node.confirmed = node.confirmed | bit if node.confirmed else bit
 
     def retract(self, blocks: bytes, slot: int) -> None:
-        """Take back what was never confirmed along `blocks`, with all that hangs below it; the rest counts as used."""
-        holding = self._residencies[slot]
-        kept: Node | None = None
-        for node in self._tree.walk(blocks)[0]:
-            if not node.residents & holding.bit:
+        """Remove the unconfirmed part of `blocks` with all below it; the rest counts as used."""
+        residency = self._residencies[slot]
+        last: Node | None = None
+        for node in self._tree.match_path(blocks)[0]:
+            if not node.residents & residency.bit:
                 return
-            if not node.confirmed & holding.bit:
-                for dropped in holding.remove_below(node):
+            if not node.confirmed & residency.bit:
+                for dropped in residency.remove_below(node):
                     self._dropped(dropped)
-                if kept is not None:
+                if last is not None:
                     self._tick += 2
-                    holding.touch(kept, self._tick)
+                    residency.touch(last, self._tick)
                 return
-            kept = node
+            last = node
 
     def evict_older(self, slot: int, *, before: int) -> None:
-        """A block last used at tick `before` was not cached any more: nor is what was used earlier, leaves first.
+        """Remove blocks last used before tick `before`, leaves first: the engine had evicted one of that age.
 
-        Stops at what is not confirmed: it has not been prefilled yet, so it cannot have been evicted.
+        Stop at an unconfirmed block: it has not been prefilled yet, so it cannot have been evicted.
         """
-        holding = self._residencies[slot]
-        while (oldest := holding.oldest_tick()) is not None and oldest < before:
-            if not next(iter(holding.recent)).confirmed & holding.bit:
+        residency = self._residencies[slot]
+        while (oldest := residency.oldest_tick()) is not None and oldest < before:
+            if not next(iter(residency.recent)).confirmed & residency.bit:
                 return
-            self._dropped(holding.evict(oldest))
+            self._dropped(residency.evict(oldest))
 
     def check(self) -> None:
         """Assert every invariant; visits the whole tree."""
         stored = nodes = 0
         below: dict[int, dict[Node, int]] = {slot: {} for slot in self._residencies}
-        held_by: dict[int, list[Node]] = {slot: [] for slot in self._residencies}
+        nodes_by_slot: dict[int, list[Node]] = {slot: [] for slot in self._residencies}
         for node in self._tree.descendants():
             stored += len(node.edge) // BLOCK_HASH_BYTES
             nodes += 1
             parent = node.parent
             assert parent is not None
-            assert node.residents, "somebody holds every node"
-            assert not node.confirmed & ~node.residents, "only what is held is confirmed"
+            assert node.residents, "every node has a resident"
+            assert not node.confirmed & ~node.residents, "only a resident is confirmed"
             if parent is not self._tree.root:
                 assert not node.residents & ~parent.residents, "residency is closed under prefixes"
                 assert not node.confirmed & ~parent.confirmed, "confirmation is closed under prefixes"
             for slot in _slots_of(node.residents):
-                held_by[slot].append(node)
+                nodes_by_slot[slot].append(node)
                 below[slot][parent] = below[slot].get(parent, 0) + 1
         assert (stored, nodes) == (self.stored_blocks, self.nodes)
         assert max(stored, self._resident_nodes) <= self.max_blocks
-        assert self._resident_nodes == sum(map(len, held_by.values()))
+        assert self._resident_nodes == sum(map(len, nodes_by_slot.values()))
         assert sorted(slot for _, slot in self._oldest) == sorted(self._residencies)
-        for slot, holding in self._residencies.items():
+        for slot, residency in self._residencies.items():
             below[slot].pop(self._tree.root, None)
-            holding.check(held_by[slot], below[slot])
-            assert holding.blocks <= self._free_blocks(holding)
+            residency.check(nodes_by_slot[slot], below[slot])
+            assert residency.blocks <= self._max_blocks(residency)
 
     # -- helpers
 
-    def _path_within(self, blocks: bytes, holding: Residency) -> list[Node]:
-        """Nodes that spell `blocks`; what would not fit even alone is cut off."""
-        blocks = blocks[: self._free_blocks(holding) * BLOCK_HASH_BYTES]
+    def _path_within(self, blocks: bytes, residency: Residency) -> list[Node]:
+        """Return the nodes that spell `blocks`, cut to the replica's bound."""
+        blocks = blocks[: self._max_blocks(residency) * BLOCK_HASH_BYTES]
         return self._path_to(blocks) if blocks else []
 
-    def _add(self, path: list[Node], holding: Residency, *, shown: bool) -> None:
-        """Let the replica hold the whole path, used now."""
+    def _add(self, path: list[Node], residency: Residency, *, confirmed: bool) -> None:
+        """Add the path to the replica, used now."""
         if not path:
             return
         for node in reversed(path):
-            if node.residents & holding.bit:
+            if node.residents & residency.bit:
                 break
-            holding.add(node)
+            residency.add(node)
             self._resident_nodes += 1
         self._tick += 2
-        holding.touch(path[-1], self._tick + shown)
-        self._trim_replica(holding)
+        residency.touch(path[-1], self._tick + confirmed)
+        self._trim_replica(residency)
         self._trim_total()
 
     def _path_to(self, blocks: bytes) -> list[Node]:
-        """Nodes that spell exactly `blocks`, made where they are missing."""
-        path, matched = self._tree.walk(blocks)
+        """Return the nodes that spell `blocks`; make missing ones."""
+        path, matched = self._tree.match_path(blocks)
         if path and matched < path[-1].end:
             path[-1] = self._split(path[-1], matched)
         rest = blocks[matched * BLOCK_HASH_BYTES :]
@@ -230,30 +230,30 @@ class PrefixIndex:
         return upper
 
     def _dropped(self, node: Node) -> None:
-        """A replica has dropped `node`; what nobody holds goes."""
+        """Count a node that a replica dropped, and remove it without residents."""
         self._resident_nodes -= 1
         if not node.residents:
             self._tree.remove(node)
             self.nodes -= 1
             self.stored_blocks -= len(node.edge) // BLOCK_HASH_BYTES
 
-    def _free_blocks(self, holding: Residency) -> int:
-        """The most blocks that the replica may hold."""
-        if not self._bounded or holding.capacity is None:
+    def _max_blocks(self, residency: Residency) -> int:
+        """Return the replica's bound."""
+        if not self._bounded or residency.capacity is None:
             return self.max_blocks
-        return max(0, min(holding.capacity, self.max_blocks))
+        return max(0, min(residency.capacity, self.max_blocks))
 
-    def _trim_replica(self, holding: Residency) -> None:
-        room = self._free_blocks(holding)
-        if holding.blocks > room:
-            self._evict(holding, room)
+    def _trim_replica(self, residency: Residency) -> None:
+        limit = self._max_blocks(residency)
+        if residency.blocks > limit:
+            self._evict(residency, limit)
 
-    def _evict(self, holding: Residency, room: int) -> None:
-        """Take from the replica what it used least recently, until no more than `room` blocks are left."""
-        while holding.blocks > room:
-            oldest = holding.oldest_tick()
+    def _evict(self, residency: Residency, limit: int) -> None:
+        """Evict the replica's least recently used blocks until at most `limit` are left."""
+        while residency.blocks > limit:
+            oldest = residency.oldest_tick()
             assert oldest is not None
-            self._dropped(holding.evict(oldest))
+            self._dropped(residency.evict(oldest))
 
     def _trim_total(self) -> None:
         while self.stored_blocks > self.max_blocks or self._resident_nodes > self.max_blocks:
@@ -261,10 +261,10 @@ class PrefixIndex:
 
     def _evict_oldest_of_all(self) -> None:
         bound, slot = self._oldest[0]
-        holding = self._residencies[slot]
-        oldest = holding.oldest_tick()
+        residency = self._residencies[slot]
+        oldest = residency.oldest_tick()
         if oldest == bound:
-            self._dropped(holding.evict(oldest))
+            self._dropped(residency.evict(oldest))
         else:
             heapreplace(self._oldest, (self._tick + 1 if oldest is None else oldest, slot))
 

@@ -1,11 +1,11 @@
-"""A path-compressed radix tree over strings of fixed-size items: the walk and the split, no residency.
+"""A path-compressed radix tree over strings of fixed-size items: the descent and the split, no residency.
 
-Owns edges, children and depths. What a node *means* (which replicas hold it, how often it is locked) belongs to the
-subclasses in `core.prefix.residency` (8-byte block hashes) and `sim.engine.kv_cache` (4-byte tokens).
+Owns edges, children and depths. What a node *means* (its replicas, its locks) belongs to the subclasses
+in `core.prefix.residency` (8-byte block hashes) and `sim.engine.kv_cache` (4-byte tokens).
 
 Theory of operation: an edge is the concatenated items as `bytes`. A whole edge is compared with one
 `bytes.startswith` (memcmp), about 60 ns whatever its length, against about 1 us for a numpy comparison; numpy is used
-once per walk at most, to find where the last edge diverges. Children are keyed by the bytes of their first item.
+once per descent at most, to find where the last edge diverges. Children are keyed by the bytes of their first item.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RadixNode:
         self.children: dict[bytes, Self] = {}
 
     def inherit(self, lower: Self) -> None:
-        """Called on the new upper node of a split: take over what also holds for a prefix of `lower`. Here: nothing."""
+        """Called on the new upper node of a split: copy what is also true of a prefix of `lower`. Here: nothing."""
 
 
 NodeT = TypeVar("NodeT", bound=RadixNode)
@@ -42,11 +42,11 @@ class RadixTree(Generic[NodeT]):
         self.item_bytes = item_bytes
         self.root = node_type(b"", 0, None)
 
-    def walk(self, key: bytes) -> tuple[list[NodeT], int]:
-        """Nodes along `key` and the number of matching items.
+    def match_path(self, key: bytes) -> tuple[list[NodeT], int]:
+        """Return the nodes along `key` and the number of matching items.
 
         All nodes but the last match over their whole edge; the last one matches at least in its first item, so
-        `matched < path[-1].end` tells that the walk stopped inside its edge.
+        `matched < path[-1].end` says that the descent stopped inside its edge.
         """
         size = self.item_bytes
         node = self.root
@@ -86,13 +86,13 @@ class RadixTree(Generic[NodeT]):
         return upper
 
     def append(self, parent: NodeT, items: bytes) -> NodeT:
-        """Hang a new leaf with edge `items` (not empty) below `parent`."""
+        """Add a new leaf with edge `items` (not empty) below `parent`."""
         child = self.node_type(items, parent.end + len(items) // self.item_bytes, parent)
         parent.children[items[: self.item_bytes]] = child
         return child
 
     def remove(self, node: NodeT) -> None:
-        """Unhang a leaf."""
+        """Remove a leaf."""
         assert not node.children, "only a leaf can be removed"
         assert node.parent is not None, "the root stays"
         del node.parent.children[node.edge[: self.item_bytes]]

@@ -115,7 +115,7 @@ class KvCache:
         """The longest cached prefix of `key`, `at_most` so many items. Changes nothing."""
         if at_most is not None:
             key = key[: at_most * self.item_bytes]
-        path, items = self._tree.walk(key)
+        path, items = self._tree.match_path(key)
         unlocked = sum(min(node.end, items) - _start(node) for node in path if not node.locks)
         return Match(path, items, unlocked * self.item_tokens)
 

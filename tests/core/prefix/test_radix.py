@@ -17,7 +17,7 @@ def tree_of(words: list[str], item_bytes: int = 2) -> RadixTree[RadixNode]:
 
 
 def add(tree: RadixTree[RadixNode], key: bytes) -> None:
-    path, matched = tree.walk(key)
+    path, matched = tree.match_path(key)
     if path and matched < path[-1].end:
         path[-1] = tree.split(path[-1], matched)
     rest = key[matched * tree.item_bytes :]
@@ -35,7 +35,7 @@ def common(one: str, other: str) -> int:
 
 @given(words=WORDS, asked=st.text("ab", max_size=10), item_bytes=st.sampled_from([1, 2, 4, 8]))
 def test_walk_finds_the_longest_common_prefix(words: list[str], asked: str, item_bytes: int) -> None:
-    path, matched = tree_of(words, item_bytes).walk(spell(asked, item_bytes))
+    path, matched = tree_of(words, item_bytes).match_path(spell(asked, item_bytes))
     assert matched == max((common(word, asked) for word in words), default=0)
     spelt = b"".join(node.edge for node in path)[: matched * item_bytes]
     assert spelt == spell(asked[:matched], item_bytes)
@@ -53,19 +53,19 @@ def test_depths_add_up_along_every_path(words: list[str]) -> None:
 def test_items_that_differ_only_in_a_late_byte_part_there() -> None:
     tree = RadixTree(RadixNode, item_bytes=4)
     add(tree, b"aaaabbbbcccc")
-    path, matched = tree.walk(b"aaaabbbXcccc")
+    path, matched = tree.match_path(b"aaaabbbXcccc")
     assert (len(path), matched) == (1, 1)
 
 
 def test_removed_leaf_is_not_found_again() -> None:
     tree = tree_of(["ab"])
-    leaf = tree.walk(spell("ab", 2))[0][-1]
+    leaf = tree.match_path(spell("ab", 2))[0][-1]
     tree.remove(leaf)
-    assert tree.walk(spell("ab", 2)) == ([], 0)
+    assert tree.match_path(spell("ab", 2)) == ([], 0)
     assert list(tree.descendants()) == []
 
 
 def test_split_keeps_what_hangs_below() -> None:
     tree = tree_of(["abab", "ababb"])
-    upper = tree.split(tree.walk(spell("abab", 2))[0][0], 1)
-    assert (upper.end, [node.end for node in tree.walk(spell("ababb", 2))[0]]) == (1, [1, 4, 5])
+    upper = tree.split(tree.match_path(spell("abab", 2))[0][0], 1)
+    assert (upper.end, [node.end for node in tree.match_path(spell("ababb", 2))[0]]) == (1, [1, 4, 5])
