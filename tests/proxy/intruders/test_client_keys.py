@@ -215,7 +215,7 @@ async def test_compare_digest_alone_decides_on_every_secret(
         await fleet.admin.get("/admin/fleet", headers={"authorization": f"Bearer {token}"}),
     ]
     assert [answer.status_code for answer in answers] == [200 if equal else 401] * 2
-    assert (Sessions(TOKEN.encode(), lambda: 0.0).begin(token.encode()) is not None) == equal
+    assert (Sessions(TOKEN.encode(), lambda: 0.0).sign_in(token.encode()) is not None) == equal
 
 
 def test_refusal_says_the_same_whatever_is_wrong() -> None:

@@ -1,4 +1,4 @@
-"""In words: how a replica stands and why, and what an operator should look at first.
+"""The health of each replica in a word, and the alerts of the page.
 
 Owns the judgement of what is worth an alert. What is known is the Router's; stats are `stats`'.
 """
@@ -23,7 +23,7 @@ _EJECTED = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A word for a replica's state, and why it is not simply ready."""
+    """The health of a replica in a word, and the reason unless it is ready."""
 
     word: str
     why: str | None = None
@@ -38,19 +38,19 @@ class Alert:
 
 
 def condition_of(view: ReplicaSnapshot) -> Condition:
-    """ready, slow start, failing, draining, ejected or on trial."""
+    """Return ready, slow start, failing, draining, ejected or on trial."""
     if view.state == "draining":
-        left = f"{view.in_flight_requests} still there" if view.in_flight_requests else "nothing left there"
-        return Condition("draining", f"takes nothing new, {left}")
+        left = f"{view.in_flight_requests} in flight" if view.in_flight_requests else "none in flight"
+        return Condition("draining", f"no new requests, {left}")
     because = _EJECTED.get(view.ejected_by or "", "it failed")
     if view.state == "ejected":
-        return Condition("ejected", f"{because}; tried again in {view.ejected_for_s or 0:.0f} s")
+        return Condition("ejected", f"{because}; retried in {view.ejected_for_s or 0:.0f} s")
     if view.state == "half_open":
-        return Condition("on trial", f"{because}; the next answer decides")
+        return Condition("on trial", f"{because}; the next response decides")
     if view.failures_in_a_row:
         return Condition("failing", f"{view.failures_in_a_row} in a row")
     if view.slow_start_for_s is not None:
-        return Condition("slow start", f"{view.slow_start_in_flight} at a time, for {view.slow_start_for_s:.0f} s yet")
+        return Condition("slow start", f"{view.slow_start_in_flight} at a time, for {view.slow_start_for_s:.0f} s more")
     return Condition("ready")
 
 
@@ -64,7 +64,7 @@ def alerts(
     config_refused: bool,
     out_of_range: Sequence[str],
 ) -> list[Alert]:
-    """Worst first; none when nothing is wrong that the proxy knows of."""
+    """Return all alerts, worst first."""
     found = [
         *_of_proxy(stopping=stopping, config_refused=config_refused),
         *_of_fleet(views, unreachable_regions),
@@ -78,25 +78,27 @@ def alerts(
 
 def _of_proxy(*, stopping: bool, config_refused: bool) -> Iterator[Alert]:
     if stopping:
-        yield Alert("bad", "This proxy is stopping: open requests may finish, new ones are refused")
+        yield Alert("bad", "This proxy is stopping: open requests may finish, new ones are rejected")
     if config_refused:
-        yield Alert("warn", "The newest regions.yaml was refused, an older one is in force; the log says why")
+        yield Alert("warn", "The newest regions.yaml was refused; the log has the reason")
 
 
 def _of_fleet(views: Sequence[ReplicaSnapshot], unreachable_regions: Iterable[str]) -> Iterator[Alert]:
     if not any(view.eligible for view in views):
         yield Alert("bad", "No replica can take a request")
     elif any(view.panic for view in views):
-        yield Alert("bad", "Too few replicas are healthy: the others are tried again soon, and asked if nobody is")
+        yield Alert(
+            "bad", "Too few replicas are healthy: ejected ones are retried soon, and used if no other is eligible"
+        )
     for region in sorted(unreachable_regions):
-        yield Alert("bad", f"Region {region} is cut off: none of its replicas answers a probe")
+        yield Alert("bad", f"Region {region} is unreachable: no replica there answers a probe")
 
 
 def _of_traffic(stats: RecentStats, queued: int) -> Iterator[Alert]:
     if stats.n and stats.failed / stats.n >= FAILED_SHARE:
         yield Alert("bad", f"{stats.failed} of the last {stats.n} requests failed")
     if queued:
-        yield Alert("warn", f"{queued} {_requests(queued)} at the proxy for a replica")
+        yield Alert("warn", f"{queued} {_requests(queued)} for a replica")
 
 
 def _of_replica(view: ReplicaSnapshot, unreachable_regions: frozenset[str]) -> Iterator[Alert]:
@@ -106,8 +108,8 @@ def _of_replica(view: ReplicaSnapshot, unreachable_regions: frozenset[str]) -> I
     elif how.word in ("draining", "failing", "slow start"):
         yield Alert("warn", f"{view.name} is {how.word}: {how.why}")
     if view.rtt_ms is None and how.word != "ejected":
-        yield Alert("warn", f"{view.name}: the round trip there is not known: no probe came back lately")
+        yield Alert("warn", f"{view.name}: unknown RTT: no recent probe was answered")
 
 
 def _requests(n: int) -> str:
-    return "request waits" if n == 1 else "requests wait"
+    return "request is queued" if n == 1 else "requests are queued"

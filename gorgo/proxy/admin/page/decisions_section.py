@@ -1,4 +1,4 @@
-"""The last decisions: a line each, and behind it every candidate's terms."""
+"""The last decisions: a line each, with every candidate's terms inside."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gorgo.proxy.admin.page.charts import term_bar
 from gorgo.proxy.admin.page.markup import Html, joined, tag
 from gorgo.proxy.admin.page.snapshot import DecisionStatus, Snapshot
 
-#: Of one decision, the cheapest first: with 64 replicas nobody reads the dearest, and each costs time to write.
+#: Of one decision, the cheapest first: with 64 replicas the rest is not read, and each costs time.
 CANDIDATES_SHOWN = 16
 
 _HEADS = ("time, UTC", "replica", "prompt", "cached", "predicted", "observed", "off", "status", "request")
 
 
 class DecisionsSection:
-    """Newest first. One is written when it is made and again when its request is over, not at each look."""
+    """The list, newest first. A row is rendered when it is made and when its request ends."""
 
     def __init__(self) -> None:
         self._written: dict[tuple[object, ...], Html] = {}
@@ -67,7 +67,7 @@ def _line(row: DecisionStatus) -> list[Html]:
 
 
 def _off_class(row: DecisionStatus, predicted_ms: float | None) -> str | None:
-    """Late by as much as was predicted, and by enough to be felt."""
+    """Mark an error larger than the prediction and than 250 ms."""
     error_ms = row.error_ms
     return "bad" if error_ms is not None and predicted_ms is not None and error_ms > max(predicted_ms, 250.0) else None
 
@@ -76,7 +76,7 @@ def _outcome(row: DecisionStatus) -> Html:
     if row.sample is not None:
         status = row.sample.status
         return tag("span", status, class_="bad" if status >= 500 else None)
-    return tag("span", "went on" if row.followed else "open", class_="quiet")
+    return tag("span", "retried" if row.followed else "open", class_="quiet")
 
 
 def _inside(row: DecisionStatus) -> list[Html | None]:
@@ -88,9 +88,9 @@ def _inside(row: DecisionStatus) -> list[Html | None]:
 
 def _why(decision: Decision) -> Html:
     if decision.fallback is not None:
-        rule = f"The rule of {decision.policy} did not decide ({decision.fallback})."
+        rule = f"Fallback of {decision.policy}: {decision.fallback}."
     elif decision.cost is not None:
-        rule = f"{decision.policy} sends it where the cost is least, in {decision.unit}; weights version "
+        rule = f"{decision.policy} chose the lowest cost, in {decision.unit}; weights version "
         rule += f"{decision.weights_version}."
     else:
         rule = f"{decision.policy} has no cost."
@@ -107,7 +107,7 @@ def _terms(decision: Decision) -> Html:
     )
     rows = [_candidate(decision, names, place, most) for place in order]
     left = len(decision.candidates) - len(order)
-    more = tag("caption", f"{left} dearer ones are left out here") if left else None
+    more = tag("caption", f"{left} candidates of higher cost are not shown") if left else None
     return tag("table", more, tag("thead", head), tag("tbody", *rows), class_="terms")
 
 
@@ -125,7 +125,7 @@ def _candidate(decision: Decision, names: Sequence[str], place: int, most: float
 
 
 def _by_cost(decision: Decision) -> list[int]:
-    """Rows, cheapest first, what has no cost last; the chosen one goes before those that cost the same."""
+    """Return rows by cost, without a cost last; the chosen one first among equals."""
     cost = decision.cost
 
     def key(place: int) -> tuple[float, bool]:
@@ -147,15 +147,15 @@ def _sum(decision: Decision, place: int) -> float:
 def _excluded(decision: Decision) -> Html | None:
     if not decision.excluded:
         return None
-    return tag("p", "Not asked: ", ", ".join(f"{name} ({why})" for name, why in sorted(decision.excluded.items())), ".")
+    return tag("p", "Excluded: ", ", ".join(f"{name} ({why})" for name, why in sorted(decision.excluded.items())), ".")
 
 
 def _facts(row: DecisionStatus) -> Html:
-    """What was measured, as far as the request is over."""
+    """Return the measured values, as far as the request has ended."""
     decision, sample = row.decision, row.sample
-    facts = [f"{decision.estimated_cached_tokens:,} of {decision.prompt_tokens:,} prompt tokens believed cached there"]
+    facts = [f"{decision.estimated_cached_tokens:,} of {decision.prompt_tokens:,} prompt tokens estimated cached there"]
     if decision.best_cached_tokens > decision.estimated_cached_tokens:
-        facts.append(f"{decision.best_cached_tokens:,} where most of it is")
+        facts.append(f"{decision.best_cached_tokens:,} on the replica with most")
     if sample is not None:
         if sample.cached_tokens is not None:
             facts.append(f"{sample.cached_tokens:,} by the engine")
@@ -169,8 +169,8 @@ def _facts(row: DecisionStatus) -> Html:
     parts = [tag("p", "; ".join(facts), ".", class_="quiet")]
     made_of = {} if sample is None or sample.ttft_parts_ms is None else sample.ttft_parts_ms
     if made_of:
-        told = ", ".join(f"{part} {formatting.ms(value)}" for part, value in made_of.items())
-        parts.append(tag("p", f"The first token's time, in ms: {told}.", class_="quiet"))
+        parts_text = ", ".join(f"{part} {formatting.ms(value)}" for part, value in made_of.items())
+        parts.append(tag("p", f"The first token's time, in ms: {parts_text}.", class_="quiet"))
     return joined(parts)
 
 

@@ -17,7 +17,7 @@ from gorgo.proxy.admin.page.snapshot import Snapshot
 from gorgo.proxy.admin.page.summary_section import alerts_section, chart_section, stats_section
 from gorgo.proxy.admin.page.weights_section import WeightsSection
 
-#: Where the page is; its cookie goes nowhere else.
+#: Path of the page and of its cookie.
 ROOT = "/admin/page"
 
 #: A part, piece by piece; each piece takes a millisecond or less.
@@ -26,7 +26,7 @@ Sections = Mapping[str, Html]
 
 
 class Writer:
-    """Writes the parts of one proxy's page, and keeps what need not be written again at the next look.
+    """Writes the parts of one proxy's page, and caches parts that have not changed.
 
     Between two pieces everything else that waits gets its turn: streams go on while a page of 64 replicas is written.
     """
@@ -35,7 +35,7 @@ class Writer:
         #: What is updated, in the order of the page.
         self.parts: dict[str, Section] = {
             "alerts": alerts_section,
-            "figures": stats_section,
+            "stats": stats_section,
             "chart": chart_section,
             "fleet": fleet_section,
             "decisions": DecisionsSection(),
@@ -59,7 +59,7 @@ def status_page(status: Snapshot, parts: Sections, *, every_s: int | None = None
     body = [
         _header(status),
         tag("noscript", _without_script(every_s)),
-        tag("main", _part(parts, "alerts"), _part(parts, "figures"), _part(parts, "chart"), *_sections(parts)),
+        tag("main", _part(parts, "alerts"), _part(parts, "stats"), _part(parts, "chart"), *_sections(parts)),
     ]
     return _page(f"GORGO {status.region}", body, head=[reload_it, tag("script", src=f"{ROOT}/page.js", defer=True)])
 
@@ -72,8 +72,8 @@ def login_page(*, wrong: bool = False) -> str:
         tag("label", "Admin token", for_="token"),
         field,
         tag("button", "Sign in"),
-        tag("p", "That is not this proxy's token.", class_="bad", role="alert") if wrong else None,
-        tag("p", "What GORGO_ADMIN_TOKEN was when the proxy started.", class_="quiet"),
+        tag("p", "Wrong token.", class_="bad", role="alert") if wrong else None,
+        tag("p", "The value of GORGO_ADMIN_TOKEN at the proxy's start.", class_="quiet"),
         method="post",
         action=f"{ROOT}/login",
     )
@@ -81,7 +81,7 @@ def login_page(*, wrong: bool = False) -> str:
 
 
 def off_page(variable: str) -> str:
-    """What a proxy without a token says."""
+    """Return the page of a proxy without a token."""
     text = f"The admin API is off: start the proxy with a token in {variable}."
     return _page("GORGO", [tag("main", tag("h1", "GORGO"), tag("p", text), class_="login")])
 
@@ -94,7 +94,7 @@ def _header(status: Snapshot) -> Html:
 
 def _without_script(every_s: int | None) -> Html:
     again = tag("a", "reload", href=ROOT)
-    by_itself = tag("a", "have it reload every 10 s", href=f"{ROOT}?every=10")
+    by_itself = tag("a", "reload every 10 s", href=f"{ROOT}?every=10")
     rest = f"; it reloads every {every_s} s." if every_s else joined([", or ", by_itself, "."])
     return tag("p", "Without scripts this is a snapshot: ", again, rest, class_="quiet")
 

@@ -1,4 +1,4 @@
-"""The fleet by region, as a table: who is ready and why not, how far, how busy, what was learned, how it goes."""
+"""The fleet by region, as a table: health, RTT, load, learned values and recent results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "round trip, ms",
         (
             ("now", "smoothed, by probes from this proxy"),
-            ("course", "the last probes; a mark at the foot is one that failed"),
+            ("history", "the last probes; a mark at the bottom is a failed one"),
             ("age", "since the last probe"),
         ),
     ),
@@ -26,8 +26,8 @@ COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (
             ("open", "requests in flight"),
             ("tokens", "their prompt tokens"),
-            ("to prefill", "prompt tokens that wait for a first token"),
-            ("work, ms", "prefill still to do there, by the prefill queue"),
+            ("to prefill", "prompt tokens before their first token"),
+            ("backlog, ms", "by the prefill queue"),
         ),
     ),
     (
@@ -42,17 +42,17 @@ COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "learned",
         (
-            ("cached", "prompt tokens believed cached there"),
-            ("prefill/s", "tokens it prefills in a second, by prior and experience"),
+            ("cached", "prompt tokens estimated cached there"),
+            ("prefill/s", "prefill speed in tokens/s, prior and learned"),
         ),
     ),
     (
         "recent requests",
         (
-            ("n", "finished there lately"),
+            ("n", "recently finished there"),
             ("p50, ms", "median TTFT"),
             ("p95, ms", "TTFT, 95th percentile"),
-            ("hit", "share of prompt tokens found in cache, by the engine"),
+            ("hit", "cached share of prompt tokens, by the engine"),
             ("failed", "with 5xx"),
         ),
     ),
@@ -61,7 +61,7 @@ WIDTH = 2 + sum(len(columns) for _, columns in COLUMNS)
 
 
 def fleet_section(status: Snapshot) -> Iterator[Html]:
-    """A body of the table per region."""
+    """Yield the table, a body per region."""
     yield Html('<div class="wide"><table class="fleet">')
     yield _head()
     for name, rows in status.regions.items():
@@ -84,7 +84,7 @@ def _head() -> Html:
 def _region(name: str, rows: Sequence[ReplicaStatus], status: Snapshot) -> Html:
     open_now = sum(row.view.in_flight_requests for row in rows)
     here = " · the proxy is here" if name == status.region else ""
-    cut = tag("span", "cut off", class_="chip ejected") if name in status.unreachable_regions else None
+    cut = tag("span", "unreachable", class_="chip ejected") if name in status.unreachable_regions else None
     many = f" · {len(rows)} replicas, {open_now} open" if len(rows) > 1 else ""
     title = tag("th", tag("b", name), here, many, " ", cut, colspan=WIDTH, scope="rowgroup")
     return tag("tbody", tag("tr", title, class_="region"), joined(map(_replica, rows)))
@@ -134,12 +134,12 @@ def _learned(view: ReplicaSnapshot) -> Iterator[Child]:
 
 
 def _recent(row: ReplicaStatus) -> Iterator[Child]:
-    figures = row.stats
-    yield formatting.count(figures.n)
-    yield formatting.ms(figures.ttft_ms_p50)
-    yield formatting.ms(figures.ttft_ms_p95)
-    yield formatting.share(figures.cached_share)
-    yield tag("span", figures.failed, class_="bad") if figures.failed else "0"
+    stats = row.stats
+    yield formatting.count(stats.n)
+    yield formatting.ms(stats.ttft_ms_p50)
+    yield formatting.ms(stats.ttft_ms_p95)
+    yield formatting.share(stats.cached_share)
+    yield tag("span", stats.failed, class_="bad") if stats.failed else "0"
 
 
 def _kv_share(view: ReplicaSnapshot) -> float | None:

@@ -1,6 +1,6 @@
 """The page's updates as server-sent events: the parts that have changed, once a second.
 
-Owns who listens, how often, and how long anybody is waited for. What a part looks like is `document`'s.
+Owns listeners, interval and write deadline.
 
 Theory of operation. Nothing runs while nobody listens. Each listener has its own loop, which asks for the parts, sends
 those that differ from what it sent before, and waits. The parts are made once per interval, whoever asks first; a
@@ -19,16 +19,16 @@ from time import monotonic
 from gorgo.proxy.admin.page.markup import Html
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, send_error
 
-#: Faster than anybody reads.
+#: Interval of updates.
 INTERVAL_S = 1.0
-#: A browser on a bad line catches up within this; who does not is asleep.
+#: Write deadline, s; a browser that does not read for longer is asleep.
 WRITE_TIMEOUT_S = 10.0
-#: Of operators with the page open; each costs a copy of what has changed.
+#: Open pages at most; each costs a copy of changed parts.
 LISTENERS = 8
-#: After which a browser that was cut asks again, ms.
+#: Delay after which a browser reconnects, ms.
 _RETRY_MS = 2000
 
-#: A time in words, and the parts as they were then.
+#: A clock time, and the parts of that time.
 TakeSnapshot = tuple[str, Mapping[str, Html]]
 
 
@@ -37,10 +37,10 @@ class LiveUpdates:
 
     Parameters
     ----------
-    look:
-        Makes the parts.
+    take_snapshot:
+        Renders the parts.
     closing:
-        Ends every stream when it is set.
+        Ends every stream.
     interval_s, patience_s, listeners:
         The bounds above.
     clock:
@@ -49,7 +49,7 @@ class LiveUpdates:
 
     def __init__(
         self,
-        look: Callable[[], Awaitable[TakeSnapshot]],
+        take_snapshot: Callable[[], Awaitable[TakeSnapshot]],
         closing: asyncio.Event,
         *,
         interval_s: float = INTERVAL_S,
@@ -57,8 +57,8 @@ class LiveUpdates:
         listeners: int = LISTENERS,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._take_snapshot = look
-        #: One look at a time: whoever comes meanwhile gets the same.
+        self._take_snapshot = take_snapshot
+        #: One snapshot at a time, shared by all listeners.
         self._turn = asyncio.Lock()
         self._closing = closing
         self._most = listeners
@@ -70,45 +70,49 @@ class LiveUpdates:
         self.listeners = 0
 
     async def now(self) -> TakeSnapshot:
-        """The parts, at most an interval old."""
+        """Return the parts, at most an interval old."""
         async with self._turn:
             if self._made is None or self._clock() - self._made[0] >= 0.9 * self.interval_s:
                 self._made = self._clock(), await self._take_snapshot()
             return self._made[1]
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """One listener, as ASGI has it, from its request to its end."""
+        """Serve one listener until its end."""
         if self.listeners >= self._most:
             retry = ((b"retry-after", b"10"),)
-            error = HttpError(503, "too_many_listeners", f"{self._most} pages are open already", headers=retry)
+            error = HttpError(503, "too_many_listeners", f"{self._most} pages are open", headers=retry)
             await send_error(send, error)
             return
         self.listeners += 1
-        gone = asyncio.create_task(_until_gone(receive))
+        disconnected = asyncio.create_task(_until_disconnected(receive))
         closing = asyncio.create_task(self._closing.wait())
         try:
-            await self._stream(scope, send, gone, closing)
+            await self._stream(scope, send, disconnected, closing)
         finally:
             self.listeners -= 1
-            gone.cancel()
+            disconnected.cancel()
             closing.cancel()
 
-    async def _stream(self, scope: Message, send: Send, gone: asyncio.Task[None], closing: asyncio.Task[bool]) -> None:
+    async def _stream(
+        self, scope: Message, send: Send, disconnected: asyncio.Task[None], closing: asyncio.Task[bool]
+    ) -> None:
         sent: dict[str, Html] = {}
         try:
             await self._start(send)
-            while not gone.done() and not closing.done():
+            while not disconnected.done() and not closing.done():
                 await self._write(send, self._news(sent, await self.now()))
-                await asyncio.wait((gone, closing), timeout=self.interval_s, return_when=asyncio.FIRST_COMPLETED)
-            if not gone.done():
+                await asyncio.wait(
+                    (disconnected, closing), timeout=self.interval_s, return_when=asyncio.FIRST_COMPLETED
+                )
+            if not disconnected.done():
                 async with asyncio.timeout(self.write_timeout_s):
                     await send({"type": "http.response.body", "body": b"event: end\ndata: \n\n", "more_body": False})
         except TimeoutError:
             _cut(scope)
 
-    def _news(self, sent: dict[str, Html], look: TakeSnapshot) -> bytes:
-        """What differs from `sent`, which is brought up to date."""
-        at, parts = look
+    def _news(self, sent: dict[str, Html], snapshot: TakeSnapshot) -> bytes:
+        """Return the events of parts that differ from `sent`, and update it."""
+        at, parts = snapshot
         events = []
         for name, html in parts.items():
             if sent.get(name) != html:
@@ -121,7 +125,7 @@ class LiveUpdates:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-store"),
-            # For an nginx in front of it, which would gather events.
+            # Without it nginx buffers events.
             (b"x-accel-buffering", b"no"),
             (b"x-content-type-options", b"nosniff"),
         ]
@@ -133,7 +137,7 @@ class LiveUpdates:
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -45,16 +45,16 @@ class RecentStats:
             for sample in samples
             if sample.predicted_ttft_ms is not None and sample.ttft_ms is not None
         )
-        told = [sample for sample in samples if sample.cached_tokens is not None]
-        prompt_tokens = sum(sample.input_tokens for sample in told)
+        reported = [sample for sample in samples if sample.cached_tokens is not None]
+        prompt_tokens = sum(sample.input_tokens for sample in reported)
         return cls(
             n=len(samples),
             failed=sum(sample.status >= 500 for sample in samples),
             ttft_ms_p50=quantile(ttft, 0.5),
             ttft_ms_p95=quantile(ttft, 0.95),
             error_ms_p50=quantile(off, 0.5),
-            cached_share=_share((sample.cached_tokens or 0 for sample in told), prompt_tokens),
-            estimated_share=_share((sample.estimated_cached_tokens for sample in told), prompt_tokens),
+            cached_share=_share((sample.cached_tokens or 0 for sample in reported), prompt_tokens),
+            estimated_share=_share((sample.estimated_cached_tokens for sample in reported), prompt_tokens),
         )
 
 

@@ -72,7 +72,7 @@ class Page:
         self._refuse = refuse
         self._sessions = None if token is None else Sessions(token, lambda: state.clock())
         self._writer = Writer()
-        self.live = LiveUpdates(self._look, closing)
+        self.live = LiveUpdates(self._take_snapshot, closing)
 
     def routes(self) -> list[Route]:
         table: list[tuple[str, str, Handler]] = [
@@ -110,7 +110,7 @@ class Page:
         token = await _token_of(request)
         if self._sessions is None:
             return _html(off_page("GORGO_ADMIN_TOKEN"), 401)
-        key = self._sessions.begin(token)
+        key = self._sessions.sign_in(token)
         if key is None:
             return _html(login_page(wrong=True), 403)
         answer = _to(ROOT)
@@ -139,7 +139,7 @@ class Page:
     def _signed_in(self, request: Request) -> bool:
         return self._sessions is not None and self._sessions.holds(request.cookies.get(COOKIE))
 
-    async def _look(self) -> TakeSnapshot:
+    async def _take_snapshot(self) -> TakeSnapshot:
         status = take_snapshot(self._state)
         return f"{formatting.clock(status.now)} UTC", await self._writer.write(status)
 

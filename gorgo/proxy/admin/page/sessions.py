@@ -40,7 +40,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def begin(self, given: bytes) -> str | None:
+    def sign_in(self, given: bytes) -> str | None:
         """The key of a new session, if `given` is the token."""
         if not hmac.compare_digest(given, self._token):
             return None

@@ -1,8 +1,4 @@
-"""Everything that the page and `gorgo status` show, as it is at one moment.
-
-Owns what belongs to the status and how it is put together, and its JSON form. Looking at it is `document`'s and the
-command line's; what it says is the Router's, `steering`'s and `figures`'.
-"""
+"""The data of the status page and of `/admin/status`: one snapshot of a proxy, read from its parts."""
 
 from __future__ import annotations
 
@@ -83,7 +79,7 @@ class Snapshot:
     queued: int
     alerts: Sequence[Alert]
     stats: RecentStats
-    #: Time that `figures` cover, s: less than the window after a start, and where requests are many.
+    #: Time that `stats` cover, s: less than the window after a start, and where requests are many.
     span_s: float
     ttft_series: Sequence[TimeBin]
     #: In the configuration's order, those without a replica left out.
@@ -138,10 +134,10 @@ class Snapshot:
 
 def take_snapshot(state: RunningProxy) -> Snapshot:
     """The status now. Takes a step of the event loop: milliseconds at most, for it is bounded throughout."""
-    router, steering, now = state.router, state.control, state.clock()
+    router, control, now = state.router, state.control, state.clock()
     views = router.fleet_view(now=now)
     samples = recent_stats(router.samples.newest(RECENT_SAMPLES), now=now)
-    figures = RecentStats.of(samples)
+    stats = RecentStats.of(samples)
     specs = router.policy.weight_specs
     return Snapshot(
         boot_id=router.boot_id,
@@ -153,14 +149,14 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
         queued=router.queued,
         alerts=alerts(
             views,
-            figures,
+            stats,
             unreachable_regions=router.unreachable_regions,
             queued=router.queued,
             stopping=state.stopping,
             config_refused=state.metrics.config.refused,
             out_of_range=router.weights.out_of_range(specs),
         ),
-        stats=figures,
+        stats=stats,
         span_s=_span_s(samples, now=now, up_s=now - state.started_s),
         ttft_series=ttft_series(samples, now=now, up_s=now - state.started_s),
         regions=_regions(state, views, samples),
@@ -170,9 +166,9 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
         version=router.weights.version,
         weights=dict(router.weights),
         boxes={spec.name: (spec.low, spec.high) for spec in specs},
-        frozen=steering.frozen,
-        durable=steering.durable,
-        history=steering.history,
+        frozen=control.frozen,
+        durable=control.durable,
+        history=control.history,
         decisions=_decisions(router.newest_decisions(DECISIONS_SHOWN), samples, views),
     )
 
@@ -192,8 +188,8 @@ def _regions(
         by_replica[sample.replica].append(sample)
     rows: dict[str, list[ReplicaStatus]] = {region.name: [] for region in state.config.regions}
     for view in views:
-        figures = RecentStats.of(by_replica.get(view.name, ()))
-        row = ReplicaStatus(view, condition_of(view), figures, state.probe_history.for_replica(view.name))
+        stats = RecentStats.of(by_replica.get(view.name, ()))
+        row = ReplicaStatus(view, condition_of(view), stats, state.probe_history.for_replica(view.name))
         rows.setdefault(view.region, []).append(row)
     return {region: replicas for region, replicas in rows.items() if replicas}
 

@@ -1,4 +1,4 @@
-"""The top of the page: is anything wrong, and the figures that say how well requests are served."""
+"""The top of the page: alerts and statistics of recent requests."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from gorgo.proxy.admin.page.snapshot import Snapshot
 
 
 def alerts_section(status: Snapshot) -> Iterator[Html]:
-    """What an operator reads first."""
+    """Yield the alerts."""
     lines = [tag("li", alert.text, class_=alert.level) for alert in status.alerts]
     many = f"({len(lines)}) " if lines else ""
     yield tag("ul", *(lines or [_all_ready(status)]), data_title=f"{many}GORGO {status.region}")
 
 
 def stats_section(status: Snapshot) -> Iterator[Html]:
-    """Tiles; what they cover stands below them."""
-    figures = status.stats
-    failed = f"{figures.failed} failed" if figures.failed else "none failed"
+    """Yield the tiles and the window that they cover."""
+    stats = status.stats
+    failed = f"{stats.failed} failed" if stats.failed else "none failed"
     rate = formatting.UNKNOWN if status.per_s is None else f"{status.per_s:.1f}"
-    believed = f"believed {formatting.share(figures.estimated_share)}"
+    estimated = f"estimated {formatting.share(stats.estimated_share)}"
     tiles = (
-        ("TTFT, median", formatting.ms(figures.ttft_ms_p50), "ms", None),
-        ("TTFT, p95", formatting.ms(figures.ttft_ms_p95), "ms", None),
+        ("TTFT, median", formatting.ms(stats.ttft_ms_p50), "ms", None),
+        ("TTFT, p95", formatting.ms(stats.ttft_ms_p95), "ms", None),
         ("requests", rate, "/s", failed),
         ("in flight", formatting.count(status.in_flight), "", f"{status.queued} queued"),
-        ("prompt in cache", formatting.share(figures.cached_share), "", believed),
-        ("prediction off by", formatting.ms(figures.error_ms_p50), "ms", "median"),
+        ("prompt in cache", formatting.share(stats.cached_share), "", estimated),
+        ("prediction error", formatting.ms(stats.error_ms_p50), "ms", "median"),
     )
-    covered = f"{figures.n:,} requests that finished in the last {formatting.age(status.span_s)}"
+    covered = f"{stats.n:,} requests that finished in the last {formatting.age(status.span_s)}"
     up = f"up for {formatting.age(status.up_s)}"
     yield joined(
         [tag("div", *(_tile(*one) for one in tiles), class_="tiles"), tag("p", f"{covered}; {up}.", class_="quiet")]
@@ -39,7 +39,7 @@ def stats_section(status: Snapshot) -> Iterator[Html]:
 
 
 def chart_section(status: Snapshot) -> Iterator[Html]:
-    """TTFT over the window. Its labels are HTML, so that they do not stretch with it."""
+    """Yield the chart of TTFT. Its labels are HTML, so they do not stretch with it."""
     chart, top = ttft_chart(status.ttft_series)
     scale = tag(
         "div",

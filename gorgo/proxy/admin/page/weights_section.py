@@ -1,4 +1,4 @@
-"""Weights: those in force, whether anybody may change them, and who set which version when."""
+"""Weights in force, freeze, and the history of versions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gorgo.proxy.admin.page.markup import Html, joined, tag
 from gorgo.proxy.admin.page.snapshot import Snapshot
 from gorgo.proxy.control.transactions import WeightsChange
 
-#: The older ones are behind a click.
+#: Older ones are in a closed `details`.
 VERSIONS_SHOWN = 6
 
 
 class WeightsSection:
-    """In force on top, versions newest first below. Written again only when something has changed."""
+    """Weights in force and versions, newest first. Rendered again only after a change."""
 
     def __init__(self) -> None:
         self._written: tuple[object, Html] | None = None
@@ -23,22 +23,22 @@ class WeightsSection:
     def __call__(self, status: Snapshot) -> Iterator[Html]:
         key = (status.policy, status.version, status.frozen, status.durable, *status.history[-1:])
         if self._written is None or self._written[0] != key:
-            html = joined([_standing(status), _in_force(status), _history(status.history)])
+            html = joined([_freeze_line(status), _in_force(status), _history(status.history)])
             self._written = key, html
         yield self._written[1]
 
 
-def _standing(status: Snapshot) -> Html:
+def _freeze_line(status: Snapshot) -> Html:
     what = f"{status.policy}, version {status.version}"
     if status.frozen is None:
         free = tag("span", "not frozen", class_="chip plain")
-        return tag("p", tag("b", what), " ", free, " operators and a tuner may change them")
-    held = status.frozen
-    by = "" if held.by is None else f" by {held.by}"
-    reason = "" if held.reason is None else f": {held.reason}"
+        return tag("p", tag("b", what), " ", free, " operators and the tuner may change them")
+    frozen = status.frozen
+    by = "" if frozen.by is None else f" by {frozen.by}"
+    reason = "" if frozen.reason is None else f": {frozen.reason}"
     chip = tag("span", "frozen", class_="chip frozen")
     lasting = "" if status.durable else " (no state file: the freeze ends with this process)"
-    return tag("p", tag("b", what), " ", chip, f" since {formatting.moment(held.since)}{by}{reason}{lasting}")
+    return tag("p", tag("b", what), " ", chip, f" since {formatting.moment(frozen.since)}{by}{reason}{lasting}")
 
 
 def _in_force(status: Snapshot) -> Html | None:

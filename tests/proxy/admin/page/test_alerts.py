@@ -30,19 +30,19 @@ def told(*views: ReplicaSnapshot, stats: RecentStats = WELL, **changes: Any) -> 
     [
         ({}, "ready", None),
         ({"failures_in_a_row": 2}, "failing", "2 in a row"),
-        ({"slow_start_for_s": 6.2, "slow_start_in_flight": 9}, "slow start", "9 at a time, for 6 s yet"),
+        ({"slow_start_for_s": 6.2, "slow_start_in_flight": 9}, "slow start", "9 at a time, for 6 s more"),
         (
             {"state": "ejected", "ejected_by": "probes", "ejected_for_s": 4.4},
             "ejected",
-            "it does not answer probes; tried again in 4 s",
+            "it does not answer probes; retried in 4 s",
         ),
         (
             {"state": "half_open", "ejected_by": "attempts"},
             "on trial",
-            "requests to it failed; the next answer decides",
+            "requests to it failed; the next response decides",
         ),
-        ({"state": "draining", "in_flight_requests": 3}, "draining", "takes nothing new, 3 still there"),
-        ({"state": "draining", "failures_in_a_row": 3}, "draining", "takes nothing new, nothing left there"),
+        ({"state": "draining", "in_flight_requests": 3}, "draining", "no new requests, 3 in flight"),
+        ({"state": "draining", "failures_in_a_row": 3}, "draining", "no new requests, none in flight"),
     ],
 )
 def test_every_state_has_its_word_and_its_reason(changes: dict[str, Any], word: str, why: str | None) -> None:
@@ -67,7 +67,7 @@ def test_region_that_is_cut_off_is_one_line_and_not_one_per_replica() -> None:
     gone = [view(name, state="ejected", ejected_by="region", eligible=False) for name in ("a", "b")]
     (alert, other) = told(*gone, unreachable_regions=frozenset({"near"}))
     assert "No replica can take a request" in alert.text
-    assert other == Alert("bad", "Region near is cut off: none of its replicas answers a probe")
+    assert other == Alert("bad", "Region near is unreachable: no replica there answers a probe")
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_region_that_is_cut_off_is_one_line_and_not_one_per_replica() -> None:
     [
         ({"stopping": True}, "bad", "stopping"),
         ({"config_refused": True}, "warn", "was refused"),
-        ({"queued": 1}, "warn", "1 request waits"),
-        ({"queued": 2}, "warn", "2 requests wait"),
+        ({"queued": 1}, "warn", "1 request is queued"),
+        ({"queued": 2}, "warn", "2 requests are queued"),
         ({"out_of_range": ("m_rtt",)}, "warn", "outside the policy's box: m_rtt"),
         ({"stats": RecentStats.of([sample(status=502), sample(2)])}, "bad", "1 of the last 2 requests failed"),
     ],
@@ -108,14 +108,14 @@ def test_one_failure_in_a_hundred_is_an_alert(failed: int, of: int, said: bool) 
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"state": "ejected", "ejected_by": None}, ("ejected", "it failed; tried again in 0 s")),
+        ({"state": "ejected", "ejected_by": None}, ("ejected", "it failed; retried in 0 s")),
         (
             {"state": "ejected", "ejected_by": "region"},
-            ("ejected", "its whole region stopped answering; tried again in 0 s"),
+            ("ejected", "its whole region stopped answering; retried in 0 s"),
         ),
-        ({"state": "half_open", "ejected_by": None}, ("on trial", "it failed; the next answer decides")),
-        ({"state": "draining", "in_flight_requests": 1}, ("draining", "takes nothing new, 1 still there")),
-        ({"slow_start_for_s": 0.0, "slow_start_in_flight": 1}, ("slow start", "1 at a time, for 0 s yet")),
+        ({"state": "half_open", "ejected_by": None}, ("on trial", "it failed; the next response decides")),
+        ({"state": "draining", "in_flight_requests": 1}, ("draining", "no new requests, 1 in flight")),
+        ({"slow_start_for_s": 0.0, "slow_start_in_flight": 1}, ("slow start", "1 at a time, for 0 s more")),
         ({"failures_in_a_row": 1, "slow_start_for_s": 3.0}, ("failing", "1 in a row")),
     ],
 )

@@ -134,9 +134,9 @@ def test_fleet_says_state_reason_and_figures_of_each_replica() -> None:
             "fleet"
         ]
     )
-    assert "since 75 s · it does not answer probes; tried again in 4 s" in shown.text
+    assert "since 75 s · it does not answer probes; retried in 4 s" in shown.text
     assert "the proxy is here" in shown.text
-    assert "cut off" in shown.text
+    assert "unreachable" in shown.text
     assert [found["data-replica"] for _, found in shown.elements if "data-replica" in found] == ["us-0", "eu-0"]
 
 
@@ -164,9 +164,9 @@ def test_decision_has_every_candidate_with_its_terms_cheapest_first() -> None:
     ).text
     assert text.index(" b ") < text.index(" a ") < text.index(" c ")
     assert "1,234" in text
-    assert "Not asked: d (ejected)." in " ".join(text.split()).replace(" .", ".")
+    assert "Excluded: d (ejected)." in " ".join(text.split()).replace(" .", ".")
     assert "+20" in text  # predicted 100 ms, observed 120
-    assert "50 of 100 prompt tokens believed cached there; 60 where most of it is; 40 by the engine" in text
+    assert "50 of 100 prompt tokens estimated cached there; 60 on the replica with most; 40 by the engine" in text
 
 
 def test_of_many_candidates_the_chosen_one_is_always_shown() -> None:
@@ -180,16 +180,16 @@ def test_of_many_candidates_the_chosen_one_is_always_shown() -> None:
     part = parts_of(status(decisions=[DecisionStatus(made, None, None, followed=False)]))["decisions"]
     assert part.count("<tr") == CANDIDATES_SHOWN + 1
     assert f"c{many - 1} " in part
-    assert f"{many - CANDIDATES_SHOWN} dearer ones" in part
+    assert f"{many - CANDIDATES_SHOWN} candidates of higher cost" in part
 
 
 @pytest.mark.parametrize(
     ("changes", "followed", "said"),
     [
         ({"terms": {}, "cost": None, "predicted_ttft_s": None}, False, "gorgo-ms has no cost"),
-        ({"fallback": "unbalanced"}, False, "did not decide (unbalanced)"),
+        ({"fallback": "unbalanced"}, False, "Fallback of gorgo-ms: unbalanced"),
         ({"attempt": 2}, False, "attempt 2"),
-        ({}, True, "went on"),
+        ({}, True, "retried"),
         ({}, False, "open"),
     ],
 )

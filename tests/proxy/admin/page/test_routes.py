@@ -92,7 +92,7 @@ async def test_wrong_token_opens_nothing_and_says_so(fleet: Running) -> None:
         for body in ("", "token=", "token=let-me", "other=let-me-in", "token=%C3%A9", "a&b;c", "\xff"):
             refused = await client.post(f"{PAGE}/login", content=body.encode("latin-1"), headers=headers)
             assert refused.status_code == 403, body
-            assert "not this proxy" in refused.text
+            assert "Wrong token" in refused.text
             assert "set-cookie" not in refused.headers
         checked(await client.post(f"{PAGE}/login", content=b"token=" + b"x" * 5000), 413, "request_too_large")
         checked(await client.post(f"{PAGE}/login", content=b"a=1&" * 50), 400, "invalid_request")
@@ -244,7 +244,7 @@ async def test_updates_begin_with_every_part_and_go_on_with_what_changes(fleet: 
             assert response.headers["content-type"].startswith("text/event-stream")
             told = events(response)
             first = [json.loads(data)["name"] async for kind, data in _until_tick(told) if kind == "part"]
-            assert first == ["alerts", "figures", "chart", "fleet", "decisions", "weights"]
+            assert first == ["alerts", "stats", "chart", "fleet", "decisions", "weights"]
             await fleet.client.post(CHAT, content=chat(stream=True), headers={"x-request-id": "news"})
             async for kind, data in told:
                 if kind == "part" and json.loads(data)["name"] == "decisions":

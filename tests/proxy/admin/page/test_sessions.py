@@ -8,9 +8,9 @@ from gorgo.proxy.telemetry.probe_history import MAX_PROBES, MAX_REPLICAS, ProbeH
 
 def test_only_the_token_begins_a_session_and_its_key_is_not_the_token() -> None:
     sessions = Sessions(b"token", lambda: 0.0)
-    assert sessions.begin(b"toke") is None
-    assert sessions.begin(b"") is None
-    key = sessions.begin(b"token")
+    assert sessions.sign_in(b"toke") is None
+    assert sessions.sign_in(b"") is None
+    key = sessions.sign_in(b"token")
     assert key is not None
     assert "token" not in key
     assert sessions.holds(key)
@@ -22,7 +22,7 @@ def test_only_the_token_begins_a_session_and_its_key_is_not_the_token() -> None:
 def test_session_ends_by_itself_and_by_signing_out() -> None:
     now = [0.0]
     sessions = Sessions(b"token", lambda: now[0])
-    first, second = sessions.begin(b"token"), sessions.begin(b"token")
+    first, second = sessions.sign_in(b"token"), sessions.sign_in(b"token")
     sessions.end(first)
     sessions.end(first)
     sessions.end(None)
@@ -35,7 +35,7 @@ def test_session_ends_by_itself_and_by_signing_out() -> None:
 
 def test_one_session_too_many_ends_the_oldest() -> None:
     sessions = Sessions(b"token", lambda: 0.0)
-    keys = [sessions.begin(b"token") for _ in range(SESSIONS + 1)]
+    keys = [sessions.sign_in(b"token") for _ in range(SESSIONS + 1)]
     assert [sessions.holds(key) for key in keys] == [False] + [True] * SESSIONS
     assert len(sessions) == SESSIONS
 
