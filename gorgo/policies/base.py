@@ -31,7 +31,7 @@ def evidence(candidates: Candidates) -> dict[str, Floats]:
     return {"cached_tokens": candidates.cached_tokens.copy(), "in_flight": candidates.in_flight_requests.copy()}
 
 
-def prefix_walk(candidates: Candidates, rng: np.random.Generator, *, imbalance: float, deviations: float) -> Choice:
+def longest_prefix(candidates: Candidates, rng: np.random.Generator, *, imbalance: float, deviations: float) -> Choice:
     """Longest prefix among replicas that are not overloaded, else the least loaded.
 
     The walk over matched replicas, longest match first and least loaded first among equals, taking the first whose

@@ -132,9 +132,9 @@ def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floa
     )
 
 
-def _work_s(candidates: Candidates, way_s: Floats, one_way_s: Floats) -> Floats:
+def _work_s(candidates: Candidates, outbound_s: Floats, one_way_s: Floats) -> Floats:
     """W: work left when this request gets there; on a stuck engine all that waits and how late it is."""
-    work_s: Floats = np.maximum(candidates.drained_at_s - candidates.now - way_s, _NONE)
+    work_s: Floats = np.maximum(candidates.drained_at_s - candidates.now - outbound_s, _NONE)
     due_s, late_since_s = candidates.head_due_s, candidates.now - STUCK_AFTER_S
     if due_s[due_s.argmin()] >= late_since_s:  # nobody's first token is even due
         return work_s

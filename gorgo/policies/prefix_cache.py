@@ -11,7 +11,7 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
-from gorgo.policies.base import prefix_walk
+from gorgo.policies.base import longest_prefix
 
 
 class PrefixCache:
@@ -38,4 +38,4 @@ class PrefixCache:
         weights: Weights,
         rng: np.random.Generator,
     ) -> Choice:
-        return prefix_walk(candidates, rng, imbalance=8, deviations=2)
+        return longest_prefix(candidates, rng, imbalance=8, deviations=2)

@@ -68,8 +68,8 @@ class RatioBudget:
         if buckets and buckets[-1][0] >= number:
             return buckets[-1]
         while buckets and buckets[0][0] <= number - _BUCKETS:
-            _, asked, spent = buckets.popleft()
-            self._requests -= asked
+            _, requests, spent = buckets.popleft()
+            self._requests -= requests
             self._spent -= spent
         buckets.append([number, 0, 0])
         return buckets[-1]

@@ -26,6 +26,6 @@ def ewma(previous: float, sample: float, alpha: float) -> float:
     return previous + alpha * (sample - previous)
 
 
-def is_stale(seen_s: float | None, *, now: float, after_s: float) -> bool:
-    """Whether a figure seen at `seen_s` is too old to use; one never seen is not stale but unknown already."""
-    return seen_s is not None and now >= seen_s + after_s
+def is_stale(observed_s: float | None, *, now: float, after_s: float) -> bool:
+    """Return whether a signal observed at `observed_s` is too old to use. None is unknown, not stale."""
+    return observed_s is not None and now >= observed_s + after_s

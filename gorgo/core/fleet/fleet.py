@@ -198,8 +198,8 @@ class Fleet:
             replica.health.end_backoff(now=now)
 
     def _deadlines(self, replica: Replica) -> list[float]:
-        seen = (replica.probed_s, replica.scraped_s)
-        due = [at + self.stale_after_s for at in seen if at is not None]
+        observed_s = (replica.probed_s, replica.scraped_s)
+        due = [at + self.stale_after_s for at in observed_s if at is not None]
         return due if replica.health.backoff_until_s is None else [*due, replica.health.backoff_until_s]
 
     # -- helpers

@@ -46,16 +46,16 @@ def one_way_s(columns: Columns, slot: int) -> float:
 
 def arrival_s(columns: Columns, slot: int, body_bytes: int, *, now: float) -> float:
     """When a request dispatched now has reached the replica's engine."""
-    way_s = one_way_s(columns, slot)
+    delay_s = one_way_s(columns, slot)
     congestion, pacing = float(columns.cwnd_bytes[slot]), _pacing(columns, slot)
     if congestion == 0.0:
         trips = round_trips_of_one(body_bytes, TcpWindows(), pacing) + float(columns.connect_round_trips[slot])
     elif (body_bytes <= INITIAL_WINDOW_BYTES and pacing is None) or congestion != congestion:
         trips = 1.0
     else:
-        left = cwnd_after_idle(congestion, now - float(columns.sent_s[slot]), 2.0 * way_s)
+        left = cwnd_after_idle(congestion, now - float(columns.sent_s[slot]), 2.0 * delay_s)
         trips = round_trips_of_one(body_bytes, TcpWindows(left, float(columns.rwnd_bytes[slot])), pacing)
-    return now + way_s * (2.0 * trips - 1.0)
+    return now + delay_s * (2.0 * trips - 1.0)
 
 
 def _pacing(columns: Columns, slot: int) -> Pacing | None:

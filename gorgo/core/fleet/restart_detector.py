@@ -37,8 +37,8 @@ class RestartDetector:
 
     def observe(self, sample: EngineSample) -> bool:
         """Whether this is another process than the one of the last scrape."""
-        told = {name: value for name in _COUNTERS if (value := getattr(sample, name)) is not None}
-        restarted = any(value < self._last.get(name, 0.0) for name, value in told.items())
-        self._last |= told
+        counters = {name: value for name in _COUNTERS if (value := getattr(sample, name)) is not None}
+        restarted = any(value < self._last.get(name, 0.0) for name, value in counters.items())
+        self._last |= counters
         self.count += restarted
         return restarted

@@ -48,13 +48,13 @@ class DecodeSlope:
 
     def learn(self, spent_s: float, *, tokens: int, beside: float) -> None:
         """An answer of so many tokens took so long, prefills of others aside, among so many."""
-        kept = 1.0 - 1.0 / MEMORY
-        self._responses = kept * self._responses + 1.0
-        self._tokens = kept * self._tokens + tokens
-        self._concurrency = kept * self._concurrency + tokens * beside
-        self._squares = kept * self._squares + tokens * beside * beside
-        self._spent_s = kept * self._spent_s + spent_s
-        self._product_s = kept * self._product_s + spent_s * beside
+        decay = 1.0 - 1.0 / MEMORY
+        self._responses = decay * self._responses + 1.0
+        self._tokens = decay * self._tokens + tokens
+        self._concurrency = decay * self._concurrency + tokens * beside
+        self._squares = decay * self._squares + tokens * beside * beside
+        self._spent_s = decay * self._spent_s + spent_s
+        self._product_s = decay * self._product_s + spent_s * beside
         self.value = self._fitted()
 
     def _fitted(self) -> float:

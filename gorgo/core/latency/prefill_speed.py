@@ -93,9 +93,9 @@ class _Average:
         self._done_s = 0.0
 
     def learn(self, spent_s: float, prior_s: float) -> None:
-        kept = exp(-prior_s / self._memory_s)
-        self._spent_s = self._spent_s * kept + spent_s
-        self._done_s = self._done_s * kept + prior_s
+        decay = exp(-prior_s / self._memory_s)
+        self._spent_s = self._spent_s * decay + spent_s
+        self._done_s = self._done_s * decay + prior_s
 
     def value(self, start: float) -> float:
         """`start` as long as nothing was learned."""

@@ -58,9 +58,9 @@ class ReportedSpeed:
 
     def on_request(self, new_tokens: float, prior_s: float) -> None:
         """A prefill of `new_tokens` was done there, `prior_s` by the prior."""
-        kept = exp(-new_tokens / MIX_MEMORY_TOKENS)
-        self._mix_tokens = self._mix_tokens * kept + new_tokens
-        self._mix_s = self._mix_s * kept + prior_s
+        decay = exp(-new_tokens / MIX_MEMORY_TOKENS)
+        self._mix_tokens = self._mix_tokens * decay + new_tokens
+        self._mix_s = self._mix_s * decay + prior_s
 
     def on_counters(self, tokens_total: float | None, busy_s_total: float | None) -> bool:
         """The counters as scraped; whether the factor changed."""
@@ -75,7 +75,7 @@ class ReportedSpeed:
         token_s = spent_s / tokens
         if not PLAUSIBLE_S[0] <= token_s <= PLAUSIBLE_S[1]:
             return False
-        kept, new = exp(-tokens / MEMORY_TOKENS), min(tokens, MEMORY_TOKENS)
-        self._tokens, self._spent_s = self._tokens * kept + new, self._spent_s * kept + new * token_s
+        decay, new = exp(-tokens / MEMORY_TOKENS), min(tokens, MEMORY_TOKENS)
+        self._tokens, self._spent_s = self._tokens * decay + new, self._spent_s * decay + new * token_s
         self.factor = (self._spent_s / self._tokens) / (self._mix_s / self._mix_tokens)
         return True

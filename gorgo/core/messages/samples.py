@@ -59,14 +59,14 @@ class SampleRing:
     ----------
     boot_id:
         Names this run of the proxy; sequence numbers mean nothing across two of them.
-    kept:
-        Samples held; older ones are lost to a reader that lags.
+    capacity:
+        Samples stored; a reader that lags misses older ones.
     """
 
-    def __init__(self, boot_id: str, kept: int) -> None:
+    def __init__(self, boot_id: str, capacity: int) -> None:
         self.boot_id = boot_id
         self.last_seq = 0
-        self._samples: deque[Sample] = deque(maxlen=kept)
+        self._samples: deque[Sample] = deque(maxlen=capacity)
 
     def __len__(self) -> int:
         return len(self._samples)

@@ -53,8 +53,8 @@ class Candidates:
     def _gather(self, name: str) -> Floats:
         found = self._gathered.get(name)
         if found is None:
-            kept: Floats = getattr(self.columns, name)
-            found = self._gathered[name] = kept[self.slots]
+            column: Floats = getattr(self.columns, name)
+            found = self._gathered[name] = column[self.slots]
         return found
 
     @property

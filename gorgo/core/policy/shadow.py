@@ -62,9 +62,9 @@ def required_index(policy: Policy, shadow: Policy | None) -> IndexKind:
     """The one prefix index for both. Raises `ConfigError` if each reads another kind."""
     wanted = {other.index: other.name for other in (policy, shadow) if other is not None and other.index != "any"}
     if len(wanted) > 1:
-        told = ", ".join(f"{name!r} the {kind} one" for kind, name in wanted.items())
+        indexes = ", ".join(f"{name!r} the {kind} one" for kind, name in wanted.items())
         raise ConfigError(
-            f"shadow policy and policy read different prefix indexes ({told}), and there is one; "
+            f"shadow policy and policy read different prefix indexes ({indexes}), and there is one; "
             "expected a pair of one kind, or a policy that reads none (random, round-robin)"
         )
     return next(iter(wanted), "published")

@@ -44,20 +44,20 @@ class BytesPerToken:
 
     def ratio(self, model: str | None) -> float:
         """Bytes per token of `model`; the prior for one never seen."""
-        seen = self._models.get(_key(model))
-        return PRIOR_BYTES_PER_TOKEN if seen is None else seen.text_bytes / seen.tokens
+        ratio = self._models.get(_key(model))
+        return PRIOR_BYTES_PER_TOKEN if ratio is None else ratio.text_bytes / ratio.tokens
 
     def learn(self, model: str | None, *, text_bytes: int, prompt_tokens: int) -> None:
         """Take in that a prompt of `text_bytes` bytes had `prompt_tokens` tokens."""
         if prompt_tokens <= 0 or not LOW <= text_bytes / prompt_tokens <= HIGH:
             return
-        seen = self._models.setdefault(_key(model), _ModelRatio())
+        ratio = self._models.setdefault(_key(model), _ModelRatio())
         self._models.move_to_end(_key(model))
-        seen.text_bytes += text_bytes
-        seen.tokens += prompt_tokens
-        if seen.tokens > MEMORY_TOKENS:
-            seen.text_bytes /= 2
-            seen.tokens /= 2
+        ratio.text_bytes += text_bytes
+        ratio.tokens += prompt_tokens
+        if ratio.tokens > MEMORY_TOKENS:
+            ratio.text_bytes /= 2
+            ratio.tokens /= 2
         if len(self._models) > MAX_MODELS:
             self._models.popitem(last=False)
 

@@ -24,7 +24,7 @@ SLACK_BYTES = 2 * 1024
 HEAD_BYTES = 2 * 1024
 #: Objects of such a name that are looked at for one that is a usage: what a dialect puts behind it is one or two, and a
 #: reply that is nothing else would keep all other streams waiting for a second.
-MAX_LOOKS = 8
+MAX_CANDIDATES = 8
 
 _KEY = re.compile(rb'"(?:usage|meta_info)"\s*:\s*(?=\{)')
 _DECODER = json.JSONDecoder()
@@ -153,8 +153,8 @@ _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")
 
 
 def _usages(data: bytes) -> Iterator[Usage]:
-    """Usage objects in `data`, the last one first, of the last `MAX_LOOKS` that may be one."""
-    for key in islice(reversed(list(_KEY.finditer(data))), MAX_LOOKS):
+    """Usage objects in `data`, the last one first, of the last `MAX_CANDIDATES` that may be one."""
+    for key in islice(reversed(list(_KEY.finditer(data))), MAX_CANDIDATES):
         usage = _usage(_object_at(data, key.end()))
         if usage is not None:
             yield usage

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gorgo.core.stream import Usage, UsageEventFilter, UsageReader, read_usage
 from gorgo.core.stream.sse import MAX_EVENT_BYTES
-from gorgo.core.stream.usage import HEAD_BYTES, MAX_LOOKS, TAIL_BYTES
+from gorgo.core.stream.usage import HEAD_BYTES, MAX_CANDIDATES, TAIL_BYTES
 
 
 def event(data: Any, eol: str = "\n") -> bytes:
@@ -96,7 +96,7 @@ def test_reply_of_nothing_but_usage_objects_is_not_read_for_long(monkeypatch: py
     assert tail.usage() is None
     assert read_usage(b'{"usage":' * 1000 + b"{") is None
     assert read_usage(b"[" + b'{"usage":' * 1000 + b"{") is None
-    assert len(looks) == 2 * MAX_LOOKS
+    assert len(looks) == 2 * MAX_CANDIDATES
 
 
 def test_schema_that_names_usage_is_passed_over() -> None:

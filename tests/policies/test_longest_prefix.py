@@ -1,4 +1,4 @@
-"""`prefix-cache` and `prefix-cache-and-load` are one walk; where they differ, the load that counts as too much."""
+"""`prefix-cache` and `prefix-cache-and-load` choose by one rule; where they differ, the load that counts as too much."""
 
 from __future__ import annotations
 
