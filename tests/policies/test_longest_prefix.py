@@ -1,4 +1,4 @@
-"""`prefix-cache` and `prefix-cache-and-load` choose by one rule; where they differ, the load that counts as too much."""
+"""`prefix-cache` and `prefix-cache-and-load` choose by one rule and differ in the load that is too much."""
 
 from __future__ import annotations
 
