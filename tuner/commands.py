@@ -1,6 +1,6 @@
-"""What the command line calls of the tuner: the one door through which `gorgo` imports it.
+"""The interface of the tuner for the command line: the one module that `gorgo` imports of it.
 
-Owns the composition: database, proxy, campaign. The words on the terminal are the command line's.
+Owns the composition: database, proxy, campaign.
 """
 
 from __future__ import annotations
@@ -43,16 +43,15 @@ __all__ = [
 
 
 def _print(console: Console, line: str) -> None:
-    """A log that cannot grow, for its disk is full or a limit is reached, loses lines; the campaign goes on."""
+    """Print a line; a log that cannot grow loses lines, and the campaign goes on."""
     with suppress(OSError):
         console.print(line, markup=False)
 
 
 async def tune_live(stop: asyncio.Event, *, campaign: CampaignOptions, **options: Any) -> bool:
-    """A sidecar with the options of `SidecarOptions`, until its campaign is over or `stop` is set.
+    """Run a sidecar with the options of `SidecarOptions`; return whether everything was left in order.
 
-    Whether everything was left in order. Says what happens on the terminal or, without one, line by line; raises as
-    `tuner.sidecar.run_sidecar` does.
+    Prints events to the terminal or, without one, line by line; raises as `tuner.sidecar.run_sidecar` does.
     """
     from rich.console import Console
 
@@ -72,7 +71,7 @@ async def tune_live(stop: asyncio.Event, *, campaign: CampaignOptions, **options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineFound:
-    """What tuning in virtual time has to say: the rows of the history, the weights, and why; `details` are for JSON."""
+    """The result of tuning in virtual time: rows of the history, weights and the reason; `details` are for JSON."""
 
     rows: Sequence[Generation]
     weights: Mapping[str, float]
@@ -89,7 +88,7 @@ class OfflineFound:
 
 
 def offline_options(*, fleet_file: Path | None, **options: Any) -> OfflineOptions:
-    """The options of a recorded window; `fleet_file` is a saved answer of `GET /admin/fleet`."""
+    """Return the options of a recorded window; `fleet_file` is a saved answer of `GET /admin/fleet`."""
     from tuner.offline.calibration import read_fleet
     from tuner.offline.command import OfflineOptions
 
@@ -100,7 +99,7 @@ def offline_options(*, fleet_file: Path | None, **options: Any) -> OfflineOption
 def search_offline(
     options: OfflineOptions, *, algorithm: str, tune_lambda: bool, n_jobs: int, **more: Any
 ) -> OfflineFound:
-    """The twin's search with a progress bar on a terminal; raises as `tuner.offline.command.tune_offline` does."""
+    """Search offline, with progress on stderr; raises as `tuner.offline.command.tune_offline` does."""
     from gorgo.apps.progress import shown_progress
     from tuner.offline.command import tune_offline
     from tuner.offline.search import SearchOptions
@@ -117,7 +116,7 @@ def search_offline(
 
 
 def rehearse_offline(options: OfflineOptions, campaign: CampaignOptions, **search: Any) -> OfflineFound:
-    """The live campaign along the window; raises as `tuner.offline.command.rehearse` does."""
+    """Run the live campaign along the window; raises as `tuner.offline.command.simulated_campaign` does."""
     from tuner.offline.command import simulated_campaign
 
     run = simulated_campaign(options, campaign, now=time.time, **search)
@@ -134,7 +133,7 @@ def rehearse_offline(options: OfflineOptions, campaign: CampaignOptions, **searc
 def read_history(
     database: str, *, campaign: int | None, limit: int
 ) -> tuple[CampaignRow | None, list[Generation], list[EventRow]]:
-    """A campaign (the newest by default), its last generations and its events."""
+    """Return a campaign (the newest by default), its last generations and its events."""
     history = History(database)
     try:
         known = {row.id: row for row in history.campaigns()}
@@ -146,7 +145,7 @@ def read_history(
 
 
 def weights_of(wanted: str, database: str) -> tuple[str, Mapping[str, float]]:
-    """Policy and weights of `best` or of a generation's number. Raises `HistoryError` where there are none."""
+    """Return policy and weights of `best` or of a generation's number; raises `HistoryError` where there are none."""
     history = History(database)
     try:
         return history.weights_of(wanted)
@@ -155,7 +154,7 @@ def weights_of(wanted: str, database: str) -> tuple[str, Mapping[str, float]]:
 
 
 def note_freeze(database: str, weights: Mapping[str, float], reason: str) -> None:
-    """An event in the newest campaign's history. Raises `HistoryError`."""
+    """Add an event to the newest campaign's history; raises `HistoryError`."""
     history = History(database)
     try:
         newest = max((row.id for row in history.campaigns(limit=1)), default=None)
@@ -165,7 +164,7 @@ def note_freeze(database: str, weights: Mapping[str, float], reason: str) -> Non
 
 
 def write_history(path: Path, campaign: CampaignRow | None, generations: list[Generation]) -> None:
-    """`history.json` as `gorgo report` reads it."""
+    """Write `history.json` as `gorgo report` reads it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = [
         row.as_json() | ({"policy": campaign.policy} if campaign else {}) for row in generations

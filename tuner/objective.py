@@ -1,9 +1,7 @@
-"""What a set of weights is judged by: windows of finished requests, and the figures of a window.
+"""Windows of finished requests and their statistics: the measure of a weight set.
 
-Owns the tuner's view of a sample, which samples are new, and quantiles. Which window decides what is the campaign's.
-
-Theory of operation: a sample counts for the weights it was *routed* under, whenever it finished. The objective is the
-p95 of TTFT; a request that never had a first token has none, and shows up among the errors instead.
+Theory of operation: a sample counts for the weights under which it was *routed*, whenever it finished. The objective is
+p95 TTFT; a request without a first token has none, and counts as an error.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from gorgo.errors import TunerError
 #: The paper's window: samples scored for one candidate, and how many more until it is scored again.
 WINDOW = 128
 HOP = 32
-#: Of HTTP: what the fleet did wrong. 408, 413 and the like are the client's; 499 before any content is a client that
-#: would wait no longer.
+#: HTTP statuses that count against the fleet; 499 only before any content.
 OVERLOADED = 429
 CLIENT_DISCONNECTED = 499
 SERVER_ERROR = 500
@@ -29,10 +26,10 @@ SERVER_ERROR = 500
 
 @dataclass(frozen=True, slots=True)
 class TunerSample:
-    """One finished request, as far as the tuner looks at it; `None` is unknown.
+    """One finished request; `None` is unknown.
 
-    `arrived_s` is when it was received, by the proxy's clock: only differences mean anything. TTFT and ITL in
-    milliseconds as they come from the proxy.
+    `arrived_s` is by the proxy's clock: only differences mean anything. TTFT and ITL are in milliseconds, as the proxy
+    has them.
     """
 
     seq: int
@@ -46,7 +43,7 @@ class TunerSample:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> TunerSample:
-        """A row of `GET /admin/samples`. Raises `TunerError` that names what is missing or no number."""
+        """Return a row of `GET /admin/samples`; raises `TunerError` that names the wrong value."""
         try:
             return cls(
                 seq=int(row["seq"]),
@@ -65,7 +62,7 @@ class TunerSample:
 
     @property
     def failed(self) -> bool:
-        """Whether the fleet failed this request: a server's error, a refusal for load, or a client tired of waiting."""
+        """Whether the fleet failed the request: a server error, a rejection for load, or a client that gave up."""
         return (
             self.status >= SERVER_ERROR
             or self.status == OVERLOADED
@@ -75,7 +72,7 @@ class TunerSample:
 
 @dataclass(frozen=True, slots=True)
 class WindowStats:
-    """A window in numbers; None where no sample has the figure.
+    """Statistics of a window; None without a sample.
 
     `errors` are failed requests, `max_share` the largest share of one replica in all of them.
     """
@@ -93,7 +90,7 @@ class WindowStats:
 
 
 def window_stats(samples: Iterable[TunerSample]) -> WindowStats:
-    """The figures of a window.
+    """Return the statistics of a window.
 
     Quantiles are numpy's default, linear between the two nearest ranks: at p95 of 128, the 121st and 122nd. E2E and ITL
     are over requests that did not fail; ITL is the p95 over requests of each one's own p95.
@@ -137,7 +134,7 @@ class RollingWindow:
         return len(self._samples) == self.size
 
     def add(self, sample: TunerSample) -> bool:
-        """Whether this one completes a hop of a full window."""
+        """Add a sample; return whether it completes a hop of a full window."""
         self._samples.append(sample)
         self._until_hop -= 1
         if self._until_hop > 0:
@@ -153,14 +150,14 @@ class RollingWindow:
         self._until_hop = self.size
 
     def share_slower_than(self, ttft_ms: float) -> float:
-        """Share of the window whose first token took longer or never came; 0 when it is empty."""
+        """Return the share of requests without a first token by then; 0 for an empty window."""
         slow = sum(1 for sample in self._samples if sample.ttft_ms is None or sample.ttft_ms > ttft_ms)
         return slow / len(self._samples) if self._samples else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class NewSamples:
-    """What was new in a batch; `restarted` and `gap` say that samples before it are of no use together with it."""
+    """New samples of a batch; after `restarted` or `gap` earlier samples do not count together with them."""
 
     samples: tuple[TunerSample, ...]
     restarted: bool
@@ -168,9 +165,9 @@ class NewSamples:
 
 
 class SampleCursor:
-    """Takes each sample once, by the proxy's run and its number there, and sees what is missing.
+    """Takes each sample once, by the proxy's boot id and the sample's number, and detects gaps.
 
-    State is two values, so that a tuner that was killed goes on where it was: `cursor` is the last sample taken.
+    The state is two values, so that a killed tuner resumes after the last sample.
     """
 
     def __init__(self, boot_id: str | None = None, last_seq: int = 0) -> None:
@@ -178,10 +175,7 @@ class SampleCursor:
         self.last_seq = last_seq
 
     def read(self, boot_id: str, batch: Sequence[TunerSample]) -> NewSamples:
-        """Samples of `batch` that were not taken yet, oldest first.
-
-        The first contact ever takes what there is: nothing before it was asked for.
-        """
+        """Return samples of `batch` that are new, oldest first; the first contact takes all."""
         restarted = self.boot_id is not None and boot_id != self.boot_id
         first_contact = self.boot_id is None
         if restarted or first_contact:

@@ -1,6 +1,6 @@
-"""The tuner's view of a running proxy: its admin API over HTTP, and nothing else of it.
+"""The tuner's view of a running proxy: its admin API over HTTP.
 
-Owns requests, their bounds, and what a bad answer is called. Every call is tried once; who calls decides when again.
+Owns requests, their bounds and errors. Every call is tried once; callers repeat it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import httpx
 
 from gorgo.errors import ProxyRefused, ProxyUnreachable
 
-#: The admin listener answers from memory; this is for a network that does not.
+#: The admin listener answers from memory; the network may be slower.
 TIMEOUT_S = 10.0
-#: Samples per call; also the proxy's own bound.
+#: Samples per call; the proxy's own bound too.
 MAX_SAMPLES = 1000
-#: Of the words that go with a change; also the proxy's own bound.
+#: Characters of a reason; the proxy's own bound too.
 MAX_TEXT = 1000
 #: Of an answer: a thousand samples of 1 kB, ten times over.
 MAX_ANSWER_BYTES = 10 * 1024 * 1024
@@ -26,10 +26,10 @@ MAX_ANSWER_BYTES = 10 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ProxyWeights:
-    """What the proxy routes by.
+    """The weights by which the proxy routes.
 
-    `frozen` is why it takes no other weights; None if it does. `source` and `by` say how these came into force, as the
-    proxy's own history has it; None where that was not asked.
+    `frozen` is the reason of a freeze; None without one. `source` and `by` are those of the newest entry of the proxy's
+    history; None if the call does not return them.
     """
 
     policy: str
@@ -42,7 +42,7 @@ class ProxyWeights:
 
 @dataclass(frozen=True, slots=True)
 class SampleBatch:
-    """Samples after a cursor. A `first_seq` beyond what was asked for is a gap, another `boot_id` a restart."""
+    """Samples after a cursor. A `first_seq` beyond the cursor's is a gap, another `boot_id` a restart."""
 
     boot_id: str
     first_seq: int
@@ -81,11 +81,11 @@ class ProxyClient:
         await self._http.aclose()
 
     async def weights(self) -> ProxyWeights:
-        """With who set them."""
+        """Return the weights in force, with source and author."""
         return _weights(await self._call("GET", "/admin/weights"))
 
     async def routing(self) -> ProxyWeights:
-        """The same in a smaller answer, for whoever asks every second: without who set them."""
+        """Return the same in a smaller answer, without source and author: for polls every second."""
         return _weights(await self._call("GET", "/admin/policy"))
 
     async def put_weights(
@@ -97,7 +97,7 @@ class ProxyClient:
         by: str,
         allow_out_of_range: bool = False,
     ) -> ProxyWeights:
-        """Set weights if the version is still the expected one; a 409 says that it is not, or that they are frozen."""
+        """Set weights if the version is the expected one; a 409 means that it is not, or that they are frozen."""
         body = {"weights": dict(values), "expected_version": expected_version} | _change(reason, by, allow_out_of_range)
         return _weights(await self._call("PUT", "/admin/weights", body))
 
@@ -108,7 +108,7 @@ class ProxyClient:
         return _weights(await self._call("POST", "/admin/freeze", body))
 
     async def samples(self, after: int) -> SampleBatch:
-        """Those numbered above `after`, at most `MAX_SAMPLES`."""
+        """Return samples numbered above `after`, at most `MAX_SAMPLES`."""
         answer = await self._call("GET", f"/admin/samples?after={after}&limit={MAX_SAMPLES}")
         try:
             batch = SampleBatch(
@@ -159,7 +159,7 @@ def _why(frozen: object) -> str | None:
 
 
 def _message(response: httpx.Response) -> str:
-    """The words of an OpenAI-shaped error; the token is in no answer."""
+    """Return the message of an OpenAI-shaped error."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):

@@ -1,7 +1,6 @@
 """The box in which weights are searched, in log space: equal steps are equal factors.
 
-Owns the map between a policy's weights and the vector that an optimizer moves. What a weight means, and its box, are
-declared by the policy (`gorgo.core.policy.weights`); which vector to try next is the optimizer's business.
+Maps a policy's weights to the vector that an optimizer moves.
 """
 
 from __future__ import annotations
@@ -50,28 +49,27 @@ class LogBox:
 
     @property
     def low(self) -> tuple[float, ...]:
-        """Lower corner in log space, for optimizers that know bounds."""
+        """Return the lower corner in log space."""
         return tuple(log(spec.low) for spec in self.specs)
 
     @property
     def high(self) -> tuple[float, ...]:
-        """Upper corner in log space."""
+        """Return the upper corner in log space."""
         return tuple(log(spec.high) for spec in self.specs)
 
     def start(self) -> tuple[float, ...]:
-        """The defaults in log space."""
+        """Return the defaults in log space."""
         return self.to_log({})
 
     def to_log(self, weights: Mapping[str, float]) -> tuple[float, ...]:
-        """Weights as a point; one that is not given is at its default.
+        """Return weights as a point; a missing one is at its default.
 
-        Raises `WeightsError` for a value outside its box: a start there would be moved in silence. Names that are not
-        in the box are left alone, because a box may hold only some of a policy's weights.
+        Raises `WeightsError` for a value outside its box. Names outside the box are ignored.
         """
         return tuple(log(_inside(spec, weights.get(spec.name, spec.default))) for spec in self.specs)
 
     def from_log(self, point: Sequence[float]) -> dict[str, float]:
-        """The weights at `point`, each clipped to its box."""
+        """Return the weights at `point`, each clipped to its box."""
         assert len(point) == len(self.specs), "one coordinate per weight"
         return {spec.name: _clipped(spec, coordinate) for spec, coordinate in zip(self.specs, point, strict=True)}
 
@@ -79,7 +77,7 @@ class LogBox:
 def tuned_box(
     specs: Sequence[WeightSpec], *, tune_lambda: bool = False, box: Mapping[str, tuple[float, float]] | None = None
 ) -> LogBox:
-    """The box of those weights of a policy that a tuner may move.
+    """Return the box of the weights that a tuner may move.
 
     Parameters
     ----------
@@ -88,9 +86,9 @@ def tuned_box(
     tune_lambda:
         Whether preferences (kind `asked`, as lambda) move too.
     box:
-        Other bounds by name, wider or narrower, for experiments; the policy's default must lie within.
+        Other bounds by name; the policy's default must lie within.
 
-    Raises `WeightsError` where nothing is left to move, or a name of `box` is not among what moves.
+    Raises `WeightsError` if no weight is left to move, or `box` names another one.
     """
     moved = {spec.name: spec for spec in specs if spec.tunable == "always" or (tune_lambda and spec.tunable == "asked")}
     if not moved:

@@ -1,7 +1,6 @@
-"""What a campaign wants done: frozen records for its shell to carry out, in their order.
+"""Actions of a campaign: frozen records for its shell to execute in their order.
 
-Owns the records. The shell answers a `PutWeights` or `RollBack` with `Campaign.on_weights_applied` and its ticket; the
-others need no answer.
+The shell answers a `PutWeights` or `RollBack` with `Campaign.on_weights_applied` and its ticket; others need no answer.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from tuner.campaign.generation import Generation
 
 @dataclass(frozen=True, slots=True)
 class PutWeights:
-    """Route by these weights from now on. All of the policy's weights, by name; `ticket` names this order."""
+    """Route by these weights, all of the policy's by name; `ticket` names this put."""
 
     values: Mapping[str, float]
     reason: str
@@ -23,7 +22,7 @@ class PutWeights:
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """The same, because what is in force does harm: before anything else, and worth a line in the history."""
+    """The same because the weights in force do harm: before anything else, with an event in the history."""
 
     values: Mapping[str, float]
     reason: str
@@ -32,14 +31,14 @@ class RollBack:
 
 @dataclass(frozen=True, slots=True)
 class RecordGeneration:
-    """Write this row, before what follows is done."""
+    """Write this row before the next action."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """Pin these weights, which are in force by now."""
+    """Pin these weights, which are in force."""
 
     values: Mapping[str, float]
     reason: str
@@ -47,14 +46,14 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Call `on_time` then, if nothing happens before. Seconds of the clock that `now` comes from."""
+    """Call `on_time` at `until`, by the clock of `now`, if nothing happens before."""
 
     until: float
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The campaign is over."""
+    """The campaign is done."""
 
     reason: str
 

@@ -1,15 +1,14 @@
-"""From pairs of blocks to a verdict: accept what is shown to be better, refuse what is shown to be worse, else wait.
+"""From pairs of blocks to a verdict: accept a significant gain, refuse a significant loss, otherwise measure on.
 
-Owns the decision of the switchback. The blocks are `switchback`'s, the meaning of "shown" is `sequential`'s.
+Owns the decision of the switchback; `sequential` owns the test of significance.
 
 Theory of operation: each pair gives one difference of logarithms per figure, so that a tenth is a tenth at any load. A
-candidate is accepted when its p95 TTFT is shown to be lower and the guard's figures do not even look too bad; refused
-as soon as one of those is shown to be worse by more than the margin; given up when it is not ahead after a number of
-pairs, sooner when it looks worse by more than the margin in any of them; and at the last pair what is not shown does
-not move.
+candidate is accepted when its p95 TTFT is significantly lower and no guarded figure seems worse. It is refused when a
+guarded figure is significantly worse by more than the margin. It is given up when it is not ahead after a number of
+pairs, and sooner when it seems worse by more than the margin. Without significance at the last pair nothing moves.
 
 An audit asks the opposite question about a start that is not the policy's defaults: it stays unless its p95 TTFT or p95
-E2E is shown to be worse than theirs, at half of alpha each.
+E2E is significantly worse than theirs, at half of alpha each.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tuner.objective import WindowStats
 
 @dataclass(frozen=True, slots=True)
 class BlockPair:
-    """One block of each arm, in figures."""
+    """One block of each arm, as statistics."""
 
     incumbent: WindowStats
     offspring: WindowStats
@@ -42,7 +41,7 @@ class BlockPair:
 
 
 class PairComparison:
-    """Decides on what has been measured so far.
+    """Decides on the pairs measured so far.
 
     Parameters
     ----------
@@ -51,7 +50,7 @@ class PairComparison:
     seed:
         Of the test's sign patterns.
     audit:
-        Whether the offspring is a start that stays unless shown to be worse.
+        Whether the offspring is a start that stays unless significantly worse.
     """
 
     def __init__(self, options: CampaignOptions, seed: int, *, audit: bool) -> None:
@@ -60,7 +59,7 @@ class PairComparison:
         self._test = SignFlipTest(pairs=options.pairs, alpha=alpha, seed=seed)
 
     def verdict(self, pairs: Sequence[BlockPair]) -> Verdict | None:
-        """What the pairs show; None while they show nothing and there are more to come."""
+        """Return the verdict of the pairs; None while more pairs are needed."""
         if not pairs:
             return None
         decided = self._audited(pairs) if self._audit else self._decided(pairs)
@@ -71,10 +70,10 @@ class PairComparison:
         return Verdict(accepted, reason, ours.ttft_ms_p95, theirs.ttft_ms_p95, ours, theirs, refused)
 
     def _decided(self, pairs: Sequence[BlockPair]) -> tuple[bool, bool, str] | None:
-        """Accepted, refused by the guard, and why."""
+        """Return whether to accept, whether the guard refused, and the reason."""
         gains = [-ratio for ratio in ratios(pairs, _ttft)]
         seems_worse = None
-        # Fewer pairs have to look worse by more, and by so much more that chance does not end half of the trials.
+        # The bound is wider for fewer pairs, so that chance does not end half of the trials.
         patience = max(1.0, (self._options.harm_pairs / len(pairs)) ** 2)
         if self._options.guarded:
             if bad := self._shown_bad(pairs) or self._harms(pairs, patience):
@@ -113,15 +112,15 @@ class PairComparison:
             excess = [ratio - log1p(self._options.margin) for ratio in ratios(pairs, figure)]
             if self._test.is_significant(excess):
                 return f"p95 {name} is worse: {change(mean(ratios(pairs, figure)))} in {len(pairs)} pairs of blocks"
-        if len(pairs) < self._options.futility_pairs:  # a handful of blocks can all be unlucky
+        if len(pairs) < self._options.futility_pairs:  # too few blocks for a test of errors
             return None
         ours, theirs = pooled([p.offspring for p in pairs]), pooled([p.incumbent for p in pairs])
-        # Bonferroni over the looks: each may refuse.
+        # Bonferroni over the analyses: each may refuse.
         alpha = self._options.alpha / self._options.pairs
         return errors_rose(ours, theirs, alpha) or is_concentrated(ours, theirs, self._options.max_share)
 
     def _harms(self, pairs: Sequence[BlockPair], patience: float) -> str | None:
-        """A latency that the guard minds and that looks so bad that nobody wants to know for sure."""
+        """Return a guarded latency that is worse by so much that no significance is needed."""
         for name, figure in GUARDED.items():
             found = ratios(pairs, figure)
             if found and mean(found) > patience * log1p(self._options.margin):
@@ -129,7 +128,7 @@ class PairComparison:
         return None
 
     def _seems_worse(self, pairs: Sequence[BlockPair]) -> str | None:
-        """A guarded figure that is over its margin so far: no reason to refuse yet, but none to accept."""
+        """Return a guarded figure over its margin so far: no reason to refuse yet, but none to accept."""
         for name, figure in GUARDED.items():
             found = ratios(pairs, figure)
             if found and mean(found) > log1p(self._options.margin):
@@ -154,13 +153,13 @@ GUARDED: dict[str, Callable[[WindowStats], float | None]] = {"E2E": _e2e, "ITL":
 
 
 def ratios(pairs: Sequence[BlockPair], figure: Callable[[WindowStats], float | None]) -> list[float]:
-    """Logarithm of offspring over incumbent, of the pairs in which both have the figure."""
+    """Return the logarithm of offspring over incumbent for pairs in which both have the figure."""
     both = [(figure(pair.offspring), figure(pair.incumbent)) for pair in pairs]
     return [log(ours / theirs) for ours, theirs in both if ours and theirs]
 
 
 def pooled(blocks: Sequence[WindowStats]) -> WindowStats:
-    """All blocks of an arm as one: geometric means of the quantiles, which is what the test is about.
+    """Return all blocks of an arm as one: geometric means of the quantiles, as the test takes them.
 
     `max_share` is the mean of the blocks' largest shares, weighted by requests: at least the largest share over all.
     """
@@ -181,7 +180,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def change(ratio: float) -> str:
-    """A logarithm of a ratio in words."""
+    """Return the logarithm of a ratio in words."""
     percent = abs(exp(ratio) - 1)
     return f"{percent:.1%} {'higher' if ratio > 0 else 'lower'}"
 

@@ -1,7 +1,4 @@
-"""One generation: the record that the campaign makes, the history keeps and the report shows.
-
-Owns its fields, so that the three cannot differ.
-"""
+"""The record of one generation, for the campaign, the history and the report."""
 
 from __future__ import annotations
 
@@ -12,28 +9,28 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One weight set under test, and what became of it.
+    """One weight set under test, and its result.
 
     Parameters
     ----------
     number:
         From 0 within the campaign; 0 is the start.
     started_s, finished_s:
-        Seconds of the clock that the campaign is given; in the history always since 1970.
+        By the campaign's clock; in the history Unix time.
     weights, weights_version:
-        What was tried, and the version under which the proxy routed it; None where it never reached the proxy.
+        The weight set, and the proxy's version of it; None if it never reached the proxy.
     sigma:
         Step size in log space; None for an optimizer without one.
     mode, optimizer:
-        How it was compared and who proposed it.
+        How it was compared, and which optimizer proposed it.
     n:
-        Samples in its window. Figures without one are None.
+        Samples in its window; statistics without a sample are None.
     objective_ms, incumbent_objective_ms:
         p95 TTFT of the window and of the incumbent's.
     e2e_s_p95, itl_ms_p95, errors, max_share:
-        The guard's figures: p95 end to end, p95 gap between tokens, failed requests, largest share of one replica.
+        Guarded: p95 end to end, p95 gap between tokens, failed requests, largest share of one replica.
     accepted, reason:
-        What was decided, and why in words.
+        The decision and its reason.
     """
 
     number: int
@@ -55,5 +52,5 @@ class Generation:
     reason: str
 
     def as_json(self) -> dict[str, Any]:
-        """As `gorgo history --json` and the report's `history.json` have it."""
+        """Return the row of `gorgo history --json` and of the report's `history.json`."""
         return {**asdict(self), "weights": dict(self.weights)}

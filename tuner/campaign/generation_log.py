@@ -1,11 +1,9 @@
-"""What a campaign writes down, and what it tells the optimizer.
+"""Numbers of generations, rows of the history, and the values that the optimizer is given.
 
-Owns numbers of generations, rows of the history, and the scale on which candidates of different hours are comparable.
-
-Theory of operation: traffic changes over a day by more than weights do, so a value of the morning says nothing about
-one of the evening. Each candidate is measured beside the incumbent, and the optimizer is told the ratio of the two,
-times an anchor: the first incumbent's objective, multiplied by every accepted ratio since. A candidate that the guard
-refused is told as `REFUSED` times the incumbent, whatever its objective: what ranks must not rank it first.
+Theory of operation: traffic changes over a day by more than weights do, so values of different hours do not compare.
+Each candidate is measured beside the incumbent, and the optimizer is given the ratio of the two times an anchor: the
+first incumbent's objective, multiplied by every accepted ratio since. A candidate that the guard refused is given as
+`REFUSED` times the incumbent, whatever its objective, so that it is never ranked first.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from tuner.campaign.trial import Verdict
 from tuner.objective import WindowStats
 from tuner.optimizers.base import Optimizer
 
-#: Twice as slow is worse than anything worth a second look.
+#: Worse than any candidate worth keeping.
 REFUSED = 2.0
-#: For an optimizer that is told of a candidate before any window had a first token.
+#: Objective while no window has had a first token.
 NO_OBJECTIVE_MS = 1.0
 NO_STATS = WindowStats(0, None, None, None, 0, None)
 
@@ -50,12 +48,12 @@ class GenerationLog:
         return None
 
     def measured(self, incumbent: WindowStats) -> None:
-        """A window of the incumbent. The paper's keeps the score with which it won, until there is none."""
+        """Record a window of the incumbent; in mode `paper` only the first."""
         if self._options.mode != "paper" or self.reference is None:
             self.reference = incumbent
 
     def started(self, weights: Mapping[str, float], version: int | None, now: float) -> RecordGeneration:
-        """Generation 0: the start as it was found."""
+        """Return the row of generation 0, the start."""
         found = self.reference or NO_STATS
         verdict = Verdict(True, "the start", found.ttft_ms_p95, found.ttft_ms_p95, found)
         return self.closed(weights, verdict, version, now)
@@ -64,7 +62,7 @@ class GenerationLog:
         self.opened_s = now
 
     def on_verdict(self, weights: Mapping[str, float], verdict: Verdict) -> None:
-        """The optimizer learns what became of its proposal."""
+        """Give the optimizer the result of its proposal."""
         reference = self.reference.ttft_ms_p95 if self.reference else None
         theirs = verdict.incumbent_objective_ms or reference or NO_OBJECTIVE_MS
         anchor = self.anchor or theirs
@@ -82,7 +80,7 @@ class GenerationLog:
     def closed(
         self, weights: Mapping[str, float], verdict: Verdict, version: int | None, now: float
     ) -> RecordGeneration:
-        """The row of a finished generation, and the next number."""
+        """Return the row of a finished generation, and advance the number."""
         found = verdict.stats or NO_STATS
         row = Generation(
             number=self.number,

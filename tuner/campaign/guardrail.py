@@ -1,10 +1,8 @@
-"""What is refused, whatever it gains in TTFT: slower answers, more errors, everything on one replica.
+"""Guardrails: a gain in TTFT is refused for slower answers, more errors, or concentration on one replica.
 
-Owns the rules. When they are applied, and what follows, is `switchback`'s and `judge`'s.
-
-Theory of operation: a router can make first tokens fast by sending everybody next door; the answers then crawl. So a
-gain in TTFT counts only if the rest is not worse by more than a margin. Beside that comparison runs a watch with bounds
-so wide that chance does not reach them: it needs no test, only a window.
+Theory of operation: a router can make first tokens fast by sending all requests to the nearest replica; the answers
+then slow down. So a gain counts only if other figures are not worse by more than a margin. Hard bounds on a running
+window are checked besides: they are so wide that they need no test.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from tuner.objective import RollingWindow, TunerSample, WindowStats
 
 
 def errors_rose(offspring: WindowStats, incumbent: WindowStats, alpha: float) -> str | None:
-    """Whether there are more errors than chance explains, if both had the same error rate.
+    """Return a reason if there are more errors than chance explains under equal error rates.
 
     Given the number of errors, each belongs to the offspring with the probability of its share of the requests: an
     exact test (Przyborowski and Wilenski, Biometrika 31, 1940). Errors come in bursts, which makes it stricter still.
@@ -30,7 +28,7 @@ def errors_rose(offspring: WindowStats, incumbent: WindowStats, alpha: float) ->
 
 
 def is_concentrated(offspring: WindowStats, incumbent: WindowStats, bound: float) -> str | None:
-    """Whether one replica takes more than its bound, and more than under the incumbent."""
+    """Return a reason if one replica takes more than its bound, and more than under the incumbent."""
     ours, theirs = offspring.max_share or 0.0, incumbent.max_share or 0.0
     if ours <= max(bound, theirs):
         return None
@@ -38,19 +36,16 @@ def is_concentrated(offspring: WindowStats, incumbent: WindowStats, bound: float
 
 
 class Guardrail:
-    """Running window of the weights under suspicion, against hard bounds.
-
-    Sees every sample that was routed under them, the first seconds of a block included: harm is harm.
-    """
+    """A running window of the candidate against hard bounds; counts the discarded start of a block too."""
 
     def __init__(self, options: CampaignOptions, reference: WindowStats | None) -> None:
         self._options = options
         self.reference = reference
-        # Half a window is enough for bounds as wide as these, and they should bite early.
+        # Half a window is enough for bounds as wide as these.
         self._window = RollingWindow(max(options.window // 2, 1), min(options.hop, max(options.window // 2, 1)))
 
     def add(self, sample: TunerSample) -> str | None:
-        """Why to roll back now, in words; None while there is no reason."""
+        """Return a reason to roll back now, or None."""
         return self._breach(self._window.stats()) if self._window.add(sample) else None
 
     def clear(self) -> None:
@@ -74,7 +69,7 @@ class Guardrail:
 
 
 def _binomial_tail(least: int, total: int, p: float) -> float:
-    """Probability of `least` or more of `total`."""
+    """Return the probability of `least` or more of `total`."""
     return min(1.0, sum(exp(_log_binomial(k, total, p)) for k in range(least, total + 1)))
 
 

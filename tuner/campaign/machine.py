@@ -1,21 +1,21 @@
 """The campaign: one long experiment on a running proxy, as a state machine without input and output.
 
-Owns the order of things: warm up, measure, propose, compare, decide, record, stop. What it stands on is `footing`,
-what it compares with is a trial (`switchback`, `windows`), what it proposes an optimizer's, what it refuses the
-guard's. The shell feeds events in, with `now`, and carries the returned actions out in their order.
+Owns the order of events: warm up, measure, propose, compare, decide, record, stop. `applied_weights` knows the weights
+in force, a trial (`switchback`, `windows`) compares, an optimizer proposes, the guardrail refuses. The shell passes
+events with `now`, and executes the returned actions in their order.
 
 Theory of operation.
 
-- `warming`: the incumbent is in force until a window of samples routed under it is full. Everything returns to here:
-  the start, a roll-back, too little traffic, a saturated fleet. No proposal leaves it while the fleet is saturated.
-- `comparing`: a trial says which arm it wants in force. What it says at the end is told to the optimizer and recorded.
-- `frozen`: somebody has pinned the weights; nothing is put until they are unfrozen.
+- `warming`: the incumbent is in force until a window of samples routed under it is full. The campaign returns to here
+  after a roll-back, too little traffic, or saturation. No candidate is proposed while the fleet is saturated.
+- `comparing`: a trial names the arm in force. Its result is given to the optimizer and recorded.
+- `frozen`: the weights are pinned; nothing is put until they are unfrozen.
 - `stopped`: the incumbent is in force.
 
-The inbox takes each sample once. `state()` holds what was decided and, of a switchback, the pairs that were scored;
-what was being measured when the process ended is measured again.
+Each sample counts once. `state()` has the decisions and, of a switchback, the scored pairs; a measurement that the end
+of the process interrupted is repeated.
 
-`now` is seconds of one clock that outlives the process (Unix time): a restarted campaign goes on with it.
+`now` is Unix time: a resumed campaign continues with the same clock.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Campaign:
     Parameters
     ----------
     box:
-        The weights that move (`tuner.space.tuned_box`). Its defaults are where a campaign returns to.
+        The tuned weights (`tuner.space.tuned_box`). The campaign returns to its defaults.
     optimizer:
-        Proposes. It must begin at `start`.
+        Proposes, from `start` on.
     options:
-        How to compare and when to stop.
+        How to compare, and when to stop.
     start:
-        All weights of the policy as they are now; those outside the box stay so.
+        All weights of the policy at the start; those outside the box stay.
     rng:
-        For the order of blocks. Its own, because its state is saved.
+        For the order of blocks; its state is saved.
 
     Raises `WeightsError` for a start outside the box.
     """
@@ -86,13 +86,13 @@ class Campaign:
 
     @property
     def safe(self) -> dict[str, float]:
-        """The policy's defaults for the weights that move."""
+        """Return the policy's defaults of the tuned weights."""
         return {spec.name: spec.default for spec in self.box.specs}
 
     # -- events
 
     def on_start(self, *, now: float) -> list[Action]:
-        """First call of all, also after `from_state`: puts what has to be in force."""
+        """Put the weights that have to be in force: the first call, also after `from_state`."""
         self.ledger.on_start(now)
         if self.phase == "stopped":
             self._out.append(Stop(self.stop_reason or "stopped"))
@@ -103,7 +103,7 @@ class Campaign:
         return self._actions()
 
     def on_weights_applied(self, version: int, *, ticket: int, now: float) -> list[Action]:
-        """The proxy routes by what `ticket` asked for, under this version. Late answers to older orders are ignored."""
+        """Record the version of the weights put with `ticket`; late answers to older puts are ignored."""
         if ticket != self._applied_weights.ticket or self.phase in ("frozen", "stopped"):
             return []
         self._applied_weights.on_applied(version, now=now)
@@ -112,7 +112,7 @@ class Campaign:
         return self._actions()
 
     def on_samples(self, samples: Sequence[TunerSample], *, boot_id: str, now: float) -> list[Action]:
-        """Finished requests, in any order and as often as they come. Another `boot_id` is another run of the proxy."""
+        """Take finished requests, in any order, repeated or not. Another `boot_id` means that the proxy restarted."""
         taken = self.cursor.read(boot_id, samples)
         if taken.restarted:
             self._restarted()
@@ -123,7 +123,7 @@ class Campaign:
         return self._actions()
 
     def on_time(self, *, now: float) -> list[Action]:
-        """Safe to call at any time."""
+        """Advance the clock; safe at any time."""
         if self.phase == "warming":
             self._try_to_propose(now)
         elif self.phase == "comparing" and self.trial is not None:
@@ -131,21 +131,21 @@ class Campaign:
         return self._actions()
 
     def on_frozen(self, *, now: float) -> list[Action]:
-        """Somebody pinned the weights: a put was refused, or was not needed to find out."""
+        """Pause: the weights are pinned."""
         if self.phase not in ("frozen", "stopped"):
             self.phase, self.trial = "frozen", None
         return self._actions()
 
     def on_unfrozen(self, *, now: float) -> list[Action]:
-        """Goes on with the candidate that was under test, measured anew."""
+        """Resume with the same candidate, measured anew."""
         if self.phase == "frozen":
             self._warm_up("unfrozen")
         return self._actions()
 
     def on_foreign_weights(self, values: Mapping[str, float], *, now: float) -> list[Action]:
-        """Somebody else has set weights: they are the incumbent now, for an operator knows why.
+        """Take weights that another client has set as the incumbent.
 
-        Outside the box there is nothing to search from, and the campaign stops without putting anything.
+        Outside the box the campaign stops, and puts nothing.
         """
         if self.phase in ("frozen", "stopped"):
             return []
@@ -163,7 +163,7 @@ class Campaign:
         return self._actions()
 
     def next_timer(self) -> float | None:
-        """When `on_time` has something to do; None while only samples or answers are awaited."""
+        """Return when `on_time` has something to do; None while samples or answers are missing."""
         if self.phase == "comparing" and self.trial is not None:
             return self.trial.next_time()
         return self._applied_weights.ready_s() if self.phase == "warming" and self.saturated_since is None else None
@@ -213,7 +213,7 @@ class Campaign:
             self.trial = self.make_trial()
             self.trial.load(saved.trial)
 
-    # -- what is in force
+    # -- weights in force
 
     def _apply(self, weights: Mapping[str, float], reason: str, *, back: bool = False) -> None:
         values = {**self.start, **weights}
@@ -226,7 +226,7 @@ class Campaign:
         self._apply(ours if self.trial.arm == "offspring" else theirs, reason)
 
     def _arms(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Weights of the offspring and of the incumbent; in an audit the start is the one under suspicion."""
+        """Return the weights of offspring and incumbent; in an audit the start and the defaults."""
         return (self.optimizer.ask(), self.incumbent) if self.audited else (self.incumbent, self.safe)
 
     def _warm_up(self, reason: str, *, back: bool = False) -> None:
@@ -250,7 +250,7 @@ class Campaign:
         self._after(outcome, now)
 
     def _attribute_saturation(self) -> Outcome:
-        """A fleet that is saturated while the suspect runs has it to thank; otherwise it is the traffic."""
+        """Blame the candidate for saturation during its block; otherwise the traffic."""
         assert self.trial is not None, "called while comparing"
         if self.trial.arm == "offspring" and self.options.guarded:
             found = self._applied_weights.recent.stats()
@@ -258,7 +258,7 @@ class Campaign:
         return Abandon("the fleet is saturated")
 
     def _try_to_propose(self, now: float) -> None:
-        """From a warm incumbent to the next generation, where nothing speaks against it."""
+        """Propose the next generation if the incumbent is warm and the fleet is not saturated."""
         if (spent := self.ledger.budget_spent(now)) is not None:
             self._finish(spent)
             return
@@ -305,7 +305,7 @@ class Campaign:
         self._put_arm(f"{what}, {self.trial.arm}")
 
     def make_trial(self) -> Trial:
-        """A trial as the mode has it, of the arms of this moment."""
+        """Return a trial of the campaign's mode with the current arms."""
         if self.options.mode == "paper":
             recent = self._applied_weights.recent
             return Paper(self.options, recent, self.ledger.reference or recent.stats())
@@ -330,14 +330,14 @@ class Campaign:
             self._move(theirs)
         row = self.ledger.closed(ours, verdict, self.trial.offspring_version, now)
         self.audited = True
-        if verdict.breach:  # first of all the weights
+        if verdict.breach:  # weights before the row
             self._warm_up(verdict.reason, back=True)
         self._out.append(row)
         if not verdict.breach:
             self._next(now)
 
     def _move(self, weights: dict[str, float]) -> None:
-        """To an incumbent that the optimizer did not find."""
+        """Set an incumbent that the optimizer did not propose."""
         self.incumbent = weights
         self.optimizer.recentre(weights)
         self.ledger.anchor = None
@@ -347,7 +347,7 @@ class Campaign:
         return f"{self.optimizer.name}: {reason}" if reason else self.ledger.budget_spent(now)
 
     def _finish(self, reason: str) -> None:
-        """The incumbent is put last, so that what is frozen is in force."""
+        """Put the incumbent last, so that a freeze pins the weights in force."""
         self._apply(self.incumbent, f"the end: {reason}")
         if self.options.freeze_at_end:
             self._out.append(Freeze({**self.start, **self.incumbent}, reason))
@@ -357,10 +357,10 @@ class Campaign:
         self.phase, self.trial, self.stop_reason = "stopped", None, reason
         self._out.append(Stop(reason))
 
-    # -- what goes wrong
+    # -- failures
 
     def _restarted(self) -> None:
-        """Another run of the proxy, with weights of its own."""
+        """Put weights again after a restart of the proxy."""
         self._applied_weights.restarted()
         if self.phase == "warming":
             self._apply(self.incumbent, "the proxy has restarted")

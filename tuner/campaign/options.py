@@ -1,7 +1,4 @@
-"""What can be set about a campaign, with the reason for each default.
-
-Owns the numbers and their checks. Which weights move, and how far, is the box (`tuner.space.tuned_box`).
-"""
+"""Options of a campaign, with the reason for each default."""
 
 from __future__ import annotations
 
@@ -16,40 +13,40 @@ Mode = Literal["switchback", "paper"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignOptions:
-    """How weight sets are compared, what is refused whatever it gains, and when to stop.
+    """How weight sets are compared, what is refused, and when to stop.
 
     Parameters
     ----------
     mode:
-        `switchback`: blocks of minutes in random order and a sequential test; does not move unless a gain is shown.
+        `switchback`: blocks of minutes in random order and a sequential test; moves only on a significant gain.
         `paper`: rolling windows of mixed versions, as published, without a guard.
     window, hop:
-        Samples per window, and between two looks at it; the paper's.
+        Samples per window, and between two evaluations of it; the paper's.
     guard:
-        Of the switchback: whether end-to-end time, gaps between tokens, errors and crowding can refuse a gain in TTFT.
+        Of the switchback: whether E2E, gaps between tokens, errors and concentration can refuse a gain in TTFT.
     audit:
-        Whether a start that is not the policy's defaults has to stand against them first. Only with the guard.
+        Whether a start that is not the policy's defaults is compared with them first. Only with the guard.
     warm_up_s:
-        After the start, a roll-back or a pause: caches and queues of the weights before have mostly passed.
+        After the start, a roll-back or a pause, until caches and queues of earlier weights have mostly passed.
     block_s, discard_s:
-        Of the switchback: two minutes are some hundreds of requests; the first 30 s belong to the queues that the block
-        before left behind, and late answers to a block are waited for as long.
+        Of the switchback: two minutes are some hundreds of requests; the first 30 s belong to the queues of the block
+        before, and late answers to a block are waited for as long.
     rest_blocks:
-        Of the switchback: for so many blocks the incumbent has all traffic before each pair, unmeasured. What a
-        candidate costs the clients is its share of the time; with two that is a quarter. An audit takes none.
+        Of the switchback: unmeasured blocks of the incumbent before each pair. A candidate costs clients its share of
+        the time; with two that is a quarter. An audit has none.
     pairs:
         At most, per candidate: 20 pairs of 2 x 120 s and their rests are 160 minutes.
     harm_pairs:
-        From here on a candidate that looks worse by more than the margin, in TTFT or in what the guard minds, is given
-        up: clients pay for it. After two pairs of three the margin is twice as wide for that, after one nine times.
+        From this pair on a candidate that seems worse by more than the margin is given up. After two pairs of three the
+        margin is twice as wide, after one nine times.
     futility_pairs:
-        From here on a candidate that is not even ahead is given up; costs power of a percent or less.
+        From this pair on a candidate that is not ahead is given up; costs power of a percent or less.
     alpha:
-        Probability at most of accepting a candidate that is no better, over all looks at it.
+        Highest probability of accepting a candidate that is no better, over all its analyses.
     min_block_samples:
         The p95 of fewer is little more than their maximum.
     max_voids:
-        Pairs without enough samples, in a row, until the campaign waits for traffic again.
+        Consecutive pairs without enough samples before the campaign waits for traffic.
     margin:
         How much worse p95 E2E and p95 ITL may be than the incumbent's: a tenth.
     max_share:
@@ -61,15 +58,15 @@ class CampaignOptions:
         The same for the share of failed requests.
     saturated_ttft_ms, saturated_share:
         The fleet is saturated while more than this share waits longer than this for its first token. No round trip and
-        no prefill takes 5 s (24,000 tokens on two L40S take 2): it is the line, which no weight removes.
+        no prefill takes 5 s (24,000 tokens on two L40S take 2): it is a queue, which no weights remove.
     patience_s:
-        Saturated for so long: weights that are not the defaults are blamed and left; the defaults stop the campaign.
+        Saturated for so long: weights other than the defaults are left; with the defaults the campaign stops.
     max_generations, budget_s:
         When to stop whatever happens.
     freeze_at_end:
         Pin the incumbent when the campaign stops.
 
-    Raises `TunerError` for a value that cannot be.
+    Raises `TunerError` for an invalid value.
     """
 
     mode: Mode = "switchback"

@@ -1,15 +1,12 @@
-"""A sequential test on pairs of blocks that keeps its error rate whatever the noise looks like.
+"""A sequential test on pairs of blocks, with a known error rate for any noise.
 
-Owns the arithmetic of "shown". What is compared, and what follows from it, is `switchback`'s.
-
-Theory of operation: two weight sets run in pairs of blocks, and a fair coin says which comes first. If the weights made
-no difference, the blocks would have gone as they went under either label; so each pair's difference could as well have
-had the other sign, whatever trend, burst or autocorrelation there is in the traffic. The test compares the sum of the
-differences with the sums under `PATHS` random choices of signs: no distribution is assumed, and nothing is estimated.
-It is looked at after every pair; the error rate is spent over the looks, in proportion to the pairs seen: at each look
-the highest of the remaining sums are crossed out, as many as may be, and an effect is shown when the real one is among
-them. The real one is one of `PATHS` that are alike if there is no effect, and at most alpha of them are ever crossed
-out: so it is by chance with probability alpha at most, over all looks together.
+Theory of operation: two weight sets run in pairs of blocks, and a fair coin decides which comes first. If the weights
+made no difference, each pair's difference could as well have had the other sign, whatever trend, burst or
+autocorrelation the traffic has. The test compares the sum of the differences with the sums under `PATHS` random choices
+of signs: no distribution is assumed, and nothing is estimated. It is evaluated after every pair; the error rate is
+spent in proportion to the pairs. At each analysis the highest of the remaining sums are crossed out, as many as the
+spent rate allows, and the gain is significant when the real sum is among them. Without an effect the real sum is one
+of `PATHS` alike, and at most alpha of them are ever crossed out: so alpha bounds the error over all analyses.
 
 References
 ----------
@@ -35,16 +32,16 @@ PATHS = 2000
 
 
 class SignFlipTest:
-    """Whether gains are above zero, looked at after every pair.
+    """Whether gains are significantly above zero, evaluated after every pair.
 
     Parameters
     ----------
     pairs:
         At most; at the last one all of `alpha` is spent.
     alpha:
-        Probability at most of showing a gain where there is none, over all looks.
+        Highest probability of a significant gain without an effect, over all analyses.
     seed:
-        Of the sign patterns. The same seed and gains give the same answer: nothing but the gains has to be kept.
+        Of the sign patterns. The same seed and gains give the same answer, so that only the gains are saved.
 
     Example
     -------
@@ -59,12 +56,12 @@ class SignFlipTest:
         self.pairs, self.alpha = pairs, alpha
         coins = np.random.default_rng(seed).integers(0, 2, (PATHS, pairs), dtype=np.int8)
         self._signs: npt.NDArray[np.int8] = 2 * coins - 1
-        self._signs[0] = 1  # what really happened
+        self._signs[0] = 1  # the real order
 
     def is_significant(self, gains: Sequence[float]) -> bool:
-        """Whether a gain above zero has been shown by any look up to the last of `gains`, one per pair.
+        """Return whether any analysis up to the last of `gains`, one per pair, was significant.
 
-        Gains after the last pair are not looked at: a campaign may be continued with fewer pairs than it has scored.
+        Gains after the last pair are ignored: a campaign may be resumed with fewer pairs than it has scored.
         """
         analysed = np.asarray(gains[: self.pairs], dtype=float)
         sums = np.cumsum(self._signs[:, : len(analysed)] * analysed, axis=1)
@@ -76,13 +73,13 @@ class SignFlipTest:
         return False
 
     def chance(self, gains: Sequence[float]) -> float:
-        """Share of sign patterns with a sum as high, at this look alone: for the record."""
+        """Return the share of sign patterns with a sum as high, at this analysis alone."""
         analysed = np.asarray(gains[: self.pairs], dtype=float)
         sums = self._signs[:, : len(analysed)] @ analysed
         return float(np.mean(sums >= sums[0]))
 
     def _cross_out(self, sums: npt.NDArray[np.float64], analysis: int, crossed: npt.NDArray[np.bool_]) -> None:
-        """Cross out the highest of those that are left, as many as alpha allows by now; never half of a tie."""
+        """Cross out the highest of the remaining sums, as many as alpha allows by now; never half of a tie."""
         allowed = int(self.alpha * PATHS * analysis / self.pairs) - int(crossed.sum())
         if allowed <= 0:
             return

@@ -1,7 +1,7 @@
 """A campaign's state as a record, and as JSON.
 
-Left out on purpose: windows, blocks under way, versions of weights, orders without an answer. A process that loads a
-state puts its arm again under a new version, so that no request routed before counts twice.
+Left out on purpose: windows, unfinished blocks, versions of weights, puts without an answer. A resumed campaign puts
+its arm again under a new version, so that no earlier request counts twice.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CampaignState:
 
 @contextmanager
 def damage_as_error() -> Iterator[None]:
-    """Raise `TunerError` for whatever a damaged state makes fail."""
+    """Raise `TunerError` for any failure on a damaged state."""
     try:
         yield
     except GorgoError:

@@ -1,16 +1,16 @@
-"""Time switchback: two weight sets take turns on the whole fleet, in blocks of minutes and in random order.
+"""Time switchback: two weight sets alternate on the whole fleet, in blocks of minutes and in random order.
 
-Owns the calendar: whose block it is, what belongs to it, when it is scored. What the scores mean is `judge`'s.
+Owns the schedule: which arm has the block, which samples belong to it, when it is scored.
 
 Theory of operation: weights change what *other* requests meet, so they cannot be compared per request or per session:
-the selfish arm would look better. All traffic goes to one arm for a block. Blocks come in pairs, one of each arm, and a
-coin says which goes first. Every block has its own weights version; a block's first request tells when it began in the
-proxy's clock, and whatever arrives in the `discard_s` after that is left out, because it meets the queues of the block
-before. A pair is scored `discard_s` after its end, so that slow answers still count; meanwhile the next pair has begun.
-A pair in which samples were lost, or that has too few, is void, and drawn again.
+the selfish arm would seem better. All traffic goes to one arm for a block. Blocks come in pairs, one of each arm, and a
+coin decides which goes first. Every block has its own weights version; its first request dates its start by the proxy's
+clock, and requests in the `discard_s` after that are left out, because they meet the queues of the block before. A pair
+is scored `discard_s` after its end, so that slow answers still count; meanwhile the next pair has begun. A pair with
+lost samples, or with too few, is void, and drawn again.
 
-Before each pair the incumbent rests on all traffic for a while: what a candidate costs is its share of the time, and
-most candidates are no better. In an audit nobody rests, because the suspect is what is in force anyway.
+Before each pair the incumbent has all traffic for a while: a candidate costs its share of the time, and most candidates
+are no better. An audit has no such rest: the suspect is in force anyway.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tuner.campaign.options import CampaignOptions
 from tuner.campaign.trial import Abandon, Arm, Outcome, Verdict
 from tuner.objective import TunerSample, WindowStats, window_stats
 
-#: Samples kept of one block: 150 requests a second for two minutes. More change its p95 by nothing.
+#: Samples of one block: 150 requests a second for two minutes. More do not change its p95.
 MAX_BLOCK_SAMPLES = 20_000
 
 
 @dataclass(slots=True)
 class Block:
-    """One arm's turn. `version` and `began_s` are unknown until its weights are in force."""
+    """One arm's block. `version` and `began_s` are unknown until its weights are in force."""
 
     arm: Arm
     version: int | None = None
@@ -63,9 +63,9 @@ class Switchback:
     rng:
         For the order in each pair, and once for the test's seed.
     reference:
-        The incumbent's figures, for hard bounds until there are blocks of it. None in an audit.
+        The incumbent's statistics, for hard bounds until it has blocks. None in an audit.
     audit:
-        Whether the offspring is a start that has to stand against the defaults.
+        Whether the offspring is a start that is compared with the defaults.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Switchback:
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise TunerError(f"saved state of a switchback is damaged: {error!r}") from error
 
-    # -- the calendar
+    # -- schedule
 
     @property
     def _block(self) -> Block:
@@ -144,7 +144,7 @@ class Switchback:
         self._judge = PairComparison(self._options, seed, audit=self._audit)
 
     def _open_round(self) -> None:
-        """A rest, and a pair after it."""
+        """Start a rest with a pair after it."""
         if self._audit or not self._options.rest_blocks:
             self._open_pair()
             return

@@ -18,10 +18,10 @@ Arm = Literal["incumbent", "offspring"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a trial ended.
+    """The result of a trial.
 
-    `refused`: the guard said no, whatever the objective. `breach`: so much so that the weights have to go at once.
-    Objectives are p95 TTFT in ms, `stats` the offspring's; None where it did not come to that.
+    `refused`: by the guard, whatever the objective. `breach`: the weights have to be rolled back at once. Objectives
+    are p95 TTFT in ms, `stats` the offspring's; None if not measured.
     """
 
     accepted: bool
@@ -36,7 +36,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """A trial that cannot be finished now; nothing was learned about the candidate."""
+    """A trial that cannot be finished now, without a result."""
 
     reason: str
 
@@ -52,11 +52,11 @@ class Trial(Protocol):
 
     @property
     def arm(self) -> Arm:
-        """Which of the two should be in force."""
+        """Return the arm that should be in force."""
         ...
 
     def on_applied(self, version: int, *, now: float) -> None:
-        """The weights of `arm` are in force under this version."""
+        """Record that the weights of `arm` are in force under this version."""
         ...
 
     def on_samples(self, samples: Iterable[TunerSample], *, now: float) -> Outcome: ...
@@ -64,15 +64,15 @@ class Trial(Protocol):
     def on_time(self, *, now: float) -> Outcome: ...
 
     def void(self) -> None:
-        """Samples were lost, or the proxy restarted: what is being measured right now does not count."""
+        """Drop the current measurement: samples were lost, or the proxy restarted."""
         ...
 
     def next_time(self) -> float | None:
-        """When `on_time` has something to do."""
+        """Return when `on_time` has something to do."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What was measured for good, as JSON; what is being measured is left out."""
+        """Return finished measurements as JSON."""
         ...
 
     def load(self, state: Mapping[str, Any]) -> None: ...

@@ -1,4 +1,4 @@
-"""Comparing windows of samples: `paper`, the published protocol, kept to reproduce it.
+"""Comparison of windows of samples: `paper`, the published protocol, for reproduction.
 
 It has no error rate and no guard: the p95 of a window varies by a tenth to a half from chance, and 19 % of candidates
 that made no difference were accepted in simulation.
@@ -15,9 +15,9 @@ from tuner.objective import RollingWindow, TunerSample, WindowStats
 
 
 class Paper:
-    """The published protocol: one rolling window over whatever was routed how, scored every hop, compared as it is.
+    """The published protocol: one rolling window over all samples, scored every hop, compared as it is.
 
-    The window is not emptied between candidates, so that its 128 samples are of up to four weight sets; the incumbent
+    The window is not emptied between candidates, so its 128 samples are of up to four weight sets; the incumbent
     keeps the score with which it won.
 
     Parameters
@@ -65,11 +65,11 @@ class Paper:
         return {}  # the window is filled anew
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Nothing was kept."""
+        """Restore nothing: the window fills anew."""
 
 
 def compared(ours: WindowStats, theirs: WindowStats) -> tuple[bool, str]:
-    """Whether our p95 TTFT is lower, and the words for it."""
+    """Return whether the candidate's p95 TTFT is lower, and by how much in words."""
     if not ours.ttft_ms_p95 or not theirs.ttft_ms_p95:
         return False, "no first tokens in a window"
     ratio = ours.ttft_ms_p95 / theirs.ttft_ms_p95

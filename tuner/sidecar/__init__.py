@@ -1,4 +1,4 @@
-"""The sidecar: a campaign beside a running proxy. Bytes and time; what is decided, is decided in `tuner.campaign`."""
+"""The sidecar: a campaign beside a running proxy. It moves bytes and time; `tuner.campaign` decides."""
 
 from tuner.sidecar.bootstrap import SidecarOptions, run_sidecar
 from tuner.sidecar.progress import Reporter

@@ -1,7 +1,6 @@
-"""From options to a running sidecar: reach the proxy, open the history, begin a campaign or go on with one.
+"""From options to a running sidecar: connect to the proxy, open the history, start or resume a campaign.
 
-Owns what happens before the first step and after the last. Mistakes that another command line would put right end the
-program here; everything later is survived.
+Errors that another command line avoids end the program here; later ones do not.
 """
 
 from __future__ import annotations
@@ -33,40 +32,40 @@ from tuner.sidecar.observer import FIRST_BACK_OFF_S, MAX_BACK_OFF_S
 from tuner.sidecar.progress import Reporter, shown
 from tuner.space import LogBox, tuned_box
 
-#: Of HTTP: what a proxy says that is about to be there.
+#: Of HTTP: the proxy may be starting.
 SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarOptions:
-    """What `gorgo tune` is asked to do with a running proxy.
+    """Options of `gorgo tune` for a running proxy.
 
     Parameters
     ----------
     url, token:
-        Its admin listener.
+        Of its admin listener.
     database:
-        The history's URL.
+        URL of the history.
     algorithm:
-        An optimizer's name.
+        Name of an optimizer.
     campaign:
         How weights are compared, and when to stop.
     start:
-        Weights to begin at, by name; those left out are as the proxy has them.
+        Start weights by name; others are as the proxy has them.
     allow_out_of_range:
-        Other bounds, by name.
+        Other bounds by name.
     tune_lambda:
-        Move weights too that are preferences.
+        Tune preferences too.
     seed:
-        Of proposals and of the order of blocks; None: by chance.
+        Of proposals and of the order of blocks; None: random.
     new_campaign:
-        Leave an unfinished campaign on that proxy, and begin another.
+        Start a new campaign instead of resuming.
     dry_run:
         Measure and propose; put nothing, write nothing.
     poll_s:
-        Between two looks at the proxy: a small part of a block, and of the time in which samples are kept there.
+        Between two polls of the proxy: a small part of a block, and of the time for which the proxy stores samples.
     metrics_bind:
-        Host and port for the sidecar's own figures; None: none.
+        Host and port of the sidecar's metrics; None: none.
     """
 
     url: str
@@ -85,10 +84,10 @@ class SidecarOptions:
 
 
 async def run_sidecar(options: SidecarOptions, reporter: Reporter, stop: asyncio.Event) -> bool:
-    """Until the campaign is over or `stop` is set. Whether everything was left in order.
+    """Run until the campaign is done or `stop` is set; return whether everything was left in order.
 
-    Raises `ProxyRefused` for a proxy that does not let us in, `HistoryError` for a database that cannot be opened,
-    `WeightsError` and `TunerError` for weights that cannot be tuned so, `OSError` for a metrics port that is taken.
+    Raises `ProxyRefused` for rejected credentials, `HistoryError` for a database that cannot be opened, `WeightsError`
+    and `TunerError` for weights that cannot be tuned, `OSError` for a metrics port in use.
     """
     clock = unix_clock()
     history = None if options.dry_run else await asyncio.to_thread(History, options.database)
@@ -110,9 +109,9 @@ async def run_sidecar(options: SidecarOptions, reporter: Reporter, stop: asyncio
 
 
 async def connect(client: ProxyClient, reporter: Reporter, stop: asyncio.Event) -> ProxyWeights | None:
-    """What the proxy routes by, as soon as it answers; None if `stop` comes first.
+    """Wait for the proxy and return its weights; None if `stop` comes first.
 
-    Raises `ProxyRefused` where waiting does not help.
+    Raises `ProxyRefused` for an answer that waiting does not change.
     """
     delay_s = FIRST_BACK_OFF_S
     while not stop.is_set():
@@ -131,7 +130,7 @@ async def connect(client: ProxyClient, reporter: Reporter, stop: asyncio.Event) 
 
 
 class Bootstrap:
-    """What is known once the proxy has answered. Its methods block: for a thread."""
+    """Makes a sidecar from the proxy's first answer. Its methods block: for a thread."""
 
     def __init__(
         self,
@@ -223,7 +222,7 @@ class Bootstrap:
 
 
 def unix_clock() -> Callable[[], float]:
-    """Unix time that only moves forward: a clock that is set in mid-campaign must not end a block."""
+    """Return Unix time that only moves forward: a clock set during a campaign must not end a block."""
     began_s, since_s = time.time(), time.monotonic()
     return lambda: began_s + time.monotonic() - since_s
 
@@ -233,12 +232,12 @@ def _within(box: LogBox, start: Mapping[str, float]) -> dict[str, float]:
 
 
 def _outside(specs: tuple[WeightSpec, ...], weights: Mapping[str, float]) -> bool:
-    """Whether the proxy takes these weights only when told that it is meant."""
+    """Return whether the proxy needs `allow_out_of_range` for these weights."""
     return any(not spec.low <= weights.get(spec.name, spec.default) <= spec.high for spec in specs)
 
 
 def _recorded(options: SidecarOptions, seed: int) -> dict[str, Any]:
-    """The options as the history keeps them; the token is not among them."""
+    """Return the options for the history, without the token."""
     return {
         "algorithm": options.algorithm,
         "start": dict(options.start),

@@ -1,11 +1,8 @@
-"""What the proxy is to be told, and whose the weights are that are found there. Without input and output.
+"""The queue of commands for the proxy, and the owner of the weights in force. Without input and output.
 
-Owns the queue of orders and the version that the tuner knows. The calls are the loop's.
-
-Theory of operation: a put goes through only if the version is still the one that the tuner knows, so nobody's change is
-ever overwritten unseen. An order without an answer may have been carried out all the same; every change bears the name
-of the process that made it (`by`), and by that the tuner knows its own. Only the newest order for weights is worth
-carrying out: a newer one replaces it in the queue.
+Theory of operation: a put carries the version that the tuner knows, so a change by another client is never overwritten.
+A command without an answer may have been executed; every change has the name of its process (`by`), so that the tuner
+recognises its own. A newer command for weights replaces an older one in the queue.
 """
 
 from __future__ import annotations
@@ -20,9 +17,9 @@ from tuner.proxy_client import ProxyWeights
 Command = PutWeights | RollBack | Freeze | Stop
 Owner = Literal["known", "ours", "proxy's", "foreign"]
 
-#: Weights that were ours lately: as many as orders can be without an answer while a proxy comes and goes.
+#: Own weights to remember: more than there are commands without an answer while a proxy restarts.
 MAX_OWN = 16
-#: Sources in the proxy's history that are somebody's wish; the others are what a process starts with.
+#: Sources in the proxy's history that are changes; the others are start values of a process.
 _CHANGE_SOURCES = ("admin", "freeze", "reload")
 
 
@@ -32,11 +29,11 @@ class CommandQueue:
     Parameters
     ----------
     campaign:
-        What all processes of this campaign call themselves at the proxy.
+        Name at the proxy, the same for all processes of the campaign.
     by:
-        What this process does; begins with `campaign`.
+        Name of this process; starts with `campaign`.
     version:
-        The one whose weights were seen, where the campaign starts from them; None where it was started before.
+        Of the weights from which a new campaign starts; None for a resumed one.
     """
 
     def __init__(self, campaign: str, by: str, version: int | None) -> None:
@@ -56,7 +53,7 @@ class CommandQueue:
         return self._waiting[0] if self._waiting else None
 
     def add(self, order: Command) -> None:
-        """At most one order for weights, one freeze and one stop wait: there is no bound to mind."""
+        """Append a command; at most one for weights, one freeze and one stop wait."""
         if isinstance(order, PutWeights | RollBack):
             self.drop_puts()
         self._waiting.append(order)
@@ -66,28 +63,28 @@ class CommandQueue:
         self._waiting = deque(rest)
 
     def done(self, order: Command) -> None:
-        """It was carried out, or cannot be any more."""
+        """Remove a command that was executed or is obsolete."""
         if self._waiting and self._waiting[0] is order:
             self._waiting.popleft()
 
     def see(self, found: ProxyWeights) -> None:
-        """These are in force, and that is in order."""
+        """Record weights in force as expected."""
         self.version, self.in_force = found.version, dict(found.values)
         self._own.append(self.in_force)
 
     def mark_sent(self, values: Mapping[str, float]) -> None:
-        """These are about to be put, and may be in force whatever the answer is."""
+        """Record weights that may be in force whatever the answer is."""
         self._own.append(dict(values))
 
     def restarted(self) -> None:
-        """Another run of the proxy: its versions begin anew."""
+        """Forget the version: a restarted proxy counts anew."""
         self.version = self.in_force = None
 
     def owner_of(self, found: ProxyWeights) -> Owner:
-        """Who put these weights in force; `found` has been asked with who set them unless the version is known."""
+        """Return the owner of weights; unless their version is known, `found` needs `source` and `by`."""
         if found.version == self.version:
             return "known"
-        if found.source == "state" and self._own:  # kept over a restart: whoever set them is forgotten
+        if found.source == "state" and self._own:  # restored after a restart, without `by`
             return "proxy's" if dict(found.values) in self._own else "foreign"
         if found.source not in _CHANGE_SOURCES:
             return "proxy's"

@@ -1,8 +1,8 @@
-"""What goes into the history, and what waits until it can: a database in trouble stops no routing and loses no row.
+"""Rows that wait for the history: a database in trouble stops no routing and loses no row.
 
-Owns the buffer between campaign and database. Rows are written in order, in one transaction with where the campaign is
-after them. What cannot be written is kept and tried again, less and less often; the error is said once and again when
-it changes. A database that was replaced by an empty one is set up anew, with what is known of the campaign.
+Rows are written in order, in one transaction with the campaign's state after them. A failed write is repeated at
+growing intervals; its error is reported once, and again when it changes. A database that was replaced by an empty one
+gets the schema and the campaign's row again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_RETRY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignStart:
-    """What a campaign's row says from its start."""
+    """The first values of a campaign's row."""
 
     started_s: float
     target: str
@@ -35,18 +35,18 @@ class CampaignStart:
 
 
 class HistoryBuffer:
-    """One campaign's way into the history.
+    """The rows of one campaign on their way to the history.
 
     Parameters
     ----------
     history:
-        Open. None in a dry run: nothing is written then.
+        Open. None in a dry run: nothing is written.
     campaign:
         Its number there.
     beginning:
         Its row, for a database that has lost it.
     complain:
-        Is told each new error in words.
+        Called with each new error.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class HistoryBuffer:
             self._complain(f"the history cannot be written and its buffer is full; this row is lost: {as_line(lost)}")
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Where the campaign is now; only the newest is worth writing."""
+        """Replace the state to write."""
         self._state = None if self._history is None else state
 
     def end(self, outcome: str) -> None:
-        """The campaign is over."""
+        """Record the end of the campaign."""
         self._outcome = None if self._history is None else outcome
 
     def flush(self, *, now: float, at_once: bool = False) -> bool:
-        """Write what waits, unless the last error is too young. Whether all is written. Blocks: for a thread."""
+        """Write what waits, unless the last error is too recent; return whether all is written. Blocks."""
         if not (self._rows or self._state is not None or self._outcome is not None):
             return True
         if now < self._not_before_s and not at_once:
@@ -100,7 +100,7 @@ class HistoryBuffer:
         return True
 
     def unsaved(self) -> list[str]:
-        """Rows that were never written, as JSON, for a last place to keep them."""
+        """Return rows that were never written, as JSON."""
         return [as_line(row) for row in self._rows]
 
     def _write(self, now: float) -> None:
@@ -117,7 +117,7 @@ class HistoryBuffer:
         )
 
     def _find_again(self, history: History) -> None:
-        """The same file, or what stands in its place since: brought up to date, with this campaign in it."""
+        """Migrate the database, and add this campaign if it is missing there."""
         history.bring_up_to_date()
         found = history.campaign(self.campaign)
         if not self._is_mine(found):
@@ -140,5 +140,5 @@ class HistoryBuffer:
 
 
 def as_line(row: Generation | EventRow) -> str:
-    """A row as one line of JSON."""
+    """Return a row as a line of JSON."""
     return json.dumps(asdict(row) | {"weights": None if row.weights is None else dict(row.weights)})

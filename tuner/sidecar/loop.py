@@ -1,14 +1,11 @@
-"""The loop: looks at the proxy, feeds the campaign, carries out what it says, in that order, for ever.
+"""The loop: polls the proxy, feeds the campaign, executes its actions.
 
-Owns the order of calls and what each failure means. What to do is the campaign's, which orders are left and whose
-weights are found is `orders`', what is new is `reader`'s, what is said of it `teller`'s, what is written `journal`'s.
+Theory of operation of one step: read all new samples first, so that no decision rests on half of them; then read the
+weights in force, so that a freeze or a foreign change is found before anything is put; then advance the campaign's
+time; then execute. A failed call ends the reading, keeps the command, and lengthens the wait; the proxy routes on.
+Records are written, or buffered, before what follows them; a roll-back comes before everything else.
 
-Theory of operation of one step: read all new samples first, so that nothing is decided on half of them; then look at
-what is in force, so that a freeze or somebody's change is seen before anything is put; then let time pass in the
-campaign; then carry out. A call that fails ends the reading, keeps the order, and lengthens the wait; the proxy routes
-on by what it has. Records are written (or kept for later) before what follows them; a roll-back comes before all else.
-
-`now` is Unix time that only moves forward while the process runs; a restarted campaign goes on with it.
+`now` is Unix time that only moves forward while the process runs; a resumed campaign continues with it.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from tuner.sidecar.observer import CampaignObserver
 from tuner.sidecar.progress import Progress, Reporter, shown
 from tuner.sidecar.reader import SampleBatchResult, read_new
 
-#: Refusals of one step's puts; each was answered by looking again, and the next step looks too.
+#: Conflicts of one step's puts; after each one the weights in force are read again.
 MAX_CONFLICTS = 3
 CONFLICT = 409
 
@@ -41,17 +38,17 @@ class Sidecar:
     campaign:
         New, or from its saved state.
     client, orders, journal, reporter, metrics:
-        Its ways out.
+        Its outputs.
     policy:
-        Whose weights they are: while the proxy routes by another one, nothing is put.
+        Nothing is put while the proxy routes by another policy.
     allow_out_of_range:
-        Whether weights outside the policy's own box are put.
+        Whether to put weights outside the policy's own box.
     clock:
-        Seconds of Unix time.
+        Unix time, s.
     poll_s:
-        Between two looks.
+        Between two polls.
     dry_run:
-        Measure what is in force and say what would be put; put nothing.
+        Measure the weights in force and report the first proposal; put nothing.
     """
 
     def __init__(
@@ -85,7 +82,7 @@ class Sidecar:
         self._saved: dict[str, Any] | None = None
 
     async def run(self, stop: asyncio.Event) -> bool:
-        """Until the campaign is over or `stop` is set. Whether everything was left in order."""
+        """Run until the campaign is done or `stop` is set; return whether everything was left in order."""
         await self.start()
         while self.stopped is None and not stop.is_set():
             delay_s = await self.step()
@@ -94,11 +91,11 @@ class Sidecar:
         return await self.finish()
 
     async def start(self) -> None:
-        """First of all; puts nothing yet."""
+        """Start the campaign; puts nothing yet."""
         await self._take(self.campaign.on_start(now=self._now()))
 
     async def step(self) -> float:
-        """One look at the proxy and what follows from it. Seconds until the next."""
+        """Poll the proxy once and act on it; return seconds until the next step."""
         self._observer.trouble = None
         try:
             for delivery in await read_new(self._client, self.campaign.cursor.boot_id, self.campaign.cursor.last_seq):
@@ -114,7 +111,7 @@ class Sidecar:
         return self._delay_s()
 
     async def finish(self) -> bool:
-        """Leave the incumbent in force and everything written. Whether that was possible."""
+        """Put the incumbent and write everything; return whether that was possible."""
         put_back = await self._put_back()
         await self._save()
         written = await asyncio.to_thread(self._journal.flush, now=self._now(), at_once=True)
@@ -122,7 +119,7 @@ class Sidecar:
             self._observer.complain(f"not in the history: {row}")
         return put_back and written
 
-    # -- what comes in
+    # -- input
 
     async def _feed(self, delivery: SampleBatchResult) -> None:
         if self.campaign.cursor.boot_id not in (None, delivery.boot_id):
@@ -133,7 +130,7 @@ class Sidecar:
         await self._take(actions)
 
     async def _read_weights(self) -> None:
-        """What is in force, and whether that is in order."""
+        """Read the weights in force, and compare them with the expected ones."""
         found = await self._client.routing()
         if found.version != self._orders.version:
             found = await self._client.weights()
@@ -157,7 +154,7 @@ class Sidecar:
             )
             self._orders.see(found)
             await self._take(self.campaign.on_foreign_weights(found.values, now=self._now()))
-            self._ignored_version = self.campaign.phase == "stopped"  # they are no place to search from, and stay
+            self._ignored_version = self.campaign.phase == "stopped"  # outside the box: they stay
         elif owner != "known" or self._orders.in_force is None:
             self._orders.see(found)
 
@@ -169,16 +166,16 @@ class Sidecar:
     async def _pause(self, reason: str, found: ProxyWeights) -> None:
         self._orders.drop_puts()
         if self._paused is None:
-            # Remembered here: over a restart the proxy forgets who it was.
+            # Stored here: a restarted proxy forgets it.
             self._pinned_by_others = found.policy == self._policy and self._orders.owner_of(found) == "foreign"
             self._observer.log_event("freeze", f"{reason}; nothing is put until that ends", found.values)
         self._paused = reason
         await self._take(self.campaign.on_frozen(now=self._now()))
 
-    # -- what goes out
+    # -- output
 
     async def _take(self, actions: Sequence[Action]) -> None:
-        """Records at once, orders into the queue; weights that do harm go before anything else."""
+        """Record rows at once and queue commands; execute a roll-back before anything else."""
         for action in actions:
             if isinstance(action, RecordGeneration):
                 self._observer.decided(action.generation)
@@ -190,7 +187,7 @@ class Sidecar:
                 await self._carry_out()
 
     async def _carry_out(self) -> None:
-        """The queue, until it is empty or something has to be waited for."""
+        """Execute the queue until it is empty or something has to be waited for."""
         conflicts = 0
         try:
             while (order := self._orders.next) is not None and conflicts < MAX_CONFLICTS:
@@ -199,7 +196,7 @@ class Sidecar:
             self._observer.failed(error)
 
     async def _one(self, order: Command) -> bool:
-        """Whether the order was carried out; if not, what is in force was looked at again."""
+        """Return whether the command was executed; otherwise the weights in force were read again."""
         if isinstance(order, Stop):
             self._stop(order)
         elif self._dry:
@@ -251,7 +248,7 @@ class Sidecar:
         return False
 
     async def _would(self, order: PutWeights | RollBack | Freeze) -> None:
-        """A dry run: weights that are in force anyway count as put."""
+        """Report what would be put; weights already in force count as put."""
         self._orders.done(order)
         found = await self._client.routing()
         same = isinstance(order, PutWeights | RollBack) and dict(order.values) == dict(found.values)
@@ -272,7 +269,7 @@ class Sidecar:
         self.stopped = order.reason
 
     async def _put_back(self) -> bool:
-        """At the end of the process: what is under test must not stay in force with nobody watching."""
+        """Put the incumbent at the end of the process: a candidate must not stay in force without a tuner."""
         wanted = {**self.campaign.start, **self.campaign.incumbent}
         found = self._orders.in_force
         if self._dry or self._ignored_version or self._paused is not None or found is None or dict(found) == wanted:
@@ -285,10 +282,10 @@ class Sidecar:
         self._observer.say(f"back to the incumbent: {shown(wanted)}")
         return True
 
-    # -- what is kept
+    # -- state
 
     async def _save(self) -> None:
-        """Where the campaign is, if that has changed by more than samples, and what waits to be written."""
+        """Write waiting rows, and the campaign's state if more than its cursor has changed."""
         state = self.campaign.state()
         compared = {key: value for key, value in state.items() if key != "cursor"}
         if compared != self._saved and self.stopped is None:
@@ -297,7 +294,7 @@ class Sidecar:
         await asyncio.to_thread(self._journal.flush, now=self._now())
 
     def progress(self) -> Progress:
-        """Where the campaign is."""
+        """Return the campaign's progress."""
         return self._observer.progress(self._paused)
 
     def _delay_s(self) -> float:
@@ -309,7 +306,7 @@ class Sidecar:
 
 
 async def wait(stop: asyncio.Event, seconds: float) -> None:
-    """Whichever comes first."""
+    """Wait until `stop` is set, at most `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             await stop.wait()

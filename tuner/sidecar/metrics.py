@@ -1,7 +1,7 @@
-"""The sidecar's own figures for Prometheus, on a listener of its own.
+"""The sidecar's metrics for Prometheus, on a listener of its own.
 
-Owns names, types, labels and help; the README's tables are tested against `METRICS` and `LABELS`. Labels are bounded:
-weights by the policy, the rest by short lists in the code.
+Owns names, types, labels and help; the tables of the pages are tested against `METRICS` and `LABELS`. Labels are
+bounded: weights by the policy, others by short lists in the code.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class TunerMetrics:
     """The metrics of one sidecar."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types there
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped library
         self.registry = CollectorRegistry()
         self._all = {spec.name: _made(spec, self.registry) for spec in METRICS}
         for spec in METRICS:
             if spec.kind == "counter" and len(spec.labels) == 1:
                 for value in label_of(spec.name, *spec.labels, labels=LABELS).values:
-                    # There from the start: a counter that appears with its first event has no rate for it.
+                    # Exported from the start: a counter that appears with its first event has no rate for it.
                     self._all[spec.name].labels(value)
 
     def count(self, name: str, *labels: str, by: int = 1) -> None:
@@ -97,7 +97,7 @@ def _made(spec: MetricSpec, registry: CollectorRegistry) -> Counter | Gauge:
 
 @contextmanager
 def listening(metrics: TunerMetrics, bind: tuple[str, int] | None) -> Iterator[int | None]:
-    """`GET /metrics` at that address, and the port; nothing without an address. Raises `OSError` if it is taken."""
+    """Serve `GET /metrics` and yield the port; None without an address. Raises `OSError` for one in use."""
     if bind is None:
         yield None
         return

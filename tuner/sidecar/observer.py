@@ -1,7 +1,7 @@
-"""What is told of a campaign beside its proxy: lines for a person, metrics, events for the history, and what failed.
+"""Reports of a campaign beside its proxy: lines, metrics, events of the history, and failures.
 
-Owns the words, the window for the eye, and how long to wait after calls that fail. What happens is `loop`'s, how a line
-looks `progress`'.
+Owns the words, the window of the progress line, and the back-off after failed calls. The layout of a line is
+`progress`'s.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tuner.sidecar.metrics import TunerMetrics
 from tuner.sidecar.progress import Progress, Reporter, verdict
 from tuner.sidecar.reader import SampleBatchResult
 
-#: After calls that fail: from half a second, doubled up to half a minute, for ever. The proxy does not need us.
+#: Back-off after failed calls, doubled each time, without an end.
 FIRST_BACK_OFF_S = 0.5
 MAX_BACK_OFF_S = 30.0
 
 
 class CampaignObserver:
-    """Tells of one campaign; `trouble` is why the step of this moment cannot go on."""
+    """Reports on one campaign; `trouble` is why the current step cannot go on."""
 
     def __init__(
         self,
@@ -48,22 +48,22 @@ class CampaignObserver:
         self._routed = 0
         self.say, self.complain = reporter.say, reporter.complain
 
-    # -- what happened
+    # -- events
 
     def log_event(self, kind: EventKind, reason: str, weights: Mapping[str, float] | None = None) -> None:
-        """An event: a line now, a row in the history."""
+        """Print an event, and add it to the history."""
         self.say(f"{kind}: {reason}")
         row = EventRow(at_s=self._now(), kind=kind, weights=None if weights is None else dict(weights), reason=reason)
         self._journal.add(row)
 
     def restarted(self) -> None:
-        """The proxy is another run: what the weights did before says nothing."""
+        """Report a restart of the proxy, and empty the window."""
         self._window.clear()
         self._metrics.count("gorgo_tuner_proxy_restarts_total")
         self.log_event("restart", "the proxy is another run than before: what was being measured starts anew")
 
     def delivered(self, delivery: SampleBatchResult) -> None:
-        """Samples came, and how many are missing; the window is for the eye: what the weights in force do."""
+        """Count new and missing samples; those of the weights in force go into the window."""
         missing = delivery.lost + len(delivery.unreadable)
         if missing:
             first = f"; {delivery.unreadable[0]}" if delivery.unreadable else ""
@@ -76,12 +76,12 @@ class CampaignObserver:
                 self._routed += 1
 
     def applied(self) -> None:
-        """Other weights are in force: the window begins anew."""
+        """Empty the window: other weights are in force."""
         self._window.clear()
         self._routed = 0
 
     def decided(self, row: Generation) -> None:
-        """A finished generation, with the weights that are not moved: what `gorgo freeze` is to pin."""
+        """Report a finished generation, with the weights that are not tuned, for `gorgo freeze`."""
         self._metrics.generation(row)
         self.say(verdict(row))
         self._journal.add(replace(row, weights={**self._campaign.start, **row.weights}))
@@ -90,17 +90,17 @@ class CampaignObserver:
         self._metrics.count("gorgo_tuner_rollbacks_total")
         self.log_event("rollback", reason, weights)
 
-    # -- what failed
+    # -- failures
 
     def failed(self, error: ProxyUnreachable | ProxyRefused) -> None:
-        """Said at first and whenever the words change; then the progress line tells."""
+        """Report a failed call; after the first one only the progress line changes."""
         self._failures += 1
         if self._failures == 1:
             self.complain(f"{error}; routing goes on, the tuner tries again")
         self.trouble = str(error)
 
     def back_off_s(self) -> float | None:
-        """How long to wait after a step that failed; `None` after one that did not, which ends the waiting."""
+        """Return the wait after a failed step; None after a good one, which ends the back-off."""
         if self.trouble is not None:
             return min(FIRST_BACK_OFF_S * 2.0 ** min(self._failures - 1, 10), MAX_BACK_OFF_S)
         if self._failures:
@@ -108,17 +108,17 @@ class CampaignObserver:
             self.say("the proxy answers again")
         return None
 
-    # -- where it is
+    # -- progress
 
     def stepped(self, paused: str | None) -> None:
-        """The end of a step."""
+        """Report the end of a step."""
         self._metrics.count("gorgo_tuner_polls_total", "ok" if self.trouble is None else "failed")
         progress = self.progress(paused)
         self._metrics.progress(progress, waiting=self._journal.waiting)
         self._reporter.show(progress, now=self._now())
 
     def progress(self, paused: str | None) -> Progress:
-        """Where the campaign is."""
+        """Return the campaign's progress."""
         campaign, trial = self._campaign, self._campaign.trial
         by_time = isinstance(trial, Switchback)
         needed = campaign.options.hop if trial is not None and campaign.options.mode == "paper" else self._window.size

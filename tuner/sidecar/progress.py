@@ -1,6 +1,6 @@
-"""What a person sees of a campaign that runs: a line about where it is, and a line for each thing that happens.
+"""Progress of a running campaign as text: a status line, and a line per event.
 
-Owns the words. On a terminal the line stands still and changes; elsewhere it is printed now and then, for a log.
+On a terminal the status line is updated in place; elsewhere it is printed once a minute.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ LINE_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a campaign is.
+    """The state of a campaign for its status line.
 
     Parameters
     ----------
     phase, generation:
         The campaign's.
     arm:
-        Which of two weight sets is in force; empty where there are no two.
+        Arm in force; empty without a comparison.
     weights:
-        In force; None while the proxy has not said.
+        In force; None while unknown.
     incumbent:
-        What the campaign holds for best.
+        Best accepted weights.
     ttft_ms_p95:
-        Of the newest window of samples that were routed by the weights in force; None without any.
+        Of the newest window of samples under the weights in force; None without any.
     samples, needed:
-        How many there are of it, and how many are looked for; 0 where time decides.
+        Of that window; `needed` is 0 where time decides.
     detail:
-        More words of the trial.
+        Further words of the trial.
     trouble:
-        Why it stands still; None if it does not.
+        Why the campaign pauses; None if it does not.
     """
 
     phase: str
@@ -55,14 +55,14 @@ class Progress:
 
 
 class Reporter:
-    """Tells a person.
+    """Prints lines and the status line.
 
     Parameters
     ----------
     say, complain:
-        Where lines go that are news, and those that are errors.
+        Called with news; with errors.
     terminal:
-        Where the line can stand still; None without one.
+        For a status line in place; None without one.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Reporter:
 
 
 def line(progress: Progress) -> str:
-    """One line: `comparing, generation 3 (offspring): w_rtt=0.61, p95 TTFT 412 ms, 40 of 128 samples`."""
+    """Return one line: `comparing, generation 3 (offspring): w_rtt=0.61, p95 TTFT 412 ms, 40 of 128 samples`."""
     words = progress.phase if progress.trouble is None else f"{progress.phase} ({progress.trouble})"
     if progress.phase == "comparing":
         words += f", generation {progress.generation} ({progress.arm})"
@@ -100,7 +100,7 @@ def line(progress: Progress) -> str:
 
 
 def verdict(row: Generation) -> str:
-    """A finished generation in one line."""
+    """Return a finished generation as one line."""
     took = "accepted" if row.accepted else "rejected"
     measured = "" if row.objective_ms is None else f", p95 TTFT {row.objective_ms:.0f} ms"
     if row.number and row.objective_ms is not None and row.incumbent_objective_ms is not None:
@@ -109,5 +109,5 @@ def verdict(row: Generation) -> str:
 
 
 def shown(weights: Mapping[str, float]) -> str:
-    """Weights as words."""
+    """Return weights as words."""
     return " ".join(f"{name}={value:.4g}" for name, value in weights.items())

@@ -1,7 +1,6 @@
-"""Samples from the proxy, page by page: each once, in order, and what was lost on the way.
+"""Samples from the proxy, page by page: each once, in order, with the number of lost ones.
 
-Owns the paging. `tuner.objective.SampleCursor` decides which samples are new or missing, by the same numbers, so that a
-repeated page or a killed process changes nothing.
+`tuner.objective.SampleCursor` decides by the same numbers which samples are new, so a repeated page changes nothing.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from gorgo.errors import TunerError
 from tuner.objective import TunerSample
 from tuner.proxy_client import SampleBatch
 
-#: At a thousand each, more than a proxy keeps; what is still behind then comes with the next look.
+#: At a thousand samples each, more than a proxy stores; the rest comes with the next poll.
 MAX_PAGES = 100
 
 
 class SampleSource(Protocol):
-    """`ProxyClient`, as far as this module uses it."""
+    """The part of `ProxyClient` that this module uses."""
 
     async def samples(self, after: int) -> SampleBatch: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SampleBatchResult:
-    """What one run of the proxy had to tell. `lost`: how many samples it no longer held.
+    """New samples of one run of the proxy; `lost` counts those that it no longer had.
 
-    At the first contact with a run nothing is lost: nothing of it has been measured yet.
-    `unreadable` is what was wrong with rows that are no samples; they are missing, as lost ones are.
+    At the first contact with a run nothing is lost: nothing of it has been measured yet. `unreadable` has the errors of
+    invalid rows, which count as missing too.
     """
 
     boot_id: str
@@ -38,15 +37,15 @@ class SampleBatchResult:
 
 
 async def read_new(source: SampleSource, boot_id: str | None, after: int) -> list[SampleBatchResult]:
-    """Everything after the cursor; more than one delivery where the proxy turns out to be another run.
+    """Return all samples after the cursor; two results if the proxy has restarted.
 
-    Raises what `source` raises; nothing is lost then, because the cursor has not moved.
+    Raises what `source` raises; the cursor has not moved then, so nothing is lost.
     """
     pager = _Pager(boot_id, after, resumed=boot_id is not None)
     pagers = [pager]
     for _ in range(MAX_PAGES):
         batch = await source.samples(pager.after)
-        if pager.boot_id not in (None, batch.boot_id):  # asked with a cursor of the run before
+        if pager.boot_id not in (None, batch.boot_id):  # the cursor was of an earlier run
             pager = _Pager(batch.boot_id, 0, resumed=False)
             pagers.append(pager)
         elif not pager.add(batch):
@@ -64,7 +63,7 @@ class _Pager:
         self._lost = 0
 
     def add(self, batch: SampleBatch) -> bool:
-        """Whether there is more to ask for."""
+        """Add a page; return whether there are more."""
         self.boot_id = batch.boot_id
         before = self.after
         for row in batch.samples:
