@@ -19,7 +19,7 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+", re.ASCII)
 
 
 def checked_url(text: str) -> str:
-    """`text` if it is a replica's base URL.
+    """Return `text` if it is the base URL of a replica.
 
     >>> checked_url("http://10.0.0.5:30000")
     'http://10.0.0.5:30000'
@@ -30,13 +30,13 @@ def checked_url(text: str) -> str:
 
 
 def checked_bind(text: str) -> str:
-    """`text` if it is `host:port`; `split_bind` then takes it apart."""
+    """Return `text` if it is `host:port`."""
     split_bind(text)
     return text
 
 
 def split_bind(text: str) -> tuple[str, int]:
-    """Host and port of a `host:port`; IPv6 in brackets.
+    """Return host and port of a `host:port`; IPv6 in brackets.
 
     >>> split_bind("[::1]:8080")
     ('::1', 8080)
@@ -48,7 +48,7 @@ def split_bind(text: str) -> tuple[str, int]:
 
 
 def _is_url(text: str) -> bool:
-    # urlsplit silently drops tabs and newlines, and takes control characters: nothing of the kind is in a good URL.
+    # urlsplit drops tabs and newlines and accepts control characters.
     if not text.isascii() or not text.isprintable() or any(sign in text for sign in " ?#@\\"):
         return False
     try:

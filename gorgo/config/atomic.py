@@ -1,4 +1,4 @@
-"""Files that are either as they were or as they should be, whatever ends the process while it writes them."""
+"""Atomic file writes: after a crash a file has its old or its new content."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-#: Readable by its owner alone: most of what is written this way steers a proxy.
+#: Readable by the owner alone: state and weights steer a proxy.
 PRIVATE = 0o600
-#: What is for everybody, as far as the umask lets it.
+#: For public files; the umask applies.
 PUBLIC = 0o666
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = PRIVATE) -> None:
-    """Put `content` in place of the file at `path`; on return it outlives a loss of power.
+    """Replace the file at `path` by `content`; durable on return.
 
     Written beside the file, synced, renamed over it; then the folder is synced, because the new name is in there. A
     link is followed. A pipe, a terminal or /dev/null is written to and not replaced. Raises `OSError`, and the file is
@@ -26,7 +26,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = PRIVATE) -> None
             file.write(content)
         return
     target = Path(os.path.realpath(path))
-    # One name for ever: what a killed process leaves behind is written over by the next.
+    # A fixed name: the next write overwrites the rest of a killed process.
     beside = target.with_name(f".{target.name}.new")
     try:
         _write_synced(beside, content, mode)
@@ -39,7 +39,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = PRIVATE) -> None
 
 
 def _is_special(path: Path) -> bool:
-    """Whether a rename would put a file in place of what is none, for every other program too."""
+    """Return whether `path` is no regular file, which a rename would replace for every program."""
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:

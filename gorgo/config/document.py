@@ -1,9 +1,6 @@
-"""YAML text -> plain data with the line of every place in it, and every fault of the notation.
+"""YAML text to plain data, with the line of each value and every syntax error.
 
-Owns the notation and its bounds; what the keys mean is `config.load`'s. Nothing is ever constructed from a tag: PyYAML
-composes the node tree, and the five plain kinds of scalar are converted here. The rules are those of YAML 1.2, so that
-`no`, `on`, `1:30` and `2026-01-01` stay text. Aliases are refused: no regions file needs them, and nested ones grow
-without bound.
+PyYAML scans and composes; aliases, tags and deep nesting are rejected. Scalars follow the core schema of YAML 1.2.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault: where, on which line (from 1), what was found, what was expected."""
+    """One error: path, line (from 1), value found, value expected."""
 
     path: Path
     line: int
@@ -54,25 +51,25 @@ class Problem:
 
 @dataclass(slots=True)
 class Document:
-    """Plain data (dict, list, str, int, float, bool, None), the line of each path, and what is wrong so far."""
+    """Plain data (dict, list, str, int, float, bool, None), the line of each path, and all errors so far."""
 
     data: object = None
     lines: dict[Path, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def line(self, path: Path) -> int:
-        """Line of `path`, or of the nearest place above it that is in the text."""
+        """Return the line of `path`, or of its nearest parent in the text."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
     def report(self, path: Path, found: str, expected: str) -> None:
-        """Note one more fault at `path`."""
+        """Add an error at `path`."""
         self.problems.append(Problem(path, self.line(path), found, expected))
 
 
 def read_document(text: bytes) -> Document:
-    """Parse `text`; faults of notation are in `problems`, and `data` holds what could be read in spite of them."""
+    """Parse `text`; syntax errors are in `problems`, and `data` has the rest."""
     document = Document()
     if len(text) > MAX_BYTES:
         document.report((), f"{len(text):,} bytes", f"at most {MAX_BYTES:,}")
@@ -85,7 +82,7 @@ def read_document(text: bytes) -> Document:
     except yaml.YAMLError as error:
         document.problems.append(_yaml_problem(error))
     except (ValueError, OverflowError):
-        # PyYAML lets these escape for an escape sequence beyond Unicode and for an absurd %YAML version.
+        # PyYAML raises these for an escape sequence beyond Unicode and for an absurd %YAML version.
         document.report((), "text that is not YAML", "YAML")
     else:
         document.data = None if node is None else _YamlReader(document).read(node, ())
@@ -93,7 +90,7 @@ def read_document(text: bytes) -> Document:
 
 
 def show_path(path: Path) -> str:
-    """A path as people write it.
+    """Return a path as text.
 
     >>> show_path(("replicas", 1, "url"))
     'replicas[1].url'
@@ -105,7 +102,7 @@ def show_path(path: Path) -> str:
 
 
 def show_value(value: object) -> str:
-    """A value in a message: one line, printable ASCII, at most 60 characters; containers by their kind only."""
+    """Return a value for a message: one line, printable ASCII, at most 60 characters; containers by kind."""
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list):
@@ -124,7 +121,7 @@ def _short(text: str) -> str:
 
 
 class _Refused(yaml.MarkedYAMLError):
-    """Good YAML that a regions file may not use: `problem` says what, `note` what was expected."""
+    """Valid YAML that a regions file may not use; `note` is the expectation."""
 
 
 class _Composer(yaml.SafeLoader):
@@ -135,7 +132,7 @@ class _Composer(yaml.SafeLoader):
         self.depth = 0
 
     def resolve(self, kind: type[Node], _value: object, implicit: tuple[bool, bool] | bool | None) -> str:
-        """Tag of a node that has none of its own: scalars only say whether they were quoted."""
+        """Return the tag of an untagged node; for a scalar it says whether it was quoted."""
         if kind is ScalarNode:
             return _PLAIN if isinstance(implicit, tuple) and implicit[0] else _QUOTED
         return _MAP if kind is MappingNode else _SEQ
@@ -163,7 +160,7 @@ def _compose(text: str) -> Node | None:
 
 
 def _yaml_problem(error: yaml.YAMLError) -> Problem:
-    # The mark's snippet is left out: the lines of the file may hold a key that somebody pasted.
+    # Without the mark's snippet: the lines may contain a pasted key.
     mark = getattr(error, "problem_mark", None)
     line = 1 if mark is None else mark.line + 1
     if isinstance(error, _Refused):
@@ -173,7 +170,7 @@ def _yaml_problem(error: yaml.YAMLError) -> Problem:
 
 
 class _YamlReader:
-    """Walks the node tree once and fills the document."""
+    """Visits the node tree once and fills the document."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -211,7 +208,7 @@ class _YamlReader:
             yield key, self.read(value_node, where)
 
     def _scalar(self, node: ScalarNode, path: Path) -> object:
-        """A scalar by YAML 1.2's core rules: quoted is text, plain is what it looks like."""
+        """Return a scalar by YAML 1.2's core schema; a quoted one is text."""
         if node.tag not in (_PLAIN, _QUOTED):
             self._document.report(path, "a YAML tag", "plain YAML without tags")
             return None

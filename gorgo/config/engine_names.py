@@ -13,13 +13,13 @@ BUILT_IN = ("sglang", "vllm", "llamacpp", "openai")
 
 
 def engine_names() -> list[str]:
-    """Every name that is allowed, this package's first. Looked up on each call: finding the others reads files."""
+    """Return all allowed names, this package's first. Entry points are read from files at each call."""
     others = {found.name for found in entry_points(group=ENTRY_POINTS)} - set(BUILT_IN)
     return [*BUILT_IN, *sorted(others)]
 
 
 def checked_engine(name: str) -> str:
-    """`name`; raises `ValueError` with what was expected."""
+    """Return `name`. Raises `ValueError` with the allowed names."""
     if name in BUILT_IN or name in engine_names():
         return name
     *first, last = (f"'{known}'" for known in engine_names())

@@ -1,8 +1,4 @@
-"""One fault that pydantic found, in the words of the file: what was there, what was expected, which key was meant.
-
-Owns the wording. pydantic speaks of JSON and Python types; a person who edits regions.yaml thinks in keys, text,
-numbers and lists.
-"""
+"""The message of one pydantic error: the value found, what was expected, and the key that was probably meant."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from pydantic_core import ErrorDetails
 from gorgo.config.document import Document, Path, Problem, show_value
 from gorgo.config.model import Config
 
-#: Its value should be the name of a variable, but this is where somebody will paste the key itself.
+#: Its value is the name of a variable; a pasted key must not be shown.
 _SECRET_KEYS = frozenset({"api_key_env"})
 
 _PATTERNS = {
@@ -55,7 +51,7 @@ def explain(error: ErrorDetails, document: Document, model: type = Config) -> Pr
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """A hint at the word that was probably meant, or nothing."""
+    """Return a hint at the most similar word, or nothing."""
     near = difflib.get_close_matches(word[:100], list(known), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
@@ -73,7 +69,7 @@ def keys_at(path: Path, model: type = Config) -> list[str]:
 
 
 def _unknown_key(path: Path, document: Document, model: type) -> Problem:
-    # Its value is not shown: an unknown key is often an API key put where it must not be.
+    # The value is not shown: it may be a misplaced API key.
     known = keys_at(path[:-1], model)
     found = f"unknown key{closest(str(path[-1]), known)}"
     return Problem(path, document.line(path), found, f"one of {', '.join(known)}")
@@ -109,7 +105,7 @@ def _path(location: tuple[int | str, ...]) -> Path:
 
 
 def _type_at(path: Path, model: type) -> Any:
-    """The class that the model has at `path`, without `Annotated` and `None`; `object` where it has none."""
+    """Return the class of the model at `path`, without `Annotated` and `None`; `object` without one."""
     kind: Any = model
     for part in path:
         kind = _bare(_step(kind, part))
@@ -127,7 +123,7 @@ def _step(kind: Any, part: str | int) -> Any:
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    """Reading them takes a millisecond, and a file may have a fault in each of its lines."""
+    """Return the type hints, cached: reading them takes 1 ms, and each line may have an error."""
     return get_type_hints(kind, include_extras=True)
 
 

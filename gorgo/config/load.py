@@ -1,10 +1,8 @@
-"""regions.yaml -> `Config`, or one `ConfigError` that lists everything wrong with it.
+"""regions.yaml to `Config`, or one `ConfigError` with all errors of the file.
 
-Owns the meaning of the file: types and ranges (pydantic over the frozen dataclasses of `config.model`, strict, so that
-"30" is no number and true is no 1) and what must agree between places (names once, regions known). The notation and its
-bounds are `config.document`'s. Each line of the error names the path in the file, the line, the value and what was
-expected; values of keys that may be secret are not shown. Whether a policy or an engine profile exists is checked by
-the shell that has the registry.
+pydantic checks types and ranges of the dataclasses in `config.model`, strictly: "30" is not a number, true is not 1.
+Each error names path, line, value and expectation; values that may be secret are not shown. The shells check names of
+policies and profiles.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from gorgo.config.renamed import renamed_keys
 from gorgo.core.numeric import is_number
 from gorgo.errors import ConfigError
 
-#: More than a person reads at once; the rest is counted.
+#: Errors shown; the rest is counted.
 MAX_PROBLEMS_SHOWN = 200
 
 _ADAPTER = TypeAdapter(Config)
@@ -49,7 +47,7 @@ def read_text(path: pathlib.Path, *, expected: str = "a regions.yaml file") -> b
     """Return the file's content, no more than can be checked; raises `ConfigError`."""
     try:
         with path.open("rb") as file:
-            # One byte more than allowed is enough to know that it is too large, whatever `path` is.
+            # One byte beyond the bound shows that it is too large, whatever `path` is.
             return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -57,7 +55,7 @@ def read_text(path: pathlib.Path, *, expected: str = "a regions.yaml file") -> b
 
 
 def parse_config(text: bytes, *, source: str = "regions.yaml") -> Config:
-    """Check the text of a regions file; `source` names it in the `ConfigError`."""
+    """Parse the text of a regions file; `source` names it in the `ConfigError`."""
     document = read_document(text)
     if not document.lines and not document.problems:
         document.report((), "empty", "a mapping with proxy, regions and replicas")
@@ -77,7 +75,7 @@ def _typed(document: Document, adapter: TypeAdapter[T], model: type[T]) -> T | N
     except ValidationError as invalid:
         known = {problem.path for problem in document.problems}
         found = (explain(error, document, model) for error in invalid.errors(include_url=False))
-        # A value that its notation already ruined stands as null in the data: one line about it is enough.
+        # A value with a syntax error is null in the data: one error per path.
         document.problems.extend(problem for problem in found if problem.path not in known)
         return None
 
@@ -92,7 +90,7 @@ def _message(source: str, problems: Iterable[Problem]) -> str:
 
 
 def _disagreements(document: Document) -> Iterator[Problem]:
-    """What is well-formed in itself but does not fit the rest; in plain data, so that no other fault hides it."""
+    """Yield contradictions between keys, from plain data: no other error hides them."""
     regions = _names(document.data, "regions")
     yield from _repeated(regions, document)
     yield from _tls(document)
@@ -130,7 +128,7 @@ def _repeated(names: Mapping[Path, str], document: Document) -> Iterator[Problem
 
 
 def _regions_used(data: object) -> Iterator[tuple[Path, str]]:
-    """Every place that names a region, with the name."""
+    """Yield every path that names a region, with the name."""
     region = _inside(data, "proxy").get("region")
     if isinstance(region, str):
         yield ("proxy", "region"), region
@@ -145,7 +143,7 @@ def _regions_used(data: object) -> Iterator[tuple[Path, str]]:
 
 
 def _tls(document: Document) -> Iterator[Problem]:
-    """Files for TLS where there is none, and half a pair."""
+    """Yield TLS files of a url without TLS, and incomplete pairs."""
     for number, item in enumerate(_items(document.data, "replicas")):
         if not isinstance(item, Mapping):
             continue
@@ -160,7 +158,7 @@ def _tls(document: Document) -> Iterator[Problem]:
             yield Problem(place, document.line(place), "half a pair", "client_cert and client_key, both or neither")
 
 
-#: Phases of a request, none of which can be allowed more than the whole.
+#: Phases of a request; none may take longer than the whole.
 _PHASES = ("connect_timeout_s", "first_token_timeout_s", "response_timeout_s", "stream_idle_timeout_s")
 
 

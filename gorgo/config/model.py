@@ -1,7 +1,6 @@
-"""The shape of regions.yaml as frozen dataclasses: every key, its type, its default and its range.
+"""The shape of regions.yaml as frozen dataclasses: every key with type, default and range.
 
-Owns the data; `config.load` reads the text and makes the errors. Units are in the names; seconds inside except where a
-key says `ms`.
+Units are in the names: seconds, or `ms`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _Entry = TypeVar("_Entry")
 
 
 def _some(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
-    """A list that needs an entry. Not `min_length`, which also fires when every entry is wrong in itself."""
+    """Reject an empty list. `min_length` would also fail where every entry is invalid by itself."""
     if not entries:
         raise ValueError("at least one entry")
     return entries
@@ -37,7 +36,7 @@ FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 Bind = Annotated[str, AfterValidator(checked_bind)]
 EngineName = Annotated[str, AfterValidator(checked_engine)]
 
-#: A key that is not a field is an error, never ignored: a misspelt limit would otherwise silently keep its default.
+#: An unknown key is an error: a misspelt limit would silently keep its default.
 strict = with_config(ConfigDict(extra="forbid"))
 
 
@@ -60,18 +59,18 @@ class ReplicaConfig:
     region: Name
     url: Url
     engine: EngineName = "sglang"
-    #: Models that it serves; empty means any.
+    #: Models served; empty means any.
     models: tuple[Text, ...] = ()
     accelerator: Text | None = None
-    #: Name of the environment variable that holds the replica's API key; the key itself is never in the file.
+    #: Environment variable with the API key; the key itself is never in the file.
     api_key_env: EnvironmentName | None = None
-    #: Ask for `usage` in streams whose client did not, and take the extra chunk out again.
+    #: Request `usage` in every stream and remove the extra chunk.
     request_usage: bool = False
-    #: Whom to believe that it is the replica, in place of the system's authorities; and who the proxy is to it.
+    #: Trusted authorities instead of the system's, and the client certificate of the proxy.
     ca_file: FilePath | None = None
     client_cert: FilePath | None = None
     client_key: FilePath | None = None
-    #: Send nothing new there. A change of this key sets the mark; an operator's own mark stays until then.
+    #: No new requests. A change of this key overrides the mark of an operator.
     draining: bool = False
     capacity: CapacityConfig = field(default_factory=CapacityConfig)
 
@@ -85,7 +84,7 @@ def _paired(tls: TlsConfig) -> TlsConfig:
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """Files (PEM) by which the data listener speaks TLS; a new pair under the same names is taken at a reload."""
+    """PEM files for TLS of the data listener; a reload reads them again."""
 
     cert: FilePath | None = None
     key: FilePath | None = None
@@ -94,24 +93,24 @@ class TlsConfig:
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRuleConfig:
-    """What one client, by the name that goes with its key, may do."""
+    """Quotas and regions of one client, by the name of its key."""
 
     name: Name
     max_in_flight: Count | None = None
     requests_per_minute: Positive | None = None
-    #: Of its requests while they wait at the proxy, and the highest that it may ask for.
+    #: Default priority of its queued requests, and the highest that a header may set.
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
-    #: Where its requests may be served; empty means anywhere.
+    #: Regions that may serve it; empty means any.
     allowed_regions: tuple[Name, ...] = ()
 
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What holds for one model, whoever asks for it."""
+    """Regions of one model, for every client."""
 
     name: Text
-    #: Where it may be served; empty means anywhere.
+    #: Regions that may serve it; empty means any.
     allowed_regions: tuple[Name, ...] = ()
 
 
@@ -122,7 +121,7 @@ class ClientsConfig:
 
     #: SHA-256 of each key.
     keys_file: FilePath | None = None
-    #: Of each client that has a key and no rule that says otherwise.
+    #: Quotas of each client without own rule.
     max_in_flight: Count | None = None
     requests_per_minute: Positive | None = None
     rules: tuple[ClientRuleConfig, ...] = ()
@@ -133,9 +132,9 @@ class ClientsConfig:
 class TracingConfig:
     """Traces of requests to an OpenTelemetry collector; off without an endpoint."""
 
-    #: Takes OTLP over HTTP.
+    #: OTLP over HTTP.
     endpoint: Url | None = None
-    #: Of the requests that bring no decision of their own in `traceparent`.
+    #: Traced share of requests without `traceparent`.
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
 
 
@@ -147,7 +146,7 @@ class ProxyConfig:
     region: Name
     policy: Text = "gorgo-ms"
     weights: Mapping[Text, Annotated[float, Field(allow_inf_nan=False)]] = field(default_factory=dict)
-    #: Scores each decision without a say in it.
+    #: Scores each decision and changes none.
     shadow_policy: Text | None = None
     bind: Bind = "127.0.0.1:8080"
     admin_bind: Bind = "127.0.0.1:9090"
@@ -155,14 +154,14 @@ class ProxyConfig:
     tracing: TracingConfig = field(default_factory=TracingConfig)
     probe_interval_s: Positive = 30.0
     scrape_interval_s: Positive = 30.0
-    #: `/ready` says so only while as many replicas are in good standing.
+    #: `/ready` is 503 with fewer healthy replicas.
     min_ready_replicas: Count = 1
 
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """Every bound that an operator can move, with the reason for its default in regions.yaml."""
+    """Bounds. regions.yaml has the reason of each default."""
 
     max_connections: Count = 8192
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
@@ -184,9 +183,9 @@ class LimitsConfig:
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadConfig:
-    """What happens when there is more to do than can be done in time."""
+    """Queue, deadlines, hedges, retries and slow start."""
 
-    #: Requests wait at the proxy for a replica with room, where the policy predicts.
+    #: Queue requests for a replica with capacity, under a policy that predicts.
     queue_enabled: bool = True
     queue_max_requests: Count = 1000
     max_backlog_ms: Positive = 200.0
@@ -202,7 +201,7 @@ class OverloadConfig:
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
-    """What `gorgo engine` and `gorgo demo` imitate."""
+    """Network and engines of `gorgo engine`, `gorgo demo` and simulations."""
 
     #: Mean round trip from the proxy's region to each region.
     rtt_ms: Mapping[Name, NotNegative] = field(default_factory=dict)
@@ -221,7 +220,7 @@ class RegionLimitsConfig:
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionConfig:
-    """A place where replicas or clients are."""
+    """A location of replicas or clients."""
 
     name: Name
     limits: RegionLimitsConfig = field(default_factory=RegionLimitsConfig)
@@ -230,7 +229,7 @@ class RegionConfig:
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The whole of regions.yaml."""
+    """The content of regions.yaml."""
 
     proxy: ProxyConfig
     regions: Annotated[tuple[RegionConfig, ...], AfterValidator(_some)]

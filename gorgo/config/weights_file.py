@@ -17,7 +17,7 @@ from gorgo.core.numeric import is_number
 from gorgo.errors import ConfigError
 
 SCHEMA = 1
-#: Four weights take 100 bytes; evidence is a table, not a log.
+#: Four weights take 100 bytes, evidence is a table.
 MAX_BYTES = 65_536
 
 _EXPECTED = '{"policy": "NAME", "weights": {"NAME": NUMBER, ...}}'
@@ -27,7 +27,7 @@ _KEYS = ("gorgo_weights", "policy", "weights", "widened", *_TEXTS, "evidence")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsFile:
-    """One set of weights, and where it is from.
+    """One set of weights and its origin.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class WeightsFile:
     weights:
         Values by name; what is left out is at the policy's default.
     widened:
-        Whether values outside the policy's box are meant.
+        Whether values out of range are intended.
     source:
         What made the file, in a few words.
     created:
@@ -65,7 +65,7 @@ class WeightsFile:
 
 
 def read_weights_file(path: Path) -> WeightsFile:
-    """Raises `ConfigError`."""
+    """Read a weights file. Raises `ConfigError`."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -75,12 +75,12 @@ def read_weights_file(path: Path) -> WeightsFile:
 
 
 def write_weights_file(path: Path, file: WeightsFile) -> None:
-    """In place of what may be there, whole or not at all. Raises `OSError`."""
+    """Write the file atomically. Raises `OSError`."""
     write_atomically(path, weights_file_text(file))
 
 
 def weights_file_text(file: WeightsFile) -> bytes:
-    """The content of the file; what is not known is left out."""
+    """Return the content of the file, without unknown fields."""
     document: dict[str, Any] = {"gorgo_weights": SCHEMA, "policy": file.policy, "weights": dict(file.weights)}
     if file.widened:
         document["widened"] = True
@@ -90,7 +90,7 @@ def weights_file_text(file: WeightsFile) -> bytes:
 
 
 def parse_weights_file(text: bytes, *, source: str) -> WeightsFile:
-    """The record of a file's content; raises `ConfigError` with `source`, place and expectation."""
+    """Parse the content of a file. Raises `ConfigError` with `source`, place and expectation."""
 
     def fail(what: str) -> NoReturn:
         raise ConfigError(f"{source}: {what}; expected {_EXPECTED}")
