@@ -92,13 +92,13 @@ Out = Annotated[
 
 def trace_filters(
     *,
-    limit: int | None,
-    max_input: int | None,
-    max_output: int | None,
-    spread: float,
-    start: str | None,
-    end: str | None,
-    seed: int,
+    limit: int | None = None,
+    max_input: int | None = None,
+    max_output: int | None = None,
+    spread: float = 0.0,
+    start: str | None = None,
+    end: str | None = None,
+    seed: int = 0,
 ) -> TraceFilters:
     """Return the filters that the options name."""
     from gorgo.apps.traces import TraceFilters, parse_window

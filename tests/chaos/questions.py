@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gorgo.apps.datasets.generate import generate_requests
+from gorgo.apps.datasets.catalogue import generate_requests
 from gorgo.apps.datasets.shape import UsersShape
 from gorgo.apps.engine_server.job import CHAT, COMPLETIONS, GENERATE
 from gorgo.apps.engine_server.text import Tape

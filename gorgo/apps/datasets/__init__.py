@@ -1,11 +1,19 @@
-"""Traces that come with the project, the generators that made them, and loading any trace by one word."""
+"""Shipped traces, the generators of their shapes, and loading any trace by file or name."""
 
+from gorgo.apps.datasets.catalogue import (
+    DEMO_TRACE,
+    Dataset,
+    datasets,
+    generate_requests,
+    generate_trace,
+    load_requests,
+    shapes,
+    shipped_path,
+    write_trace,
+)
 from gorgo.apps.datasets.describe import TraceStats, describe_trace
-from gorgo.apps.datasets.generate import generate_requests, generate_trace, write_trace
-from gorgo.apps.datasets.load import load_requests
 from gorgo.apps.datasets.remote import RemoteDataset, remote_dataset, remote_datasets
 from gorgo.apps.datasets.shape import PoissonShape, Shape, UsersShape, WorkloadShape, read_shape
-from gorgo.apps.datasets.shipped import DEMO_TRACE, Dataset, datasets, shapes, shipped_path
 
 __all__ = [
     "DEMO_TRACE",

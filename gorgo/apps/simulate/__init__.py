@@ -1,8 +1,8 @@
 """Policies side by side in virtual time: runs, many of them, and their comparison."""
 
-from gorgo.apps.simulate.command import DEFAULT_POLICIES, SimulateOptions, jobs_of, simulate_command
 from gorgo.apps.simulate.job import BASELINES, FLOOR, ORACLE, SimJob, SimulatedRun
 from gorgo.apps.simulate.run import run_many, run_once
+from gorgo.apps.simulate.simulate import DEFAULT_POLICIES, SimulateOptions, jobs_of, simulate_command
 
 __all__ = [
     "BASELINES",

@@ -32,7 +32,7 @@ def load_trace(path: Path | str, filters: TraceFilters | None = None) -> list[Tr
 
     Example
     -------
-    >>> from gorgo.apps.datasets.shipped import shipped_path
+    >>> from gorgo.apps.datasets.catalogue import shipped_path
     >>> requests = load_trace(shipped_path("chat-small"), TraceFilters(limit=60, max_input=24_000))
     >>> len(requests), requests[0].timestamp_s
     (60, 0.0)

@@ -66,15 +66,7 @@ def describe(
     """
     from gorgo.apps.datasets import describe_trace, load_requests
 
-    filters = options.trace_filters(
-        limit=None,
-        max_input=max_input,
-        max_output=max_output,
-        spread=0.0,
-        start=start,
-        end=end,
-        seed=0,
-    )
+    filters = options.trace_filters(max_input=max_input, max_output=max_output, start=start, end=end)
     found = {trace: describe_trace(load_requests(trace, filters)) for trace in traces}
     if as_json:
         options.print_json([{"trace": trace, **_finite(asdict(stats))} for trace, stats in found.items()])

@@ -45,15 +45,7 @@ def overload(
     from gorgo.config.load import load_config
 
     loaded = load_config(config)
-    filters = options.trace_filters(
-        limit=limit,
-        max_input=max_input,
-        max_output=max_output,
-        spread=spread,
-        start=None,
-        end=None,
-        seed=seed,
-    )
+    filters = options.trace_filters(limit=limit, max_input=max_input, max_output=max_output, spread=spread, seed=seed)
     job = SimJob(
         trace=str(options.trace_path(trace)),
         policy=policy,

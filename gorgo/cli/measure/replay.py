@@ -43,13 +43,7 @@ def replay(
     from gorgo.apps.results import results_table, rows_as_json
 
     filters = options.trace_filters(
-        limit=limit,
-        max_input=max_input,
-        max_output=max_output,
-        spread=spread,
-        start=start,
-        end=end,
-        seed=seed,
+        limit=limit, max_input=max_input, max_output=max_output, spread=spread, start=start, end=end, seed=seed
     )
     wanted = ReplayOptions(
         trace=options.trace_path(trace),

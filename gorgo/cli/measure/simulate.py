@@ -79,13 +79,7 @@ def simulate(
         trace=str(options.trace_path(trace)),
         fleet=fleet_of(loaded, source=config),
         filters=options.trace_filters(
-            limit=limit,
-            max_input=max_input,
-            max_output=max_output,
-            spread=spread,
-            start=start,
-            end=end,
-            seed=seed,
+            limit=limit, max_input=max_input, max_output=max_output, spread=spread, start=start, end=end, seed=seed
         ),
         policies=policies,
         weights=_weights(loaded, weights, policies, source=config),

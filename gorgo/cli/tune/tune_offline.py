@@ -76,13 +76,7 @@ def tune_offline(
         scrape_interval_s=loaded.proxy.scrape_interval_s,
         fleet_file=fleet,
         filters=options.trace_filters(
-            limit=limit,
-            max_input=max_input,
-            max_output=max_output,
-            spread=0.0,
-            start=start,
-            end=end,
-            seed=seed,
+            limit=limit, max_input=max_input, max_output=max_output, start=start, end=end, seed=seed
         ),
         time_scale=options.positive(time_scale),
         database=database,

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from gorgo.apps.datasets import read_shape, shapes
+from gorgo.apps.datasets.catalogue import generate_trace
 from gorgo.apps.datasets.distributions import RandomDraws
-from gorgo.apps.datasets.generate import generate_trace
 
 
 def drawing(*uniform: float) -> RandomDraws:

@@ -57,9 +57,10 @@ def test_a_damaged_file_is_bad_input(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "history.json").write_text("[]")
-    result = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "no" / "page.html")])
+    (tmp_path / "report.html").mkdir()
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 1
-    assert "No such file or directory" in result.stderr
+    assert "Is a directory" in result.stderr
 
 
 def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""From result files to a page or a plot on disk.
+"""The page of results and the plot of a tuning history on disk.
 
 Owns the check that the extra `report` is installed: matplotlib and jinja2 are imported only after it.
 """
@@ -20,8 +20,8 @@ PLOTS = (".svg", ".png", ".pdf")
 EXTRA = ("matplotlib", "jinja2")
 
 
-def write_report(folder: Path, *, out: Path | None = None, show_progress: bool = True) -> Path:
-    """Write the page of all results in and below `folder`; return its path (default: report.html in the folder).
+def write_report(folder: Path, *, show_progress: bool = True) -> Path:
+    """Write report.html in `folder`, the page of all results in and below it; return its path.
 
     Raises `MissingExtra` without the extra `report`, and `ReportError` for a folder without results or a damaged file.
     """
@@ -29,7 +29,7 @@ def write_report(folder: Path, *, out: Path | None = None, show_progress: bool =
     from gorgo.apps.report.page import page
 
     found = find_results(folder, show_progress=show_progress)
-    target = out or folder / "report.html"
+    target = folder / "report.html"
     # The page shows folder names, which need not be valid text.
     write_atomically(target, page(found).encode(errors="backslashreplace"), mode=PUBLIC)
     return target
