@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from gorgo.config.document import Path
@@ -47,6 +50,30 @@ def test_each_old_key_is_named_with_what_became_of_it(monkeypatch: pytest.Monkey
         "expected the file without it",
     ]
     assert lines[5].startswith("  limits.max_attempst (line 8): unknown key (did you mean 'max_attempts'?); expected")
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_file_with_an_old_key_is_refused_with_its_new_name_or_value(old: str) -> None:
+    document: dict[str, Any] = {
+        "proxy": {"region": "us"},
+        "regions": [{"name": "us"}],
+        "replicas": [{"name": "a", "region": "us", "url": "http://a"}],
+    }
+    *sections, key = old.split(".")
+    place: Any = document
+    for section in sections:
+        place = place.setdefault(section, {})
+        place = place[0] if isinstance(place, list) else place
+    place[key] = 1
+    with pytest.raises(ConfigError) as refused:
+        parse_config(json.dumps(document).encode())
+    shown = old.replace("regions.", "regions[0].").replace("replicas.", "replicas[0].")
+    new = RENAMED[old]
+    expected = f"(removed: {new})" if " " in new else f"(renamed); expected {new}"
+    assert str(refused.value).split("\n") == [
+        "regions.yaml: 1 error",
+        f"  {shown} (line 1): unknown key {expected}" + ("; expected the file without it" if " " in new else ""),
+    ]
 
 
 def test_the_table_has_keys_that_are_gone_and_new_ones_that_exist() -> None:
