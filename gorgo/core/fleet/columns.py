@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: Cells of a slot of which nothing is known. What is not here is NaN: unknown. What this proxy counts or reckons itself
-#: is never unknown.
+#: Cells of an empty slot. Columns that are not here are NaN: unknown.
 _EMPTY: Mapping[str, float] = {
     "in_flight_requests": 0.0,
     "in_flight_tokens": 0.0,
@@ -36,7 +35,7 @@ _EMPTY: Mapping[str, float] = {
 
 @dataclass(slots=True)
 class Columns:
-    """Kept columns, one cell per slot. Unknown (or stale) is NaN; counts made by this proxy are never unknown."""
+    """Columns with one cell per slot. Unknown or stale is NaN; counts by this proxy are never unknown."""
 
     #: EWMA of the probe round trip, s. NaN before the first probe.
     rtt_s: Floats
@@ -57,7 +56,7 @@ class Columns:
     prefill_base_s: Floats
     prefill_token_s: Floats
     prefill_kappa_s: Floats
-    #: Learned: prefills take so many times what the priors say.
+    #: Learned factor on the priors.
     slowdown: Floats
     #: The prefill queue, in the engine's time: when it has done what was sent to it, and when the first token of the
     #: first in line is due (infinite when none is expected).
@@ -79,18 +78,18 @@ class Columns:
 
     @classmethod
     def empty(cls) -> Columns:
-        """Without a slot."""
+        """Return columns without a slot."""
         columns = {item.name: np.zeros(0) for item in fields(cls) if item.name != "salt"}
         return cls(**columns, salt=np.zeros(0, dtype=np.uint64))
 
     def grow(self) -> None:
-        """One more slot, empty. Rare: only when the fleet grows beyond what it ever was."""
+        """Add an empty slot. Rare: only when the fleet grows beyond its largest size."""
         for item in fields(self):
             column = getattr(self, item.name)
             setattr(self, item.name, np.append(column, np.zeros(1, column.dtype)))
         self.clear(len(self.salt) - 1)
 
     def clear(self, slot: int) -> None:
-        """Nothing is known of the slot's replica any more."""
+        """Empty the cells of a slot."""
         for item in fields(self):
             getattr(self, item.name)[slot] = _EMPTY.get(item.name, nan)

@@ -1,8 +1,7 @@
-"""The replicas and what is known of each: who they are, the columns that policies read, and what has gone stale.
+"""The fleet: replicas by name, the columns that policies read, and what goes stale.
 
-Owns slots, the cells of loads, probes and scrapes, drain marks, and the times at which figures go stale or back-offs
-end. What one replica brings along is `replica`, who may serve a request `eligible`, the way to an engine `way`. Leaves
-the prefix index and the ledger of open attempts to the Router.
+Owns slots, the cells of loads, probes and scrapes, drain marks, and the times at which values go stale or back-offs
+end. See `replica` for the state of one, `eligibility` for the filter, `network` for the cells of connections.
 
 Theory of operation: every replica has a slot, an index into all columns, from the day it joins until it leaves; a free
 slot is used again. Events write single cells; nothing is rebuilt for a request.
@@ -40,7 +39,7 @@ class ReadmissionObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FleetChange:
-    """What `Fleet.replace` did; slots of those who left may belong to those who joined."""
+    """Result of `Fleet.replace`; slots of replicas that left may belong to replicas that joined."""
 
     joined: Sequence[Replica] = ()
     left_slots: Sequence[int] = ()
@@ -57,8 +56,8 @@ class Fleet:
     rtt_ewma_alpha:
         Weight of a new probe in the smoothed round trip.
     panic_threshold:
-        Share of healthy replicas under which those ejected for failed attempts are tried again soon, because what fails
-        everywhere is rarely the replica's fault; with nobody healthy ejection is ignored. 0 never does either.
+        Share of healthy replicas below which those ejected for failed attempts are tried again soon: a failure
+        everywhere is rarely the replica's fault. With none healthy, ejection is ignored. 0 turns both off.
     ejection:
         When a replica is ejected and for how long.
     """
@@ -85,10 +84,10 @@ class Fleet:
     # -- membership
 
     def replace(self, specs: Sequence[ReplicaSpec]) -> FleetChange:
-        """Make the fleet what `specs` says. Who stays keeps slot, columns, marks and health."""
+        """Replace the fleet. A replica that stays keeps slot, columns, marks and health."""
         wanted = {spec.name: spec for spec in specs}
         if len(wanted) != len(specs):
-            raise ConfigError("two replicas have the same name; a name stands for one replica")
+            raise ConfigError("two replicas have the same name; expected one name per replica")
         left = [self._leave(name) for name in list(self.replicas) if name not in wanted]
         for name, replica in self.replicas.items():
             replica.update(wanted[name])
@@ -132,7 +131,7 @@ class Fleet:
         if state is HealthState.HEALTHY and self.on_readmitted is not None:
             self.on_readmitted(replica, now=replica.health.changed_s)
 
-    # -- load, written by the Router's ledger
+    # -- load, written by the in-flight table
 
     def reserve(self, replica: Replica, prompt_tokens: int) -> None:
         slot, columns = replica.slot, self.columns
@@ -149,7 +148,7 @@ class Fleet:
             self.columns.in_flight_requests[replica.slot] -= 1
             self.columns.in_flight_tokens[replica.slot] -= prompt_tokens
 
-    # -- what probes and scrapes tell
+    # -- probes and scrapes
 
     def probed(self, replica: Replica, rtt_s: float | None, *, now: float) -> None:
         if rtt_s is None:
@@ -173,14 +172,14 @@ class Fleet:
         replica.scraped_s, self._due_known = now, False
 
     def _apply_reported_speed(self, replica: Replica) -> None:
-        """The engine's own account is as good as a prior from regions.yaml, and does not overrule one."""
+        """Use the engine's counters as a prior where regions.yaml has none."""
         if replica.reported_speed.factor is not None and not replica.prior.known:
             replica.prefill_queue.set_speed_prior(replica.reported_speed.factor)
 
     # -- time
 
     def next_timer(self) -> float | None:
-        """When something goes stale or an ejection ends. Kept between events: a shell may ask after each."""
+        """Return when a value goes stale or a back-off ends; retained between events."""
         if not self._due_known:
             due = [due for replica in self.replicas.values() for due in self._deadlines(replica)]
             self._due, self._due_known = min(due, default=None), True

@@ -1,10 +1,9 @@
-"""A region that is cut off is one event, not one per replica.
+"""Region outages: all replicas of a region that fail their probes together are one event.
 
-Owns which regions are cut off. A region is when each of its replicas failed its last probe within one window: then the
-way there is broken, not the engines. Waiting for three failures of each would send requests into it for minutes, so
-where it has several replicas all are ejected at once, with one back-off, and all may be tried as soon as any of them
-answers again. A region with a single replica cannot be told from that replica: it is ejected by its own count,
-and then named here.
+A region is unreachable when each of its replicas failed its last probe within one window: then the path is broken, not
+the engines. Waiting for three failures of each would send requests into it for minutes. So a region with several
+replicas has all of them ejected at once, with one back-off, and all are tried as soon as any answers again. A region
+with one replica is that replica: it is ejected by its own count, and the region is reported then.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from gorgo.core.messages.events import RegionChanged
 
 
 class RegionOutages:
-    """Which regions are cut off.
+    """Finds unreachable regions.
 
     Parameters
     ----------
     fleet:
-        Whose replicas are looked at.
+        The Router's.
     window_s:
-        Within which all of a region must have failed, s. May be replaced.
+        Time within which all replicas of a region must fail, s. May be replaced.
     """
 
     __slots__ = ("_failed_s", "_fleet", "_unreachable", "window_s")
@@ -67,7 +66,7 @@ class RegionOutages:
                 other.health.region_reachable(now=now)
 
     def on_fleet_change(self) -> None:
-        """The fleet is another one: whoever left is forgotten, and so are regions without a replica."""
+        """Forget replicas that left and regions without a replica."""
         replicas = set(self._fleet.replicas.values())
         self._failed_s = {replica: at for replica, at in self._failed_s.items() if replica in replicas}
         left = self._unreachable - {replica.spec.region for replica in replicas}

@@ -49,5 +49,5 @@ class RequestFilter:
     def has_replica_in(self, regions: frozenset[str], request: RouteRequest) -> bool:
         """Return whether a replica in `regions` would serve the request, healthy or not."""
         if request.pinned_replica is None:
-            return self._fleet.eligibility.anyone_in(regions, request.model)
+            return self._fleet.eligibility.has_replica_in(regions, request.model)
         return self._fleet.replicas[request.pinned_replica].spec.region in regions

@@ -1,18 +1,16 @@
-"""Whether an engine has started again since it was last looked at: then its cache is empty.
+"""Restarts of an engine, detected by its counters: its cache is then empty.
 
-Owns the comparison of one replica's counters. What is forgotten then, the Router decides.
-
-Theory of operation. A restart that is over between two probes leaves no other trace: pings answer, connections that
-broke are retried, and what was believed cached would be believed for hours. Counters only grow while a process lives,
-so one that went back is another process. One that has served as much as its predecessor had at the last look is not
-seen; of that one little was believed. A partition moves no counter, and what is cached behind it stays believed.
+Theory of operation. A restart between two probes leaves no other trace: probes succeed, broken connections are retried,
+and the prefix index would be wrong for hours. Counters only grow while a process runs, so a counter that went back is
+another process. A process that has served as much as its predecessor had at the last scrape is not detected; the index
+had little of that one. A partition moves no counter, and the index stays.
 """
 
 from __future__ import annotations
 
 from gorgo.core.messages.request import EngineSample
 
-#: Counted by an engine from its start, whichever of them it tells.
+#: Counters since the engine's start; an engine reports some of them.
 _COUNTERS = ("prompt_tokens_total", "prefill_tokens_total")
 
 
@@ -36,9 +34,9 @@ class RestartDetector:
         self._last: dict[str, float] = {}
 
     def observe(self, sample: EngineSample) -> bool:
-        """Whether this is another process than the one of the last scrape."""
-        counters = {name: value for name in _COUNTERS if (value := getattr(sample, name)) is not None}
-        restarted = any(value < self._last.get(name, 0.0) for name, value in counters.items())
-        self._last |= counters
+        """Return whether the process is another one than at the last scrape."""
+        reported = {name: value for name in _COUNTERS if (value := getattr(sample, name)) is not None}
+        restarted = any(value < self._last.get(name, 0.0) for name, value in reported.items())
+        self._last |= reported
         self.count += restarted
         return restarted

@@ -15,7 +15,7 @@ from gorgo.core.fleet.slow_start import SlowStart
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSnapshot:
-    """What the Router knows of one replica; `None` is unknown or stale. Ages count back from the moment of the view."""
+    """State of one replica; `None` is unknown or stale. Ages are at the time of the snapshot."""
 
     name: str
     region: str
@@ -27,11 +27,11 @@ class ReplicaSnapshot:
     #: Ejection is ignored because too few replicas are healthy.
     panic: bool
     ejected_for_s: float | None
-    #: What ejected it: `attempts`, `probes` or its whole `region`; `None` while it is healthy.
+    #: Cause of the ejection: `attempts`, `probes` or its `region`; `None` while healthy.
     ejected_by: str | None
-    #: How long it has been in its state, trials that failed included; `None` is since it joined.
+    #: Time in its state, failed trials included; `None` is since it joined.
     in_state_for_s: float | None
-    #: Slow start: how long yet, and how many requests may be in flight there until then.
+    #: Slow start: remaining time, and the concurrency limit.
     slow_start_for_s: float | None
     slow_start_in_flight: int | None
     failures_in_a_row: int
@@ -40,12 +40,12 @@ class ReplicaSnapshot:
     in_flight_requests: int
     in_flight_tokens: int
     queued_prefill_tokens: int
-    #: Busy clock: prefill still to do there, and how many times longer prefills take than the prior says.
+    #: Predicted prefill queue, and the learned factor on the prior.
     backlog_s: float
     prefill_slowdown: float
-    #: The same by the engine's own counters of prefill, which count where no prior was given.
+    #: The same by the engine's counters, which count where no prior was given.
     prefill_slowdown_reported: float | None
-    #: The linear rate of prefills by the prior and what was learned.
+    #: Linear prefill rate by the prior and the learned factor.
     prefill_tokens_per_s: float
     running_requests: float | None
     queued_requests: float | None
@@ -53,13 +53,13 @@ class ReplicaSnapshot:
     scrape_age_s: float | None
     kv_capacity_tokens: float | None
     max_running_requests: float | None
-    #: What the prefix index believes cached there.
+    #: Estimated cached, by the prefix index.
     index_blocks: int
     index_tokens: int
     #: Attempts dispatched there and those that failed, since it joined the fleet.
     attempts: int
     failures: int
-    #: How often its engine was seen to have started again, which empties what is believed cached there.
+    #: Detected restarts of its engine; each empties its prefix index.
     restarts: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,57 +67,57 @@ class ReplicaSnapshot:
 
 
 def snapshot_replica(
-    fleet: Fleet, slow_start: SlowStart, member: Replica, *, index_blocks: int, block_tokens: float, now: float
+    fleet: Fleet, slow_start: SlowStart, replica: Replica, *, index_blocks: int, block_tokens: float, now: float
 ) -> ReplicaSnapshot:
-    """The row of `member`."""
-    columns, health, spec = fleet.columns, member.health, member.spec
+    """Return the row of `replica`."""
+    columns, health, spec = fleet.columns, replica.health, replica.spec
     eligible = fleet.eligibility.for_model(spec.models[0] if spec.models else "")
-    slow_start_s = slow_start.remaining_s(member, now=now)
+    slow_start_s = slow_start.remaining_s(replica, now=now)
     return ReplicaSnapshot(
         name=spec.name,
         region=spec.region,
         models=spec.models,
-        state="draining" if member.draining else health.state.value,
+        state="draining" if replica.draining else health.state.value,
         eligible=spec.name in eligible.names,
         panic=eligible.panic,
         ejected_for_s=None if health.backoff_until_s is None else max(0.0, health.backoff_until_s - now),
         ejected_by=None if health.state is HealthState.HEALTHY else health.ejected_by,
-        in_state_for_s=_in_state_s(member, now),
+        in_state_for_s=_in_state_s(replica, now),
         slow_start_for_s=slow_start_s,
-        slow_start_in_flight=None if slow_start_s is None else int(slow_start.allowed(member, now=now)),
+        slow_start_in_flight=None if slow_start_s is None else int(slow_start.allowed(replica, now=now)),
         failures_in_a_row=max(health.attempt_failures, health.probe_failures),
-        rtt_ms=_scaled(_cell(columns, "rtt_s", member), 1e3),
-        probe_age_s=None if member.probed_s is None else now - member.probed_s,
-        in_flight_requests=int(columns.in_flight_requests[member.slot]),
-        in_flight_tokens=int(columns.in_flight_tokens[member.slot]),
-        queued_prefill_tokens=int(columns.queued_prefill_tokens[member.slot]),
-        backlog_s=max(0.0, float(columns.drained_at_s[member.slot]) - now - one_way_s(columns, member.slot)),
-        prefill_slowdown=member.prefill_queue.speed.factor,
-        prefill_slowdown_reported=member.reported_speed.factor,
-        prefill_tokens_per_s=member.prior.tokens_per_s / member.prefill_queue.speed.factor,
-        running_requests=_cell(columns, "running_requests", member),
-        queued_requests=_cell(columns, "queued_requests", member),
-        used_tokens=_cell(columns, "used_tokens", member),
-        scrape_age_s=None if member.scraped_s is None else now - member.scraped_s,
-        kv_capacity_tokens=_cell(columns, "kv_capacity_tokens", member),
-        max_running_requests=_cell(columns, "max_running_requests", member),
+        rtt_ms=_scaled(_cell(columns, "rtt_s", replica), 1e3),
+        probe_age_s=None if replica.probed_s is None else now - replica.probed_s,
+        in_flight_requests=int(columns.in_flight_requests[replica.slot]),
+        in_flight_tokens=int(columns.in_flight_tokens[replica.slot]),
+        queued_prefill_tokens=int(columns.queued_prefill_tokens[replica.slot]),
+        backlog_s=max(0.0, float(columns.drained_at_s[replica.slot]) - now - one_way_s(columns, replica.slot)),
+        prefill_slowdown=replica.prefill_queue.speed.factor,
+        prefill_slowdown_reported=replica.reported_speed.factor,
+        prefill_tokens_per_s=replica.prior.tokens_per_s / replica.prefill_queue.speed.factor,
+        running_requests=_cell(columns, "running_requests", replica),
+        queued_requests=_cell(columns, "queued_requests", replica),
+        used_tokens=_cell(columns, "used_tokens", replica),
+        scrape_age_s=None if replica.scraped_s is None else now - replica.scraped_s,
+        kv_capacity_tokens=_cell(columns, "kv_capacity_tokens", replica),
+        max_running_requests=_cell(columns, "max_running_requests", replica),
         index_blocks=index_blocks,
         index_tokens=round(index_blocks * block_tokens),
-        attempts=member.attempts,
-        failures=member.failures,
-        restarts=member.restarts.count,
+        attempts=replica.attempts,
+        failures=replica.failures,
+        restarts=replica.restarts.count,
     )
 
 
-def _in_state_s(member: Replica, now: float) -> float | None:
-    health = member.health
-    sick_s = health.changed_s if health.ejected_since_s is None else health.ejected_since_s
-    since_s = member.drained_s if member.draining else sick_s
+def _in_state_s(replica: Replica, now: float) -> float | None:
+    health = replica.health
+    unhealthy_s = health.changed_s if health.ejected_since_s is None else health.ejected_since_s
+    since_s = replica.drained_s if replica.draining else unhealthy_s
     return None if since_s is None or since_s == float("-inf") else now - since_s
 
 
-def _cell(columns: Columns, name: str, member: Replica) -> float | None:
-    value = float(getattr(columns, name)[member.slot])
+def _cell(columns: Columns, name: str, replica: Replica) -> float | None:
+    value = float(getattr(columns, name)[replica.slot])
     return None if value != value else value
 
 

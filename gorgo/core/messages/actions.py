@@ -1,4 +1,4 @@
-"""What the Router tells its shell to do. Frozen, and the only answers that an event can have."""
+"""Actions: what the Router has its shell do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer the client with an error: nothing was reserved. `status` is HTTP, `code` a short stable word."""
+    """Answer the client with an error. Nothing was reserved. `status` is HTTP's, `code` short and stable."""
 
     request_id: str
     status: int
@@ -35,16 +35,16 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep the request: a Dispatch or a Reject for it comes from a later event, unless the shell abandons it."""
+    """Keep the request: it is queued. A later event returns its Dispatch or Reject, unless the shell abandons it."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Hedge:
-    """Send the request to another replica as well: `dispatch` is reserved like any other.
+    """Send the request to a second replica: `dispatch` is reserved like any other.
 
-    The attempt whose first content comes first is the answer. From one whose content was sent on there is no Hedge.
+    The attempt with the first content is the answer. A request with content has no Hedge.
     """
 
     request_id: str
@@ -53,7 +53,7 @@ class Hedge:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End this attempt: another one of its request has answered. Its end is told like any other, as `SUPERSEDED`."""
+    """End this attempt: another one of its request is the answer. Its outcome is reported as `SUPERSEDED`."""
 
     request_id: str
     attempt_id: str

@@ -14,7 +14,7 @@ from gorgo.core.latency.ttft import TtftEstimate
 
 @dataclass(frozen=True, slots=True)
 class ShadowScore:
-    """What a shadow made of the replica that was chosen.
+    """A shadow policy's score of the replica chosen.
 
     `rank` is 1 for the shadow's own choice. Replicas of equal cost (within `TIE_EPSILON`) share the lowest rank.
     With fewer than two candidates there is no rank. `cost` is in the shadow's unit.
@@ -32,7 +32,7 @@ class ShadowScore:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A choice as made: who was asked, with which weights, and the terms of each candidate. No prompt text."""
+    """A choice with its candidates, weights and terms. No prompt text."""
 
     request_id: str
     attempt: int
@@ -48,14 +48,13 @@ class Decision:
     cost: NDArray[np.float64] | None
     prompt_tokens: int
     estimated_cached_tokens: int
-    #: The same on whichever candidate has most.
+    #: On the candidate with the longest match.
     best_cached_tokens: int
     predicted_ttft_s: float | None
     estimate: TtftEstimate
     fallback: str | None
     #: Replicas left out and the reason: `draining`, `ejected`, `tried`, `model`, `region`, `slow_start`, `full`.
     excluded: Mapping[str, str]
-    #: What a shadow policy makes of the replica chosen.
     shadow: ShadowScore | None = None
 
     @property

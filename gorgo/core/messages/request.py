@@ -1,6 +1,6 @@
-"""What crosses the Router's border: a request coming in, its attempts' ends, and samples of replicas.
+"""Inputs of the Router: a request, the outcome of an attempt, and what probes and scrapes report of replicas.
 
-Owns the frozen records. Times are seconds of one monotonic clock that the shell chooses; unknown is `None`.
+Times are seconds of one monotonic clock that the shell chooses; unknown is `None`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gorgo.core.latency.tcp import Pacing, TcpWindows
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """A request as the Router sees it: sizes and fingerprint, never text.
+    """A request without its text: sizes, fingerprint, options.
 
     Parameters
     ----------
@@ -28,29 +28,29 @@ class RouteRequest:
         with its block.
     block_tokens:
         Tokens that one block stands for.
-    head:
+    prefix_hash:
         64-bit hash of the first 256 tokens, for affinity.
     model:
-        Model asked for; `None` means any.
+        Requested model; `None` means any.
     session_id:
         The client's own session key, where it sends one.
     pinned_replica:
         The only replica that can serve it (a response stored there); `None` for all others.
     streamed:
-        Whether its first token will be seen. An answer in one piece comes with the last token; nothing is learned from
-        its time.
+        Whether its first token is visible. An answer in one piece comes with the last token, and its time teaches
+        nothing.
     body_bytes:
-        What is sent to the replica: a body larger than a connection's window takes more than one round trip.
+        Size of the body: one larger than a connection's window takes more than one round trip.
     slo_ttft_s:
         Its deadline for the first token, s from `received_s`; `None`: that of the configuration, or none.
     priority:
-        Of those who wait, the highest goes first.
+        The highest priority leaves the queue first.
     client:
-        Who asks, so that those who wait are served in turn; `None` is one client like any other.
+        Name for quotas and for fairness in the queue; `None` is one client like any other.
     regions:
         Where it may be served; `None` is anywhere.
-    repeatable:
-        Whether it may be sent to two replicas at once: nothing is kept of it there.
+    idempotent:
+        Whether it may be hedged: no replica stores anything of it.
     text_bytes:
         Size of the prompt's text, from which `prompt_tokens` was estimated; `None` if that is exact.
     """
@@ -78,8 +78,8 @@ class RouteRequest:
 class OpenConnection:
     """The open connection to a replica that its next request takes.
 
-    `windows` are what its two ends allow under way. `sent_s` is when it last sent something; infinite where idling
-    costs its sender nothing. `pacing` is how its sender spreads what it sends, `None` where it does not.
+    `windows` are the windows of its two ends. `sent_s` is the time of its last send; infinite where idling costs its
+    sender nothing. `pacing` is its sender's pacing, `None` without.
     """
 
     windows: TcpWindows
@@ -98,19 +98,19 @@ class AttemptResult(Enum):
     failed: bool
 
     COMPLETED = "completed"
-    #: The client went away; the replica is not to blame.
+    #: The client disconnected; the replica is not to blame.
     CLIENT_DISCONNECTED = "client_disconnected"
     #: The replica refused, broke, timed out or answered 5xx before any content: try elsewhere, blame the replica.
     FAILED_BEFORE_CONTENT = "failed_before_content"
     #: 429 or 503 before any content: try elsewhere, the replica is busy, not broken.
     BUSY = "busy"
-    #: Broke after content was sent downstream: nothing can be retried.
+    #: Broke after content was sent to the client: not retryable.
     FAILED_AFTER_CONTENT = "failed_after_content"
     #: Another 4xx, passed through to the client: the request's fault.
     UPSTREAM_4XX = "upstream_4xx"
     #: Cancelled, because another attempt of the same request answered first.
     SUPERSEDED = "superseded"
-    #: The request took longer than it may in all: not tried elsewhere, and nobody is to blame.
+    #: The request exceeded its total timeout: not retried, and no replica is to blame.
     DEADLINE_EXCEEDED = "deadline_exceeded"
 
     def __init__(self, value: str) -> None:
@@ -122,7 +122,7 @@ class AttemptResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one attempt, with what the response told.
+    """The end of one attempt, with data of its response.
 
     `status` is the HTTP status sent by the replica, `None` if it sent none. Token counts come from the response's
     `usage`; `None` where it had none. `itl_s_p95` is the 95th percentile of gaps between content events.
@@ -139,12 +139,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """One scrape of a replica's own load figures; `None` where the engine does not tell.
+    """One scrape of an engine's metrics; `None` where the engine does not report one.
 
-    `used_tokens` are KV tokens held by running requests, `kv_capacity_tokens` the size of the KV pool,
+    `used_tokens` are KV tokens of running requests, `kv_capacity_tokens` the size of the KV pool,
     `max_running_requests` the engine's limit on its running batch. `prefill_tokens_total` counts prompt tokens computed
-    since the engine started, `prefill_busy_s_total` the time that it spent on them, `prompt_tokens_total` those that it
-    took, cached or not; all are sums over its ranks.
+    since the engine started, `prefill_busy_s_total` the time spent on them, `prompt_tokens_total` all prompt tokens,
+    cached or not; all are sums over its ranks.
     """
 
     running_requests: float | None = None

@@ -1,7 +1,7 @@
 """Finished requests as samples, in a bounded ring that a reader follows by sequence number.
 
 Owns the record and the ring behind `GET /admin/samples`. Every request that was dispatched leaves exactly one sample,
-when its last attempt ends. A reader sees a gap when `first_seq` is past what it asked for, and a restart when the
+when its last attempt ends. A reader detects a gap when `first_seq` is past its request, and a restart when the
 `boot_id` differs.
 """
 
@@ -16,11 +16,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request as it went; `None` is unknown. Milliseconds here, because this is the JSON edge.
+    """One finished request; `None` is unknown. Milliseconds here, because this is the JSON edge.
 
-    `status` is HTTP as the client would judge it: 499 when it went away, 502 when the stream broke after content.
+    `status` is the HTTP status for the client: 499 when it disconnected, 502 when the stream broke after content.
     `policy`, `weights_version`, `estimated_cached_tokens`, `rtt_ms`, the prediction, `terms` (of the replica's cost, in
-    the policy's unit) and what the shadow policy made of it are those of the last dispatch. `best_cached_tokens` is
+    the policy's unit) and the shadow's score are those of the last dispatch. `best_cached_tokens` is
     the estimate of the candidate with most of the prompt. `ttft_parts_ms` (`core.latency.ttft`) adds up to `ttft_ms`.
     """
 
@@ -76,7 +76,7 @@ class SampleRing:
 
     @property
     def first_seq(self) -> int:
-        """Oldest number still held; the next one to come when the ring is empty."""
+        """The oldest retained number; the next one if the ring is empty."""
         return self.last_seq + 1 - len(self._samples)
 
     @property
@@ -84,7 +84,7 @@ class SampleRing:
         return self.last_seq + 1
 
     def newest(self, limit: int) -> list[Sample]:
-        """The last samples, newest first."""
+        """Return the last samples, newest first."""
         return list(islice(reversed(self._samples), limit))
 
     def append(self, sample: Sample) -> None:
@@ -93,11 +93,11 @@ class SampleRing:
         self._samples.append(sample)
 
     def for_request(self, request_id: str) -> Sample | None:
-        """The newest sample of a request, while it is held."""
+        """Return the newest retained sample of a request."""
         return next((sample for sample in reversed(self._samples) if sample.request_id == request_id), None)
 
     def after(self, seq: int, limit: int = 1000) -> dict[str, Any]:
-        """JSON form: samples numbered above `seq`, oldest first, at most `limit`."""
+        """Return the JSON form: samples numbered above `seq`, oldest first, at most `limit`."""
         start = max(0, seq + 1 - self.first_seq)
         chosen = islice(self._samples, start, start + max(0, limit))
         return {

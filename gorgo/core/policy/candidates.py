@@ -29,10 +29,10 @@ class Candidates:
     columns:
         The fleet's kept columns.
     matched_tokens:
-        Per slot: prompt tokens of this request that the prefix index believes cached there.
+        Per slot: prompt tokens of this request that are cached there by the prefix index.
     prompt_tokens:
         Prompt length of this request.
-    whole:
+    is_all:
         True when the rows are all slots in order, so that columns need no gathering.
     now:
         When the decision is made, for columns that hold times.
@@ -151,7 +151,7 @@ class Candidates:
 
     @property
     def cached_tokens(self) -> Floats:
-        """Prompt tokens of this request believed cached, per row."""
+        """Estimated cached prompt tokens of this request, per row."""
         if self.is_all:
             return self.matched_tokens
         found = self._gathered.get("cached_tokens")

@@ -17,8 +17,8 @@ TIE_EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a policy predicts for each candidate, s: network and prefill if nobody else were there, the work before
-    this request, and its prefill by itself.
+    """A policy's prediction for each candidate, s: network and prefill on an idle replica, the work before this
+    request, and its prefill alone.
     """
 
     idle_s: NDArray[np.float64]
@@ -31,8 +31,8 @@ class Choice:
     """A policy's answer: the row picked among the candidates, and why.
 
     `terms` holds one column per named term of the cost, one entry per candidate; `cost` is their sum where the policy
-    has a cost. `fallback` says in a word why the primary rule did not decide (`None` when it did). `predicts` is the
-    predicted time to first token of any row, where the policy predicts, and `forecast` what that is made of.
+    has a cost. `fallback` says in a word why the primary rule did not decide (`None` when it did). `predict` returns
+    the predicted time to first token of any row, where the policy predicts, and `prediction` its parts.
     """
 
     row: int
@@ -45,7 +45,7 @@ class Choice:
 
 
 def argmin_tiebreak(cost: NDArray[np.float64], in_flight: NDArray[np.float64], rng: np.random.Generator) -> int:
-    """Row of the least cost; ties go to the fewest in flight, then to chance, so that a burst does not herd."""
+    """Return the row of the least cost; ties go to the fewest in flight, then to chance, against herding in a burst."""
     least = int(cost.argmin())
     near = cost <= cost[least] + TIE_EPSILON
     if np.count_nonzero(near) == 1:

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 def fill_unknown(column: Floats) -> Floats:
     """`column` with each unknown cell (NaN) taken as the worst known one, 0 where none is known.
 
-    What is not known must never look free: a replica that has not answered a probe yet would attract everything.
+    Unknown must never look free: a replica that has not answered a probe yet would attract all requests.
     """
     worst = column[column.argmax()]  # a fourth of the time of a reduction
     if worst == worst:  # NaN would have been the maximum: nothing is unknown

@@ -1,4 +1,4 @@
-"""What a policy is: a name, a unit, its weights, the index it wants, and one plain function that chooses."""
+"""The policy interface: a name, a unit, weights, the kind of prefix index, and one plain function that chooses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A second policy that scores each decision without a say in it, so that its ordering can be judged on live traffic.
+"""The shadow policy: scores each decision and changes none, so that its ordering is measured on live traffic.
 
-Owns what a shadow answers, and which index two policies can share. Reading the answers against measured first tokens is
-`apps.rank`.
+Owns its scores, and which index two policies can share. See `apps.rank` for scores against measured first tokens.
 
 Theory of operation. Under a policy that routes at random, a shadow's rank of the chosen replica is independent of
 everything else, so the time to first token by rank says whether the shadow orders replicas rightly (the validation of
@@ -41,7 +40,7 @@ class Shadow:
         self._rng = rng
 
     def score(self, request: RouteRequest, candidates: Candidates, row: int) -> ShadowScore:
-        """What it makes of the candidate in `row`."""
+        """Return the score of the candidate in `row`."""
         choice = self.policy.choose(request, candidates, self._weights, self._rng)
         if choice.cost is None:
             return ShadowScore(self.policy.name, None, None, None)
@@ -52,14 +51,14 @@ class Shadow:
 
 
 def validate_shadow(policy: Policy, shadow: Policy) -> None:
-    """Raises `ConfigError` where `shadow` cannot score the decisions of `policy`."""
+    """Raise `ConfigError` if `shadow` cannot score the decisions of `policy`."""
     if not shadow.unit:
         raise ConfigError(f"shadow policy {shadow.name!r} has no cost to rank replicas by; expected one that has")
     required_index(policy, shadow)
 
 
 def required_index(policy: Policy, shadow: Policy | None) -> IndexKind:
-    """The one prefix index for both. Raises `ConfigError` if each reads another kind."""
+    """Return the prefix index of both. Raise `ConfigError` if each reads another kind."""
     wanted = {other.index: other.name for other in (policy, shadow) if other is not None and other.index != "any"}
     if len(wanted) > 1:
         indexes = ", ".join(f"{name!r} the {kind} one" for kind, name in wanted.items())

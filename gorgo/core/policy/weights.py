@@ -17,7 +17,7 @@ from gorgo.errors import WeightsError
 class WeightSpec:
     """One weight that a policy has: start value, box, what it multiplies, and whether a tuner may move it.
 
-    `asked` is a preference to set, not a value to discover: a tuner moves it only when told to. `never` may have a box
+    `asked` is a preference to set, not a value to discover: a tuner moves it only by an option. `never` may have a box
     that includes 0.
     """
 

@@ -149,7 +149,7 @@ def test_models_and_regions_are_served_by_healthy_and_ejected_replicas_alike(
     for spec in specs:
         fail(fleet, spec.name, by="probes")
     assert fleet.eligibility.serves(model) is serves
-    assert fleet.eligibility.anyone_in(frozenset(regions), model) is there
+    assert fleet.eligibility.has_replica_in(frozenset(regions), model) is there
 
 
 def test_a_drain_counts_beside_models_and_regions_and_is_named_last() -> None:
