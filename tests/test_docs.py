@@ -276,6 +276,13 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_files_that_pages_name_exist() -> None:
+    pattern = re.compile(r"(gorgo|tuner|tests|docs|datasets|packaging|terraform)/[\w./-]+")
+    named = [(page.name, word) for page in DOCUMENTS for word in code(page.read_text()) if pattern.fullmatch(word)]
+    assert [row for row in named if not (ROOT / row[1]).exists()] == []
+    assert len(named) >= 50
+
+
 def test_every_page_is_in_the_index_of_the_documentation() -> None:
     index = (ROOT / "docs/README.md").read_text()
     assert [page.name for page in PAGES[1:] if page.name != "README.md" and f"]({page.name})" not in index] == []
