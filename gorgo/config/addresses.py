@@ -1,7 +1,6 @@
-"""Addresses in regions.yaml: a replica's base URL and a `host:port` to listen on.
+"""Addresses in regions.yaml: the base URL of a replica, and `host:port` of a listener.
 
-Owns their syntax. Each check returns its argument or raises `ValueError` with what was expected, which is how pydantic
-wants a validator to speak.
+Each check returns its argument or raises `ValueError` with the expectation, as pydantic requires.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Names that `engine:` may have in regions.yaml: those of this package's dialects, and those that other packages offer.
+"""Names of engines in regions.yaml: the dialects of this package and of other installed packages.
 
-Owns the names only, so that a file can be checked without loading a dialect; `gorgo.engines.registry` has the classes.
+Names only: a file is checked without loading a dialect. `gorgo.engines.registry` has the classes.
 """
 
 from __future__ import annotations

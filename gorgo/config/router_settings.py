@@ -38,7 +38,7 @@ def _overload_limits(overload: OverloadConfig) -> OverloadLimits:
 
 
 def replica_spec(replica: ReplicaConfig) -> ReplicaSpec:
-    """Return what the Router is told of a replica."""
+    """Return the Router's record of a replica."""
     capacity = replica.capacity
     return ReplicaSpec(
         name=replica.name,

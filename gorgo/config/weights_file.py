@@ -1,6 +1,6 @@
-"""Weights files: what `gorgo freeze --export` and `gorgo tune --out` write, `gorgo serve` and `gorgo freeze` read.
+"""Weights files of `gorgo freeze --export` and `gorgo tune --out`, read by `gorgo serve` and `gorgo freeze`.
 
-Owns the form. Whether a policy has those weights, and in which box, is checked by whoever has the policy.
+The reader checks the form; the caller checks policy and ranges.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The two descriptions as JSON: YAML in the package, read once, at the first request for it.
+"""The OpenAPI documents as JSON, read from YAML at the first request.
 
-Owns their delivery. What they say is in `client.yaml` and `admin.yaml`, written by hand and held to the routes by
-tests. Reading one takes milliseconds with PyYAML's C part and a third of a second without; so it is read in a thread,
-and by nobody who does not ask.
+Tests compare them with the routes. Reading one takes milliseconds with PyYAML's C part and a third of a second without,
+so callers read it in a thread.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from gorgo import __version__
 
 @cache
 def client_document() -> bytes:
-    """Of the data listener."""
+    """Return the document of the data listener."""
     return _served("client.yaml")
 
 
 @cache
 def admin_document() -> bytes:
-    """Of the admin listener."""
+    """Return the document of the admin listener."""
     return _served("admin.yaml")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.proxy.admin.page.recent_stats import RecentStats
 
-#: Failed requests of the recent ones that are worth a line; fewer are a client's broken prompt or a restart.
+#: Ratio of failed requests above which they are an alert.
 FAILED_SHARE = 0.01
 
 _EJECTED = {

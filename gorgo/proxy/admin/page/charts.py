@@ -1,7 +1,6 @@
-"""Small drawings as SVG in the page: the course of TTFT, of a replica's round trips, the terms of a cost, a weight in
-its box.
+"""Small SVG charts of the page: TTFT, RTTs, terms of a cost, a weight in its range.
 
-Owns geometry alone; colours and strokes are the style sheet's, by class. Nothing here is text of somebody else's.
+Geometry only; colours and strokes are the style sheet's, by class. No text of clients or engines.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from gorgo.proxy.admin.page.recent_stats import TimeBin
 from gorgo.proxy.telemetry.probe_history import ProbeTime
 
 _HEIGHT = 100.0
-#: A round trip that moves by less than this share of itself is drawn as the calm line that it is.
+#: RTTs that vary by less than this ratio are drawn as a flat line.
 _CALM = 0.2
 
 Point = tuple[float, float | None]
 
 
 def ttft_chart(bins: Sequence[TimeBin]) -> tuple[Html, float]:
-    """p50 and p95 over the window, and the value at the top, ms."""
+    """Return the chart of p50 and p95, and the value at its top, ms."""
     top = nice_top(max((one.ttft_ms_p95 or 0.0 for one in bins), default=0.0))
     lines = [
         tag("path", d=_path(_points([one.ttft_ms_p95 for one in bins], 0.0, top)), class_="p95"),
@@ -39,7 +38,7 @@ def ttft_chart(bins: Sequence[TimeBin]) -> tuple[Html, float]:
 
 @lru_cache(maxsize=256)
 def probe_line(trips: tuple[ProbeTime, ...]) -> Html:
-    """The round trips of the last probes; one that failed is a mark at the foot."""
+    """Return the chart of the last probes; a failed one is a mark at the bottom."""
     known = [rtt_s for _, rtt_s in trips if rtt_s is not None]
     if len(trips) < 2:
         return Html("")
@@ -55,7 +54,7 @@ def probe_line(trips: tuple[ProbeTime, ...]) -> Html:
 
 
 def term_bar(values: Sequence[float], most: float) -> Html:
-    """One candidate's terms side by side; `most` fills the width. What is not positive is not drawn."""
+    """Return one candidate's positive terms side by side; `most` fills the width."""
     drawn: list[str] = []
     at = 0.0
     for term, value in enumerate(values):
@@ -67,7 +66,7 @@ def term_bar(values: Sequence[float], most: float) -> Html:
 
 
 def box_line(value: float, low: float, high: float) -> Html:
-    """Where a weight lies in its box."""
+    """Return the position of a weight in its range."""
     place = 100.0 * min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 50.0
     line = tag("path", d=f"M0 {_HEIGHT / 2:g}H100")
     dot = tag("rect", x=f"{min(max(place - 1.5, 0.0), 97.0):.1f}", y=20, width=3, height=60)
@@ -75,7 +74,7 @@ def box_line(value: float, low: float, high: float) -> Html:
 
 
 def nice_top(value: float) -> float:
-    """The least round number that is not below `value`, and whose half is one too.
+    """Return the least round number from `value` on whose half is round too.
 
     >>> nice_top(0.0), nice_top(34.0), nice_top(1200.0)
     (1.0, 40.0, 2000.0)
@@ -96,7 +95,7 @@ def _points(values: Sequence[float | None], low: float, high: float) -> list[Poi
 
 
 def _path(points: Iterable[Point]) -> str:
-    """Lines between neighbours that are known; one that stands alone is a short dash."""
+    """Return lines between known neighbours; a single one is a short dash."""
     drawn: list[str] = []
     pen = False
     for x, y in points:

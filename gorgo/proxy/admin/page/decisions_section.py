@@ -11,7 +11,7 @@ from gorgo.proxy.admin.page.charts import term_bar
 from gorgo.proxy.admin.page.markup import Html, joined, tag
 from gorgo.proxy.admin.page.snapshot import DecisionStatus, Snapshot
 
-#: Of one decision, the cheapest first: with 64 replicas the rest is not read, and each costs time.
+#: Candidates shown per decision, by cost; each costs time.
 CANDIDATES_SHOWN = 16
 
 _HEADS = ("time, UTC", "replica", "prompt", "cached", "predicted", "observed", "off", "status", "request")

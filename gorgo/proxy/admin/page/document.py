@@ -1,7 +1,6 @@
-"""The page as a whole, and its parts by name: one markup for the first answer and for each update.
+"""The whole page and its parts by name: one markup for the first response and for each update.
 
-Owns the frame, the form to sign in, and which parts there are. It works without a script: what is here is a snapshot
-with a link that reloads it, and `details` open by themselves. `page.js` puts newer parts in the places of the old ones.
+It works without scripts: a snapshot with a link that reloads it. `page.js` replaces parts by newer ones.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Writer:
     """
 
     def __init__(self) -> None:
-        #: What is updated, in the order of the page.
+        #: Updated parts, in the order of the page.
         self.parts: dict[str, Section] = {
             "alerts": alerts_section,
             "stats": stats_section,
@@ -43,7 +42,7 @@ class Writer:
         }
 
     async def write(self, status: Snapshot) -> Sections:
-        """Every part as it is in `status`."""
+        """Return every part of `status`."""
         return {name: joined([piece async for piece in _in_turns(part(status))]) for name, part in self.parts.items()}
 
 
@@ -54,7 +53,7 @@ async def _in_turns(pieces: Iterator[Html]) -> AsyncIterator[Html]:
 
 
 def status_page(status: Snapshot, parts: Sections, *, every_s: int | None = None) -> str:
-    """The page. `every_s` has it reload by itself, for browsers without scripts."""
+    """Return the page. `every_s` makes it reload in browsers without scripts."""
     reload_it = void("meta", http_equiv="refresh", content=every_s) if every_s else None
     body = [
         _header(status),
@@ -65,7 +64,7 @@ def status_page(status: Snapshot, parts: Sections, *, every_s: int | None = None
 
 
 def login_page(*, wrong: bool = False) -> str:
-    """The form that takes the admin token."""
+    """Return the sign-in form."""
     field = void("input", type="password", name="token", id="token", required=True, autofocus=True, autocomplete="off")
     form = tag(
         "form",

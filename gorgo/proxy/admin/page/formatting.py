@@ -1,4 +1,4 @@
-"""Numbers and times as people read them. Unknown is a dash, never 0."""
+"""Numbers and times for readers. Unknown is a dash, never 0."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ UNKNOWN = "-"
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with as many digits as anybody can use.
+    """Return milliseconds with useful digits.
 
     >>> ms(2.04), ms(95.2), ms(12345.0), ms(None)
     ('2.0', '95', '12,345', '-')
@@ -19,7 +19,7 @@ def ms(value: float | None) -> str:
 
 
 def signed_ms(value: float | None) -> str:
-    """A difference.
+    """Return a signed difference.
 
     >>> signed_ms(12.3), signed_ms(-4.04), signed_ms(None)
     ('+12', '-4.0', '-')
@@ -28,7 +28,7 @@ def signed_ms(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """A whole number; tens of thousands and more in thousands, millions, to three digits.
+    """Return a whole number; from ten thousand on in thousands or millions, to three digits.
 
     >>> count(983549), count(11_234), count(1234), count(12_345_678), count(None)
     ('984k', '11.2k', '1,234', '12.3M', '-')
@@ -43,7 +43,7 @@ def count(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share in per cent.
+    """Return a ratio in per cent.
 
     >>> share(0.5), share(0.004), share(None)
     ('50 %', '0.4 %', '-')
@@ -54,7 +54,7 @@ def share(value: float | None) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """How long something has lasted.
+    """Return a duration.
 
     >>> age(0.4), age(75.0), age(7300.0), age(200_000.0), age(None)
     ('0 s', '75 s', '2.0 h', '2.3 d', '-')
@@ -68,7 +68,7 @@ def age(seconds: float | None) -> str:
 
 
 def clock(epoch_s: float) -> str:
-    """The time of day, UTC.
+    """Return the time of day, UTC.
 
     >>> clock(0.0)
     '00:00:00'
@@ -77,7 +77,7 @@ def clock(epoch_s: float) -> str:
 
 
 def moment(iso: str) -> str:
-    """A time stamp without what nobody reads.
+    """Return a short time stamp.
 
     >>> moment("2026-05-01T12:03:04.567+00:00")
     '2026-05-01 12:03:04'
@@ -86,5 +86,5 @@ def moment(iso: str) -> str:
 
 
 def number(value: float) -> str:
-    """A weight."""
+    """Return a weight."""
     return f"{value:g}"

@@ -1,12 +1,9 @@
-"""The page's updates as server-sent events: the parts that have changed, once a second.
+"""The updates of the page as server-sent events: changed parts, once a second.
 
-Owns listeners, interval and write deadline.
-
-Theory of operation. Nothing runs while nobody listens. Each listener has its own loop, which asks for the parts, sends
-those that differ from what it sent before, and waits. The parts are made once per interval, whoever asks first; a
-browser that comes late or comes again begins with all of them, so there is nothing to replay and no queue to bound. One
-that does not read is cut when a write has waited too long, and keeps no other waiting. Each round ends with a `tick`,
-which is the heartbeat too.
+Theory of operation. Nothing runs without a listener. Each listener has a loop that reads the parts, sends those that
+differ from its last ones, and waits. The parts are rendered once per interval for all listeners. A new or returning
+browser starts with all parts, so there is no replay and no queue. One that does not read is cut at the write deadline
+and delays no other. Each round ends with a `tick`, which is also the heartbeat.
 """
 
 from __future__ import annotations

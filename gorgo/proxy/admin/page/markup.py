@@ -1,7 +1,7 @@
-"""HTML that is escaped by construction: text becomes markup in one place.
+"""HTML that is escaped by construction.
 
-Owns the rule. A `str` is text and is escaped wherever it is put; only `Html` goes in as it is, and only this module
-makes it of anything else than constants.
+A `str` is text and is always escaped; only `Html` is inserted as it is, and only this module makes it from other
+values than constants.
 """
 
 from __future__ import annotations

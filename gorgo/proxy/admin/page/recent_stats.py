@@ -1,7 +1,4 @@
-"""What the last finished requests say: quantiles, failures, how far predictions were off, and a course over time.
-
-Owns the window and the arithmetic. Samples are the Router's ring; nothing is kept here.
-"""
+"""Statistics of the last finished requests: quantiles, failures, prediction errors, TTFT over time."""
 
 from __future__ import annotations
 
@@ -11,18 +8,18 @@ from math import floor
 
 from gorgo.core.messages.samples import Sample
 
-#: What "recent" means: long enough for a p95 at one request a second, short enough to show an incident at once.
+#: Window of recent requests: long enough for a p95 at one request a second, short enough to show an incident at once.
 RECENT_S = 300.0
-#: Looked at once a second beside live traffic, so bounded: about a millisecond.
+#: Evaluated once a second beside live traffic: about a millisecond.
 RECENT_SAMPLES = 1000
-#: Of the course over time: 5 s each, and less while the process is young.
+#: Bins of TTFT over time: 5 s each, less after a start.
 BINS = 60
 _SPANS_S = (60.0, 120.0, RECENT_S)
 
 
 @dataclass(frozen=True, slots=True)
 class RecentStats:
-    """Of some finished requests; `None` where none of them says.
+    """Statistics of finished requests; `None` without data.
 
     `failed` are those that ended with 5xx, a broken stream included. `error_ms_p50` is the median distance between
     predicted and observed TTFT. Shares are of prompt tokens: found in cache by the engines' reports, and as believed at
@@ -70,12 +67,12 @@ class TimeBin:
 
 
 def recent_stats(newest_first: Iterable[Sample], *, now: float) -> list[Sample]:
-    """Those that finished within the window, newest first."""
+    """Return the requests of the window, newest first."""
     return [sample for sample in newest_first if now - sample.finished_s <= RECENT_S]
 
 
 def ttft_series(samples: Iterable[Sample], *, now: float, up_s: float) -> list[TimeBin]:
-    """TTFT over the window, oldest bin first. Bins begin at whole multiples of their length, so they stand still."""
+    """Return TTFT over the window, oldest bin first. Bins begin at multiples of their length, so they do not move."""
     length_s = next((span_s for span_s in _SPANS_S if up_s <= span_s), RECENT_S) / BINS
     first = floor(now / length_s) - BINS + 1
     times: list[list[float]] = [[] for _ in range(BINS)]
@@ -87,7 +84,7 @@ def ttft_series(samples: Iterable[Sample], *, now: float, up_s: float) -> list[T
 
 
 def quantile(ordered: Sequence[float], q: float) -> float | None:
-    """Linear between neighbours, as numpy's; `None` of nothing.
+    """Return a quantile, linear between neighbours as numpy's; `None` of no values.
 
     >>> quantile([1.0, 2.0, 4.0], 0.5), quantile([1.0, 2.0, 4.0], 0.75), quantile([], 0.5)
     (2.0, 3.0, None)

@@ -1,8 +1,7 @@
-"""The page's routes on the admin listener: signing in and out, the page, its assets and its updates.
+"""The routes of the page on the admin listener: sign-in, sign-out, page, assets, updates.
 
-Owns what a browser may do and the headers that hold it to that. An operator's token opens a session by a form; its
-cookie opens these routes and no other, so that no page of somebody else's can have a browser change anything here.
-Programs send the token itself, as to every admin route.
+The sign-in form takes the admin token and starts a session. Its cookie is valid for these routes alone, so no page of
+another origin can change anything. Programs send the token itself, as to every admin route.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.state import RunningProxy
 
 COOKIE = "gorgo_session"
-#: A token and its field's name; more is no form of ours.
+#: A token and the name of its field.
 MAX_FORM_BYTES = 4096
 #: Bounds of `?every=`, s.
 EVERY_S = (2, 3600)
 
-#: Nothing but what this origin serves: no inline script or style, no frame around it, no form to elsewhere.
+#: Only resources of this origin: no inline script or style, no frame, no form to another origin.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -51,7 +50,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Page:
-    """The handlers, over one running proxy.
+    """The handlers of one running proxy.
 
     Parameters
     ----------
@@ -145,7 +144,7 @@ class Page:
 
 
 class _Streamed(Response):
-    """Starlette asks for a response; this one sends itself."""
+    """A Starlette response that sends itself."""
 
     def __init__(self, live: LiveUpdates) -> None:
         self._live = live
@@ -168,7 +167,7 @@ def _html(text: str, status: int = 200) -> Response:
 
 
 def _to(path: str) -> RedirectResponse:
-    """Seen by GET, whatever was asked before."""
+    """Return a redirect to a GET."""
     return RedirectResponse(path, 303, headers=HEADERS)
 
 

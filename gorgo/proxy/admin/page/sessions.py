@@ -1,8 +1,7 @@
-"""Who has signed in to the page: a browser cannot send a bearer token by itself, so a cookie stands for it.
+"""Sessions of the page: a browser cannot send a bearer token by itself, so a cookie stands for it.
 
-Owns the sessions and what the cookie allows: to look at the page and nothing else. Why no HTTP Basic: browsers then
-send the token with every request to this origin, cross-site ones included, and nobody can sign out. Why not the token
-as the cookie: a session ends, and is worth nothing elsewhere.
+The cookie allows the page alone. HTTP Basic would send the token with every request to this origin, cross-site ones
+included, without a way to sign out. The token is not the cookie: a session expires and is worthless elsewhere.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from hashlib import sha256
 
 from gorgo.proxy.clock import Clock
 
-#: A shift.
+#: Length of a session: a shift.
 SESSION_S = 12 * 3600.0
-#: Browsers that are signed in at once; one more ends the oldest session.
+#: Sessions at once; one more ends the oldest.
 SESSIONS = 64
 
 
@@ -34,14 +33,14 @@ class Sessions:
     def __init__(self, token: bytes, clock: Clock) -> None:
         self._token = token
         self._clock = clock
-        #: End of each session by the hash of its key: what is looked up does not depend on what is secret.
+        #: End of each session by the hash of its key: the time of a lookup says nothing about a key.
         self._ends: OrderedDict[bytes, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def sign_in(self, given: bytes) -> str | None:
-        """The key of a new session, if `given` is the token."""
+        """Return the key of a new session if `given` is the token."""
         if not hmac.compare_digest(given, self._token):
             return None
         key = secrets.token_urlsafe(32)
@@ -51,14 +50,14 @@ class Sessions:
         return key
 
     def holds(self, key: str | None) -> bool:
-        """Whether `key` is of a session that is not over."""
+        """Return whether `key` is of a valid session."""
         if key is None:
             return False
         end_s = self._ends.get(_hash(key))
         return end_s is not None and self._clock() < end_s
 
     def end(self, key: str | None) -> None:
-        """Sign out."""
+        """End a session."""
         if key is not None:
             self._ends.pop(_hash(key), None)
 

@@ -30,7 +30,7 @@ DECISIONS_SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica: as the Router sees it, in a word, and by its recent requests and probes."""
+    """One replica: the Router's snapshot, health, recent requests and probes."""
 
     view: ReplicaSnapshot
     condition: Condition
@@ -45,7 +45,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class DecisionStatus:
-    """A decision and what came of it: a sample once the request is over, unless another attempt came after this."""
+    """A decision and its outcome: a sample once the request has ended, unless it was retried."""
 
     decision: Decision
     region: str | None
@@ -54,7 +54,7 @@ class DecisionStatus:
 
     @property
     def error_ms(self) -> float | None:
-        """Observed less predicted TTFT."""
+        """Return observed minus predicted TTFT."""
         predicted_s, sample = self.decision.predicted_ttft_s, self.sample
         if predicted_s is None or sample is None or sample.ttft_ms is None:
             return None
@@ -79,10 +79,10 @@ class Snapshot:
     queued: int
     alerts: Sequence[Alert]
     stats: RecentStats
-    #: Time that `stats` cover, s: less than the window after a start, and where requests are many.
+    #: Window of `stats`, s.
     span_s: float
     ttft_series: Sequence[TimeBin]
-    #: In the configuration's order, those without a replica left out.
+    #: Regions with replicas, in the configuration's order.
     regions: Mapping[str, Sequence[ReplicaStatus]]
     unreachable_regions: frozenset[str]
     policy: str
@@ -99,11 +99,11 @@ class Snapshot:
 
     @property
     def per_s(self) -> float | None:
-        """Requests finished a second, lately."""
+        """Return recently finished requests per second."""
         return self.stats.n / self.span_s if self.span_s > 0 else None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON form for `/admin/status`; `replicas` and `routing` are as `/admin/fleet` has them, and more."""
+        """Return the JSON of `/admin/status`; `replicas` and `routing` extend those of `/admin/fleet`."""
         rows = [row for replicas in self.regions.values() for row in replicas]
         return {
             "boot_id": self.boot_id,
@@ -133,7 +133,7 @@ class Snapshot:
 
 
 def take_snapshot(state: RunningProxy) -> Snapshot:
-    """The status now. Takes a step of the event loop: milliseconds at most, for it is bounded throughout."""
+    """Return the status now. Bounded: it takes milliseconds of the event loop at most."""
     router, control, now = state.router, state.control, state.clock()
     views = router.fleet_view(now=now)
     samples = recent_stats(router.samples.newest(RECENT_SAMPLES), now=now)
@@ -174,7 +174,7 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
 
 
 def _span_s(samples: Sequence[Sample], *, now: float, up_s: float) -> float:
-    """The whole window, unless the process is younger or more requests came than are looked at."""
+    """Return the window's length, shorter after a start or with many requests."""
     if len(samples) == RECENT_SAMPLES:
         return now - samples[-1].finished_s
     return min(RECENT_S, up_s)
@@ -197,7 +197,7 @@ def _regions(
 def _decisions(
     decisions: Sequence[Decision], samples: Sequence[Sample], views: Sequence[ReplicaSnapshot]
 ) -> list[DecisionStatus]:
-    """A client may use an id again, so a sample counts for a decision only if it ended after it."""
+    """Return whether a sample is of a decision: ids can repeat, so it must have ended after it."""
     regions = {view.name: view.region for view in views}
     wanted = {decision.request_id for decision in decisions}
     finished: dict[str, Sample] = {}
