@@ -1,19 +1,16 @@
-"""How many requests a replica may have in flight for most of them to end in time: learned from those that ended.
+"""The learned concurrency limit of a replica: the number in flight at which most requests per second end in time.
 
-Owns the account of one replica and the choice of the bound. Whether it counts, and beside which other bounds, is
-`overload`; how decoding grows with the batch is `decode_growth`.
+Owns the learning for one replica. See `fleet.saturation` for its use, `decode_slope` for decoding in a larger batch.
 
-Theory of operation. A batch that grows gets slower for all who are in it, in two ways. Every prefill stalls those that
-decode: what stalled a request is known here, it is the prefills that were sent to the replica while the request was
-there. And every step decodes more: what is left of its stay grows as 1 + g n, with the growth g that answers have
-shown. So each request that ended says how long it would have stayed among any other number n, and the last `KEPT`
-together how many would have ended in time, and how many a second: n over their mean stay (Little's law), times the
-share of them in time. The bound is the n at which most end in time per second. What is wrong about the growth is put
-right by what ends next.
+Theory of operation. A larger batch slows all its requests in two ways. Every prefill stalls those that decode: the
+prefills dispatched while a request was there are known here. And every step decodes more: the rest of the stay grows
+as 1 + g n, with the slope g learned from answers. So each ended request says how long it would have stayed among any
+other number n. The last `WINDOW` together say how many would have ended in time, and how many a second: n over their
+mean stay (Little's law), times the share of them in time. The limit is the n at which most end in time per second. An
+error of the slope is corrected by the next ends.
 
-Before anything has ended the prefills are known all the same: a stay then is n of them, and may take `FIRST_SHARE` of
-the goal; decoding has the rest. That counts for less with each request that ends, because those that end first are the
-short ones.
+Before any request has ended the prefills are known all the same: a stay then is n of them, and may take `FIRST_SHARE`
+of the goal; decoding has the rest. That weighs less with each request that ends, because short requests end first.
 """
 
 from __future__ import annotations
@@ -26,15 +23,15 @@ from numpy.typing import NDArray
 
 from gorgo.core.latency.decode_slope import DecodeSlope
 
-#: Ended requests that are remembered: as many as engines commonly run, so a few changes of the batch.
+#: Ended requests retained: as many as engines commonly run, so a few changes of the batch.
 WINDOW = 64
-#: Of the goal, for prefills, while nothing is known of decoding.
+#: Share of the goal for prefills while decoding is unknown.
 FIRST_SHARE = 0.4
-#: Ended requests after which the start counts no more.
+#: Ended requests after which the start has no weight.
 FULL_TRUST = 32
-#: Ended requests before which they say nothing.
+#: Ended requests below which they have no weight.
 MIN_SAMPLES = 4
-#: Numbers in flight that are compared, an eighth apart: from what nobody would go below to more than any engine runs.
+#: Numbers in flight that are compared, an eighth apart: from 2 to more than any engine runs.
 _NUMBERS = 2.0 * 1.125 ** np.arange(48)
 #: Weight of one dispatch in the mean prefill.
 _WEIGHT = 1 / 16
@@ -42,14 +39,14 @@ _WEIGHT = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a replica's account stood when a request was sent: requests x seconds in flight, and seconds of prefill."""
+    """A replica's sums at a dispatch: requests x seconds in flight, and seconds of prefill."""
 
     in_flight_s: float = 0.0
     prefill_s: float = 0.0
 
 
 class ConcurrencyLimit:
-    """One replica's.
+    """The limit of one replica.
 
     Example
     -------
@@ -105,11 +102,11 @@ class ConcurrencyLimit:
 
     @property
     def slot_wait_s(self) -> float:
-        """How long until one of those in flight leaves, as a rule; 0 where that is not known."""
+        """Mean time until a slot is free; 0 if unknown."""
         return self._duration_s / self._in_flight if self._in_flight else 0.0
 
     def on_dispatched(self, *, prefill_s: float, now: float) -> Checkpoint:
-        """A request is on its way there whose prefill should take so long; the mark is for its end."""
+        """Count a dispatched request with its predicted prefill; return the checkpoint for its end."""
         self._pass(now)
         mark = Checkpoint(self._in_flight_s, self._prefill_s)
         self._in_flight += 1
@@ -119,10 +116,10 @@ class ConcurrencyLimit:
         return mark
 
     def on_left(self, *, now: float) -> None:
-        """A request is there no more, whatever ended it."""
+        """Count a request that has left, whatever its result."""
         self._pass(now)
         self._departures += 1
-        # Between two ends pass as many requests x seconds as one stays; idle time is none of them.
+        # Between two ends the sum grows by one stay; idle time adds nothing.
         self._duration_s += max(1 / self._departures, _WEIGHT) * (
             self._in_flight_s - self._departed_at - self._duration_s
         )
@@ -132,9 +129,9 @@ class ConcurrencyLimit:
     def on_completed(
         self, mark: Checkpoint, *, stayed_s: float, waited_s: float, goal_s: float, tokens: int | None = None
     ) -> None:
-        """One that has just left has its whole answer: it waited so long here and stayed so long there.
+        """Learn from a complete answer, by its time in the queue and on the replica.
 
-        `goal_s` is for both together. `tokens` are the answer's, where the engine told.
+        `goal_s` is for both together. `tokens` are those of the answer, where reported.
         """
         if stayed_s <= 0.0:
             return

@@ -1,33 +1,32 @@
-"""How much longer a token takes for each request that is decoded beside it: learned from answers that ended.
+"""The decode slope of a replica: how much longer a token takes per request beside it, learned from ended answers.
 
-Owns the one figure of a replica, as a share of the time that a token takes alone. What follows for how many it may have
-at a time is `batch_bound`.
+The value is a share of the time of a token alone. See `concurrency` for the limit that follows.
 
 Theory of operation. A step of a mixture of experts reads more experts the more requests are in it, and takes twice as
-long for some 16; a dense model reads all its weights for one as for many, and takes hundreds. Nobody tells which of the
-two an engine is, but its answers do: time is a line over the number beside, token by token, and each answer is so many
-tokens at one point of it. The line is fitted by least squares with a memory of `MEMORY` answers. While the number
-hardly varies no slope can be fitted. So the fit contains the prior with the weight of `PRIOR_WEIGHT` answers, as
-if the number varied by its mean (Poisson arrivals).
+long for some 16; a dense model reads all its weights for one as for many, and takes hundreds. Engines do not report it,
+but its answers show it: time is a line over the number beside, token by token, and each answer is so many tokens at
+one point of it. The line is fitted by least squares with a memory of `MEMORY` answers. While the number hardly varies
+no slope can be fitted. So the fit contains the prior with the weight of `PRIOR_WEIGHT` answers, as if the number varied
+by its mean (Poisson arrivals).
 
-What else holds a request up and is not known here, prefills that take longer than predicted above all, also grows with
-the number there. So a fit is too steep if anything, and one steeper than the usual is not believed.
+Other delays, such as prefills longer than predicted, also grow with the number there. So a fit is too steep if
+anything, and is cut at the prior.
 """
 
 from __future__ import annotations
 
-#: Of the time alone, for each request beside, while nothing is known: a mixture of experts.
+#: Share of the time alone, for each request beside, while unknown: a mixture of experts.
 PRIOR = 1 / 16
-#: Answers that the usual growth counts for: as many as a replica has at a time, as a rule, in one change of its batch.
+#: Weight of the prior in answers: about one batch of a replica.
 PRIOR_WEIGHT = 32.0
-#: Answers after which one weighs 1 / e: the growth is the engine's, and changes only with what it is asked.
+#: Answers after which one weighs 1 / e: the slope is the engine's, and changes only with its traffic.
 MEMORY = 512.0
-#: What is believed: from no growth within any batch to the usual.
+#: Bounds: from no growth within any batch to the prior.
 LEAST, MOST = 1 / 1024, PRIOR
 
 
 class DecodeSlope:
-    """One replica's.
+    """The slope of one replica.
 
     Example
     -------
@@ -42,7 +41,7 @@ class DecodeSlope:
 
     def __init__(self) -> None:
         self.value = PRIOR
-        #: Faded sums over answers: how many, their tokens, tokens x beside, tokens x beside^2, time, time x beside.
+        #: Decayed sums over answers: count, tokens, tokens x beside, tokens x beside^2, time, time x beside.
         self._responses = self._tokens = self._concurrency = self._squares = 0.0
         self._spent_s = self._product_s = 0.0
 

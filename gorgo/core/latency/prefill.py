@@ -29,7 +29,7 @@ class PrefillPrior:
     kappa_s:
         Per pair of a new token and one that it attends to, s.
     known:
-        Whether somebody said so. The defaults are those of one GPU and model (2x L40S, Qwen3.5-35B-A3B FP8) and any
+        Whether it was configured. The defaults are those of one GPU and model (2x L40S, Qwen3.5-35B-A3B FP8) and any
         other engine may differ from them by a factor, so what is learned outweighs them ten times sooner.
 
     Example

@@ -1,19 +1,18 @@
-"""How much slower than its prior a replica is, learned from the times of its first tokens.
+"""The learned prefill factor of a replica: how much slower than its prior it is, by the times of its first tokens.
 
-Owns the one factor. A prior may be wrong by a factor for ever, and a replica may become slow for a while (throttled,
-shared, sick); both show in how long it takes from one first token to the next, or from an arrival to its first token.
+A prior may be wrong by a constant factor, and a replica may be slow for a while (throttled, shared, failing). Both show
+in the time from one first token to the next, or from an arrival to its first token.
 
-Theory of operation. All times are the engine's: observed here, less half a round trip. A request that arrived well
-before the previous first token has had the engine since then, so the time between the two tokens is what its prefill
-took. One that came later had to wait for the step under way (5 ms in the mean) and then had the engine, unless an older
-request is still waiting: then nobody knows whose time it was, and it is left out. Tokens that come together count, the
-later ones with nothing, because their prefill was in the first one's time. Sums forget with the work done, not with
-the clock: an idle replica does not forget.
+Theory of operation. All times are the engine's: measured here, less half a round trip. A request that arrived well
+before the previous first token has had the engine since then, so the time between the two tokens is its prefill. A
+later one had to wait for the step in progress (5 ms in the mean) and then had the engine. If an older request is still
+queued, the time is ambiguous and left out. Tokens that come together count, the later ones with nothing, because their
+prefill was in the first one's time. Sums decay with the work done, not with time: an idle replica forgets nothing.
 
-Two averages are kept, because no single one is both steady and quick. The steady one leans on the prior and remembers
-long: where the prior is about right, each shake of the factor would send requests to and fro. But its lean never fades,
-so that a replica that is three times slower would look 2.3 times slower for ever. The quick one leans on the prior for
-a few requests only and remembers half as long; it is believed where it is further from the prior than noise takes it.
+There are two averages, because no single one is both steady and quick. The steady one leans on the prior and remembers
+long: where the prior is about right, each change of the factor would move requests to and fro. But its lean never
+fades, so that a replica three times slower would look 2.3 times slower for ever. The quick one leans on the prior for a
+few requests only and remembers half as long; it counts where it is further from the prior than noise takes it.
 
 Without a configured prior, learning starts from the speed that the engine reports (`core.latency.reported_speed`). The
 reported speed has the weight of a prior. Samples stay in seconds of the default prior, so no sample counts twice and
@@ -29,9 +28,9 @@ STEADY_MEMORY_S, STEADY_TRUST_S = 10.0, 5.0
 QUICK_MEMORY_S, QUICK_TRUST_S = 5.0, 0.5
 #: A quick average beyond this, or below its inverse, is no noise.
 NOISE = 2.0
-#: A step that is under way when a request arrives takes so much longer in the mean: half a decode iteration.
+#: Mean rest of the step in progress when a request arrives: half a decode iteration.
 STEP_IN_PROGRESS_S = 0.005
-#: Beyond these a prior is not wrong but for another engine.
+#: Clamp: beyond it the prior is for another engine.
 SLOWEST, FASTEST = 10.0, 0.1
 
 

@@ -1,15 +1,15 @@
-"""How much slower than its prior an engine is by its own account: tokens prefilled and the time that it took.
+"""The reported prefill factor of an engine: how much slower than its prior it is, by its own counters.
 
 Owns the record of one replica's counters. `core.latency.prefill_speed` starts its learning from the result.
 
-Theory of operation. The counters only grow, so two looks give the seconds per token in between; the first look gives
-those since the engine's start, and counters that went back are an engine that started again. Seconds per token are no
-rate of a prior: they hold the constant and the attention part of whatever was prefilled. So they are held against what
-the prior says of the requests that this proxy had there, per token too, and the answer is a factor on the whole prior:
-right for the traffic that there is, whatever its lengths. Until this proxy has sent enough, one usual request stands
-for them. Both sides forget with the work done, so a replica that was throttled shows as one within some scrapes.
+Theory of operation. The counters only grow, so two scrapes give the seconds per token in between; the first gives those
+since the engine's start, and counters that went back are a restarted engine. Seconds per token are no rate of a
+prior: they contain the constant and the attention part of all that was prefilled. So they are compared with the prior's
+seconds per token of the requests that this proxy dispatched there. The quotient is a factor on the whole prior: right
+for the present traffic, whatever its lengths. Until this proxy has dispatched enough, one usual request stands for
+them. Both sides decay with the work done, so a throttled replica shows within some scrapes.
 
-Engines with data-parallel ranks tell both counters as sums over ranks: the quotient is one rank's time for one request.
+Engines with data-parallel ranks report both counters as sums over ranks: the quotient is one rank's time per request.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from math import exp, isfinite
 
 from gorgo.core.latency.prefill import PrefillPrior
 
-#: Fewer tokens than this since the last look are left for the next one: half a second's work or less.
+#: Fewer tokens than this since the last scrape are left for the next one: half a second's work or less.
 MIN_TOKENS = 4096
-#: Tokens after which what was told weighs 1 / e, and the most that one look weighs: some minutes of a busy replica.
+#: Tokens after which a report weighs 1 / e, and the most that one weighs: some minutes of a busy replica.
 MEMORY_TOKENS = 1_000_000.0
-#: Own requests are forgotten sooner: the mix changes with the hour, and no engine vouches for it.
+#: The same for own requests, which decay sooner: the mix changes with the hour.
 MIX_MEMORY_TOKENS = 200_000.0
 #: Seconds per token that an engine could mean: 10 million tokens a second to 1.
 PLAUSIBLE_S = (1e-7, 1.0)
@@ -31,12 +31,12 @@ TYPICAL_NEW, TYPICAL_CACHED = 1500, 5500
 
 
 class ReportedSpeed:
-    """The factor that one engine's counters stand for.
+    """The factor by one engine's counters.
 
     Parameters
     ----------
     prior:
-        What the factor is of.
+        Multiplied by the factor.
 
     Example
     -------
@@ -50,14 +50,14 @@ class ReportedSpeed:
     __slots__ = ("_base", "_mix_s", "_mix_tokens", "_spent_s", "_tokens", "factor")
 
     def __init__(self, prior: PrefillPrior) -> None:
-        #: Prefills take so many times what the prior says; `None` until the engine has told enough.
+        #: On the prior; `None` until the engine has reported enough.
         self.factor: float | None = None
         self._base = (0.0, 0.0)
         self._tokens = self._spent_s = 0.0
         self._mix_tokens, self._mix_s = float(TYPICAL_NEW), prior.seconds(TYPICAL_NEW, TYPICAL_CACHED)
 
     def on_request(self, new_tokens: float, prior_s: float) -> None:
-        """A prefill of `new_tokens` was done there, `prior_s` by the prior."""
+        """Add a prefill of `new_tokens` that takes `prior_s` by the prior."""
         decay = exp(-new_tokens / MIX_MEMORY_TOKENS)
         self._mix_tokens = self._mix_tokens * decay + new_tokens
         self._mix_s = self._mix_s * decay + prior_s

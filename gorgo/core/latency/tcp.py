@@ -1,10 +1,10 @@
-"""How many round trips a request takes to its answer's first byte, by its size and the connection that it travels on.
+"""Round trips of a request to the first byte of its answer, by its size and its connection.
 
 Owns TCP's start as far as a cost needs it, the same for the policy, the simulator and the simulated engine. Pure
-arithmetic; which connections there are is told by whoever has them.
+arithmetic; the shell reports connections.
 
 Theory of operation. A body leaves in flights, a round trip apart; the first byte of the answer comes a round trip
-after the last flight's departure. A flight is what both ends allow. The sender's window starts at ten segments (RFC
+after the last flight's departure. Both windows bound a flight. The sender's window starts at ten segments (RFC
 6928) and grows by what is acknowledged, so it doubles; while it is idle, the kernel halves it per retransmission
 time-out down to where it began (RFC 2861), unless `net.ipv4.tcp_slow_start_after_idle` is off. The receiver's starts at
 64 kB and doubles whenever a flight has filled it; idling leaves it alone. A new connection has a handshake of one round
@@ -12,8 +12,8 @@ trip before, two with TLS. Of twenty counts measured on Linux 6.18 (90 ms, Reno 
 idle) nineteen are these.
 
 A sender that paces (BBR) spreads each flight instead: after a burst it sends so much per round trip. So the last byte
-of the last flight leaves a part of a round trip late, and an earlier flight may take more than one. While BBR looks for
-the path's rate it paces at 2.89 times the fastest that it has seen arrive, less a hundredth; n bytes spread over x
+of the last flight leaves a part of a round trip late, and an earlier flight may take more than one. While BBR searches
+the path's rate it paces at 2.89 times the fastest arrival, less a hundredth; n bytes spread over x
 round trips have arrived at n / (1 + x) per round trip. It does not shrink while idle. No figure in this is fitted. Of
 627 combinations measured at 30, 90 and 180 ms (2 to 400 kB on connections that are new or have one of nine pasts, at
 once or after 1.5 s, windows and pace as the kernel tells them) 625 are within 15 %. Loss is not modelled.
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 #: Ten segments of an Ethernet path.
 INITIAL_WINDOW_BYTES = 14_600.0
-#: What a Linux receiver allows before it has seen more.
+#: First window of a Linux receiver.
 RECEIVE_WINDOW_BYTES = 65_535.0
 #: Receivers' buffers end at 6 MB by default (Linux), a part of which is overhead.
 LARGEST_WINDOW_BYTES = 4e6
@@ -39,7 +39,7 @@ TCP_CONNECT_ROUND_TRIPS, TLS_CONNECT_ROUND_TRIPS = 1, 1
 RTO_SLACK_S = 0.2
 #: One segment of an Ethernet path.
 SEGMENT_BYTES = 1_460.0
-#: BBR's pacing while it looks for the path's rate, as a multiple of the fastest arrival.
+#: BBR's pacing while it searches the path's rate, as a multiple of the fastest arrival.
 PACING_GAIN = 2.89 * 0.99
 
 Floats = NDArray[np.float64]
@@ -49,7 +49,7 @@ _NONE, _ONE, _FIRST = np.array(0.0), np.array(1.0), np.array(INITIAL_WINDOW_BYTE
 
 
 class TcpWindows(NamedTuple):
-    """What sender and receiver of one connection allow under way, bytes."""
+    """Congestion and receive window of one connection, bytes."""
 
     cwnd: float = INITIAL_WINDOW_BYTES
     rwnd: float = RECEIVE_WINDOW_BYTES
@@ -154,7 +154,7 @@ def paced_round_trips_array(
 
 
 def cwnd_after_idle(congestion: float, idle_s: float, rtt_s: float) -> float:
-    """What is left of the sender's window after `idle_s` without a byte sent."""
+    """Return the congestion window after `idle_s` without a byte sent."""
     halvings = int(max(idle_s, 0.0) / (rtt_s + RTO_SLACK_S))
     return max(congestion * 0.5 ** min(halvings, 64), INITIAL_WINDOW_BYTES)
 
@@ -174,7 +174,7 @@ def is_paced(pace: Floats) -> bool:
 
 
 def is_one_round_trip(body_bytes: float, congestion: Floats, pace: Floats) -> bool:
-    """Whether `round_trips` is plainly 1 everywhere: nobody tells, or a small body and a connection open everywhere."""
+    """Return whether `round_trips` is 1 everywhere: no report, or a small body and open connections."""
     if body_bytes > SEGMENT_BYTES and is_paced(pace):
         return False
     least = congestion[congestion.argmin()]

@@ -1,15 +1,14 @@
-"""What a time to first token is made of, as far as it can be known from outside of the engine.
+"""The parts of a time to first token, as far as they are visible from outside of the engine.
 
-Owns the parts and the rule by which a measured time is shared out among them. Two parts are measured here: what a
-request spent at the router (its body, the decision, waiting for a replica), and on earlier attempts that gave no
-answer. What lies behind the dispatch is seen as one span only: the network's time, the engine's queue and the prefill
-are estimates from the Router's state of each replica: round trip, connection, prefill queue, prior and learned speed.
-Under `gorgo-ms` they are the terms of its prediction.
+Owns the parts, and the attribution of a measured time to them. Two parts are measured: the time at the router (body,
+decision, queue), and earlier attempts without an answer. The time after the dispatch is visible as one span only. Its
+parts are estimates from the Router's state of each replica: network from round trip and connection, the prefill queue,
+and the prefill by prior and learned speed. Under `gorgo-ms` they are the terms of its prediction.
 
 Theory of operation. The parts of a measured time add up to it. Each expected part is taken as expected while the
-measured span has room for it, surest first: network, prefill, queue. What is left over is `unexplained`; a span shorter
-than expected cuts the queue first. So no part is negative, and `unexplained` is what nobody expected: an engine that is
-slower than learned, others' requests in its queue, a cache that did not have what was believed, a path that stalled.
+measured span has room for it, surest first: network, prefill, queue. The rest is `unexplained`; a span shorter than
+expected cuts the queue first. So no part is negative, and `unexplained` is unexpected time: an engine slower than
+learned, others' requests in its queue, a cache without the estimated prefix, a stalled path.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from typing import NamedTuple
 
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S, PrefillQueue
 
-#: In the order in which a request meets them; the last is not met but left over.
+#: In the order of a request; the last is the residual.
 PARTS = ("router", "earlier", "network", "queue", "prefill", "unexplained")
 
 
 class TtftParts(NamedTuple):
-    """A measured TTFT, shared out; s. Their sum is the TTFT."""
+    """A measured TTFT by parts, s. Their sum is the TTFT."""
 
     router_s: float
     previous_attempts_s: float
@@ -38,7 +37,7 @@ class TtftParts(NamedTuple):
 
 
 class TtftEstimate(NamedTuple):
-    """What is known of a request's TTFT when it is dispatched, s: `router_s` and `earlier_s` have passed, the rest is
+    """Parts of a request's TTFT at its dispatch, s: `router_s` and `previous_attempts_s` have passed, the rest is
     expected. `network_s` is `None` while the replica's round trip is unknown.
 
     Example

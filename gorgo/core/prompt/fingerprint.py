@@ -1,4 +1,4 @@
-"""From a prompt to its fingerprint: one 64-bit hash per full block, each standing for the whole prefix up to its end.
+"""The fingerprint of a prompt: one 64-bit hash per full block, each for the whole prefix up to its end.
 
 Owns the hash. It is keyed (a client must not be able to craft prompts that collide) and keeps no text.
 
@@ -22,7 +22,7 @@ Words = NDArray[np.uint64]
 
 #: Bytes of the prompt that `Fingerprint.head` covers: 256 tokens of 4 bytes.
 HEAD_BYTES = 1024
-#: Powers of the chain's base are kept for so many blocks at first, and twice as many whenever that is too few.
+#: Powers of the chain's base are stored for so many blocks at first, and twice as many whenever that is too few.
 _FIRST_POWERS = 1024
 
 

@@ -14,7 +14,7 @@ from gorgo.errors import BadRequest
 #: Bytes by which an image, or anything else that is not text, enters.
 DIGEST_BYTES = 16
 #: Messages, prompts, parts, and what parts consist of: more than any conversation or batch has. Each takes
-#: microseconds, and a body of 32 MiB may have eleven million, for which everybody else would wait half a minute.
+#: microseconds, and a body of 32 MiB may have eleven million, for which all other requests would wait half a minute.
 MAX_PIECES = 65_536
 
 
@@ -39,7 +39,7 @@ class PromptText:
         self._size += len(data)
 
     def add_json(self, value: object) -> None:
-        """Text that a template renders from JSON (tools, calls): its length is about right this way."""
+        """Return the text that a template renders from JSON (tools, calls), with about the right length."""
         self.add(_dump(value))
 
     def add_digest(self, value: object) -> None:
@@ -124,7 +124,7 @@ class PromptText:
         return tuple(self._marks)
 
 
-#: Where a part keeps its text, over all dialects.
+#: Keys of a part's text, over all dialects.
 _TEXT_FIELDS = ("text", "thinking", "refusal")
 
 

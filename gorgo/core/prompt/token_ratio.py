@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-#: English prose and code under the usual vocabularies; used until a model has told otherwise.
+#: English prose and code under the usual vocabularies; used until a model reports its counts.
 PRIOR_BYTES_PER_TOKEN = 4.0
 #: Text lies between one byte a token (rare scripts, random bytes) and 16 (long runs of blanks). What lies outside tells
 #: of images or of the template, not of text, and teaches nothing.
@@ -29,7 +29,7 @@ class _ModelRatio:
 
 
 class BytesPerToken:
-    """Bytes per token of each model: the mean over what was seen, weighted by tokens and fading.
+    """Bytes per token of each model: the mean over its requests, weighted by tokens and decaying.
 
     Example
     -------
@@ -43,7 +43,7 @@ class BytesPerToken:
         self._models: OrderedDict[str | None, _ModelRatio] = OrderedDict()
 
     def ratio(self, model: str | None) -> float:
-        """Bytes per token of `model`; the prior for one never seen."""
+        """Return the bytes per token of `model`; the prior for a new one."""
         ratio = self._models.get(_key(model))
         return PRIOR_BYTES_PER_TOKEN if ratio is None else ratio.text_bytes / ratio.tokens
 

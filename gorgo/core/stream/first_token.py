@@ -18,7 +18,7 @@ Json = Mapping[str, Any]
 
 
 class StreamState(Enum):
-    """What has been seen so far."""
+    """State of the stream so far."""
 
     WAITING = "waiting"
     CONTENT = "content"
@@ -28,7 +28,7 @@ class StreamState(Enum):
 class FirstTokenDetector:
     """Reads a stream of events up to its first content or error, and nothing after it.
 
-    An event too long to be held back counts as content.
+    An event too long to buffer counts as content.
 
     Example
     -------
@@ -154,7 +154,7 @@ def _status_of(error: Json) -> int:
     return next((_STATUS_OF_WORD[word] for word in words if isinstance(word, str) and word in _STATUS_OF_WORD), 500)
 
 
-#: Words that the dialects use instead of a number. What is in none of them is the replica's fault: 500.
+#: Words that the dialects use instead of a number. Any other is the replica's fault: 500.
 _STATUS_OF_WORD = {
     "invalid_request_error": 400,
     "BadRequestError": 400,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-#: An event that outgrows this is given up: the proxy holds back no more than that before it lets bytes through.
+#: A longer event is passed on undecoded: the proxy buffers no more than that before it lets bytes through.
 MAX_EVENT_BYTES = 64 * 1024
 
 _BOM = b"\xef\xbb\xbf"

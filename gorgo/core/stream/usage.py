@@ -1,4 +1,4 @@
-"""Token counts that a response tells of itself: `usage` in the OpenAI and Anthropic dialects, `meta_info` in SGLang's.
+"""Token counts that a response reports: `usage` in the OpenAI and Anthropic dialects, `meta_info` in SGLang's.
 
 Owns finding them without parsing the response (a batch aside): the last object under such a key in the bytes. Within a
 JSON string a quote is escaped, so generated text cannot be mistaken for one.
@@ -16,11 +16,11 @@ from typing import Any
 from gorgo.core.numeric import is_nonnegative
 from gorgo.core.stream.sse import MAX_EVENT_BYTES
 
-#: Kept of a stream's end: more than any usage object with what follows it, little enough for thousands of streams.
+#: Bytes retained of a stream's end: more than any usage object with its tail, little enough for thousands of streams.
 TAIL_BYTES = 16 * 1024
-#: Kept beyond that before it is cut again, so that the copy costs little per chunk.
+#: Bytes beyond that before it is cut again, so that the copy costs little per chunk.
 SLACK_BYTES = 2 * 1024
-#: Kept of a stream's start, where Anthropic's dialect tells the prompt's length.
+#: Bytes retained of a stream's start, where Anthropic's dialect reports the prompt's length.
 HEAD_BYTES = 2 * 1024
 #: Objects of such a name that are looked at for one that is a usage: what a dialect puts behind it is one or two, and a
 #: reply that is nothing else would keep all other streams waiting for a second.
@@ -32,7 +32,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts; `None` where the response does not tell. `cached_tokens` of the prompt came from the cache."""
+    """Token counts; `None` where the response reports none. `cached_tokens` of the prompt came from the cache."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -40,7 +40,7 @@ class Usage:
 
 
 class UsageReader:
-    """Keeps the two ends of a stream and reads its usage when asked.
+    """Retains both ends of a stream, and reads its usage on demand.
 
     Example
     -------
@@ -87,10 +87,10 @@ def _meta_infos(body: bytes) -> list[object]:
 
 
 class UsageEventFilter:
-    """Takes the usage-only event out of a stream whose client did not ask for it; all else passes byte for byte.
+    """Removes the usage-only event from a stream whose client did not request it; all else passes byte for byte.
 
     Engines end a chat or completion stream with one event of empty `choices` when `stream_options.include_usage` is
-    set. An event is held until its end; one longer than `MAX_EVENT_BYTES` is let through as it comes.
+    set. An event is buffered until its end; one longer than `MAX_EVENT_BYTES` is let through as it comes.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class UsageEventFilter:
     def feed(self, chunk: bytes) -> bytes:
         """What may go downstream now."""
         if not self._pending and chunk.endswith(b"\n\n") and b'"usage"' not in chunk:
-            # Whole events, as nearly always: nothing to hold or to judge.
+            # Whole events, as nearly always: nothing to buffer.
             return chunk
         self._pending += chunk
         out: list[bytes] = []
@@ -122,7 +122,7 @@ class UsageEventFilter:
         return b"".join(out)
 
     def flush(self) -> bytes:
-        """What is left when the stream ends without ending its last event."""
+        """Return the rest of a stream that ends without ending its last event."""
         rest, self._pending, self._searched = self._pending, b"", 0
         return rest
 
@@ -195,7 +195,7 @@ def _count(fields: Mapping[str, Any], *names: str) -> int | None:
 
 
 def _filled(usage: Usage | None, other: Usage | None) -> Usage | None:
-    """`usage` with what it does not tell taken from `other`."""
+    """Return `usage` with unknown counts taken from `other`."""
     if usage is None or other is None:
         return usage or other
     names = Usage.__slots__
