@@ -1,12 +1,12 @@
-"""The proxy's request log as a trace: what `gorgo simulate` and `gorgo tune` replay instead of somebody else's.
+"""The proxy's request log as a trace, for `gorgo tune-offline`.
 
 Owns the reading and the step from bytes to blocks. The form is `gorgo.proxy.telemetry.request_log_file`'s.
 
 Theory of operation. A hash in the log ends at a multiple of 2,048 bytes of text, an id in a trace at a multiple of 512
 tokens, and a model's tokens are of any length. So the bytes per token of each model are taken over the whole log, and
 the id of a block is made of the first hash that ends where the block does or later. One ratio per model, not one per
-request: requests that shared hashes then share ids, and never more than they shared. What lies beyond the last hash is
-shared with nobody.
+request: requests that shared hashes then share ids, and never more than they shared. Blocks beyond the last hash are
+not shared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gorgo.proxy.telemetry.request_log_file import SCHEMA
 #: A prompt of ten million tokens; a file without line ends must not fill memory.
 MAX_LINE_BYTES = 4 << 20
 _HASH = re.compile(r"[0-9a-f]{16}")
-#: Of these nothing was asked of an engine's cache or batch: the request itself was wrong.
+#: Statuses of invalid requests, which use no cache and no batch.
 _REFUSED = range(400, 500)
 #: 429: busy, 499: the client left. Both were load, or would have been.
 _LOAD = frozenset({429, 499})
@@ -40,7 +40,7 @@ _LOAD = frozenset({429, 499})
 
 @dataclass(frozen=True, slots=True)
 class RequestLogTrace:
-    """What a log holds.
+    """The contents of a log.
 
     Parameters
     ----------
@@ -49,9 +49,9 @@ class RequestLogTrace:
     boots:
         Runs of the proxy that wrote it. Prefixes are shared within one only, so that each begins cold.
     guessed_outputs:
-        Requests whose output length no engine told: the median of their model's stands for it.
+        Requests without a reported output length; the median of their model replaces it.
     skipped:
-        Requests that were wrong in themselves (4xx), which no replica worked for.
+        Invalid requests (4xx), which no replica served.
     cut_lines:
         Lines that a killed process or a full disk left unfinished.
     """
@@ -101,8 +101,8 @@ def load_request_log(path: Path | str, filters: TraceFilters | None = None) -> l
 def read_request_log(path: Path) -> RequestLogTrace:
     """`path` and the files that it was rotated to (`.1`, `.2`, ...), the oldest first.
 
-    Raises `TraceError`, which names file and line, for what the proxy did not write, and where no output length at all
-    is known.
+    Raises `TraceError`, which names file and line, for lines that are not the proxy's, and for a log without any
+    output length.
     """
     reader = _LogReader()
     rows = sorted((row for file in _rotated(path) for row in reader.rows(file)), key=lambda row: row.received_s)
@@ -170,7 +170,7 @@ def _ratios(rows: Iterable[_Row]) -> dict[str | None, float]:
 
 
 def _outputs(rows: Iterable[_Row], path: Path) -> dict[str | None, int]:
-    """What an unknown output length is taken for, by model: the model's median, or that of all."""
+    """Return the replacement of unknown output lengths by model: its median, else that of all models."""
     known: dict[str | None, list[int]] = defaultdict(list)
     models = set()
     for row in rows:
@@ -185,7 +185,7 @@ def _outputs(rows: Iterable[_Row], path: Path) -> dict[str | None, int]:
 
 
 class _LogReader:
-    """Reads files in order; counts what is no request."""
+    """A reader of files in order, which counts lines without a request."""
 
     def __init__(self) -> None:
         self.boots = 0
@@ -237,7 +237,7 @@ class _LogReader:
         row = _Row(
             received_s=float(received_s),
             model=model,
-            # As engines told; one that told nonsense must not make the rest unreadable.
+            # As reported; a wrong report must not make the rest unreadable.
             input_tokens=min(max(1, _whole(entry, "input_tokens", where)), MAX_TOKENS),
             output_tokens=None if reported is None else min(_whole(entry, "output_tokens", where), MAX_TOKENS),
             text_bytes=_whole(entry, "text_bytes", where),

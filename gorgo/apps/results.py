@@ -53,7 +53,7 @@ class ResultRow:
     """One policy on one trace.
 
     Latencies are of requests that succeeded, counted from their scheduled time. `cache_hit` is cached / prompt tokens
-    by the engines' own usage, `cache_hit_estimated` the same by what the router believed when it chose.
+    by the usage of the engines, `cache_hit_estimated` by the estimate of the Router at its choice.
     `prediction_error_ms` is |predicted - measured| TTFT. `slip_ms_p95` is how late requests were sent.
     """
 
@@ -82,19 +82,19 @@ class ResultRow:
 
 
 def write_results(folder: Path, rows: Sequence[ResultRow]) -> None:
-    """Writes results.json, a list of rows, in place of what may be there; whole or not at all."""
+    """Write results.json, a list of rows, atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "results.json", rows_as_json(rows).encode() + b"\n", mode=PUBLIC)
 
 
 def rows_as_json(rows: Sequence[ResultRow]) -> str:
-    """What `--json` prints."""
+    """Return the rows as the text that `--json` prints."""
     return json.dumps([row.as_json() for row in rows], indent=2, allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One column of the table: what it reads, how it shows it, and whether the best (lowest or highest) is bold."""
+    """One column of the table: its value, its format, and whether the best (lowest or highest) is bold."""
 
     title: str
     value: Callable[[ResultRow], float | None]

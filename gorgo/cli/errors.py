@@ -1,4 +1,4 @@
-"""Errors as exit codes: 2 for bad usage or input, 1 for what failed; the message on stderr, never a traceback.
+"""Errors as exit codes: 2 for bad usage or input, 1 for failures; the message on stderr, never a traceback.
 
 Any error but `GorgoError` and `OSError` is a fault of GORGO and keeps its traceback.
 """

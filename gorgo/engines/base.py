@@ -1,6 +1,6 @@
-"""What the proxy must know of an engine to watch it: where to ask, and how to read the answers.
+"""The interface of engine dialects: paths to probe and scrape, and readers of the answers.
 
-Owns the protocol of a dialect. Plain functions over text; who asks, how often and over what is the proxy's.
+Owns the protocol. Readers are plain functions over text; the proxy makes the requests.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class EngineDialect(Protocol):
     """One kind of engine.
 
     `probe_path` is answered at once, without touching the scheduler: its round trip is the network's. `metrics_path`
-    and `loads_path` are `None` where the engine has no such route. Both readers answer what they find and `None` for
-    the rest; they never raise for a text that is not what they expect, because an engine's next version will differ.
+    and `loads_path` are `None` where the engine has no such route. Both readers return the values that they
+    find and `None` for the rest; they never raise for an unexpected text, because the next version of an engine will
+    differ.
 
-    `report_flags` has the engine's own flag for each report that it makes only when told to: `cached_tokens`,
-    `metrics`.
+    `report_flags` has the engine's flag for each report that is off by default: `cached_tokens`, `metrics`.
     """
 
     name: ClassVar[str]

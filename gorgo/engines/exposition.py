@@ -1,4 +1,4 @@
-"""Gauges out of Prometheus's text format: only the names asked for, in one pass, tolerant of everything else.
+"""Gauges of Prometheus's text format: only the requested names, in one pass, tolerant of everything else.
 
 A full parser builds every sample of every histogram (thousands of lines per scrape, per replica) to read five gauges.
 """

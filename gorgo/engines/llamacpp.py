@@ -1,7 +1,7 @@
 """llama.cpp's server: `/health` for round trips, `/metrics` and `/slots` for its load and its size.
 
-Its slots may share their KV cells or own a part each, and no route tells which; beside them it keeps whole prompts in
-host memory. So it never reports `kv_capacity_tokens`: that stays the operator's.
+Its slots share their KV cells or have a part each, which no route reports; host memory also caches whole prompts. It
+therefore never reports `kv_capacity_tokens`: the operator configures it.
 """
 
 from __future__ import annotations
@@ -57,5 +57,5 @@ _GAUGES = {
 
 
 def _tokens(busy: list[dict[str, Any]]) -> float | None:
-    """What the slots at work hold (`n_prompt_tokens` counts output too); unknown unless every one tells."""
+    """Return the tokens of busy slots (`n_prompt_tokens` counts output too); None unless every slot reports them."""
     return total([slot.get("n_prompt_tokens") for slot in busy])

@@ -1,8 +1,8 @@
-"""Engine dialects by the name that `engine:` has in regions.yaml: the ones here, and those that other packages offer.
+"""Engine dialects by their name in regions.yaml: those of this package, and those of entry points.
 
 A new dialect here is one file, a line below, and its name in `config.engine_names`. Another package adds its own by
-an entry point in the group `gorgo.engines` whose name is the engine's and whose object is the class; it cannot replace
-a name from here.
+an entry point in the group `gorgo.engines`: its name is the engine's, its object the class. It cannot replace a name of
+this package.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DIALECTS: Mapping[str, type[EngineDialect]] = MappingProxyType({kind.name: kind 
 
 
 def dialect(name: str) -> EngineDialect:
-    """The dialect of that name; the configuration allows no other names.
+    """Return the dialect of that name; the configuration allows no other names.
 
-    Raises `ConfigError` for an entry point that offers something else, and for a name that nobody has.
+    Raises `ConfigError` for an entry point with another object, and for an unknown name.
 
     >>> dialect("sglang").probe_path
     '/ping'

@@ -1,11 +1,12 @@
-"""What a replica does not report although the router reads it, and the flag that turns the report on.
+"""Reports that a replica does not make, and the flag of the engine that turns each on.
 
-Owns the judgement and that it is said once; the proxy feeds it answers and scrapes, and logs what it returns. Without
-`cached_tokens` nobody can check what the router believes cached; without metrics the router knows only its own load.
+Owns the detection; each missing report is returned once. The proxy passes answers and scrapes in, and logs the result.
+Without `cached_tokens` the estimate of the prefix index is never checked; without metrics the Router knows its own load
+only.
 
-Theory of operation: absence is judged, not read. An engine that is away tells nothing about its reports, so only an
-HTTP answer counts for metrics. Some versions leave `cached_tokens` out of answers that had nothing cached, so only
-answers from which the router expected a cache hit count, and several in a row.
+Theory of operation: an unreachable engine says nothing about its reports, so only an HTTP answer counts for metrics.
+Some versions omit `cached_tokens` if nothing was cached, so only answers with an expected cache hit count, and several
+in a row.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SILENT_ANSWERS = 5
 
 
 class Report(Enum):
-    """What a replica can be asked to report."""
+    """Reports that an engine can make."""
 
     CACHED_TOKENS = "cached_tokens"
     METRICS = "metrics"
@@ -44,7 +45,7 @@ _COST = {
 
 @dataclass(frozen=True, slots=True)
 class MissingReport:
-    """Said once per replica and report."""
+    """A missing report; returned once per replica and report."""
 
     report: Report
     engine: str
@@ -60,10 +61,10 @@ class MissingReport:
 
 @dataclass(slots=True)
 class ReportWatch:
-    """Watches one replica.
+    """The reports of one replica.
 
-    Each method returns a `MissingReport` the first time that a report proves missing, else `None`. `states` follows
-    what the replica does now, in both directions, so a restart with the flag clears it.
+    Each method returns a `MissingReport` when a report is first found missing, else `None`. `states` follows the
+    current behaviour: a restart with the flag clears it.
 
     Example
     -------
@@ -81,7 +82,7 @@ class ReportWatch:
     _said: set[Report] = field(default_factory=set)
 
     def on_answer(self, *, cached_tokens: int | None, estimated_tokens: float) -> MissingReport | None:
-        """A completed answer that carried usage; `estimated_tokens` of its prompt were believed cached."""
+        """Record an answer with usage; `estimated_tokens` of its prompt were estimated as cached."""
         if cached_tokens is not None:
             self._silent = 0
             return self._set(Report.CACHED_TOKENS, ReportState.REPORTED)
@@ -90,7 +91,7 @@ class ReportWatch:
         return self._set(Report.CACHED_TOKENS, ReportState.MISSING) if missing else None
 
     def on_scrape(self, status: int | None, sample: EngineSample | None) -> MissingReport | None:
-        """A scrape of `metrics_path`: the HTTP status (`None`: no answer) and what was read from it."""
+        """Record a scrape of `metrics_path`: its HTTP status (`None`: no answer) and the values read."""
         if self.dialect.metrics_path is None or status is None or status in _PASSING:
             return None
         known = status == 200 and sample is not None and sample.running_requests is not None

@@ -70,6 +70,6 @@ def _ranks(loads: object) -> Iterable[Mapping[str, Any]]:
 
 
 def _total(ranks: Iterable[Mapping[str, Any]], name: str) -> float | None:
-    """The sum over ranks, unknown unless every rank tells."""
+    """Return the sum over ranks; None unless every rank reports."""
     values = [row.get(name) for row in ranks]
     return total(values) if values else None

@@ -1,7 +1,7 @@
 """vLLM: `/health` for round trips, and everything else from `/metrics`, which it always serves.
 
-It has no route that tells its load as JSON (`/load` counts requests only, and only with a flag). The size of its KV
-pool is in the labels of `vllm:cache_config_info`; how full it is, a share.
+It has no route with its load as JSON (`/load` counts requests only, and needs a flag). The size of its KV pool is in
+the labels of `vllm:cache_config_info`; its usage is a ratio.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gorgo.engines.exposition import Series, read_series
 class VLLM:
     """vLLM from 0.6 on; cached tokens need `--enable-prompt-tokens-details`.
 
-    Its batch limit (`--max-num-seqs`) is told nowhere, so `max_running_requests` stays the operator's.
+    It does not report its batch limit (`--max-num-seqs`): the operator configures `max_running_requests`.
 
     Example
     -------

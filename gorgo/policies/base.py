@@ -1,7 +1,6 @@
-"""What policies share beyond `core.policy.interface`: picking by load, and by a longest prefix that is not too loaded.
+"""Rules that several policies share: by load, and by longest prefix among replicas that are not overloaded.
 
-A policy file then reads as its rule. Load here is the count of requests in flight from this proxy, which is never
-unknown and never stale.
+Load is the count of requests in flight from this proxy, which is never unknown and never stale.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def longest_match(rows: NDArray[np.intp], candidates: Candidates, rng: np.random
 
 
 def evidence(candidates: Candidates) -> dict[str, Floats]:
-    """What a rule without a cost looked at, copied so that the decision can be explained later."""
+    """Return a copy of the inputs of a rule without a cost, to explain the decision later."""
     return {"cached_tokens": candidates.cached_tokens.copy(), "in_flight": candidates.in_flight_requests.copy()}
 
 

@@ -136,14 +136,14 @@ def _work_s(candidates: Candidates, outbound_s: Floats, one_way_s: Floats) -> Fl
     """W: work left when this request gets there; on a stuck engine all that waits and how late it is."""
     work_s: Floats = np.maximum(candidates.drained_at_s - candidates.now - outbound_s, _NONE)
     due_s, late_since_s = candidates.head_due_s, candidates.now - STUCK_AFTER_S
-    if due_s[due_s.argmin()] >= late_since_s:  # nobody's first token is even due
+    if due_s[due_s.argmin()] >= late_since_s:  # no first token is due yet
         return work_s
     late_s = late_since_s - due_s - one_way_s
     return np.where(late_s > 0.0, candidates.waiting_prefill_s + late_s, work_s)
 
 
 def _prefill_s(candidates: Candidates) -> Floats:
-    """P: of what is not cached there, behind what is."""
+    """Return P: the prefill of the uncached tokens behind the cached ones."""
     c = candidates
     cached = c.cached_tokens
     prior_s = prefill_s(c.prefill_base_s, c.prefill_token_s, c.prefill_kappa_s, c.prompt_tokens - cached, cached)

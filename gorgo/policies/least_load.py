@@ -1,4 +1,4 @@
-"""`least-load`: the baseline of the GORGO paper that adds what this proxy counts to what the engines report."""
+"""`least-load`: the baseline of the GORGO paper that adds this proxy's counts to the engines' reports."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gorgo.core.policy.weights import Weights, WeightSpec
 
 
 class LeastLoad:
-    """Fewest tokens and requests at hand, in one sum: a request counts as one token, as published.
+    """Fewest tokens and requests in one sum: a request counts as one token, as published.
 
-    A figure that an engine has not reported, or that has gone stale, counts as the worst known among the candidates;
-    where none is known it drops out and the proxy's own count decides.
+    A missing or stale report counts as the worst known value among the candidates. If none is known, the counts of the
+    proxy decide.
 
     References
     ----------

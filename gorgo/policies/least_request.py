@@ -15,7 +15,7 @@ from gorgo.core.policy.weights import Weights, WeightSpec
 
 
 class LeastRequest:
-    """Fewest in flight, ties at random. It needs no signal from any engine, so it is also what others fall back to."""
+    """Fewest requests in flight, ties at random. It needs no signal of an engine, so other policies fall back to it."""
 
     name: ClassVar[str] = "least-request"
     summary: ClassVar[str] = "GORGO paper: fewest requests in flight from this proxy, ties at random"

@@ -14,7 +14,7 @@ from gorgo.core.policy.weights import Weights, WeightSpec
 
 
 class Random:
-    """The control of every comparison: what is not better than this is not worth its signals."""
+    """The control of every comparison."""
 
     name: ClassVar[str] = "random"
     summary: ClassVar[str] = "any replica, each as likely"

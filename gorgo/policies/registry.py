@@ -1,7 +1,7 @@
-"""Policies by name: the ones in this package, and those that other packages offer.
+"""Policies by name: those of this package, and those of entry points.
 
 A new policy here is one file and one line below. Another package adds its own by an entry point in the group
-`gorgo.policies` whose name is the policy's and whose object is the class; it cannot replace a name from here.
+`gorgo.policies` with the policy's name and the class as object; it cannot replace a name of this package.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ POLICIES: Mapping[str, type[Policy]] = MappingProxyType({policy.name: policy for
 
 
 def policy_names() -> list[str]:
-    """Every name that `make_policy` knows, this package's first."""
+    """Return every name that `make_policy` accepts, those of this package first."""
     return [*POLICIES, *sorted(_third_party())]
 
 

@@ -16,10 +16,10 @@ from gorgo.core.policy.weights import Weights, WeightSpec
 
 
 class SimpleSessionAffinity:
-    """Highest random weight: each replica's fixed salt is mixed with the session's key, and the greatest wins.
+    """Rendezvous hashing: the fixed salt of each replica is mixed with the key of the session; the greatest value wins.
 
-    The key is the client's own session id where it sends one, else the hash of the first 256 tokens. When a replica
-    leaves, its sessions alone move; when it comes back, they return.
+    The key is the session id of the client, else the hash of the first 256 tokens. If a replica leaves, only its
+    sessions move; they return with it.
 
     References
     ----------

@@ -66,7 +66,7 @@ class _Workload:
         return rows, now_s
 
     def _begin(self) -> _User:
-        """Somebody new, with the system prompt of an application or with their own."""
+        """Return a new user, with the system prompt of an application or an own one."""
         self._owners += 1
         application = self._draws.rank(self._shape.applications)
         return _User(self._owners, application, self._draws.uniform() < self._shape.application_share)

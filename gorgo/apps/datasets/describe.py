@@ -1,4 +1,4 @@
-"""What is in a trace, in the figures of the GORGO paper's tables 1 and 4."""
+"""Statistics of a trace: those of tables 1 and 4 of the GORGO paper."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gorgo.apps.traces import TraceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceStats:
-    """Figures of a trace. Lengths in tokens; None is what the trace does not tell.
+    """Statistics of a trace. Lengths are in tokens; None is unknown.
 
     Parameters
     ----------
     users, requests_per_user:
-        Told only where every request says who sent it.
+        None unless every request has its user.
     turns_mean:
         Questions in a prompt, the new one and those of its history, on average over multi-turn requests.
     multi_turn_share:
-        Share of the requests whose prompt holds more than one question. Both are told only where every request tells.
+        Ratio of requests with more than one question in the prompt. Both are None unless every request has its turns.
     block_reuse, user_block_reuse:
         Share of all 512-token blocks that an earlier request of the trace had too, and that an earlier request of the
-        same user had. What was before the trace does not count: every user's first request is cold.
+        same user had. Requests before the trace do not count: the first request of each user is cold.
     """
 
     requests: int

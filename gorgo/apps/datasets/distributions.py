@@ -1,7 +1,7 @@
-"""Chance for the generators: the distributions they need, from uniform numbers.
+"""Random distributions of the generators, from uniform numbers.
 
-Only `random.Random.random` is drawn from, whose sequence is part of Python's promise, and what is made of it is rounded
-to whole numbers before it is written: so a shape gives the same bytes on every machine and Python.
+Only `random.Random.random` is used, whose sequence Python guarantees, and values are rounded to whole numbers before
+they are written: a shape gives the same bytes on every machine and Python.
 """
 
 from __future__ import annotations

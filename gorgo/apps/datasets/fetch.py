@@ -1,7 +1,7 @@
 """Fetching a published data set: streamed to a temporary file, checked, then renamed.
 
-What lies under the final name is always whole and, where its sha256 is known, the right one. A file that is already
-there is never overwritten: the right one is kept, another one is an error.
+A file under the final name is always complete and, where its sha256 is known, correct. An existing file is never
+overwritten: a correct one is used, another one is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gorgo.apps.datasets.remote import RemoteDataset
 from gorgo.errors import FetchError
 
 CONNECT_TIMEOUT_S = 10.0
-#: Between two pieces: a server that stalls for so long has gone.
+#: Longest time between two pieces of a body.
 READ_TIMEOUT_S = 60.0
 #: A day of ART-Chat at 2 MB/s; a server that drips is given up.
 FETCH_MAX_S = 6 * 3600.0
@@ -30,7 +30,7 @@ FETCH_MAX_S = 6 * 3600.0
 REDIRECTS_MAX = 5
 CHUNK_BYTES = 1 << 20
 
-#: Called with the bytes so far and those in all, where the server tells.
+#: Called with the bytes so far and, if known, the bytes in total.
 OnProgress = Callable[[int, int | None], None]
 
 
@@ -52,9 +52,9 @@ def fetch(
     on_progress: OnProgress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Fetched:
-    """Puts the data set's file into `folder`, which is made if needed; `url` is another place to get it from.
+    """Write the file of the data set into `folder`, which is created if needed; `url` is a mirror.
 
-    Raises `FetchError` saying what was tried, what went wrong, and how to do it by hand.
+    Raises `FetchError` with the URL, the failure and the steps to fetch the file by hand.
     """
     target = folder / dataset.file
     if target.exists():
@@ -86,7 +86,7 @@ def _already_there(dataset: RemoteDataset, target: Path) -> Fetched:
 
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """A name beside the target's; what is there afterwards goes."""
+    """Return a temporary path beside the target; the file there is removed afterwards."""
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         yield part
@@ -123,7 +123,7 @@ def _client() -> httpx.Client:
         follow_redirects=True,
         max_redirects=REDIRECTS_MAX,
         timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-        headers={"accept-encoding": "identity"},  # what is written is what the sum is of
+        headers={"accept-encoding": "identity"},  # the checksum is of the written bytes
     )
 
 

@@ -1,4 +1,4 @@
-"""The generator of Poisson arrivals: many people with short questions, few of whom ask on."""
+"""The generator of Poisson arrivals: many users with short questions and few conversations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gorgo.apps.datasets.distributions import RandomDraws
 from gorgo.apps.datasets.shape import PoissonShape
 from gorgo.apps.datasets.synthetic import MadeRow, TextName
 
-#: Conversations that somebody may still continue; the oldest is forgotten.
+#: Most conversations that may continue; the oldest is dropped.
 OPEN_MAX = 2048
 
 

@@ -19,13 +19,13 @@ class RemoteDataset:
     Parameters
     ----------
     name, about, licence:
-        For people.
+        For display.
     url, file:
-        From where, and what it is called here.
+        Source, and the name of the file here.
     bytes_max:
-        More is not written: what is larger is not this data set.
+        Longest file; a longer one is not this data set.
     sha256:
-        Of the file; None where nobody has told it.
+        Of the file; None if not published.
     """
 
     name: str
@@ -71,7 +71,7 @@ def _mooncake() -> Iterator[RemoteDataset]:
 
 
 def _art_chat() -> Iterator[RemoteDataset]:
-    """ART-Chat-2.5M, a file a day. The week is said to have about 150 GB; none of it was fetched for this project."""
+    """ART-Chat-2.5M, a file per day. The week has about 150 GB by its page; this project has not fetched it."""
     for day in range(20260401, 20260408):
         file = f"artchat_week_{day}.jsonl"
         yield RemoteDataset(

@@ -19,7 +19,7 @@ LINE_INTERVAL_S = 10.0
 
 
 class ReplayProgress:
-    """Shows how far a replay is. The replay keeps `in_flight`; the rest is read from the tally."""
+    """The progress of a replay. The replay sets `in_flight`; the rest is read from the tally."""
 
     def __init__(self, tally: Tally, total: int, label: str, console: Console | None = None) -> None:
         self._tally = tally
@@ -29,14 +29,14 @@ class ReplayProgress:
         self.in_flight = 0
 
     def status(self) -> str:
-        """What is known so far, in words."""
+        """Return the state of the replay as text."""
         p95_s = self._tally.ttft_s_p95()
         ttft = "-" if p95_s is None else f"{p95_s * 1000:,.0f} ms"
         return f"{self.in_flight} in flight, {self._tally.error_count} errors, TTFT p95 {ttft}"
 
     @asynccontextmanager
     async def displayed(self) -> AsyncIterator[None]:
-        """Shows progress while the body runs, and how it ended."""
+        """Show progress while the body runs, and its result."""
         show = self._bar if self._console.is_terminal else self._lines
         task = asyncio.create_task(show(), name="replay progress")
         try:

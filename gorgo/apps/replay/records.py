@@ -1,4 +1,4 @@
-"""What is known of one request once it has ended."""
+"""The record of one finished request."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(slots=True, kw_only=True)
 class ReplayRecord:
-    """One line of requests.jsonl, and what only the summary needs.
+    """One line of requests.jsonl, and fields of the summary alone.
 
-    Times are in seconds from the start of the replay. Latencies count from `scheduled_s`, when the trace wanted the
-    request, not from `sent_s`: a client or router that falls behind does not look faster for it. What another router
-    does not say is None.
+    Times are in seconds from the start of the replay. Latencies count from `scheduled_s`, the time
+    in the trace, not from `sent_s`: a client or router that falls behind does not appear faster. Values that a router
+    does not report are None.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""The replay itself: an open loop that sends each request when the trace says, whatever became of those before.
+"""The open loop of a replay: each request is sent at its time in the trace, whether or not earlier ones have ended.
 
 Bodies are built while nothing is due. Latency counts from the scheduled time; lateness is measured as slip, not hidden.
 """
@@ -31,9 +31,9 @@ QUIET_S = 0.003
 
 
 def replay_command(options: ReplayOptions) -> ReplayReport:
-    """`gorgo replay`: loads the trace, replays it, writes the files asked for.
+    """Load the trace, replay it and write the files of `gorgo replay`.
 
-    Raises `TraceError` for the trace and `ReplayError` when the router cannot be asked for its model. Failed requests
+    Raises `TraceError` for the trace and `ReplayError` if the router does not name its model. Failed requests
     are counted, never raised.
     """
     requests = load_requests(options.trace, options.filters, seed=options.filters.seed)
@@ -114,7 +114,7 @@ class _OpenLoop:
 
 @contextmanager
 def _requests_file(out: Path | None) -> Iterator[Callable[[ReplayRecord], None]]:
-    """Writes each record as it ends, so that an interrupted replay leaves what it has."""
+    """Write each record as it ends: an interrupted replay keeps its records."""
     if out is None:
         yield lambda _: None
         return
@@ -125,7 +125,7 @@ def _requests_file(out: Path | None) -> Iterator[Callable[[ReplayRecord], None]]
 
 @contextmanager
 def _quiet_gc() -> Iterator[None]:
-    """Takes what the trace made out of the collector's sight: walking it would show as latency."""
+    """Freeze the objects of the trace: a garbage collection over them would appear as latency."""
     gc.collect()
     gc.freeze()
     try:

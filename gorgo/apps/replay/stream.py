@@ -1,4 +1,4 @@
-"""Reading one streamed answer: when content came, what it cost, how it ended. Pure: bytes and times in, facts out."""
+"""Parser of one streamed answer: times of content, usage, result. Pure: bytes and times in, values out."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from gorgo.core.stream import FirstTokenDetector, StreamState, Usage, UsageReade
 
 #: The end of a stream is looked for in its last bytes only; an error event or `[DONE]` is far shorter.
 TAIL_BYTES = 4096
-#: What carries no token: the end, and counts, which some engines write with a space.
+#: Events without a token: the end, and usage, which some engines write with a space.
 _NO_TOKEN = re.compile(rb'\[DONE\]|"usage"\s*:\s*\{')
 _ERROR_EVENT = re.compile(rb'(?:^|\n)(?:event: ?error|data: ?\{"error")')
 
 
 class StreamReader:
-    """The facts of one stream of chat completion chunks.
+    """Timing and usage of one stream of chat completion chunks.
 
     A gap is the time between two arrivals after the first content. Tokens that arrive together make one gap, and what
     arrives with the end (`[DONE]`, usage) makes none: it carries no token, or the last one together with the end.

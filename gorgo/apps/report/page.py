@@ -29,7 +29,7 @@ MAX_TABLES = 24
 
 @dataclass(frozen=True, slots=True)
 class PagePlot:
-    """A plot with what it leaves out; without `svg` the note is the reason for that."""
+    """A plot and a note of omitted data; without `svg` the note has the reason."""
 
     title: str
     note: str

@@ -76,7 +76,7 @@ def _best_text(cells: Sequence[Cell], measure: Measure) -> str | None:
 
 
 def _ratio_text(cell: Cell, base: Cell, measure: Measure) -> str:
-    """Return a ratio as in `0.912 (0.880 to 0.945) lower`: the word says on which side of 1 the interval is."""
+    """Return a ratio as in `0.912 (0.880 to 0.945) lower`: the word is the side of 1 on which the interval lies."""
     found = ratio(cell, base, measure)
     if cell is base or found is None:
         return "baseline" if cell is base else UNKNOWN

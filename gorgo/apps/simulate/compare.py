@@ -13,7 +13,7 @@ from math import exp, log, sqrt
 
 from gorgo.apps.results import ResultRow, Spread
 
-#: What is taken of a row; None where it does not know it.
+#: Value of a row; None if it has none.
 Figure = Callable[[ResultRow], float | None]
 
 #: Student's t at 97.5 % for 1, 2, ... degrees of freedom; beyond 30 the last, which is a little too wide.
@@ -42,7 +42,7 @@ def e2e_s_p95(row: ResultRow) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A geometric mean of `n` ratios and its 95 % interval; None where one pair alone tells nothing of it."""
+    """A geometric mean of `n` ratios and its 95 % interval; None with a single pair."""
 
     value: float
     low: float | None
@@ -76,14 +76,14 @@ def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
 
 
 def ratio_of_rows(rows: Iterable[ResultRow], others: Iterable[ResultRow], figure: Figure) -> Ratio | None:
-    """`rows` against `others`, paired by trace, time scale and seed; what has no partner is left out."""
+    """`rows` against `others`, paired by trace, time scale and seed; rows without a partner are left out."""
     found = {_pair_key(row): figure(row) for row in rows}
     pairs = [(found.get(_pair_key(other)), figure(other)) for other in others]
     return ratio_of([(one, other) for one, other in pairs if one is not None and other is not None])
 
 
 def best_of_rows(groups: Mapping[str, Sequence[ResultRow]], figure: Figure) -> str | None:
-    """The name of the group with the least mean of `figure`; None if none knows it."""
+    """Return the name of the group with the least mean of `figure`; None if no group has it."""
     means = {name: _mean([figure(row) for row in rows]) for name, rows in groups.items()}
     known = {name: value for name, value in means.items() if value is not None}
     return min(known, key=known.__getitem__, default=None)

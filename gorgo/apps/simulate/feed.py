@@ -1,8 +1,8 @@
-"""From a trace to what a simulation is fed: blocks by the trace's own ids, or by the proxy's fingerprint of its text.
+"""The workload of a simulation from a trace: blocks by the ids of the trace, or by the proxy's fingerprint of its text.
 
-Owns the conversion. Ids stand for prefixes of whole 512-token blocks already, so they go in directly. A row with a body
-of its own is known by the fingerprint of its text, in blocks of the same size. `fingerprinted` is for comparing with a
-live run: the Router then sees exactly what the proxy would show it.
+Owns the conversion. Ids already stand for prefixes of whole 512-token blocks. A row with a body has the fingerprint of
+its text, in blocks of the same size. `fingerprinted` is for comparisons with a live run: the Router then gets the
+fingerprints that the proxy computes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gorgo.core.prompt.parse import read_prompt
 from gorgo.sim.workload import SimRequest
 
 _CHAT = "/v1/chat/completions"
-#: Of the fingerprint where a trace brings its text; any will do, because nobody crafts a trace's prompts.
+#: Key of fingerprints of a trace's text; any value will do, because the prompts of a trace are not hostile.
 _KEY = 0
 _MASK = (1 << 64) - 1
 
@@ -70,7 +70,7 @@ def _by_ids(request: TraceRequest, time_scale: float) -> SimRequest:
 
 
 def _by_text(request: TraceRequest, time_scale: float) -> SimRequest:
-    """A prompt that only its own text tells; without one it is nobody's but its own."""
+    """Return the blocks of a prompt by its text; without a text it shares no block."""
     if request.body is None:
         head = _MASK - request.index
         blocks, body_bytes = b"", request.input_tokens * BYTES_PER_TOKEN + _envelope_bytes()
@@ -96,5 +96,5 @@ def _fingerprinter() -> Fingerprinter:
 
 @cache
 def _envelope_bytes() -> int:
-    """What a body has beside its prompt."""
+    """Return the fields of a body other than its prompt."""
     return len(body_of(TraceRequest(0, 0.0, 1, 100), "model")) - BYTES_PER_TOKEN

@@ -1,6 +1,6 @@
-"""One simulated run as a record that can be sent to another process, and what comes back.
+"""One simulated run and its result, as records that can be sent to another process.
 
-Owns the records and the names of the two yardsticks. Running is `run`.
+Owns the records and the names of the two baselines; `run` runs them.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class SimJob:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """A run that is done. `job` has no feed any more; `requests` are there if they were to be kept.
+    """A finished run. `job` has no feed any more; `requests` is None unless `keep_requests` was set.
 
-    `cpu_s` is the processor's time for it in whichever process it ran, drawing or reading its feed included where that
-    was not there already. `goodput` is None without a request.
+    `cpu_s` is the processor time of the run in its process, with reading the feed unless already loaded. `goodput` is
+    None without a request.
     """
 
     job: SimJob

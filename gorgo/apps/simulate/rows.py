@@ -21,7 +21,7 @@ from gorgo.sim.workload import SimRequest
 
 
 def simulated_run(job: SimJob, weights: Mapping[str, float], result: SimResult) -> SimulatedRun:
-    """What comes back of a simulation."""
+    """Return the run with the row of its result."""
     row = _row(job, weights, result.records, _spread_of(result.gaps))
     retained = result.records if job.keep_requests else None
     return SimulatedRun(_without_feed(job), row, retained, goodput=goodput_of(result.records))

@@ -65,7 +65,7 @@ def parallel(function: Callable[[Item], Result], items: Iterable[Item], *, n_job
 @contextmanager
 def _out_of_reach() -> Iterator[None]:
     """Processes that are started meanwhile are spared Ctrl-C: this one ends them, without a traceback of each."""
-    if current_thread() is not main_thread():  # the only one that may say what a signal does
+    if current_thread() is not main_thread():  # only the main thread may set signal handlers
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

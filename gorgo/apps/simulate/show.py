@@ -1,6 +1,6 @@
-"""What `gorgo simulate` prints: a block per time scale, policies as rows, and ratios to the first policy.
+"""The tables of `gorgo simulate`: a block per time scale, policies as rows, and ratios to the first policy.
 
-Owns the words and tables; the figures are `compare`'s.
+Owns text and tables; `compare` has the statistics.
 """
 
 from __future__ import annotations

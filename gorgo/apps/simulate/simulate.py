@@ -32,7 +32,7 @@ DEFAULT_POLICIES = ("gorgo-ms", *PUBLISHED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """What is to be compared.
+    """Options of a comparison.
 
     Parameters
     ----------
@@ -75,9 +75,9 @@ class SimulateOptions:
 
 
 def simulate_command(options: SimulateOptions) -> list[ResultRow]:
-    """Runs everything and writes the files asked for; a row per run, in the order of scale, policy and seed.
+    """Run all jobs and write the files of `out`; return a row per run, in the order of scale, policy and seed.
 
-    Raises `UnknownPolicy`, `UnknownScenario`, `WeightsError` or `TraceError` before or as soon as it comes up.
+    Raises `UnknownPolicy`, `UnknownScenario`, `WeightsError` or `TraceError`, if possible before the first run.
     """
     _check(options)
     jobs = jobs_of(options)
@@ -123,7 +123,7 @@ def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
 
 
 def _check(options: SimulateOptions) -> None:
-    """What is misspelt is told before anything has run."""
+    """Raise for a wrong name or weight before the first run."""
     find_scenario(options.scenario).fleet(options.fleet)
     for name in options.names:
         if name != FLOOR:

@@ -1,4 +1,4 @@
-"""Which requests of a trace are replayed, and when.
+"""Filters of a trace: the replayed requests and their times.
 
 Owns the filters and the order in which they act; reading a line is `rows`. The order, always the same:
 
@@ -8,7 +8,7 @@ Owns the filters and the order in which they act; reading a line is `rows`. The 
 3. `limit` keeps the first N of those, in the file's order,
 4. `max_output` caps the output of each,
 5. `spread` scatters requests that share a time stamp,
-6. the rest is sorted by time (stable) and rebased: the first kept request is at 0.
+6. the rest is sorted by time (stable) and rebased: the first remaining request is at 0.
 
 `time_scale` is no filter: it acts once, in `scheduled_s`.
 """
@@ -30,12 +30,12 @@ REORDER_SLACK_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFilters:
-    """What to keep of a trace; the defaults keep everything as it is.
+    """Filters of a trace; the defaults change nothing.
 
     Parameters
     ----------
     limit:
-        At most so many requests.
+        Most requests.
     max_input:
         Requests with more input tokens are dropped.
     max_output:
@@ -58,7 +58,7 @@ class TraceFilters:
     from_zero: bool = False
 
     def apply(self, requests: Iterable[TraceRequest]) -> list[TraceRequest]:
-        """The kept requests in the order of their times, the first at 0."""
+        """Return the remaining requests in the order of their times, the first at 0."""
         selected = list(_first(self.limit, self._short_enough(self._window(requests))))
         selected = [replace(request, output_tokens=self._capped(request)) for request in selected]
         return _rebased(sorted(self._scattered(selected), key=lambda request: request.timestamp_s))

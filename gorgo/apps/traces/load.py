@@ -1,6 +1,6 @@
-"""Reading a trace from disk: JSON lines, plain or gzip (told by its first bytes, not by its name).
+"""Reading a trace from disk: JSON lines, plain or gzip (by its first bytes, not by its name).
 
-A file is streamed line by line: of many GB only what the filters keep is ever held.
+A file is streamed line by line: only requests that pass the filters stay in memory.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _decoded(line: bytes, path: Path, number: int) -> str:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Opened twice, which a pipe cannot be; one that nobody writes to would also be waited for without end."""
+    """Raise for a pipe: the file is opened twice, and a pipe without a writer blocks for ever."""
     if path.is_fifo():
         raise TraceError(f"{path}: a pipe; expected a file, because a trace is opened twice")
     with path.open("rb") as file:

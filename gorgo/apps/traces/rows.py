@@ -25,9 +25,9 @@ from gorgo.errors import TraceError
 BLOCK_TOKENS = 512
 #: Of ART-Chat's ids.
 HALF_BLOCK_TOKENS = 256
-#: Longest decimal string that is read as the number it says; longer ones, and other strings, are hashed to 64 bits.
+#: Longest decimal string that is read as a number; longer ones, and other strings, are hashed to 64 bits.
 MAX_DECIMAL_DIGITS = 20
-#: Keys under which a row may say who asked; the first that is there counts.
+#: Keys of the user in a row; the first present one counts.
 USER_KEYS = ("user_id", "token_hash", "user_hash", "user")
 #: Larger numbers are no lengths or times; floats hold whole numbers exactly up to here.
 MAX_NUMBER = 2**53
@@ -44,7 +44,7 @@ class TraceRequest:
     index:
         Position in the file, from 0; filters do not change it, so it names the request.
     timestamp_s:
-        As the file says until the filters rebase it to the first kept request.
+        As in the file; the filters rebase it to the first remaining request.
     input_tokens, output_tokens:
         Lengths; one token is four bytes of text in a replay.
     hash_ids:
@@ -52,9 +52,9 @@ class TraceRequest:
     body:
         The chat completion body, where the trace has it.
     user:
-        Who sent it, by whatever name the trace knows them; None where it does not tell.
+        User by the name in the trace; None if unknown.
     turns:
-        Questions in the prompt, the new one included: 1 is a first question, more are a conversation. None: not told.
+        Questions in the prompt, the new one included: 1 is a first question, more are a conversation. None: unknown.
     """
 
     index: int
@@ -113,14 +113,14 @@ def read_row(text: str, *, file: str, line_number: int, index: int) -> TraceRequ
 
 
 def _user(row: Mapping[str, Any]) -> str | None:
-    """Nobody's name is needed for a replay, so an odd one is unknown rather than an error."""
+    """Return the user; an invalid one is unknown, not an error: a replay needs no user."""
     found = next((row[key] for key in USER_KEYS if row.get(key) is not None), None)
     is_name = isinstance(found, str | int) and not isinstance(found, bool) and found != ""
     return str(found) if is_name else None
 
 
 def _turns(value: object, body: Mapping[str, Any] | None) -> int | None:
-    """As told, else counted in the body."""
+    """Return the turns of the row, else those counted in the body."""
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_NUMBER:
         return value
     if body is None:

@@ -1,4 +1,4 @@
-"""Text for prompts of which a trace knows only the hashes.
+"""Text for prompts of which a trace has only the hashes.
 
 One token is four bytes: a syllable and a space. Block text follows from its id alone (SHAKE-256), so that prompts share
 exactly the prefix that their `hash_ids` share, on every machine and in every run.
@@ -35,7 +35,7 @@ def block_text(key: int | str) -> bytes:
 
 
 def prompt_text(hash_ids: Sequence[int], input_tokens: int, *, rest: str = "rest") -> bytes:
-    """Exactly `4 * input_tokens` ASCII bytes; what the ids do not cover comes from `rest`, a key that nobody shares."""
+    """Exactly `4 * input_tokens` ASCII bytes; text beyond the ids comes from `rest`, a key of this request alone."""
     size = input_tokens * BYTES_PER_TOKEN
     blocks = [block_text(hash_id) for hash_id in hash_ids]
     missing = max(0, -(-(size - len(blocks) * BLOCK_BYTES) // BLOCK_BYTES))

@@ -22,7 +22,7 @@ app = typer.Typer(help="List, describe, generate and fetch traces.", no_args_is_
 
 OWN_LICENCE = "Apache-2.0"
 
-#: Rows of `describe`: what it says, the figure, and how it is shown.
+#: Rows of `describe`: title, field and format.
 STATS = (
     ("requests", "requests", "{:,}"),
     ("seconds", "duration_s", "{:,.0f}"),
