@@ -80,7 +80,7 @@ def in_order(folder: Path, kills: int) -> None:
     assert (policy, set(best)) == ("gorgo", {"w_rtt", "w_queue"})
     said = (folder / "tune.log").read_text()
     assert "Traceback" not in said
-    assert len(re.findall(r"goes on with campaign", said)) > kills / 3, "most were killed at work, not at their start"
+    assert len(re.findall(r"resumes campaign", said)) > kills / 3, "most were killed at work, not at their start"
 
 
 async def test_ten_kills_at_any_moment_leave_a_history_that_goes_on(tmp_path: Path) -> None:

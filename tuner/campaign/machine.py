@@ -97,9 +97,9 @@ class Campaign:
         if self.phase == "stopped":
             self._out.append(Stop(self.stop_reason or "stopped"))
         elif self.phase == "comparing" and self.trial is not None:
-            self._put_arm(f"goes on with generation {self.ledger.number}")
+            self._put_arm(f"resumes generation {self.ledger.number}")
         else:
-            self._warm_up("the start" if self.phase == "new" else "goes on")
+            self._warm_up("the start" if self.phase == "new" else "resumed")
         return self._actions()
 
     def on_weights_applied(self, version: int, *, ticket: int, now: float) -> list[Action]:
@@ -152,14 +152,14 @@ class Campaign:
         try:
             self.box.to_log(values)
         except WeightsError as error:
-            self._stop(f"somebody set weights outside the box: {error}")
+            self._stop(f"weights outside the box were set: {error}")
             return self._actions()
         self.start = {**self.start, **values}
         self.incumbent = {spec.name: float(self.start.get(spec.name, spec.default)) for spec in self.box.specs}
         self.optimizer.recentre(self.incumbent)
         self.ledger.anchor = None
         self.trial, self.audited = None, True
-        self._warm_up("weights that somebody else has set")
+        self._warm_up("weights set by another client")
         return self._actions()
 
     def next_timer(self) -> float | None:

@@ -1,8 +1,8 @@
-"""The traffic of the evidence: ART-Chat-like windows, drawn by seed, one or several end to end.
+"""The traffic of the experiments: ART-Chat-like windows, drawn by seed, one or several end to end.
 
-Owns the feeds and the fleet. Theory of operation: one window is half an hour, which holds seven pairs of a
-switchback's blocks at most. A longer run is several windows of the same shape, each drawn with its own seed, one after
-the other; the hashes of each are its own, so that no prompt of one is found in a cache that another has filled.
+Theory of operation: one window is half an hour, which holds seven pairs of a switchback's blocks at most. A longer run
+is several windows of the same shape, each drawn with its own seed; the hashes of each are its own, so that no prompt of
+one is found in a cache that another has filled.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Windows:
     limit: int | None = None
 
     def feed(self) -> Sequence[SimRequest]:
-        """The requests at time scale 1."""
+        """Return the requests at time scale 1."""
         return _feed(self.shapes, self.draw, self.limit)
 
 
@@ -75,7 +75,7 @@ def paper_fleet() -> SimFleet:
 
 
 def joined(feeds: Sequence[Sequence[SimRequest]]) -> Iterator[SimRequest]:
-    """One after the other; those of the second and later ones are other users with other prompts."""
+    """Yield the feeds one after the other; each has its own users and prompts."""
     offset_s, index = 0.0, 0
     for number, feed in enumerate(feeds):
         salt = np.uint64((number * 0x9E3779B97F4A7C15) % 2**64)

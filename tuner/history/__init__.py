@@ -1,4 +1,4 @@
-"""The tuner's memory: every campaign, generation and event, in SQLite or PostgreSQL, append only."""
+"""The history: every campaign, generation and event, in SQLite or PostgreSQL, append only."""
 
 from tuner.history.rows import CampaignRow, EventRow
 from tuner.history.store import DEFAULT_DATABASE, History

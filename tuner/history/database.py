@@ -18,7 +18,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from gorgo.errors import HistoryError
 
-#: Another writer holds the lock for milliseconds; five seconds is somebody who forgot a transaction.
+#: Another writer holds the lock for milliseconds; five seconds is a forgotten transaction.
 BUSY_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5
 
@@ -26,7 +26,7 @@ _DAMAGED = "the file is damaged; move it away, a new one is made"
 
 
 def open_engine(url: str) -> Engine:
-    """The engine for `url`; nothing is opened yet. Raises `HistoryError` for a URL that names no database."""
+    """Return the engine for `url`, not connected yet; raises `HistoryError` for a URL without a database."""
     try:
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite":
@@ -59,7 +59,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """One consistent view, for which nobody waits."""
+    """Yield one consistent view, which blocks no writer."""
     with _transaction(engine, begin="BEGIN") as connection:
         yield connection
 

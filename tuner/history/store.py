@@ -42,7 +42,7 @@ class History:
         self.bring_up_to_date()
 
     def bring_up_to_date(self) -> None:
-        """Apply missing migrations; also for a file that was put in place of the one that was opened."""
+        """Apply missing migrations, also to a file that replaced the opened one."""
         with writing(self._engine) as connection:
             upgrade(connection)
 
@@ -57,13 +57,13 @@ class History:
     # -- writing
 
     def begin_campaign(self, *, now_s: float, target: str, policy: str, options: Mapping[str, Any]) -> int:
-        """A new campaign's number."""
+        """Add a campaign and return its number."""
         row = {"started_s": now_s, "target": target, "policy": policy, "options": dict(options)}
         with writing(self._engine) as connection:
             return int(connection.execute(insert(CampaignTable).values(row).returning(CampaignTable.id)).scalar_one())
 
     def record(self, campaign: int, generation: Generation) -> None:
-        """Append a generation. The same one again is left as it is: a sidecar that was killed may say it twice."""
+        """Append a generation; a repeated one is ignored, because a killed sidecar may send it twice."""
         with writing(self._engine) as connection:
             _append(connection, campaign, generation)
 
@@ -82,7 +82,7 @@ class History:
             connection.execute(insert(EventTable).values(at_s=now_s, kind=kind, reason=reason, **values))
 
     def end_campaign(self, campaign: int, *, now_s: float, outcome: str) -> None:
-        """It is over and will not be continued; its rows stay."""
+        """Record the end of a campaign; its rows stay."""
         ended = update(CampaignTable).where(CampaignTable.id == campaign).values(finished_s=now_s, outcome=outcome)
         with writing(self._engine) as connection:
             connection.execute(ended)
@@ -98,9 +98,9 @@ class History:
         outcome: str | None = None,
         now_s: float,
     ) -> None:
-        """Rows, where the campaign is after them and, with `outcome`, its end: all of it in one transaction or none.
+        """Write rows, the state after them and, with `outcome`, the end: in one transaction.
 
-        A process that is killed in between can so never continue from before a row that it has written.
+        A process that is killed in between never resumes from before a row that it has written.
         """
         with writing(self._engine) as connection:
             for row in generations:
@@ -118,14 +118,14 @@ class History:
     # -- reading
 
     def campaign(self, number: int) -> CampaignRow | None:
-        """None where there is none of that number."""
+        """Return a campaign; None for an unknown number."""
         wanted = select(CampaignTable.__table__).where(CampaignTable.id == number)
         with reading(self._engine) as connection:
             found = connection.execute(wanted).mappings().one_or_none()
             return None if found is None else row_of(CampaignRow, found)
 
     def unfinished(self, *, target: str, policy: str) -> tuple[int, dict[str, Any]] | None:
-        """The newest campaign on that proxy and policy that has not ended, with its state: a restart continues it."""
+        """Return number and state of the newest unfinished campaign of a proxy and policy."""
         open_ones = (
             select(CampaignTable.id, StateTable.state)
             .join(StateTable, StateTable.campaign_id == CampaignTable.id)
@@ -142,7 +142,7 @@ class History:
             return int(found.id), found.state
 
     def campaigns(self, limit: int = MAX_ROWS) -> list[CampaignRow]:
-        """Newest first."""
+        """Return campaigns, newest first."""
         with reading(self._engine) as connection:
             rows = connection.execute(
                 select(CampaignTable.__table__).order_by(CampaignTable.id.desc()).limit(limit)
@@ -150,7 +150,7 @@ class History:
             return [row_of(CampaignRow, row) for row in rows]
 
     def generations(self, campaign: int | None = None, limit: int = MAX_ROWS) -> list[Generation]:
-        """The last `limit` of a campaign (the newest one by default), in order."""
+        """Return the last `limit` generations of a campaign (the newest by default), in order."""
         with reading(self._engine) as connection:
             chosen = _newest(connection) if campaign is None else campaign
             wanted = select(GenerationTable.__table__).where(GenerationTable.campaign_id == chosen)
@@ -158,7 +158,7 @@ class History:
             return [row_of(Generation, row) for row in reversed(rows)]
 
     def events(self, campaign: int | None = None, limit: int = MAX_ROWS) -> list[EventRow]:
-        """The last `limit` events, of all campaigns unless one is named, in order."""
+        """Return the last `limit` events of a campaign, or of all, in order."""
         wanted = select(EventTable.at_s, EventTable.kind, EventTable.weights, EventTable.reason)
         if campaign is not None:
             wanted = wanted.where(EventTable.campaign_id == campaign)

@@ -1,4 +1,4 @@
-"""Tuning in virtual time: the live campaign on a simulated fleet, and the twin that searches a recorded window."""
+"""Tuning in virtual time: the live campaign on a simulated fleet, and the search of a recorded window."""
 
 from tuner.offline.calibration import calibrated
 from tuner.offline.driver import CampaignDriver

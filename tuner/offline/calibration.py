@@ -1,9 +1,9 @@
-"""Engines as the proxy has learned them: from what `GET /admin/fleet` says to the fleet of a twin.
+"""Simulated engines as the proxy has learned them, from an answer of `GET /admin/fleet`.
 
-Owns that step. Theory of operation: the proxy learns by how many times longer a replica's prefills take than its prior
-says (`prefill_slowdown`), and by pings how far away it is. So an engine of the twin prefills by the same prior times
-the same factor, at that round trip; its decoding is the profile's, because nothing that the proxy sees tells decoding
-from waiting. The Router in the twin is told what `gorgo serve` is told, and learns the rest again.
+Theory of operation: the proxy learns by which factor a replica's prefills take longer than its prior
+(`prefill_slowdown`), and its round trip. So a simulated engine prefills by the same prior times that factor, at that
+round trip. Its decoding is the profile's, because the proxy cannot separate decoding from waiting. The simulated Router
+starts with the priors of `gorgo serve`, and learns the rest again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_BYTES = 16 << 20
 
 
 def read_fleet(path: Path) -> Mapping[str, Any]:
-    """A saved answer of `GET /admin/fleet`. Raises `TunerError`."""
+    """Return a saved answer of `GET /admin/fleet`; raises `TunerError`."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -37,10 +37,10 @@ def read_fleet(path: Path) -> Mapping[str, Any]:
 
 
 def calibrated(fleet: SimFleet, reported: Mapping[str, Any], *, source: str) -> SimFleet:
-    """`fleet` with engines and round trips as `reported`, an answer of `GET /admin/fleet`.
+    """Return `fleet` with engines and round trips as `reported`, an answer of `GET /admin/fleet`.
 
-    What was not learned there (an unknown round trip, a replica that the answer does not name) stays as it is.
-    Raises `TunerError`, which names `source`, for another answer, and where it shares no replica with `fleet`.
+    Unknown values, and replicas that the answer does not name, stay as they are. Raises `TunerError`, which names
+    `source`, for another answer, and for one that shares no replica with `fleet`.
     """
     rows = reported.get("replicas")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
@@ -76,7 +76,7 @@ def _learned(replica: SimReplica, row: Mapping[str, Any] | None, source: str) ->
 
 
 def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:
-    """None where it is not known."""
+    """Return the number of a key; None if unknown."""
     value = row.get(key)
     if value is None:
         return None

@@ -1,7 +1,6 @@
-"""`gorgo tune` on a recorded window: the twin's search, or the live campaign rehearsed, with history and weights file.
+"""`gorgo tune-offline`: the search of a recorded window or the simulated campaign, with history and weights file.
 
-Owns the composition: the window from a trace or a request log, the fleet from regions.yaml and what a proxy has
-learned. What is said on the terminal is the command line's.
+Owns the composition: the window from a trace or a request log, the fleet from regions.yaml and learned values.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from tuner.offline.search import SearchOptions, check_start, search_weights
 from tuner.offline.simulated_campaign import CampaignRun, simulate_campaign
 from tuner.offline.verdict import SearchVerdict, decide, weights_file
 
-#: What the history says of a search that was interrupted: it is not continued, a repetition finds the same.
+#: Outcome of an interrupted search in the history; it is repeated, not resumed.
 BROKEN_OFF = "broken off"
 
 OnProgress = Callable[[], None]
@@ -37,7 +36,7 @@ OnProgress = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineOptions:
-    """What is tuned on what.
+    """What is tuned on which window.
 
     Parameters
     ----------
@@ -46,13 +45,13 @@ class OfflineOptions:
     filters, time_scale:
         As in a replay.
     policy, weights:
-        Whose weights, and where they start.
+        The tuned policy, and its start weights.
     fleet, limits, probe_interval_s, scrape_interval_s:
         As in `SimJob`.
     learned:
-        An answer of `GET /admin/fleet`, and where it is from.
+        An answer of `GET /admin/fleet`, and its source.
     database:
-        Where the rows go.
+        URL of the history.
     out:
         Weights file to write; None: none.
     """
@@ -73,7 +72,7 @@ class OfflineOptions:
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """What `gorgo tune` tells of a search: the rows of the history, the decision, and the file of it."""
+    """The result of a search: rows of the history, the decision, and its weights file."""
 
     rows: Sequence[Generation]
     result: SearchVerdict
@@ -83,7 +82,7 @@ class TuneResult:
 def tune_offline(
     options: OfflineOptions, twin: SearchOptions, *, now: Callable[[], float], on_progress: OnProgress = lambda: None
 ) -> TuneResult:
-    """Search, decide on what was held out, write what was asked for. `now` is Unix time, for the history.
+    """Search, decide on the held-out part, and write history and weights file. `now` is Unix time.
 
     Raises `TraceError`, `TunerError`, `WeightsError`, `HistoryError`, and `OSError` for a file that cannot be written.
     """
@@ -121,7 +120,7 @@ def simulated_campaign(
     box: Mapping[str, tuple[float, float]],
     now: Callable[[], float],
 ) -> CampaignRun:
-    """The live campaign along the window. Raises as `tune_offline` does."""
+    """Run the live campaign along the window; raises as `tune_offline` does."""
     begun_s = now()
     run = simulate_campaign(
         job_of(options, seed=seed), campaign_options, optimizer=algorithm, seed=seed, tune_lambda=tune_lambda, box=box
@@ -138,7 +137,7 @@ def simulated_campaign(
 
 
 def job_of(options: OfflineOptions, *, seed: int) -> SimJob:
-    """The window as a job; its feed is what candidates meet."""
+    """Return the window as a job."""
     fleet = options.fleet
     if options.learned is not None:
         reported, where = options.learned
@@ -169,12 +168,12 @@ def _begun(history: History, options: OfflineOptions, settings: Mapping[str, Any
 
 
 def _stamped(row: Generation, now_s: float) -> Generation:
-    """With the time at which it was made: a candidate has no time of its own."""
+    """Return the row with the time at which it was made."""
     return replace(row, started_s=now_s, finished_s=now_s)
 
 
 def _later(row: Generation, begun_s: float) -> Generation:
-    """At its virtual time after the beginning."""
+    """Return the row at its virtual time after the start."""
     return replace(row, started_s=begun_s + row.started_s, finished_s=begun_s + row.finished_s)
 
 

@@ -1,7 +1,7 @@
-"""The shell of a campaign in virtual time: reads the Router's samples, carries out what the campaign says.
+"""The shell of a campaign in virtual time: reads the Router's samples, and executes actions.
 
-Owns the order of calls, which is the sidecar's: all new samples first, then time, then the actions in their order.
-There is no network in between, so an order is carried out at once and never refused; what is left is the campaign.
+The order of calls is the sidecar's: all new samples first, then time, then actions. Without a network a put is executed
+at once and never refused.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from tuner.campaign.generation import Generation
 from tuner.campaign.machine import Campaign
 from tuner.objective import TunerSample
 
-#: As the sidecar looks, s.
+#: As the sidecar polls, s.
 POLL_S = 1.0
-#: Samples of one reading: what the admin listener gives.
+#: Samples of one poll, as of the admin listener.
 BATCH = 1000
 
 
 class CampaignDriver:
-    """A controller of a simulation that lets a campaign act on its Router.
+    """A controller of a simulation, through which a campaign acts on its Router.
 
     Parameters
     ----------
     campaign:
         New, or from its saved state.
     poll_s:
-        Between two looks, in virtual seconds.
+        Between two polls, in virtual seconds.
 
-    Weights go in as the campaign says, whatever the policy's own box: that is the campaign's to mind.
+    Weights are set whatever the policy's own box: the campaign has a box of its own.
     """
 
     def __init__(self, campaign: Campaign, *, poll_s: float = POLL_S) -> None:
@@ -47,11 +47,11 @@ class CampaignDriver:
 
     @property
     def next_s(self) -> float | None:
-        """When it looks again; None when the campaign is over."""
+        """Return the time of the next poll; None when the campaign is done."""
         return self._next_s
 
     def act(self, router: Router, now: float) -> None:
-        """One look at the Router and what follows from it."""
+        """Poll the Router once and act on it."""
         if self.campaign.phase == "new":
             self._carry_out(self.campaign.on_start(now=now), router, now)
         self._read(router, now)
@@ -85,5 +85,5 @@ class CampaignDriver:
                     self.frozen = freeze.reason
                 case Stop() as stop:
                     self.stopped = stop.reason
-                case Wait():  # it looks every `poll_s` anyway
+                case Wait():  # it polls every `poll_s` anyway
                     pass

@@ -1,9 +1,7 @@
-"""What a weight set does on a recorded window: one simulated run of it per seed.
+"""Scores of weight sets on a recorded window: one simulated run per seed.
 
-Owns runs and their figures. Which weight sets, and what is made of the figures, is `twin`'s and `verdict`'s.
-
-Theory of operation: seed s is the same network jitter and the same coin tosses for every weight set, so that what two
-of them differ by is far less noisy than either. All runs of a question are handed out together, to all cores.
+Theory of operation: seed s is the same network jitter and the same ties for every weight set, so that the difference of
+two is far less noisy than either. All runs of a batch are distributed over all cores together.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ OnProgress = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class RunScore:
-    """Figures of one run over the requests asked about; latencies are None where no request has one."""
+    """Statistics of one run over the scored requests; latencies are None where no request has one."""
 
     n: int
     errors: int
@@ -36,12 +34,12 @@ class RunScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateBatch:
-    """Weights on a window.
+    """Weight sets on a window.
 
     Parameters
     ----------
     job:
-        The window and everything else that all candidates share; `feed` is set.
+        The window and all that candidates share; `feed` is set.
     seeds:
         A run each.
     from_s, until_s:
@@ -54,7 +52,7 @@ class CandidateBatch:
     until_s: float = float("inf")
 
     def jobs(self, weights: Mapping[str, float]) -> list[SimJob]:
-        """A run per seed. What comes after `until_s` cannot change what came before, and is left out."""
+        """Return a run per seed, without the requests after `until_s`."""
         assert self.job.feed is not None, "a recorded window"
         scale = self.job.time_scale
         feed = tuple(request for request in self.job.feed if request.arrival_s * scale < self.until_s)
@@ -69,7 +67,7 @@ def scores_of(
     n_jobs: int = 1,
     on_progress: OnProgress = lambda: None,
 ) -> list[list[RunScore]]:
-    """Of each candidate, a score per seed in their order."""
+    """Return, for each candidate, a score per seed in their order."""
     jobs = [job for weights in candidates for job in question.jobs(weights)]
     found: list[RunScore] = []
     with parallel_config(backend="loky", n_jobs=n_jobs):
@@ -81,13 +79,13 @@ def scores_of(
 
 
 def score_once(job: SimJob, from_s: float) -> RunScore:
-    """One run, here and now, scored over what arrives from `from_s` on."""
+    """Run a job in this process, and score requests that arrive from `from_s` on."""
     records = run_once(job).requests or ()
     return _score([record for record in records if record.scheduled_s >= from_s])
 
 
 def geometric(values: Sequence[float | None]) -> float | None:
-    """Geometric mean of what is known; None where nothing is."""
+    """Return the geometric mean of known values; None without any."""
     known = [log(value) for value in values if value]
     return exp(sum(known) / len(known)) if known else None
 

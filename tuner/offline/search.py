@@ -1,12 +1,12 @@
-"""The twin: weights are searched on a recorded window in virtual time, and move only if unseen requests confirm it.
+"""The search of a recorded window in virtual time; weights move only if held-out requests confirm it.
 
-Owns the search. Runs are `score`'s, the decision is `verdict`'s.
+Runs are in `score`, the decision in `verdict`.
 
-Theory of operation. The window is cut in time: candidates run on its first part, the one that looks best runs on the
-whole, and only its last part, under seeds that the search has not seen, decides. Every candidate meets the same seeds.
-The objective is p95 TTFT, as a geometric mean over seeds; a candidate whose p95 E2E is more than the margin above the
-reference's, that fails more requests, or that gives one replica more than its share, is told to the optimizer as twice
-as slow. The reference is the start or the policy's defaults, whichever has the lower p95 E2E: a bad start is no excuse.
+Theory of operation. The window is cut in time: candidates run on its first part, and the best one on the whole. Only
+the last part decides, under seeds that the search has not used. Every candidate has the same seeds. The objective is
+p95 TTFT, as a geometric mean over seeds. A candidate counts as twice as slow if its p95 E2E is more than the margin
+above the reference's, if it fails more requests, or if it gives one replica more than its share. The reference is
+the start or the policy's defaults, whichever has the lower p95 E2E.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tuner.offline.score import CandidateBatch, OnProgress, RunScore, geometric,
 from tuner.optimizers.registry import make_optimizer
 from tuner.space import LogBox, tuned_box
 
-#: Of the window's time, what the search does not see.
+#: Share of the window's time that the search does not use.
 HELD_OUT = 1 / 3
-#: Seeds that decide begin here: above any that a search uses.
+#: First seed of the held-out runs: above any that a search uses.
 HELD_OUT_SEED = 10_000
 MODE = "twin"
 
@@ -44,7 +44,7 @@ class SearchOptions:
     Parameters
     ----------
     optimizer, candidates:
-        By name, and how many at most.
+        Name of the optimizer, and the most candidates.
     seeds, held_out_seeds:
         Runs per candidate, and of each finalist.
     tune_lambda, box:
@@ -102,7 +102,7 @@ class ScoredWeights:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search has found: the start, the policy's defaults in its place, the best, and every row on the way."""
+    """The result of a search: start, defaults and best with their scores, and every row."""
 
     start: ScoredWeights
     defaults: ScoredWeights
@@ -126,21 +126,21 @@ def search_weights(
 
 
 def check_start(job: SimJob, options: SearchOptions) -> None:
-    """Raises `WeightsError` for a start outside the box, before anything has run or was written."""
+    """Raise `WeightsError` for a start outside the box, before anything runs or is written."""
     specs = make_policy(job.policy).weight_specs
     box = tuned_box(specs, tune_lambda=options.tune_lambda, box=options.box)
     box.to_log(Weights.of(specs, job.weights, allow_out_of_range=True))
 
 
 def held_out_from_s(job: SimJob) -> float:
-    """When the part of the window begins that a search does not see, s of the run."""
+    """Return the start of the held-out part, s of the run."""
     if not job.feed:
         raise TunerError(f"{job.trace}: the twin needs a recorded window with requests in it")
     return job.feed[-1].arrival_s * job.time_scale * (1 - HELD_OUT)
 
 
 def refused(ours: ScoredWeights, theirs: ScoredWeights, *, margin: float, max_share: float) -> str | None:
-    """Why the guard refuses a weight set against the reference, in words; None if it does not."""
+    """Return why the guard refuses a weight set against the reference; None if it does not."""
     if ours.errors > theirs.errors:
         return f"errors rose: {ours.errors}, {theirs.errors} before"
     if ours.e2e_s and theirs.e2e_s and ours.e2e_s > theirs.e2e_s * (1 + margin):
@@ -151,7 +151,7 @@ def refused(ours: ScoredWeights, theirs: ScoredWeights, *, margin: float, max_sh
 
 
 class _SearchRun:
-    """One search under way."""
+    """One running search."""
 
     def __init__(
         self,
@@ -208,18 +208,18 @@ class _SearchRun:
         return [ScoredWeights(weights, found) for weights, found in zip(candidates, scores, strict=True)]
 
     def _better(self, ours: ScoredWeights, best: ScoredWeights, reference: ScoredWeights) -> str | None:
-        """Why `ours` does not take the place of `best`; None if it does."""
+        """Return why `ours` does not replace `best`; None if it does."""
         options = self._options
         if no := refused(ours, reference, margin=options.margin, max_share=options.max_share):
             return no
         if refused(best, reference, margin=options.margin, max_share=options.max_share):
-            return None  # what the guard refuses gives way to whatever it does not
+            return None  # a refused best is replaced by any accepted one
         if not ours.ttft_ms or not best.ttft_ms:
             return "no first tokens"
         return None if ours.ttft_ms < best.ttft_ms else f"p95 TTFT {ours.ttft_ms / best.ttft_ms - 1:+.1%}"
 
     def _record(self, tried: ScoredWeights, best: ScoredWeights, *, accepted: bool, reason: str) -> None:
-        """A row of the history; its times are those of the run, one span per candidate."""
+        """Record a row of the history; its times are one span of the run per candidate."""
         number = len(self._rows)
         row = Generation(
             number=number,

@@ -1,8 +1,4 @@
-"""The live campaign from its start to the end of a window, in virtual time: what it would do, and at what price.
-
-Owns the composition of campaign, optimizer and simulation. The campaign is the very one of the sidecar; a run of half
-an hour takes seconds.
-"""
+"""The live campaign along a window in virtual time. The campaign is the sidecar's; half an hour takes seconds."""
 
 from __future__ import annotations
 
@@ -27,22 +23,22 @@ from tuner.space import tuned_box
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignRun:
-    """A campaign that has seen its window to the end.
+    """A campaign at the end of its window.
 
     Parameters
     ----------
     generations:
         Every row of the history, in order.
     weights:
-        The incumbent at the end, all of the policy's weights: what would be frozen.
+        The incumbent at the end, all of the policy's weights.
     row:
-        The run as a whole, candidates and all: what the clients had of it.
+        The run as a whole, candidates included.
     records:
         A record per request.
     stopped:
         Why the campaign ended before the window did; None if it did not.
     rollbacks:
-        Weights that had to go at once.
+        Immediate roll-backs.
     """
 
     generations: Sequence[Generation]
@@ -64,18 +60,18 @@ def simulate_campaign(
     budget: int = BUDGET,
     poll_s: float = POLL_S,
 ) -> CampaignRun:
-    """Tune along `job`, which says trace, policy, start weights (its defaults if None) and fleet.
+    """Tune along `job`, which has trace, policy, start weights (its defaults if None) and fleet.
 
     Parameters
     ----------
     optimizer, budget:
-        By name, and how many proposals at most.
+        Name of the optimizer, and the most proposals.
     seed:
-        Of the campaign's chance; the simulation's own is the job's.
+        Of the campaign; the simulation's own is the job's.
     tune_lambda, box:
         As in `tuned_box`.
     poll_s:
-        Between two looks of the campaign, virtual seconds.
+        Between two polls of the campaign, virtual seconds.
 
     Raises `WeightsError` for a start outside the box, and what `run_once` does.
     """

@@ -156,7 +156,7 @@ class Bootstrap:
         else:
             number, campaign, begun = known
             version = None
-            self._reporter.say(f"goes on with campaign {number}, generation {campaign.ledger.number}")
+            self._reporter.say(f"resumes campaign {number}, generation {campaign.ledger.number}")
         name = f"gorgo tune, campaign {number},"
         orders = CommandQueue(name, f"{name} process {os.getpid()}", version)
         return Sidecar(
@@ -181,7 +181,7 @@ class Bootstrap:
             return None
         number, state = found
         if self._options.new_campaign:
-            self._history.end_campaign(number, now_s=self._clock(), outcome="left for a new one")
+            self._history.end_campaign(number, now_s=self._clock(), outcome="replaced by a new campaign")
             return None
         row = self._history.campaign(number)
         assert row is not None, "a state belongs to a campaign"
@@ -190,7 +190,7 @@ class Bootstrap:
             return number, Campaign.from_state(self._box, self._options.campaign, state), begun
         except (TunerError, WeightsError) as error:
             kind = type(error)
-            raise kind(f"campaign {number} cannot go on like this: {error}; --new begins another") from error
+            raise kind(f"campaign {number} cannot be resumed: {error}; --new starts another") from error
 
     def _new(self) -> tuple[Campaign, CampaignStart]:
         options = self._options

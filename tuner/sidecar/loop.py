@@ -148,10 +148,8 @@ class Sidecar:
         owner = "foreign" if self._pinned_by_others else self._orders.owner_of(found)
         self._pinned_by_others = False
         if owner == "foreign":
-            by = found.by or found.source or "somebody"
-            self._observer.log_event(
-                "foreign", f"weights that {by} has set: the campaign goes on from there", found.values
-            )
+            by = found.by or found.source or "another client"
+            self._observer.log_event("foreign", f"weights set by {by}: the campaign continues from them", found.values)
             self._orders.see(found)
             await self._take(self.campaign.on_foreign_weights(found.values, now=self._now()))
             self._ignored_version = self.campaign.phase == "stopped"  # outside the box: they stay
@@ -275,7 +273,7 @@ class Sidecar:
         if self._dry or self._ignored_version or self._paused is not None or found is None or dict(found) == wanted:
             return True
         try:
-            self._orders.see(await self._call(PutWeights(wanted, "the tuner ends: back to the incumbent", 0)))
+            self._orders.see(await self._call(PutWeights(wanted, "the tuner stops: back to the incumbent", 0)))
         except (ProxyUnreachable, ProxyRefused) as error:
             self._observer.complain(f"the weights under test may be in force still: {error}")
             return False

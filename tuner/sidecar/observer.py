@@ -60,14 +60,14 @@ class CampaignObserver:
         """Report a restart of the proxy, and empty the window."""
         self._window.clear()
         self._metrics.count("gorgo_tuner_proxy_restarts_total")
-        self.log_event("restart", "the proxy is another run than before: what was being measured starts anew")
+        self.log_event("restart", "the proxy has restarted: the current measurement starts again")
 
     def delivered(self, delivery: SampleBatchResult) -> None:
         """Count new and missing samples; those of the weights in force go into the window."""
         missing = delivery.lost + len(delivery.unreadable)
         if missing:
             first = f"; {delivery.unreadable[0]}" if delivery.unreadable else ""
-            self.complain(f"{missing} samples are missing: what was being measured starts anew{first}")
+            self.complain(f"{missing} samples are missing: the current measurement starts again{first}")
             self._metrics.count("gorgo_tuner_lost_samples_total", by=missing)
         self._metrics.count("gorgo_tuner_samples_total", by=len(delivery.samples))
         for sample in delivery.samples:

@@ -1,4 +1,4 @@
-"""The whole thing with one command: three simulated regions, the proxy, a trace, policies in turn."""
+"""`gorgo demo`: three simulated regions, the proxy, a trace, and policies in turn."""
 
 from gorgo.apps.demo.options import DEFAULT_POLICIES, TUNED_POLICIES, DemoOptions
 from gorgo.apps.demo.run import run_demo

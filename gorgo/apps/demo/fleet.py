@@ -32,7 +32,7 @@ UNKNOWN_URL = "http://127.0.0.1:1"
 
 @dataclass(frozen=True, slots=True)
 class DemoFleet:
-    """Where the proxy of a running fleet is."""
+    """A running fleet: addresses of its proxy, and its processes."""
 
     url: str
     admin_url: str
@@ -40,12 +40,12 @@ class DemoFleet:
     processes: Processes
 
     def weights(self) -> dict[str, float]:
-        """The weights that the proxy routes with now."""
+        """Return the weights in force."""
         weights = self._admin("/admin/weights")["weights"]
         return {name: float(value) for name, value in weights.items()}
 
     def wait_until_probed(self) -> None:
-        """Until the proxy knows the round trip to every replica; raises `FleetError` if it does not come to."""
+        """Wait until the proxy knows the round trip to every replica; raises `FleetError` after a timeout."""
         deadline_s = time.monotonic() + PROBED_TIMEOUT_S
         while any(replica["rtt_ms"] is None for replica in self._admin("/admin/fleet")["replicas"]):
             self.processes.check_alive()
@@ -65,7 +65,7 @@ class DemoFleet:
 
 @contextmanager
 def running_fleet(policy: str, *, folder: Path, seed: int) -> Iterator[DemoFleet]:
-    """Starts everything, waits until it is ready, stops it whatever happens."""
+    """Start all processes, wait until they are ready, and stop them in any case."""
     token = secrets.token_urlsafe(24)
     environ = {**os.environ, "GORGO_ADMIN_TOKEN": token, "PYTHONUNBUFFERED": "1"}
     config = folder / "regions.yaml"

@@ -1,4 +1,4 @@
-"""What the demo is asked to do."""
+"""Options of the demo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PUBLISHED: tuple[str, ...] = (
 OURS, PAPER, RANDOM = "gorgo-ms", "gorgo", "random"
 #: The paper's four.
 BASELINES = tuple(name for name in PUBLISHED if name not in (PAPER, RANDOM))
-#: That of `gorgo serve` before those of the paper. Chance would take the demo over its three minutes, and tells least.
+#: The default of `gorgo serve`, then the paper's. `random` would take the demo over its three minutes.
 DEFAULT_POLICIES: tuple[str, ...] = ("gorgo-ms", *(name for name in PUBLISHED if name != "random"))
 #: With `tune`: the one whose weights the paper tunes.
 TUNED_POLICIES: tuple[str, ...] = ("gorgo",)

@@ -1,7 +1,7 @@
-"""Child processes that are started, watched until they say they are ready, and always stopped.
+"""Child processes: started, watched until they are ready, and always stopped.
 
-Their output goes to files, never to pipes that could fill. They are stopped by their own process objects: SIGTERM, a
-bounded wait, SIGKILL; whatever ends the `with` block, Ctrl-C in the middle of the stopping included.
+Their output goes to files, never to pipes that could fill. They are stopped by SIGTERM, a bounded wait and SIGKILL,
+also after Ctrl-C during the stop.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class Processes:
         self.stop()
 
     def start(self, name: str, arguments: Sequence[str]) -> None:
-        """Starts `python -m gorgo` with `arguments`; does not wait."""
+        """Start `python -m gorgo` with `arguments`, without waiting."""
         self.start_command(name, [sys.executable, "-m", "gorgo", *arguments])
 
     def start_command(self, name: str, command: Sequence[str]) -> None:
-        """Starts any command under `name`."""
+        """Start any command under `name`."""
         with self._log(name).open("wb") as log:
             self._running[name] = subprocess.Popen(
                 list(command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self._environ
             )
 
     def wait_for_line(self, name: str, pattern: str, *, timeout_s: float = READY_TIMEOUT_S) -> re.Match[str]:
-        """The first match in what the process says; raises `FleetError` if it ends or says nothing of the kind."""
+        """Return the first match in the process's output; raises `FleetError` if it ends or prints no match."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             ended = self._running[name].poll() is not None
@@ -76,21 +76,21 @@ class Processes:
             time.sleep(POLL_S)
 
     def check_alive(self) -> None:
-        """Raises `FleetError` if a process has ended by itself."""
+        """Raise `FleetError` if a process has ended by itself."""
         for name, process in self._running.items():
             if process.poll() is not None:
                 raise FleetError(f"{name} {self._state(name)}{self._last_words(name)}")
 
     def finish(self, name: str, *, timeout_s: float = FINISH_TIMEOUT_S) -> str:
-        """Ends one with SIGTERM, and gives what it said.
+        """Stop one process with SIGTERM and return its output.
 
-        Raises `FleetError` if it does not end, or says that it failed.
+        Raises `FleetError` if it does not end, or fails.
         """
         self._running[name].terminate()
         return self.wait(name, timeout_s=timeout_s)
 
     def wait(self, name: str, *, timeout_s: float = FINISH_TIMEOUT_S) -> str:
-        """The same for one that ends by itself."""
+        """Wait for a process that ends by itself, and return its output."""
         process = self._running[name]
         _wait(process, time.monotonic() + timeout_s)
         if process.poll() != 0:
@@ -99,7 +99,7 @@ class Processes:
         return self._said(name)
 
     def stop(self) -> None:
-        """Ends all that still run and waits for them."""
+        """Stop all running processes."""
         try:
             for process in self._running.values():
                 process.terminate()

@@ -1,4 +1,4 @@
-"""What the demo says at its end."""
+"""The end of the demo: table, notes and next steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_WIDTH = 80
 
 
 def show_demo(rows: Sequence[ResultRow], console: Console, *, out: Path | None = None) -> None:
-    """The table, what it is worth, and where to look next."""
+    """Print the table, notes on it, and next steps."""
     if not console.is_terminal:
         console = Console(file=console.file, width=max(MIN_WIDTH, console.width))
     console.print(results_table(rows))

@@ -155,7 +155,7 @@ def test_repeated_samples_change_nothing() -> None:
 def test_an_operator_s_weights_become_the_incumbent() -> None:
     run = comparing(Run(Proxy(), QUICK))
     run.do(run.campaign.on_foreign_weights({"w_rtt": 1.0, "w_queue": 0.2}, now=run.now))
-    assert sentence(puts(run.actions)[-1]) == "puts 1 0.2: weights that somebody else has set"
+    assert sentence(puts(run.actions)[-1]) == "puts 1 0.2: weights set by another client"
     assert run.campaign.optimizer.incumbent == pytest.approx({"w_rtt": 1.0, "w_queue": 0.2})
 
 

@@ -130,13 +130,13 @@ def test_a_process_that_goes_on_puts_what_it_was_about() -> None:
     wire = Wire()
     assert wire.said[-1] == "puts 0.5 0.1: the start"
     wire.reload()
-    assert wire.said[-1] == "puts 0.5 0.1: goes on"
+    assert wire.said[-1] == "puts 0.5 0.1: resumed"
     wire.feed()
     wire.reload()
-    assert wire.said[-1].endswith(": goes on with generation 1")
+    assert wire.said[-1].endswith(": resumes generation 1")
     wire.do(wire.campaign.on_frozen(now=wire.now))
     wire.reload()
-    assert (wire.said[-1], wire.phase) == ("puts 0.5 0.1: goes on", "warming")
+    assert (wire.said[-1], wire.phase) == ("puts 0.5 0.1: resumed", "warming")
 
 
 def test_a_time_to_wait_for_is_said_once() -> None:
@@ -305,7 +305,7 @@ def test_somebody_s_weights_move_nothing_while_they_are_pinned_or_it_is_over() -
     assert wire.campaign.incumbent == START
     wire.do(wire.campaign.on_unfrozen(now=wire.now))
     wire.do(wire.campaign.on_foreign_weights({"w_rtt": 9.0}, now=wire.now))
-    assert wire.said[-1].startswith("stops: somebody set weights outside the box: ")
+    assert wire.said[-1].startswith("stops: weights outside the box were set: ")
     assert wire.campaign.on_foreign_weights(OTHER, now=wire.now) == []
 
 
@@ -358,7 +358,7 @@ def test_an_audit_under_way_outlives_the_process() -> None:
     wire = comparing(start=OTHER)
     assert wire.saved("audited") is False
     wire.reload()
-    assert wire.said[-1].endswith("goes on with generation 1")
+    assert wire.said[-1].endswith("resumes generation 1")
     assert not wire.campaign.audited
     wire.pair()
     assert wire.rows[1].reason == "the start is not behind the defaults in 1 pairs of blocks"

@@ -83,7 +83,7 @@ async def test_an_unfinished_campaign_of_another_mode_is_not_begun_again_in_sile
     beside = Beside(proxy, tmp_path)
     await beside.start()
     await beside.step(4)
-    with pytest.raises(TunerError, match=r"campaign 1 cannot go on like this.*--new begins another"):
+    with pytest.raises(TunerError, match=r"campaign 1 cannot be resumed.*--new starts another"):
         await Beside(proxy, tmp_path, CampaignOptions(mode="switchback")).start()
 
 
@@ -173,7 +173,7 @@ async def test_new_ends_the_old_campaign_now(tmp_path: Path) -> None:
     again.now = 5000.0
     await again.start()
     new, old = again.history.campaigns()
-    assert (old.finished_s, old.outcome) == (5000.0, "left for a new one")
+    assert (old.finished_s, old.outcome) == (5000.0, "replaced by a new campaign")
     assert (new.started_s, new.finished_s) == (5000.0, None)
     assert again.said[0].startswith("campaign 2 on gorgo from")
 

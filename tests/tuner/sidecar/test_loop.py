@@ -192,7 +192,7 @@ async def test_a_killed_sidecar_is_continued_where_it_was(beside: Beside) -> Non
     before = beside.sidecar.campaign
     candidate = before.optimizer.ask()
     await beside.start()  # the first is not heard of any more
-    assert beside.said[-1] == "goes on with campaign 1, generation 3"
+    assert beside.said[-1] == "resumes campaign 1, generation 3"
     assert beside.sidecar.campaign.optimizer.ask() == candidate
     assert beside.sidecar.campaign.incumbent == before.incumbent
     await beside.until_generation(6)
@@ -215,7 +215,7 @@ async def test_new_begins_another_campaign_and_ends_the_old_one(beside: Beside, 
     again = Beside(beside.proxy, tmp_path, new_campaign=True)
     await again.start()
     old, new = sorted(again.history.campaigns(), key=lambda row: row.id)
-    assert old.outcome == "left for a new one"
+    assert old.outcome == "replaced by a new campaign"
     assert new.outcome is None
 
 
@@ -485,8 +485,8 @@ async def test_weights_of_somebody_without_a_name_are_somebody_s(beside: Beside)
     await beside.step()
     reasons = [event.reason for event in beside.history.events() if event.kind == "foreign"]
     assert reasons == [
-        "weights that the operator has set: the campaign goes on from there",
-        "weights that reload has set: the campaign goes on from there",
+        "weights set by the operator: the campaign continues from them",
+        "weights set by reload: the campaign continues from them",
     ]
 
 

@@ -83,14 +83,14 @@ def test_an_event_is_a_line_now_and_a_row_in_the_history(told: Told) -> None:
     ("lost", "unreadable", "missing", "words"),
     [
         (0, (), 0, []),
-        (3, (), 3, ["3 samples are missing: what was being measured starts anew"]),
+        (3, (), 3, ["3 samples are missing: the current measurement starts again"]),
         (
             0,
             ("sample 2: no", "sample 3: no"),
             2,
-            ["2 samples are missing: what was being measured starts anew; sample 2: no"],
+            ["2 samples are missing: the current measurement starts again; sample 2: no"],
         ),
-        (3, ("sample 2: no",), 4, ["4 samples are missing: what was being measured starts anew; sample 2: no"]),
+        (3, ("sample 2: no",), 4, ["4 samples are missing: the current measurement starts again; sample 2: no"]),
     ],
 )
 def test_samples_that_are_missing_are_said_and_counted(

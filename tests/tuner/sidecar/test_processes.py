@@ -27,7 +27,7 @@ def test_clients_notice_nothing_when_the_tuner_is_killed_and_a_second_one_goes_o
         left = rig.numbers()
         second = rig.tune()
         rig.until_generation(left[-1] + 2)
-        assert f"goes on with campaign 1, generation {left[-1] + 1}" in rig.said(second)
+        assert f"resumes campaign 1, generation {left[-1] + 1}" in rig.said(second)
         assert rig.end(second) == 0
     assert traffic.errors == []
     numbers = rig.numbers()
@@ -66,7 +66,7 @@ def test_a_freeze_holds_over_a_restart_of_the_proxy_and_its_end_lets_the_tuner_g
         rig.until_generation(generations + 1)
         assert rig.end(tuner) == 0
     said = rig.said(tuner)
-    assert "restart: the proxy is another run than before" in said
+    assert "restart: the proxy has restarted" in said
     assert "Traceback" not in said
     history = History(rig.database)
     kinds = [event.kind for event in history.events()]
