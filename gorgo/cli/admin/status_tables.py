@@ -159,7 +159,7 @@ def _by_cost(decision: Row) -> list[Row]:
 def _outcome(decision: Row) -> dict[str, str]:
     cached = decision["estimated_cached_tokens"] / decision["prompt_tokens"] if decision["prompt_tokens"] else None
     sample = decision["sample"]
-    status = "went on" if decision["followed"] else "open"
+    status = "retried" if decision["followed"] else "open"
     return {
         "cached": formatting.share(cached),
         "predicted": formatting.ms(decision["predicted_ttft_ms"]),

@@ -162,7 +162,7 @@ def test_a_decision_tells_what_was_predicted_and_what_came_of_it() -> None:
         f"{'a' * 19}… #2 * us-0 2.0 - 100.0 25 % 100 96 -4.1 200",
         "ap-0 1,234 - -0.2",
         "eu-0 95.0 - 116",
-        f"{'b' * 20} * us-0 2.0 30.0 32.0 50 % 100 - - went on",
+        f"{'b' * 20} * us-0 2.0 30.0 32.0 50 % 100 - - retried",
         "eu-0 95.0 20.0 115",
         "c * us-0 2.0 30.0 32.0 - 100 - - open",
         "eu-0 95.0 20.0 115",
@@ -242,7 +242,7 @@ def test_chosen_candidate_stands_first_however_many_there_are() -> None:
 def test_policy_without_a_cost_shows_its_candidates_all_the_same() -> None:
     made = decision(terms={}, cost=None, predicted_ttft_s=None)
     assert "* us-0" in printed(look(decisions=[DecisionStatus(made, None, None, followed=True)]))
-    assert "went on" in printed(look(decisions=[DecisionStatus(made, None, None, followed=True)]))
+    assert "retried" in printed(look(decisions=[DecisionStatus(made, None, None, followed=True)]))
 
 
 def test_a_proxy_without_decisions_has_no_table_of_them() -> None:
