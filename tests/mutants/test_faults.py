@@ -74,6 +74,14 @@ def test_every_equivalent_of_the_list_says_why() -> None:
     assert all(len(reason.split()) > 3 for reason in Equivalents().reasons.values())
 
 
+def test_every_equivalent_changes_lines_that_stand_in_its_file_once() -> None:
+    for path, old, new in Equivalents().reasons:
+        lines = [line.strip() for line in (ROOT / path).read_text().splitlines()]
+        wanted = old.splitlines()
+        places = [at for at in range(len(lines)) if lines[at : at + len(wanted)] == wanted]
+        assert (len(places), old != new) == (1, True), f"equivalent.toml: {path}: {old}"
+
+
 def test_a_mutant_that_is_no_other_program_is_no_fault() -> None:
     fault = Fault("a.py", 1, "number", "a = 1", "a = 2", "a = 2", "a.py:1 number 0")
     assert fault_of(Mutant("a.py", 1, "number", 0), "a = 1") == fault

@@ -170,3 +170,13 @@ def test_versions_are_those_that_every_reader_of_json_can_count(version: int, re
         return
     with pytest.raises(ConfigError, match="expected a whole number from 1 to 9007199254740992"):
         parse_state(document(version=version), source="state")
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("[]")
+    with pytest.raises(ConfigError, match=rf"^{tmp_path / 'state'}: the state file is damaged"):
+        StateFile(tmp_path / "state").read()
+
+
+def test_a_freeze_is_without_reason_and_operator_unless_given() -> None:
+    assert Frozen("x").as_dict() == {"since": "x", "reason": None, "by": None}

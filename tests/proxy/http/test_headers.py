@@ -196,3 +196,31 @@ def test_body_is_encoded_if_any_of_its_codings_does_something(codings: list[byte
     assert is_encoded([(b"Content-Encoding", coding) for coding in codings]) is encoded
     assert is_encoded([(b"content-encoding", coding) for coding in codings]) is encoded
     assert is_encoded([(b"x-encoding", b"gzip")]) is False
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"x-gateway-destination-endpoint",
+        b"x-smg-target-worker",
+        b"x-dynamo-worker-instance-id",
+        b"x-dynamo-dp-rank",
+        b"x-data-parallel-rank",
+        b"x-override-anything",
+        b"x-gorgo-replica",
+        b"host",
+        b"content-length",
+        b"expect",
+        b"x-request-id",
+    ],
+)
+def test_a_client_names_no_place_inside_the_engine_and_nothing_of_the_next_hop(name: bytes) -> None:
+    assert up((name, b"0"), (b"x-mine", b"1")) == [(b"x-mine", b"1"), (b"x-request-id", b"our-id")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"alt-svc", b"clear-site-data", b"strict-transport-security", b"location", b"content-location", b"refresh"],
+)
+def test_what_a_replica_says_of_its_own_address_stays_with_the_proxy(name: bytes) -> None:
+    assert down((name, b"0"), (b"x-mine", b"1")) == [(b"x-mine", b"1")]

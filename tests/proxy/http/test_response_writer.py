@@ -52,7 +52,7 @@ async def test_only_a_plain_stream_of_events_can_carry_errors_and_only_a_good_on
 async def test_a_writer_says_when_it_waits_for_the_client_and_what_it_has_sent() -> None:
     client = Client()
     assert (client.writer.started, client.writer.finished, client.writer.sending) == (False, False, False)
-    assert (client.writer.status, client.writer.names_events) == (0, False)
+    assert (client.writer.status, client.writer.names_events, client.writer.carries_events) == (0, False, False)
     await client.writer.start(200, [EVENTS], names_events=True)
     assert (client.writer.sending, client.writer.names_events) == (False, True)
     await client.writer.write(b"a")

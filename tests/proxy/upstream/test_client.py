@@ -106,3 +106,42 @@ async def test_request_beyond_the_limit_is_rejected_until_a_response_is_closed()
     await first.aclose()
     await (await upstream.open("/v1", [], b"")).aclose()
     await upstream.aclose()
+
+
+@pytest.mark.parametrize(("size", "fits"), [(8 << 20, True), ((8 << 20) + 1, False)])
+async def test_a_small_response_has_at_most_eight_mebibytes_in_all_its_chunks(size: int, fits: bool) -> None:
+    whole = bytes(size)
+
+    class Large(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for at in range(0, size, 1 << 20):
+                yield whole[at : at + (1 << 20)]
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=Large())
+
+    upstream = client(answer)
+    if fits:
+        assert await upstream.fetch("/metrics", timeout_s=5.0) == (200, whole)
+    else:
+        with pytest.raises(UpstreamError, match="answer_too_large"):
+            await upstream.fetch("/metrics", timeout_s=5.0)
+    await upstream.aclose()
+
+
+async def test_the_url_of_a_path_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def parse(text: str) -> httpx.URL:
+        parsed.append(text)
+        return url(text)
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=Body())
+
+    upstream, url = client(answer), httpx.URL
+    monkeypatch.setattr("gorgo.proxy.upstream.client.httpx.URL", parse)
+    for path in ("/v1", "/v1", "/v2", "/v1"):
+        await (await upstream.open(path, [], b"")).aclose()
+    assert parsed == ["http://replica:8000/base/v1", "http://replica:8000/base/v2"]
+    await upstream.aclose()

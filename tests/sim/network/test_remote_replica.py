@@ -54,13 +54,13 @@ class Shell:
 
 
 class Lab:
-    def __init__(self) -> None:
+    def __init__(self, *, ahead: bool = True) -> None:
         self.kernel = EventQueue()
         self.shell = Shell(self.kernel)
         self.gaps = ItlHistogram()
         replica = SimReplica(ReplicaSpec("a", "here"), round_profile(), LINK)
         self.site = RemoteReplica(
-            self.kernel, self.shell, replica, number=0, draws=DRAWS, block_tokens=16, gaps=self.gaps, ahead=True
+            self.kernel, self.shell, replica, number=0, draws=DRAWS, block_tokens=16, gaps=self.gaps, ahead=ahead
         )
 
     def send(
@@ -284,3 +284,13 @@ def test_a_new_round_trip_counts_for_requests_sent_from_then_on(lab: Lab) -> Non
     assert (lab.site.rtt_s, lab.site.link.jitter) == (0.2, 0.0)
     lab.send("r", output_tokens=1)
     assert lab.lines()[0] == (0.45, "first", "r")
+
+
+def test_a_run_of_decode_iterations_is_one_event_with_ahead_and_many_without() -> None:
+    handled = []
+    for ahead in (True, False):
+        lab = Lab(ahead=ahead)
+        lab.send("r", output_tokens=100)
+        assert [line[1:] for line in lab.lines()] == [("first", "r"), ("completed", "r", None)]
+        handled.append(lab.kernel.handled)
+    assert handled[0] < 10 < 100 <= handled[1]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from gorgo.errors import HistoryError
@@ -79,3 +80,46 @@ def test_postgresql_is_reached_by_psycopg_unless_said_within_five_seconds(
 def test_memory_is_no_history(url: str) -> None:
     with pytest.raises(HistoryError, match="memory is no history"):
         open_engine(url)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("database is locked", "another process writes to it and does not end; the tuner tries again"),
+        ("database disk image is malformed", "the file is damaged; move it away, a new one is made"),
+        ("Could not decode to UTF-8 column", "the file is damaged; move it away, a new one is made"),
+        ("file is not a database", "this is another kind of file; name another one"),
+        ("attempt to write a readonly database", "the file or its folder is read-only"),
+        ("database or disk is full", "the disk is full; what was written before is safe"),
+        ("disk I/O error", "the disk or a limit on file sizes refuses it; what was written before is safe"),
+        ("unable to open database file", "the file or its folder cannot be opened"),
+        ("something else", None),
+    ],
+)
+def test_each_failure_of_a_database_has_its_advice(text: str, hint: str | None, tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path}/h.sqlite3")
+    with pytest.raises(HistoryError) as raised, writing(engine):
+        raise OperationalError("SELECT 1", {}, sqlite3.OperationalError(f"{text}\nand more"))
+    assert str(raised.value) == f"{engine.url}: {text}" + ("" if hint is None else f" ({hint})")
+
+
+def test_a_connection_that_broke_is_said() -> None:
+    failure = OperationalError("SELECT 1", {}, sqlite3.OperationalError("gone"), connection_invalidated=True)
+    assert database._reason(failure) == "gone (the connection broke)"
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "^'nonsense' is no database URL; expected sqlite:///FILE or postgresql://...$"),
+        ("mysql://u:secret@h/d", r"^mysql://u:\*\*\*@h/d: "),
+        ("sqlite:////nowhere/at/all.sqlite3", "^sqlite:////nowhere/at/all.sqlite3: there is no folder /nowhere/at$"),
+    ],
+)
+def test_a_url_that_names_no_history_is_shown_without_its_password(url: str, words: str) -> None:
+    with pytest.raises(HistoryError, match=words):
+        open_engine(url)
+
+
+def test_waits_for_a_database_are_five_seconds() -> None:
+    assert (database.BUSY_TIMEOUT_S, database.CONNECT_TIMEOUT_S) == (5.0, 5)

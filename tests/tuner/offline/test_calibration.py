@@ -10,7 +10,7 @@ import pytest
 from gorgo.errors import TunerError
 from tuner.experiments.windows import paper_fleet
 from tuner.offline import calibrated
-from tuner.offline.calibration import read_fleet
+from tuner.offline.calibration import MAX_BYTES, read_fleet
 
 
 def test_what_was_learned_replaces_the_profile_and_what_was_not_stays() -> None:
@@ -33,7 +33,10 @@ def test_what_was_learned_replaces_the_profile_and_what_was_not_stays() -> None:
     ("told", "words"),
     [
         ({}, "replicas: expected a list"),
-        ({"replicas": [{"name": "elsewhere"}]}, "names none of the replicas"),
+        (
+            {"replicas": [{"name": "elsewhere"}]},
+            "^fleet.json: names none of the replicas of the configuration: us-ashburn-0, .*, ap-seoul-0$",
+        ),
         ({"replicas": [{"name": "us-ashburn-0", "rtt_ms": -1}]}, "rtt_ms is -1; expected a number above 0"),
     ],
 )
@@ -50,3 +53,13 @@ def test_a_saved_answer_is_read_and_anything_else_refused(tmp_path: Path) -> Non
         read_fleet(tmp_path / "other.json")
     with pytest.raises(TunerError, match="cannot be read"):
         read_fleet(tmp_path / "missing.json")
+
+
+def test_a_saved_answer_has_at_most_sixteen_mebibytes(tmp_path: Path) -> None:
+    assert MAX_BYTES == 16 * 1024 * 1024
+    path = tmp_path / "fleet.json"
+    path.write_bytes(b"{}".ljust(MAX_BYTES))
+    assert read_fleet(path) == {}
+    path.write_bytes(b"{}".ljust(MAX_BYTES + 1))
+    with pytest.raises(TunerError, match=f"{path}: expected .*at most {MAX_BYTES} bytes"):
+        read_fleet(path)

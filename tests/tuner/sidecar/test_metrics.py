@@ -7,9 +7,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.observability.test_tables import labels_after
 from tests.tuner.history.examples import generation
 from tests.tuner.sidecar.fake_proxy import Beside, FakeProxy
-from tuner.sidecar.metrics import METRICS, TunerMetrics, listening
+from tuner.sidecar.metrics import LABELS, METRICS, TunerMetrics, listening
 from tuner.sidecar.progress import Progress
 
 PROGRESS = Progress(
@@ -104,3 +105,8 @@ def test_they_are_served_until_the_end_and_a_taken_port_is_an_error() -> None:
 def test_without_an_address_nothing_listens() -> None:
     with listening(TunerMetrics(), None) as port:
         assert port is None
+
+
+def test_labels_are_the_documented_ones() -> None:
+    documented = list(labels_after("Labels of the tuner:"))
+    assert documented == [(spec.label, spec.of, spec.meaning, spec.values, spec.at_most) for spec in LABELS]
