@@ -1,7 +1,7 @@
 """Virtual time: a heap of (time, sequence, handler), nothing else.
 
-Owns the order of events: by time, and those of the same time in the order in which they were asked for. No chance and
-no clock of the machine's, so a run is the same on every machine.
+Owns the order of events: by time, and events of the same time in the order in which they were scheduled. Nothing is
+random and no machine clock is read, so a run is the same on every machine.
 """
 
 from __future__ import annotations

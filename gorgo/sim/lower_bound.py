@@ -1,7 +1,7 @@
 """The floor: what each request would take if it were alone in the world and everything seen so far were cached.
 
-Owns the lower of the two yardsticks: no router can be below it, whatever it knows. It is no target: nobody else has
-ever been served. The nearest idle replica that has every earlier prompt costs
+Owns the lower of the two baselines: no router can be below it. It is no target: there is no load. The nearest idle
+replica that has every earlier prompt costs
 
     TTFT = round trips for the body on a warm, wide open connection + prefill of the tokens never seen before
     E2E  = TTFT + the rest of the output, decoded alone
@@ -71,7 +71,7 @@ def lower_bound(feed: Sequence[SimRequest], fleet: SimFleet) -> LowerBound:
 
 
 def _cached_tokens(feed: Sequence[SimRequest]) -> Floats:
-    """Of each prompt, what came by in an earlier one; at least one token is always computed."""
+    """Return the tokens of each prompt that an earlier one had; at least one token is always computed."""
     prefixes = PrefixSet(item_bytes=BLOCK_HASH_BYTES)
     cached = np.empty(len(feed))
     for row in np.argsort([request.arrival_s for request in feed], kind="stable"):

@@ -1,7 +1,6 @@
-"""The requests of a run that are open: what the Router is asked for each, and the record that it leaves.
+"""The open requests of a run: the Router's request for each, and its record.
 
-Owns what is written of a request when: as it comes, is sent, shows its first token, is turned away or ends. What these
-events mean is `simulation`'s; the records' keys are `records`'.
+Owns the updates of a record: at arrival, dispatch, first token, rejection and end.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class OpenRequests:
         return bool(self._open)
 
     def received(self, request: SimRequest, *, now: float) -> RouteRequest:
-        """It has come; answers what the Router is asked."""
+        """Record an arrival; return the request for the Router."""
         request_id = str(request.index)
         assert request_id not in self._open, "an index names one request"
         record = SimRecord(id=request_id, scheduled_s=now, sent_s=now, input_tokens=request.prompt_tokens)
@@ -53,7 +52,7 @@ class OpenRequests:
         )
 
     def dispatched(self, dispatch: Dispatch, *, now: float) -> SimRequest:
-        """It is sent to a replica, which need not be the first one; answers what is sent."""
+        """Record a dispatch, which may be a retry; return the request for the engine."""
         request, record = self._open[dispatch.request_id]
         decision = dispatch.decision
         record.replica, record.region = dispatch.replica, dispatch.region

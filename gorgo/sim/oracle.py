@@ -1,13 +1,13 @@
-"""The oracle: a policy that sees what every engine really does, and so bounds what any cost model can reach.
+"""The oracle: a policy that reads the true state of every engine, a baseline for cost models.
 
-Owns the yardstick's cost. How an engine goes on from here is `projection`; the form of the cost is `gorgo-ms`'s, so
-that the difference between the two is what `gorgo-ms` does not know.
+Owns its cost. `engine.prediction` predicts an engine; the form of the cost is that of `gorgo-ms`, so that the
+difference is due to knowledge alone.
 
-It sees: each engine's line, batch, cache and step under way, who is on the way there, its present speed, the present
-mean round trip, and who is dead. It does not see: what will arrive later, how long its own request's output is, the
-jitter of a trip, and when a fault begins or ends. It is greedy like every policy, so it is a yardstick and no bound: a
+It sees: each engine's line, batch, cache and step under way, requests in transit, its present speed, the present
+mean round trip, and dead replicas. It does not see: what will arrive later, how long its own request's output is, the
+jitter of a trip, and when a fault begins or ends. It is greedy like every policy, so it is a baseline and no bound: a
 router that knew the next arrivals could do a few per cent better. A far replica is priced by the requests under way to
-it, which is what the proxy could know, were it told everything.
+it, which a proxy with full information could know.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.sim.engine.prediction import ArrivingRequest, idle_ttft_s, predict
 from gorgo.sim.faults.api import EngineView
 
-#: What a dead replica costs, ms: more than any line, and finite, so that sums of terms stay numbers.
+#: Cost of a dead replica, ms: more than any queue, and finite, so that sums of terms stay numbers.
 DEAD_MS = 3.6e6
 
 Floats = NDArray[np.float64]
@@ -39,7 +39,7 @@ class Oracle:
     """cost = N + W + P + (lambda * P + delta) * n, in ms, every term true.
 
     N is the network's time (mean round trip, as often as this body takes), W + P the time in the engine until the first
-    token if nobody else comes, P this request's own prefill alone on that engine, n the requests there and on the way
+    token without later arrivals, P this request's own prefill alone on that engine, n the requests there and on the way
     there. The first three are the predicted time to first token.
 
     `look` at the engines once before the first choice.
@@ -88,7 +88,7 @@ class Oracle:
 
 
 def make_oracle() -> Oracle:
-    """A new one; it belongs to one simulation, which lets it look at its engines."""
+    """Return a new oracle for one simulation, which gives it its engines."""
     return Oracle()
 
 
@@ -104,7 +104,7 @@ def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floa
 
 
 def _engine_ms(view: EngineView, request: RouteRequest, arrives_s: float, now: float) -> tuple[float, float]:
-    """From arrival to first token, and the part of it that is this request's own prefill."""
+    """Return the time from arrival to first token, and the part of the request's own prefill."""
     if not view.alive:
         return DEAD_MS, 0.0
     model = view.model

@@ -1,7 +1,7 @@
-"""Prefixes that were seen, without a bound and without forgetting: what the yardsticks hold against a real cache.
+"""An unbounded set of prefixes, without eviction.
 
-Owns the question "how much of this key has come by already". Who asks: `floor`, of everything in the trace so far, and
-`projection`, of what the requests in line will have put into an engine's cache.
+Owns the match of a key with earlier ones. `lower_bound` uses it for the trace so far, `engine.prediction` for the
+prefixes that queued requests will add to a cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a simulation leaves behind: a record per request, and the gaps between tokens in one histogram.
+"""Results of a simulation: a record per request, and the gaps between tokens in one histogram.
 
 Owns the records. Their keys are those of the live replay's `requests.jsonl`.
 """
@@ -15,9 +15,9 @@ from gorgo.sim.engine.itl import ItlHistogram
 
 @dataclass(slots=True, kw_only=True)
 class SimRecord:
-    """One request; times in seconds of the run, latencies from `scheduled_s`. What never came to be is None.
+    """One request; times in seconds of the run, latencies from `scheduled_s`. Missing values are None.
 
-    `replica`, `weights_version`, the prediction and the belief are those of the last dispatch.
+    `replica`, `weights_version`, the prediction and the estimate are those of the last dispatch.
     """
 
     id: str
@@ -39,11 +39,11 @@ class SimRecord:
     #: How long it waited at the proxy, and whether it was sent to a second replica as well.
     queued_s: float = 0.0
     hedged: bool = False
-    #: What a shadow policy made of the replica chosen.
+    #: Score of the chosen replica by the shadow policy.
     shadow: ShadowScore | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """A line of requests.jsonl: its keys, `estimated_cached_tokens`, and what `gorgo rank` reads of a shadow."""
+        """Return a line of requests.jsonl, with `estimated_cached_tokens` and the fields of `gorgo rank`."""
         return self._shadow_json() | {
             "id": self.id,
             "scheduled_s": round(self.scheduled_s, 6),
@@ -74,7 +74,7 @@ class SimRecord:
 
 @dataclass(frozen=True, slots=True)
 class SimResult:
-    """A finished run: records in the order of the feed, pooled gaps of what completed, and how long it went."""
+    """A finished run: records in the order of the feed, pooled gaps of completed requests, and its duration."""
 
     records: Sequence[SimRecord]
     gaps: ItlHistogram

@@ -4,7 +4,7 @@ Owns the shell around the Router: it carries out the Router's actions and report
 Engines and network are in `network.remote_replica`, faults act through `faults.injector`, `open_requests` records each
 request and `event_queue` orders events.
 
-Theory of operation. A run begins with a look at every replica, and the first requests come after it. Probes, scrapes,
+Theory of operation. A run begins with a probe of every replica; requests follow. Probes, scrapes,
 pings that keep connections warm, faults and controllers are events beside those of requests. The run ends when the
 feed is exhausted and no request is open, whatever else is still in the heap. A cheap bound on memory follows: a record
 per request of the feed, and in the heap what is in flight.
@@ -70,13 +70,13 @@ class Simulation:
     fleet:
         The replicas.
     policy:
-        Who chooses. One that can `look` is shown the engines before the run.
+        The policy. One with a method for engines is given them before the run.
     weights:
         Values to start with; the policy's defaults if None.
     seed:
         Of the network's jitter, which is the same for every policy, and of the Router's chance.
     faults:
-        Each `start`s itself.
+        Faults; each schedules itself.
     limits:
         The Router's bounds. Default: those of the proxy, with blocks of `block_tokens`.
     probe_interval_s, scrape_interval_s:
@@ -86,9 +86,9 @@ class Simulation:
     shadow:
         Scores each decision of `policy` and changes none, as in the Router.
     controllers:
-        Act when they say.
+        Act at their own times.
     slo_ttft_s:
-        Deadline that every request brings, s.
+        Deadline of every request, s.
     ahead:
         As in `EngineDriver`.
 
@@ -175,7 +175,7 @@ class Simulation:
         assert not self._served, "every request has ended"
         return SimResult(self._served.records, self.gaps, self.kernel.now, self.kernel.handled)
 
-    # -- what sites tell
+    # -- events of replicas
 
     def on_connection(self, replica: str, connection: OpenConnection | None) -> None:
         self._carry_out(self.router.on_connection(replica, connection, now=self.kernel.now))
@@ -254,7 +254,7 @@ class Simulation:
                     self._served.rejected(action, now=self.kernel.now)
                     self._stop_if_done()
                 case Hold():
-                    pass  # What becomes of it comes with a later event.
+                    pass  # Its result is a later event.
         self._arm()
 
     def _dispatch(self, dispatch: Dispatch) -> None:
@@ -278,7 +278,7 @@ class Simulation:
             self.kernel.stop()
 
     def _arm(self) -> None:
-        """Wake the Router when it wants to be woken; told after whatever can move that time nearer."""
+        """Schedule the Router's next timer; called after every event that can bring it forward."""
         due_s = self.router.next_timer()
         if due_s is not None and (self._timer_s is None or due_s < self._timer_s):
             self._timer_s = due_s

@@ -14,7 +14,7 @@ from gorgo.sim.network.remote_replica import RemoteReplica
 
 
 class FirstTokenTimeouts:
-    """Gives up attempts whose content does not come in time."""
+    """Time-outs of attempts without a first token."""
 
     def __init__(self, kernel: EventQueue) -> None:
         self._kernel = kernel

@@ -1,6 +1,6 @@
-"""What a simulation is fed: requests with their arrival and the identity of their prompt, no text.
+"""The workload of a simulation: requests with their arrival and the identity of their prompt, without text.
 
-Owns the record. Where requests come from (a trace, a log, a generator) is up to the programs above.
+Owns the record. Programs above create requests from a trace, a log or a generator.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class SimRequest:
     arrival_s:
         When it reaches the proxy, from the start of the run.
     prompt_tokens, output_tokens:
-        Lengths; exactly so much is generated.
+        Lengths; exactly `output_tokens` are generated.
     blocks:
         One 8-byte hash per *full* block, in order, each standing for the whole prefix up to its end. Both the Router
         and the engines' caches know the prompt by them.
     head:
         64-bit identity of the first 256 tokens.
     session_id:
-        The client's own session key, where it sends one.
+        Session key of the client, if any.
     body_bytes:
-        What is sent to the engine.
+        Length of the body.
     """
 
     index: int

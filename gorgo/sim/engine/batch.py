@@ -1,8 +1,7 @@
-"""Who runs on a simulated engine, and what each holds of its KV pool.
+"""The running requests of a simulated engine, and their share of its KV pool.
 
-Owns the moves from admission to the end, and that the pool's account follows each: a running request has locked the
-prefix that it found, has tokens of its own, and is promised what it can still need. Who is admitted when, and what a
-step computes, is `engine_model`; the pool itself is `kv_cache`.
+Owns the transitions from admission to the end and their accounting: a running request has locked its cached prefix, has
+private tokens, and a reservation for the rest. `model` decides admission and steps; `kv_cache` is the pool.
 
 Theory of operation. Prompt KV can be hit by others only after the whole prefill, generated tokens only when the request
 has ended (the last one, which no step has read, never). What goes into the tree is no longer the request's own, and its
@@ -32,18 +31,18 @@ class Batch(Generic[RequestT]):
 
     def __init__(self, cache: KvCache) -> None:
         self._cache = cache
-        #: Those whose prompt is not computed yet, in order of admission.
+        #: Requests in prefill, in order of admission.
         self.prefilling: list[RequestT] = []
         #: Those that have their first token. Insertion order is admission order, so that steps do not depend on hashes.
         self.decoding: dict[RequestT, None] = {}
-        #: What the decoding requests attend to together.
+        #: Context tokens of all decoding requests.
         self.context_tokens = 0
 
     def __len__(self) -> int:
         return len(self.prefilling) + len(self.decoding)
 
     def admit(self, request: RequestT, match: Match, *, cached_tokens: int, needed_tokens: int) -> None:
-        """It runs: `match` is what the pool has of its prompt, and the rest, with all its output, is promised to it."""
+        """Admit a request: `match` is its cached prefix; the rest of the prompt and the output are reserved."""
         request.handle = self._cache.lock(match)
         self._cache.reserve(needed_tokens)
         request.reserved_tokens = needed_tokens
@@ -99,7 +98,7 @@ class Batch(Generic[RequestT]):
         request.private_tokens = request.reserved_tokens = 0
 
     def check(self) -> None:
-        """Assert that the pool's account is that of those who run; visits what they hold."""
+        """Assert that the accounts of the pool and of the running requests agree."""
         cache, running = self._cache, [*self.prefilling, *self.decoding]
         assert cache.private_tokens == sum(request.private_tokens for request in running)
         assert cache.reserved_tokens == sum(request.reserved_tokens for request in running)
@@ -124,5 +123,5 @@ class Batch(Generic[RequestT]):
 
 
 def _context(request: EngineRequest) -> int:
-    """Tokens of a decoding request that have KV, or get it in this step: each takes one off what is promised."""
+    """Return the tokens of a decoding request with KV after this step: each reduces the reservation by one."""
     return request.prompt_tokens + request.output_tokens - request.reserved_tokens

@@ -1,7 +1,7 @@
 """One engine on the event heap: requests go in when they arrive, tokens come out at the ends of its steps.
 
-Owns when the engine model steps. Runs of decode iterations are one event; an arrival that could change what comes next,
-an abort, another speed or an onlooker ends the run at the iteration under way. The network is `site`'s.
+Owns the times of steps. A run of decode iterations is one event; an arrival that could change the next step, an abort,
+a change of speed or an observer ends the run at the current iteration. `network.remote_replica` has the network.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class SimAttempt(EngineRequest):
         #: When its first token reaches the proxy, and whether it has.
         self.first_token_arrival_s: float | None = None
         self.has_first_token = False
-        #: Its end was told, or nothing of it is to be heard any more.
+        #: Its end was reported, or it was aborted.
         self.done = False
         #: Where the engine's log of decode iterations stood at its first token.
         self.mark = 0
 
 
-#: Told of a request that got its first or its last token, and when.
+#: Called with a request at its first and last token, and the time.
 OnToken = Callable[[SimAttempt, float], None]
 
 
@@ -106,7 +106,7 @@ class EngineDriver:
     def submit(self, request: SimAttempt) -> None:
         """A request arrives; raises `BadRequest` if it can never run."""
         now = self._kernel.now
-        # Behind one who could not be admitted when the run began, this one changes nothing.
+        # Behind a request that could not be admitted when the run began, this one changes nothing.
         blocked = self._model.queued
         self._model.submit(request, now=now)
         if self._step is None:
@@ -115,7 +115,7 @@ class EngineDriver:
             self._settle()
 
     def abort(self, request: SimAttempt) -> None:
-        """Its client is gone."""
+        """Abort a request whose client disconnected."""
         self.model.abort(request)
 
     def set_slowdown(self, factor: float) -> None:
@@ -123,7 +123,7 @@ class EngineDriver:
         self.model.slowdown = factor
 
     def stop(self) -> None:
-        """It is gone: the step under way never ends."""
+        """Kill the engine: the current step never ends."""
         self._step = None
 
     def gaps(self, request: SimAttempt) -> list[tuple[float, int]]:
@@ -154,7 +154,7 @@ class EngineDriver:
 
     def _end(self, step: Step[SimAttempt]) -> None:
         if step is not self._step:
-            return  # It was left, or the engine is gone.
+            return  # The run was split, or the engine is dead.
         if not step.chunks:
             self.log.add(step.started_s, step.ends_s, step.iterations)
         for request in self._model.finish_step(step):

@@ -98,7 +98,7 @@ class DecodeTimeline:
         self._runs.append((started_s, ended_s, iterations))
 
     def gaps(self, mark: int, *, first_token_s: float) -> list[tuple[float, int]]:
-        """Of a request that took part in every run since `mark`: what it waited before a run is in its first gap."""
+        """Record a request that was in every run since `mark`: its wait before a run is part of its first gap."""
         pairs: list[tuple[float, int]] = []
         last_s = first_token_s
         for started_s, ended_s, iterations in self._runs[mark - self._cut :]:
@@ -117,7 +117,7 @@ class DecodeTimeline:
         return len(self._runs) > _LOG_ENTRIES
 
     def forget(self, marks: Iterable[int]) -> None:
-        """Let go of what is before all `marks`, of the requests that decode."""
+        """Drop the runs before all `marks` of the decoding requests."""
         oldest = min(marks, default=self.mark())
         del self._runs[: oldest - self._cut]
         self._cut = oldest

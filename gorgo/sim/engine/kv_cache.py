@@ -1,12 +1,12 @@
-"""The KV pool of one engine: a radix cache of prefixes, and the tokens that running requests hold besides it.
+"""The KV pool of one engine: a radix cache of prefixes, and the private tokens of running requests.
 
-Owns the accounting: what is cached, what is locked, what is private to a request, what is promised, and what is evicted
-when room is needed. When to match, lock, insert and release is `engine_model`'s affair.
+Owns the accounting of cached, locked, private and reserved tokens, and eviction. `model` decides when to match, lock,
+insert and release.
 
 Theory of operation: the pool has `capacity_tokens`, and every token in it is of one of four kinds:
 
     locked     in the tree, on the path of a running request: never evicted
-    evictable  in the tree, on nobody's path: evicted from the leaves up, least recently used first, whole nodes
+    evictable  in the tree, on no path: evicted from the leaves up, least recently used first, whole nodes
     private    computed for a running request and not in the tree (prompt in prefill, generated tokens)
     free       the rest
 
@@ -27,7 +27,7 @@ from gorgo.core.prefix.radix import RadixNode, RadixTree
 
 
 class CacheNode(RadixNode):
-    """A stretch of cached prefix: who locks it, when it was last used, whether the eviction heap knows it."""
+    """A part of a cached prefix: its locks, its last use, and whether it is in the eviction heap."""
 
     __slots__ = ("last_used", "locks", "queued")
 
@@ -46,7 +46,7 @@ class CacheNode(RadixNode):
 class Match:
     """The cached prefix of a key. Valid until the cache changes.
 
-    `items` match, over the nodes of `path` (the last one perhaps in part); `evictable_tokens` of them are on nobody's
+    `items` match, over the nodes of `path` (the last one perhaps in part); `evictable_tokens` of them are on no
     path yet and stop being evictable when this match is locked.
     """
 
@@ -108,7 +108,7 @@ class KvCache:
 
     @property
     def available_tokens(self) -> int:
-        """What a new request can still be promised, its own match not yet locked."""
+        """Return the tokens that a new request can reserve before its match is locked."""
         return self.free_tokens + self.evictable_tokens - self.reserved_tokens
 
     def match(self, key: bytes, *, at_most: int | None = None) -> Match:
@@ -151,7 +151,7 @@ class KvCache:
         self.private_tokens += tokens
 
     def release(self, *, private: int, promised: int) -> None:
-        """Give back what a request held outside the tree and what it no longer needs."""
+        """Release private tokens of a request and the rest of its reservation."""
         self.private_tokens -= private
         self.reserved_tokens -= promised
         assert self.private_tokens >= 0, "private tokens are given back once"
@@ -195,7 +195,7 @@ class KvCache:
             stack.extend(node.children.values())
 
     def check(self) -> None:
-        """Assert every invariant; costs a walk over the whole tree."""
+        """Assert every invariant; visits the whole tree."""
         nodes = list(self.nodes())
         assert self.cached_tokens == sum(map(self._tokens, nodes))
         assert self.locked_tokens == sum(self._tokens(node) for node in nodes if node.locks)

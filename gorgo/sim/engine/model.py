@@ -1,9 +1,8 @@
 """One SGLang-like replica as a sans-IO step model: requests in with `now`, one token per request and step out.
 
-Owns the scheduler: who waits, who is admitted, and what each step computes. Who runs, and what each holds of the KV
-pool, is `batch`, the pool `kv_cache`; what a step costs is `profiles`. Time is an argument and there is no chance, so
-that the same requests at the same times always give the same steps: in wall time behind HTTP, and in virtual time on an
-event heap.
+Owns the scheduler: the queue, admission, and the contents of each step. `batch` has the running requests, `kv_cache`
+the pool, `profiles` the costs of steps. Time is an argument and nothing is random: the same requests at the same times
+always give the same steps: in wall time behind HTTP, and in virtual time on an event heap.
 
 Theory of operation. The caller owns the clock and drives one loop:
 
@@ -43,14 +42,14 @@ from gorgo.sim.engine.steps import RequestT, Step, Totals, run_duration_s
 class EngineModel(Generic[RequestT]):
     """The scheduler of one replica.
 
-    Generic in the class of its requests: what `finish_step` returns is what was submitted.
+    Generic in the class of its requests: `finish_step` returns the submitted objects.
 
     Parameters
     ----------
     profile:
         Costs and limits.
     item_bytes, item_tokens:
-        What one item of a request's key is: one token of four bytes, or a block of a trace.
+        Size of one item of a key: one token of four bytes, or a block of a trace.
 
     Example
     -------
@@ -74,7 +73,7 @@ class EngineModel(Generic[RequestT]):
         #: Every step takes this many times as long: a fault to inject.
         self.slowdown = 1.0
         self._waiting: deque[RequestT] = deque()
-        #: Those who run. Onlookers change nothing.
+        #: The running requests; observers only read them.
         self.batch: Batch[RequestT] = Batch(self.cache)
         self._stepping: Step[RequestT] | None = None
 
@@ -88,7 +87,7 @@ class EngineModel(Generic[RequestT]):
 
     @property
     def waiting(self) -> Collection[RequestT]:
-        """Those not yet admitted, in line; for onlookers, who change nothing."""
+        """Return the queued requests in order; read-only."""
         return self._waiting
 
     @property
@@ -98,7 +97,7 @@ class EngineModel(Generic[RequestT]):
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens of requests not yet admitted; what the cache holds of them is not looked up."""
+        """Return the prompt tokens of queued requests, cached ones included."""
         return sum(request.prompt_tokens for request in self._waiting)
 
     @property
@@ -125,7 +124,7 @@ class EngineModel(Generic[RequestT]):
         self.totals.requests += 1
 
     def abort(self, request: RequestT) -> bool:
-        """Drop a request at whatever stage it is and free what it holds. False if it had ended already."""
+        """Drop a request in any stage and free its tokens. False if it had already ended."""
         if request.stage in (Stage.NEW, Stage.FINISHED, Stage.ABORTED):
             return False
         assert self._stepping is None or self._stepping.iterations == 1, "a run is interrupted first"
@@ -169,9 +168,9 @@ class EngineModel(Generic[RequestT]):
     def split_run(self, *, now: float) -> tuple[int, Step[RequestT] | None]:
         """Leave a run of decode iterations at `now`: those before the one under way are over.
 
-        Answers how many are over and the step that is left of the run, the one iteration under way. There is none to
-        be left (0, None) when no run is. Called before whatever can change what comes next or is to see the engine as
-        it is: a request that could be admitted, an abort, another `slowdown`, an onlooker.
+        Returns the number of completed iterations and the step of the current one; (0, None) without a run. Called
+        before anything that can change or observe the next steps: a request that could be admitted, an abort, another
+        `slowdown`, an observer.
         """
         run = self._stepping
         if run is None or run.iterations == 1:
@@ -255,8 +254,8 @@ class EngineModel(Generic[RequestT]):
     def _until_finish(self) -> int:
         """Decode iterations up to the first that finishes a request.
 
-        Until then nobody in line can be admitted who could not be now: a request in line needs as much more as it
-        loses of its cached prefix, and running requests hold and are promised as much together as before.
+        Until then no queued request becomes admissible: it needs as many tokens more as it loses of its cached prefix,
+        and running requests have as many private and reserved tokens together as before.
         """
         return min(request.output_tokens - request.emitted for request in self.batch.decoding)
 

@@ -1,7 +1,6 @@
 """Prediction of an engine: when an arriving request gets its first token if no later one arrives.
 
-Owns what the oracle knows ahead. The scheduler that it predicts is `engine_model`; nothing of that model is
-changed, only read.
+Owns the look-ahead of the oracle. It reads the engine model and changes nothing in it.
 
 Theory of operation. The engine is deterministic, so its next steps are played on a light copy: requests in line with
 their lengths, the decoding ones as a heap of the iteration at which each ends, and the prefixes that have been put into
@@ -40,7 +39,7 @@ class ArrivingRequest(NamedTuple):
 
 
 class PredictedFirstToken(NamedTuple):
-    """When the newcomer's first token leaves the engine, and what the cache holds of its prompt at its admission."""
+    """Time of the first token of the arrival, and the cached tokens of its prompt at admission."""
 
     first_token_s: float
     cached_tokens: int
@@ -129,7 +128,7 @@ class _Projection:
                 self._decode()
                 self._arrive()
             else:
-                # An idle engine starts with the first who comes.
+                # An idle engine starts with the first arrival.
                 arrives_s, entry = self._coming.popleft()
                 self._t = max(self._t, arrives_s)
                 self._waiting.append(entry)
@@ -191,7 +190,7 @@ class _Projection:
         key = entry.key[: (entry.prompt_tokens - 1) // cache.item_tokens * cache.item_bytes]
         match = cache.match(key)
         entry.cached = max(match.items, self._prefixes.items(key)) * cache.item_tokens
-        # An empty engine takes anything: what it could never hold was refused at the door.
+        # An empty engine admits anything: too large requests were rejected before.
         if running and entry.charged > self._available - match.evictable_tokens:
             return False
         self._available -= entry.charged + match.evictable_tokens
@@ -220,7 +219,7 @@ class _Projection:
         self._leave()
 
     def _decode(self) -> None:
-        """Iterations until somebody arrives, or ends and so may let in the first in line."""
+        """Return the iterations until an arrival, or until an end that may admit the next queued request."""
         batch, iterations = len(self._ends), self._ends[0][0] - self._iteration
         first_s = self._profile.decode_s(batch, self._context_tokens + batch) * self._slowdown
         growth_s = self._profile.decode_kv_s * batch * self._slowdown
@@ -245,7 +244,7 @@ class _Projection:
                 self._see(entry.key + entry.output_key, context_tokens)
 
     def _see(self, key: bytes, tokens: int) -> None:
-        """The whole items of the first `tokens` of `key` are in the cache, for those who are yet to be let in."""
+        """Add the whole items of the first `tokens` of `key` to the cache that queued requests will match."""
         if self._waiting or self._coming:
             items = min(len(key) // self._cache.item_bytes, tokens // self._cache.item_tokens)
             self._prefixes.add(key[: items * self._cache.item_bytes])
@@ -260,7 +259,7 @@ def _entry(request: EngineRequest) -> _PlannedRequest:
 def _in_order(
     in_transit: Sequence[tuple[float, EngineRequest]], arrival: _PlannedRequest, arrives_s: float
 ) -> deque[tuple[float, _PlannedRequest]]:
-    """All who will arrive, the newcomer behind those who arrive at the same time."""
+    """Return all arrivals, the new one behind others of the same time."""
     coming = [(at_s, _entry(request)) for at_s, request in in_transit]
     coming.append((arrives_s, arrival))
     coming.sort(key=lambda one: one[0])

@@ -1,7 +1,7 @@
-"""What one engine step costs on a given GPU and model: a small table of constants, each with its source.
+"""Cost of one engine step on a given GPU and model: a small table of constants, each with its source.
 
-Owns the two formulas and the table. The step model in `engine_model` decides what is in a step; this module says how
-long it takes. All constants are in seconds and tokens.
+Owns the two formulas and the table. `model` decides the contents of a step, this module its
+duration. All constants are in seconds and tokens.
 
     prefill step      base + n / rate + kappa * sum(new * (context + new / 2))
     decode iteration  base + moe * (1 - (1 - k/E)^B) + per_request * B + kv * context_tokens

@@ -1,4 +1,4 @@
-"""One request inside the engine model: what was asked, how far it is, what it holds.
+"""One request inside the engine model: its lengths, progress and tokens.
 
 Owns the record; `engine_model` moves it through its stages.
 """
@@ -22,7 +22,7 @@ class Stage(Enum):
 
 
 class EngineRequest:
-    """A request and its progress in one engine. Callers may subclass it; the model needs no more than this.
+    """A request and its progress in one engine. Callers may subclass it.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class EngineRequest:
     prompt_tokens, output_tokens:
         Lengths; exactly `output_tokens` (at least one) are generated.
     output_key:
-        What is generated, as items; may be empty, then the output is never cached.
+        The output as items; may be empty, then the output is never cached.
     """
 
     __slots__ = (

@@ -1,11 +1,11 @@
 """The scheduler's iterations as records: one step, or many decode iterations at once, and where a run of them is cut.
 
-Owns the arithmetic of runs. While nobody arrives, finishes or leaves, each decode iteration has the same batch and
+Owns the arithmetic of runs. Without an arrival, an end or an abort each decode iteration has the same batch and
 attends to one token more per request, so the j-th one takes `first + (j - 1) * growth` seconds and the first j together
 
     j * first + growth * j * (j - 1) / 2
 
-An iteration that something falls into is found by solving that for j. Times are those of stepping one by one up to
+The iteration at a given time is found by solving that for j. Times are those of stepping one by one up to
 rounding.
 """
 

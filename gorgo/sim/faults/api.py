@@ -1,7 +1,7 @@
-"""What a simulation lets others see and do while it runs: its engines, its clock, and what can be broken.
+"""The interfaces of a running simulation for observers and faults: engines, clock, and actions.
 
-Owns the seam between a run and whoever looks into it (`oracle`, policies that see engines) or breaks something in it
-(`faults`). `injector` and `network.remote_replica` offer it.
+Owns the seam between a run and its observers (`oracle`, policies that read engines) and faults. `injector` and
+`network.remote_replica` implement it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EngineView(Protocol):
 
     @property
     def alive(self) -> bool:
-        """False while it answers nobody."""
+        """False while it is unreachable."""
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class Schedule(Protocol):
 
 
 class FaultApi(Protocol):
-    """What a simulation lets a fault do."""
+    """Actions of a fault on a simulation."""
 
     @property
     def kernel(self) -> Schedule: ...
@@ -71,7 +71,7 @@ class FaultApi(Protocol):
         """The mean round trip from the proxy to that region is another."""
 
     def kill(self, replica: str) -> None:
-        """Gone, with all it held; whatever is sent there fails."""
+        """Kill the replica with all its state; requests to it fail."""
 
     def revive(self, replica: str) -> None:
         """Back, with an empty cache."""
@@ -88,6 +88,6 @@ class FaultApi(Protocol):
 
 @runtime_checkable
 class Partitionable(Protocol):
-    """A world whose replicas can be unreachable without losing what they hold."""
+    """A simulation whose replicas can be unreachable without losing their state."""
 
     def set_reachable(self, replica: str, reachable: bool) -> None: ...

@@ -1,7 +1,7 @@
-"""What can be done to a simulated fleet while it runs: the `FaultApi` of faults, and of whoever else breaks something.
+"""The `FaultApi` of a simulated fleet.
 
-Owns who is meant by a name or a region. When something happens is the affair of `faults`, what it does to one replica
-that of `site`.
+Owns the lookup of replicas by name or region. `kinds` has the times, `network.remote_replica` the effect on one
+replica.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FaultInjector:
             site.set_rtt(rtt_s)
 
     def kill(self, replica: str) -> None:
-        """Open requests fail and new ones are refused; what it held is lost."""
+        """Fail open requests and reject new ones; the state of the engine is lost."""
         self._site(replica).kill()
 
     def revive(self, replica: str) -> None:

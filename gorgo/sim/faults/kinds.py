@@ -1,7 +1,7 @@
-"""What can go wrong in a simulation, and when: each fault is a record that schedules itself.
+"""Kinds of fault of a simulation: each is a record that schedules itself.
 
-Owns the faults. What a simulation must offer to have them is `world`; which make a named scenario is `scenario`, and a
-schedule by chance `random_faults`.
+Owns the faults. `api` has the interface that they act on, `scenarios` named sets of them, `random_faults` random
+schedules.
 
 Theory of operation. `start` runs before the first event and only puts handlers into the kernel's heap. A fault sets a
 state and sets it back when it ends; two of one kind that overlap on one replica are not added up, the later setting
@@ -24,7 +24,7 @@ class Fault(Protocol):
     """Something that goes wrong."""
 
     def start(self, world: FaultApi) -> None:
-        """Put its events into the world's heap; raises `UnknownReplica` or `ScenarioError` if it hits nobody."""
+        """Put its events into the world's heap; raises `UnknownReplica` or `ScenarioError` without a target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class StaleMetrics:
-    """Load figures of a replica, or of all, are not told."""
+    """A replica, or all, report no load."""
 
     replica: str | None
     start_s: float
@@ -108,7 +108,7 @@ class StaleProbes:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Nobody in a region can be reached. Where the world can only kill, they come back cold."""
+    """A region is unreachable. If the simulation can only kill, its replicas restart cold."""
 
     region: str
     start_s: float
@@ -177,7 +177,7 @@ def replicas_in(fleet: SimFleet, region: str) -> list[str]:
 
 
 def region_rtt_s(fleet: SimFleet, region: str) -> float:
-    """Mean round trip to a region as the fleet has it; raises `ScenarioError` if nobody is there."""
+    """Mean round trip to a region as the fleet has it; raises `ScenarioError` for a region without replicas."""
     first = replicas_in(fleet, region)[0]
     return next(replica.link.rtt_s for replica in fleet.replicas if replica.name == first)
 

@@ -1,6 +1,6 @@
-"""A schedule of faults drawn by chance, for runs in which anything may go wrong.
+"""Random schedules of faults.
 
-Owns how often and how long; what a fault does is `faults`.
+Owns frequency and duration; `kinds` has the faults.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def draw_faults(
 ) -> list[Fault]:
     """A random schedule: kills, partitions, slow replicas and stale metrics, all over by `duration_s`.
 
-    Three lanes run beside each other (who is gone, who is slow, whose metrics are stale); in each a fault follows the
+    Three lanes run beside each other (unreachable, slow, stale metrics); in each a fault follows the
     other, after a gap of `every_s` on average and for `lasts_s` on average, so that no two of one kind overlap. In the
     first lane at least one replica always stays. Bounded: a gap is never shorter than a tenth of its mean.
     """
@@ -54,7 +54,7 @@ def _fault_sequence(
 
 
 def _outage(rng: np.random.Generator, fleet: SimFleet, start_s: float, end_s: float) -> Fault | None:
-    """A kill or a partition that leaves somebody; none where there is one replica only."""
+    """Return a kill or a partition that leaves a replica; None in a fleet of one."""
     replica = _drawn(rng, fleet)
     if rng.random() < 0.5 and len(replicas_in(fleet, replica.region)) < len(fleet.replicas):
         return Partition(replica.region, start_s, end_s)

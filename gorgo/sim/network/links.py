@@ -1,7 +1,7 @@
 """Round trips between regions: mean, exponential jitter, rare spikes, all from one seed.
 
-Owns one-way delays and the order of what travels on one stream. What a delay is added to is up to the caller: the
-simulated engine adds it in wall time, the simulator in virtual time.
+Owns one-way delays and the order of what travels on one stream. The simulated engine adds delays in wall time, the
+simulator in virtual time.
 
 A one-way trip takes half of the mean RTT, plus an exponential with mean `jitter` x RTT, plus, once in
 `1 / spike_probability` trips, a whole RTT more: a lost segment that the ones behind it make the sender repeat. Setting
@@ -21,7 +21,7 @@ from gorgo.core.latency.tcp import TcpWindows, cwnd_after_idle, round_trips
 
 #: Mean jitter of a one-way trip as a share of the RTT: 2 ms on 100 ms.
 JITTER = 0.02
-#: Delays are drawn so many at a time: one draw by itself costs 20 times as much.
+#: Delays per draw: a single draw costs 20 times as much.
 _DRAWS = 2048
 #: Entries of a run's table of draws: as many as a window of 7,000 requests uses, so that few are used twice. 4 MB.
 TABLE_SIZE = 1 << 16
@@ -31,7 +31,7 @@ _STRIDE = 40_503
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What the way between two places is like on average.
+    """Mean properties of the network between two places.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class Path:
         return self.one_way_s() + sum(self.connect_s() for _ in range(waits))
 
     def arrival_s(self, sent_s: float, last_arrival_s: float) -> float:
-        """When what is sent now arrives, never before what was sent earlier on the same stream."""
+        """Return the arrival time of data sent now, never before that of earlier data on the same stream."""
         return max(last_arrival_s, sent_s + self.one_way_s())
 
     def _draw(self) -> list[float]:
@@ -97,7 +97,7 @@ class Path:
 
 
 class RandomTable:
-    """The chance of a whole simulated run, by key and number of the trip rather than by the order of asking.
+    """Random numbers of a simulated run, by key and number of the trip rather than by the order of calls.
 
     With common random numbers two policies can be compared on one seed: the jitter that a request meets is the same
     whatever was sent where before it, and scales with the link that it takes.
@@ -151,7 +151,7 @@ class HasLink(Protocol):
 
 
 class SimConnection:
-    """One connection over a path, with what it has carried so far.
+    """One connection over a path, with its window.
 
     Example
     -------

@@ -1,7 +1,7 @@
-"""What the proxy asks one replica of a run beside requests: pings, scrapes, and what keeps connections warm.
+"""Probes, scrapes and keep-warm pings of one replica.
 
-Owns when the answers come and what they say. They travel on the connections that requests take, and the figures of a
-scrape are those of the time at which its first question reaches the engine. When to ask is the shell's affair.
+Owns the times and values of the answers. They use the connections of requests, and a scrape has the values of the time
+at which its first request reaches the engine. The simulation decides when to poll.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.network.links import Link, RandomTable, TripDelays
 from gorgo.sim.network.pool import ConnectionPool, PooledSimConnection
 
-#: Where the table of draws begins for what is no request.
+#: First row of the random table for probes and scrapes.
 _BACKGROUND_KEY = 1 << 40
 
 
 class MonitorSink(Protocol):
-    """Who hears of what was asked; `None` is no answer."""
+    """Receiver of the answers; `None` is no answer."""
 
     def on_probe(self, replica: str, rtt_s: float | None) -> None: ...
 
@@ -42,18 +42,18 @@ class MonitoredReplica(Protocol):
 
 
 class Monitor:
-    """Asks one replica.
+    """Probes and scrapes of one replica.
 
     Parameters
     ----------
     kernel, listener:
-        The heap, and who is told.
+        The event queue, and the receiver of the answers.
     replica, name:
-        Who is asked.
+        The replica.
     pool:
         Its connections.
     trips:
-        The chance of these trips, apart from that of requests.
+        Delays of these trips, apart from those of requests.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Monitor:
         self._pool = pool
         self._name = name
         self._trips = trips
-        #: Of the last probe: a dead replica is not kept warm.
+        #: Result of the last probe: connections of a dead replica are not kept warm.
         self._answers = True
         self.reports_metrics = self.reports_probes = True
 
     def probe_first(self) -> None:
-        """What the proxy asks before it serves: answered at once, and leaves warm connections behind."""
+        """Run the probes before the start: answered at once, and they leave warm connections."""
         now = self._kernel.now
         taken = [self._pool.acquire(0, now=now)[0] for _ in range(WARM_CONNECTIONS)]
         self._listener.on_probe(self._name, self._trips.round_trip_s(self._replica.link))
@@ -94,7 +94,7 @@ class Monitor:
             self._kernel.at(back_s, partial(self._give_back, pooled))
 
     def probe(self) -> None:
-        """Two pings; the second one's round trip is told, because the first may have had to connect."""
+        """Send two pings and report the RTT of the second: the first may include a connection set-up."""
         if not self._can_answer(self.reports_probes):
             lost_s = PROBE_TIMEOUT_S if self._replica.alive else self._trips.round_trip_s(self._replica.link)
             self._kernel.at(self._kernel.now + lost_s, partial(self._probed, None, None))

@@ -1,8 +1,8 @@
 """The proxy's connections to one replica in virtual time: which one the next request takes, and what it can carry.
 
-Owns the twin of `proxy.upstream.connection_state` and of the pool behind it. The connection used last is taken first;
+Owns the twin of `proxy.upstream.connection_state` and of the pool behind it. The last used connection is taken first;
 an idle one stays for `REPLICA_KEEP_ALIVE_S`; `on_connection` of the Router gets each change. `links.SimConnection` is
-the real state of a connection; the proxy's estimate of it stands beside, by the proxy's own rule.
+the real state of a connection; the proxy's estimate follows the rule of the proxy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OnChange = Callable[[OpenConnection | None], None]
 
 
 class PooledSimConnection:
-    """One connection, and what the proxy has noted of it."""
+    """One connection, and the proxy's estimate of it."""
 
     __slots__ = ("connection", "lost", "released_s", "sent_s", "used", "windows")
 
@@ -39,7 +39,7 @@ class ConnectionPool:
     Parameters
     ----------
     path:
-        What they go over.
+        The network path.
     on_change:
         Called with the connection that the next request takes, whenever it changes.
     """
@@ -70,7 +70,7 @@ class ConnectionPool:
         return pooled, pooled.connection.waits(body_bytes, now=now)
 
     def release(self, pooled: PooledSimConnection, *, now: float) -> None:
-        """Its answer was read to the end. A connection that was lost meanwhile is not kept."""
+        """Return a connection after its answer; a lost one is dropped."""
         self._in_use.discard(pooled)
         if pooled.lost:
             return

@@ -1,11 +1,10 @@
-"""One replica of a run as the proxy meets it: the way there, connections, and the engine.
+"""One replica of a run as the proxy sees it: network, connections and engine.
 
-Owns time on the way of requests. One leaves on a pooled connection, waits a round trip per flight of its body, reaches
-the engine, and its first and last tokens come back a trip later. A replica that dies resets what is open: the proxy
-hears of it a trip later, and what it sends afterwards is refused. Probes and scrapes, on the same connections, are
-`background`; which attempt is told what is the shell's affair.
+Owns the times of requests on the network. A request leaves on a pooled connection, takes the round trips of its body,
+and its first and last tokens arrive a trip after they leave the engine. A dying replica resets open connections, which
+the proxy learns a trip later; later requests are refused. `monitor` has probes and scrapes on the same connections.
 
-What is left out: a partition resets connections like a death (in a real one they hang until a time-out), and gaps
+Simplified: a partition resets connections like a death (in a real one they hang until a time-out), and gaps
 between tokens are the engine's own, without the jitter of each one's trip.
 """
 
@@ -30,7 +29,7 @@ from gorgo.sim.network.pool import ConnectionPool
 
 
 class Callbacks(MonitorSink, Protocol):
-    """Who is told."""
+    """Receiver of the events of attempts."""
 
     def on_connection(self, replica: str, connection: OpenConnection | None) -> None: ...
 
@@ -45,17 +44,17 @@ class RemoteReplica:
     Parameters
     ----------
     kernel, shell:
-        The heap, and who is told.
+        The event queue, and the receiver of events.
     replica:
-        What it is.
+        Its spec, profile and link.
     number:
         Its place in the fleet.
     draws:
-        The run's chance.
+        Random numbers of the run.
     block_tokens:
         Tokens of one item of a request's key.
     gaps:
-        Takes the times between tokens of what completes.
+        Histogram of the gaps between tokens of completed requests.
     ahead:
         As in `EngineDriver`.
     """
@@ -92,7 +91,7 @@ class RemoteReplica:
         self._dead = self._unreachable = False
         self._delay = (0.0, 0.0, 0.0)
 
-    # -- what an onlooker sees
+    # -- for observers
 
     @property
     def model(self) -> EngineModel[SimAttempt]:
@@ -114,7 +113,7 @@ class RemoteReplica:
         return not (self._dead or self._unreachable)
 
     def probe_first(self) -> None:
-        """What the proxy knows of it before it serves."""
+        """Run the probes before the start."""
         self._shell.on_connection(self.name, None)
         self.background.probe_first()
 
@@ -168,7 +167,7 @@ class RemoteReplica:
         self._delay = (share, low_s, high_s)
 
     def set_reachable(self, reachable: bool) -> None:
-        """Cut off, it keeps what it holds, but what ran there is lost."""
+        """Cut the network: the cache stays, running requests are lost."""
         self._unreachable = not reachable
         if not reachable:
             self._lose_open()
@@ -236,7 +235,7 @@ class RemoteReplica:
             return
         sending.done = True
         del self._open[sending]
-        # Before it is told, as in the proxy: who waited for this end may take the connection.
+        # Before the report, as in the proxy: a queued request may take the connection.
         if sending.pooled is not None:
             self._pool.release(sending.pooled, now=self._kernel.now)
         self._shell.on_end(sending, outcome)
@@ -250,13 +249,13 @@ class RemoteReplica:
             self._end(sending, Outcome(AttemptResult.FAILED_BEFORE_CONTENT, error=reason))
 
     def _drop(self, engine: EngineDriver, sending: SimAttempt) -> None:
-        """The engine hears that nobody waits any more."""
+        """Abort a request on the engine after its client disconnected."""
         self._in_transit.pop(sending, None)
         if engine is self._engine:
             engine.abort(sending)
 
     def _lose_open(self) -> None:
-        """Every connection is reset: what has left the engine still arrives, the rest is over."""
+        """Reset every connection: tokens that left the engine still arrive."""
         now = self._kernel.now
         self._in_transit.clear()
         for sending in self._open:
@@ -266,7 +265,7 @@ class RemoteReplica:
             heard_s = max(sending.first_token_arrival_s or 0.0, now + sending.trips.one_way_s(self.link))
             reason = "disconnected"
             if sending.first_token_arrival_s is None and sending.pooled is not None and sending.pooled.used:
-                # A kept connection that breaks before any answer is nobody's fault: tried on a new one, and refused.
+                # A pooled connection that breaks before any answer is no failure: retried on a new one, and refused.
                 heard_s += sending.trips.round_trip_s(self.link)
                 reason = "connect_failed"
             self._kernel.at(heard_s, partial(self._fail, sending, reason))
