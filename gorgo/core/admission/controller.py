@@ -17,12 +17,12 @@ evaluated alone: all capacity has been offered to those queued before it.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
 from math import inf
 
 from gorgo.core.admission.deadline import misses_deadline, shed_at_s
 from gorgo.core.admission.queue import FairQueue, QueuedRequest
 from gorgo.core.admission.retry_after import MIN_RETRY_S, RetryAfter
+from gorgo.core.admission.shed_timers import ShedTimers
 from gorgo.core.dispatch.dispatcher import Dispatcher, Evaluation
 from gorgo.core.dispatch.in_flight import RequestState
 from gorgo.core.dispatch.outcomes import deadline_exceeded, no_replica, queue_full
@@ -64,8 +64,7 @@ class AdmissionController:
         self.queue = FairQueue()
         self._retry_after = RetryAfter()
         self._limits = limits
-        #: (time, number, request): when to shed it; entries of requests that have left the queue are skipped.
-        self._shed_timers: list[tuple[float, int, QueuedRequest]] = []
+        self._shed_timers = ShedTimers(self.queue)
         self._drained_s = float("-inf")
         #: Start of the pass over the queue that a drain left unfinished; `None` if the last one was complete.
         self._sweep_s: float | None = None
@@ -156,10 +155,9 @@ class AdmissionController:
         ]
         if self._limits.queue_enabled and len(self._saturated(now)) < len(self._fleet.replicas):
             due.append(self._drained_s + REEVALUATE_S)
-        while self._shed_timers and not self._is_queued(self._shed_timers[0][2]):
-            heappop(self._shed_timers)
-        if self._shed_timers:
-            due.append(self._shed_timers[0][0])
+        shed_s = self._shed_timers.next_s()
+        if shed_s is not None:
+            due.append(shed_s)
         return min(due, default=None)
 
     # -- helpers
@@ -189,7 +187,7 @@ class AdmissionController:
         if len(self.queue) >= self._limits.queue_max_requests:
             return queue_full(request, self._limits.queue_max_requests, self._retry_after_s(now))
         self.queue.add(queued)
-        self._arm_timer(queued)
+        self._shed_timers.arm(queued)
         return Hold(request.request_id)
 
     def _queue_without_replica(self, state: RequestState, now: float) -> Hold | Reject:
@@ -228,7 +226,7 @@ class AdmissionController:
                 return self._shed(queued, now)
         if self.saturation.has_capacity(evaluation.replica, now=now):
             return self._dispatch(queued, evaluation, now)
-        self._set_shed_timer(queued, self._shed_at_s(request, predicted, deadline_s))
+        self._shed_timers.reset(queued, self._shed_at_s(request, predicted, deadline_s))
         return None
 
     def _dispatch(self, queued: QueuedRequest, evaluation: Evaluation, now: float) -> Dispatch:
@@ -245,7 +243,7 @@ class AdmissionController:
         give_up_at_s = self._give_up_at_s(queued)
         if now < give_up_at_s:
             queued.preferred, queued.evaluated_s = None, now
-            self._set_shed_timer(queued, give_up_at_s)
+            self._shed_timers.reset(queued, give_up_at_s)
             return None
         self.queue.remove(queued)
         return no_replica(queued.state.request, self._readmission_s(now))
@@ -262,38 +260,18 @@ class AdmissionController:
     def _shed_late(self, now: float) -> list[AdmissionResult]:
         """Evaluate requests out of turn whose shed time has come."""
         actions: list[AdmissionResult] = []
-        while self._shed_timers and self._shed_timers[0][0] <= now:
-            queued = heappop(self._shed_timers)[2]
-            if self._is_queued(queued) and queued.shed_at_s <= now:
-                action = self._reevaluate(queued, now)
-                if action is None and queued.shed_at_s <= now:
-                    action = self._shed(queued, now)
-                if action is not None:
-                    actions.append((queued.state, action))
+        for queued in self._shed_timers.due(now=now):
+            action = self._reevaluate(queued, now)
+            if action is None and queued.shed_at_s <= now:
+                action = self._shed(queued, now)
+            if action is not None:
+                actions.append((queued.state, action))
         return actions
 
     def _shed_at_s(self, request: RouteRequest, predicted: Prediction, deadline_s: float | None) -> float:
         if deadline_s is None:
             return float("inf")
         return shed_at_s(predicted, received_s=request.received_s, deadline_s=deadline_s, limits=self._limits)
-
-    def _set_shed_timer(self, queued: QueuedRequest, shed_at_s: float) -> None:
-        if shed_at_s != queued.shed_at_s:
-            queued.shed_at_s = shed_at_s
-            self._arm_timer(queued)
-
-    def _arm_timer(self, queued: QueuedRequest) -> None:
-        if queued.shed_at_s == float("inf"):
-            return
-        heappush(self._shed_timers, (queued.shed_at_s, queued.number, queued))
-        if len(self._shed_timers) > 4 * len(self.queue) + 64:
-            self._shed_timers = [
-                entry for entry in self._shed_timers if self._is_queued(entry[2]) and entry[0] == entry[2].shed_at_s
-            ]
-            heapify(self._shed_timers)
-
-    def _is_queued(self, queued: QueuedRequest) -> bool:
-        return self.queue.get(queued.request_id) is queued
 
     def _saturated(self, now: float) -> set[str]:
         """Return the saturated replicas; empty if queueing is off."""
