@@ -62,7 +62,7 @@ class Columns:
     #: first in line is due (infinite when none is expected).
     drained_at_s: Floats
     head_due_s: Floats
-    #: Prefill of all who wait for their first token, s.
+    #: Prefill of all requests before their first token, s.
     waiting_prefill_s: Floats
     #: Connection of the next request: TCP windows (`core.latency.tcp`; 0 where none is open, NaN where not reported),
     #: time of the last send, and round trips to open a new connection.

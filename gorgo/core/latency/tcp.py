@@ -16,7 +16,7 @@ of the last flight leaves a part of a round trip late, and an earlier flight may
 the path's rate it paces at 2.89 times the fastest arrival, less a hundredth; n bytes spread over x
 round trips have arrived at n / (1 + x) per round trip. It does not shrink while idle. No figure in this is fitted. Of
 627 combinations measured at 30, 90 and 180 ms (2 to 400 kB on connections that are new or have one of nine pasts, at
-once or after 1.5 s, windows and pace as the kernel tells them) 625 are within 15 %. Loss is not modelled.
+once or after 1.5 s, windows and pace as the kernel reports them) 625 are within 15 %. Loss is not modelled.
 """
 
 from __future__ import annotations
@@ -200,13 +200,13 @@ def exchange_round_trips(
     ----------
     congestion, receive:
         Windows of the connection that the next request takes; `congestion` is 0 where none is open and NaN where
-        nobody tells, which counts as one with room. A connection that is yet to be opened has the first `receive`.
+        unknown, which counts as one round trip. A connection that is yet to be opened has the first `receive`.
     idle_s:
         Since it last sent something; not above 0 where idling costs nothing.
     connect:
         Round trips to open a new one.
     pace, burst:
-        `Pacing` of that connection; `pace` is infinite where its sender does not pace. Without them nobody does.
+        `Pacing` of that connection; `pace` is infinite where its sender does not pace. Without them no sender does.
     """
     opening: Floats = connect * (congestion == 0.0)
     # A connection yet to be opened has the first window, which is what is left of none.

@@ -1,4 +1,4 @@
-"""Changes of the fleet that an operator is told: health, regions, restarts of engines."""
+"""Changes of the fleet for the operator: health, regions, restarts of engines."""
 
 from __future__ import annotations
 

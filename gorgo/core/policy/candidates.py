@@ -1,7 +1,7 @@
 """The table that a policy sees: numpy columns over the eligible replicas, one row each.
 
 Theory of operation: the fleet state keeps its columns for ever and updates cells in place. `Candidates` holds a
-reference to them and the slots that passed the filter. When every replica is eligible a column is the kept array
+reference to them and the slots that passed the filter. When every replica is eligible a column is the fleet's array
 itself; otherwise it is gathered once, on first use. A policy reads and never writes.
 """
 
@@ -27,7 +27,7 @@ class Candidates:
     names:
         Name of each row.
     columns:
-        The fleet's kept columns.
+        The fleet's columns.
     matched_tokens:
         Per slot: prompt tokens of this request that are cached there by the prefix index.
     prompt_tokens:

@@ -38,11 +38,10 @@ def choose_min_cost(
     predicted_ttft_s: Floats | Callable[[int], float | None] | None = None,
     forecast: Callable[[], Prediction] | None = None,
 ) -> Choice:
-    """The candidate with the least sum of `terms`; ties go to the fewest in flight, then to chance.
+    """Return the candidate with the least sum of `terms`; ties go to the fewest in flight, then to chance.
 
-    The terms are kept with the decision, so they must be the caller's own arrays, never the fleet's columns.
-    `predicted_ttft_s` has an entry per candidate, NaN where there is no prediction, or is asked for
-    single rows. `forecast` is passed on.
+    The decision retains the terms, so they must be the caller's own arrays, never the fleet's columns.
+    `predicted_ttft_s` has an entry per candidate, NaN without a prediction, or is called for single rows.
     """
     columns = iter(terms.values())
     cost = next(columns)

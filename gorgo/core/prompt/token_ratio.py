@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 #: English prose and code under the usual vocabularies; used until a model reports its counts.
 PRIOR_BYTES_PER_TOKEN = 4.0
-#: Text lies between one byte a token (rare scripts, random bytes) and 16 (long runs of blanks). What lies outside tells
-#: of images or of the template, not of text, and teaches nothing.
+#: Text lies between one byte a token (rare scripts, random bytes) and 16 (long runs of blanks). Beyond them the count
+#: is of images or of the template, not of text, and teaches nothing.
 LOW, HIGH = 1.0, 16.0
 #: What the prior weighs: one long prompt outweighs it, one "hello" does not.
 PRIOR_TOKENS = 1_000.0

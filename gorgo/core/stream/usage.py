@@ -22,8 +22,8 @@ TAIL_BYTES = 16 * 1024
 SLACK_BYTES = 2 * 1024
 #: Bytes retained of a stream's start, where Anthropic's dialect reports the prompt's length.
 HEAD_BYTES = 2 * 1024
-#: Objects of such a name that are looked at for one that is a usage: what a dialect puts behind it is one or two, and a
-#: reply that is nothing else would keep all other streams waiting for a second.
+#: Objects of that name that are searched for a usage: a dialect puts one or two behind it, and a reply of nothing else
+#: would delay all other streams for a second.
 MAX_CANDIDATES = 8
 
 _KEY = re.compile(rb'"(?:usage|meta_info)"\s*:\s*(?=\{)')
