@@ -34,7 +34,7 @@ from gorgo.errors import ReportError
 
 Floats = NDArray[np.float64]
 
-#: Requests that are looked at, about a day of a busy proxy: two numbers each are kept.
+#: Most requests, about a day of a busy proxy: two numbers each are stored.
 MAX_ROWS = 1_000_000
 #: A request's row is below 1 kB, a sample's with its terms below 2; more in one line is another file.
 MAX_LINE_BYTES = 64 * 1024
@@ -48,7 +48,7 @@ _Z = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """Requests whose replica had one rank; `ttft_ms_*` from request received to first content."""
+    """Requests whose replica had this rank; `ttft_ms_*` from request received to first content."""
 
     rank: int
     n: int
@@ -62,7 +62,7 @@ class RankTable:
     """Time to first token by the shadow's rank of the replica that was chosen.
 
     `rho` is Spearman's, of rank and time, `None` where one of them is always the same; `rho_low` and `rho_high` are its
-    95 % interval, `None` below `MIN_FOR_INTERVAL` requests. `left_out` counts rows that tell nothing of an order.
+    95 % interval, `None` below `MIN_FOR_INTERVAL` requests. `left_out` counts rows without a rank or a time.
     """
 
     shadow: str | None
@@ -80,10 +80,10 @@ class RankTable:
 
 
 def rank_table(rows: Iterable[Mapping[str, Any]], *, policy: str | None = None) -> RankTable:
-    """The table of samples or requests (keys `shadow_rank`, `ttft_ms`; where there are `shadow_policy`, `policy`,
+    """Return the table of samples or requests (keys `shadow_rank`, `ttft_ms`; optional `shadow_policy`, `policy`,
     `status`, `error`, `retries`).
 
-    Of several shadow policies the last one counts. `policy` leaves out what others routed.
+    Of several shadow policies the last one counts. `policy` omits requests that other policies routed.
 
     Example
     -------

@@ -42,7 +42,7 @@ class Oracle:
     token without later arrivals, P this request's own prefill alone on that engine, n the requests there and on the way
     there. The first three are the predicted time to first token.
 
-    `look` at the engines once before the first choice.
+    `observe` gives it the engines, once, before the first choice.
 
     References
     ----------

@@ -1,7 +1,7 @@
 """Rows as the generators make them: numbering their blocks, and writing them in Mooncake's form.
 
-A made row says which text its prompt begins with and whose text follows; nobody's words are needed for that. The rows
-of a user carry `user_id` and `turn` beside Mooncake's keys; readers that do not know them leave them alone.
+A made row has the identity of the text that its prompt begins with and of the text that follows. The rows of a user
+also have `user_id` and `turn`, which other readers ignore.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gorgo.apps.traces import BLOCK_TOKENS, TraceRequest
 
-#: What a text is known by: a word for its kind, and a number.
+#: Identity of a text: a word for its kind, and a number.
 TextName = tuple[str, int]
 
 
@@ -61,10 +61,10 @@ def _in_order(rows: Iterable[MadeRow]) -> list[MadeRow]:
 
 
 class _Blocks:
-    """Numbers blocks in the order in which they are first seen, as Mooncake does.
+    """Numbers blocks in the order of their first occurrence, as Mooncake does.
 
-    A block inside the shared text is everybody's who begins with it; one behind it belongs to `own`; a last block that
-    is not full is another block once it has grown.
+    A block inside the shared text is common to all prompts that begin with it; one behind it belongs to `own`; a last
+    block that is not full is another block once it has grown.
     """
 
     def __init__(self) -> None:

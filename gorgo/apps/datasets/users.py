@@ -59,7 +59,7 @@ class _SampledUser:
 
 @dataclass(slots=True)
 class _Part:
-    """Consecutive requests of one user: a conversation, or all that one asks who holds none."""
+    """Consecutive requests of one user: a conversation, or all requests of a user without one."""
 
     user: _SampledUser
     number: int
@@ -95,7 +95,7 @@ class _Window:
             for time_s, prompt in zip(self._times(user.requests, phase), prompts, strict=True):
                 yield _row(user, time_s, prompt)
 
-    # -- who asks, and how much
+    # -- users and their requests
 
     def _users(self) -> Iterator[_SampledUser]:
         shape = self._shape
@@ -135,13 +135,13 @@ class _Window:
         self._texts += 1
         return self._texts
 
-    # -- what they ask
+    # -- prompts
 
     def _prompts(self, part: _Part) -> Iterator[_Prompt]:
         return self._one_shots(part) if part.user.one_shot else self._turns(part)
 
     def _one_shots(self, part: _Part) -> Iterator[_Prompt]:
-        """Each prompt is the user's own long beginning and then something new."""
+        """Yield prompts of the user's own long beginning and a new part."""
         shape, draws = self._shape, self._draws
         own_median = part.level * shape.one_shot_own * math.exp(-(TURN_NOISE**2) / 2)
         shared = round(part.level * (1 - shape.one_shot_own))
@@ -151,7 +151,7 @@ class _Window:
             yield self._prompt(shared, self._text(), shared + own, answer, turn=1)
 
     def _turns(self, part: _Part) -> Iterator[_Prompt]:
-        """A conversation; some turns are asked again, word for word, for another answer."""
+        """Yield a conversation; some turns are repeated word for word."""
         shape, draws = self._shape, self._draws
         again = [False, *(draws.uniform() < shape.retry_budget_ratio for _ in range(part.requests - 1))]
         half_span = (len(again) - sum(again) - 1) / 2
@@ -202,7 +202,7 @@ def _start(part: _Part, own_mean: float, own_max: float, half_span: float) -> tu
 
 
 def _request_counts(shape: UsersShape) -> list[int]:
-    """At least 1 each, `requests` in all; what is beyond the first is log-normal."""
+    """Return at least 1 each, `requests` in all; requests beyond the first are log-normal."""
     places = [(number + 0.5) / shape.users for number in range(shape.users)]
     sizes = [math.exp(shape.requests_sigma * NormalDist().inv_cdf(place)) for place in places]
     rest = (shape.requests - shape.users) / sum(sizes)

@@ -1,7 +1,7 @@
-"""The engine model in wall time: the step loop, and the delivery of what it emits after its trip.
+"""The engine model in wall time: the step loop, and the delivery of its tokens after their trip.
 
 Owns timing. `StepLoop` calls the model at the scheduled ends of its steps; `Deliveries` hands each piece of a response
-to its stream when it would have arrived. What is sent is the streams' affair.
+to its stream when it would have arrived. The streams decide the contents.
 
 Neither drifts: step k + 1 of a busy engine starts at the *scheduled* end of step k, however late the timer was, and a
 trip is counted from there. Timers of the event loop have about 1 ms of resolution, so that is the precision of a single
@@ -46,7 +46,7 @@ class StepLoop(Generic[RequestT]):
         self._emit = emit
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        #: How late the latest step ended: says whether this machine keeps up with the engine that it imitates.
+        #: Lateness of the last step: shows whether this machine keeps up with the simulated engine.
         self.lag_s = 0.0
 
     def submit(self, request: RequestT, now: float) -> None:
@@ -114,7 +114,7 @@ class Deliveries:
         self._arm()
 
     def close(self) -> None:
-        """Drop what is still on its way."""
+        """Drop all pieces in transit."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,6 +1,6 @@
 """Faults that a test or a demonstration injects into a simulated engine.
 
-Owns which fault the next request meets. At most one fault is active; a new one replaces it. It lasts for `count`
+Owns the fault of the next request. At most one fault is active; a new one replaces it. It lasts for `count`
 requests that generate, or for `seconds`, or until it is replaced.
 """
 
@@ -15,7 +15,7 @@ from gorgo.errors import BadRequest
 
 
 class FaultKind(Enum):
-    """What goes wrong."""
+    """Kind of a fault."""
 
     NONE = "none"
     #: The connection is reset before any answer; while it lasts without a count, on probes as well.
@@ -56,7 +56,7 @@ class EngineFaults:
         self._until_s = None if fault.seconds is None else now + fault.seconds
 
     def next_kind(self, *, now: float) -> FaultKind:
-        """The fault that a generating request meets; counts it."""
+        """Return the fault of a generating request, and count it."""
         kind = self.active(now=now)
         if self._left is not None and kind is not FaultKind.NONE:
             self._left -= 1

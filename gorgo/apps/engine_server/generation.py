@@ -109,7 +109,7 @@ def _afflict(served: Served, fault: FaultKind) -> None:
 
 
 def _reset(request: web.Request) -> web.Response:
-    """Close the connection without an answer; what is returned goes nowhere."""
+    """Close the connection without an answer; the returned response is not sent."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=503)

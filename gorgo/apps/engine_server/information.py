@@ -1,6 +1,6 @@
-"""The routes that do not generate: probes, metrics, what the engine is, and its administration.
+"""The routes that do not generate: probes, metrics, information and administration.
 
-Owns their answers. Each of them is as far away as the others: the way in and the way back are waited for.
+Owns their answers. Each takes the round trip of its region.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gorgo.errors import BadRequest
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-#: The real engine answers `/health` by generating a token, and first looks for it after this long.
+#: The real engine answers `/health` by generating a token, and first checks for it after this time.
 _HEALTH_S = 1.0
 
 

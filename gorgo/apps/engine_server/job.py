@@ -1,6 +1,6 @@
-"""What a request body asks of the engine: read leniently, as SGLang does, with unknown fields ignored.
+"""Request bodies of the engine, read leniently as SGLang does: unknown fields are ignored.
 
-Owns the request side of the wire: which routes generate, where each keeps its prompt, its length and its options.
+Owns the request side of the wire: the generating routes, and the fields of prompt, length and options of each.
 Raises `BadRequest` with a message that is safe to send back.
 """
 
@@ -25,7 +25,7 @@ _DEFAULT_TOKENS = {CHAT: 128, COMPLETIONS: 16, GENERATE: 128, EMBEDDINGS: 1}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One generation: the prompt's text and what is wanted back."""
+    """One generation: the text of the prompt, and its options."""
 
     route: str
     text: bytes

@@ -1,6 +1,6 @@
-"""The state behind the routes of one simulated replica: engine, distance, faults, and who is being served.
+"""The state behind the routes of one simulated replica: engine, RTT, faults and open requests.
 
-Owns how a request gets into the engine and its response on the way back. The routes read bodies and write answers.
+Owns the path of a request into the engine and of its response back. The routes read bodies and write answers.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class SimulatedReplica:
         self._slow_timer: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
-        """Stop the engine; what is on its way is lost."""
+        """Stop the engine; pieces in transit are lost."""
         self.steps.close()
         self.deliveries.close()
         if self._slow_timer is not None:
             self._slow_timer.cancel()
 
     def inbound_s(self, request: web.Request, body_bytes: int = 0) -> float:
-        """How long a request takes to get here: by its size, and by what its connection has carried before."""
+        """Return the time of a request to the replica, by its size and the window of its connection."""
         transport = request.transport
         if transport is None:
             return self.path.request_s(new_connection=False)
@@ -83,14 +83,14 @@ class SimulatedReplica:
             asyncio.get_running_loop().call_later(delay_s, self._submit, served, arrives_s)
 
     def leave(self, served: Served) -> None:
-        """The response is over, or its client is gone: nothing of it stays in the engine."""
+        """Remove a request from the engine after its response or after its client disconnected."""
         if self.serving.get(served.rid) is served:
             del self.serving[served.rid]
         self.engine.abort(served)
         served.close()
 
     def inject(self, fault: EngineFault) -> None:
-        """Let a fault begin; being slow ends by a timer, as the engine asks nobody."""
+        """Start a fault; a timer ends slowness, because the engine does not poll faults."""
         now = monotonic()
         self.faults.inject(fault, now=now)
         self.engine.slowdown = self.faults.slowdown(now=now)

@@ -43,7 +43,7 @@ async def run_engine(
     name:
         Of the replica; enters the seed, so that replicas of one fleet do not jitter alike.
     profile:
-        What is imitated.
+        The simulated engine.
     rtt_ms, jitter:
         Distance to the client: mean round trip, and the mean of the exponential added to each one-way trip, as a share
         of it.

@@ -12,7 +12,7 @@ from typing import Any
 
 DONE = b"data: [DONE]\n\n"
 
-#: Stands where a token goes when an event is cut into head and tail; nothing else in an event can look like it.
+#: Placeholder of a token when an event is cut into head and tail; it occurs nowhere else in an event.
 _GAP = "\x00token\x00"
 
 

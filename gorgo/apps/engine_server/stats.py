@@ -1,4 +1,4 @@
-"""What a simulated engine tells of itself: `/metrics`, `/v1/loads`, `/server_info` and the like.
+"""Reports of a simulated engine: `/metrics`, `/v1/loads`, `/server_info` and others.
 
 Owns the names and shapes that SGLang uses; the statistics are the engine model's.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.request import EngineRequest
 
-#: What the answers claim to be; the interface is that of this version.
+#: Version in the answers; the interface is that of this version.
 SGLANG_VERSION = "0.5.23"
 
 #: SGLang's buckets for the time to the first token, seconds.

@@ -22,7 +22,7 @@ from gorgo.sim.engine.request import EngineRequest
 #: A client that leaves this much unread is cut off: some 20,000 events, more than an answer has.
 _MAX_UNREAD_BYTES = 4 * 1024 * 1024
 
-#: Why every answer ends: it has all the tokens that were asked for.
+#: Finish reason of every answer: it has all requested tokens.
 _FINISH = "length"
 #: Arrives in place of a piece where a fault resets the connection.
 _RESET = b"reset"
@@ -36,9 +36,9 @@ class Served(EngineRequest, ABC):
     Parameters
     ----------
     job, rid, model_name, created:
-        What was asked, the id, and what the answer says of itself.
+        The parsed body, the id, and fields of the answer.
     tape:
-        Where the answer's text comes from.
+        Source of the answer's text.
     send:
         Takes a piece of the response and the time at which it leaves the engine; `deliver` is called at its arrival.
     transport, chunked:
@@ -84,7 +84,7 @@ class Served(EngineRequest, ABC):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Make ready what is the same for every token."""
+        """Prepare the parts that are the same for every token."""
 
     @abstractmethod
     def emit(self, now: float) -> None:
@@ -95,7 +95,7 @@ class Served(EngineRequest, ABC):
         """A piece of the response arrives."""
 
     def close(self) -> None:
-        """Nothing more is sent: the response is over, or its client is gone."""
+        """Stop sending: the response is complete, or its client disconnected."""
         self.last_arrival_s = float("inf")
         self._opened = False
 
@@ -146,7 +146,7 @@ class Streamed(Served):
     """A response in server-sent events, written to the transport as they arrive."""
 
     def open(self) -> None:
-        """The headers are out: write what has arrived, and from now on everything as it arrives."""
+        """Write the arrived pieces after the headers; later pieces are written as they arrive."""
         self._opened = True
         pending, self._pending = self._pending, []
         for piece in pending:

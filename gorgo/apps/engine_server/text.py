@@ -1,4 +1,4 @@
-"""What a simulated engine says: four ASCII bytes a token, the same answer to the same prompt.
+"""Text of a simulated engine: four ASCII bytes per token, the same answer to the same prompt.
 
 Owns the words and the rule that one token is four bytes of UTF-8 text. The words stand on one long tape; an answer is a
 stretch of it that starts at a place given by the prompt, so that a token, a text or a cache key is one slice.

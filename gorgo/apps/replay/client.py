@@ -1,4 +1,4 @@
-"""One request over HTTP, from its scheduled time to its record. Never raises for what the other side does."""
+"""One request over HTTP, from its scheduled time to its record. Never raises for errors of the server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gorgo.apps.replay.stream import StreamReader
 from gorgo.apps.traces import TraceRequest
 from gorgo.errors import ReplayError
 
-#: Below the keep-alive of common servers (5 s), so that a request does not meet a connection that is being closed.
+#: Below the keep-alive of common servers (5 s), so that no request uses a connection that is being closed.
 KEEP_ALIVE_S = 2.0
 CONNECT_TIMEOUT_S = 10.0
-#: Of an error's text that is kept.
+#: Longest stored text of an error.
 ERROR_CHARACTERS = 200
 
 
@@ -38,7 +38,7 @@ def open_http(options: ReplayOptions) -> httpx.AsyncClient:
 
 
 async def first_model(http: httpx.AsyncClient, url: str) -> str:
-    """The first model that the router names; raises `ReplayError` when it cannot be asked."""
+    """Return the first model that the router names; raises `ReplayError` without one."""
     address = f"{url.rstrip('/')}/v1/models"
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -104,7 +104,7 @@ class ReplayClient:
         try:
             async for chunk in response.aiter_raw():
                 reader.feed(chunk, now=self._now_s())
-        finally:  # what came before a break is known all the same
+        finally:  # values before the break are valid
             if reader.first_content_s is not None:
                 record.ttft_ms = (reader.first_content_s - record.scheduled_s) * 1000
             record.gaps_s = tuple(reader.gaps_s)

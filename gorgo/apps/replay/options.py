@@ -1,4 +1,4 @@
-"""What a replay is asked to do, and what it hands back."""
+"""Options and result of a replay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReplayOptions:
     url:
         Base URL of any OpenAI-compatible router or engine; `/v1/chat/completions` is added.
     filters:
-        What to keep of the trace.
+        Filters of the trace.
     time_scale:
         Multiplies the time between requests; 2.0 = half the load.
     out:
