@@ -6,11 +6,13 @@ Every comparison pairs runs of the same windows and the same network.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import nan
 from typing import Any, TypeAlias
 
 from gorgo.apps.claims.runner import Experiment
 from gorgo.apps.simulate.compare import Ratio, ratio_of
-from tuner.experiments.task import Part, Task, TaskRun
+from tuner.experiments.task import Task, TaskRun
+from tuner.offline.score import RunScore
 
 #: Shape of the window that is tuned on.
 TUNING = "art-chat-apr5"
@@ -39,13 +41,13 @@ def twice(seeds: Sequence[int]) -> list[int]:
     return [*seeds, *(seed + 500 for seed in seeds)]
 
 
-def ttft(part: Part) -> float:
-    return part.ttft_ms_p95
+def ttft(part: RunScore) -> float:
+    return nan if part.ttft_ms_p95 is None else part.ttft_ms_p95
 
 
-def e2e(part: Part) -> float:
-    return part.e2e_s_p95
+def e2e(part: RunScore) -> float:
+    return nan if part.e2e_s_p95 is None else part.e2e_s_p95
 
 
-def part_ratio(pairs: Sequence[tuple[Part, Part]], figure: Callable[[Part], float]) -> Ratio | None:
+def part_ratio(pairs: Sequence[tuple[RunScore, RunScore]], figure: Callable[[RunScore], float]) -> Ratio | None:
     return ratio_of([(figure(one), figure(other)) for one, other in pairs])

@@ -36,7 +36,7 @@ def experiment(seeds: Sequence[int]) -> TuningExperiment:
     verdicts = []
     for name, tasks in ends.items():
         parts = [runs[task].whole for task in tasks]
-        shares = [part.max_share for part in parts]
+        shares = [part.max_share or 0.0 for part in parts]
         ratios = [e2e(end) / e2e(base) for end, base in zip(parts, plain, strict=True)]
         verdicts += [
             _verdict(name, "largest share of one replica where it ends", "", shares, 0.9, 0.8),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import thread_time
 from typing import Any
-
-import numpy as np
 
 from gorgo.apps.claims.run_cache import run_key
 from gorgo.apps.simulate import SimJob, run_once
@@ -17,6 +14,7 @@ from gorgo.core.router import Router
 from gorgo.sim.records import SimRecord
 from tuner.campaign.options import CampaignOptions
 from tuner.experiments.windows import Windows, paper_fleet
+from tuner.offline.score import RunScore, score_of
 from tuner.offline.search import ScoredWeights, SearchOptions, search_weights
 from tuner.offline.simulated_campaign import simulate_campaign
 from tuner.offline.verdict import decide
@@ -91,37 +89,14 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Figures of some of a run's requests."""
-
-    n: int
-    errors: int
-    ttft_ms_p95: float
-    e2e_s_p95: float
-    max_share: float
-
-    @classmethod
-    def of(cls, records: Sequence[SimRecord]) -> Part:
-        good = [record for record in records if record.error is None]
-        shares = Counter(record.replica for record in good)
-        return cls(
-            n=len(records),
-            errors=len(records) - len(good),
-            ttft_ms_p95=_p95([record.ttft_ms for record in good]),
-            e2e_s_p95=_p95([record.e2e_s for record in good]),
-            max_share=max(shares.values()) / len(good) if good else 0.0,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRun:
     """Figures of all requests and of those from `Task.after` on, and the tuner's doing.
 
     Of a search, `whole` are the start's held-out figures, and `tail` those of the weights that are taken.
     """
 
-    whole: Part
-    tail: Part
+    whole: RunScore
+    tail: RunScore
     weights: Mapping[str, float]
     generations: int = 0
     accepted: int = 0
@@ -184,13 +159,13 @@ def _search(task: Task, sizes: Search, job: SimJob) -> TaskRun:
     )
 
 
-def _held_out(trial: ScoredWeights) -> Part:
-    return Part(
-        n=sum(score.n for score in trial.scores),
-        errors=trial.errors,
-        ttft_ms_p95=trial.ttft_ms or float("nan"),
-        e2e_s_p95=trial.e2e_s or float("nan"),
-        max_share=trial.max_share,
+def _held_out(found: ScoredWeights) -> RunScore:
+    return RunScore(
+        n=sum(score.n for score in found.scores),
+        errors=found.errors,
+        ttft_ms_p95=found.ttft_ms,
+        e2e_s_p95=found.e2e_s,
+        max_share=found.max_share,
     )
 
 
@@ -220,10 +195,5 @@ def _put_later(task: Task) -> Sequence[_PutOnce]:
     return (_PutOnce(task.windows.feed()[index].arrival_s * task.windows.time_scale, dict(weights)),)
 
 
-def _parts(records: Sequence[SimRecord], after: int) -> tuple[Part, Part]:
-    return Part.of(records), Part.of(records[after:])
-
-
-def _p95(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return float(np.quantile(known, 0.95)) if known else float("nan")
+def _parts(records: Sequence[SimRecord], after: int) -> tuple[RunScore, RunScore]:
+    return score_of(records), score_of(records[after:])

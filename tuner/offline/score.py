@@ -81,7 +81,7 @@ def scores_of(
 def score_once(job: SimJob, from_s: float) -> RunScore:
     """Run a job in this process, and score requests that arrive from `from_s` on."""
     records = run_once(job).requests or ()
-    return _score([record for record in records if record.scheduled_s >= from_s])
+    return score_of([record for record in records if record.scheduled_s >= from_s])
 
 
 def geometric(values: Sequence[float | None]) -> float | None:
@@ -90,7 +90,8 @@ def geometric(values: Sequence[float | None]) -> float | None:
     return exp(sum(known) / len(known)) if known else None
 
 
-def _score(records: Sequence[SimRecord]) -> RunScore:
+def score_of(records: Sequence[SimRecord]) -> RunScore:
+    """Return the statistics of some requests of a run; latencies and shares are of those that succeeded."""
     good = [record for record in records if record.error is None]
     shares = Counter(record.replica for record in good)
     return RunScore(

@@ -17,8 +17,9 @@ from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.errors import ReportError
 from tuner.experiments.command import EXPERIMENTS, main, task_runner
 from tuner.experiments.comparison import Runs, TuningExperiment, fifth, half, twice
-from tuner.experiments.task import Part, Search, Task, TaskRun, run_task
+from tuner.experiments.task import Search, Task, TaskRun, run_task
 from tuner.experiments.windows import Windows
+from tuner.offline.score import RunScore
 
 
 def windows(count: int = 1, draw: int = 0) -> Windows:
@@ -127,7 +128,7 @@ def test_fewer_seeds_are_fewer_runs() -> None:
 
 @pytest.mark.parametrize("group", EXPERIMENTS)
 def test_every_experiment_uses_only_runs_that_it_asked_for(group: str) -> None:
-    part = Part(n=10, errors=0, ttft_ms_p95=100.0, e2e_s_p95=1.0, max_share=0.5)
+    part = RunScore(n=10, errors=0, ttft_ms_p95=100.0, e2e_s_p95=1.0, max_share=0.5)
     run = TaskRun(whole=part, tail=part, weights={"lambda": 0.2, "w_rtt": 0.5, "w_queue": 0.1}, reasons=("nothing",))
     runner: Runner[Task, TaskRun] = Runner(lambda _: run, Task.key, RunCache(None, TaskRun), n_jobs=1)
     verdicts = runner.verdicts(EXPERIMENTS[group](range(2)), title=group)
