@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from gorgo.cli.app import app
 from gorgo.cli.options import admin_token, api_key
+from tests.documents import commands
 
 
 @pytest.fixture(autouse=True)
@@ -99,3 +100,15 @@ def test_a_file_without_end_is_no_token(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("GORGO_ADMIN_TOKEN_FILE", str(tmp_path / name))
     with pytest.raises(typer.BadParameter, match="expected the token, found more than any header holds"):
         admin_token()
+
+
+def test_there_are_no_more_places_of_options_than_a_page_lists() -> None:
+    """An option that few set is a key of a settings file or of regions.yaml."""
+    places = [
+        (name, option.name)
+        for name, command in commands()
+        if name
+        for option in command.params
+        if option.param_type_name == "option"
+    ]
+    assert 100 < len(places) <= 130
