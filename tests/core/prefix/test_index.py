@@ -193,3 +193,11 @@ def test_every_length_of_one_prompt_stays_within_the_bounds() -> None:
     for number in range(2000):
         index.confirm(as_blocks((number % 7, *key[: number * 31 % 90])), number % 2)
     index.check()
+
+
+def test_an_index_without_replicas_is_sound_and_evicts_nothing() -> None:
+    index = index_of()
+    index.check()
+    index.resize(0)
+    index.flush()
+    assert (index.stored_blocks, index.nodes, list(index.match(as_blocks((1, 2)), 0))) == (0, 0, [])

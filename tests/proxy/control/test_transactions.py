@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from gorgo.core.router import Router
 from gorgo.errors import StateError
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.control.state_file import ConfigSnapshot, PersistedState, StateFile
-from gorgo.proxy.control.transactions import ChangeQueue, PlannedChange
+from gorgo.proxy.control.transactions import ChangeQueue, ChangeRequest, PlannedChange, WeightsChange
 from gorgo.proxy.telemetry.metrics import Metrics
 
 
@@ -136,3 +137,23 @@ async def test_without_a_file_changes_are_in_force_and_nothing_is_written() -> N
     await rig.change(2)
     assert (rig.applied, rig.queue.durable, rig.writes("written")) == ([2], False, 0.0)
     assert Rig(Disk()).queue.durable
+
+
+def test_a_change_without_options_is_the_operator_s_under_any_version_and_within_the_range() -> None:
+    assert asdict(ChangeRequest()) == {
+        "expected_version": None,
+        "allow_out_of_range": False,
+        "reason": None,
+        "by": None,
+        "source": "admin",
+    }
+    change = WeightsChange(3, "gorgo", {"w_rtt": 0.5}, "2026-05-01T00:00:00+00:00", "admin")
+    assert change.as_dict() == {
+        "version": 3,
+        "policy": "gorgo",
+        "weights": {"w_rtt": 0.5},
+        "at": "2026-05-01T00:00:00+00:00",
+        "source": "admin",
+        "reason": None,
+        "by": None,
+    }

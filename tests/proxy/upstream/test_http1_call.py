@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 from aiohttp import ClientOSError
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
 
 from gorgo.proxy.upstream.client import ResponseSource, UpstreamClient, UpstreamError
-from gorgo.proxy.upstream.http1_call import WRITE_BYTES, _send, encode_head
+from gorgo.proxy.upstream.http1_call import WRITE_BYTES, _send, encode_head, send
 from tests.proxy.conftest import system_tls, until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -237,3 +239,17 @@ async def test_connection_of_a_repeated_request_is_closed_with_all_others() -> N
         await upstream.aclose()
         await until(lambda: found.open == 0)
         await again.aclose()
+
+
+async def test_a_connection_that_was_lost_before_the_request_is_closed_and_the_request_fails() -> None:
+    class Lost:
+        protocol = None
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    connection = Lost()
+    with pytest.raises(ClientOSError, match="the connection is closed"):
+        await send(cast(Connection, connection), encode_head(START, []), b"")
+    assert connection.closed
