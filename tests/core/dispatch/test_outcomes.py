@@ -21,8 +21,9 @@ from gorgo.core.dispatch.outcomes import (
 )
 from gorgo.core.messages.actions import Reject
 from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.messages.samples import Sample
 from gorgo.core.quotas import QuotaExceeded
-from tests.core.routers import a_request
+from tests.core.routers import a_request, dispatched, make_router, submitted, timed
 
 REQUEST = a_request("r", model="m", pinned_replica="p")
 
@@ -125,3 +126,42 @@ def test_the_last_failure_has_the_status_that_a_client_would_expect(
 )
 def test_a_sample_has_the_status_that_the_client_saw(outcome: Outcome, status: int) -> None:
     assert status_of(outcome) == status
+
+
+def test_a_sample_has_the_decision_of_its_attempt_and_what_came_of_it() -> None:
+    """100 tokens at a thousand a second, 10 ms away; received half a second before."""
+    router = make_router(policy="gorgo-ms", replicas=[timed("a", "near")])
+    sent = dispatched(submitted(router, a_request("r", prompt_tokens=100, received_s=-0.5), now=0.0))
+    decision = sent.decision
+    assert decision.predicted_ttft_s is not None
+    router.on_first_token(sent.attempt_id, now=0.25)
+    outcome = Outcome(
+        AttemptResult.COMPLETED, status=200, prompt_tokens=90, cached_tokens=16, output_tokens=7, itl_s_p95=0.02
+    )
+    router.on_finish(sent.attempt_id, outcome, now=1.0)
+    (sample,) = router.samples
+    assert sample == Sample(
+        seq=1,
+        request_id="r",
+        finished_s=1.0,
+        replica="a",
+        region="near",
+        policy="gorgo-ms",
+        weights_version=router.weights.version,
+        input_tokens=90,
+        cached_tokens=16,
+        estimated_cached_tokens=decision.estimated_cached_tokens,
+        output_tokens=7,
+        rtt_ms=10.0,
+        predicted_ttft_ms=decision.predicted_ttft_s * 1e3,
+        ttft_ms=750.0,
+        e2e_s=1.5,
+        itl_ms_p95=20.0,
+        status=200,
+        retries=0,
+        hedged=False,
+        terms={name: float(column[0]) for name, column in decision.terms.items()},
+        best_cached_tokens=decision.best_cached_tokens,
+        ttft_parts_ms=decision.estimate.attribute(0.75).as_ms(),
+    )
+    assert sample.terms

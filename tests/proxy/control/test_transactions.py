@@ -128,7 +128,8 @@ async def test_turn_of_a_reload_ends_well_where_the_disk_refuses(caplog: pytest.
     disk.full = True
     async with rig.queue.paused(lambda: state(7)):
         pass
-    assert [record.getMessage() for record in caplog.records] == ["state_not_written"]
+    assert [(record.getMessage(), record.levelname) for record in caplog.records] == [("state_not_written", "ERROR")]
+    assert "no space" in str(caplog.records[0].__dict__)
     assert rig.writes("failed") == 1.0
 
 

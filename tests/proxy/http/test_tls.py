@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from gorgo.proxy.http.tls import served_tls, upstream_tls
 PAIR = "a certificate chain and a private key without a passphrase, both in PEM form"
 
 
-def replica(**files: str) -> ReplicaConfig:
+def replica(**files: Any) -> ReplicaConfig:
     return ReplicaConfig(name="a", region="here", url="https://a:443", **files)
 
 

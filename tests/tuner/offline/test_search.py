@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gorgo.errors import TunerError
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.telemetry.request_log_file import Finished, RequestLogFile
 from tests.tuner.offline.small import small_job
+from tuner.campaign.options import CampaignOptions
 from tuner.offline import SearchOptions, SearchResult, decide, search_weights, weights_file
 from tuner.offline.score import CandidateBatch, RunScore, scores_of
 from tuner.offline.search import ScoredWeights, refused
@@ -248,3 +250,20 @@ def test_a_search_tries_forty_candidates_on_three_seeds_and_decides_on_ten_unles
     assert (options.margin, options.max_share, options.seed, options.n_jobs) == (0.1, 0.8, 0, 1)
     one = SearchOptions(candidates=1, seeds=1, held_out_seeds=1)
     assert (one.candidates, one.seeds, one.held_out_seeds) == (1, 1, 1)
+
+
+def test_a_search_without_options_is_the_documented_one() -> None:
+    options = asdict(SearchOptions())
+    assert options == {
+        "optimizer": "es",
+        "candidates": 40,
+        "seeds": 3,
+        "held_out_seeds": 10,
+        "tune_lambda": False,
+        "box": None,
+        "margin": CampaignOptions().margin,
+        "max_share": CampaignOptions().max_share,
+        "seed": 0,
+        "n_jobs": 1,
+    }
+    assert options["tune_lambda"] is False, "not None: it is stored with the campaign"
