@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gorgo.proxy.exchange import parse, relay, response
 from gorgo.proxy.exchange.relay import Relay, RelayOptions
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.http.response_writer import ResponseWriter
@@ -107,3 +108,13 @@ async def test_answer_with_more_gaps_than_are_recorded_loses_none(monkeypatch: p
 async def test_pieces_of_a_whole_body_are_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     source = PacedSource([(1.0, b" " * 40_000)] * 4, kind=b"application/json")
     assert await p95_of(source, monkeypatch) is None
+
+
+def test_a_relay_holds_64_kibibytes_4096_gaps_and_the_last_four_events() -> None:
+    assert (relay.BUFFER_BYTES, relay.MAX_GAPS, relay.END_EVENTS) == (65_536, 4096, 4)
+    assert frozenset({"/v1/responses", "/v1/messages"}) == relay._NAMED_EVENTS
+
+
+def test_an_id_counts_as_four_bytes_and_an_error_event_has_five_seconds() -> None:
+    assert (parse._BYTES_PER_ID, response._ERROR_EVENT_TIMEOUT_S) == (4.0, 5.0)
+    assert frozenset({"/v1/chat/completions", "/v1/completions"}) == parse._USAGE_ROUTES

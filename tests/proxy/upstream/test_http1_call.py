@@ -12,6 +12,7 @@ from aiohttp import ClientOSError
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 
+from gorgo.proxy.upstream import http1_call
 from gorgo.proxy.upstream.client import ResponseSource, UpstreamClient, UpstreamError
 from gorgo.proxy.upstream.http1_call import WRITE_BYTES, _send, encode_head, send
 from tests.proxy.conftest import system_tls, until
@@ -253,3 +254,8 @@ async def test_a_connection_that_was_lost_before_the_request_is_closed_and_the_r
     with pytest.raises(ClientOSError, match="the connection is closed"):
         await send(cast(Connection, connection), encode_head(START, []), b"")
     assert connection.closed
+
+
+def test_buffers_of_a_call_are_bounded() -> None:
+    found = http1_call.READ_BUFFER_BYTES, http1_call.CHUNK_BYTES, http1_call.WRITE_BYTES, http1_call._JOINED_BYTES
+    assert found == (65_536, 16_384, 524_288, 65_536)

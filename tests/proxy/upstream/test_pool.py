@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gorgo.proxy.upstream import client, pool
 from gorgo.proxy.upstream.client import UpstreamClient, UpstreamError
 from tests.proxy.authority import Authority, engine, needs_openssl
 from tests.proxy.conftest import system_tls
@@ -25,3 +26,7 @@ async def test_connections_opened_from_now_on_use_the_new_context_and_no_earlier
         upstream.set_tls(trusting)
         assert [connector._ssl for connector in connectors] == [trusting, trusting]
         await upstream.aclose()
+
+
+def test_a_lost_connection_was_stale_within_half_a_second_and_a_small_response_has_eight_mebibytes() -> None:
+    assert (pool.STALE_S, client.FETCH_LIMIT_BYTES) == (0.5, 8_388_608)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gorgo.sim.network import links
 from gorgo.sim.network.links import TABLE_SIZE, Link, Network, Path, RandomTable, SimConnection, TripDelays
 
 
@@ -121,3 +122,7 @@ def test_a_network_is_symmetric_and_names_a_missing_pair() -> None:
     assert network.link("eu", "eu").rtt_s == 0.001
     with pytest.raises(KeyError, match="no link between 'us' and 'asia'"):
         network.link("us", "asia")
+
+
+def test_the_tables_and_the_jitter_of_links_are_as_the_replays_have_them() -> None:
+    assert (links.JITTER, links._DRAWS, TABLE_SIZE, links._STRIDE) == (0.02, 2048, 65_536, 40_503)

@@ -11,7 +11,7 @@ from gorgo.apps.simulate import run_once
 from gorgo.errors import WeightsError
 from tests.tuner.offline.small import small_job
 from tuner.campaign.options import CampaignOptions
-from tuner.offline import CampaignRun, simulate_campaign
+from tuner.offline import CampaignRun, driver, simulate_campaign
 
 QUICK = {"warm_up_s": 5.0, "window": 24, "hop": 8}
 
@@ -66,3 +66,7 @@ def test_a_start_outside_the_box_is_refused_unless_the_box_is_wider() -> None:
         simulate_campaign(job, options)
     run = simulate_campaign(job, options, box={"w_queue": (0.0005, 0.5)})
     assert run.generations[0].weights["w_queue"] == 0.001
+
+
+def test_a_simulated_sidecar_polls_each_second_for_a_thousand_samples() -> None:
+    assert (driver.POLL_S, driver.BATCH) == (1.0, 1000)

@@ -4,6 +4,7 @@ import pytest
 
 from tuner.campaign.actions import Freeze, PutWeights, RollBack, Stop
 from tuner.proxy_client import ProxyWeights
+from tuner.sidecar import commands
 from tuner.sidecar.commands import CommandQueue
 
 CAMPAIGN = "gorgo tune, campaign 1,"
@@ -110,3 +111,7 @@ def test_the_last_sixteen_weight_sets_are_known_for_ours() -> None:
         orders.mark_sent({"w_rtt": float(place)})
     orders.restarted()
     assert [orders.owner_of(stored(float(place))) for place in (0, 1, 16)] == ["foreign", "proxy's", "proxy's"]
+
+
+def test_sixteen_of_its_own_weights_are_remembered() -> None:
+    assert commands.MAX_OWN == 16

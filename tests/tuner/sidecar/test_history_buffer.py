@@ -14,6 +14,7 @@ from sqlalchemy import event
 from gorgo.errors import HistoryError
 from tests.tuner.history.examples import generation
 from tuner.history import CampaignRow, EventRow, History, database
+from tuner.sidecar import history_buffer
 from tuner.sidecar.history_buffer import FIRST_RETRY_S, MAX_WAITING, CampaignStart, HistoryBuffer, as_line
 
 BEGINNING = CampaignStart(started_s=1.0, target="http://proxy", policy="gorgo", options={"seed": 1})
@@ -295,3 +296,7 @@ def test_a_thousand_rows_wait_for_a_database_in_trouble_and_the_oldest_is_lost(s
     trouble.words = None
     assert journal.flush(now=1.0)
     assert journal.waiting == 0
+
+
+def test_a_database_is_tried_again_after_five_seconds_and_then_within_a_minute() -> None:
+    assert (FIRST_RETRY_S, history_buffer.MAX_RETRY_S) == (5.0, 60.0)

@@ -504,3 +504,7 @@ async def test_a_dry_run_says_the_candidate_that_it_would_try(proxy: FakeProxy, 
     await beside.step()
     assert beside.sidecar.stopped is None, "what is in force is measured from there on"
     assert proxy.puts == []
+
+
+def test_three_conflicts_end_a_turn_and_a_conflict_is_409() -> None:
+    assert (loop.MAX_CONFLICTS, loop.CONFLICT) == (3, 409)

@@ -15,6 +15,7 @@ from tuner.history import EventRow
 from tuner.history.rows import EventKind
 from tuner.objective import TunerSample
 from tuner.proxy_client import ProxyWeights
+from tuner.sidecar import observer
 from tuner.sidecar.commands import CommandQueue
 from tuner.sidecar.history_buffer import CampaignStart, HistoryBuffer
 from tuner.sidecar.metrics import TunerMetrics
@@ -179,3 +180,7 @@ def test_progress_says_what_is_waited_for(mode: str, arm: str, needed: int, deta
         detail,
     )
     assert (found.weights, found.incumbent) == ({"w_rtt": 0.7}, START)
+
+
+def test_a_proxy_that_is_away_is_polled_after_half_a_second_and_then_within_half_a_minute() -> None:
+    assert (observer.FIRST_BACK_OFF_S, observer.MAX_BACK_OFF_S) == (0.5, 30.0)

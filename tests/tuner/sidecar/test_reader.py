@@ -160,3 +160,7 @@ def test_no_sample_is_lost_or_taken_twice(events: list[str], data: st.DataObject
     look([])
     assert taken == sorted(set(taken)), "each once, and in order"
     assert [row["seq"] for row in proxy.ring if (proxy.boot_id, row["seq"]) not in taken] == []
+
+
+def test_a_turn_reads_a_hundred_pages() -> None:
+    assert MAX_PAGES == 100

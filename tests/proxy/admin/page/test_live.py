@@ -152,3 +152,16 @@ async def test_nothing_is_made_while_nobody_listens() -> None:
     made = page.made
     await asyncio.sleep(0)
     assert page.made == made <= 1
+
+
+async def test_a_listener_that_has_ended_leaves_no_task() -> None:
+    closing, client = asyncio.Event(), Client()
+    updates, before = live(Page(), closing), asyncio.all_tasks()
+    first, second = listen(updates, client), listen(updates, Client())
+    await until(lambda: client.ticks() >= 1)
+    client.leaves.set()
+    await first
+    closing.set()
+    await second
+    await asyncio.sleep(0)
+    assert (asyncio.all_tasks(), updates.listeners) == (before, 0)
