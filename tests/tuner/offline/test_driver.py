@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import cache
+from typing import cast
 
 import pytest
 
 from gorgo.apps.simulate import run_once
 from gorgo.errors import WeightsError
 from tests.tuner.offline.small import small_job
+from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
 from tuner.offline import CampaignRun, driver, simulate_campaign
 
@@ -70,3 +72,7 @@ def test_a_start_outside_the_box_is_refused_unless_the_box_is_wider() -> None:
 
 def test_a_simulated_sidecar_polls_each_second_for_a_thousand_samples() -> None:
     assert (driver.POLL_S, driver.BATCH) == (1.0, 1000)
+
+
+def test_the_first_poll_is_at_the_start() -> None:
+    assert driver.CampaignDriver(cast(Campaign, None)).next_s == 0.0
