@@ -126,3 +126,9 @@ def test_a_network_is_symmetric_and_names_a_missing_pair() -> None:
 
 def test_the_tables_and_the_jitter_of_links_are_as_the_replays_have_them() -> None:
     assert (links.JITTER, links._DRAWS, TABLE_SIZE, links._STRIDE) == (0.02, 2048, 65_536, 40_503)
+
+
+def test_a_link_without_spikes_has_none_whatever_is_drawn() -> None:
+    draws = RandomTable(0)
+    draws.uniform = [0.0] * TABLE_SIZE
+    assert TripDelays(draws, 0).one_way_s(Link(rtt_s=0.1, jitter=0.0, spike_probability=0.0)) == 0.05
