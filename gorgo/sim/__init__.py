@@ -1,1 +1,1 @@
-"""The engine model and its network, in virtual time."""
+"""Simulation: replicas over the network, their engines, faults and the Router, in virtual time."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from gorgo.core.messages.actions import Dispatch, Reject
 from gorgo.core.messages.request import Outcome, RouteRequest
-from gorgo.sim.network.remote_replica import RemoteReplica
 from gorgo.sim.records import SimRecord
+from gorgo.sim.remote_replica import RemoteReplica
 from gorgo.sim.workload import SimRequest
 
 

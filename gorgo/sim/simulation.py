@@ -34,11 +34,11 @@ from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.faults.api import EngineObserver
 from gorgo.sim.faults.injector import FaultInjector
 from gorgo.sim.fleet import SimFleet
+from gorgo.sim.monitor import Monitor
 from gorgo.sim.network.links import RandomTable, TripDelays
-from gorgo.sim.network.monitor import Monitor
-from gorgo.sim.network.remote_replica import RemoteReplica
 from gorgo.sim.open_requests import OpenRequests
 from gorgo.sim.records import SimResult
+from gorgo.sim.remote_replica import RemoteReplica
 from gorgo.sim.timeouts import FirstTokenTimeouts
 from gorgo.sim.workload import BLOCK_TOKENS, SimRequest
 

@@ -10,7 +10,7 @@ from collections import deque
 from gorgo.config.constants import FIRST_TOKEN_TIMEOUT_S
 from gorgo.sim.engine.driver import SimAttempt
 from gorgo.sim.event_queue import EventQueue
-from gorgo.sim.network.remote_replica import RemoteReplica
+from gorgo.sim.remote_replica import RemoteReplica
 
 
 class FirstTokenTimeouts:

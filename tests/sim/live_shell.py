@@ -25,9 +25,9 @@ from gorgo.sim.engine.driver import SimAttempt
 from gorgo.sim.engine.itl import ItlHistogram
 from gorgo.sim.event_queue import EventQueue, Handler
 from gorgo.sim.fleet import SimFleet
+from gorgo.sim.monitor import Monitor
 from gorgo.sim.network.links import RandomTable, TripDelays
-from gorgo.sim.network.monitor import Monitor
-from gorgo.sim.network.remote_replica import RemoteReplica
+from gorgo.sim.remote_replica import RemoteReplica
 from gorgo.sim.simulation import KEYS_PER_REQUEST
 from gorgo.sim.workload import SimRequest
 from tests.proxy.fakes import DONE, ROLE, delta, event

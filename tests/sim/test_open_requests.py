@@ -10,8 +10,8 @@ from gorgo.core.latency.ttft import TtftEstimate
 from gorgo.core.messages.actions import Dispatch, Reject
 from gorgo.core.messages.decision import Decision, ShadowScore
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.sim.network.remote_replica import RemoteReplica
 from gorgo.sim.open_requests import OpenRequests
+from gorgo.sim.remote_replica import RemoteReplica
 from gorgo.sim.workload import SimRequest
 from tests.sim.fleets import three_regions
 

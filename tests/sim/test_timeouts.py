@@ -7,7 +7,7 @@ from typing import cast
 from gorgo.sim.engine.driver import SimAttempt
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.network.links import RandomTable, TripDelays
-from gorgo.sim.network.remote_replica import RemoteReplica
+from gorgo.sim.remote_replica import RemoteReplica
 from gorgo.sim.timeouts import FirstTokenTimeouts
 
 DRAWS = RandomTable(0)

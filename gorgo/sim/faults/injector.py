@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from gorgo.errors import UnknownReplica
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.fleet import SimFleet
-from gorgo.sim.network.remote_replica import RemoteReplica
+from gorgo.sim.remote_replica import RemoteReplica
 
 
 class FaultInjector:

@@ -1,1 +1,1 @@
-"""Network: links, connections and remote replicas in virtual time."""
+"""Network: links and connections in virtual time."""

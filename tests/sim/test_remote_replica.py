@@ -19,7 +19,7 @@ from gorgo.sim.engine.request import Stage
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.fleet import SimReplica
 from gorgo.sim.network.links import Link, RandomTable, TripDelays
-from gorgo.sim.network.remote_replica import RemoteReplica
+from gorgo.sim.remote_replica import RemoteReplica
 from tests.sim.profiles import round_profile
 
 DRAWS = RandomTable(0)

@@ -23,8 +23,8 @@ from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.request import EngineRequest, Stage
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.fleet import SimReplica
+from gorgo.sim.monitor import Monitor, MonitorSink, background_trips, out_s
 from gorgo.sim.network.links import Link, RandomTable, TripDelays
-from gorgo.sim.network.monitor import Monitor, MonitorSink, background_trips, out_s
 from gorgo.sim.network.pool import ConnectionPool
 
 
