@@ -141,13 +141,17 @@ async def test_two_hundred_kills_leave_what_was_acknowledged_or_in_flight(folder
     await killed_while_freezing(folder, KILLS_LONG)
 
 
-async def test_frozen_by_command_exported_restarted_and_thawed(folder: Path) -> None:
-    exported, state = folder / "found.json", ("--state", str(folder / "state.json"))
-    weights = folder / "tuned.json"
-    weights.write_text('{"policy": "gorgo", "weights": {"w_rtt": 0.7}}')
-    async with served(folder, *state) as proxy:
+def weights_file(path: Path, value: float) -> str:
+    """Write weights of the policy `gorgo` and return the path as a word of a command."""
+    path.write_text(json.dumps({"policy": "gorgo", "weights": {"w_rtt": value}}))
+    return str(path)
+
+
+async def test_a_freeze_by_command_is_said_shown_and_exported(folder: Path) -> None:
+    exported, weights = folder / "found.json", weights_file(folder / "tuned.json", 0.7)
+    async with served(folder, "--state", str(folder / "state.json")) as proxy:
         at = ("--url", proxy.admin_url)
-        done = await gorgo("freeze", *at, "--weights", str(weights), "--reason", "held-out", "--export", str(exported))
+        done = await gorgo("freeze", *at, "--weights", weights, "--reason", "held-out", "--export", str(exported))
         assert done.returncode == 0, done.stderr
         line = r"policy gorgo w_rtt=0.7 w_queue=0.1, version 2, frozen since \S+ by tester: held-out\n"
         assert re.fullmatch(line, done.stdout)
@@ -156,6 +160,15 @@ async def test_frozen_by_command_exported_restarted_and_thawed(folder: Path) -> 
         assert re.fullmatch(line, status.stdout.splitlines(keepends=True)[-1])
         refused = await gorgo("freeze", *at, "--weights", str(folder / "regions.yaml"))
         assert refused.returncode == 2
+    file = read_weights_file(exported)
+    assert (file.policy, dict(file.weights), file.note) == ("gorgo", {"w_rtt": 0.7, "w_queue": 0.1}, "held-out")
+
+
+async def test_frozen_weights_outlive_a_kill_and_another_policy_until_they_are_unfrozen(folder: Path) -> None:
+    state = ("--state", str(folder / "state.json"))
+    async with served(folder, *state) as proxy:
+        body = {"policy": "gorgo", "weights": {"w_rtt": 0.7}, "by": "tester"}
+        assert (await proxy.admin.post("/admin/freeze", json=body)).json()["version"] == 2
         proxy.process.send_signal(signal.SIGKILL)
     async with served(folder, *state, "--policy", "nearest") as proxy:
         at = ("--url", proxy.admin_url)
@@ -163,16 +176,15 @@ async def test_frozen_by_command_exported_restarted_and_thawed(folder: Path) -> 
         assert (found["policy"], found["weights"], found["version"]) == ("gorgo", {"w_rtt": 0.7, "w_queue": 0.1}, 2)
         response = await proxy.admin.put("/admin/weights", json={"weights": {"w_rtt": 0.5}})
         assert response.status_code == 409
-        other = folder / "other.json"
-        other.write_text('{"policy": "gorgo", "weights": {"w_rtt": 0.9}}')
-        refused = await gorgo("freeze", *at, "--weights", str(other))
+        refused = await gorgo("freeze", *at, "--weights", weights_file(folder / "other.json", 0.9))
         assert refused.returncode == 1
         assert "answered 409: the weights are frozen since" in refused.stderr
         unfrozen = await gorgo("unfreeze", *at, "--json")
         assert json.loads(unfrozen.stdout)["frozen"] is None
-    file = read_weights_file(exported)
-    assert (file.policy, dict(file.weights), file.note) == ("gorgo", {"w_rtt": 0.7, "w_queue": 0.1}, "held-out")
-    async with served(folder, "--weights", str(exported)) as proxy:
+
+
+async def test_a_freeze_without_a_state_file_warns_that_it_ends_with_its_process(folder: Path) -> None:
+    async with served(folder, "--weights", weights_file(folder / "tuned.json", 0.7)) as proxy:
         assert (await proxy.weights())["weights"]["w_rtt"] == 0.7
         done = await gorgo("freeze", "--url", proxy.admin_url)
         assert "without --state: the freeze ends with its process" in done.stderr
