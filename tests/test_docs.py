@@ -293,8 +293,8 @@ def test_results_in_the_readme_are_rows_of_the_pages_and_it_counts_the_missed_on
     rows_of_pages = {line for page in PAGES[1:] for line in page.read_text().splitlines() if line.startswith("|")}
     shown = {line for line in readme.splitlines() if line.startswith("|") and not line.startswith("|---")}
     assert shown <= rows_of_pages
-    laboratory = (ROOT / "docs/results.md").read_text().split("<!-- laboratory:begin -->")[1]
-    missed = sum("| missed" in line for line in laboratory.splitlines())
+    table = (ROOT / "docs/results.md").read_text().split("<!-- claims:begin -->")[1]
+    missed = sum("| missed" in line for line in table.splitlines())
     assert f"{('none', 'one', 'two', 'three', 'four', 'five', 'six')[missed]} of " in readme
     assert any("| missed" in line for line in shown) == (missed > 0)
 

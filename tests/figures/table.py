@@ -109,11 +109,11 @@ def _capacity(trace: str, runs: Sequence[Any]) -> dict[str, float]:
 
 # -- gorgo claims
 
-_LABORATORY = f"gorgo claims --out runs/claims --trace {CONVERSATION}"
+_CLAIMS = f"gorgo claims --out runs/claims --trace {CONVERSATION}"
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 
 
-def _laboratory(results: Sequence[Any]) -> View:
+def _claims(results: Sequence[Any]) -> View:
     (lines,) = results
     verdicts: dict[tuple[str, ...], dict[str, Cell]] = {}
     means: dict[tuple[str, str], list[float]] = {}
@@ -303,7 +303,7 @@ FIGURES: Mapping[str, Figure] = {
     "overload": Figure(
         [f"gorgo overload {trace} --seed {seed} --json" for trace in _TRACES for seed in range(_SEEDS)], _overload
     ),
-    "laboratory": Figure([f"{_LABORATORY} > /dev/null; cat runs/claims/claims.md"], _laboratory),
+    "claims": Figure([f"{_CLAIMS} > /dev/null; cat runs/claims/claims.md"], _claims),
     "tuning": Figure([f"{_TUNING} > /dev/null; cat runs/tuning/tuning-table.json"], _tuning),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),

@@ -58,7 +58,7 @@ def test_overload_shows_means_the_worst_seed_and_how_goodput_grows() -> None:
     assert shown.values["Mooncake conversations, 3 over 1.3, least"] == pytest.approx(4 / 2.6)
 
 
-def test_laboratory_shows_its_verdicts_its_means_and_its_counts() -> None:
+def test_claims_show_verdicts_means_and_counts() -> None:
     lines = """
 | on | of | against | figure | target | ratio [95 %] |  |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -74,7 +74,7 @@ def test_laboratory_shows_its_verdicts_its_means_and_its_counts() -> None:
 
 1 of 2 targets met, all simulated; 40 runs, 123 s of processor time; 40 of them were made now, in 99 s.
 """
-    shown = view("laboratory", lines.splitlines())
+    shown = view("claims", lines.splitlines())
     page = """
 1 of 2 targets are met in 40 runs of 123 s; the oracle has 0.75 of the p50 TTFT, 0.75 of the p95 E2E.
 

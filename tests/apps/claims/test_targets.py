@@ -35,7 +35,7 @@ def test_the_baselines_are_the_paper_s_four() -> None:
 def published() -> dict[str, list[tuple[str, ...]]]:
     """By title the rows of the table in docs/results.md, without what was measured."""
     text = (Path(__file__).parents[3] / "docs" / "results.md").read_text()
-    table = text.partition("<!-- laboratory:begin -->")[2].partition("<!-- laboratory:end -->")[0]
+    table = text.partition("<!-- claims:begin -->")[2].partition("<!-- claims:end -->")[0]
     found: dict[str, list[tuple[str, ...]]] = {}
     title = ""
     for line in table.splitlines():

@@ -245,7 +245,7 @@ async def test_disk_that_filled_up_does_not_keep_a_frozen_proxy_from_starting(st
     assert found["history"][0]["source"] == "state"
 
 
-async def test_reload_does_not_touch_frozen_weights_and_the_thaw_does_not_bring_them(
+async def test_reload_does_not_touch_frozen_weights_and_unfreezing_does_not_bring_them(
     start: Start, tmp_path: Path
 ) -> None:
     a = await start.replica(stream(delta("a"), DONE))

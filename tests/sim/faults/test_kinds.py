@@ -151,7 +151,7 @@ def test_a_fault_of_a_region_without_replicas_says_which_there_are(fault: Fault)
 
 
 @pytest.mark.parametrize(("lasts_s", "end_s"), [(8.0, float("inf")), (100.0, 1e3), (0.0, 1e3), (101.0, 1e3)])
-def test_a_freeze_without_an_end_or_without_a_thaw_is_refused(lasts_s: float, end_s: float) -> None:
+def test_a_freeze_without_an_end_or_without_a_pause_is_refused(lasts_s: float, end_s: float) -> None:
     with pytest.raises(ScenarioError, match="expected 0 < lasts_s < every_s and an end"):
         diary(PeriodicStall("us-ashburn-0", end_s=end_s, lasts_s=lasts_s))
 

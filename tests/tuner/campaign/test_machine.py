@@ -95,7 +95,7 @@ def test_an_answer_to_an_older_order_is_ignored() -> None:
     assert run.campaign.state() == state
 
 
-def test_frozen_weights_are_left_alone_until_they_are_thawed() -> None:
+def test_frozen_weights_are_left_alone_until_they_are_unfrozen() -> None:
     run = comparing(Run(Proxy(), QUICK))
     candidate = run.campaign.optimizer.ask()
     run.do(run.campaign.on_frozen(now=run.now))

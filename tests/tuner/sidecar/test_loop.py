@@ -44,7 +44,7 @@ async def test_every_put_expects_the_version_that_was_seen_and_names_its_process
     assert all(put["by"].startswith("gorgo tune, campaign 1, process ") for put in beside.proxy.puts)
 
 
-async def test_a_frozen_proxy_is_left_alone_until_it_is_thawed(beside: Beside) -> None:
+async def test_a_frozen_proxy_is_left_alone_until_it_is_unfrozen(beside: Beside) -> None:
     await beside.start()
     await beside.until_generation(2)
     beside.proxy.frozen = {"reason": "held-out week"}
@@ -59,7 +59,7 @@ async def test_a_frozen_proxy_is_left_alone_until_it_is_thawed(beside: Beside) -
     assert beside.numbers == [0, 1, 2, 3]
 
 
-async def test_weights_that_somebody_pinned_are_the_incumbent_once_they_are_thawed(beside: Beside) -> None:
+async def test_weights_that_somebody_pinned_are_the_incumbent_once_they_are_unfrozen(beside: Beside) -> None:
     await beside.start()
     await beside.until_generation(2)
     beside.proxy.set({"w_rtt": 1.5}, by="operator", source="freeze")
