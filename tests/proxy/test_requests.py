@@ -262,6 +262,7 @@ async def test_models_are_a_replicas_own_where_none_are_configured(start: Start)
     fleet = await start.fleet([answer(200, b'{"object":"list","data":[]}')])
     response = await fleet.client.get("/v1/models")
     assert response.content == b'{"object":"list","data":[]}'
+    assert [target.active for target in fleet.state.targets.values()] == [0]
 
 
 async def test_models_are_asked_for_whole_and_unpacked(start: Start) -> None:

@@ -63,6 +63,8 @@ def test_a_rehearsal_is_the_live_campaign_along_the_window(tmp_path: Path) -> No
     history = History(f"sqlite:///{tmp_path}/history.sqlite3")
     assert [row.mode for row in history.generations()][:2] == ["paper", "paper"]
     history.close()
+    shown = json.loads(run(tmp_path, *WINDOW, *paper, "--json").stdout)
+    assert (shown["row"]["policy"], shown["rollbacks"]) == ("gorgo", 0)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,13 @@ def down(*headers: Header, with_length: bool = True) -> list[Header]:
     return downstream_headers(headers, with_length=with_length)
 
 
+def test_names_that_belong_to_one_hop_are_those_of_rfc_9110_and_older_ones() -> None:
+    assert {
+        *(b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"),
+        *(b"proxy-authenticate", b"proxy-authorization", b"proxy-authentication-info", b"proxy-connection"),
+    } == HOP_BY_HOP
+
+
 # -- up
 
 

@@ -129,3 +129,26 @@ async def test_proxy_writes_what_was_asked_and_it_reads_as_a_trace(start: Start,
 
     trace = read_request_log(path)
     assert (len(trace.requests), trace.skipped, trace.boots) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError(28, "No space left on device"), "No space left on device"), (ValueError("file closed"), "file closed")],
+)
+async def test_a_failure_to_write_is_logged_with_its_reason(
+    error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[tuple[str, object]] = []
+    monkeypatch.setattr(request_log, "log", lambda event, **fields: logged.append((event, fields.get("reason"))))
+
+    def fail(*_: object) -> None:
+        raise error
+
+    disk = Disk(tmp_path / "log")
+    monkeypatch.setattr(disk, "write", fail)
+    log = RequestLog(disk, count=lambda *_: None)
+    add(log)
+    log.stop()
+    await log.run()
+    log.close()
+    assert logged == [("request_log_failed", reason)]

@@ -122,7 +122,9 @@ async def test_signing_out_ends_the_session_itself_and_not_only_the_cookie(fleet
         kept = {"cookie": (await signed_in(client)).headers["set-cookie"].split(";")[0]}
         left = await client.post(f"{PAGE}/logout")
         assert left.headers["location"] == f"{PAGE}/login"
-        assert 'gorgo_session=""' in left.headers["set-cookie"]
+        cookie, *attributes = left.headers["set-cookie"].split("; ")
+        assert cookie == 'gorgo_session=""'
+        assert {"HttpOnly", "SameSite=strict", "Max-Age=0", f"Path={PAGE}"} <= set(attributes)
         assert (await client.get(PAGE, headers=kept)).status_code == 303
 
 
