@@ -256,6 +256,7 @@ async def test_models_are_those_of_the_configuration(start: Start) -> None:
     listed = (await fleet.client.get("/v1/models")).json()
     assert [row["id"] for row in listed["data"]] == ["a", "b", "c"]
     checked(await fleet.client.post(CHAT, content=chat(model="z")), 404, "model_not_found")
+    assert (await fleet.client.post(CHAT, content=chat(model=""))).status_code == 200
 
 
 async def test_models_are_a_replicas_own_where_none_are_configured(start: Start) -> None:

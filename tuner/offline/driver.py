@@ -39,7 +39,6 @@ class CampaignDriver:
         self.campaign = campaign
         self.generations: list[Generation] = []
         self.stopped: str | None = None
-        self.frozen: str | None = None
         self.puts = 0
         self.rollbacks = 0
         self._poll_s = poll_s
@@ -81,9 +80,7 @@ class CampaignDriver:
                     waiting.extend(self.campaign.on_weights_applied(weights.version, ticket=order.ticket, now=now))
                 case RecordGeneration() as record:
                     self.generations.append(record.generation)
-                case Freeze() as freeze:
-                    self.frozen = freeze.reason
                 case Stop() as stop:
                     self.stopped = stop.reason
-                case Wait():  # it polls every `poll_s` anyway
+                case Freeze() | Wait():  # a simulated proxy has one tuner, which polls every `poll_s` anyway
                     pass

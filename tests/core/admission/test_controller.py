@@ -116,6 +116,17 @@ def test_queued_work_without_a_replica_counts_by_the_fastest_one() -> None:
     assert rejected(submitted(router, asked("more", 5000), now=0.0)).retry_after_s == pytest.approx(60 * 0.5 / 2)
 
 
+def test_a_queued_request_goes_to_a_replica_that_joins_at_the_next_event() -> None:
+    router = at_hand("a")
+    router.drain("a", now=0.0)
+    assert held(submitted(router, asked("r", 100), now=0.0))
+    assert router.handle_timer(now=0.1) == []
+    router.set_fleet([timed("a", max_running_requests=4), timed("b", max_running_requests=4)], now=0.2)
+    (sent,) = router.handle_timer(now=0.2)
+    assert isinstance(sent, Dispatch)
+    assert (sent.request_id, sent.replica) == ("r", "b")
+
+
 def test_a_rejection_without_a_healthy_replica_has_the_shortest_retry_time() -> None:
     router = at_hand("a", queue_max_requests=0)
     router.drain("a", now=0.0)

@@ -110,6 +110,21 @@ async def test_pieces_of_a_whole_body_are_no_tokens(monkeypatch: pytest.MonkeyPa
     assert await p95_of(source, monkeypatch) is None
 
 
+async def test_the_first_byte_of_an_encoded_stream_is_not_buffered() -> None:
+    source = PacedSource([(1.0, b"z"), (5.0, b"rest")])
+    source.headers = [*source.headers, (b"Content-Encoding", b"gzip")]
+    bodies: list[tuple[float, bytes]] = []
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            bodies.append((source.now_s, message["body"]))
+
+    plan = RelayOptions(CHAT, (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None)
+    with ResettableTimeout(1000.0) as dog:
+        await Relay(source, ResponseWriter(send), dog, plan).run()
+    assert bodies == [(101.0, b"z"), (106.0, b"rest")]
+
+
 def test_a_relay_holds_64_kibibytes_4096_gaps_and_the_last_four_events() -> None:
     assert (relay.BUFFER_BYTES, relay.MAX_GAPS, relay.END_EVENTS) == (65_536, 4096, 4)
     assert frozenset({"/v1/responses", "/v1/messages"}) == relay._NAMED_EVENTS
