@@ -80,8 +80,10 @@ def _read_messages(body: Mapping[str, object]) -> Prompt:
 
 def _add_messages(text: PromptText, body: Mapping[str, object]) -> None:
     messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
+    if not isinstance(messages, list):
         raise BadRequest(f"messages: expected a list of messages, got {kind_of(messages)}")
+    if not messages:
+        raise BadRequest("messages: expected at least one message, got an empty list")
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
             raise BadRequest(f"messages[{number}]: expected an object, got {kind_of(message)}")

@@ -257,6 +257,7 @@ def test_as_many_pieces_as_the_bound_are_read() -> None:
         (CHAT, [], "body: expected a JSON object, got a list"),
         (CHAT, {}, "messages: expected a list of messages, got nothing"),
         (CHAT, {"messages": "hi"}, "messages: expected a list of messages, got text"),
+        (CHAT, {"messages": []}, "messages: expected at least one message, got an empty list"),
         (CHAT, {"messages": [1]}, r"messages\[0\]: expected an object, got a number"),
         (CHAT, {"messages": [{"content": "x"}]}, r"messages\[0\].role: expected a string, got nothing"),
         (CHAT, {"messages": [user(3)]}, r"messages\[0\].content: expected text or a list of parts, got a number"),
