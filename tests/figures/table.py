@@ -206,7 +206,7 @@ def _submit(results: Sequence[Any]) -> View:
         found = re.match(r"(gorgo\S*) +(\d+) +(0 at start|[\d,]+) +(without|with) +([\d.]+) +([\d.]+)$", line)
         if found:
             policy, replicas, indexed, fingerprint, p50, p99 = found.groups()
-            column = "empty index" if indexed == "0 at start" else "1.2 M blocks indexed"
+            column = "empty index" if indexed == "0 at start" else "1.3 M blocks indexed"
             row = rows.setdefault((f"`{policy}`", replicas), {})
             row[column if fingerprint == "without" else f"{column}, with the fingerprint"] = [float(p50), float(p99)]
     return View(tables=[Table(labels=("policy", "replicas"), rows=rows)])

@@ -21,8 +21,6 @@ PAGES = [
 ]
 #: First columns of tables that hold figures which nothing has measured: other tests hold those against the code.
 NOT_MEASURED = {"replica", "label", "tuner label", "code"}
-#: Pages whose figures are held by other tests so far.
-NOT_YET = {"benchmarks.md"}
 #: Of a part without a stored result: of which code it is.
 NOT_STORED_WORDS = re.compile(r"measured at [0-9a-f]{7}(, [0-9a-f]{7})*( and [0-9a-f]{7})?, not stored", re.IGNORECASE)
 
@@ -73,9 +71,8 @@ def test_what_was_measured_and_is_not_stored_says_when_and_is_listed(capsys: pyt
 def test_no_measured_table_is_without_a_mark() -> None:
     for page in PAGES:
         _, outside = parts_of(page.read_text())
-        if page.name not in NOT_YET:
-            assert [header for header in tables_outside(outside) if header[0] not in NOT_MEASURED] == [], page
-            assert re.findall(r"measured at `?[0-9a-f]{7}.*", outside, re.IGNORECASE) == [], page
+        assert [header for header in tables_outside(outside) if header[0] not in NOT_MEASURED] == [], page
+        assert re.findall(r"measured at `?[0-9a-f]{7}.*", outside, re.IGNORECASE) == [], page
 
 
 def test_pages_link_to_the_folder_of_results() -> None:
