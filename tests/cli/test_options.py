@@ -103,7 +103,7 @@ def test_a_file_without_end_is_no_token(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_there_are_no_more_places_of_options_than_a_page_lists() -> None:
-    """An option that few set is a key of a settings file or of regions.yaml."""
+    """An option that few set is a key of a settings file or of regions.yaml; 130 before the verbs of an operator."""
     places = [
         (name, option.name)
         for name, command in commands()
@@ -111,4 +111,4 @@ def test_there_are_no_more_places_of_options_than_a_page_lists() -> None:
         for option in command.params
         if option.param_type_name == "option"
     ]
-    assert 100 < len(places) <= 130
+    assert 100 < len(places) <= 160
