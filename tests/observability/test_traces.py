@@ -271,7 +271,7 @@ async def test_a_proxy_without_the_extra_says_how_to_get_it(monkeypatch: pytest.
         monkeypatch.setitem(sys.modules, name, None)
     for name in ("spans", "span_export"):
         monkeypatch.delitem(sys.modules, f"gorgo.proxy.telemetry.{name}", raising=False)
-    with pytest.raises(MissingExtra, match=r"pip install 'gorgo\[otel\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'gorgo-router\[otel\]'"):
         make_tracing(TracingConfig(endpoint="http://127.0.0.1:1/v1/traces"), region="here", count=lambda *_: None)
 
 

@@ -98,7 +98,7 @@ def test_the_tuner_searches_a_window_and_keeps_a_history(gorgo: Shell) -> None:
 def test_a_report_says_which_extra_is_missing(gorgo: Shell) -> None:
     done = gorgo("report", ".")
     assert done.returncode == 2
-    assert "pip install 'gorgo[report]'" in done.stderr
+    assert "pip install 'gorgo-router[report]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

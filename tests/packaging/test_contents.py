@@ -39,11 +39,11 @@ def in_sdist(built: Built) -> set[str]:
 
 def metadata(built: Built) -> str:
     archive = zipfile.ZipFile(built.wheel)
-    return archive.read(f"gorgo-{__version__}.dist-info/METADATA").decode()
+    return archive.read(f"gorgo_router-{__version__}.dist-info/METADATA").decode()
 
 
 def test_wheel_has_the_code_the_data_and_its_own_papers_and_nothing_else(in_wheel: set[str]) -> None:
-    info = f"gorgo-{__version__}.dist-info/"
+    info = f"gorgo_router-{__version__}.dist-info/"
     papers = {info + name for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
     data = {name.replace("datasets/", "gorgo/data/", 1) for name in tree("datasets")}
     assert in_wheel == tree("gorgo", "tuner") | data | papers
@@ -57,7 +57,7 @@ def test_wheel_has_what_is_read_as_a_file_at_run_time(in_wheel: set[str]) -> Non
 
 
 def test_wheel_has_no_test_and_nothing_that_git_ignores(in_wheel: set[str]) -> None:
-    assert {name.split("/")[0] for name in in_wheel} == {"gorgo", "tuner", f"gorgo-{__version__}.dist-info"}
+    assert {name.split("/")[0] for name in in_wheel} == {"gorgo", "tuner", f"gorgo_router-{__version__}.dist-info"}
     assert not {name for name in in_wheel if "test" in name.split("/")[-1] or name.endswith(".pyc")}
 
 
@@ -73,7 +73,9 @@ def test_wheel_asks_for_what_it_runs_with_and_not_for_developers_tools(built: Bu
 
 def test_wheel_brings_one_command(built: Built) -> None:
     points = configparser.ConfigParser()
-    points.read_string(zipfile.ZipFile(built.wheel).read(f"gorgo-{__version__}.dist-info/entry_points.txt").decode())
+    points.read_string(
+        zipfile.ZipFile(built.wheel).read(f"gorgo_router-{__version__}.dist-info/entry_points.txt").decode()
+    )
     assert dict(points["console_scripts"]) == {"gorgo": "gorgo.cli:main"}
 
 

@@ -18,7 +18,7 @@ alpha==1.0 \\
     #   beta
 Beta_Two==2.0 ; sys_platform == 'linux' \\
     --hash=sha256:ba
-    # via gorgo (pyproject.toml)
+    # via gorgo-router (pyproject.toml)
 """
 
 
@@ -37,7 +37,7 @@ def test_names_are_the_same_however_they_are_spelt() -> None:
 
 
 def test_a_file_that_was_named_is_in_no_lock() -> None:
-    assert LOCKED["picked"](LOCK, planned("gorgo", direct=True)) == ""
+    assert LOCKED["picked"](LOCK, planned("gorgo-router", direct=True)) == ""
 
 
 def test_what_the_lock_lacks_is_named() -> None:

@@ -23,7 +23,7 @@ def wheel(tmp_path: Path) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     done = subprocess.run([*command, "-w", str(tmp_path), str(ROOT)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return next(tmp_path.glob("gorgo-*.whl"))
+    return next(tmp_path.glob("gorgo_router-*.whl"))
 
 
 def installer(rendered: dict[str, Any], wheel: Path, folder: Path) -> Path:
@@ -35,7 +35,7 @@ def installer(rendered: dict[str, Any], wheel: Path, folder: Path) -> Path:
     ]
     for made_up, path in ((b"wheel", wheel), (b"lock", ROOT / "requirements.lock")):
         text = text.replace(hashlib.sha256(made_up).hexdigest(), hashlib.sha256(path.read_bytes()).hexdigest())
-    text = text.replace("gorgo-0.1.0-py3-none-any.whl", wheel.name).replace("/opt/gorgo", str(folder / "opt"))
+    text = text.replace("gorgo_router-0.1.0-py3-none-any.whl", wheel.name).replace("/opt/gorgo", str(folder / "opt"))
     (folder / "gorgo-install").write_text(text)
     (folder / "store").mkdir()
     shutil.copy(wheel, folder / "store")
@@ -70,7 +70,7 @@ def test_the_wheel_runs_with_what_the_lock_file_says_and_without_the_developers_
     ).stdout
     locked = (ROOT / "requirements.lock").read_text()
     installed = [
-        line for line in listed.lower().splitlines() if line.split("==")[0] not in ("gorgo", "pip", "setuptools")
+        line for line in listed.lower().splitlines() if line.split("==")[0] not in ("gorgo-router", "pip", "setuptools")
     ]
     assert len(installed) > 10
     assert [line for line in installed if line.replace("_", "-") not in locked.lower().replace("_", "-")] == []

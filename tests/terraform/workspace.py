@@ -29,7 +29,11 @@ module "core" {
   secrets       = { prefix = "/gorgo/paper" }
   server_name   = "llm.example.org"
   metrics_cidrs = ["203.0.113.0/24"]
-  package       = { wheel = "gorgo-0.1.0-py3-none-any.whl", sha256 = sha256("wheel"), lock_sha256 = sha256("lock") }
+  package = {
+    wheel       = "gorgo_router-0.1.0-py3-none-any.whl"
+    sha256      = sha256("wheel")
+    lock_sha256 = sha256("lock")
+  }
   artefacts     = "s3://gorgo-paper"
 }
 

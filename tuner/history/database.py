@@ -36,7 +36,7 @@ def open_engine(url: str) -> Engine:
     except ArgumentError:
         raise HistoryError(f"{url!r} is no database URL; expected sqlite:///FILE or postgresql://...") from None
     except (NoSuchModuleError, ModuleNotFoundError) as error:
-        raise HistoryError(f"{shown(parsed)}: {error}; for PostgreSQL: pip install 'gorgo[postgres]'") from None
+        raise HistoryError(f"{shown(parsed)}: {error}; for PostgreSQL: pip install 'gorgo-router[postgres]'") from None
     raise HistoryError(f"{shown(parsed)}: expected sqlite:///FILE or postgresql://USER@HOST/DATABASE")
 
 

@@ -61,5 +61,5 @@ def _require_extra() -> None:
             import_module(package)
         except ModuleNotFoundError as error:
             raise MissingExtra(
-                f"a report needs {package}, which is not installed: pip install 'gorgo[report]'"
+                f"a report needs {package}, which is not installed: pip install 'gorgo-router[report]'"
             ) from error

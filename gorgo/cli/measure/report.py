@@ -14,7 +14,7 @@ def report(
     """Write DIR/report.html, one page of results.
 
     It has tables and plots of every results.json, requests.jsonl and history.json in DIR or below it. The page needs no
-    network and no script. Needs the extra: pip install 'gorgo[report]'.
+    network and no script. Needs the extra: pip install 'gorgo-router[report]'.
     """
     from gorgo.apps.report import write_report
 

@@ -32,7 +32,7 @@ def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing
         from gorgo.proxy.telemetry.spans import Tracing
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"proxy.tracing needs {error.name}, which is not installed: pip install 'gorgo[otel]'"
+            f"proxy.tracing needs {error.name}, which is not installed: pip install 'gorgo-router[otel]'"
         ) from error
     # `SpanExport` logs a failing collector once, in the proxy's own form.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)

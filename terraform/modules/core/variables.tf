@@ -147,8 +147,8 @@ variable "package" {
     lock_sha256 = string
   })
   validation {
-    condition     = can(regex("^gorgo-[0-9][A-Za-z0-9._+]*-py3-none-any\\.whl$", var.package.wheel))
-    error_message = "package.wheel: expected the name of a wheel as `python -m build` makes it, gorgo-VERSION-py3-none-any.whl."
+    condition     = can(regex("^gorgo_router-[0-9][A-Za-z0-9._+]*-py3-none-any\\.whl$", var.package.wheel))
+    error_message = "package.wheel: expected the name of a wheel as `python -m build` makes it, gorgo_router-VERSION-py3-none-any.whl."
   }
   validation {
     condition     = can(regex("^[0-9a-f]{64}$", var.package.sha256)) && can(regex("^[0-9a-f]{64}$", var.package.lock_sha256))

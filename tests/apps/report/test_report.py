@@ -44,7 +44,10 @@ def test_without_the_extra_the_command_says_what_to_install(
     monkeypatch.setitem(sys.modules, package, None)
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"gorgo: a report needs {package}, which is not installed: pip install 'gorgo[report]'\n"
+    assert (
+        result.stderr
+        == f"gorgo: a report needs {package}, which is not installed: pip install 'gorgo-router[report]'\n"
+    )
     assert not (tmp_path / "report.html").exists()
 
 

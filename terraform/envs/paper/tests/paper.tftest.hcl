@@ -28,7 +28,7 @@ variables {
   server_name   = "llm.example.org"
   client_cidrs  = ["198.51.100.0/24"]
   metrics_cidrs = ["203.0.113.7/32"]
-  wheel         = "tests/gorgo-0.0.0-py3-none-any.whl"
+  wheel         = "tests/gorgo_router-0.0.0-py3-none-any.whl"
 }
 
 run "the_papers_fleet" {
