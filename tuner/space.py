@@ -90,7 +90,7 @@ def tuned_box(
 
     Raises `WeightsError` if no weight is left to move, or `box` names another one.
     """
-    moved = {spec.name: spec for spec in specs if spec.tunable == "always" or (tune_lambda and spec.tunable == "asked")}
+    moved = {spec.name: spec for spec in specs if spec.tunable == "yes" or (tune_lambda and spec.tunable == "opt_in")}
     if not moved:
         raise WeightsError("this policy has no weight that a tuner may move")
     for name, (low, high) in (box or {}).items():

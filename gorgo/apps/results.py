@@ -128,11 +128,11 @@ _COLUMNS = (
     _Column("\np95\ns", lambda row: row.e2e_s.p95, ".2f", min),
     _Column("ITL\np95\nms", lambda row: row.itl_ms.p95, ".0f", min),
     _Column("hit\nreal\n%", lambda row: _percent(row.cache_hit), ".1f", max),
-    _Column("\nbelief\n%", lambda row: _percent(row.cache_hit_estimated), ".1f"),
+    _Column("\nestim.\n%", lambda row: _percent(row.cache_hit_estimated), ".1f"),
 )
 
 
-HITS = "hit: share of prompt tokens found in cache, as engines report it and as the router believed"
+HITS = "hit: share of prompt tokens found in cache, as engines report it and as the router estimated"
 
 
 def results_table(rows: Sequence[ResultRow], *, baselines: Collection[str] = ()) -> Group:

@@ -13,7 +13,7 @@ from gorgo.cli.tables import table
 def policies(as_json: options.Json = False) -> None:
     """List the routing policies.
 
-    Each has the unit of its cost, its prefix index, and its weights with defaults and boxes.
+    Each has the unit of its cost, its prefix index, and its weights with defaults and bounds.
     """
     from gorgo.policies.registry import make_policy, policy_names
 

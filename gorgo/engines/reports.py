@@ -18,7 +18,7 @@ from enum import Enum
 from gorgo.core.messages.request import EngineSample
 from gorgo.engines.base import EngineDialect
 
-#: Answers in a row that should have reported cached tokens and did not: one may be a wrong belief, five are a setting.
+#: Answers in a row that lack an expected report of cached tokens: one may be a wrong estimate, five are a setting.
 _SILENT_ANSWERS = 5
 
 
@@ -38,7 +38,7 @@ class ReportState(Enum):
 
 
 _COST = {
-    Report.CACHED_TOKENS: "what the router believes cached there cannot be checked",
+    Report.CACHED_TOKENS: "the router's estimate of that cache cannot be checked",
     Report.METRICS: "the router knows only the load that it sends there itself",
 }
 

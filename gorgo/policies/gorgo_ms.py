@@ -64,8 +64,8 @@ class GorgoMs:
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("m_rtt", 1.0, 0.25, 4.0, "factor on the network's time"),
         WeightSpec("m_queue", 1.0, 0.25, 4.0, "factor on the work before this request"),
-        WeightSpec("lambda", 0.2, 0.1, 1.0, "of the prefill, per request in flight that it stalls", tunable="asked"),
-        WeightSpec("delta", 50.0, 0.0, 100.0, "ms per request in flight, for slower decoding", tunable="never"),
+        WeightSpec("lambda", 0.2, 0.1, 1.0, "of the prefill, per request in flight that it stalls", tunable="opt_in"),
+        WeightSpec("delta", 50.0, 0.0, 100.0, "ms per request in flight, for slower decoding", tunable="no"),
     )
 
     def __init__(self) -> None:

@@ -75,14 +75,14 @@ def test_a_table_shows_each_measure_in_its_unit_and_shares_in_the_order_of_their
     other = row(None, share={"seoul-0": 1.0}, cache_hit=None, e2e_s=Spread())
     assert shown(one, other).splitlines() == [
         "           TTFT              E2E       ITL  hit                ",
-        "            p50   p95   p99  p50   p95 p95 real belief share   ",
+        "            p50   p95   p99  p50   p95 p95 real estim. share   ",
         "policy err   ms    ms    ms    s     s  ms    %      % %       ",
         "───────────────────────────────────────────────────────────────",
         "gorgo    3  400 12345 23456 1.50 12.25 110 79.0   80.0 50/30/20",
         "-        0  400 12345 23456    -     - 110    -   80.0 0/0/100 ",
         "",
         "hit: share of prompt tokens found in cache, as engines report it and as the ",
-        "router believed; share: ashburn-0 / frankfurt-0 / seoul-0",
+        "router estimated; share: ashburn-0 / frankfurt-0 / seoul-0",
     ]
 
 

@@ -43,7 +43,7 @@ def _view(name: str) -> View:
 
 # -- tables of results, as replay, demo and simulate print them
 
-_RESULT_COLUMNS = ("err", "TTFT p50 ms", "p95 ms", "p99 ms", "E2E p50 s", "p95 s", "ITL p95 ms", "hit %", "belief %")
+_RESULT_COLUMNS = ("err", "TTFT p50 ms", "p95 ms", "p99 ms", "E2E p50 s", "p95 s", "ITL p95 ms", "hit %", "estim. %")
 
 
 def _results(results: Sequence[Any]) -> View:

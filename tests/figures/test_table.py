@@ -110,7 +110,7 @@ def test_results_are_read_from_the_table_that_replay_prints() -> None:
         "p95 s": 4.32,
         "ITL p95 ms": 62.0,
         "hit %": 80.2,
-        "belief %": 80.2,
+        "estim. %": 80.2,
         "share %": "35/36/30",
     }
     assert [len(table.rows) for table in shown.tables] == [1]

@@ -44,7 +44,7 @@ def test_declares_what_the_table_of_policies_shows(name: str) -> None:
     assert policy.index in ("published", "bounded", "any")
     Weights.of(policy.weight_specs)  # the defaults lie in their own boxes
     assert all(spec.description and spec.low < spec.high for spec in policy.weight_specs)
-    assert all(spec.low > 0 or (spec.tunable == "never" and spec.low == 0) for spec in policy.weight_specs)
+    assert all(spec.low > 0 or (spec.tunable == "no" and spec.low == 0) for spec in policy.weight_specs)
 
 
 def test_answers_a_valid_row_when_all_is_equal(name: str) -> None:

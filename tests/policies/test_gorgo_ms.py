@@ -143,10 +143,10 @@ def test_cold_replica_is_not_free() -> None:
 
 def test_weights_and_their_boxes_are_those_of_the_design() -> None:
     assert [(spec.name, spec.default, spec.low, spec.high, spec.tunable) for spec in GorgoMs.weight_specs] == [
-        ("m_rtt", 1.0, 0.25, 4.0, "always"),
-        ("m_queue", 1.0, 0.25, 4.0, "always"),
-        ("lambda", 0.2, 0.1, 1.0, "asked"),
-        ("delta", 50.0, 0.0, 100.0, "never"),
+        ("m_rtt", 1.0, 0.25, 4.0, "yes"),
+        ("m_queue", 1.0, 0.25, 4.0, "yes"),
+        ("lambda", 0.2, 0.1, 1.0, "opt_in"),
+        ("delta", 50.0, 0.0, 100.0, "no"),
     ]
     assert GorgoMs.index == "bounded"
 

@@ -70,8 +70,8 @@ def test_a_default_may_lie_on_the_edge_of_its_box(default: float) -> None:
 
 PREFERENCES = (
     WeightSpec("m_rtt", 1.0, 0.25, 4.0, "factor"),
-    WeightSpec("lambda", 0.2, 0.1, 1.0, "a preference", tunable="asked"),
-    WeightSpec("delta", 0.0, 0.0, 100.0, "ms", tunable="never"),
+    WeightSpec("lambda", 0.2, 0.1, 1.0, "a preference", tunable="opt_in"),
+    WeightSpec("delta", 0.0, 0.0, 100.0, "ms", tunable="no"),
 )
 
 

@@ -1,7 +1,7 @@
 """The fleet that a simulation runs, from regions.yaml: the Router is told of each replica what `gorgo serve` tells it.
 
-Owns the step from the configuration. What an engine is comes from the `simulation` section, what is believed of it
-from `replicas`, so that priors can be wrong here as they can be there.
+Owns the step from the configuration. What an engine is comes from the `simulation` section, what the router assumes
+of it from `replicas`, so that priors can be wrong here as they can be there.
 """
 
 from __future__ import annotations

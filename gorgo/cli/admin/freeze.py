@@ -120,8 +120,8 @@ def _found(spec: str, database: str | None) -> tuple[WeightsFile, str | None]:
         return read_weights_file(Path(spec)), database
     database = database or DATABASE
     policy, values = weights_of(spec, database)
-    boxes = {one.name: one for one in make_policy(policy).weight_specs}
-    inside = all(name in boxes and boxes[name].low <= value <= boxes[name].high for name, value in values.items())
+    bounds = {one.name: one for one in make_policy(policy).weight_specs}
+    inside = all(name in bounds and bounds[name].low <= value <= bounds[name].high for name, value in values.items())
     return WeightsFile(policy=policy, weights=values, widened=not inside), database
 
 

@@ -56,7 +56,7 @@ def demo(
     )
     for name in wanted.chosen:  # reject before the first has run for half a minute
         specs = make_policy(name).weight_specs
-        if tune and not any(spec.tunable == "always" for spec in specs):
+        if tune and not any(spec.tunable == "yes" for spec in specs):
             raise typer.BadParameter(f"--tune: the policy {name} has no weight that a tuner may move")
     histories: list[str] = []
     rows = run_demo(wanted, on_history=histories.append)

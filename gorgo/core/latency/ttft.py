@@ -6,8 +6,8 @@ parts are estimates from the Router's state of each replica: network from round 
 and the prefill by prior and learned speed. Under `gorgo-ms` they are the terms of its prediction.
 
 Theory of operation. The parts of a measured time add up to it. Each expected part is taken as expected while the
-measured span has room for it, surest first: network, prefill, queue. The rest is `unexplained`; a span shorter than
-expected cuts the queue first. So no part is negative, and `unexplained` is unexpected time: an engine slower than
+measured span has room for it, surest first: network, prefill, queue. The rest is `residual`; a span shorter than
+expected cuts the queue first. So no part is negative, and `residual` is unexpected time: an engine slower than
 learned, others' requests in its queue, a cache without the estimated prefix, a stalled path.
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S, PrefillQueue
 
 #: In the order of a request; the last is the residual.
-PARTS = ("router", "earlier", "network", "queue", "prefill", "unexplained")
+PARTS = ("router", "previous_attempts", "network", "queue", "prefill", "residual")
 
 
 class TtftParts(NamedTuple):
@@ -69,7 +69,7 @@ class TtftEstimate(NamedTuple):
         """For `/admin/decisions/{id}`."""
         return {
             "router": self.router_s * 1e3,
-            "earlier": self.previous_attempts_s * 1e3,
+            "previous_attempts": self.previous_attempts_s * 1e3,
             "network": None if self.network_s is None else self.network_s * 1e3,
             "queue": self.queue_s * 1e3,
             "prefill": self.prefill_s * 1e3,

@@ -17,7 +17,7 @@ from gorgo.errors import WeightsError
 class WeightSpec:
     """One weight that a policy has: start value, box, what it multiplies, and whether a tuner may move it.
 
-    `asked` is a preference to set, not a value to discover: a tuner moves it only by an option. `never` may have a box
+    `opt_in` is a preference to set, not a value to discover: a tuner moves it only by an option. `no` may have a box
     that includes 0.
     """
 
@@ -26,7 +26,7 @@ class WeightSpec:
     low: float
     high: float
     description: str
-    tunable: Literal["always", "asked", "never"] = "always"
+    tunable: Literal["yes", "opt_in", "no"] = "yes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class ControlRoutes:
         router = self._state.router
         specs = router.policy.weight_specs
         return self.in_force() | {
-            "boxes": {spec.name: [spec.low, spec.high] for spec in specs},
+            "bounds": {spec.name: [spec.low, spec.high] for spec in specs},
             "out_of_range": list(router.weights.out_of_range(specs)),
             "durable": self._state.control.durable,
         }

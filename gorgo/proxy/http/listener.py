@@ -58,18 +58,26 @@ class _LingerTimeout:
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTransport) -> None:
         self._loop = loop
         self._transport = transport
-        self._left = transport.get_write_buffer_size()
+        self._left = _unsent_bytes(transport)
         self._timer = loop.call_later(LINGER_S, self._check)
 
     def stop(self) -> None:
         self._timer.cancel()
 
     def _check(self) -> None:
-        before, self._left = self._left, self._transport.get_write_buffer_size()
+        before, self._left = self._left, _unsent_bytes(self._transport)
         if self._left >= before:
             self._transport.abort()
         else:
             self._timer = self._loop.call_later(LINGER_S, self._check)
+
+
+def _unsent_bytes(transport: asyncio.WriteTransport) -> int:
+    """Return the size of the write buffer; 0 for a closed TLS transport of uvloop, which has no buffer."""
+    try:
+        return transport.get_write_buffer_size()
+    except AttributeError:
+        return 0
 
 
 class Connection(TCPServer):
@@ -225,6 +233,8 @@ class _Connections:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: HeadLimits) -> None:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
+        if writer.transport.is_closing():  # disconnected during the handshake
+            return
         self._open[task] = writer
         # An orderly end would wait for a client that does not read.
         shared = {"abort": writer.transport.abort}

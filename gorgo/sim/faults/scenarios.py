@@ -123,7 +123,7 @@ def _each(fleet: SimFleet, change: Callable[[SimReplica], SimReplica]) -> SimFle
 
 
 def _with_reported(replica: SimReplica, profile: EngineProfile, *, faster: float = 1.0) -> SimReplica:
-    """The Router believes `profile`, its prefills `faster` so many times."""
+    """Return a replica whose configured profile is `profile` with prefills `faster` times as fast."""
     spec = replace(
         replica.spec,
         kv_capacity_tokens=profile.kv_tokens,

@@ -21,7 +21,7 @@ from gorgo.proxy.admin.page.formatting import ms
 from gorgo.proxy.admin.page.recent_stats import RecentStats
 from gorgo.proxy.admin.page.snapshot import DecisionStatus
 from gorgo.proxy.control.state_file import Frozen
-from tests.proxy.page.made import change, decision, row, sample, status, view
+from tests.proxy.admin.page.made import change, decision, row, sample, status, view
 
 NASTY = "[bold]\x1b[2J\x07x"
 

@@ -30,12 +30,17 @@ NO_HOLD = RouterLimits(overload=OverloadLimits(queue_enabled=False))
 
 @given(SECONDS, SECONDS, st.none() | SECONDS, SECONDS, SECONDS, SECONDS)
 def test_parts_are_never_negative_and_add_up_to_what_was_measured(
-    router_s: float, earlier_s: float, network_s: float | None, queue_s: float, prefill_s: float, behind_s: float
+    router_s: float,
+    previous_attempts_s: float,
+    network_s: float | None,
+    queue_s: float,
+    prefill_s: float,
+    behind_s: float,
 ) -> None:
-    outlook = TtftEstimate(router_s, earlier_s, network_s, queue_s, prefill_s)
-    parts = outlook.attribute(router_s + earlier_s + behind_s)
+    outlook = TtftEstimate(router_s, previous_attempts_s, network_s, queue_s, prefill_s)
+    parts = outlook.attribute(router_s + previous_attempts_s + behind_s)
     assert min(parts) >= 0.0
-    assert sum(parts) == pytest.approx(router_s + earlier_s + behind_s)
+    assert sum(parts) == pytest.approx(router_s + previous_attempts_s + behind_s)
     assert parts.network_s <= (network_s or 0.0)
     assert (parts.queue_s, parts.prefill_s) <= (queue_s, prefill_s)
     assert list(parts.as_ms()) == list(PARTS)
@@ -98,11 +103,11 @@ def test_time_on_an_attempt_that_failed_is_a_part_of_its_own() -> None:
     (row,) = router.samples.after(0)["samples"]
     assert row["ttft_parts_ms"] == {
         "router": pytest.approx(500.0),
-        "earlier": pytest.approx(1000.0),
+        "previous_attempts": pytest.approx(1000.0),
         "network": pytest.approx(20.0),
         "queue": 0.0,
         "prefill": pytest.approx(100.0),
-        "unexplained": pytest.approx(880.0),
+        "residual": pytest.approx(880.0),
     }
     assert sum(row["ttft_parts_ms"].values()) == pytest.approx(row["ttft_ms"])
 

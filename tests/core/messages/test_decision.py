@@ -72,7 +72,7 @@ def test_a_decision_is_shown_with_the_terms_of_each_candidate_and_unknown_is_nul
         "estimated_cached_tokens": 40,
         "best_cached_tokens": 60,
         "predicted_ttft_ms": 250.0,
-        "predicted_parts_ms": {"router": 1.0, "earlier": 2.0, "network": 3.0, "queue": 4.0, "prefill": 5.0},
+        "predicted_parts_ms": {"router": 1.0, "previous_attempts": 2.0, "network": 3.0, "queue": 4.0, "prefill": 5.0},
         "fallback": "imbalance",
         "shadow": None,
         "candidates": [

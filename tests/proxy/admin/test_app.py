@@ -65,7 +65,7 @@ async def test_fleet_has_a_row_per_replica(fleet: Running) -> None:
 async def test_weights_are_shown_set_and_used(fleet: Running) -> None:
     before = (await fleet.admin.get("/admin/weights")).json()
     assert before["weights"] == {"w_rtt": 0.5, "w_queue": 0.1}
-    assert before["boxes"]["w_rtt"] == [0.05, 2.0]
+    assert before["bounds"]["w_rtt"] == [0.05, 2.0]
     after = (await fleet.admin.put("/admin/weights", json={"weights": {"w_rtt": 0.7}})).json()
     assert after["weights"] == {"w_rtt": 0.7, "w_queue": 0.1}
     assert after["version"] == before["version"] + 1
@@ -169,7 +169,7 @@ async def test_decision_shows_every_candidates_terms(fleet: Running) -> None:
     (decision,) = shown["decisions"]
     assert {row["replica"] for row in decision["candidates"]} == {"r0", "r1"}
     assert all(row["terms"] for row in decision["candidates"])
-    assert list(decision["predicted_parts_ms"]) == ["router", "earlier", "network", "queue", "prefill"]
+    assert list(decision["predicted_parts_ms"]) == ["router", "previous_attempts", "network", "queue", "prefill"]
     await fleet.idle()
     sample = (await fleet.admin.get("/admin/decisions/r:1")).json()["sample"]
     assert sample["request_id"] == "r:1"

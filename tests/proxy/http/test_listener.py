@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypercorn.config import Config
 
+from gorgo.proxy.http.http1 import HeadLimits
 from gorgo.proxy.http.listener import LINGER_S, AcceptLimits, Connection, _Connections, _LingerTimeout, serve_app
+from tests.proxy.authority import Authority, needs_openssl
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, chat, delta, hang, stream
 from tests.proxy.raw import connected
 
+ON_BOTH_LOOPS = True
 ROUTE = "/v1/chat/completions"
 
 
@@ -93,6 +99,33 @@ async def test_patience_that_is_over_cuts_nobody(monkeypatch: pytest.MonkeyPatch
     for _ in range(5):
         await asyncio.sleep(0)
     assert (client.aborted, client._left) == (False, [400])
+
+
+@needs_openssl
+async def test_a_connection_whose_client_disconnected_in_its_handshake_ends_without_a_traceback(tmp_path: Path) -> None:
+    """The transport is closed before its connection is served: uvloop's has no write buffer then."""
+    authority = Authority(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*authority.pair("listener"))
+    served: asyncio.Future[asyncio.Task[None]] = asyncio.get_running_loop().create_future()
+
+    class Closed(_Connections):
+        async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: HeadLimits) -> None:
+            writer.transport.abort()
+            await reader.read()
+            _LingerTimeout(asyncio.get_running_loop(), writer.transport).stop()
+            task = asyncio.create_task(super()._serve(reader, writer, head))
+            await asyncio.wait([task])
+            served.set_result(task)
+
+    connections = Closed(hang, Config(), lambda: LIMITS)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepting = asyncio.create_task(connections.accept(listener, context))
+        with suppress(OSError):
+            _, client = await asyncio.open_connection(*listener.getsockname(), ssl=authority.trusting())
+            client.close()
+        assert (await served).exception() is None
+        accepting.cancel()
 
 
 class Timers:

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.proxy.telemetry.spans import Trace
-from tests.proxy.page.made import decision
+from tests.proxy.admin.page.made import decision
 
 #: What a decision without a cost, a prediction and a fallback says.
 BARE = {

@@ -22,8 +22,8 @@ class RecentStats:
     """Statistics of finished requests; `None` without data.
 
     `failed` are those that ended with 5xx, a broken stream included. `error_ms_p50` is the median distance between
-    predicted and observed TTFT. Shares are of prompt tokens: found in cache by the engines' reports, and as believed at
-    the decision for the same requests.
+    predicted and observed TTFT. Shares are of prompt tokens: found in cache by the engines' reports, and as estimated
+    at the decision for the same requests.
     """
 
     n: int

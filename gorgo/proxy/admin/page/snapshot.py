@@ -89,7 +89,7 @@ class Snapshot:
     unit: str
     version: int
     weights: Mapping[str, float]
-    boxes: Mapping[str, tuple[float, float]]
+    bounds: Mapping[str, tuple[float, float]]
     frozen: Frozen | None
     durable: bool
     #: Oldest first.
@@ -121,7 +121,7 @@ class Snapshot:
                 "unit": self.unit,
                 "version": self.version,
                 "weights": dict(self.weights),
-                "boxes": {name: list(box) for name, box in self.boxes.items()},
+                "bounds": {name: list(box) for name, box in self.bounds.items()},
                 "frozen": None if self.frozen is None else self.frozen.as_dict(),
                 "durable": self.durable,
             },
@@ -165,7 +165,7 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
         unit=router.policy.unit,
         version=router.weights.version,
         weights=dict(router.weights),
-        boxes={spec.name: (spec.low, spec.high) for spec in specs},
+        bounds={spec.name: (spec.low, spec.high) for spec in specs},
         frozen=control.frozen,
         durable=control.durable,
         history=control.history,

@@ -46,7 +46,7 @@ def _in_force(status: Snapshot) -> Html | None:
         return tag("p", f"{status.policy} has no weights.", class_="quiet")
     cells = []
     for name, value in status.weights.items():
-        low, high = status.boxes.get(name, (value, value))
+        low, high = status.bounds.get(name, (value, value))
         box = tag("small", f"{low:g} … {high:g}")
         cells.append(tag("div", tag("span", name), tag("b", formatting.number(value)), box_line(value, low, high), box))
     return tag("div", *cells, class_="weights")

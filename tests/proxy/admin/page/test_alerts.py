@@ -9,7 +9,7 @@ import pytest
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.proxy.admin.page.alerts import Alert, alerts, condition_of
 from gorgo.proxy.admin.page.recent_stats import RecentStats
-from tests.proxy.page.made import sample, view
+from tests.proxy.admin.page.made import sample, view
 
 WELL = RecentStats.of([sample()])
 

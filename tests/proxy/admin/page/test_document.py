@@ -20,7 +20,7 @@ from gorgo.proxy.admin.page.recent_stats import BINS, ttft_series
 from gorgo.proxy.admin.page.snapshot import DecisionStatus, Snapshot
 from gorgo.proxy.admin.page.weights_section import VERSIONS_SHOWN
 from gorgo.proxy.control.state_file import Frozen
-from tests.proxy.page.made import NOW, change, decision, row, sample, status, view
+from tests.proxy.admin.page.made import NOW, change, decision, row, sample, status, view
 
 NASTY = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
 _VOID = {"meta", "link", "input"}
@@ -79,7 +79,7 @@ def nasty_status() -> Snapshot:
         regions={NASTY: [row(view(NASTY, models=(NASTY,), region=NASTY))]},
         policy=NASTY,
         weights={NASTY: 1.0},
-        boxes={},
+        bounds={},
         frozen=Frozen("2026-05-01T00:00:00", NASTY, NASTY),
         history=[change(1), change(2, policy=NASTY, weights={NASTY: 2.0}, reason=NASTY, by=NASTY, source=NASTY)],
         decisions=[DecisionStatus(made, NASTY, told, followed=False)],

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gorgo.proxy.admin.page.recent_stats import BINS, RECENT_S, RecentStats, quantile, recent_stats, ttft_series
-from tests.proxy.page.made import NOW, sample
+from tests.proxy.admin.page.made import NOW, sample
 
 FLOATS = st.floats(min_value=0.0, max_value=1e6)
 

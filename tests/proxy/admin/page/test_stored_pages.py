@@ -20,7 +20,7 @@ from gorgo.proxy.admin.page.markup import joined
 from gorgo.proxy.admin.page.recent_stats import RecentStats, ttft_series
 from gorgo.proxy.admin.page.snapshot import DecisionStatus, Snapshot
 from gorgo.proxy.control.state_file import Frozen
-from tests.proxy.page.made import NOW, change, decision, row, sample, status, view
+from tests.proxy.admin.page.made import NOW, change, decision, row, sample, status, view
 
 STORED = Path(__file__).parent / "stored"
 
@@ -36,7 +36,7 @@ def empty() -> Snapshot:
         regions={"near": [row(blank())], "far": [row(view("eu-0")), row(view("eu-1"))]},
         policy="random",
         weights={},
-        boxes={},
+        bounds={},
         history=[change(policy="random", weights={})],
         decisions=(),
     )
@@ -83,7 +83,7 @@ def busy() -> Snapshot:
         unreachable_regions=frozenset({"far"}),
         version=9,
         weights=weights,
-        boxes={"m_rtt": (0.25, 4.0), "m_queue": (0.25, 4.0), "m_prefill": (0.25, 4.0), "fixed": (1.0, 1.0)},
+        bounds={"m_rtt": (0.25, 4.0), "m_queue": (0.25, 4.0), "m_prefill": (0.25, 4.0), "fixed": (1.0, 1.0)},
         frozen=Frozen("2026-05-01T12:00:00.000+00:00", "weekend", "mara"),
         history=[
             *(change(n) for n in range(1, 8)),

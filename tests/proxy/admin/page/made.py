@@ -116,7 +116,7 @@ def status(**changes: Any) -> Snapshot:
         "unit": "ms",
         "version": 1,
         "weights": {"m_rtt": 1.0},
-        "boxes": {"m_rtt": (0.25, 4.0)},
+        "bounds": {"m_rtt": (0.25, 4.0)},
         "frozen": None,
         "durable": False,
         "history": (change(),),
