@@ -65,7 +65,9 @@ def test_every_policy_has_a_row_with_unit_index_and_terms_and_its_own_descriptio
 def test_every_weight_is_named_with_its_default_its_box_and_who_moves_it(name: str) -> None:
     documented = [
         (code(weight)[0], float(code(default)[0]), [float(bound) for bound in code(box)], tuned, meaning)
-        for weight, default, box, tuned, meaning in rows_of(page(name), "weight", "default", "box", "tuned", "meaning")
+        for weight, default, box, tuned, meaning in rows_of(
+            page(name), "weight", "default", "bounds", "tunable", "meaning"
+        )
     ]
     specs = POLICIES[name].weight_specs
     assert documented == [
