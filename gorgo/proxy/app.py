@@ -19,6 +19,7 @@ from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, send_erro
 from gorgo.proxy.http.headers import upstream_headers
 from gorgo.proxy.logs import log
 from gorgo.proxy.openapi.documents import client_document
+from gorgo.proxy.readiness import why_not_ready
 from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.upstream.client import UpstreamError
 
@@ -71,13 +72,10 @@ async def ready(state: RunningProxy, scope: Message, send: Send) -> None:  # noq
     if state.stopping:
         raise HttpError(503, "stopping", "this proxy is stopping")
     views = state.router.fleet_view(now=state.clock())
-    if not any(view.eligible for view in views):
-        raise HttpError(503, "no_replica", "no replica is eligible")
     required = state.config.proxy.min_ready_replicas
-    healthy = sum(view.state == "healthy" and view.rtt_ms is not None for view in views)
-    # For 1, any eligible replica counts: a single lost ping must not take the only one away.
-    if healthy < required and required > 1:
-        raise HttpError(503, "too_few_replicas", f"{healthy} replicas are ready; {required} are required")
+    missing = why_not_ready(views, state.client_policies.models, required=required)
+    if missing is not None:
+        raise HttpError(503, *missing)
     await send_json(send, 200, b'{"status": "ready"}')
 
 

@@ -151,6 +151,7 @@ class Fleet:
     # -- probes and scrapes
 
     def probed(self, replica: Replica, rtt_s: float | None, *, now: float) -> None:
+        replica.answers = rtt_s is not None
         if rtt_s is None:
             replica.health.probe_failed(now=now)
             return

@@ -48,6 +48,8 @@ class Replica:
     reported_state: HealthState = HealthState.HEALTHY
     drained_s: float | None = None
     probed_s: float | None = None
+    #: Whether the last probe was answered; `None` before the first.
+    answers: bool | None = None
     scraped_s: float | None = None
     #: Attempts dispatched there, and those that failed (before or after content), since it joined.
     attempts: int = 0

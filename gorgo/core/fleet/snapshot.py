@@ -35,6 +35,8 @@ class ReplicaSnapshot:
     slow_start_for_s: float | None
     slow_start_in_flight: int | None
     failures_in_a_row: int
+    #: Whether the last probe was answered; `None` before the first.
+    answers: bool | None
     rtt_ms: float | None
     probe_age_s: float | None
     in_flight_requests: int
@@ -86,6 +88,7 @@ def snapshot_replica(
         slow_start_for_s=slow_start_s,
         slow_start_in_flight=None if slow_start_s is None else int(slow_start.allowed(replica, now=now)),
         failures_in_a_row=max(health.attempt_failures, health.probe_failures),
+        answers=replica.answers,
         rtt_ms=_scaled(_cell(columns, "rtt_s", replica), 1e3),
         probe_age_s=None if replica.probed_s is None else now - replica.probed_s,
         in_flight_requests=int(columns.in_flight_requests[replica.slot]),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.proxy.admin.page.recent_stats import RecentStats
+from gorgo.proxy.readiness import AllowedRegions, why_not_ready
 
 #: Ratio of failed requests above which they are an alert.
 FAILED_SHARE = 0.01
@@ -63,11 +64,12 @@ def alerts(
     stopping: bool,
     config_refused: bool,
     out_of_range: Sequence[str],
+    allowed: AllowedRegions | None = None,
 ) -> list[Alert]:
     """Return all alerts, worst first."""
     found = [
         *_of_proxy(stopping=stopping, config_refused=config_refused),
-        *_of_fleet(views, unreachable_regions),
+        *_of_fleet(views, unreachable_regions, allowed or {}),
         *_of_traffic(stats, queued),
         *(alert for view in views for alert in _of_replica(view, unreachable_regions)),
     ]
@@ -83,9 +85,12 @@ def _of_proxy(*, stopping: bool, config_refused: bool) -> Iterator[Alert]:
         yield Alert("warn", "The newest regions.yaml was refused; the log has the reason")
 
 
-def _of_fleet(views: Sequence[ReplicaSnapshot], unreachable_regions: Iterable[str]) -> Iterator[Alert]:
-    if not any(view.eligible for view in views):
-        yield Alert("bad", "No replica can take a request")
+def _of_fleet(
+    views: Sequence[ReplicaSnapshot], unreachable_regions: Iterable[str], allowed: AllowedRegions
+) -> Iterator[Alert]:
+    missing = why_not_ready(views, allowed)
+    if missing is not None:
+        yield Alert("bad", f"{missing[1][0].upper()}{missing[1][1:]}")
     elif any(view.panic for view in views):
         yield Alert(
             "bad", "Too few replicas are healthy: ejected ones are retried soon, and used if no other is eligible"

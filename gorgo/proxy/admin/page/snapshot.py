@@ -155,6 +155,7 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
             stopping=state.stopping,
             config_refused=state.metrics.config.refused,
             out_of_range=router.weights.out_of_range(specs),
+            allowed=state.client_policies.models,
         ),
         stats=stats,
         span_s=_span_s(samples, now=now, up_s=now - state.started_s),

@@ -66,7 +66,7 @@ def test_what_hurts_requests_comes_before_what_might() -> None:
 def test_region_that_is_cut_off_is_one_line_and_not_one_per_replica() -> None:
     gone = [view(name, state="ejected", ejected_by="region", eligible=False) for name in ("a", "b")]
     (alert, other) = told(*gone, unreachable_regions=frozenset({"near"}))
-    assert "No replica can take a request" in alert.text
+    assert alert.text == "No replica can serve a request: 2 without an answer to probes"
     assert other == Alert("bad", "Region near is unreachable: no replica there answers a probe")
 
 

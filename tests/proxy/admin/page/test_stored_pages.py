@@ -28,7 +28,7 @@ STORED = Path(__file__).parent / "stored"
 def empty() -> Snapshot:
     """A proxy that has just started: no replica is known well, nothing was routed."""
     return status(
-        alerts=[Alert("bad", "No replica can take a request")],
+        alerts=[Alert("bad", "No replica can serve a request: the fleet is empty")],
         stats=RecentStats.of([]),
         span_s=0.0,
         up_s=0.0,
