@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from gorgo.proxy.readiness import why_not_ready
+from tests.proxy.admin.page.made import view
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import answer, chat
 from tests.proxy.followed import follow, regions
-from tests.proxy.page.made import view
 from tests.proxy.test_reload_process import served
 
 SILENT = "without an answer to probes"
@@ -66,8 +66,8 @@ async def test_fleet_that_is_ejected_by_failed_requests_is_not_ready_until_a_tri
     refused = await fleet.client.get("/ready")
     assert refused.status_code == 503
     assert refused.json()["error"]["message"].endswith("1 ejected after failed requests")
-    status = (await fleet.admin.get("/admin/status")).json()
-    assert "No replica can serve a request: 1 ejected after failed requests" in [row["text"] for row in status["alerts"]]
+    alerts = [row["text"] for row in (await fleet.admin.get("/admin/status")).json()["alerts"]]
+    assert "No replica can serve a request: 1 ejected after failed requests" in alerts
     fleet.state.router.handle_timer(now=fleet.state.clock() + 60.0)
     assert (await fleet.client.get("/ready")).status_code == 200
 
