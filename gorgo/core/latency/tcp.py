@@ -159,6 +159,13 @@ def cwnd_after_idle(congestion: float, idle_s: float, rtt_s: float) -> float:
     return max(congestion * 0.5 ** min(halvings, 64), INITIAL_WINDOW_BYTES)
 
 
+def windows_after_request(windows: TcpWindows, body_bytes: float, *, idle_s: float, rtt_s: float) -> TcpWindows:
+    """Return the windows of a connection that sends one more body after `idle_s` without a byte sent."""
+    if idle_s > 0.0:
+        windows = windows._replace(cwnd=cwnd_after_idle(windows.cwnd, idle_s, rtt_s))
+    return round_trips(body_bytes, windows)[1]
+
+
 def cwnd_after_idle_array(congestion: Floats, idle_s: Floats, rtt_s: Floats) -> Floats:
     """`cwnd_after_idle` for columns."""
     if not idle_s[idle_s.argmax()] < RTO_SLACK_S:

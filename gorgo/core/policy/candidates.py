@@ -9,11 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.fleet.columns import Columns, Floats
+
+
+class _Column:
+    """A column of the fleet over the eligible rows, gathered once where some replica is not eligible."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+        self._read = attrgetter(name)
+
+    @overload
+    def __get__(self, candidates: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, candidates: Candidates, owner: type) -> Floats: ...
+
+    def __get__(self, candidates: Candidates | None, owner: type) -> Self | Floats:
+        if candidates is None:
+            return self
+        if candidates.is_all:
+            column: Floats = self._read(candidates.columns)
+            return column
+        found = candidates._gathered.get(self._name)
+        if found is None:
+            found = candidates._gathered[self._name] = self._read(candidates.columns)[candidates.slots]
+        return found
 
 
 @dataclass(slots=True)
@@ -50,100 +77,28 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def _gather(self, name: str) -> Floats:
-        found = self._gathered.get(name)
-        if found is None:
-            column: Floats = getattr(self.columns, name)
-            found = self._gathered[name] = column[self.slots]
-        return found
-
-    @property
-    def rtt_s(self) -> Floats:
-        return self.columns.rtt_s if self.is_all else self._gather("rtt_s")
-
-    @property
-    def in_flight_requests(self) -> Floats:
-        return self.columns.in_flight_requests if self.is_all else self._gather("in_flight_requests")
-
-    @property
-    def in_flight_tokens(self) -> Floats:
-        return self.columns.in_flight_tokens if self.is_all else self._gather("in_flight_tokens")
-
-    @property
-    def queued_prefill_tokens(self) -> Floats:
-        return self.columns.queued_prefill_tokens if self.is_all else self._gather("queued_prefill_tokens")
-
-    @property
-    def running_requests(self) -> Floats:
-        return self.columns.running_requests if self.is_all else self._gather("running_requests")
-
-    @property
-    def queued_requests(self) -> Floats:
-        return self.columns.queued_requests if self.is_all else self._gather("queued_requests")
-
-    @property
-    def used_tokens(self) -> Floats:
-        return self.columns.used_tokens if self.is_all else self._gather("used_tokens")
-
-    @property
-    def kv_capacity_tokens(self) -> Floats:
-        return self.columns.kv_capacity_tokens if self.is_all else self._gather("kv_capacity_tokens")
-
-    @property
-    def max_running_requests(self) -> Floats:
-        return self.columns.max_running_requests if self.is_all else self._gather("max_running_requests")
-
-    @property
-    def drained_at_s(self) -> Floats:
-        return self.columns.drained_at_s if self.is_all else self._gather("drained_at_s")
-
-    @property
-    def head_due_s(self) -> Floats:
-        return self.columns.head_due_s if self.is_all else self._gather("head_due_s")
-
-    @property
-    def waiting_prefill_s(self) -> Floats:
-        return self.columns.waiting_prefill_s if self.is_all else self._gather("waiting_prefill_s")
-
-    @property
-    def slowdown(self) -> Floats:
-        return self.columns.slowdown if self.is_all else self._gather("slowdown")
-
-    @property
-    def prefill_base_s(self) -> Floats:
-        return self.columns.prefill_base_s if self.is_all else self._gather("prefill_base_s")
-
-    @property
-    def prefill_token_s(self) -> Floats:
-        return self.columns.prefill_token_s if self.is_all else self._gather("prefill_token_s")
-
-    @property
-    def prefill_kappa_s(self) -> Floats:
-        return self.columns.prefill_kappa_s if self.is_all else self._gather("prefill_kappa_s")
-
-    @property
-    def cwnd_bytes(self) -> Floats:
-        return self.columns.cwnd_bytes if self.is_all else self._gather("cwnd_bytes")
-
-    @property
-    def rwnd_bytes(self) -> Floats:
-        return self.columns.rwnd_bytes if self.is_all else self._gather("rwnd_bytes")
-
-    @property
-    def sent_s(self) -> Floats:
-        return self.columns.sent_s if self.is_all else self._gather("sent_s")
-
-    @property
-    def connect_round_trips(self) -> Floats:
-        return self.columns.connect_round_trips if self.is_all else self._gather("connect_round_trips")
-
-    @property
-    def pace_bytes(self) -> Floats:
-        return self.columns.pace_bytes if self.is_all else self._gather("pace_bytes")
-
-    @property
-    def burst_bytes(self) -> Floats:
-        return self.columns.burst_bytes if self.is_all else self._gather("burst_bytes")
+    rtt_s = _Column()
+    in_flight_requests = _Column()
+    in_flight_tokens = _Column()
+    queued_prefill_tokens = _Column()
+    running_requests = _Column()
+    queued_requests = _Column()
+    used_tokens = _Column()
+    kv_capacity_tokens = _Column()
+    max_running_requests = _Column()
+    drained_at_s = _Column()
+    head_due_s = _Column()
+    waiting_prefill_s = _Column()
+    slowdown = _Column()
+    prefill_base_s = _Column()
+    prefill_token_s = _Column()
+    prefill_kappa_s = _Column()
+    cwnd_bytes = _Column()
+    rwnd_bytes = _Column()
+    sent_s = _Column()
+    connect_round_trips = _Column()
+    pace_bytes = _Column()
+    burst_bytes = _Column()
 
     @property
     def salt(self) -> NDArray[np.uint64]:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from gorgo.config.constants import ASSUMED_RTT_S
-from gorgo.core.latency.tcp import Pacing, TcpWindows, cwnd_after_idle, round_trips
+from gorgo.core.latency.tcp import Pacing, TcpWindows, windows_after_request
 
 _SETTINGS = Path("/proc/sys/net/ipv4")
 
@@ -95,11 +95,9 @@ class ConnectionTracker:
         self._idle.pop(connection, None)
         last = self._last_use.get(connection)
         windows = TcpWindows() if last is None else last.windows
-        if last is not None and self._shrinks:
-            cwnd = cwnd_after_idle(windows.cwnd, now - last.last_s, ASSUMED_RTT_S)
-            windows = windows._replace(cwnd=cwnd)
-        may_pace = last is None or last.may_pace
-        self._last_use[connection] = _LastUse(round_trips(body_bytes, windows)[1], now, may_pace)
+        idle_s = now - last.last_s if last is not None and self._shrinks else 0.0
+        windows = windows_after_request(windows, body_bytes, idle_s=idle_s, rtt_s=ASSUMED_RTT_S)
+        self._last_use[connection] = _LastUse(windows, now, last is None or last.may_pace)
         return last is not None
 
     def on_release(self, connection: PooledConnection) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gorgo.config.constants import ASSUMED_RTT_S, REPLICA_KEEP_ALIVE_S
-from gorgo.core.latency.tcp import TcpWindows, cwnd_after_idle, round_trips
+from gorgo.core.latency.tcp import TcpWindows, windows_after_request
 from gorgo.core.messages.request import OpenConnection
 from gorgo.sim.network.links import HasLink, SimConnection
 
@@ -57,13 +57,11 @@ class ConnectionPool:
         if self._idle:
             pooled = self._idle.pop()
             pooled.used = True
-            left = cwnd_after_idle(pooled.windows.cwnd, now - pooled.sent_s, ASSUMED_RTT_S)
-            if left != pooled.windows.cwnd:
-                pooled.windows = pooled.windows._replace(cwnd=left)
         else:
             pooled = PooledSimConnection(self._path)
-        if body_bytes:  # A ping opens no window.
-            pooled.windows = round_trips(body_bytes, pooled.windows)[1]
+            pooled.sent_s = now
+        idle_s = now - pooled.sent_s
+        pooled.windows = windows_after_request(pooled.windows, body_bytes, idle_s=idle_s, rtt_s=ASSUMED_RTT_S)
         pooled.sent_s = now
         self._in_use.add(pooled)
         self._report_next()
