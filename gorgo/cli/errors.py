@@ -13,6 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from gorgo.cli.environment import add_variables
 from gorgo.errors import (
     ConfigError,
     GorgoError,
@@ -46,7 +47,11 @@ _INPUT_ERRORS = (
 
 
 class Commands(TyperGroup):
-    """The group of all commands; its errors become exit codes."""
+    """The group of all commands: its errors become exit codes, and every option may come from the environment."""
+
+    def __init__(self, *words: Any, **more: Any) -> None:
+        super().__init__(*words, **more)
+        add_variables(self.commands)  # type: ignore[arg-type] # typed as any command of click
 
     def make_context(self, *words: Any, **more: Any) -> Any:
         with _errors_as_exit_codes():  # `--help` and `--version` print already

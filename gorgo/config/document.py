@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 from yaml.events import AliasEvent, Event
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from gorgo.config.variables import VariableError, Variables, has_reference
 
 #: Thousands of replicas fit in a tenth of it; PyYAML needs about eight seconds for a full one.
 MAX_BYTES = 1024 * 1024
@@ -56,6 +58,10 @@ class Document:
     data: object = None
     lines: dict[Path, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    #: Values from the environment, as the file has them; messages show no other.
+    references: dict[Path, str] = field(default_factory=dict)
+    #: Names of the environment variables in the file.
+    variables: Set[str] = frozenset()
 
     def line(self, path: Path) -> int:
         """Return the line of `path`, or of its nearest parent in the text."""
@@ -68,8 +74,11 @@ class Document:
         self.problems.append(Problem(path, self.line(path), found, expected))
 
 
-def read_document(text: bytes) -> Document:
-    """Parse `text`; syntax errors are in `problems`, and `data` has the rest."""
+def read_document(text: bytes, environ: Mapping[str, str] | None = None) -> Document:
+    """Parse `text`; syntax errors are in `problems`, and `data` has the rest.
+
+    With `environ`, values may name its variables (`config.variables`).
+    """
     document = Document()
     if len(text) > MAX_BYTES:
         document.report((), f"{len(text):,} bytes", f"at most {MAX_BYTES:,}")
@@ -85,7 +94,9 @@ def read_document(text: bytes) -> Document:
         # PyYAML raises these for an escape sequence beyond Unicode and for an absurd %YAML version.
         document.report((), "text that is not YAML", "YAML")
     else:
-        document.data = None if node is None else _YamlReader(document).read(node, ())
+        variables = None if environ is None else Variables(environ)
+        document.data = None if node is None else _YamlReader(document, variables).read(node, ())
+        document.variables = frozenset() if variables is None else frozenset(variables.used)
     return document
 
 
@@ -172,8 +183,9 @@ def _yaml_problem(error: yaml.YAMLError) -> Problem:
 class _YamlReader:
     """Visits the node tree once and fills the document."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, variables: Variables | None) -> None:
         self._document = document
+        self._variables = variables
 
     def read(self, node: Node, path: Path) -> object:
         self._document.lines.setdefault(path, node.start_mark.line + 1)
@@ -212,7 +224,10 @@ class _YamlReader:
         if node.tag not in (_PLAIN, _QUOTED):
             self._document.report(path, "a YAML tag", "plain YAML without tags")
             return None
-        value = _plain(node.value) if node.tag == _PLAIN else node.value
+        text = self._expanded(node.value, path)
+        if text is None:
+            return None
+        value = _plain(text) if node.tag == _PLAIN else text
         if isinstance(value, float) and not isfinite(value):
             self._document.report(path, show_value(node.value), "a finite number")
             return None
@@ -220,6 +235,17 @@ class _YamlReader:
             self._document.report(path, "half a surrogate pair", "Unicode text")
             return None
         return value
+
+    def _expanded(self, text: str, path: Path) -> str | None:
+        """Return a scalar's text with the values of variables; report one that is not set."""
+        if self._variables is None or not has_reference(text):
+            return text
+        self._document.references[path] = text
+        try:
+            return self._variables.expand(text)
+        except VariableError as error:
+            self._document.report(path, error.found, error.expected)
+            return None
 
 
 def _plain(text: str) -> object:

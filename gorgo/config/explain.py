@@ -47,7 +47,9 @@ def explain(error: ErrorDetails, document: Document, model: type = Config) -> Pr
         return _unknown_key(path, document, model)
     if kind == "missing":
         return Problem(path, document.line(path), "missing", _required(path, model))
-    return Problem(path, document.line(path), _found(path, error["input"]), _expected(error, path))
+    reference = document.references.get(path)
+    found = _found(path, error["input"]) if reference is None else f"the value of {show_value(reference)}"
+    return Problem(path, document.line(path), found, _expected(error, path))
 
 
 def closest(word: str, known: Iterable[str]) -> str:

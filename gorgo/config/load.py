@@ -8,6 +8,7 @@ policies and profiles.
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
@@ -54,9 +55,9 @@ def read_text(path: pathlib.Path, *, expected: str = "a regions.yaml file") -> b
         raise ConfigError(f"{path}: cannot be read: {reason}; expected {expected}") from error
 
 
-def parse_config(text: bytes, *, source: str = "regions.yaml") -> Config:
-    """Parse the text of a regions file; `source` names it in the `ConfigError`."""
-    document = read_document(text)
+def parse_config(text: bytes, *, source: str = "regions.yaml", environ: Mapping[str, str] = os.environ) -> Config:
+    """Parse the text of a regions file; `source` names it in the `ConfigError`, `environ` has its variables."""
+    document = read_document(text, environ)
     if not document.lines and not document.problems:
         document.report((), "empty", "a mapping with proxy, regions and replicas")
     config = None
