@@ -306,6 +306,10 @@ class Router:
         """Return a row per replica, in the order in which they joined."""
         return [self._snapshot(replica, now) for replica in self._fleet.replicas.values()]
 
+    def models(self) -> dict[str, frozenset[str]]:
+        """Return the models that replicas list, and the regions in which each is served."""
+        return self._fleet.eligibility.regions_of_models()
+
     def quota_error(self, client: str, *, coming: int) -> QuotaExceeded | None:
         """Return why `client` may not have one more request open; `coming` have not been submitted yet."""
         return self._quotas.check(client, coming=coming)

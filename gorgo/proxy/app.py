@@ -17,6 +17,7 @@ from gorgo.proxy.exchange.handler import InferenceEndpoint
 from gorgo.proxy.http.body import draining
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, send_error, send_json
 from gorgo.proxy.http.headers import upstream_headers
+from gorgo.proxy.http.unknown_route import unknown_route
 from gorgo.proxy.logs import log
 from gorgo.proxy.openapi.documents import client_document
 from gorgo.proxy.readiness import why_not_ready
@@ -128,7 +129,7 @@ class DataRouter(Router):
     """
 
     def __init__(self, state: RunningProxy, routes: list[Route], open_paths: Collection[str]) -> None:
-        super().__init__(routes, redirect_slashes=False, default=not_found)
+        super().__init__(routes, redirect_slashes=False, default=self._not_found)
         self._state = state
         self._open_paths = frozenset(open_paths)
 
@@ -146,19 +147,18 @@ class DataRouter(Router):
 
     def _admit(self, scope: Message) -> None:
         if b"%" in scope["raw_path"]:
-            raise HttpError(404, "not_found", "no such route")
+            raise HttpError(404, "not_found", "no such route; expected a path without percent signs")
         keys = self._state.client_keys
         if keys is not None and scope["path"] not in self._open_paths:
             # The key was for the proxy: it is removed from the headers.
             scope["gorgo.client"], scope["headers"] = keys.admit(scope["headers"])
 
-
-async def not_found(scope: Message, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close"})
-        return
-    async with draining(receive):
-        await send_error(send, HttpError(404, "not_found", "no such route"))
+    async def _not_found(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+            return
+        async with draining(receive):
+            await send_error(send, unknown_route(scope["path"], self.routes))
 
 
 def data_app(state: RunningProxy) -> Any:

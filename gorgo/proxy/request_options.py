@@ -62,6 +62,12 @@ class ClientPolicies:
             regions = own if regions is None else own & regions
         return RequestOptions(slo_s, rule.priority if priority is None else min(priority, rule.priority), regions)
 
+    def may_use(self, *, client: str | None, model: str, regions: frozenset[str]) -> bool:
+        """Return whether `client` may have `model` served in any of `regions`."""
+        rule = None if client is None else self.clients.get(client)
+        allowed = regions & self.models.get(model, regions)
+        return bool(allowed & set(rule.allowed_regions) if rule is not None and rule.allowed_regions else allowed)
+
 
 _NOTHING = RequestOptions()
 

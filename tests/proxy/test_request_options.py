@@ -86,6 +86,15 @@ def test_regions_of_client_and_model_both_hold() -> None:
     assert wishes(grants, "a-only", "m").regions == frozenset()
     assert wishes(grants, "a-only", "free").regions == frozenset({"a"})
     assert wishes(grants, None, "free").regions is None
+    every = frozenset({"a", "b"})
+    usable = [
+        (client, model)
+        for client in (None, "both", "a-only")
+        for model in ("m", "free")
+        if grants.may_use(client=client, model=model, regions=every)
+    ]
+    assert usable == [(None, "m"), (None, "free"), ("both", "m"), ("both", "free"), ("a-only", "free")]
+    assert not grants.may_use(client="a-only", model="free", regions=frozenset({"b"}))
 
 
 def test_limits_of_a_rule_go_before_those_of_all() -> None:

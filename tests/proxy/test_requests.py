@@ -110,6 +110,30 @@ async def test_other_routes_are_a_404(fleet: Running, path: str) -> None:
     checked(await fleet.client.get(path), 404, "not_found")
 
 
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/model", "/v1/models"),
+        ("/metric", "/metrics"),
+    ],
+)
+async def test_404_of_a_route_names_the_nearest_one_and_all_others(fleet: Running, path: str, near: str) -> None:
+    message = (await fleet.client.post(path, content=chat())).json()["error"]["message"]
+    assert message.startswith(f"no such route (did you mean '{near}'?); there are: /v1/chat/completions, /v1/comple")
+    assert message.endswith("/metrics, /v1/models, /openapi.json")
+
+
+async def test_path_like_no_route_has_no_hint_and_is_not_repeated(fleet: Running) -> None:
+    for path in ("/", "/" + "canary" * 1000):
+        message = (await fleet.client.get(path)).json()["error"]["message"]
+        assert message.startswith("no such route; there are: /v1/chat/completions, ")
+        assert len(message) < 400
+
+
 async def test_large_body_to_nowhere_does_not_block_the_connection(fleet: Running) -> None:
     for _ in range(2):
         checked(await fleet.client.post("/nowhere", content=b"x" * 3_000_000), 404, "not_found")
@@ -255,8 +279,23 @@ async def test_models_are_those_of_the_configuration(start: Start) -> None:
     fleet = await start.proxy(with_replica(config, 1, models=("b", "c")), [replica])
     listed = (await fleet.client.get("/v1/models")).json()
     assert [row["id"] for row in listed["data"]] == ["a", "b", "c"]
-    checked(await fleet.client.post(CHAT, content=chat(model="z")), 404, "model_not_found")
+    refused = await fleet.client.post(CHAT, content=chat(model="z"))
+    checked(refused, 404, "model_not_found")
+    assert refused.json()["error"]["message"] == "no replica serves the model 'z'; there are: a, b, c"
     assert (await fleet.client.post(CHAT, content=chat(model=""))).status_code == 200
+
+
+async def test_404_of_a_model_is_bounded_and_has_the_nearest_name(start: Start) -> None:
+    replica = await start.replica(answer(200))
+    models = tuple(f"family/model-{n}" for n in range(12))
+    fleet = await start.proxy(with_replica(config_for([replica]), 0, models=models), [replica])
+    message = (await fleet.client.post(CHAT, content=chat(model="model-11"))).json()["error"]["message"]
+    assert message == (
+        "no replica serves the model 'model-11' (did you mean 'family/model-11'?); there are: "
+        f"{', '.join(sorted(models)[:10])} and 2 more"
+    )
+    long = (await fleet.client.post(CHAT, content=chat(model="x" * 10_000))).json()["error"]["message"]
+    assert long.startswith(f"no replica serves the model '{'x' * 80}...'; there are: ")
 
 
 async def test_models_are_a_replicas_own_where_none_are_configured(start: Start) -> None:

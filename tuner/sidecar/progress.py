@@ -94,9 +94,19 @@ def line(progress: Progress) -> str:
     parts = [f"{words}: {shown(progress.weights or progress.incumbent)}"]
     if progress.ttft_ms_p95 is not None:
         parts.append(f"p95 TTFT {progress.ttft_ms_p95:.0f} ms")
-    of = f" of {progress.needed}" if progress.needed else ""
-    parts.append(f"{progress.samples}{of} samples")
+    parts.append(_samples(progress.samples, progress.needed))
     return ", ".join([*parts, progress.detail] if progress.detail else parts)
+
+
+def _samples(samples: int, needed: int) -> str:
+    """Return a count that may pass what is needed: a phase can also wait for time.
+
+    >>> _samples(4, 16), _samples(45, 16), _samples(45, 0)
+    ('4 of 16 samples', '45 samples (16 needed)', '45 samples')
+    """
+    if not needed:
+        return f"{samples} samples"
+    return f"{samples} of {needed} samples" if samples <= needed else f"{samples} samples ({needed} needed)"
 
 
 def verdict(row: Generation) -> str:

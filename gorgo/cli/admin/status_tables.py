@@ -67,15 +67,26 @@ def _alerts(status: Row) -> Iterator[Text]:
 
 
 def _stats(recent: Row, status: Row) -> Text:
-    rate = formatting.UNKNOWN if recent["per_s"] is None else f"{recent['per_s']:.1f}"
-    return Text(
-        f"TTFT p50 {formatting.ms(recent['ttft_ms_p50'])} ms, p95 {formatting.ms(recent['ttft_ms_p95'])} ms; "
-        f"{rate} requests/s, {recent['failed']} of {recent['n']:,} failed in {formatting.age(recent['span_s'])}; "
-        f"{status['in_flight']} in flight, {status['queued']} queued; "
-        f"{formatting.share(recent['cached_share'])} of prompts in cache, "
-        f"{formatting.share(recent['estimated_share'])} estimated; "
-        f"median prediction error {formatting.ms(recent['error_ms_p50'])} ms"
-    )
+    """Return the sentence of the recent requests; what is unknown is left out."""
+    parts = [_finished(recent), f"{status['in_flight']} in flight, {status['queued']} queued"]
+    if recent["ttft_ms_p50"] is not None:
+        parts.append(
+            f"TTFT median {formatting.ms(recent['ttft_ms_p50'])} ms, p95 {formatting.ms(recent['ttft_ms_p95'])} ms"
+        )
+    if recent["cached_share"] is not None:
+        estimated = f"({formatting.share(recent['estimated_share'])} estimated)"
+        parts.append(f"{formatting.share(recent['cached_share'])} of prompts in cache {estimated}")
+    if recent["error_ms_p50"] is not None:
+        parts.append(f"median prediction error {formatting.ms(recent['error_ms_p50'])} ms")
+    return Text("; ".join(parts))
+
+
+def _finished(recent: Row) -> str:
+    n, failed, span = recent["n"], recent["failed"], formatting.age(recent["span_s"])
+    if not n:
+        return f"no request finished in {span}"
+    rate = f" ({recent['per_s']:.1f}/s)" if recent["per_s"] is not None else ""
+    return f"{n:,} request{'' if n == 1 else 's'} in {span}{rate}, {failed or 'none'} failed"
 
 
 # -- the fleet

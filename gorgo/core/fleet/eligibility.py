@@ -110,6 +110,11 @@ class EligibilityFilter:
         """Return whether any replica serves `model`, healthy or not; True for an empty fleet, which may fill."""
         return not self._replicas or self._any_model or model is None or model in self._listed
 
+    def regions_of_models(self) -> dict[str, frozenset[str]]:
+        """Return the regions of each listed model, replicas that serve any model included."""
+        specs = [replica.spec for replica in self._replicas.values()]
+        return {model: frozenset(spec.region for spec in specs if _serves(spec, model)) for model in self._listed}
+
     def has_replica_in(self, regions: frozenset[str], model: str | None) -> bool:
         """Return whether a replica in `regions` serves `model`, healthy or not; True for an empty fleet."""
         specs = [replica.spec for replica in self._replicas.values()]

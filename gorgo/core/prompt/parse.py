@@ -83,7 +83,7 @@ def _add_messages(text: PromptText, body: Mapping[str, object]) -> None:
     if not isinstance(messages, list):
         raise BadRequest(f"messages: expected a list of messages, got {kind_of(messages)}")
     if not messages:
-        raise BadRequest("messages: expected at least one message, got an empty list")
+        raise BadRequest(f"messages: expected at least one message, got {kind_of(messages)}")
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
             raise BadRequest(f"messages[{number}]: expected an object, got {kind_of(message)}")
@@ -127,15 +127,21 @@ def _add_items(text: PromptText, body: Mapping[str, object]) -> None:
     if isinstance(items, str):
         text.mark("user")
         text.add(items)
-    elif isinstance(items, list):
+    elif isinstance(items, list) and (items or _has_input_elsewhere(body)):
         for number, item in enumerate(items):
             _add_item(text, item, f"input[{number}]")
-    elif items is not None or not any(body.get(name) for name in _INPUT_ELSEWHERE):
+    elif isinstance(items, list):
+        raise BadRequest(f"input: expected at least one item, got {kind_of(items)}")
+    elif items is not None or not _has_input_elsewhere(body):
         raise BadRequest(f"input: expected text or a list of items, got {kind_of(items)}")
 
 
 #: A body of /v1/responses with one of these needs no input of its own.
 _INPUT_ELSEWHERE = ("prompt", "previous_response_id", "conversation")
+
+
+def _has_input_elsewhere(body: Mapping[str, object]) -> bool:
+    return any(body.get(name) for name in _INPUT_ELSEWHERE)
 
 
 def _add_item(text: PromptText, item: object, where: str) -> None:
@@ -206,6 +212,8 @@ def _add_text(text: PromptText, sequence: object, where: str) -> None:
 
 
 def _token_ids(ids: list[object], where: str) -> bytes:
+    if not ids:
+        raise BadRequest(f"{where}: expected text or token ids, got {kind_of(ids)}")
     try:
         return array("I", ids).tobytes()  # type: ignore[type-var]  # array itself refuses what is not a whole number
     except (TypeError, OverflowError):

@@ -142,4 +142,4 @@ _KINDS = {type(None): "nothing", bool: "true or false", int: "a number", float: 
 
 def kind_of(value: object) -> str:
     """What a value is, in words safe to send back."""
-    return _KINDS.get(type(value), "an object")
+    return "an empty list" if value == [] else _KINDS.get(type(value), "an object")

@@ -29,6 +29,7 @@ from gorgo.proxy.admin.control_routes import ControlRoutes
 from gorgo.proxy.admin.page.routes import Page
 from gorgo.proxy.admin.self_check import self_check
 from gorgo.proxy.http.errors import HttpError, error_json
+from gorgo.proxy.http.unknown_route import unknown_route
 from gorgo.proxy.logs import log
 from gorgo.proxy.openapi.documents import admin_document
 from gorgo.proxy.state import INTERNAL_VARIABLE, RunningProxy
@@ -184,9 +185,9 @@ async def _on_unknown_replica(request: Request, error: Exception) -> Response:  
     return _error(HttpError(404, "replica_not_found", str(error)))
 
 
-async def _on_routing_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+async def _on_routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     allow = (error.headers or {}).get("Allow")
     if error.status_code == 405 and allow:
         return _error(HttpError(405, "method_not_allowed", f"expected {allow}", headers=((b"allow", allow.encode()),)))
-    return _error(HttpError(error.status_code, "not_found", "no such route"))
+    return _error(unknown_route(request.url.path, request.app.routes))

@@ -19,6 +19,7 @@ from gorgo.proxy.exchange.attempts import Attempts
 from gorgo.proxy.exchange.lease import Lease, NextStep, PendingDispatch
 from gorgo.proxy.exchange.parse import ParsedRequest, parse_request
 from gorgo.proxy.exchange.response import ClientResponse
+from gorgo.proxy.exchange.unknown_model import unknown_model
 from gorgo.proxy.http.body import ClientDisconnected, draining, read_body
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, error_of
 from gorgo.proxy.http.headers import Header, request_id
@@ -179,7 +180,7 @@ class Exchange:
         while isinstance(step, Lease):
             step = await attempts.next(step)
         if step is not None:
-            raise error_of(step)
+            raise unknown_model(self._state, request.route) if step.code == "model_not_found" else error_of(step)
 
     async def _wait_in_queue(self, request_id: str) -> NextStep:
         limit_s = self._state.limits.request_timeout_s

@@ -229,8 +229,10 @@ class ReplicaMonitor:
         if answers == self._answers:
             return
         self._answers = answers
-        event = "replica_answers" if answers else "replica_does_not_answer"
-        log(event, level=logging.WARNING, replica=self._target.name, reason=reason)
+        if answers:
+            log("replica_answers", replica=self._target.name)
+        else:
+            log("replica_does_not_answer", level=logging.WARNING, replica=self._target.name, reason=reason)
 
     async def _every(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
         while True:

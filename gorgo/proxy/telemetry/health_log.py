@@ -1,4 +1,7 @@
-"""Log lines and counts for changes of the fleet: a replica or a region lost or back, an engine that restarted."""
+"""Log lines and counts for changes of the fleet: a replica or a region lost or back, an engine that restarted.
+
+A loss is a warning, a recovery is not.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,16 @@ from gorgo.core.messages.events import FleetEvent, HealthChanged, RegionChanged,
 from gorgo.proxy.logs import log
 from gorgo.proxy.telemetry.metrics import Metrics
 
-_HEALTH = {"healthy": "replica_readmitted", "ejected": "replica_ejected", "half_open": "replica_on_trial"}
+#: Event of a state, and its level.
+_HEALTH = {
+    "healthy": ("replica_readmitted", logging.INFO),
+    "ejected": ("replica_ejected", logging.WARNING),
+    "half_open": ("replica_on_trial", logging.INFO),
+}
 
 
 class HealthLog:
-    """Logs each fleet event as a warning and counts restarts."""
+    """Logs each fleet event and counts restarts."""
 
     __slots__ = ("_metrics",)
 
@@ -22,10 +30,12 @@ class HealthLog:
     def __call__(self, event: FleetEvent) -> None:
         match event:
             case HealthChanged():
-                log(_HEALTH[event.state], level=logging.WARNING, replica=event.replica)
+                name, level = _HEALTH[event.state]
+                log(name, level=level, replica=event.replica)
+            case RegionChanged(reachable=True):
+                log("region_reachable", region=event.region)
             case RegionChanged():
-                name = "region_reachable" if event.reachable else "region_unreachable"
-                log(name, level=logging.WARNING, region=event.region)
+                log("region_unreachable", level=logging.WARNING, region=event.region)
             case ReplicaRestarted():
                 log("replica_restarted", level=logging.WARNING, replica=event.replica)
                 self._metrics.replica_restarted(event.replica, event.region)

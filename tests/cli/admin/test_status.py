@@ -124,13 +124,19 @@ def test_the_figures_are_those_of_the_last_minutes() -> None:
     first, _, third, *_ = printed(shown).splitlines()
     assert first == "GORGO near, 13:46:40 UTC, up for 2.0 h"
     # Of ten good ones of 100 to 1,000 ms, predicted at 100 ms each.
+    p50, p95, error = (ms(shown["recent_stats"][name]) for name in ("ttft_ms_p50", "ttft_ms_p95", "error_ms_p50"))
     assert third == (
-        f"TTFT p50 {ms(shown['recent_stats']['ttft_ms_p50'])} ms, p95 {ms(shown['recent_stats']['ttft_ms_p95'])} ms; "
-        "2.3 requests/s, 1 of 11 failed in 4 min; 5 in flight, 6 queued; 40 % of prompts in cache, 50 % estimated; "
-        f"median prediction error {ms(shown['recent_stats']['error_ms_p50'])} ms"
+        "11 requests in 4 min (2.3/s), 1 failed; 5 in flight, 6 queued; "
+        f"TTFT median {p50} ms, p95 {p95} ms; 40 % of prompts in cache (50 % estimated); "
+        f"median prediction error {error} ms"
     )
     shown["recent_stats"]["per_s"] = None
-    assert "; - requests/s," in printed(shown)
+    assert "11 requests in 4 min, 1 failed;" in printed(shown)
+
+
+def test_what_no_request_has_shown_yet_is_left_out_of_the_sentence() -> None:
+    shown = look(stats=RecentStats.of(()), span_s=12.0, in_flight=1, queued=0)
+    assert "\nno request finished in 12 s; 1 in flight, 0 queued\n" in printed(shown)
 
 
 def test_a_decision_tells_what_was_predicted_and_what_came_of_it() -> None:

@@ -161,3 +161,9 @@ def test_a_drain_counts_beside_models_and_regions_and_is_named_last() -> None:
         "b": "model",
         "c": "region",
     }
+
+
+def test_a_listed_model_is_served_in_the_regions_of_its_replicas_and_of_those_for_any_model() -> None:
+    fleet = fleet_of(ReplicaSpec("a", "us", ("m", "n")), ReplicaSpec("b", "eu", ("n",)), ReplicaSpec("c", "ap"))
+    assert fleet.eligibility.regions_of_models() == {"m": {"us", "ap"}, "n": {"us", "eu", "ap"}}
+    assert fleet_of(ReplicaSpec("c", "ap")).eligibility.regions_of_models() == {}

@@ -254,10 +254,17 @@ def test_as_many_pieces_as_the_bound_are_read() -> None:
 @pytest.mark.parametrize(
     ("route", "body", "message"),
     [
-        (CHAT, [], "body: expected a JSON object, got a list"),
+        (CHAT, [], "body: expected a JSON object, got an empty list"),
         (CHAT, {}, "messages: expected a list of messages, got nothing"),
         (CHAT, {"messages": "hi"}, "messages: expected a list of messages, got text"),
         (CHAT, {"messages": []}, "messages: expected at least one message, got an empty list"),
+        ("/v1/messages", {"messages": []}, "messages: expected at least one message, got an empty list"),
+        ("/v1/completions", {"prompt": []}, "prompt: expected text or token ids, got an empty list"),
+        ("/v1/completions", {"prompt": [[]]}, "prompt: expected text or token ids, got an empty list"),
+        ("/v1/completions", {"prompt": ["a", []]}, r"prompt\[1\]: expected text or token ids, got an empty list"),
+        ("/v1/embeddings", {"input": []}, "input: expected text or token ids, got an empty list"),
+        ("/generate", {"input_ids": []}, "input_ids: expected text or token ids, got an empty list"),
+        ("/v1/responses", {"input": []}, "input: expected at least one item, got an empty list"),
         (CHAT, {"messages": [1]}, r"messages\[0\]: expected an object, got a number"),
         (CHAT, {"messages": [{"content": "x"}]}, r"messages\[0\].role: expected a string, got nothing"),
         (CHAT, {"messages": [user(3)]}, r"messages\[0\].content: expected text or a list of parts, got a number"),

@@ -203,6 +203,9 @@ async def test_flush_forgets_what_is_cached(fleet: Running) -> None:
 async def test_other_routes_and_methods_are_told_apart(fleet: Running) -> None:
     checked(await fleet.admin.get("/admin/nothing"), 404, "not_found")
     checked(await fleet.admin.get("/v1/models"), 404, "not_found")
+    message = (await fleet.admin.get("/admin/weight")).json()["error"]["message"]
+    assert message.startswith("no such route (did you mean '/admin/weights'?); there are: GET /admin/fleet, ")
+    assert "PUT /admin/weights" in message
     response = await fleet.admin.post("/admin/weights")
     checked(response, 405, "method_not_allowed")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import cast
 
@@ -18,7 +19,8 @@ def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(record.getMessage(), record.fields["replica"]) for record in caplog.records if "_" in record.getMessage()]  # type: ignore[attr-defined]
 
 
-def test_each_fleet_event_is_one_warning_and_a_restart_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_fleet_event_is_one_line_and_only_a_loss_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gorgo")
     counted: list[tuple[str, str]] = []
     metrics = SimpleNamespace(replica_restarted=lambda *labels: counted.append(labels))
     health_log = HealthLog(cast(Metrics, metrics))
@@ -31,16 +33,18 @@ def test_each_fleet_event_is_one_warning_and_a_restart_is_counted(caplog: pytest
         ("replica_readmitted", "a"),
         ("replica_restarted", "a"),
     ]
-    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO", "WARNING"]
     assert counted == [("a", "near")]
 
 
 def test_region_that_is_lost_and_back_is_logged_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gorgo")
     health_log = HealthLog(cast(Metrics, SimpleNamespace()))
     for reachable in (False, True):
         health_log(RegionChanged("far", reachable=reachable))
     names = [(record.getMessage(), record.fields["region"]) for record in caplog.records]  # type: ignore[attr-defined]
     assert names == [("region_unreachable", "far"), ("region_reachable", "far")]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
 async def test_an_ejection_is_in_the_log_of_a_running_proxy(start: Start, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,6 +30,14 @@ def test_a_line_says_what_is_in_force_and_how_far_it_is() -> None:
 @pytest.mark.parametrize(
     ("progress", "wanted"),
     [
+        (
+            replace(PROGRESS, samples=128),
+            "comparing, generation 3 (offspring): w_rtt=0.6123 w_queue=0.14, p95 TTFT 412 ms, 128 of 128 samples",
+        ),
+        (
+            replace(PROGRESS, phase="warming", samples=45, needed=16),
+            "warming: w_rtt=0.6123 w_queue=0.14, p95 TTFT 412 ms, 45 samples (16 needed)",
+        ),
         (replace(PROGRESS, phase="warming"), "warming: w_rtt=0.6123 w_queue=0.14, p95 TTFT 412 ms, 40 of 128 samples"),
         (
             replace(PROGRESS, phase="new", weights=None, ttft_ms_p95=None),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.proxy.admin.page.recent_stats import RecentStats
@@ -20,6 +21,10 @@ _EJECTED = {
     "probes": "it does not answer probes",
     "region": "its whole region stopped answering",
 }
+
+
+#: States that are a warning, as they follow the replica's name.
+_WARNINGS = {"draining": " is draining", "failing": "", "slow start": " is warming up"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,10 @@ def condition_of(view: ReplicaSnapshot) -> Condition:
     if view.state == "half_open":
         return Condition("on trial", f"{because}; the next response decides")
     if view.failures_in_a_row:
-        return Condition("failing", f"{view.failures_in_a_row} in a row")
+        return Condition("failing", f"{_many(view.failures_in_a_row, 'failure')} in a row")
     if view.slow_start_for_s is not None:
-        return Condition("slow start", f"{view.slow_start_in_flight} at a time, for {view.slow_start_for_s:.0f} s more")
+        most = f"at most {_many(view.slow_start_in_flight or 0, 'request')}"
+        return Condition("slow start", f"{most} for another {ceil(view.slow_start_for_s)} s")
     return Condition("ready")
 
 
@@ -110,10 +116,14 @@ def _of_replica(view: ReplicaSnapshot, unreachable_regions: frozenset[str]) -> I
     how = condition_of(view)
     if how.word in ("ejected", "on trial") and view.region not in unreachable_regions:
         yield Alert("bad" if how.word == "ejected" else "warn", f"{view.name} is {how.word}: {how.why}")
-    elif how.word in ("draining", "failing", "slow start"):
-        yield Alert("warn", f"{view.name} is {how.word}: {how.why}")
+    elif how.word in _WARNINGS:
+        yield Alert("warn", f"{view.name}{_WARNINGS[how.word]}: {how.why}")
     if view.rtt_ms is None and how.word != "ejected":
         yield Alert("warn", f"{view.name}: unknown RTT: no recent probe was answered")
+
+
+def _many(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _requests(n: int) -> str:

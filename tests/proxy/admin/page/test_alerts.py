@@ -29,8 +29,8 @@ def told(*views: ReplicaSnapshot, stats: RecentStats = WELL, **changes: Any) -> 
     ("changes", "word", "why"),
     [
         ({}, "ready", None),
-        ({"failures_in_a_row": 2}, "failing", "2 in a row"),
-        ({"slow_start_for_s": 6.2, "slow_start_in_flight": 9}, "slow start", "9 at a time, for 6 s more"),
+        ({"failures_in_a_row": 2}, "failing", "2 failures in a row"),
+        ({"slow_start_for_s": 6.2, "slow_start_in_flight": 9}, "slow start", "at most 9 requests for another 7 s"),
         (
             {"state": "ejected", "ejected_by": "probes", "ejected_for_s": 4.4},
             "ejected",
@@ -48,6 +48,14 @@ def told(*views: ReplicaSnapshot, stats: RecentStats = WELL, **changes: Any) -> 
 def test_every_state_has_its_word_and_its_reason(changes: dict[str, Any], word: str, why: str | None) -> None:
     found = condition_of(view(**changes))
     assert (found.word, found.why) == (word, why)
+
+
+def test_a_warning_reads_as_a_sentence() -> None:
+    views = view("b", failures_in_a_row=1), view("a", slow_start_for_s=4.2, slow_start_in_flight=23)
+    assert [alert.text for alert in told(*views)] == [
+        "b: 1 failure in a row",
+        "a is warming up: at most 23 requests for another 5 s",
+    ]
 
 
 def test_when_all_is_well_nothing_is_said() -> None:
@@ -115,8 +123,8 @@ def test_one_failure_in_a_hundred_is_an_alert(failed: int, of: int, said: bool) 
         ),
         ({"state": "half_open", "ejected_by": None}, ("on trial", "it failed; the next response decides")),
         ({"state": "draining", "in_flight_requests": 1}, ("draining", "no new requests, 1 in flight")),
-        ({"slow_start_for_s": 0.0, "slow_start_in_flight": 1}, ("slow start", "1 at a time, for 0 s more")),
-        ({"failures_in_a_row": 1, "slow_start_for_s": 3.0}, ("failing", "1 in a row")),
+        ({"slow_start_for_s": 0.0, "slow_start_in_flight": 1}, ("slow start", "at most 1 request for another 0 s")),
+        ({"failures_in_a_row": 1, "slow_start_for_s": 3.0}, ("failing", "1 failure in a row")),
     ],
 )
 def test_what_is_not_known_of_a_replica_is_not_said(changes: dict[str, Any], found: tuple[str, str]) -> None:
@@ -131,8 +139,8 @@ def test_what_is_not_known_of_a_replica_is_not_said(changes: dict[str, Any], fou
         ({"state": "ejected", "rtt_ms": None}, [("bad", "us-0 is ejected")]),
         ({"state": "half_open"}, [("warn", "us-0 is on trial")]),
         ({"state": "draining"}, [("warn", "us-0 is draining")]),
-        ({"failures_in_a_row": 1}, [("warn", "us-0 is failing")]),
-        ({"slow_start_for_s": 1.0}, [("warn", "us-0 is slow start")]),
+        ({"failures_in_a_row": 1}, [("warn", "us-0")]),
+        ({"slow_start_for_s": 1.0}, [("warn", "us-0 is warming up")]),
         ({"rtt_ms": None}, [("warn", "us-0")]),
         ({"rtt_ms": 0.0}, []),
     ],

@@ -1,0 +1,34 @@
+"""The 404 of a model that no replica serves: it lists the models that the client may use."""
+
+from __future__ import annotations
+
+from gorgo.config.explain import closest
+from gorgo.core.messages.request import RouteRequest
+from gorgo.proxy.http.errors import HttpError
+from gorgo.proxy.state import RunningProxy
+
+#: Models listed in one answer, and characters of the name that the client sent.
+MODELS_SHOWN = 10
+NAME_SHOWN = 80
+
+
+def unknown_model(state: RunningProxy, request: RouteRequest) -> HttpError:
+    """Return the error for the model of `request`."""
+    name = request.model or ""
+    shown = repr(name if len(name) <= NAME_SHOWN else f"{name[:NAME_SHOWN]}...")
+    may_use = state.client_policies.may_use
+    usable = sorted(
+        model
+        for model, regions in state.router.models().items()
+        if may_use(client=request.client, model=model, regions=regions)
+    )
+    return HttpError(
+        404, "model_not_found", f"no replica serves the model {shown}{closest(name, usable)}; {_listed(usable)}"
+    )
+
+
+def _listed(models: list[str]) -> str:
+    if not models:
+        return "this client may use no model"
+    more = f" and {len(models) - MODELS_SHOWN} more" if len(models) > MODELS_SHOWN else ""
+    return f"there are: {', '.join(models[:MODELS_SHOWN])}{more}"
