@@ -78,7 +78,7 @@ class Fleet:
         #: Every process there was, in order.
         self.names: list[str] = []
         self._processes = processes
-        self._engine_ports = dict(zip(REPLICAS, _free_ports(len(REPLICAS)), strict=True))
+        self._engine_ports = dict(zip(REPLICAS, free_ports(len(REPLICAS)), strict=True))
         self._starts: dict[str, int] = {}
         self._latest: dict[str, str] = {}
 
@@ -195,7 +195,7 @@ def _replace(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago, all different."""
     probes = [socket.socket() for _ in range(count)]
     try:

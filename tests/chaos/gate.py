@@ -1,8 +1,9 @@
 """A gate between the proxy and one engine: TCP passed on as it comes, until it is told not to.
 
 Owns connections and doors (the listening sockets), the cut of a region in three forms, metrics that hang or stand
-still, and the note of which request came by when. It reads no more of HTTP than the first line and the request id of
-what arrives in one piece; the proxy never pipelines, so a request begins where a piece begins.
+still, answers in the engine's place (`failing`), and the note of which request came by when. It reads no more of HTTP
+than the first line and the request id of what arrives in one piece, and whole requests only where it answers them; the
+proxy never pipelines, so a request begins where a piece begins.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import cast
+
+from tests.chaos.failing import FastFailure, answer_to, read_request
 
 HOST = "127.0.0.1"
 _REQUEST_ID = re.compile(rb"\r\nx-request-id: *([^\r\n]+)", re.IGNORECASE)
@@ -77,6 +80,9 @@ class _Near(_End):
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate, None)
         self._connecting: asyncio.Task[None] | None = None
+        #: How the request that is being read will be answered here, and what there is of it.
+        self._failure: FastFailure | None = None
+        self._request = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -95,11 +101,27 @@ class _Near(_End):
     def data_received(self, data: bytes) -> None:
         if data.startswith(b"POST "):
             self.gate.note(data)
+        if self._failure is None:
+            self._failure = self.gate.failure_of(data)
+        if self._failure is not None:
+            self._answer(self._failure, data)
+            return
         if data.startswith(_FIGURES) and self.gate.figures != "told":
             if self.gate.figures == "frozen" and self.transport is not None:
                 self.transport.write(self.gate.frozen[data.split(b" ", 2)[1].decode()])
             return
         super().data_received(data)
+
+    def _answer(self, failure: FastFailure, data: bytes) -> None:
+        self._request += data
+        request = read_request(self._request)
+        if request is None or self.transport is None or self.transport.is_closing():
+            return
+        self._failure, self._request = None, b""
+        answer = answer_to(request, failure)
+        self.transport.write(answer.data)
+        if answer.closes:
+            self.transport.close()
 
 
 class Gate:
@@ -115,6 +137,8 @@ class Gate:
         #: (request id, when) of every POST that came by.
         self.passed: list[tuple[str, float]] = []
         self.silent = False
+        #: How requests are answered here; None passes them on.
+        self.failure: FastFailure | None = None
         self.figures = "told"
         self.frozen: dict[str, bytes] = {}
         self._clock = clock
@@ -125,6 +149,13 @@ class Gate:
     def open_links(self) -> int:
         """Of the proxy."""
         return sum(isinstance(end, _Near) for end in self.ends)
+
+    def failure_of(self, data: bytes) -> FastFailure | None:
+        """Return how a request that begins with `data` is answered here; None if it is passed on."""
+        failure = self.failure
+        if failure is None:
+            return None
+        return failure if data.startswith((b"POST ", b"GET ") if failure.on_probes else b"POST ") else None
 
     def note(self, data: bytes) -> None:
         found = _REQUEST_ID.search(data.partition(b"\r\n\r\n")[0] + b"\r\n")

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from tests.chaos.failing import FastFailure
 from tests.chaos.gate import HOST, Gate
 
 
@@ -123,3 +124,43 @@ async def test_an_engine_that_is_gone_resets(gate: Gate) -> None:
     gate.engine_port = 1
     with pytest.raises(ConnectionResetError):
         await said(gate, b"hello")
+
+
+ASKED = b'POST /generate HTTP/1.1\r\nx-request-id: r-1\r\ncontent-length: 15\r\n\r\n{"stream":true}'
+
+
+async def test_a_failing_replica_answers_requests_in_pieces_and_leaves_probes_to_the_engine(
+    gate: Gate, echo: Echo
+) -> None:
+    gate.failure = FastFailure.TOO_MANY
+    async with asyncio.timeout(5), connected(gate) as (reader, writer):
+        for _ in range(2):
+            for piece in (ASKED[:30], ASKED[30:-4], ASKED[-4:]):
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 429 ")
+            await reader.readexactly(int(head.rsplit(b" ", 1)[1]))
+        assert echo.heard == []
+        writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+        assert (await reader.read(65536))[-2:] == b"01"
+
+
+async def test_a_replica_that_refuses_everything_refuses_probes_and_is_well_again_afterwards(gate: Gate) -> None:
+    gate.failure = FastFailure.UNAUTHORIZED
+    async with asyncio.timeout(5), connected(gate) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 401 ")
+    gate.failure = None
+    assert await said(gate, ASKED) == ASKED
+
+
+async def test_a_truncated_answer_ends_the_connection(gate: Gate) -> None:
+    gate.failure = FastFailure.TRUNCATED
+    async with asyncio.timeout(5), connected(gate) as (reader, writer):
+        writer.write(ASKED.replace(b'{"stream":true}', b'{"text":"a   "}'))
+        data = await reader.read()
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert 0 < len(body) < int(head.rsplit(b" ", 1)[1])
