@@ -81,6 +81,17 @@ class ResultRow:
         return row
 
 
+def load_text(time_scale: float) -> str:
+    """Return a time scale as the load that it gives, relative to the trace's own.
+
+    Example
+    -------
+    >>> load_text(2.0), load_text(1.25)
+    ('load 0.5', 'load 0.8')
+    """
+    return f"load {1 / time_scale:.3g}"
+
+
 def write_results(folder: Path, rows: Sequence[ResultRow]) -> None:
     """Write results.json, a list of rows, atomically."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +104,7 @@ def rows_as_json(rows: Sequence[ResultRow]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _ResultColumn:
     """One column of the table: its value, its format, and whether the best (lowest or highest) is bold."""
 
     title: str
@@ -120,15 +131,15 @@ class _Column:
 
 #: Narrow enough for 80 characters with the longest policy's name.
 _COLUMNS = (
-    _Column("err", lambda row: row.errors, "d"),
-    _Column("TTFT\np50\nms", lambda row: row.ttft_ms.p50, ".0f", min),
-    _Column("\np95\nms", lambda row: row.ttft_ms.p95, ".0f", min),
-    _Column("\np99\nms", lambda row: row.ttft_ms.p99, ".0f", min),
-    _Column("E2E\np50\ns", lambda row: row.e2e_s.p50, ".2f", min),
-    _Column("\np95\ns", lambda row: row.e2e_s.p95, ".2f", min),
-    _Column("ITL\np95\nms", lambda row: row.itl_ms.p95, ".0f", min),
-    _Column("hit\nreal\n%", lambda row: _percent(row.cache_hit), ".1f", max),
-    _Column("\nestim.\n%", lambda row: _percent(row.cache_hit_estimated), ".1f"),
+    _ResultColumn("err", lambda row: row.errors, "d"),
+    _ResultColumn("TTFT\np50\nms", lambda row: row.ttft_ms.p50, ".0f", min),
+    _ResultColumn("\np95\nms", lambda row: row.ttft_ms.p95, ".0f", min),
+    _ResultColumn("\np99\nms", lambda row: row.ttft_ms.p99, ".0f", min),
+    _ResultColumn("E2E\np50\ns", lambda row: row.e2e_s.p50, ".2f", min),
+    _ResultColumn("\np95\ns", lambda row: row.e2e_s.p95, ".2f", min),
+    _ResultColumn("ITL\np95\nms", lambda row: row.itl_ms.p95, ".0f", min),
+    _ResultColumn("hit\nreal\n%", lambda row: _percent(row.cache_hit), ".1f", max),
+    _ResultColumn("\nestim.\n%", lambda row: _percent(row.cache_hit_estimated), ".1f"),
 )
 
 
@@ -138,7 +149,7 @@ HITS = "hit: share of prompt tokens found in cache, as engines report it and as 
 def results_table(rows: Sequence[ResultRow], *, baselines: Collection[str] = ()) -> Group:
     """The rows side by side, the best of each measure in bold; shares in the order of the replicas' names.
 
-    Policies that are `yardsticks` are shown and do not compete.
+    `baselines` are shown and do not compete.
     """
     replicas = sorted({name for row in rows for name in row.share})
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0), pad_edge=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,10 +61,14 @@ Trace = Annotated[
     str,
     typer.Argument(help="Mooncake or ART-Chat JSONL, `.gz` or not; or the name of a shipped trace or shape."),
 ]
-TimeScale = Annotated[
-    float,
-    typer.Option(help="Factor on the time between requests: 2.0 is the same trace in twice the time, half the load."),
-]
+_LOAD_HELP = "Load relative to the trace's own: 0.5 is the same trace in twice the time. Default: 1."
+_TIME_SCALE_HELP = (
+    "Factor on the time between requests, 1 / load: 2.0 is the same trace in twice the time, half the load."
+)
+Load = Annotated[float | None, typer.Option(help=_LOAD_HELP, show_default=False)]
+TimeScale = Annotated[float | None, typer.Option(help=_TIME_SCALE_HELP, show_default=False)]
+Loads = Annotated[list[float] | None, typer.Option(help=f"{_LOAD_HELP} Repeatable.", show_default=False)]
+TimeScales = Annotated[list[float] | None, typer.Option(help=f"{_TIME_SCALE_HELP} Repeatable.", show_default=False)]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many requests.", show_default=False)]
 MaxInput = Annotated[int | None, typer.Option(min=1, help="Omit requests with more input tokens.", show_default=False)]
 MaxOutput = Annotated[
@@ -116,11 +121,24 @@ def trace_filters(
     )
 
 
-def positive(time_scale: float) -> float:
-    """Return a time scale above 0, or raise a usage error."""
-    if not 0 < time_scale < inf:
-        raise typer.BadParameter(f"--time-scale {time_scale}: expected a number greater than 0")
-    return time_scale
+def time_scale_of(time_scale: float | None, load: float | None) -> float:
+    """Return the time scale that --time-scale or --load gives, or raise a usage error."""
+    (only,) = time_scales_of(*([] if one is None else [one] for one in (time_scale, load)))
+    return only
+
+
+def time_scales_of(time_scales: Sequence[float] | None, loads: Sequence[float] | None) -> list[float]:
+    """Return the time scales that --time-scale or --load give, 1 without either, or raise a usage error."""
+    if time_scales and loads:
+        raise typer.BadParameter("--load, --time-scale: expected one of the two; load is 1 / time scale")
+    scales = [_positive("--time-scale", scale) for scale in time_scales or ()]
+    return scales or [1 / _positive("--load", load) for load in loads or ()] or [1.0]
+
+
+def _positive(option: str, number: float) -> float:
+    if not (0 < number < inf and 1 / number < inf):
+        raise typer.BadParameter(f"{option} {number}: expected a number greater than 0")
+    return number
 
 
 def api_key() -> str | None:

@@ -1,4 +1,4 @@
-"""The oracle: a policy that reads the true state of every engine, a baseline for cost models.
+"""The oracle: the rule of `gorgo-ms` with full knowledge, the true state of every engine. It is no optimum.
 
 Owns its cost. `engine.prediction` predicts an engine; the form of the cost is that of `gorgo-ms`, so that the
 difference is due to knowledge alone.

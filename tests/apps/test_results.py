@@ -96,7 +96,7 @@ def bold(*rows: ResultRow, baselines: tuple[str, ...] = ()) -> list[list[str]]:
     return [re.findall(r"\x1b\[1m(.*?)\x1b", line) for line in body]
 
 
-def test_the_best_of_each_measure_is_bold_and_yardsticks_do_not_compete() -> None:
+def test_the_best_of_each_measure_is_bold_and_baselines_do_not_compete() -> None:
     one = row("a", ttft_ms=Spread(1.0, 111.0, 500.0, 700.0), cache_hit=0.8, errors=0, cache_hit_estimated=0.1)
     other = row("b", ttft_ms=Spread(1.0, 222.0, 400.0, 700.0), e2e_s=Spread(9.0, 1.0, 2.0, 9.0), errors=9)
     limit = row("oracle", ttft_ms=Spread(0.0, 1.0, 400.0, 1.0), cache_hit=1.0, e2e_s=Spread(9.0, 1.0, 2.0, 9.0))

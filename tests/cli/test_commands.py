@@ -76,9 +76,17 @@ def test_every_command_explains_itself(path: tuple[str, ...]) -> None:
     assert " ".join(["gorgo", *path]) in result.output.replace("root", "gorgo")
 
 
-def test_help_of_replay_says_which_way_the_time_scale_goes() -> None:
-    words = " ".join(run("replay", "--help").output.split())
+def test_help_of_replay_says_which_way_load_and_time_scale_go() -> None:
+    words = " ".join(run("replay", "--help").output.replace("│", " ").split())
+    assert "0.5 is the same trace in twice the time" in words
     assert "2.0 is the same trace in twice the time, half the load" in words
+
+
+def test_every_command_with_a_time_scale_takes_a_load() -> None:
+    options = {path: run(*path, "--help").output for path in paths()}
+    assert {path for path, text in options.items() if "--time-scale" in text} == {
+        path for path, text in options.items() if "--load" in text and path != ("overload",)
+    }
 
 
 def test_version_is_the_package_s() -> None:
@@ -202,6 +210,11 @@ def test_names_and_addresses_that_are_wrong_are_refused_before_anything_starts(
         (("replay", "t", "--start", "1:99"), "'1:99' is no offset"),
         (("replay", "t", "--time-scale", "0"), "--time-scale 0.0: expected a number greater than 0"),
         (("replay", "t", "--time-scale", "nan"), "--time-scale nan"),
+        (("replay", "t", "--load", "0"), "--load 0.0: expected a number greater than 0"),
+        (("simulate", "t", "--load", "inf"), "--load inf: expected a number greater than 0"),
+        (("demo", "--load", "1e-320"), "--load 1e-320: expected"),
+        (("demo", "--load", "2", "--time-scale", "2"), "--load, --time-scale: expected one of the two"),
+        (("simulate", "t", "--load", "1", "--time-scale", "1"), "--load, --time-scale: expected one of the two"),
         (("replay", "t", "--spread", "inf"), "--spread inf"),
         (("replay", "t", "--limit", "0"), "'--limit'"),
         (("demo", "--policy", "abacus"), "no policy named 'abacus'"),

@@ -53,24 +53,24 @@ def test_overload_shows_means_the_worst_seed_and_how_goodput_grows() -> None:
     assert queued["turned away"] == pytest.approx(20.0)
     assert queued["p95 E2E"] == pytest.approx(13.0)
     assert row(shown, "Mooncake conversations", "3", "at once")["good per s"] == 4.0
-    assert shown.values["ART-Chat-like windows, least time scale"] == pytest.approx(0.7)
-    assert shown.values["ART-Chat-like windows, most"] == pytest.approx(0.8)
+    assert shown.values["ART-Chat-like windows, least load at capacity"] == pytest.approx(1 / 0.8)
+    assert shown.values["ART-Chat-like windows, most"] == pytest.approx(1 / 0.7)
     assert shown.values["Mooncake conversations, 3 over 1.3, least"] == pytest.approx(4 / 2.6)
 
 
 def test_claims_show_verdicts_means_and_counts() -> None:
     lines = """
-| on | of | against | figure | target | ratio [95 %] |  |
+| on | of | against | figure | target | of / against [95 %] | met |
 | --- | --- | --- | --- | --- | --- | --- |
-| ART x2 | gorgo-ms | prefix-cache | p95 TTFT | <= 0.90 | 0.814 [0.784, 0.844] | pass |
-| ART x2 | gorgo-ms | itself | p95 TTFT | <= 1.05 | 1.052 [1.049, 1.060] | missed ~ |
+| ART, load 0.5 | gorgo-ms | prefix-cache | p95 TTFT | <= 0.90 | 0.814 [0.784, 0.844] | pass |
+| ART, load 0.5 | gorgo-ms | itself | p95 TTFT | <= 1.05 | 1.052 [1.049, 1.060] | missed ~ |
 
 | on | policy | TTFT p50 ms | p95 | E2E p50 s | p95 | hit % |
 | --- | --- | --- | --- | --- | --- | --- |
-| ART x2 | gorgo | 400 | 900 | 2.00 | 5.00 | 70.0 |
-| ART x2 | least-load | 800 | 1900 | 4.00 | 9.00 | 40.0 |
-| ART x2 | oracle | 300 | 800 | 2.00 | 4.50 | 71.0 |
-| ART x2 | prefix-cache | 500 | 1000 | 2.50 | 6.00 | 72.5 |
+| ART, load 0.5 | gorgo | 400 | 900 | 2.00 | 5.00 | 70.0 |
+| ART, load 0.5 | least-load | 800 | 1900 | 4.00 | 9.00 | 40.0 |
+| ART, load 0.5 | oracle | 300 | 800 | 2.00 | 4.50 | 71.0 |
+| ART, load 0.5 | prefix-cache | 500 | 1000 | 2.50 | 6.00 | 72.5 |
 
 1 of 2 targets met, all simulated; 40 runs, 123 s of processor time; 40 of them were made now, in 99 s.
 """
@@ -78,18 +78,18 @@ def test_claims_show_verdicts_means_and_counts() -> None:
     page = """
 1 of 2 targets are met in 40 runs of 123 s; the oracle has 0.75 of the p50 TTFT, 0.75 of the p95 E2E.
 
-| on | of | against | figure | target | ratio [95 %] | met |
+| on | of | against | figure | target | of / against [95 %] | met |
 |---|---|---|---|---|---|---|
-| ART x2 | `gorgo-ms` | `prefix-cache` | p95 TTFT | <= 0.90 | 0.814 [0.784, 0.844] | pass |
-| ART x2 | `gorgo-ms` | itself | p95 TTFT | <= 1.05 | 1.052 [1.049, 1.060] | missed ~ |
+| ART, load 0.5 | `gorgo-ms` | `prefix-cache` | p95 TTFT | <= 0.90 | 0.814 [0.784, 0.844] | pass |
+| ART, load 0.5 | `gorgo-ms` | itself | p95 TTFT | <= 1.05 | 1.052 [1.049, 1.060] | missed ~ |
 
 | on | policy | TTFT p50 ms | E2E p95 s |
 |---|---|---|---|
-| ART x2 | `prefix-cache` | 500 | 6.00 |
+| ART, load 0.5 | `prefix-cache` | 500 | 6.00 |
 """
     assert problems(page, shown) == []
-    assert shown.values["ART x2: oracle / gorgo, p50 TTFT"] == pytest.approx(0.75)
-    assert shown.values["ART x2: oracle / best baseline, p95 E2E"] == pytest.approx(0.75)
+    assert shown.values["ART, load 0.5: oracle / gorgo, p50 TTFT"] == pytest.approx(0.75)
+    assert shown.values["ART, load 0.5: oracle / best baseline, p95 E2E"] == pytest.approx(0.75)
 
 
 def test_results_are_read_from_the_table_that_replay_prints() -> None:
@@ -98,7 +98,7 @@ def test_results_are_read_from_the_table_that_replay_prints() -> None:
         "policy                  err   ms   ms   ms    s     s  ms    %      % %",
         "gorgo-ms                  0  337  735 1102 2.31  4.32  62 80.2   80.2 35/36/30",
         "",
-        "211 requests of chat-small.jsonl.gz at time_scale 1, each policy on a fresh fleet.",
+        "211 requests of chat-small.jsonl.gz at load 1, each policy on a fresh fleet.",
     ]
     shown = view("demo", lines)
     assert row(shown, "`gorgo-ms`") == {

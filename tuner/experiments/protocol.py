@@ -7,6 +7,7 @@ from statistics import median
 
 from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.apps.demo.options import BASELINES
+from gorgo.apps.results import load_text
 from tuner.experiments.comparison import (
     OURS,
     PAPER,
@@ -108,7 +109,7 @@ def _verdict(
     )
     return ClaimVerdict.of_ratio(
         group,
-        (f"{on[0]} x{on[1]:g}: {policy} {words}, frozen / {best}, median p95 TTFT",),
+        (f"{on[0]}, {load_text(on[1])}: {policy} {words}, frozen / {best}, median p95 TTFT",),
         part_ratio(pairs, ttft),
         value=median(ttft(ours) / ttft(theirs) for ours, theirs in pairs),
         at_most=BOUNDS[policy],

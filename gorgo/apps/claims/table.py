@@ -12,7 +12,9 @@ from rich.table import Table
 from gorgo.apps.claims.verdict import ClaimVerdict
 
 #: Columns behind a verdict's labels.
-HEADER_END = ("target", "ratio [95 %]", "")
+HEADER_END = ("target", "ratio [95 %]", "met")
+#: Below a table that has the mark.
+UNSURE = "`~`: the interval contains the target; more seeds could turn the verdict."
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ def show_sections(found: Iterable[TableSection], console: Console, end: str) -> 
         if section.title:
             console.print(f"{section.title}\n", style="bold", highlight=False)
         console.print(_table(section))
+        if _has_mark(section):
+            console.print(UNSURE, style="dim", highlight=False)
         console.print()
     console.print(end, highlight=False, soft_wrap=True)
 
@@ -55,7 +59,12 @@ def as_markdown(found: Iterable[TableSection], end: str) -> str:
         lines = [section.header, ["---"] * len(section.header), *section.rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         parts.append(f"**{section.title}**\n\n{table}" if section.title else table)
+        parts += [UNSURE] if _has_mark(section) else []
     return "\n\n".join([*parts, end]) + "\n"
+
+
+def _has_mark(section: TableSection) -> bool:
+    return any(cell.endswith(" ~") for row in section.rows for cell in row)
 
 
 def _bound(verdict: ClaimVerdict) -> str:

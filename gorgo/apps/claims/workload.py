@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gorgo.apps.claims.run_cache import run_key
-from gorgo.apps.results import ResultRow
+from gorgo.apps.results import ResultRow, load_text
 from gorgo.apps.simulate import SimJob, run_once
 from gorgo.apps.simulate.job import STEADY
 from gorgo.apps.traces import TraceFilters
@@ -38,7 +38,7 @@ class Workload:
     -------
     >>> window = Workload(name="windows", traces=("one", "two"), time_scale=2.0)
     >>> window.label, PolicyTask(window, "random", 3).trace
-    ('windows x2', 'two')
+    ('windows, load 0.5', 'two')
     """
 
     name: str
@@ -50,7 +50,7 @@ class Workload:
     @property
     def label(self) -> str:
         """Return the name with the load and, unless steady, the scenario."""
-        label = f"{self.name} x{self.time_scale:g}"
+        label = f"{self.name}, {load_text(self.time_scale)}"
         return label if self.scenario == STEADY else f"{label}, {self.scenario}"
 
     def at(self, time_scale: float) -> Workload:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gorgo.apps.demo.fleet import PROBE_INTERVAL_S, REPLICAS, ROUND_TRIP_MS
-from gorgo.apps.results import ResultRow, results_table
+from gorgo.apps.results import ResultRow, load_text, results_table
 
 #: Where the table would be cut otherwise: no terminal, no width.
 MIN_WIDTH = 80
@@ -29,7 +29,7 @@ def show_demo(rows: Sequence[ResultRow], console: Console, *, out: Path | None =
 
 def _notes(rows: Sequence[ResultRow]) -> list[str]:
     trips = ", ".join(f"{name} {ROUND_TRIP_MS[region]} ms" for name, region in REPLICAS.items())
-    requests = f"{rows[0].n} requests of {rows[0].trace} at time_scale {rows[0].time_scale:g}"
+    requests = f"{rows[0].n} requests of {rows[0].trace} at {load_text(rows[0].time_scale)}"
     return [
         f"{requests}, each policy on a fresh fleet.",
         f"The proxy is real; engines and round trips are [bold]simulated[/bold] ({trips}).",
@@ -49,7 +49,7 @@ def _next_steps(out: Path | None) -> list[str]:
     return [
         *files,
         "gorgo demo --policy gorgo --policy power-of-two    other policies; gorgo policies lists them",
-        "gorgo demo --trace TRACE.jsonl.gz --time-scale 2   your own trace, at half its load",
+        "gorgo demo --trace TRACE.jsonl.gz --load 0.5       your own trace, at half its load",
         "gorgo demo --tune                                  the tuner at work beside the proxy",
         "gorgo demo --out DIR                               keeps every request's record",
         "gorgo serve --config regions.yaml                  the proxy in front of your replicas (README.md)",

@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from gorgo.apps.report.runs import REFERENCES, Cell, Comparison
 from gorgo.apps.report.statistics import Measure, mean, quantile_points
 from gorgo.apps.report.style import LineStyle, add_legend, line_styles, panels, set_log_ticks
+from gorgo.apps.results import load_text
 
 #: Panels and curves that are readable in one figure; tables have the rest.
 MAX_PANELS = 8
@@ -45,7 +46,7 @@ def ttft_distribution(comparison: Comparison) -> Figure:
             if cell.label in styles and len(cell.ttft_ms):
                 _draw_quantiles(panel, cell, styles[cell.label])
                 drawn.add(cell.label)
-        panel.set_title(f"time_scale {time_scale:g} (load {1 / time_scale:.3g})")
+        panel.set_title(load_text(time_scale))
         panel.set_xlabel("TTFT, ms (log scale)")
         panel.set_ylim(0, 1.005)
         panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -82,7 +83,7 @@ def against_load(comparison: Comparison, measures: Sequence[Measure]) -> Figure:
         for label, style in styles.items():
             _draw_load_curve(panel, comparison, label, measure, style)
         panel.set_title(measure.title)
-        panel.set_xlabel("load relative to the trace's own (1 / time_scale)")
+        panel.set_xlabel("load relative to the trace's own")
         panel.set_xticks([1 / time_scale for time_scale in comparison.loads])
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
         set_log_ticks(panel, "y")

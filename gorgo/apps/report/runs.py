@@ -17,7 +17,7 @@ from pydantic import Strict
 
 from gorgo.apps.results import Count, Number, ResultRow
 
-#: Policies that no router can be: a reference beside the others, never the best of them.
+#: Rows that no proxy can run, see `gorgo.apps.simulate.job`: beside the others, never the best of them.
 REFERENCES = ("oracle", "floor")
 #: The baselines of the GORGO paper.
 BASELINES = ("least-load", "least-request", "prefix-cache", "simple-session-affinity")

@@ -16,6 +16,7 @@ from gorgo.apps.report.statistics import (
     mean_share,
     ratio,
 )
+from gorgo.apps.results import load_text
 
 #: Rows of one table; results.json has the others.
 MAX_ROWS = 200
@@ -58,9 +59,13 @@ def load_table(comparison: Comparison, time_scale: float) -> PageTable:
         bold = {len(size) + place for place, text in enumerate(texts) if text == best[place] and not cell.is_reference}
         rows.append(TableRow(cell.label, (*size, *texts, *ratios), frozenset(bold), cell.is_reference))
     header = [measure.title for measure in MEASURES]
-    header += [f"{measure.title.partition(',')[0]} / {base.label}" for measure, base in bases]
-    caption = f"time_scale {time_scale:g} (load {1 / time_scale:.3g}), {comparison.source}"
+    header += [f"{measure.title.partition(',')[0]}: policy / {base.label}" for measure, base in bases]
+    caption = f"{load_text(time_scale)}, {comparison.source}"
     return PageTable(caption, ("policy", "runs", "requests", *header), *_bounded(rows, len(cells)))
+
+
+def _load(time_scale: float) -> str:
+    return load_text(time_scale).removeprefix("load ")
 
 
 def _bounded(rows: Sequence[TableRow], count: int) -> tuple[tuple[TableRow, ...], int]:
@@ -100,9 +105,9 @@ def share_table(comparison: Comparison) -> PageTable | None:
     for time_scale, cell, share in shares:
         values = [share.get(name, 0.0) for name in largest]
         values += [sum(share.values()) - sum(values)] if more else []
-        texts = (f"{time_scale:g}", *(f"{value:.1%}" for value in values))
+        texts = (_load(time_scale), *(f"{value:.1%}" for value in values))
         rows.append(TableRow(cell.label, texts, is_reference=cell.is_reference))
-    header = ("policy", "time_scale", *largest, *(["others"] if more else []))
+    header = ("policy", "load", *largest, *(["others"] if more else []))
     return PageTable("Share of requests per replica", header, *_bounded(rows, len(rows))) if rows else None
 
 
@@ -115,8 +120,8 @@ def error_table(comparison: Comparison) -> PageTable | None:
                 for kind, count in requests.errors.items():
                     found[cell.label, time_scale, kind] = found.get((cell.label, time_scale, kind), 0) + count
     ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    rows = [TableRow(label, (f"{time_scale:g}", kind, f"{count:,}")) for (label, time_scale, kind), count in ranked]
-    header = ("policy", "time_scale", "error", "requests")
+    rows = [TableRow(label, (_load(time_scale), kind, f"{count:,}")) for (label, time_scale, kind), count in ranked]
+    header = ("policy", "load", "error", "requests")
     return PageTable("Errors by kind", header, *_bounded(rows, len(rows))) if rows else None
 
 

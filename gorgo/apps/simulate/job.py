@@ -16,7 +16,7 @@ from gorgo.sim.fleet import SimFleet
 from gorgo.sim.records import SimRecord
 from gorgo.sim.workload import SimRequest
 
-#: Rows of every comparison that are no policies of a proxy: what full knowledge gives, and what nobody can go below.
+#: Rows of every comparison that no proxy can run: the rule of `gorgo-ms` with full knowledge, and a lower bound.
 ORACLE, FLOOR = "oracle", "floor"
 BASELINES = (ORACLE, FLOOR)
 #: The scenario in which nothing happens.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
-from gorgo.apps.results import ResultRow
+from gorgo.apps.results import ResultRow, load_text
 from gorgo.apps.simulate.goodput import E2E_S, TTFT_MS, Goodput
 from gorgo.apps.simulate.job import SimJob, SimulatedRun
 from gorgo.apps.simulate.run import run_many
@@ -121,7 +121,7 @@ def _bracket(job: SimJob) -> tuple[float, float]:
         while _serves_well(job, scale / 2):
             scale /= 2
             if scale <= LEAST:
-                raise TraceError(f"{job.trace}: {share} even at time scale {scale:.3g}: take more requests")
+                raise TraceError(f"{job.trace}: {share} even at {load_text(scale)}: take more requests")
         return scale / 2, scale
     while not _serves_well(job, scale * 2):
         scale *= 2

@@ -1,4 +1,4 @@
-"""The tables of `gorgo simulate`: a block per time scale, policies as rows, and ratios to the first policy.
+"""The tables of `gorgo simulate`: a block per load, policies as rows, and ratios to the first policy.
 
 Owns text and tables; `compare` has the statistics.
 """
@@ -11,10 +11,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gorgo.apps.results import ResultRow, results_table
+from gorgo.apps.results import ResultRow, load_text, results_table
 from gorgo.apps.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95
 from gorgo.apps.simulate.job import BASELINES
 
+_SEEDS = "mean [95 % interval] over {} seeds with common random numbers"
 _RATIOS: tuple[tuple[str, Figure], ...] = (("p95 TTFT", ttft_ms_p95), ("p95 E2E", e2e_s_p95))
 
 
@@ -30,24 +31,27 @@ def show_rows(rows: Sequence[ResultRow], policies: Sequence[str], console: Conso
         if seeds > 1 and len(groups) > 1:
             console.print()
             console.print(_ratios(groups))
-            console.print(f"mean [95 % interval] over {seeds} seeds with common random numbers", style="dim")
+            console.print(
+                f"{groups[0][0].policy}'s figure / the row's, below 1 is better: {_SEEDS.format(seeds)}", style="dim"
+            )
         console.print()
     console.print("Engines and network are simulated, in virtual time; the Router is the one that `gorgo serve` runs.")
-    console.print("oracle: true engine state; floor: alone on the nearest idle replica, all seen so far cached.")
+    console.print("oracle: the rule of gorgo-ms with full knowledge of the engines; not the optimum, it can lose.")
+    console.print("floor: each request alone on the nearest idle replica, all seen so far cached; a lower bound.")
 
 
 def _title(block: Sequence[ResultRow], seeds: int) -> str:
     row = block[0]
     many = f", means of {seeds} seeds" if seeds > 1 else f", seed {row.seed}"
-    return f"{row.trace} at time_scale {row.time_scale:g}: {row.n} requests{many}"
+    return f"{row.trace} at {load_text(row.time_scale)}: {row.n} requests{many}"
 
 
 def _ratios(groups: Sequence[Sequence[ResultRow]]) -> Table:
     first = groups[0]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("against", no_wrap=True)
+    table.add_column(f"{first[0].policy} / ...", no_wrap=True)
     for name, _ in _RATIOS:
-        table.add_column(f"{name} of {first[0].policy}", justify="right", no_wrap=True)
+        table.add_column(f"ratio of {name}", justify="right", no_wrap=True)
     for group in groups[1:]:
         table.add_row(group[0].policy or "-", *_cells(first, group))
     return table

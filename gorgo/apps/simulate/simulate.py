@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gorgo.apps.demo.options import PUBLISHED
 from gorgo.apps.progress import shown_progress
-from gorgo.apps.results import ResultRow, write_results
+from gorgo.apps.results import ResultRow, load_text, write_results
 from gorgo.apps.simulate.job import BASELINES, FLOOR, ORACLE, STEADY, SimJob, SimulatedRun
 from gorgo.apps.simulate.run import policy_of, run_many
 from gorgo.apps.traces import TraceFilters
@@ -87,7 +87,7 @@ def simulate_command(options: SimulateOptions) -> list[ResultRow]:
         for run in run_many(jobs, n_jobs=options.n_jobs):
             rows[_place(run.job)] = run.row
             if advance is not None:
-                advance(f"{run.job.policy} x{run.job.time_scale:g} seed {run.job.seed}")
+                advance(f"{run.job.policy}, {load_text(run.job.time_scale)}, seed {run.job.seed}")
             if options.out is not None:
                 _write_run(options.out, run)
     ordered = [rows[_place(job)] for job in jobs]
@@ -139,7 +139,7 @@ def _place(job: SimJob) -> tuple[float, str, int]:
 
 def _write_run(out: Path, run: SimulatedRun) -> None:
     """One run's own folder, in the form of a live replay's."""
-    folder = out / run.job.policy / f"x{run.job.time_scale:g}-seed{run.job.seed}"
+    folder = out / run.job.policy / f"load-{1 / run.job.time_scale:g}-seed-{run.job.seed}"
     write_results(folder, [run.row])
     with (folder / "requests.jsonl").open("w", encoding="utf-8") as file:
         for record in run.requests or ():

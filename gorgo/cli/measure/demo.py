@@ -25,7 +25,8 @@ def demo(
             help="Policy to run; repeatable. Default: gorgo-ms, gorgo and four others.",
         ),
     ] = None,
-    time_scale: options.TimeScale = 1.0,
+    load: options.Load = None,
+    time_scale: options.TimeScale = None,
     limit: options.Limit = None,
     tune: Annotated[
         bool,
@@ -50,7 +51,7 @@ def demo(
         policies=tuple(policy or ()),
         trace=None if trace is None else options.trace_path(trace),
         filters=TraceFilters(limit=limit),
-        time_scale=options.positive(time_scale),
+        time_scale=options.time_scale_of(time_scale, load),
         out=out,
         tune=tune,
     )

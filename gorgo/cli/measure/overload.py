@@ -65,7 +65,8 @@ def overload(
 
 
 def _show(rows: Sequence[OverloadRow], capacity: float) -> None:
-    typer.echo(f"capacity of {rows[0].row.policy} on {rows[0].row.trace}: time scale {capacity:.3f}")
+    typer.echo(f"capacity of {rows[0].row.policy} on {rows[0].row.trace}: {1 / capacity:.3f} of the trace's own load")
+    typer.echo("load: a multiple of capacity")
     typer.echo("  load  dispatch  good %  good/s  rejected %  queued %  hedged %  TTFT p95 ms  E2E p95 s")
     for row in rows:
         found, dispatch = row.goodput, "queued" if row.queueing else "at once"

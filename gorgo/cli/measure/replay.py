@@ -18,7 +18,8 @@ def replay(
     url: Annotated[
         str, typer.Option(help="Base URL of any OpenAI-compatible router or engine.")
     ] = "http://127.0.0.1:8080",
-    time_scale: options.TimeScale = 1.0,
+    load: options.Load = None,
+    time_scale: options.TimeScale = None,
     limit: options.Limit = None,
     max_input: options.MaxInput = None,
     max_output: options.MaxOutput = None,
@@ -49,7 +50,7 @@ def replay(
         trace=options.trace_path(trace),
         url=url,
         filters=filters,
-        time_scale=options.positive(time_scale),
+        time_scale=options.time_scale_of(time_scale, load),
         out=out,
         model=model,
         api_key=options.api_key(),

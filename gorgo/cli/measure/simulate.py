@@ -29,14 +29,8 @@ def simulate(
             help="Policy to run; repeatable. Default: gorgo-ms, gorgo and five others. Ratios are of the first.",
         ),
     ] = None,
-    time_scale: Annotated[
-        list[float] | None,
-        typer.Option(
-            callback=options.finite,
-            show_default=False,
-            help="Factor on the time between requests: 2.0 is half the load; repeatable. Default: 1.",
-        ),
-    ] = None,
+    load: options.Loads = None,
+    time_scale: options.TimeScales = None,
     seeds: options.Seeds = 1,
     scenario: Annotated[str, typer.Option(metavar="NAME", help="Scenario of faults or changes, by name.")] = "steady",
     shadow: Annotated[
@@ -66,8 +60,8 @@ def simulate(
     """Compare policies on a trace in virtual time.
 
     The Router and the policies are those of the proxy; engines and network are simulated. A seed gives all policies the
-    same jitter. Two more rows are bounds: `oracle` knows the state of every engine, `floor` runs each request alone.
-    The exit code is 1 if any request failed.
+    same jitter. Two more rows are no policies: `oracle` applies the rule of gorgo-ms with full knowledge of the engines
+    and can lose; `floor` runs each request alone and is a lower bound. The exit code is 1 if any request failed.
     """
     from gorgo.apps.simulate import DEFAULT_POLICIES, SimulateOptions, simulate_command
     from gorgo.apps.simulate.fleet import fleet_of, limits_of
@@ -83,7 +77,7 @@ def simulate(
         ),
         policies=policies,
         weights=_weights(loaded, weights, policies, source=config),
-        time_scales=[options.positive(scale) for scale in time_scale or (1.0,)],
+        time_scales=options.time_scales_of(time_scale, load),
         seeds=range(seed, seed + seeds),
         scenario=scenario,
         limits=limits_of(loaded),

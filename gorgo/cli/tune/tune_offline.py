@@ -37,7 +37,8 @@ def tune_offline(
     settings: tuning.Settings = None,
     max_generations: tuning.MaxGenerations = 100,
     seeds: options.Seeds = 3,
-    time_scale: options.TimeScale = 1.0,
+    load: options.Load = None,
+    time_scale: options.TimeScale = None,
     limit: options.Limit = None,
     max_input: options.MaxInput = None,
     max_output: options.MaxOutput = None,
@@ -78,7 +79,7 @@ def tune_offline(
         filters=options.trace_filters(
             limit=limit, max_input=max_input, max_output=max_output, start=start, end=end, seed=seed
         ),
-        time_scale=options.positive(time_scale),
+        time_scale=options.time_scale_of(time_scale, load),
         database=database,
         out=out,
     )

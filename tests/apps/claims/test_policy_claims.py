@@ -86,11 +86,11 @@ def test_tables_have_each_target_and_each_mean() -> None:
     show_sections(findings.sections(), Console(file=out, width=140), findings.summary())
     markdown = as_markdown(findings.sections(), findings.summary())
     for text in (out.getvalue(), markdown):
-        assert "Against the oracle with the same lambda and delta" in text
-        assert text.count("small x2") == 2 + 2
+        assert "Against the same rule with full knowledge (`oracle`)" in text
+        assert text.count("small, load 0.5") == 2 + 2
         assert "missed" in text
         assert "1 of 2 targets met, all simulated; 4 runs" in text
-    assert markdown.count("| small x2 | gorgo-ms |") == 3
+    assert markdown.count("| small, load 0.5 | gorgo-ms |") == 3
 
 
 def test_an_estimate_counts_requests_and_knows_that_the_oracle_is_slower() -> None:

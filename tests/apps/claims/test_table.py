@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from gorgo.apps.claims import Findings, RatioTarget, Workload, judge
-from gorgo.apps.claims.policy_claims import mean_cells
-from gorgo.apps.claims.table import as_markdown, cells, show_sections
+from gorgo.apps.claims.policy_claims import HEADER, mean_cells
+from gorgo.apps.claims.table import TableSection, as_markdown, cells, show_sections
+from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.apps.demo.options import BASELINES
 from gorgo.apps.results import ResultRow, Spread
 from tests.apps.claims.rows import row
@@ -31,20 +32,20 @@ def rows(policy: str, *ttft_ms: float) -> dict[int, ResultRow]:
 @pytest.mark.parametrize(
     ("changes", "ours_ms", "said"),
     [
-        ({}, [80.0], ("here x2", "gorgo-ms", "gorgo", "p95 TTFT", "<= 0.90", "0.800")),
-        ({}, [80.0, 80.0], ("here x2", "gorgo-ms", "gorgo", "p95 TTFT", "<= 0.90", "0.800 [0.800, 0.800]")),
-        ({"figure": "p50 TTFT"}, [90.0], ("here x2", "gorgo-ms", "gorgo", "p50 TTFT", "<= 0.90", "0.900")),
-        ({"workloads": (THERE,)}, [80.0], ("there x2", "gorgo-ms", "gorgo", "p95 TTFT", "<= 0.90", "-")),
+        ({}, [80.0], ("here, load 0.5", "gorgo-ms", "gorgo", "p95 TTFT", "<= 0.90", "0.800")),
+        ({}, [80.0, 80.0], ("here, load 0.5", "gorgo-ms", "gorgo", "p95 TTFT", "<= 0.90", "0.800 [0.800, 0.800]")),
+        ({"figure": "p50 TTFT"}, [90.0], ("here, load 0.5", "gorgo-ms", "gorgo", "p50 TTFT", "<= 0.90", "0.900")),
+        ({"workloads": (THERE,)}, [80.0], ("there, load 0.5", "gorgo-ms", "gorgo", "p95 TTFT", "<= 0.90", "-")),
         (
             {"others": ("gorgo", "random")},
             [80.0],
-            ("here x2", "gorgo-ms", "gorgo, random", "p95 TTFT", "<= 0.90", "0.800"),
+            ("here, load 0.5", "gorgo-ms", "gorgo, random", "p95 TTFT", "<= 0.90", "0.800"),
         ),
-        ({"others": BASELINES}, [80.0], ("here x2", "gorgo-ms", "prefix-cache", "p95 TTFT", "<= 0.90", "1.600")),
+        ({"others": BASELINES}, [80.0], ("here, load 0.5", "gorgo-ms", "prefix-cache", "p95 TTFT", "<= 0.90", "1.600")),
         (
             {"others": ("gorgo-ms",), "others_on": (HERE,), "at_most": 1.05},
             [80.0],
-            ("here x2", "gorgo-ms", "itself", "p95 TTFT", "<= 1.05", "1.000"),
+            ("here, load 0.5", "gorgo-ms", "itself", "p95 TTFT", "<= 1.05", "1.000"),
         ),
         (
             {"workloads": (HERE, HERE), "others": BASELINES},
@@ -81,9 +82,9 @@ def test_figures_are_means_over_seeds_setting_by_setting() -> None:
             (HERE, "oracle"): {},
         }
     ) == [
-        ("there x2", "floor", "-", "-", "-", "-", "50.0"),
-        ("there x2", "gorgo-ms", "200", "400", "1.50", "3.00", "62.5"),
-        ("here x2", "random", "10", "21", "0.12", "0.25", "-"),
+        ("there, load 0.5", "floor", "-", "-", "-", "-", "50.0"),
+        ("there, load 0.5", "gorgo-ms", "200", "400", "1.50", "3.00", "62.5"),
+        ("here, load 0.5", "random", "10", "21", "0.12", "0.25", "-"),
     ]
 
 
@@ -96,29 +97,47 @@ def findings() -> Findings:
 
 def test_a_summary_counts_what_was_met_and_what_it_took() -> None:
     assert findings().summary() == (
-        "1 of 3 targets met, all simulated; 4 runs, 12 s of processor time; 3 of them were made now, in 7 s. "
-        "`~`: the interval holds the limit, so more seeds could turn the verdict."
+        "1 of 3 targets met, all simulated; 4 runs, 12 s of processor time; 3 of them were made now, in 7 s."
     )
 
 
 def test_markdown_has_a_table_per_group_and_the_figures() -> None:
     """The mean of 0.8 and 1.0 is the root of 0.8; two seeds reach twelve standard errors either way."""
-    assert as_markdown(findings().sections(), findings().summary()).splitlines()[:14] == [
+    mark = "`~`: the interval contains the target; more seeds could turn the verdict."
+    assert as_markdown(findings().sections(), findings().summary()).splitlines()[:18] == [
         "**Against the published policy**",
         "",
-        "| on | of | against | figure | target | ratio [95 %] |  |",
+        "| on | of | against | figure | target | of / against [95 %] | met |",
         "| --- | --- | --- | --- | --- | --- | --- |",
-        "| here x2 | gorgo-ms | gorgo | p95 TTFT | <= 0.90 | 0.894 [0.217, 3.692] | pass ~ |",
-        "| there x2 | gorgo-ms | gorgo | p95 TTFT | <= 0.90 | - | missed ~ |",
+        "| here, load 0.5 | gorgo-ms | gorgo | p95 TTFT | <= 0.90 | 0.894 [0.217, 3.692] | pass ~ |",
+        "| there, load 0.5 | gorgo-ms | gorgo | p95 TTFT | <= 0.90 | - | missed ~ |",
+        "",
+        mark,
         "",
         "**mine**",
         "",
-        "| on | of | against | figure | target | ratio [95 %] |  |",
+        "| on | of | against | figure | target | of / against [95 %] | met |",
         "| --- | --- | --- | --- | --- | --- | --- |",
-        "| here x2 | gorgo-ms | gorgo | p95 TTFT | <= 0.50 | 0.894 [0.217, 3.692] | missed ~ |",
+        "| here, load 0.5 | gorgo-ms | gorgo | p95 TTFT | <= 0.50 | 0.894 [0.217, 3.692] | missed ~ |",
+        "",
+        mark,
         "",
         "| on | policy | TTFT p50 ms | p95 | E2E p50 s | p95 | hit % |",
     ]
+
+
+def test_the_mark_is_explained_below_the_tables_that_have_it_and_nowhere_else() -> None:
+    sure = [
+        TableSection(
+            "a", HEADER, [cells(ClaimVerdict(group="a", labels=("w",), value=1.0, low=0.9, high=1.1, at_most=2.0))]
+        )
+    ]
+    out = StringIO()
+    show_sections(sure, Console(file=out, width=140), "end")
+    assert "~" not in as_markdown(sure, "end") + out.getvalue()
+    out = StringIO()
+    show_sections(findings().sections(), Console(file=out, width=140), "end")
+    assert out.getvalue().count("`~`: the interval contains the target") == 2
 
 
 def test_a_terminal_shows_the_same_cells() -> None:

@@ -25,7 +25,7 @@ def test_a_ratio_is_the_geometric_mean_over_seeds() -> None:
     verdict = judge(target(), {(HERE, "a"): rows("a", 80.0, 90.0), (HERE, "b"): rows("b", 100.0, 100.0)})
     assert verdict.value == pytest.approx((0.8 * 0.9) ** 0.5)
     assert verdict.low is not None
-    assert (verdict.met, verdict.labels) == (True, ("here x1", "a", "b", "p95 TTFT"))
+    assert (verdict.met, verdict.labels) == (True, ("here, load 1", "a", "b", "p95 TTFT"))
 
 
 def test_a_limit_is_met_by_the_mean_and_sure_by_the_interval() -> None:

@@ -87,7 +87,8 @@ def test_requests_of_a_setting_are_filtered_as_the_paper_s(
 def test_wrong_priors_are_compared_with_right_ones_elsewhere() -> None:
     found = [target.pairs for target in all_targets(None) if target.group == "priors"]
     assert [[(ours.label, beside.label) for ours, beside in pairs] for pairs in found] == [
-        [(f"ART-Chat-like x2, {scenario}", "ART-Chat-like x2")] for scenario in ("priors-fast", "priors-slow")
+        [(f"ART-Chat-like, load 0.5, {scenario}", "ART-Chat-like, load 0.5")]
+        for scenario in ("priors-fast", "priors-slow")
     ]
 
 

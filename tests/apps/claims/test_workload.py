@@ -46,9 +46,9 @@ def test_the_smaller_bound_of_requests_counts(own: int | None, first: int | None
 @pytest.mark.parametrize(
     ("workload", "label"),
     [
-        (WINDOW, "windows x1.25"),
-        (WINDOW.at(2.0), "windows x2"),
-        (WINDOW.under("killed"), "windows x1.25, killed"),
+        (WINDOW, "windows, load 0.8"),
+        (WINDOW.at(2.0), "windows, load 0.5"),
+        (WINDOW.under("killed"), "windows, load 0.8, killed"),
     ],
 )
 def test_a_label_has_the_load_and_what_happens(workload: Any, label: str) -> None:

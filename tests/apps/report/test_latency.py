@@ -30,7 +30,7 @@ def test_a_curve_is_the_fraction_of_requests_within_a_ttft() -> None:
     loads = {2.0: [slow, p95_cell("nearest", 1.0), saved_cell("floor", [5.0])], 1.0: [fast]}
     figure = ttft_distribution(comparison(loads))
     half, whole = figure.axes
-    assert titles(figure.axes) == ["time_scale 2 (load 0.5)", "time_scale 1 (load 1)"]
+    assert titles(figure.axes) == ["load 0.5", "load 1"]
     # The first line of each panel marks 95 %.
     assert [y for _, y in points(half)[0]] == [0.95, 0.95]
     assert points(half)[1:] == [[(100.0, 0.0), (200.0, 0.5), (400.0, 1.0)], [(5.0, 0.0), (5.0, 1.0)]]
@@ -50,7 +50,7 @@ def test_loads_and_policies_beyond_the_bounds_are_not_drawn(monkeypatch: pytest.
     monkeypatch.setattr(latency, "MAX_PANELS", 2)
     monkeypatch.setattr(latency, "MAX_CURVES", 3)
     figure = ttft_distribution(comparison({n: [saved_cell(f"p{m}", [1.0]) for m in range(4)] for n in (3.0, 2.0, 1.0)}))
-    assert titles(figure.axes) == ["time_scale 3 (load 0.333)", "time_scale 1 (load 1)"]
+    assert titles(figure.axes) == ["load 0.333", "load 1"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["p0", "p1", "p2"]
 
 

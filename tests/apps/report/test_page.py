@@ -87,7 +87,7 @@ def test_every_table_and_plot_is_called_simulated_or_live(tmp_path: Path, withou
     for source in ("simulated", "live"):
         write_sweep(tmp_path / source, LOADS, source=source)
         text = page_of(tmp_path / source)
-        captions = re.findall(r"<h3>(.*?)</h3>|<caption>(time_scale.*?)</caption>", text)
+        captions = re.findall(r"<h3>(.*?)</h3>|<caption>(load .*?)</caption>", text)
         assert [any(one.endswith(f", {source}") for one in pair) for pair in captions] == [True] * 4
 
 
@@ -139,7 +139,7 @@ def test_bounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with
     assert '<p class="note">2 of 3 loads are drawn. 3 of 4 policies are drawn.</p>' in text
     assert text.count(" are drawn.") == 3  # none at the bound
     assert '<p class="note">1 of 3 loads have a table.</p>' in text
-    assert text.count("<caption>time_scale") == 2  # one in each section
+    assert text.count("<caption>load ") == 2  # one in each section
     assert "Rows left out: 50" in text
     assert re.findall("<li>(.*)</li>", text)[1:] == ["2 more"]
 

@@ -35,13 +35,13 @@ def test_a_table_has_means_over_runs_and_ratios_of_the_same_seeds() -> None:
         p95_cell("oracle", 50.0, 50.0),
     ]
     table = load_table(comparison({2.0: cells}), 2.0)
-    assert table.caption == "time_scale 2 (load 0.5), simulated"
+    assert table.caption == "load 0.5, simulated"
     assert column(table, "runs") == ["2", "2", "2", "2", "1", "2"]
     assert column(table, "requests") == ["2", "2", "2", "2", "1", "2"]
     assert column(table, "p95 TTFT, ms") == ["225", "200", "400", "300", "-", "50"]
     # Seed by seed against the best baseline: sqrt(0.5 * 1.75) is 0.935, sqrt(1.5 * 2.5) is 1.936.
     # With one degree of freedom t is 12.706: the intervals are wide.
-    assert column(table, "p95 TTFT / prefix-cache") == [
+    assert column(table, "p95 TTFT: policy / prefix-cache") == [
         "0.935 (0.000 to 2675.890) undecided",
         "baseline",
         "1.936 (0.075 to 49.707) undecided",
@@ -56,7 +56,7 @@ def test_a_table_has_means_over_runs_and_ratios_of_the_same_seeds() -> None:
 
 def test_one_run_has_a_ratio_without_an_interval() -> None:
     table = load_table(comparison({1.0: [p95_cell("gorgo", 90.0), p95_cell("least-load", 120.0)]}), 1.0)
-    assert column(table, "p95 E2E / least-load") == ["0.750", "baseline"]
+    assert column(table, "p95 E2E: policy / least-load") == ["0.750", "baseline"]
 
 
 def test_a_table_shows_each_measure_in_its_unit() -> None:
@@ -73,7 +73,7 @@ def test_a_table_shows_each_measure_in_its_unit() -> None:
     }
     cell = Cell("gorgo", "gorgo", (Run(row(**figures)),))
     table = load_table(comparison({1.25: [cell]}, source="live"), 1.25)
-    assert table.caption == "time_scale 1.25 (load 0.8), live"
+    assert table.caption == "load 0.8, live"
     assert dict(zip(table.header, texts(table)[0], strict=True)) == {
         "policy": "gorgo",
         "runs": "1",
@@ -112,9 +112,9 @@ def test_shares_are_means_over_the_runs_that_have_them() -> None:
     rows = [row("random", share=share) for share in ({"us": 0.5, "eu": 0.5}, {"us": 1.0}, {})]
     mixed = Cell("random", "random", tuple(Run(one) for one in rows))
     table = share_table(comparison({2.0: [mixed, p95_cell("floor", 1.0, share={})], 1.0: [mixed]}))
-    assert texts(table) == [["random", "2", "25.0%", "75.0%"], ["random", "1", "25.0%", "75.0%"]]
+    assert texts(table) == [["random", "0.5", "25.0%", "75.0%"], ["random", "1", "25.0%", "75.0%"]]
     assert table is not None
-    assert table.header == ("policy", "time_scale", "eu", "us")
+    assert table.header == ("policy", "load", "eu", "us")
     assert share_table(comparison({1.0: [p95_cell("floor", 1.0, share={})]})) is None
 
 
@@ -132,8 +132,8 @@ def test_errors_are_counted_by_policy_load_and_kind_the_most_frequent_first() ->
     table = error_table(comparison({2.0: [first, p95_cell("random", 1.0)], 1.0: [second]}))
     assert texts(table) == [
         ["gorgo", "1", "timeout", "1,200"],
-        ["gorgo", "2", "timeout", "4"],
-        ["gorgo", "2", "refused", "2"],
+        ["gorgo", "0.5", "timeout", "4"],
+        ["gorgo", "0.5", "refused", "2"],
     ]
     assert error_table(comparison({1.0: [saved_cell("gorgo", [1.0])]})) is None
 

@@ -20,7 +20,7 @@ def simulate(out: Path, *words: str) -> int:
 
 def test_first_tokens_come_later_where_the_shadow_would_not_have_gone(tmp_path: Path) -> None:
     assert simulate(tmp_path, "--policy", "random", "--shadow", "gorgo-ms") == 0
-    table = rank_table(read_rows(tmp_path / "random" / "x1-seed0" / "requests.jsonl"))
+    table = rank_table(read_rows(tmp_path / "random" / "load-1-seed-0" / "requests.jsonl"))
     assert table.shadow == "gorgo-ms"
     assert [row.rank for row in table.rows] == [1, 2, 3]
     assert table.rho is not None
@@ -30,7 +30,7 @@ def test_first_tokens_come_later_where_the_shadow_would_not_have_gone(tmp_path: 
 def test_a_shadow_changes_nothing_of_a_run(tmp_path: Path) -> None:
     simulate(tmp_path / "with", "--policy", "random", "--shadow", "gorgo-ms")
     simulate(tmp_path / "without", "--policy", "random")
-    place = Path("random") / "x1-seed0" / "results.json"
+    place = Path("random") / "load-1-seed-0" / "results.json"
     assert (tmp_path / "with" / place).read_text() == (tmp_path / "without" / place).read_text()
 
 

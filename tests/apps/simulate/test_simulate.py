@@ -45,7 +45,7 @@ def test_a_row_for_each_scale_policy_and_seed_with_oracle_and_floor_behind() -> 
 def test_files_are_those_of_a_live_replay_one_folder_per_run(tmp_path: Path) -> None:
     rows = simulate_command(asked(out=tmp_path, time_scales=(1.5,)))
     assert json.loads((tmp_path / "results.json").read_text()) == [row.as_json() for row in rows]
-    folder = tmp_path / "gorgo-ms" / "x1.5-seed0"
+    folder = tmp_path / "gorgo-ms" / "load-0.666667-seed-0"
     assert json.loads((folder / "results.json").read_text()) == [rows[0].as_json()]
     lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
     assert len(lines) == 40
@@ -54,7 +54,7 @@ def test_files_are_those_of_a_live_replay_one_folder_per_run(tmp_path: Path) -> 
         == ReplayRecord(id="", scheduled_s=0, sent_s=0, input_tokens=1).as_json().keys()
     )
     assert lines[0]["predicted_ttft_ms"] is not None
-    assert (tmp_path / "floor" / "x1.5-seed0" / "requests.jsonl").exists()
+    assert (tmp_path / "floor" / "load-0.666667-seed-0" / "requests.jsonl").exists()
 
 
 def test_misspelt_policies_are_told_before_anything_runs(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_misspelt_policies_are_told_before_anything_runs(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_every_option_reaches_every_job_and_yardsticks_have_no_shadow() -> None:
+def test_every_option_reaches_every_job_and_oracle_and_floor_have_no_shadow() -> None:
     limits = RouterLimits(max_attempts=2)
     options = asked(
         policies=("gorgo-ms", "oracle", "random"),

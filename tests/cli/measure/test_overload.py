@@ -120,8 +120,9 @@ def test_queued_requests_are_served_in_time_or_turned_away(rows: Sequence[dict[s
 def test_the_table_says_what_the_json_says(folder: Path) -> None:
     result = overload(folder, *TWENTY, "--load", "0.5")
     assert result.exit_code == 0, result.output
-    title, heads, *lines = result.stdout.splitlines()
-    assert title == "capacity of gorgo-ms on trace.jsonl: time scale 0.297"
+    title, unit, heads, *lines = result.stdout.splitlines()
+    assert title == "capacity of gorgo-ms on trace.jsonl: 3.364 of the trace's own load"
+    assert unit == "load: a multiple of capacity"
     assert heads.split("  ")[1:3] == ["load", "dispatch"]
     assert [line.replace("at once", "at-once").split() for line in lines] == [
         [
@@ -180,7 +181,7 @@ def test_policy_and_seed_are_those_given(folder: Path) -> None:
         (["--policy", "best"], "no policy named 'best'"),
         (["--max-input", "4095"], "no request is left after the filters"),
         # All three at once are served within two seconds: no load is too high.
-        (["--limit", "3"], "95% of requests in time even at time scale 0.0156: take more requests"),
+        (["--limit", "3"], "95% of requests in time even at load 64: take more requests"),
         (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
     ],
 )

@@ -93,7 +93,7 @@ def test_simulate_hands_on_every_option(config: Path, tmp_path: Path, monkeypatc
     file.write_text('{"policy": "gorgo", "weights": {"w_rtt": 0.75}}')
     result = run(
         *("simulate", "my-trace", *FILTERS, "--config", config, "--weights", file, "--out", tmp_path / "out"),
-        *("--policy", "gorgo", "--policy", "random", "--policy", "gorgo", "--time-scale", "2", "--time-scale", "0.5"),
+        *("--policy", "gorgo", "--policy", "random", "--policy", "gorgo", "--load", "0.5", "--load", "2"),
         *("--seeds", "3", "--scenario", "bursts", "--shadow", "gorgo-ms", "--jobs", "2"),
     )
     assert result.exit_code == 0, result.output
@@ -302,8 +302,8 @@ def test_demo_hands_on_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "random",
             "--policy",
             "gorgo",
-            "--time-scale",
-            "2",
+            "--load",
+            "0.5",
         ),
         *("--out", tmp_path, "--json"),
     )
