@@ -5,6 +5,9 @@ Owns the exception types; leaves their rendering (HTTP status, exit code, text) 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class GorgoError(Exception):
     """Base of all errors raised on purpose."""
@@ -96,3 +99,13 @@ class ProxyRefused(GorgoError):  # noqa: N818
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return a hint at the known word most similar to `word`, or nothing.
+
+    >>> closest("m_rt", ["m_rtt", "m_queue"])
+    " (did you mean 'm_rtt'?)"
+    """
+    near = difflib.get_close_matches(word[:100], list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

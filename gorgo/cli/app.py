@@ -10,7 +10,11 @@ from typing import Annotated
 import typer
 
 from gorgo import __version__
+from gorgo.cli.admin.drain import drain
+from gorgo.cli.admin.explain import explain
 from gorgo.cli.admin.freeze import freeze, unfreeze
+from gorgo.cli.admin.reload import reload
+from gorgo.cli.admin.routing import policy, set_weights
 from gorgo.cli.admin.status import status
 from gorgo.cli.check import check
 from gorgo.cli.engine import engine
@@ -23,6 +27,7 @@ from gorgo.cli.measure.rank import rank
 from gorgo.cli.measure.replay import replay
 from gorgo.cli.measure.report import report
 from gorgo.cli.measure.simulate import simulate
+from gorgo.cli.measure.simulated import profiles, scenarios
 from gorgo.cli.policies import policies
 from gorgo.cli.serve import serve
 from gorgo.cli.tune.history import history
@@ -39,9 +44,11 @@ app = typer.Typer(
 )
 for _command in (
     *(serve, engine, replay, simulate, overload, claims, demo, report),
-    *(tune, tune_offline, history, freeze, unfreeze, check, policies, status, rank),
+    *(tune, tune_offline, history, status, explain, drain, policy, freeze, unfreeze, reload, check),
+    *(policies, scenarios, profiles, rank),
 ):
     app.command()(_command)
+app.command("set")(set_weights)
 app.add_typer(datasets.app, name="datasets")
 
 

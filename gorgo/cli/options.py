@@ -55,6 +55,9 @@ Config = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 MaybeSeed = Annotated[int | None, typer.Option(min=0, help="Random seed. Default: a random one.", show_default=False)]
+Reason = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Reason to store with the change.", show_default=False)
+]
 AdminUrl = Annotated[str, typer.Option("--url", envvar="GORGO_ADMIN_URL", help="Admin address of the proxy.")]
 
 Trace = Annotated[
@@ -160,6 +163,11 @@ def trace_path(trace: str) -> Path:
     path = Path(trace)
     shipped = {one.name: one.path for one in datasets()}
     return path if path.exists() else shipped.get(trace, path)
+
+
+def operator() -> str:
+    """Return the name to store with a change."""
+    return os.environ.get("LOGNAME") or os.environ.get("USER") or "gorgo"
 
 
 def print_json(value: object) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
@@ -13,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from gorgo.config.document import Document, Path, Problem, show_value
 from gorgo.config.model import Config
+from gorgo.errors import closest
 
 #: Its value is the name of a variable; a pasted key must not be shown.
 _SECRET_KEYS = frozenset({"api_key_env"})
@@ -50,12 +50,6 @@ def explain(error: ErrorDetails, document: Document, model: type = Config) -> Pr
     reference = document.references.get(path)
     found = _found(path, error["input"]) if reference is None else f"the value of {show_value(reference)}"
     return Problem(path, document.line(path), found, _expected(error, path))
-
-
-def closest(word: str, known: Iterable[str]) -> str:
-    """Return a hint at the most similar word, or nothing."""
-    near = difflib.get_close_matches(word[:100], list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def keys_at(path: Path, model: type = Config) -> list[str]:

@@ -16,11 +16,11 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from gorgo.config.document import MAX_BYTES, Document, Path, Problem, read_document, show_path
-from gorgo.config.explain import closest, explain
+from gorgo.config.explain import explain
 from gorgo.config.model import Config
 from gorgo.config.renamed import renamed_keys
 from gorgo.core.numeric import is_number
-from gorgo.errors import ConfigError
+from gorgo.errors import ConfigError, closest
 
 #: Errors shown; the rest is counted.
 MAX_PROBLEMS_SHOWN = 200

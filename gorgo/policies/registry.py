@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import validate_shadow
-from gorgo.errors import UnknownPolicy
+from gorgo.errors import UnknownPolicy, closest
 from gorgo.policies.gorgo import Gorgo
 from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.policies.least_load import LeastLoad
@@ -64,7 +64,8 @@ def make_policy(name: str) -> Policy:
         return POLICIES[name]()
     offered = _third_party().get(name)
     if offered is None:
-        raise UnknownPolicy(f"no policy named {name!r}; there are: {', '.join(policy_names())}")
+        names = policy_names()
+        raise UnknownPolicy(f"no policy named {name!r}{closest(name, names)}; there are: {', '.join(names)}")
     policy = offered.load()()
     if not isinstance(policy, Policy):
         raise UnknownPolicy(

@@ -161,6 +161,7 @@ async def _run(
             tasks.create_task(state.request_log.run())
         if follow is not None:
             reloader = Reloader(state, follow.file, fleet_monitor, environ=follow.environ)
+            state.reload = reloader.reload
             loops.append(tasks.create_task(reloader.run()))
         tls = None if state.served_tls is None else state.served_tls.context
         data_limits = partial(_data_limits, state)
@@ -252,7 +253,7 @@ def _signals(file: ConfigFile | None) -> Iterator[tuple[asyncio.Event, asyncio.E
     def on_signal() -> None:
         (stop_now if stop.is_set() else stop).set()
 
-    handlers: dict[signal.Signals, Callable[[], None]] = {signal.SIGTERM: on_signal, signal.SIGINT: on_signal}
+    handlers: dict[signal.Signals, Callable[[], object]] = {signal.SIGTERM: on_signal, signal.SIGINT: on_signal}
     if file is not None:
         handlers[signal.SIGHUP] = file.request_reload
     for number, handler in handlers.items():

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -24,58 +17,11 @@ from gorgo.proxy.control.state_file import StateFile
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, FakeReplica, delta, stream
 from tests.proxy.followed import regions
+from tests.proxy.served import gorgo, served
 
-TOKEN = "t"
 #: Each is a start of a process; `make test-system` kills more often.
 KILLS = 6
 KILLS_LONG = 200
-
-
-@dataclass
-class Served:
-    """The process and a client of its admin listener."""
-
-    process: asyncio.subprocess.Process
-    admin: httpx.AsyncClient
-    admin_url: str
-
-    async def weights(self) -> Any:
-        return (await self.admin.get("/admin/weights")).json()
-
-
-@asynccontextmanager
-async def served(folder: Path, *options: str) -> AsyncIterator[Served]:
-    """The proxy, killed at the end of the block if it has not ended."""
-    words = ("serve", "--config", str(folder / "regions.yaml"), "--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gorgo", *words, *options),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=environ(),
-    )
-    try:
-        assert process.stdout is not None
-        said = re.search(rb"\(admin (http://\S+)\)", await asyncio.wait_for(process.stdout.readline(), 30))
-        assert said is not None
-        headers = {"authorization": f"Bearer {TOKEN}"}
-        async with httpx.AsyncClient(base_url=said[1].decode(), timeout=20, headers=headers) as admin:
-            yield Served(process, admin, said[1].decode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-def environ() -> dict[str, str]:
-    return {**os.environ, "GORGO_ADMIN_TOKEN": TOKEN, "PYTHONUNBUFFERED": "1", "LOGNAME": "tester"}
-
-
-async def gorgo(*words: str) -> subprocess.CompletedProcess[str]:
-    def run() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gorgo", *words]
-        return subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=30, check=False)
-
-    return await asyncio.to_thread(run)
 
 
 @pytest.fixture

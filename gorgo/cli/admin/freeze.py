@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +14,6 @@ from gorgo.cli.errors import FAILED, fail
 
 if TYPE_CHECKING:
     from gorgo.config.weights_file import WeightsFile
-
-Reason = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Reason to store with the change.", show_default=False)
-]
 
 
 def freeze(
@@ -44,7 +39,7 @@ def freeze(
         Path | None,
         typer.Option(metavar="FILE", help="Write the frozen weights to a weights file.", show_default=False),
     ] = None,
-    reason: Reason = None,
+    reason: options.Reason = None,
     as_json: options.Json = False,
 ) -> None:
     """Freeze the weights of a running proxy.
@@ -54,7 +49,7 @@ def freeze(
     """
     from gorgo.cli.admin.call import as_expected, call_admin
 
-    body: dict[str, Any] = {"reason": reason, "by": _user()}
+    body: dict[str, Any] = {"reason": reason, "by": options.operator()}
     if weights is not None:
         wanted, database = _found(weights, database)
         body |= {"policy": wanted.policy, "weights": dict(wanted.weights), "allow_out_of_range": wanted.widened}
@@ -75,7 +70,7 @@ def freeze(
 
 def unfreeze(
     url: options.AdminUrl = options.ADMIN_URL,
-    reason: Reason = None,
+    reason: options.Reason = None,
     as_json: options.Json = False,
 ) -> None:
     """Unfreeze the weights of a running proxy.
@@ -84,7 +79,7 @@ def unfreeze(
     """
     from gorgo.cli.admin.call import as_expected, call_admin
 
-    body = {"reason": reason, "by": _user()}
+    body = {"reason": reason, "by": options.operator()}
     shown = call_admin("POST", url, "/admin/unfreeze", options.admin_token(), body)
     with as_expected(url):
         if as_json:
@@ -131,7 +126,7 @@ def _note(database: str, pinned: Mapping[str, Any]) -> None:
 
     reason = pinned["frozen"]["reason"]
     try:
-        note_freeze(database, pinned["weights"], f"by {_user()}" + (f": {reason}" if reason else ""))
+        note_freeze(database, pinned["weights"], f"by {options.operator()}" + (f": {reason}" if reason else ""))
     except HistoryError as error:
         raise fail(f"the weights are frozen, but the event is not in the history: {error}", code=FAILED) from error
 
@@ -151,7 +146,3 @@ def _export(path: Path, pinned: Mapping[str, Any]) -> None:
         write_weights_file(path, file)
     except OSError as error:
         raise fail(f"the weights are frozen, but {path} cannot be written: {error.strerror}", code=FAILED) from error
-
-
-def _user() -> str:
-    return os.environ.get("LOGNAME") or os.environ.get("USER") or "gorgo freeze"

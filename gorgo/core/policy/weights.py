@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
-from gorgo.errors import WeightsError
+from gorgo.errors import WeightsError, closest
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _check(specs: tuple[WeightSpec, ...], values: Mapping[str, float], *, allow_
     for name, value in values.items():
         if name not in known:
             have = ", ".join(known) or "none"
-            raise WeightsError(f"weight {name!r} is unknown to this policy; it has: {have}")
+            raise WeightsError(f"weight {name!r} is unknown to this policy{closest(name, known)}; it has: {have}")
         spec = known[name]
         if allow_out_of_range and not (isfinite(value) and value >= 0):
             raise WeightsError(f"weight {name!r} is {value!r}; expected a number of 0 or more")

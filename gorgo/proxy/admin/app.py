@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from starlette.applications import Starlette
@@ -26,6 +25,7 @@ from gorgo.errors import (
 )
 from gorgo.proxy.admin.bodies import Check, count_of, is_text, json_response, parse_body, read_body
 from gorgo.proxy.admin.control_routes import ControlRoutes
+from gorgo.proxy.admin.decision_routes import DecisionRoutes
 from gorgo.proxy.admin.page.routes import Page
 from gorgo.proxy.admin.self_check import self_check
 from gorgo.proxy.http.errors import HttpError, error_json
@@ -50,10 +50,11 @@ class Admin:
         self._state = state
         self._token = None if token is None else token.encode()
         self._control = ControlRoutes(state)
+        self._decisions = DecisionRoutes(state)
         self._page = Page(state, self._token, self._check, closing)
 
     def routes(self) -> list[Route]:
-        control = self._control
+        control, decisions = self._control, self._decisions
         table: list[tuple[str, str, Handler]] = [
             ("GET", "/admin/fleet", self.fleet),
             ("GET", "/admin/weights", control.weights),
@@ -63,9 +64,11 @@ class Admin:
             ("POST", "/admin/freeze", control.freeze),
             ("POST", "/admin/unfreeze", control.unfreeze),
             ("GET", "/admin/samples", self.samples),
-            ("GET", "/admin/decisions/{request_id:path}", self.decisions),
+            ("GET", "/admin/decisions", decisions.newest),
+            ("GET", "/admin/decisions/{request_id:path}", decisions.of_request),
             ("POST", "/admin/replicas/{name}/drain", control.drain),
             ("POST", "/admin/flush", self.flush),
+            ("POST", "/admin/reload", control.reload),
             ("GET", "/admin/check", self.check),
             ("GET", "/admin/openapi.json", self.description),
         ]
@@ -92,21 +95,6 @@ class Admin:
         after = count_of(request, "after", 0)
         limit = min(count_of(request, "limit", MAX_SAMPLES), MAX_SAMPLES)
         return json_response(self._state.router.samples.after(after, limit))
-
-    async def decisions(self, request: Request) -> Response:
-        request_id = request.path_params["request_id"]
-        found = self._state.router.decisions(request_id)
-        if not found:
-            raise HttpError(404, "decision_not_found", "no stored decision has this request id")
-        sample = self._state.router.samples.for_request(request_id)
-        return json_response(
-            {
-                "request_id": request_id,
-                "decisions": [decision.as_dict() for decision in found],
-                # The outcome, once the request has ended.
-                "sample": None if sample is None else asdict(sample),
-            }
-        )
 
     async def flush(self, request: Request) -> Response:
         body = await read_body(request)

@@ -75,7 +75,24 @@ class ControlRoutes:
         parse_body(body, _DRAIN)
         draining = body.get("drain") is not False
         await self._state.control.drain(name, draining)
-        return json_response({"replica": name, "drain": draining})
+        view = next((row for row in self._state.router.fleet_view(now=self._state.clock()) if row.name == name), None)
+        in_flight = 0 if view is None else view.in_flight_requests
+        durable = self._state.control.durable
+        return json_response({"replica": name, "drain": draining, "in_flight": in_flight, "durable": durable})
+
+    async def reload(self, request: Request) -> Response:
+        parse_body(await read_body(request), {})
+        if self._state.reload is None:
+            message = "the proxy follows no regions.yaml: it was started without a file, or from a pipe"
+            raise HttpError(409, "no_file", message)
+        try:
+            applied = await self._state.reload()
+        except GorgoError as refusal:
+            raise HttpError(400, "config_refused", f"{refusal}\nnothing changed") from refusal
+        except TimeoutError:
+            message = "regions.yaml is not read yet; the log will have config_reloaded or config_refused"
+            raise HttpError(504, "reload_timeout", message) from None
+        return json_response(applied.as_dict())
 
     def in_force(self) -> dict[str, Any]:
         """Return policy, version, weights and freeze in force."""

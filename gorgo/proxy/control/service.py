@@ -17,7 +17,7 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import required_index
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
-from gorgo.errors import UnknownReplica, VersionConflict, WeightsFrozen
+from gorgo.errors import UnknownReplica, VersionConflict, WeightsFrozen, closest
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.clock import Clock
 from gorgo.proxy.control.startup import InitialState
@@ -152,8 +152,9 @@ class ControlService:
         """Set or remove a drain mark, also while weights are frozen. Raises `UnknownReplica` or `StateError`."""
 
         def plan() -> PlannedChange:
-            if name not in self._router.health_states():
-                raise UnknownReplica(f"no replica named {name!r}")
+            known = self._router.health_states()
+            if name not in known:
+                raise UnknownReplica(f"no replica named {name!r}{closest(name, known)}")
             state = self._in_force()
             marked = state.draining | {name} if draining else state.draining - {name}
             return PlannedChange(
@@ -226,7 +227,7 @@ class ControlService:
 
     def _refuse_frozen(self) -> None:
         if self.frozen is not None:
-            raise WeightsFrozen(f"the weights are {self.frozen}; unfreeze them first")
+            raise WeightsFrozen(f"the weights are {self.frozen}; unfreeze them first (`gorgo unfreeze`)")
 
     def _expect(self, change: ChangeRequest) -> None:
         version = self._router.weights.version

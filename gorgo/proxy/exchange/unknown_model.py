@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gorgo.config.explain import closest
 from gorgo.core.messages.request import RouteRequest
+from gorgo.errors import closest
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.state import RunningProxy
 

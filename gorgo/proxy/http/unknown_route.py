@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from starlette.routing import BaseRoute, Route
 
-from gorgo.config.explain import closest
+from gorgo.errors import closest
 from gorgo.proxy.http.errors import HttpError
 
 #: Methods that the framework adds itself.

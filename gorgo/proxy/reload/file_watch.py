@@ -59,19 +59,29 @@ class ConfigFile:
         self._poll_s = poll_s
         self._settle_s = settle_s
         self._reload_requested = asyncio.Event()
+        #: Number of the last request, and of the last one that a finished read is an answer to.
+        self._requests = 0
+        self.answered = 0
         self._reported = _comparable(text)
         #: Stamps of the last poll and of the last read; `()` equals no file's.
         self._polled: FileStamp | None = ()
         self._read_stamp: FileStamp | None = ()
 
-    def request_reload(self) -> None:
-        """Request a read now; for a signal handler."""
+    def request_reload(self) -> int:
+        """Request a read now. Return the number of the request, which `answered` reaches with that read."""
+        self._requests += 1
         self._reload_requested.set()
+        return self._requests
 
     async def changed(self) -> Found:
         """Wait for new content or a request; return the content."""
         while True:
-            found = await self._read_stable() if await self._wait_for_request(self._poll_s) else await self.poll()
+            if await self._wait_for_request(self._poll_s):
+                number = self._requests
+                found: Found | None = await self._read_stable()
+                self.answered = number
+            else:
+                found = await self.poll()
             if found is not None:
                 self._reported = _comparable(found)
                 return found

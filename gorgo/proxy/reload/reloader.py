@@ -22,6 +22,7 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import ConfigError, GorgoError
 from gorgo.policies.registry import make_policy, make_shadow
+from gorgo.proxy.control.transactions import AppliedReload
 from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.tls import upstream_tls
 from gorgo.proxy.logs import log, log_failure
@@ -32,6 +33,9 @@ from gorgo.proxy.reload.file_watch import ConfigFile, Found
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.upstream.target import Target, api_key, make_target
+
+#: Probes of new replicas take 5 s at most; operators' tools give up after ten.
+RELOAD_S = 8.0
 
 ProbeResults = Sequence[tuple[ReplicaMonitor, ProbeResult]]
 
@@ -54,14 +58,38 @@ class Reloader:
         self._file = file
         self._monitors = monitors
         self._environ = environ
+        #: Callers of `reload` by the number of their request.
+        self._callers: dict[int, asyncio.Future[AppliedReload]] = {}
 
     async def run(self) -> None:
         """Reload until cancelled."""
         async with asyncio.TaskGroup() as drains:
             while True:
-                await self._reload(await self._file.changed(), drains)
+                found = await self._file.changed()
+                answered = self._file.answered
+                self._answer(answered, await self._reload(found, drains))
 
-    async def _reload(self, found: Found, drains: asyncio.TaskGroup) -> None:
+    async def reload(self) -> AppliedReload:
+        """Read the file now. Raises the `GorgoError` of a refused file, and `TimeoutError` after `RELOAD_S`."""
+        number = self._file.request_reload()
+        caller: asyncio.Future[AppliedReload]
+        caller = self._callers[number] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(RELOAD_S):
+                return await caller
+        finally:
+            del self._callers[number]
+
+    def _answer(self, number: int, result: AppliedReload | GorgoError) -> None:
+        for requested, caller in self._callers.items():
+            if requested > number or caller.done():
+                continue
+            if isinstance(result, GorgoError):
+                caller.set_exception(result)
+            else:
+                caller.set_result(result)
+
+    async def _reload(self, found: Found, drains: asyncio.TaskGroup) -> AppliedReload | GorgoError:
         try:
             config = await self._file.parse(found)
             keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
@@ -77,11 +105,11 @@ class Reloader:
         except GorgoError as refusal:
             self._state.metrics.reload_refused()
             log("config_refused", level=logging.ERROR, error=str(refusal), in_force="the configuration as it was")
-            return
+            return refusal
         except Exception as failure:  # noqa: BLE001 - nothing has changed yet, and a file must not end the process
             self._state.metrics.reload_refused()
             log_failure("config_refused", failure)
-            return
+            return ConfigError(f"the reload failed: {type(failure).__name__}; the log has the traceback")
         async with self._state.control.exclusive():
             left = self._change(changes, config, keys, policy, weights, shadow, results)
             self._state.client_keys = client_keys
@@ -89,6 +117,7 @@ class Reloader:
                 self._state.targets[name].upstream.set_tls(tls)
         for target, monitor_task in left:
             drains.create_task(self._drain_removed(target, monitor_task))
+        return AppliedReload(len(config.replicas), changes.as_log())
 
     # -- with an await
 

@@ -36,7 +36,23 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    "words", [["status"], ["status", "--json"], ["freeze"], ["freeze", "--json"], ["unfreeze"], ["rank"]], ids=" ".join
+    "words",
+    [
+        ["status"],
+        ["status", "--json"],
+        ["freeze"],
+        ["freeze", "--json"],
+        ["unfreeze"],
+        ["rank"],
+        ["drain", "a"],
+        ["set", "m_rtt=1"],
+        ["policy"],
+        ["policy", "gorgo"],
+        ["explain"],
+        ["explain", "id", "--json"],
+        ["reload"],
+    ],
+    ids=" ".join,
 )
 def test_other_answer_is_reported_with_the_question_whether_it_is_the_address(answered: Any, words: list[str]) -> None:
     for text in ('{"a": NaN}', "[]", "[" * 100_000, b"\xff"):

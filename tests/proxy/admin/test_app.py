@@ -22,9 +22,11 @@ CALLS = [
     ("POST", "/admin/freeze"),
     ("POST", "/admin/unfreeze"),
     ("GET", "/admin/samples"),
+    ("GET", "/admin/decisions"),
     ("GET", "/admin/decisions/x"),
     ("POST", "/admin/replicas/r0/drain"),
     ("POST", "/admin/flush"),
+    ("POST", "/admin/reload"),
     ("GET", "/admin/check"),
 ]
 
@@ -177,8 +179,31 @@ async def test_decision_shows_every_candidates_terms(fleet: Running) -> None:
     checked(await fleet.admin.get("/admin/decisions/other"), 404, "decision_not_found")
 
 
+async def test_decisions_are_listed_newest_first_by_replica_or_policy_and_at_most_so_many(fleet: Running) -> None:
+    for number in range(4):
+        if number == 2:
+            await fleet.admin.put("/admin/policy", json={"policy": "round-robin"})
+        await fleet.client.post(CHAT, content=chat(stream=True), headers={"x-request-id": f"r{number}"})
+        await fleet.idle()
+
+    async def listed(**query: str) -> list[Any]:
+        rows: list[Any] = (await fleet.admin.get("/admin/decisions", params=query)).json()["decisions"]
+        return rows
+
+    rows = await listed()
+    assert [row["request_id"] for row in rows] == ["r3", "r2", "r1", "r0"]
+    assert all(row["status"] == 200 and row["candidates"] == 2 and row["region"] == "here" for row in rows)
+    assert [row["request_id"] for row in await listed(limit="1")] == ["r3"]
+    assert [row["request_id"] for row in await listed(policy="gorgo")] == ["r1", "r0"]
+    (late,) = await listed(policy="round-robin", replica=rows[0]["replica"])
+    assert late == rows[0]
+    assert await listed(replica="nobody") == await listed(limit="0") == []
+    assert await listed(limit="5000") == rows
+
+
 async def test_drained_replica_gets_nothing_new_until_it_is_undrained(fleet: Running) -> None:
-    assert (await fleet.admin.post("/admin/replicas/r0/drain")).json() == {"replica": "r0", "drain": True}
+    drained = (await fleet.admin.post("/admin/replicas/r0/drain")).json()
+    assert drained == {"replica": "r0", "drain": True, "in_flight": 0, "durable": False}
     for _ in range(4):
         response = await fleet.client.post(CHAT, content=chat(stream=True))
         assert response.headers["x-gorgo-replica"] == "r1"

@@ -170,7 +170,7 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
         frozen=control.frozen,
         durable=control.durable,
         history=control.history,
-        decisions=_decisions(router.newest_decisions(DECISIONS_SHOWN), samples, views),
+        decisions=decision_rows(router.newest_decisions(DECISIONS_SHOWN), samples, views),
     )
 
 
@@ -195,10 +195,13 @@ def _regions(
     return {region: replicas for region, replicas in rows.items() if replicas}
 
 
-def _decisions(
+def decision_rows(
     decisions: Sequence[Decision], samples: Sequence[Sample], views: Sequence[ReplicaSnapshot]
 ) -> list[DecisionStatus]:
-    """Return whether a sample is of a decision: ids can repeat, so it must have ended after it."""
+    """Return the rows of `decisions`, newest first, each with its sample among `samples`, newest first.
+
+    Ids can repeat, so a sample of a decision ended after it.
+    """
     regions = {view.name: view.region for view in views}
     wanted = {decision.request_id for decision in decisions}
     finished: dict[str, Sample] = {}

@@ -1,0 +1,145 @@
+"""`gorgo explain`: why the proxy chose a replica, from its stored decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from gorgo.cli import options
+from gorgo.cli.tables import Cell, table
+
+#: Rows of the list without an id: about a screen.
+RECENT = 20
+
+Row = Mapping[str, Any]
+
+
+def explain(
+    request_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="REQUEST_ID", show_default=False, help="The `x-request-id` of an answer. Default: list recent."
+        ),
+    ] = None,
+    url: options.AdminUrl = options.ADMIN_URL,
+    as_json: options.Json = False,
+) -> None:
+    """Show why a request went to its replica: every candidate's terms and cost.
+
+    The chosen candidate has a star; `-` is unknown. The proxy stores the last 1,000 decisions.
+    """
+    from gorgo.cli.admin.call import as_expected, call_admin
+
+    path = f"?limit={RECENT}" if request_id is None else f"/{quote(request_id, safe='')}"
+    shown = call_admin("GET", url, f"/admin/decisions{path}", options.admin_token())
+    with as_expected(url):
+        text = "\n".join(_recent(shown) if request_id is None else _decisions(shown))
+        if as_json:
+            options.print_json(shown)
+        else:
+            typer.echo(text)
+
+
+def _recent(shown: Row) -> Iterator[str]:
+    from gorgo.proxy.admin.page import formatting
+
+    if not shown["decisions"]:
+        yield "no request has been routed yet"
+        return
+    header = ["request", "decided, UTC", "replica", "policy", "fallback", "predicted ms", "observed ms", "status"]
+    rows: list[list[Cell]] = [
+        [
+            _plain(row["request_id"]) + ("" if row["attempt"] == 1 else f" #{row['attempt']}"),
+            formatting.clock(row["decided_s"]),
+            _plain(row["replica"]),
+            _plain(row["policy"]),
+            row["fallback"],
+            row["predicted_ttft_ms"],
+            row["ttft_ms"],
+            _outcome(row),
+        ]
+        for row in shown["decisions"]
+    ]
+    yield table(header, rows)
+
+
+def _outcome(row: Row) -> str:
+    return str(row["status"]) if row["status"] is not None else "retried" if row["followed"] else "open"
+
+
+def _decisions(shown: Row) -> Iterator[str]:
+    for decision in shown["decisions"]:
+        yield from _decision(decision)
+        yield ""
+    sample = shown["sample"]
+    yield "the request has not ended" if sample is None else _sample(sample)
+
+
+def _decision(decision: Row) -> Iterator[str]:
+    policy, unit = _plain(decision["policy"]), decision["unit"]
+    again = "" if decision["attempt"] == 1 else f", attempt {decision['attempt']}"
+    yield f"{_plain(decision['request_id'])}{again}: {_plain(decision['replica'])}, {_reason(decision, policy)}"
+    values = "".join(f" {_plain(name)}={value:g}" for name, value in decision["weights"].items())
+    yield f"weights version {decision['weights_version']}:{values or ' none'}"
+    terms = list(dict.fromkeys(term for row in decision["candidates"] for term in row["terms"]))
+    header = ["", "candidate", *map(_plain, terms), f"cost, {unit}" if unit else "cost"]
+    rows: list[list[Cell]] = [
+        [
+            "*" if row["replica"] == decision["replica"] else "",
+            _plain(row["replica"]),
+            *(row["terms"].get(term) for term in terms),
+            row["cost"],
+        ]
+        for row in _by_cost(decision)
+    ]
+    yield table(header, rows)
+    for name, reason in sorted(decision["excluded"].items()):
+        yield f"excluded: {_plain(name)} ({reason})"
+    yield (
+        f"prompt: {decision['prompt_tokens']:,} tokens, {decision['estimated_cached_tokens']:,} estimated cached "
+        f"there, {decision['best_cached_tokens']:,} at most on a candidate"
+    )
+    expected = _parts(decision["predicted_parts_ms"])
+    yield f"predicted TTFT: {_ms(decision['predicted_ttft_ms'])}; expected parts: {expected}"
+
+
+def _reason(decision: Row, policy: str) -> str:
+    if decision["fallback"] is not None:
+        return f"by the fallback {decision['fallback']} of {policy}"
+    costs = any(row["cost"] is not None for row in decision["candidates"])
+    return f"the lowest cost of {policy}" if costs else f"by {policy}, which has no cost"
+
+
+def _by_cost(decision: Row) -> list[Row]:
+    """Return the candidates: the chosen one, then by cost, unknown last."""
+
+    def key(row: Row) -> tuple[bool, bool, float]:
+        return row["replica"] != decision["replica"], row["cost"] is None, row["cost"] or 0.0
+
+    return sorted(decision["candidates"], key=key)
+
+
+def _sample(sample: Row) -> str:
+    parts = sample["ttft_parts_ms"]
+    made_of = "" if not parts else f" ({_parts(parts)})"
+    cached = "not reported" if sample["cached_tokens"] is None else f"{sample['cached_tokens']:,}"
+    return (
+        f"observed: status {sample['status']}, TTFT {_ms(sample['ttft_ms'])}{made_of}, {sample['e2e_s']:.2f} s in all, "
+        f"cached tokens {cached}, retries {sample['retries']}"
+    )
+
+
+def _parts(parts: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {_ms(value)}" for name, value in parts.items())
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f} ms" if abs(value) >= 100 else f"{value:,.1f} ms"
+
+
+def _plain(text: object) -> str:
+    """Return a text from outside without control characters."""
+    return "".join(character if character.isprintable() else "?" for character in str(text))

@@ -1,0 +1,45 @@
+"""`gorgo scenarios` and `gorgo profiles`: what simulations can run with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from gorgo.cli import options
+from gorgo.cli.tables import Cell, table
+
+
+def scenarios(as_json: options.Json = False) -> None:
+    """List the scenarios of `gorgo simulate --scenario`."""
+    from gorgo.sim.faults.scenarios import SCENARIOS
+
+    if as_json:
+        options.print_json([{"name": one.name, "description": one.description} for one in SCENARIOS.values()])
+        return
+    typer.echo(table(["scenario", "what happens"], [[one.name, one.description] for one in SCENARIOS.values()]))
+
+
+def profiles(as_json: options.Json = False) -> None:
+    """List the engine profiles for `simulation.profile` of regions.yaml.
+
+    With --json, also the coefficients of each and their source.
+    """
+    from gorgo.sim.engine.profiles import PROFILES
+
+    if as_json:
+        options.print_json([asdict(one) for one in PROFILES.values()])
+        return
+    header = ["profile", "prefill tokens/s", "ms per token alone", "kv tokens", "batch", "context"]
+    rows: list[list[Cell]] = [
+        [
+            one.name,
+            round(one.prefill_tokens_per_s),
+            one.decode_s(1, 0) * 1e3,
+            one.kv_tokens,
+            one.max_running_requests,
+            one.context_tokens,
+        ]
+        for one in PROFILES.values()
+    ]
+    typer.echo(table(header, rows))
