@@ -14,7 +14,7 @@ from gorgo.cli import options
 def set_weights(
     weights: Annotated[list[str], typer.Argument(metavar="NAME=NUMBER...", help="Weights of the policy in force.")],
     allow_out_of_range: Annotated[
-        bool, typer.Option("--allow-out-of-range", help="Accept values outside the box, from 0 up.")
+        bool, typer.Option("--allow-out-of-range", help="Accept values out of bounds, from 0 up.")
     ] = False,
     reason: options.Reason = None,
     url: options.AdminUrl = options.ADMIN_URL,
