@@ -9,7 +9,6 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,6 @@ from tuner.campaign.options import CampaignOptions
 from tuner.history import DEFAULT_DATABASE, CampaignRow, EventRow, History
 
 if TYPE_CHECKING:  # the simulator is not loaded for a sidecar
-    from rich.console import Console
-
     from tuner.offline.command import OfflineOptions as OfflineOptions
 
 __all__ = [
@@ -42,27 +39,23 @@ __all__ = [
 ]
 
 
-def _print(console: Console, line: str) -> None:
-    """Print a line; a log that cannot grow loses lines, and the campaign goes on."""
-    with suppress(OSError):
-        console.print(line, markup=False)
-
-
-async def tune_live(stop: asyncio.Event, *, campaign: CampaignOptions, **options: Any) -> bool:
+async def tune_live(
+    stop: asyncio.Event,
+    *,
+    campaign: CampaignOptions,
+    log_format: str = "text",
+    log_level: str = "info",
+    **options: Any,
+) -> bool:
     """Run a sidecar with the options of `SidecarOptions`; return whether everything was left in order.
 
     Prints events to the terminal or, without one, line by line; raises as `tuner.sidecar.run_sidecar` does.
     """
-    from rich.console import Console
-
     from tuner.sidecar import Reporter, SidecarOptions, run_sidecar
+    from tuner.sidecar.line_printer import LinePrinter
 
-    out, err = Console(soft_wrap=True, highlight=False), Console(stderr=True, soft_wrap=True, highlight=False)
-    reporter = Reporter(
-        lambda line: _print(out, line),
-        lambda line: _print(err, f"gorgo: {line}"),
-        out if out.is_terminal else None,
-    )
+    printer = LinePrinter(log_format, log_level)
+    reporter = Reporter(printer.say, printer.complain, printer.terminal)
     try:
         return await run_sidecar(SidecarOptions(campaign=campaign, **options), reporter, stop)
     finally:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -59,6 +59,15 @@ Reason = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Reason to store with the change.", show_default=False)
 ]
 AdminUrl = Annotated[str, typer.Option("--url", envvar="GORGO_ADMIN_URL", help="Admin address of the proxy.")]
+
+LogFormat = Annotated[
+    Literal["json", "text"],
+    typer.Option(help="Format of log lines: json for programs, text for readers."),
+]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    typer.Option(help="Least level of a log line."),
+]
 
 Trace = Annotated[
     str,

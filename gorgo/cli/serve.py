@@ -41,6 +41,8 @@ def serve(
         typer.Option(metavar="FILE", show_default=False, help="Append a line per finished request, without its text."),
     ] = None,
     seed: options.MaybeSeed = None,
+    log_format: options.LogFormat = "json",
+    log_level: options.LogLevel = "info",
 ) -> None:
     """Run the regional proxy.
 
@@ -77,7 +79,7 @@ def serve(
         gc_tuning.freeze_startup_objects()
         typer.echo(f"gorgo serve listening on {addresses.data_url} (admin {addresses.admin_url})")
 
-    set_up_logs()
+    set_up_logs(log_format, log_level)
     # With --seed the key of fingerprints repeats too, for comparisons; without, clients cannot guess it.
     drawn = secrets.randbits(63) if seed is None else seed
     # The proxy handles the signals itself: a second one ends its grace period.

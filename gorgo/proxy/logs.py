@@ -1,4 +1,4 @@
-"""Logs as JSON lines on stderr, by the standard library's logging.
+"""Logs on stderr, by the standard library's logging: an object per line for programs, or aligned words for readers.
 
 A line has ids, names, numbers and short words, never a prompt, a header or a key. An exception is logged by its type
 and place, because its message may quote a client's bytes.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import traceback
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +17,8 @@ from gorgo.engines.reports import MissingReport
 
 LOGGER = logging.getLogger("gorgo")
 
+#: Columns of a text line: the longest level, and nearly all events.
+_LEVEL_WIDTH, _EVENT_WIDTH = 7, 24
 
 #: Made once: `json.dumps` with an option makes one per call.
 _ENCODER = json.JSONEncoder(default=str)
@@ -30,20 +33,39 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
-        fields = getattr(record, "fields", None)
-        if fields:
-            entry.update(fields)
-        if record.exc_info and record.exc_info[1] is not None:
-            entry.update(_place(record.exc_info[1]))
+        entry.update(_fields(record))
         return _ENCODER.encode(entry)
 
 
-def set_up_logs(level: int = logging.INFO) -> None:
-    """Send GORGO's records to stderr as JSON lines; called once, by the command line."""
+class TextLines(logging.Formatter):
+    """Formats a record in columns: time (UTC), level, event, then `name=value`.
+
+    Unknown fields are left out, the id of a request comes last, and a text of several lines is indented below. A
+    control character cannot start a line of its own.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        fields = {name: value for name, value in _fields(record).items() if value is not None}
+        if "request_id" in fields:
+            fields["request_id"] = fields.pop("request_id")
+        long = {name: value for name, value in fields.items() if isinstance(value, str) and "\n" in value}
+        words = [f"{name}={_word(value)}" for name, value in fields.items() if name not in long]
+        head = f"{at}Z {record.levelname.lower():{_LEVEL_WIDTH}} {record.getMessage():{_EVENT_WIDTH}}"
+        below = [f"    {_printable(line)}" for text in long.values() for line in text.splitlines()]
+        return "\n".join([" ".join([head, *words]).rstrip(), *below])
+
+
+#: Formats of lines by name, as the command line offers them.
+FORMATS: Mapping[str, type[logging.Formatter]] = {"json": JsonLines, "text": TextLines}
+
+
+def set_up_logs(form: str = "json", level: str = "info") -> None:
+    """Send GORGO's records of `level` and above to stderr; called once, by the command line."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(FORMATS[form]())
     LOGGER.handlers[:] = [handler]
-    LOGGER.setLevel(level)
+    LOGGER.setLevel(level.upper())
     LOGGER.propagate = False
 
 
@@ -66,6 +88,24 @@ def log_missing(replica: str, missing: MissingReport | None) -> None:
         log(
             "report_missing", level=logging.WARNING, replica=replica, report=missing.report.value, advice=missing.advice
         )
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = dict(getattr(record, "fields", None) or {})
+    if record.exc_info and record.exc_info[1] is not None:
+        fields |= _place(record.exc_info[1])
+    return fields
+
+
+def _word(value: object) -> str:
+    """Return a value as one word; a text with blanks is quoted, a list or mapping is JSON."""
+    if isinstance(value, str):
+        return _ENCODER.encode(value) if " " in value or '"' in value or not value else _printable(value)
+    return _ENCODER.encode(value)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _place(failure: BaseException) -> dict[str, str]:

@@ -58,8 +58,16 @@ def _run(url: str, folder: str) -> None:
     database = f"sqlite:///{folder}/history.sqlite3"
 
     async def program(stop: asyncio.Event) -> None:
-        asked = {"url": url, "token": "t", "database": database, "algorithm": "random", "seed": 1, "poll_s": POLL_S}
-        await tune_live(stop, campaign=CAMPAIGN, **asked)
+        await tune_live(
+            stop,
+            campaign=CAMPAIGN,
+            url=url,
+            token="t",
+            database=database,
+            algorithm="random",
+            seed=1,
+            poll_s=POLL_S,
+        )
 
     run_until_stopped(program)
 

@@ -9,6 +9,8 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +126,38 @@ def test_openai_client_of_the_reference_works(tmp_path: Path) -> None:
         assert len((tmp_path / "out" / "requests.jsonl").read_text().splitlines()) == 5
 
         assert stopped(proxy, signal.SIGTERM) == 0
+
+
+def test_log_of_a_proxy_is_text_or_json_from_a_level_on(tmp_path: Path) -> None:
+    """No replica answers: each says so once, and the choice of format and level comes from an option or a variable."""
+    text = re.sub(r"http://127\.0\.0\.1:\d+", "http://127.0.0.1:9", (ROOT / "regions.yaml").read_text())
+    (tmp_path / "regions.yaml").write_text(text)
+    words: list[str | Path] = ["serve", "--config", tmp_path / "regions.yaml"]
+    words += ["--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0"]
+    for form, level in (("text", "warning"), ("json", "info")):
+        command = gorgo(*words, "--log-format", form)
+        variables = environ() | {"GORGO_SERVE_LOG_LEVEL": level}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, env=variables, **pipes) as process:  # type: ignore[call-overload]
+            try:
+                url = re.findall(r"listening on (http://\S+)", process.stdout.readline())[0]
+                # A refused route writes a line at level info; warnings of the replicas come first.
+                lines = [process.stderr.readline() for _ in range(3)]
+                with contextlib.suppress(urllib.error.HTTPError):
+                    urllib.request.urlopen(f"{url}/%20", timeout=STOP_TIMEOUT_S)
+                assert stopped(process, signal.SIGTERM) == 0
+                lines += process.stderr.read().splitlines()
+            finally:
+                process.kill()
+        if form == "text":
+            assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z (warning|error) ", one) for one in lines), (
+                lines
+            )
+            assert any(re.search(r" warning replica_does_not_answer  replica=us-ashburn-0 ", one) for one in lines)
+        else:
+            levels = {json.loads(one)["event"]: json.loads(one)["level"] for one in lines}
+            assert levels["replica_does_not_answer"] == "warning"
+            assert levels["request_refused"] == "info"
 
 
 #: Runs the command line as `python -m gorgo` does and prints at its end what it has imported.

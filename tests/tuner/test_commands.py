@@ -1,11 +1,14 @@
+"""The sidecar's output where it cannot be written."""
+
 from __future__ import annotations
 
 import errno
 import io
 
+import pytest
 from rich.console import Console
 
-from tuner.commands import _print
+from tuner.sidecar.line_printer import LinePrinter
 
 
 class FullDisk(io.StringIO):
@@ -16,7 +19,9 @@ class FullDisk(io.StringIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_log_on_a_full_disk_loses_lines_and_does_not_end_the_campaign() -> None:
+def test_a_log_on_a_full_disk_loses_lines_and_does_not_end_the_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk()
-    _print(Console(file=disk), "generation 1 accepted")
+    printer = LinePrinter()
+    monkeypatch.setattr(printer, "_out", Console(file=disk))
+    printer.say("generation 1 accepted")
     assert disk.refused

@@ -45,6 +45,8 @@ def tune(
         ),
     ] = None,
     seed: options.MaybeSeed = None,
+    log_format: options.LogFormat = "text",
+    log_level: options.LogLevel = "info",
 ) -> None:
     """Tune the weights of a running proxy.
 
@@ -73,6 +75,8 @@ def tune(
         "new_campaign": new,
         "dry_run": dry_run,
         "poll_s": rare.poll_s,
+        "log_format": log_format,
+        "log_level": log_level,
         "metrics_bind": None if metrics_bind is None else _host_and_port(metrics_bind),
     }
     left_in_order = []
