@@ -24,24 +24,29 @@ def check(
 ) -> None:
     """Validate regions.yaml.
 
-    Lists every error with its key, line and value. With --live the command also sends a request to every replica; the
-    exit code is 1 if one does not answer.
+    Lists every error with its key, line and value; warns of a url with a path and of one used twice. With --live the
+    command also sends a request to every replica; the exit code is 1 if one does not answer with 2xx.
     """
     from gorgo.cli.connectivity import reach_all
     from gorgo.cli.policy_setup import compose_policy
     from gorgo.config.load import load_config
+    from gorgo.config.replica_advice import url_warnings
     from gorgo.sim.engine.profiles import find_profile
 
     loaded = load_config(config)
     policy, _ = compose_policy(loaded, source=config)
     find_profile(loaded.simulation.profile)
     reached = reach_all(loaded.replicas, environ=os.environ, timeout_s=loaded.limits.connect_timeout_s) if live else []
+    warnings = url_warnings(loaded.replicas)
     if as_json:
         replicas = [asdict(row) for row in reached]
-        options.print_json({"config": str(config), "policy": policy.name, "replicas": replicas})
+        answer = {"config": str(config), "policy": policy.name, "warnings": warnings, "replicas": replicas}
+        options.print_json(answer)
     else:
         size = f"{len(loaded.replicas)} replicas in {len(loaded.regions)} regions"
         typer.echo(f"{config}: ok, {size}, policy {policy.name}")
+        for warning in warnings:
+            typer.echo(f"  warning: {warning}")
         _print_reached(reached)
     bad = sum(row.error is not None for row in reached)
     if bad:

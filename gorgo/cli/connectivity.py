@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import httpx
 
 from gorgo.config.model import ReplicaConfig
+from gorgo.config.replica_advice import remedy
+from gorgo.engines.probe import is_well
 from gorgo.engines.registry import dialect
 from gorgo.errors import ConfigError
 from gorgo.proxy.upstream.target import api_key
@@ -53,8 +55,13 @@ async def _reach(client: httpx.AsyncClient, replica: ReplicaConfig, environ: Map
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last for an invalid host name
         return _failed(base, f"{type(error).__name__}: {error}".rstrip(": "))
     rtt_ms = (time.perf_counter() - started_s) * 1e3
-    bad = f"answered {response.status_code}" if response.is_error else None
+    bad = None if is_well(response.status_code) else _refusal(replica, response.status_code)
     return Reached(replica.name, replica.region, replica.url, rtt_ms, response.status_code, bad)
+
+
+def _refusal(replica: ReplicaConfig, status: int) -> str:
+    advice = remedy(status, url=replica.url, api_key_env=replica.api_key_env)
+    return f"answered {status}" + (f": {advice}" if advice else "")
 
 
 def _failed(base: Reached, error: str) -> Reached:

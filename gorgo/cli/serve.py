@@ -57,7 +57,7 @@ def serve(
     from gorgo.proxy import gc_tuning
     from gorgo.proxy.control.state_file import StateFile
     from gorgo.proxy.http.sockets import ServerAddresses
-    from gorgo.proxy.logs import set_up_logs
+    from gorgo.proxy.logs import log_config_warnings, set_up_logs
     from gorgo.proxy.reload.file_watch import ConfigFile
     from gorgo.proxy.server import serve as run_proxy
 
@@ -80,6 +80,7 @@ def serve(
         typer.echo(f"gorgo serve listening on {addresses.data_url} (admin {addresses.admin_url})")
 
     set_up_logs(log_format, log_level)
+    log_config_warnings(loaded)
     # With --seed the key of fingerprints repeats too, for comparisons; without, clients cannot guess it.
     drawn = secrets.randbits(63) if seed is None else seed
     # The proxy handles the signals itself: a second one ends its grace period.

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from gorgo.config.model import Config
+from gorgo.config.replica_advice import url_warnings
 from gorgo.engines.reports import MissingReport
 
 LOGGER = logging.getLogger("gorgo")
@@ -80,6 +82,12 @@ def log(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
 def log_failure(event: str, failure: BaseException, **fields: Any) -> None:
     """Log a fault of the proxy itself."""
     LOGGER.error(event, extra={"fields": {**fields, **_place(failure)}})
+
+
+def log_config_warnings(config: Config) -> None:
+    """Log what is valid in the configuration and rarely meant, as `gorgo check` shows it."""
+    for warning in url_warnings(config.replicas):
+        log("config_warning", level=logging.WARNING, warning=warning)
 
 
 def log_missing(replica: str, missing: MissingReport | None) -> None:

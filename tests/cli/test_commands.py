@@ -154,6 +154,20 @@ def test_check_of_the_shipped_file_says_what_is_in_it() -> None:
     assert result.stdout == f"{REGIONS}: ok, 3 replicas in 3 regions, policy gorgo-ms\n"
 
 
+def test_check_warns_of_a_url_with_a_path_and_of_one_used_twice(tmp_path: Path) -> None:
+    text = re.sub(r"url: http://127\.0\.0\.1:\d+", "url: http://127.0.0.1:30000/v1", REGIONS.read_text(), count=2)
+    (tmp_path / "regions.yaml").write_text(text)
+    result = run("check", "--config", tmp_path / "regions.yaml")
+    assert result.exit_code == 0
+    first, *warnings = result.stdout.splitlines()
+    assert first.endswith("ok, 3 replicas in 3 regions, policy gorgo-ms")
+    path = "http://127.0.0.1:30000/v1 ends in /v1, which the proxy adds itself; write http://127.0.0.1:30000"
+    assert warnings[:2] == [f"  warning: replicas[{number}].url: {path}" for number in (0, 1)]
+    assert "replicas[1].url: http://127.0.0.1:30000/v1 is that of replicas[0] (" in warnings[2]
+    as_json = json.loads(run("check", "--json", "--config", tmp_path / "regions.yaml").stdout)
+    assert [f"  warning: {text}" for text in as_json["warnings"]] == warnings
+
+
 def test_configuration_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GORGO_CONFIG", str(tmp_path / "elsewhere.yaml"))
     assert "elsewhere.yaml: cannot be read: No such file" in refused("check")

@@ -160,6 +160,24 @@ def test_log_of_a_proxy_is_text_or_json_from_a_level_on(tmp_path: Path) -> None:
             assert levels["request_refused"] == "info"
 
 
+def test_serve_warns_at_its_start_of_a_url_with_a_path(tmp_path: Path) -> None:
+    config = tmp_path / "regions.yaml"
+    config.write_text((ROOT / "regions.yaml").read_text().replace("http://127.0.0.1:30000", "http://127.0.0.1:1/v1"))
+    words = ["--config", str(config), "--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0", "--log-format", "json"]
+    with subprocess.Popen(
+        gorgo("serve", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ()
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline().startswith("gorgo serve listening on")
+            assert stopped(process, signal.SIGTERM) == 0
+        finally:
+            process.kill()
+        _, log = process.communicate()
+    (warning,) = (json.loads(line)["warning"] for line in log.splitlines() if "config_warning" in line)
+    assert warning.endswith("http://127.0.0.1:1/v1 ends in /v1, which the proxy adds itself; write http://127.0.0.1:1")
+
+
 #: Runs the command line as `python -m gorgo` does and prints at its end what it has imported.
 PRINT_IMPORTS = """
 import atexit, sys

@@ -25,7 +25,7 @@ from gorgo.policies.registry import make_policy, make_shadow
 from gorgo.proxy.control.transactions import AppliedReload
 from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.tls import upstream_tls
-from gorgo.proxy.logs import log, log_failure
+from gorgo.proxy.logs import log, log_config_warnings, log_failure
 from gorgo.proxy.monitor.fleet_monitor import FleetMonitor
 from gorgo.proxy.monitor.replica_monitor import ProbeResult, ReplicaMonitor
 from gorgo.proxy.reload.config_diff import ConfigDiff, diff, keep_restart_only
@@ -185,6 +185,7 @@ class Reloader:
         state.metrics.reload_applied(state.clock())
         level = logging.WARNING if changes.restart else logging.INFO
         log("config_reloaded", level=level, replicas=len(state.targets), **changes.as_log())
+        log_config_warnings(config)
         return left
 
     def _change_fleet(self, changes: ConfigDiff, config: Config) -> None:

@@ -362,6 +362,17 @@ async def test_addresses_need_a_new_start_and_the_log_says_so(
     await ask(followed)
 
 
+async def test_a_url_with_a_path_is_warned_of_at_the_reload(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = await start.replica(stream(delta("a"), DONE))
+    followed = await follow(start, tmp_path, regions({"a": a}), [a])
+    await followed.rewrite(regions({"a": a, "b": {"url": f"{a.url}/v1"}}))
+    warnings = [fields["warning"] for fields in told(caplog, "config_warning")]
+    assert [text.split(": ")[0] for text in warnings] == ["replicas[1].url"] * 2
+    assert warnings[0].endswith(f"which the proxy adds itself; write {a.url}")
+
+
 async def test_limits_and_intervals_hold_at_once(start: Start, tmp_path: Path) -> None:
     a = await start.replica(stream(delta("a"), DONE))
     followed = await follow(start, tmp_path, regions({"a": a}), [a])
