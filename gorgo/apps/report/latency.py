@@ -1,4 +1,4 @@
-"""Plots of latencies: the distribution of TTFT per load, and the tail against the load."""
+"""Plots of curves: means and shares of requests against the load, and the tail of TTFT per load."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 
-from gorgo.apps.report.runs import REFERENCES, Cell, Comparison
-from gorgo.apps.report.statistics import Measure, mean, quantile_points
-from gorgo.apps.report.style import LineStyle, add_legend, line_styles, panels, set_log_ticks
-from gorgo.apps.results import load_text
+from gorgo.apps.report.runs import Comparison
+from gorgo.apps.report.series import PlotPoint, PlotSeries
+from gorgo.apps.report.style import (
+    BROAD,
+    Layout,
+    LineStyle,
+    add_legend,
+    line_styles,
+    panels,
+    set_load_ticks,
+    set_log_ticks,
+)
 
 #: Panels and curves that are readable in one figure; tables have the rest.
-MAX_PANELS = 8
+MAX_PANELS = 4
 MAX_CURVES = 16
+LOAD_AXIS = "load relative to the trace's own"
 
 
 def drawn_loads(comparison: Comparison) -> list[float]:
@@ -34,73 +43,89 @@ def drawn_labels(comparison: Comparison) -> list[str]:
     return [*policies[: MAX_CURVES - len(references)], *references]
 
 
-def ttft_distribution(comparison: Comparison) -> Figure:
-    """Draw the fraction of requests within a TTFT, a panel per load, on a logarithmic axis."""
-    loads = drawn_loads(comparison)
-    figure, axes = panels(len(loads), sharey=True)
-    styles = _styles(comparison)
-    drawn = set()
-    for panel, time_scale in zip(axes, loads, strict=True):
-        panel.axhline(0.95, color="#aaaaaa", linewidth=0.8)
-        for cell in comparison.loads[time_scale]:
-            if cell.label in styles and len(cell.ttft_ms):
-                _draw_quantiles(panel, cell, styles[cell.label])
-                drawn.add(cell.label)
-        panel.set_title(load_text(time_scale))
-        panel.set_xlabel("TTFT, ms (log scale)")
-        panel.set_ylim(0, 1.005)
-        panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        panel.set_yticks([0, 0.25, 0.5, 0.75, 0.95])
-        set_log_ticks(panel, "x")
-        panel.tick_params(labelbottom=True)
-    figure.supylabel("fraction of requests", fontsize=9)
-    add_legend(figure, [style.line(label) for label, style in styles.items() if label in drawn])
-    return figure
-
-
-def _styles(comparison: Comparison) -> dict[str, LineStyle]:
+def drawn_styles(comparison: Comparison, series: PlotSeries) -> dict[str, LineStyle]:
+    """Return the styles of the drawn policies that have a point; a policy has the same one in all plots."""
     references = [cell.label for cell in comparison.cells if cell.is_reference]
-    return line_styles(drawn_labels(comparison), references)
+    styles = line_styles(drawn_labels(comparison), references)
+    return {label: style for label, style in styles.items() if label in series.policies}
 
 
-def _draw_quantiles(panel: Axes, cell: Cell, style: LineStyle) -> None:
-    points, levels = quantile_points(cell.ttft_ms)
-    least = points[points > 0].min(initial=np.inf)  # a logarithmic axis has no 0
-    panel.plot(
-        np.maximum(points, least),
-        levels,
-        color=style.colour,
-        linestyle=style.dashes,
-        zorder=2 if cell.is_reference else 3,
-    )
+def points_of(series: PlotSeries, panel: str, policy: str) -> list[PlotPoint]:
+    """Return the points of one curve."""
+    return [point for point in series.points if (point.panel, point.policy) == (panel, policy)]
 
 
-def against_load(comparison: Comparison, measures: Sequence[Measure]) -> Figure:
-    """Draw a panel per measure: mean over seeds against the relative load, bars from the lowest to the highest seed."""
-    figure, axes = panels(len(measures), height=3.6)
-    styles = _styles(comparison)
-    for panel, measure in zip(axes, measures, strict=True):
-        for label, style in styles.items():
-            _draw_load_curve(panel, comparison, label, measure, style)
-        panel.set_title(measure.title)
-        panel.set_xlabel("load relative to the trace's own")
-        panel.set_xticks([1 / time_scale for time_scale in comparison.loads])
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+def load_plot(comparison: Comparison, series: PlotSeries, layout: Layout = BROAD) -> Figure:
+    """Draw a panel per measure against the load, with bars from the lowest to the highest run."""
+    figure, axes = panels(len(series.panels), layout, height=3.6)
+    styles = drawn_styles(comparison, series)
+    for panel, title in zip(axes, series.panels, strict=True):
+        _draw_load_curves(panel, series, title, styles)
         set_log_ticks(panel, "y")
+        panel.set_title(f"{title} (log scale)")
     add_legend(figure, [style.line(label) for label, style in styles.items()])
     return figure
 
 
-def _draw_load_curve(panel: Axes, comparison: Comparison, label: str, measure: Measure, style: LineStyle) -> None:
-    points = []
-    for time_scale, cells in comparison.loads.items():
-        for cell in cells:
-            if cell.label == label and (value := mean(cell, measure)):
-                known = [one for run in cell.runs if (one := measure.value(run.row)) is not None]
-                points.append((1 / time_scale, value, value - min(known), max(known) - value))
-    if points:
-        x, y, below, above = zip(*points, strict=True)
-        panel.errorbar(
-            x, y, yerr=np.maximum([below, above], 0.0), color=style.colour, linestyle=style.dashes, marker=style.marker,
-            markersize=5, elinewidth=0.8, capsize=2, zorder=2 if label in REFERENCES else 3,
-        )  # fmt: skip
+def slo_plot(comparison: Comparison, series: PlotSeries, layout: Layout = BROAD) -> Figure:
+    """Draw a panel per SLO: the share of requests within it against the load."""
+    figure, axes = panels(len(series.panels), layout, height=3.2, sharey=True)
+    styles = drawn_styles(comparison, series)
+    for panel, title in zip(axes, series.panels, strict=True):
+        _draw_load_curves(panel, series, title, styles)
+        panel.set_ylim(0, 1.02)
+        panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        panel.set_title(f"{title}, share of requests")
+    add_legend(figure, [style.line(label) for label, style in styles.items()])
+    return figure
+
+
+def _draw_load_curves(panel: Axes, series: PlotSeries, title: str, styles: dict[str, LineStyle]) -> None:
+    for label, style in styles.items():
+        points = points_of(series, title, label)
+        if points:
+            _draw_with_bars(panel, points, style)
+    panel.set_xlabel(LOAD_AXIS)
+    set_load_ticks(panel, [float(point.x) for point in series.points])
+    panel.tick_params(labelbottom=True)
+
+
+def _draw_with_bars(panel: Axes, points: Sequence[PlotPoint], style: LineStyle) -> None:
+    below = [point.value - (point.value if point.low is None else point.low) for point in points]
+    above = [(point.value if point.high is None else point.high) - point.value for point in points]
+    panel.errorbar(
+        [float(point.x) for point in points], [point.value for point in points], yerr=np.maximum([below, above], 0.0),
+        color=style.colour, linestyle=style.dashes, marker=style.marker, markersize=5, elinewidth=0.8, capsize=2,
+        zorder=2 if style.is_reference else 3,
+    )  # fmt: skip
+
+
+def tail_plot(comparison: Comparison, series: PlotSeries, layout: Layout = BROAD) -> Figure:
+    """Draw the fraction of requests slower than a TTFT, a panel per load; both axes are logarithmic."""
+    figure, axes = panels(len(series.panels), layout, sharey=True)
+    styles = drawn_styles(comparison, series)
+    fewest = min(point.value for point in series.points)
+    for panel, load in zip(axes, series.panels, strict=True):
+        panel.axhline(0.05, color="#aaaaaa", linewidth=0.8)
+        for label, style in styles.items():
+            _draw_tail(panel, points_of(series, load, label), style)
+        panel.set_title(f"load {load}")
+        panel.set_xlabel("TTFT, ms (log scale)")
+        panel.set_yscale("log")
+        panel.set_ylim(min(fewest, 0.05) * 0.9, 1.1)
+        panel.yaxis.set_major_locator(FixedLocator([1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001]))
+        panel.yaxis.set_minor_locator(NullLocator())
+        panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        set_log_ticks(panel, "x")
+        panel.tick_params(labelbottom=True)
+    figure.supylabel("requests slower than this (log scale)", fontsize=9)
+    add_legend(figure, [style.line(label) for label, style in styles.items()])
+    return figure
+
+
+def _draw_tail(panel: Axes, points: Sequence[PlotPoint], style: LineStyle) -> None:
+    positive = [float(point.x) for point in points if float(point.x) > 0]
+    if positive:  # a logarithmic axis has no 0
+        x = np.maximum([float(point.x) for point in points], min(positive))
+        y = [point.value for point in points]
+        panel.plot(x, y, color=style.colour, linestyle=style.dashes, zorder=2 if style.is_reference else 3)

@@ -1,9 +1,12 @@
-"""The page: sections of tables and plots in the template, all text escaped except our own SVG."""
+"""The page: sections of tables and plots in the template, all text escaped except our own SVG.
+
+Each plot is drawn twice, for a broad and for a narrow screen. The broad one and its points are files beside the page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
@@ -11,14 +14,23 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from gorgo import __version__
-from gorgo.apps.report.latency import MAX_CURVES, MAX_PANELS, against_load, ttft_distribution
+from gorgo.apps.report.plots import PlannedPlot, comparison_plots
 from gorgo.apps.report.runs import Comparison, ReportGeneration, ReportInput
-from gorgo.apps.report.statistics import E2E_P95, TTFT_P95
-from gorgo.apps.report.style import svg
-from gorgo.apps.report.tables import PageTable, acceptance_log, error_table, load_table, share_table
-from gorgo.apps.report.tuning import tuning_plot
+from gorgo.apps.report.style import BROAD, NARROW, Layout, svg_document, svg_element
+from gorgo.apps.report.tables import (
+    PageTable,
+    acceptance_log,
+    error_table,
+    load_table,
+    policies_csv,
+    ratio_table,
+    share_table,
+)
+from gorgo.apps.report.tuning import tuning_csv, tuning_plot
 
 TEMPLATE = "page.html"
+#: The folder beside the page with its plots and figures.
+FILES = "report"
 #: Names in the title; the sections have the others.
 MAX_TITLES = 3
 #: Files named as left out; further ones are counted.
@@ -29,33 +41,57 @@ MAX_TABLES = 24
 
 @dataclass(frozen=True, slots=True)
 class PagePlot:
-    """A plot and a note of omitted data; without `svg` the note has the reason."""
+    """A plot for broad and narrow screens, the names of its files, and a note of omitted data.
+
+    Without a drawing the note has the reason.
+    """
 
     title: str
     note: str
-    svg: Markup | None
+    broad: Markup | None = None
+    narrow: Markup | None = None
+    files: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One heading of the page."""
+    """One heading of the page; `files` has the figures of its tables."""
 
     title: str
     note: str
     tables: Sequence[PageTable]
     plots: Sequence[PagePlot]
+    files: Sequence[str] = ()
 
 
-def page(found: ReportInput) -> str:
-    """Return the whole HTML page. The same results give the same bytes."""
-    sections = [_comparison_section(one, f"c{number}") for number, one in enumerate(found.comparisons)]
-    for number, (path, generations) in enumerate(found.histories.items()):
-        sections.append(_tuning_section(path, generations, f"t{number}"))
+@dataclass(frozen=True, slots=True)
+class ReportPages:
+    """The page, and the contents of the files that it links to by name."""
+
+    html: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def report(found: ReportInput, slos_ms: Sequence[float]) -> ReportPages:
+    """Return the page and its files. The same results give the same bytes."""
+    contents: dict[str, str] = {}
+    sections = [
+        _comparison_section(one, slos_ms, f"{number}", contents)
+        for number, one in enumerate(found.comparisons, start=1)
+    ]
+    for number, (path, generations) in enumerate(found.histories.items(), start=len(sections) + 1):
+        sections.append(_tuning_section(path, generations, f"{number}", contents))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((files(__package__) / TEMPLATE).read_text(encoding="utf-8"))
     titles = "; ".join(_first([section.title for section in sections], MAX_TITLES))
-    left_out = _first(found.left_out, MAX_LEFT_OUT)
-    return template.render(title=f"GORGO report: {titles}", sections=sections, left_out=left_out, version=__version__)
+    html = template.render(
+        title=f"GORGO report: {titles}",
+        sections=sections,
+        left_out=_first(found.left_out, MAX_LEFT_OUT),
+        folder=FILES,
+        version=__version__,
+    )
+    return ReportPages(html, contents)
 
 
 def _first(texts: Sequence[str], count: int) -> list[str]:
@@ -63,41 +99,46 @@ def _first(texts: Sequence[str], count: int) -> list[str]:
     return [*texts[:count], *([f"{more} more"] if more > 0 else [])]
 
 
-def _comparison_section(comparison: Comparison, key: str) -> Section:
-    """Return the section of one trace. `key` is unique in the page: ids in the plots derive from it."""
-    loads, labels = len(comparison.loads), len(comparison.labels)
+def _comparison_section(
+    comparison: Comparison, slos_ms: Sequence[float], key: str, contents: dict[str, str]
+) -> Section:
+    """Return the section of one trace. `key` is unique in the page: ids and file names begin with it."""
+    loads = len(comparison.loads)
     tables = [load_table(comparison, time_scale) for time_scale in list(comparison.loads)[:MAX_TABLES]]
-    tables += [table for table in (share_table(comparison), error_table(comparison)) if table is not None]
-    curves = [f"{MAX_CURVES} of {labels} policies are drawn."] if labels > MAX_CURVES else []
-    panels = [f"{MAX_PANELS} of {loads} loads are drawn."] if loads > MAX_PANELS else []
-    return Section(
-        comparison.title,
-        f"{MAX_TABLES} of {loads} loads have a table." if loads > MAX_TABLES else "",
-        tables,
-        (
-            _plot(
-                f"p95 against load, {comparison.source}",
-                "Left out: there is only one load." if loads < 2 else " ".join(curves),
-                None if loads < 2 else lambda: against_load(comparison, (TTFT_P95, E2E_P95)),
-                f"{key}-load",
-            ),
-            _plot(
-                f"TTFT distribution, {comparison.source}",
-                " ".join(panels + curves)
-                if (known := any(len(cell.ttft_ms) for cell in comparison.cells))
-                else "Left out: no requests.jsonl with a TTFT was saved.",
-                (lambda: ttft_distribution(comparison)) if known else None,
-                f"{key}-ttft",
-            ),
-        ),
-    )
+    more = (ratio_table(comparison), share_table(comparison), error_table(comparison))
+    tables += [table for table in more if table is not None]
+    plots = [_plot(plan, f"{key}-{plan.key}", contents) for plan in comparison_plots(comparison, slos_ms)]
+    name = f"{key}-policies.csv"
+    contents[name] = policies_csv(comparison)
+    note = f"{MAX_TABLES} of {loads} loads have a table." if loads > MAX_TABLES else ""
+    return Section(comparison.title, note, tables, plots, (name,))
 
 
-def _tuning_section(path: str, generations: Sequence[ReportGeneration], key: str) -> Section:
+def _tuning_section(path: str, generations: Sequence[ReportGeneration], key: str, contents: dict[str, str]) -> Section:
+    def draw(layout: Layout) -> Figure:
+        return tuning_plot(generations, layout)
+
     note = "" if generations else "Left out: there is no generation."
-    plot = _plot("Weights, sigma and objective", note, (lambda: tuning_plot(generations)) if generations else None, key)
+    plan = PlannedPlot("tuning", "Weights, sigma and objective", note, draw if generations else None)
+    plot = _plot(plan, f"{key}-{plan.key}", contents, tuning_csv(generations))
     return Section(f"Tuning: {path}", "", [acceptance_log(generations)], [plot])
 
 
-def _plot(title: str, note: str, draw: Callable[[], Figure] | None, key: str) -> PagePlot:
-    return PagePlot(title, note, None if draw is None else Markup(svg(draw, key=key, title=title)))
+def _plot(plan: PlannedPlot, key: str, contents: dict[str, str], table: str = "") -> PagePlot:
+    if plan.draw is None:
+        return PagePlot(plan.title, plan.note)
+    broad = svg_document(_laid_out(plan.draw, BROAD), key=key)
+    narrow = svg_document(_laid_out(plan.draw, NARROW), key=f"{key}-narrow")
+    names = (f"{key}.svg", f"{key}.csv")
+    contents |= dict(zip(names, (broad, plan.series.csv() if plan.series is not None else table), strict=True))
+    return PagePlot(
+        plan.title,
+        plan.note,
+        Markup(svg_element(broad, key=key, title=plan.title)),
+        Markup(svg_element(narrow, key=f"{key}-narrow", title=plan.title)),
+        names,
+    )
+
+
+def _laid_out(draw: Callable[[Layout], Figure], layout: Layout) -> Callable[[], Figure]:
+    return lambda: draw(layout)

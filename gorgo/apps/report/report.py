@@ -5,6 +5,7 @@ Owns the check that the extra `report` is installed: matplotlib and jinja2 are i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from io import BytesIO
@@ -18,21 +19,37 @@ from gorgo.errors import MissingExtra, ReportError
 #: File name extensions of a tuning plot.
 PLOTS = (".svg", ".png", ".pdf")
 EXTRA = ("matplotlib", "jinja2")
+#: SLOs of the first token that are drawn by default: an interactive answer, and a patient one.
+SLOS_MS = (500.0, 2000.0)
+#: Panels that are readable in one plot.
+MAX_SLOS = 4
+#: Names of the files of a report.
+_OWN_FILE = re.compile(r"\d+-[a-z0-9-]+\.(svg|csv)")
 
 
-def write_report(folder: Path, *, show_progress: bool = True) -> Path:
-    """Write report.html in `folder`, the page of all results in and below it; return its path.
+def write_report(folder: Path, *, slos_ms: Sequence[float] = SLOS_MS, show_progress: bool = True) -> Path:
+    """Write report.html and the files of report/ in `folder`, of all results in and below it; return the page's path.
 
-    Raises `MissingExtra` without the extra `report`, and `ReportError` for a folder without results or a damaged file.
+    Files of an earlier report that the new one has not are deleted. Raises `MissingExtra` without the extra `report`,
+    and `ReportError` for a folder without results or a damaged file.
     """
     _require_extra()
-    from gorgo.apps.report.page import page
+    from gorgo.apps.report.page import FILES, report
 
-    found = find_results(folder, show_progress=show_progress)
-    target = folder / "report.html"
-    # The page shows folder names, which need not be valid text.
-    write_atomically(target, page(found).encode(errors="backslashreplace"), mode=PUBLIC)
+    made = report(find_results(folder, show_progress=show_progress), slos_ms)
+    target, beside = folder / "report.html", folder / FILES
+    beside.mkdir(exist_ok=True)
+    for name, text in made.files.items():
+        write_atomically(beside / name, _encoded(text), mode=PUBLIC)
+    write_atomically(target, _encoded(made.html), mode=PUBLIC)
+    for path in beside.iterdir():
+        if _OWN_FILE.fullmatch(path.name) and path.name not in made.files:
+            path.unlink()
     return target
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")  # folder names are shown, which need not be valid text
 
 
 def write_tuning_plot(path: Path, generations: Sequence[Mapping[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -26,6 +27,9 @@ MAX_BYTES = 256 * 2**20
 MAX_LINE_BYTES = 65_536
 #: Kinds of errors counted separately; further kinds are counted together.
 MAX_ERROR_KINDS = 20
+#: Regions told apart; requests of further ones are counted together.
+MAX_REGIONS = 32
+OTHER_REGIONS = "other"
 #: Characters of a value in an error message.
 MAX_SHOWN = 60
 
@@ -38,6 +42,8 @@ class _RequestLine:
 
     ttft_ms: Amount | None
     error: str | None
+    input_tokens: Amount | None = None
+    region: str | None = None
 
 
 _ROW, _GENERATION, _LINE = TypeAdapter(ResultRow), TypeAdapter(ReportGeneration), TypeAdapter(_RequestLine)
@@ -56,7 +62,9 @@ def read_history(path: Path) -> tuple[ReportGeneration, ...]:
 
 def read_requests(path: Path) -> Requests:
     """Read requests.jsonl as a stream; raise `ReportError` for a damaged line."""
-    ttft_ms, errors, count = array("d"), Counter[str](), 0
+    ttft_ms, input_tokens, errors, count = array("d"), array("d"), Counter[str](), 0
+    regions: dict[str, int] = {}
+    region_of = array("H")
     with path.open("rb") as file:
         for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
             if line.isspace():
@@ -68,7 +76,18 @@ def read_requests(path: Path) -> Requests:
                 errors[kind if kind in errors or len(errors) < MAX_ERROR_KINDS else "other"] += 1
             elif request.ttft_ms is not None:
                 ttft_ms.append(request.ttft_ms)
-    return Requests(count, np.frombuffer(ttft_ms, dtype=np.float64), dict(errors))
+                input_tokens.append(nan if request.input_tokens is None else request.input_tokens)
+                region = request.region or ""
+                region = region if region in regions or len(regions) < MAX_REGIONS else OTHER_REGIONS
+                region_of.append(regions.setdefault(region, len(regions)))
+    names = np.array([*regions], dtype=np.str_) if regions else np.empty(0, dtype=np.str_)
+    return Requests(
+        count,
+        np.frombuffer(ttft_ms, dtype=np.float64),
+        dict(errors),
+        np.frombuffer(input_tokens, dtype=np.float64),
+        names[np.frombuffer(region_of, dtype=np.uint16)] if regions else names,
+    )
 
 
 def _read_line(path: Path, line: bytes, number: int) -> _RequestLine:

@@ -27,11 +27,19 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """The requests of one run: their number, TTFT of those that succeeded, errors by kind without details."""
+    """The requests of one run: their number, TTFT of those that succeeded, errors by kind without details.
+
+    Parameters
+    ----------
+    input_tokens, region:
+        Of each request in `ttft_ms`: prompt length (NaN if unknown), and region of the replica (empty if unknown).
+    """
 
     count: int
     ttft_ms: Floats
     errors: Mapping[str, int]
+    input_tokens: Floats = field(default_factory=lambda: np.empty(0))
+    region: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, dtype=np.str_))
 
 
 @dataclass(frozen=True, slots=True)

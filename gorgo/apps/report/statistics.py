@@ -34,9 +34,10 @@ def _percent(fraction: float | None) -> float | None:
 
 TTFT_P95 = Measure("p95 TTFT, ms", lambda row: row.ttft_ms.p95, ",.0f")
 E2E_P95 = Measure("p95 E2E, s", lambda row: row.e2e_s.p95, ",.2f")
+#: What ratios and the plot against load are of.
+RATIO_MEASURES = (TTFT_P95, E2E_P95)
 #: The columns of a load's table.
 MEASURES = (
-    Measure("errors", lambda row: row.errors, ",.3g"),
     Measure("p50 TTFT, ms", lambda row: row.ttft_ms.p50, ",.0f"),
     TTFT_P95,
     Measure("p99 TTFT, ms", lambda row: row.ttft_ms.p99, ",.0f"),
@@ -76,11 +77,7 @@ def best_baseline(cells: Sequence[Cell], measure: Measure) -> Cell | None:
     return min(means, key=lambda one: one[0])[1] if means else None
 
 
-#: Quantiles of a curve: every percent, and finer in the tail.
-LEVELS = np.unique(np.concatenate([np.linspace(0, 1, 101), np.linspace(0.95, 1, 51), [0.005, 0.995, 0.999]]))
-
-
-def quantile_points(values: Floats) -> tuple[Floats, Floats]:
-    """Return values and levels of a distribution, at most as many points as `LEVELS` has."""
-    levels = LEVELS if len(values) > len(LEVELS) else np.linspace(0, 1, max(2, len(values)))
-    return np.quantile(values, levels), levels
+def mean_quantiles(samples: Sequence[Floats], levels: Sequence[float]) -> list[float]:
+    """Return the mean over runs of each run's quantile, which is what a table shows; NaN without a sample."""
+    known = [np.quantile(values, levels) for values in samples if len(values)]
+    return np.mean(known, axis=0).tolist() if known else [float("nan")] * len(levels)

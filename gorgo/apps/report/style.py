@@ -28,11 +28,11 @@ COLOURS = (BLUE, VERMILLION, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", BLACK)
 _DASHES = ((0, ()), (0, (5, 1.6)), (0, (6, 1.5, 1.2, 1.5)), (0, (1.2, 1.2)))
 _MARKERS = "os^vDPX<>hp*d8"
 
-#: Room for two panels on a page; inches.
-WIDTH = 8.4
 PANEL_HEIGHT = 2.9
 #: Longer names are cut in plots; tables have them whole.
 MAX_NAME = 44
+#: Of the span of a load axis; nearer labels overlap.
+MIN_TICK_DISTANCE = 0.07
 #: On a shorter logarithmic axis there are too few powers of ten and their simple multiples for ticks.
 NARROW_DECADES = 0.8
 
@@ -55,12 +55,25 @@ RC: dict[Any, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """The width of a figure in inches, and the number of panels side by side."""
+
+    width: float
+    columns: int
+
+
+#: For a page of a desktop and for paper; for a screen of 390 px.
+BROAD, NARROW = Layout(8.4, 2), Layout(4.0, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class LineStyle:
-    """The colour, dashes and marker of one policy."""
+    """The colour, dashes and marker of one policy; a reference is drawn behind the others."""
 
     colour: str
     dashes: tuple[float, tuple[float, ...]]
     marker: str
+    is_reference: bool = False
 
     def line(self, label: str) -> Line2D:
         """Return the policy's entry in a legend."""
@@ -71,26 +84,27 @@ def line_styles(labels: Sequence[str], references: Sequence[str] = ()) -> dict[s
     """Return a different style for each label; references are grey."""
     policies = [label for label in labels if label not in references]
     styles = {label: _style(COLOURS[n % len(COLOURS)], n) for n, label in enumerate(policies)}
-    return {label: styles.get(label) or _style(GREY, 1 + references.index(label)) for label in labels}
+    grey = {label: _style(GREY, 1 + n, is_reference=True) for n, label in enumerate(references)}
+    return {label: styles.get(label) or grey[label] for label in labels}
 
 
-def _style(colour: str, n: int) -> LineStyle:
-    return LineStyle(colour, _DASHES[n % len(_DASHES)], _MARKERS[n % len(_MARKERS)])
+def _style(colour: str, n: int, *, is_reference: bool = False) -> LineStyle:
+    return LineStyle(colour, _DASHES[n % len(_DASHES)], _MARKERS[n % len(_MARKERS)], is_reference)
 
 
-def short_name(label: str) -> str:
+def short_name(label: str, longest: int = MAX_NAME) -> str:
     """Return a label for a plot: cut, and without an underscore at its start, which hides it from the legend."""
-    cut = label if len(label) <= MAX_NAME else label[: MAX_NAME - 1] + "…"
+    cut = label if len(label) <= longest else label[: longest - 1] + "…"
     return f" {cut}" if cut.startswith("_") else cut
 
 
 def panels(
-    count: int, *, columns: int = 2, height: float = PANEL_HEIGHT, sharey: bool = False
+    count: int, layout: Layout = BROAD, *, height: float = PANEL_HEIGHT, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure and its panels."""
-    columns = min(columns, count)
+    columns = min(layout.columns, count)
     rows = -(-count // columns)
-    figure = Figure(figsize=(WIDTH, height * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(layout.width, height * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=sharey, squeeze=False).ravel().tolist()
     for unused in axes[count:]:
         unused.remove()
@@ -100,7 +114,20 @@ def panels(
 def add_legend(figure: Figure, lines: Sequence[Line2D]) -> None:
     """Add a legend above the panels, where it covers no data."""
     columns = 4 if max((len(str(line.get_label())) for line in lines), default=0) < 26 else 2
+    if figure.get_figwidth() < BROAD.width:
+        columns //= 2
     figure.legend(handles=lines, loc="outside upper left", ncols=columns, handlelength=3.6, fontsize=8.5)
+
+
+def set_load_ticks(panel: Axes, loads: Sequence[float]) -> None:
+    """Put a tick at each load, except where two labels would overlap or be equal."""
+    ordered = sorted(set(loads))
+    least = (ordered[-1] - ordered[0]) * MIN_TICK_DISTANCE
+    ticks = ordered[:1]
+    for load in ordered[1:]:
+        if load - ticks[-1] >= least and f"{load:.3g}" != f"{ticks[-1]:.3g}":
+            ticks.append(load)
+    panel.set_xticks(ticks, [f"{load:.3g}" for load in ticks])
 
 
 def set_log_ticks(panel: Axes, which: str) -> None:
@@ -114,7 +141,7 @@ def set_log_ticks(panel: Axes, which: str) -> None:
     else:
         steps = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.6 else (1.0, 2.0, 5.0)
         axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:.3g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))  # whole: equal labels are equal ticks
     axis.set_minor_locator(NullLocator())
 
 
@@ -122,12 +149,17 @@ def set_log_ticks(panel: Axes, which: str) -> None:
 _SURROUNDINGS = re.compile(r'^.*?(?=<svg)|<metadata>.*?</metadata>|<style.*?</style>|(?<=<g) id="[^"]*"', re.DOTALL)
 
 
-def svg(draw: Callable[[], Figure], *, key: str, title: str) -> str:
-    """Return the figure as an element of a page; `key` makes its ids unique, a screen reader reads `title`."""
+def svg_document(draw: Callable[[], Figure], *, key: str) -> str:
+    """Return the figure as an SVG file; the same figure and `key` give the same bytes."""
     text = io.StringIO()
     with mpl.rc_context(RC | {"svg.hashsalt": key}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the browser's fonts have it
-        draw().savefig(text, format="svg")
-    body = _SURROUNDINGS.sub("", text.getvalue())
+        draw().savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
+
+
+def svg_element(document: str, *, key: str, title: str) -> str:
+    """Return an SVG file as an element of a page; a screen reader reads `title`."""
+    body = _SURROUNDINGS.sub("", document)
     label = f'<svg role="img" aria-labelledby="{key}-title" '
     return body.replace("<svg ", label, 1).replace(">", f'><title id="{key}-title">{escape(title)}</title>', 1)

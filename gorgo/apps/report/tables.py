@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gorgo.apps.report.runs import Cell, Comparison, ReportGeneration, format_weights
+from gorgo.apps.report.series import csv_text, load_number
 from gorgo.apps.report.statistics import (
-    E2E_P95,
     MEASURES,
+    RATIO_MEASURES,
     TTFT_P95,
     Measure,
     best_baseline,
@@ -43,29 +44,45 @@ class PageTable:
     header: tuple[str, ...]
     rows: tuple[TableRow, ...]
     left_out: int = 0
+    note: str = ""
 
 
 def load_table(comparison: Comparison, time_scale: float) -> PageTable:
-    """Return all policies at one load: means over seeds, the best in bold, ratios to the best baseline."""
+    """Return all policies at one load: counts, means over seeds, the best in bold. Unknown measures have no column."""
     cells = comparison.loads[time_scale]
     policies = [cell for cell in cells if not cell.is_reference]
-    best = [_best_text(policies, measure) for measure in MEASURES]
-    bases = [(measure, base) for measure in (TTFT_P95, E2E_P95) if (base := best_baseline(policies, measure))]
+    measures = [one for one in MEASURES if any(mean(cell, one) is not None for cell in cells)]
+    best = [_best_text(policies, measure) for measure in measures]
     rows = []
     for cell in cells[:MAX_ROWS]:
-        size = (str(len(cell.runs)), f"{sum(run.row.n for run in cell.runs):,}")
-        texts = [measure.format(mean(cell, measure)) for measure in MEASURES]
-        ratios = [_ratio_text(cell, base, measure) for measure, base in bases]
+        counts = (len(cell.runs), sum(run.row.n for run in cell.runs), sum(run.row.errors for run in cell.runs))
+        size = tuple(f"{count:,}" for count in counts)
+        texts = [measure.format(mean(cell, measure)) for measure in measures]
         bold = {len(size) + place for place, text in enumerate(texts) if text == best[place] and not cell.is_reference}
-        rows.append(TableRow(cell.label, (*size, *texts, *ratios), frozenset(bold), cell.is_reference))
-    header = [measure.title for measure in MEASURES]
-    header += [f"{measure.title.partition(',')[0]}: policy / {base.label}" for measure, base in bases]
+        rows.append(TableRow(cell.label, (*size, *texts), frozenset(bold), cell.is_reference))
     caption = f"{load_text(time_scale)}, {comparison.source}"
-    return PageTable(caption, ("policy", "runs", "requests", *header), *_bounded(rows, len(cells)))
+    header = ("policy", "runs", "requests", "errors", *(measure.title for measure in measures))
+    return PageTable(caption, header, *_bounded(rows, len(cells)))
 
 
-def _load(time_scale: float) -> str:
-    return load_text(time_scale).removeprefix("load ")
+def ratio_table(comparison: Comparison) -> PageTable | None:
+    """Return ratios to the best baseline of each load, by policy and load; None without a baseline to compare to."""
+    rows = []
+    for time_scale, cells in comparison.loads.items():
+        bases = [(measure, best_baseline(cells, measure)) for measure in RATIO_MEASURES]
+        for cell in cells:
+            texts = [text for measure, base in bases for text in _ratio_texts(cell, base, measure)]
+            if any(text != UNKNOWN for text in texts):
+                rows.append(TableRow(cell.label, (load_number(time_scale), *texts), is_reference=cell.is_reference))
+    titles = [measure.title.partition(",")[0] for measure in RATIO_MEASURES]
+    header = [text for title in titles for text in (f"{title} /", "baseline", "95 % interval")]
+    note = (
+        "The geometric mean of the ratios of runs with the same seed: not the quotient of the two means above. "
+        "An interval that contains 1 is undecided."
+    )
+    if not rows:
+        return None
+    return PageTable("Ratios to the best baseline", ("policy", "load", *header), *_bounded(rows, len(rows)), note)
 
 
 def _bounded(rows: Sequence[TableRow], count: int) -> tuple[tuple[TableRow, ...], int]:
@@ -80,15 +97,25 @@ def _best_text(cells: Sequence[Cell], measure: Measure) -> str | None:
     return measure.format(measure.best(means))
 
 
-def _ratio_text(cell: Cell, base: Cell, measure: Measure) -> str:
-    """Return a ratio as in `0.912 (0.880 to 0.945) lower`: the word is the side of 1 on which the interval lies."""
-    found = ratio(cell, base, measure)
-    if cell is base or found is None:
-        return "baseline" if cell is base else UNKNOWN
+def _ratio_texts(cell: Cell, base: Cell | None, measure: Measure) -> tuple[str, str, str]:
+    """Return ratio, baseline and interval as in `0.880 to 0.945, lower`: the word is the interval's side of 1."""
+    if base is None or cell is base or (found := ratio(cell, base, measure)) is None:
+        return UNKNOWN, UNKNOWN, UNKNOWN
     if found.low is None or found.high is None:
-        return f"{found.value:.3f}"
+        return f"{found.value:.3f}", base.label, UNKNOWN
     side = "lower" if found.high < 1 else "higher" if found.low > 1 else "undecided"
-    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f}) {side}"
+    return f"{found.value:.3f}", base.label, f"{found.low:.3f} to {found.high:.3f}, {side}"
+
+
+def policies_csv(comparison: Comparison) -> str:
+    """Return every measure of every policy and load as CSV: counts, then means over runs."""
+    rows = []
+    for time_scale, cells in comparison.loads.items():
+        for cell in cells:
+            counts = (len(cell.runs), sum(run.row.n for run in cell.runs), sum(run.row.errors for run in cell.runs))
+            rows.append((cell.label, 1 / time_scale, *counts, *(mean(cell, measure) for measure in MEASURES)))
+    names = [measure.title.replace(",", "").replace("%", "percent").replace(" ", "_") for measure in MEASURES]
+    return csv_text(["policy", "load", "runs", "requests", "errors", *names], rows)
 
 
 def share_table(comparison: Comparison) -> PageTable | None:
@@ -105,7 +132,7 @@ def share_table(comparison: Comparison) -> PageTable | None:
     for time_scale, cell, share in shares:
         values = [share.get(name, 0.0) for name in largest]
         values += [sum(share.values()) - sum(values)] if more else []
-        texts = (_load(time_scale), *(f"{value:.1%}" for value in values))
+        texts = (load_number(time_scale), *(f"{value:.1%}" for value in values))
         rows.append(TableRow(cell.label, texts, is_reference=cell.is_reference))
     header = ("policy", "load", *largest, *(["others"] if more else []))
     return PageTable("Share of requests per replica", header, *_bounded(rows, len(rows))) if rows else None
@@ -120,7 +147,9 @@ def error_table(comparison: Comparison) -> PageTable | None:
                 for kind, count in requests.errors.items():
                     found[cell.label, time_scale, kind] = found.get((cell.label, time_scale, kind), 0) + count
     ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    rows = [TableRow(label, (_load(time_scale), kind, f"{count:,}")) for (label, time_scale, kind), count in ranked]
+    rows = [
+        TableRow(label, (load_number(time_scale), kind, f"{count:,}")) for (label, time_scale, kind), count in ranked
+    ]
     header = ("policy", "load", "error", "requests")
     return PageTable("Errors by kind", header, *_bounded(rows, len(rows))) if rows else None
 

@@ -10,12 +10,15 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from gorgo.apps.report.runs import ReportGeneration
+from gorgo.apps.report.series import csv_text
 from gorgo.apps.report.style import (
     BLACK,
     BLUE,
+    BROAD,
     COLOURS,
     GREY,
     VERMILLION,
+    Layout,
     add_legend,
     panels,
     set_log_ticks,
@@ -26,10 +29,10 @@ from gorgo.apps.report.style import (
 MAX_WEIGHTS = 8
 
 
-def tuning_plot(generations: Sequence[ReportGeneration]) -> Figure:
+def tuning_plot(generations: Sequence[ReportGeneration], layout: Layout = BROAD) -> Figure:
     """Draw a panel per weight, then sigma, then the objective, over the number of the generation."""
     weights = list(dict.fromkeys(weight for one in generations for weight in one.weights))[:MAX_WEIGHTS]
-    figure, axes = panels(len(weights) + 2, columns=1, height=1.55)
+    figure, axes = panels(len(weights) + 2, Layout(layout.width, 1), height=1.55)
     for panel, weight, colour in zip(axes, weights, COLOURS * 2, strict=False):
         points = [(one.number, one.weights[weight], one.accepted) for one in generations if weight in one.weights]
         steps = [(number, value) for number, value, accepted in points if accepted]
@@ -69,3 +72,15 @@ def _draw_panel(
     if values and max(values) > min(values) > 0:
         set_log_ticks(panel, "y")
     panel.set_title(title)
+
+
+def tuning_csv(generations: Sequence[ReportGeneration]) -> str:
+    """Return the generations as CSV, a column per weight."""
+    weights = list(dict.fromkeys(weight for one in generations for weight in one.weights))
+    rows = [
+        (one.number, *(one.weights.get(weight) for weight in weights), one.sigma, one.objective_ms,
+         one.incumbent_objective_ms, "accepted" if one.accepted else "rejected", one.reason)
+        for one in generations
+    ]  # fmt: skip
+    header = ("generation", *weights, "sigma", "objective_ms", "incumbent_objective_ms", "decision", "reason")
+    return csv_text(header, rows)

@@ -7,15 +7,28 @@ from typing import Annotated
 
 import typer
 
+from gorgo.cli.options import finite
+
 
 def report(
     dir: Annotated[Path, typer.Argument(help="Folder that `--out` of simulate, replay or demo wrote, or a parent.")],
+    slo_ttft_ms: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=1,
+            callback=finite,
+            show_default=False,
+            help="SLO of the first token for the plot of requests within it; repeatable. Default: 500 and 2,000.",
+        ),
+    ] = None,
 ) -> None:
-    """Write DIR/report.html, one page of results.
+    """Write DIR/report.html, one page of results, and its plots and figures as SVG and CSV files in DIR/report.
 
     It has tables and plots of every results.json, requests.jsonl and history.json in DIR or below it. The page needs no
     network and no script. Needs the extra: pip install 'gorgo-router[report]'.
     """
-    from gorgo.apps.report import write_report
+    from gorgo.apps.report import MAX_SLOS, SLOS_MS, write_report
 
-    typer.echo(str(write_report(dir)))
+    if slo_ttft_ms is not None and len(set(slo_ttft_ms)) > MAX_SLOS:
+        raise typer.BadParameter(f"--slo-ttft-ms {len(slo_ttft_ms)} times: expected at most {MAX_SLOS}")
+    typer.echo(str(write_report(dir, slos_ms=sorted(set(slo_ttft_ms)) if slo_ttft_ms else SLOS_MS)))

@@ -11,9 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gorgo.apps.report import latency
-from gorgo.apps.report.latency import against_load, drawn_labels, drawn_loads, ttft_distribution
+from gorgo.apps.report.latency import drawn_labels, drawn_loads, load_plot, tail_plot
+from gorgo.apps.report.series import load_series, tail_series
 from gorgo.apps.report.statistics import E2E_P95, TTFT_P95
-from gorgo.apps.report.style import add_legend, line_styles, panels, set_log_ticks, svg
+from gorgo.apps.report.style import (
+    NARROW,
+    add_legend,
+    line_styles,
+    panels,
+    set_load_ticks,
+    set_log_ticks,
+    svg_document,
+    svg_element,
+)
 from tests.apps.report.builders import comparison, p95_cell, saved_cell
 
 
@@ -25,31 +35,37 @@ def titles(axes: list[Axes]) -> list[str]:
     return [panel.get_title(loc="left") or panel.get_title() for panel in axes]
 
 
-def test_a_curve_is_the_fraction_of_requests_within_a_ttft() -> None:
-    slow, fast = saved_cell("gorgo", [400.0, 100.0], [200.0]), saved_cell("random", [30.0, 0.0, 10.0])
+def test_a_curve_is_the_fraction_of_requests_slower_than_a_ttft() -> None:
+    slow, fast = saved_cell("gorgo", [400.0, 100.0], [200.0, 200.0]), saved_cell("random", [30.0, 0.0, 10.0])
     loads = {2.0: [slow, p95_cell("nearest", 1.0), saved_cell("floor", [5.0])], 1.0: [fast]}
-    figure = ttft_distribution(comparison(loads))
+    series = tail_series(comparison(loads), [2.0, 1.0])
+    figure = tail_plot(comparison(loads), series)
     half, whole = figure.axes
     assert titles(figure.axes) == ["load 0.5", "load 1"]
-    # The first line of each panel marks 95 %.
-    assert [y for _, y in points(half)[0]] == [0.95, 0.95]
-    assert points(half)[1:] == [[(100.0, 0.0), (200.0, 0.5), (400.0, 1.0)], [(5.0, 0.0), (5.0, 1.0)]]
+    # The first line of each panel marks 5 %.
+    assert [y for _, y in points(half)[0]] == [0.05, 0.05]
+    curve = {y: x for x, y in points(half)[1]}
+    # The mean of the two runs' quantiles, as in the tables: medians 250 and 200, minima 100 and 200.
+    assert [curve[0.5], curve[1.0]] == pytest.approx([225.0, 150.0])
+    assert min(curve) == 0.5  # one of the two requests of a run
+    assert points(half)[2] == [(5.0, 1.0)]
     # A logarithmic axis has no 0: it is drawn at the least positive value.
-    assert points(whole)[1:] == [[(10.0, 0.0), (10.0, 0.5), (30.0, 1.0)]]
-    assert [(panel.get_xscale(), panel.get_ylim()) for panel in figure.axes] == [("log", (0.0, 1.005))] * 2
+    assert points(whole)[1][0] == pytest.approx((2.0, 1.0))
+    assert [(panel.get_xscale(), panel.get_yscale()) for panel in figure.axes] == [("log", "log")] * 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["gorgo", "random", "floor"]
 
 
 def test_loads_beyond_the_panels_are_spread_evenly_with_both_ends() -> None:
-    few, many = (comparison({float(n): [p95_cell("gorgo", 1.0)] for n in range(count, 0, -1)}) for count in (8, 15))
-    assert drawn_loads(few) == [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
-    assert drawn_loads(many) == [15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0]
+    few, many = (comparison({float(n): [p95_cell("gorgo", 1.0)] for n in range(count, 0, -1)}) for count in (4, 10))
+    assert drawn_loads(few) == [4.0, 3.0, 2.0, 1.0]
+    assert drawn_loads(many) == [10.0, 7.0, 4.0, 1.0]
 
 
 def test_loads_and_policies_beyond_the_bounds_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "MAX_PANELS", 2)
     monkeypatch.setattr(latency, "MAX_CURVES", 3)
-    figure = ttft_distribution(comparison({n: [saved_cell(f"p{m}", [1.0]) for m in range(4)] for n in (3.0, 2.0, 1.0)}))
+    found = comparison({n: [saved_cell(f"p{m}", [1.0]) for m in range(4)] for n in (3.0, 2.0, 1.0)})
+    figure = tail_plot(found, tail_series(found, drawn_loads(found)))
     assert titles(figure.axes) == ["load 0.333", "load 1"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["p0", "p1", "p2"]
 
@@ -65,9 +81,10 @@ def test_a_tail_against_the_load_has_means_and_the_range_of_its_seeds() -> None:
         4.0: [p95_cell("gorgo", 100.0, 200.0, 300.0), p95_cell("random", 1000.0), p95_cell("nearest", None)],
         1.0: [p95_cell("gorgo", 500.0, None, 1500.0)],
     }
-    figure = against_load(comparison(loads), (TTFT_P95, E2E_P95))
+    found = comparison(loads)
+    figure = load_plot(found, load_series(found, (TTFT_P95, E2E_P95)))
     ttft, _ = figure.axes
-    assert titles(figure.axes) == ["p95 TTFT, ms", "p95 E2E, s"]
+    assert titles(figure.axes) == ["p95 TTFT, ms (log scale)", "p95 E2E, s (log scale)"]
     assert (ttft.get_yscale(), ttft.get_xticks().tolist()) == ("log", [0.25, 1.0])
     containers: Any = ttft.containers
     drawn = [
@@ -99,13 +116,46 @@ def test_ticks_of_a_logarithmic_axis_are_round_numbers(low: float, high: float, 
     assert formatted == ["1,000", "10", "9.5", "0.25"]
 
 
+@pytest.mark.parametrize(("low", "high"), [(9.8, 11.2), (103.2, 104.1), (0.9994, 1.0003), (1999.2, 2001.4)])
+def test_no_two_ticks_of_a_logarithmic_axis_read_the_same(low: float, high: float) -> None:
+    figure, (panel,) = panels(1)
+    panel.plot([1, 2], [low, high])
+    set_log_ticks(panel, "y")
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in panel.get_yticklabels()]
+    assert len(labels) >= 3
+    assert len(set(labels)) == len(labels)
+
+
+def test_no_two_ticks_of_a_load_axis_read_the_same_or_overlap() -> None:
+    _, (panel,) = panels(1)
+    set_load_ticks(panel, [1 / 1.0, 1 / 0.99, 1 / 0.9899, 1 / 0.5, 1 / 0.49, 1 / 4])
+    labels = [label.get_text() for label in panel.get_xticklabels()]
+    assert labels == ["0.25", "1", "2"]
+    set_load_ticks(panel, [1.0])
+    assert panel.get_xticks().tolist() == [1.0]
+
+
+def test_a_narrow_figure_has_its_panels_below_each_other() -> None:
+    loads = {n: [saved_cell("gorgo", [10.0 * n, 20.0])] for n in (2.0, 1.0)}
+    found = comparison(loads)
+    figure = tail_plot(found, tail_series(found, [2.0, 1.0]), NARROW)
+    figure.draw_without_rendering()
+    first, second = (panel.get_position() for panel in figure.axes)
+    assert first.y0 > second.y1
+    assert first.x0 == pytest.approx(second.x0)
+    assert figure.get_figwidth() < 4.1
+
+
 def test_the_same_plot_is_the_same_svg_with_ids_of_its_key() -> None:
     def draw() -> Figure:
         figure, (panel,) = panels(1)
         panel.plot([1, 2], marker="o")
         return figure
 
-    first, again, other = (svg(draw, key=key, title="<p95>") for key in ("c0", "c0", "c1"))
+    first, again, other = (
+        svg_element(svg_document(draw, key=key), key=key, title="<p95>") for key in ("c0", "c0", "c1")
+    )
     assert first == again
     assert "&lt;p95&gt;</title>" in first
     ids, others = (set(re.findall(r' id="([^"]*)"', text)) for text in (first, other))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from gorgo.apps.report import page, write_report
+from gorgo.apps.report import latency, page, write_report
+from gorgo.apps.report import plots as plots_module
 from gorgo.apps.report.find import find_results
 from gorgo.apps.results import write_results
 from tests.apps.report.builders import generation, row, write_run, write_sweep
@@ -58,29 +61,84 @@ class Page(HTMLParser):
             self.cells[-1] += data
 
 
+def report_of(folder: Path) -> page.ReportPages:
+    return page.report(find_results(folder), (500.0,))
+
+
 def page_of(folder: Path) -> str:
-    return page.page(find_results(folder))
+    return report_of(folder).html
+
+
+def plots(text: str) -> list[str]:
+    """The drawn plots of a page, each in two widths."""
+    labelled = Page(text).labelled
+    assert labelled[1::2] == [one.replace("-title", "-narrow-title") for one in labelled[::2]]
+    return [one.removesuffix("-title") for one in labelled[::2]]
 
 
 @pytest.fixture
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of the text alone: a plot takes half a second."""
-    monkeypatch.setattr(page, "svg", lambda *_, **__: "")
+    monkeypatch.setattr(page, "svg_document", lambda *_, **__: "")
+    monkeypatch.setattr(page, "svg_element", lambda *_, **__: "")
 
 
 def test_a_page_is_valid_and_refers_to_nothing_outside_itself(tmp_path: Path) -> None:
     write_sweep(tmp_path, LOADS)
     (tmp_path / "history.json").write_text(json.dumps([generation(n, sigma=0.5 + n) for n in range(5)]))
-    text = page_of(tmp_path)
+    report = report_of(tmp_path)
+    text = report.html
     found = Page(text)
-    assert found.labelled == ["c0-load-title", "c0-ttft-title", "t0-title"]
+    assert plots(text) == [
+        "1-p95-against-load",
+        "1-ratio",
+        "1-slo-against-load",
+        "1-ttft-tail",
+        "1-ttft-by-prompt-length",
+        "2-tuning",
+    ]
+    assert "Left out: no group has 20 requests of a run." in text  # of a region
     assert len(found.ids) == len(set(found.ids))
-    assert {reference.removeprefix("#") for reference in found.references} <= set(found.ids)
+    files = {one.removeprefix("report/") for one in found.references if one.startswith("report/")}
+    assert files == set(report.files)
+    ids = {one.removeprefix("#") for one in found.references if not one.startswith("report/")}
+    assert ids <= set(found.ids)
     assert set(found.labelled) <= set(found.ids)
     assert "<title>GORGO report: small.jsonl, simulated; Tuning: history.json</title>" in text
     assert "@import" not in text
     assert re.findall(r'https?://[^"\s<]*', text.replace("http://www.w3.org/", "")) == []
-    assert len(text) < 200_000
+    assert len(text) < 400_000
+
+
+def test_each_file_is_a_whole_drawing_or_a_table_and_the_same_bytes_again(tmp_path: Path) -> None:
+    write_sweep(tmp_path, LOADS)
+    report = report_of(tmp_path)
+    assert report == report_of(tmp_path)
+    for name, text in report.files.items():
+        if name.endswith(".svg"):
+            root = ElementTree.fromstring(text)
+            assert root.tag == "{http://www.w3.org/2000/svg}svg"
+            assert "date" not in text
+        else:
+            header, *rows = csv.reader(text.splitlines())
+            assert rows
+            assert {len(one) for one in rows} == {len(header)}
+    assert {name.removesuffix(".svg") for name in report.files if name.endswith(".svg")} == set(plots(report.html))
+
+
+def test_a_figure_has_one_value_in_table_plot_and_file(tmp_path: Path, without_plots: None) -> None:
+    write_sweep(tmp_path, LOADS, seeds=2)
+    report = report_of(tmp_path)
+    policies = {
+        (one["policy"], one["load"]): one for one in csv.DictReader(report.files["1-policies.csv"].splitlines())
+    }
+    tail = list(csv.DictReader(report.files["1-ttft-tail.csv"].splitlines()))
+    curves = {(one["policy"], one["load"]): one["ttft_ms"] for one in tail if one["fraction_slower"] == "0.05"}
+    cells = Page(report.html).cells
+    assert len(curves) == 6
+    for key, value in curves.items():
+        assert float(value) == pytest.approx(float(policies[key]["p95_TTFT_ms"]), rel=1e-5)
+        assert f"{float(value):,.0f}" in cells
 
 
 def test_every_table_and_plot_is_called_simulated_or_live(tmp_path: Path, without_plots: None) -> None:
@@ -88,7 +146,7 @@ def test_every_table_and_plot_is_called_simulated_or_live(tmp_path: Path, withou
         write_sweep(tmp_path / source, LOADS, source=source)
         text = page_of(tmp_path / source)
         captions = re.findall(r"<h3>(.*?)</h3>|<caption>(load .*?)</caption>", text)
-        assert [any(one.endswith(f", {source}") for one in pair) for pair in captions] == [True] * 4
+        assert [any(one.endswith(f", {source}") for one in pair) for pair in captions] == [True] * 8
 
 
 def test_the_best_is_bold_and_a_reference_is_marked(tmp_path: Path, without_plots: None) -> None:
@@ -98,7 +156,7 @@ def test_the_best_is_bold_and_a_reference_is_marked(tmp_path: Path, without_plot
     text = page_of(tmp_path)
     assert "<td><b>10</b></td>" in text
     assert '<tr class="reference"><th scope="row">floor</th>' in text
-    assert text.count('class="reference"') == 2  # in the table of its load and in that of shares
+    assert text.count('class="reference"') == 2  # in the table of its load and in that of shares: no baseline
     assert "<b>5</b>" not in text
 
 
@@ -120,14 +178,20 @@ def test_a_plot_without_data_is_left_out_with_the_reason(tmp_path: Path) -> None
     assert Page(text).labelled == []
     assert re.findall("Left out: (.*)</p>", text) == [
         "there is only one load.",
-        "no requests.jsonl with a TTFT was saved.",
+        "no run to compare with one of the paper&#39;s baselines.",
+        *["no requests.jsonl with a TTFT was saved."] * 4,
         "there is no generation.",
     ]
 
 
 def test_bounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_plots: None) -> None:
-    for name, bound in (("MAX_PANELS", 2), ("MAX_CURVES", 3), ("MAX_TABLES", 1), ("MAX_LEFT_OUT", 1)):
-        monkeypatch.setattr(page, name, bound)
+    for module, name, bound in (
+        (latency, "MAX_PANELS", 2),
+        (plots_module, "MAX_CURVES", 3),
+        (page, "MAX_TABLES", 1),
+        (page, "MAX_LEFT_OUT", 1),
+    ):
+        monkeypatch.setattr(module, name, bound)
     write_sweep(tmp_path, {f"p{n}": {1.0: 10.0, 2.0: 10.0, 3.0: 10.0} for n in range(4)})
     write_sweep(tmp_path / "exact", {f"p{n}": {1.0: 10.0, 2.0: 10.0} for n in range(3)}, trace="exact")
     for name in ("a", "b", "c"):
@@ -137,7 +201,7 @@ def test_bounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with
     text = page_of(tmp_path)
     assert '<p class="note">3 of 4 policies are drawn.</p>' in text
     assert '<p class="note">2 of 3 loads are drawn. 3 of 4 policies are drawn.</p>' in text
-    assert text.count(" are drawn.") == 3  # none at the bound
+    assert text.count(" are drawn.") == 6  # none at the bound
     assert '<p class="note">1 of 3 loads have a table.</p>' in text
     assert text.count("<caption>load ") == 2  # one in each section
     assert "Rows left out: 50" in text
@@ -148,10 +212,19 @@ def test_bounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with
 def test_a_run_with_little_in_it_has_a_page(tmp_path: Path, values: list[float]) -> None:
     write_run(tmp_path / "1", values)
     write_run(tmp_path / "2", values, time_scale=2.0)
-    assert len(Page(page_of(tmp_path)).labelled) == 1 + len(values)
+    assert plots(page_of(tmp_path)) == (["1-p95-against-load", "1-slo-against-load", "1-ttft-tail"] if values else [])
 
 
-def test_the_page_is_written_beside_the_results(tmp_path: Path, without_plots: None) -> None:
+def test_the_page_and_its_files_are_written_beside_the_results(tmp_path: Path, without_plots: None) -> None:
     write_run(tmp_path / "in", [10.0, 20.0])
-    assert write_report(tmp_path / "in") == tmp_path / "in" / "report.html"
-    assert (tmp_path / "in" / "report.html").read_text() == page_of(tmp_path / "in")
+    beside = tmp_path / "in" / "report"
+    beside.mkdir()
+    for name in ("3-ttft-tail.svg", "my-notes.csv"):
+        (beside / name).write_text("an earlier one")
+    assert write_report(tmp_path / "in", slos_ms=(500.0,)) == tmp_path / "in" / "report.html"
+    report = report_of(tmp_path / "in")
+    assert (tmp_path / "in" / "report.html").read_text() == report.html
+    assert {path.name: path.read_text() for path in beside.iterdir()} == {
+        **report.files,
+        "my-notes.csv": "an earlier one",
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,24 @@ def test_latencies_are_of_requests_that_succeeded_and_errors_are_counted_by_kind
     found = read_requests(lines(tmp_path / "requests.jsonl", *given))
     assert (found.count, found.ttft_ms.tolist()) == (5, [0.0, 2.0**53])
     assert found.errors == {"timeout": 1, "caf\udce9": 1}
+
+
+def test_regions_and_prompt_lengths_belong_to_the_latencies(tmp_path: Path) -> None:
+    given: tuple[dict[str, Any], ...] = (
+        {"region": "eu", "input_tokens": 7},
+        {"error": "timeout"},
+        {"region": None, "input_tokens": None},
+        {},
+    )
+    found = read_requests(lines(tmp_path / "requests.jsonl", *given))
+    assert found.region.tolist() == ["eu", "", "us"]
+    assert found.input_tokens.tolist() == [7.0, pytest.approx(nan, nan_ok=True), 1000.0]
+
+
+def test_thirty_two_regions_are_told_apart(tmp_path: Path) -> None:
+    given = [{"region": f"r{number}"} for number in [*range(34), 0, 33]]
+    found = read_requests(lines(tmp_path / "requests.jsonl", *given))
+    assert found.region.tolist() == [*(f"r{number}" for number in range(32)), "other", "other", "r0", "other"]
 
 
 def test_twenty_kinds_of_errors_are_counted_separately(tmp_path: Path) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import Any
 
+import numpy as np
 import pytest
 
-from gorgo.apps.report.runs import Cell, ReportGeneration, Run
-from gorgo.apps.report.tables import PageTable, acceptance_log, error_table, load_table, share_table
+from gorgo.apps.report.runs import Cell, ReportGeneration, Requests, Run
+from gorgo.apps.report.tables import (
+    PageTable,
+    acceptance_log,
+    error_table,
+    load_table,
+    policies_csv,
+    ratio_table,
+    share_table,
+)
 from gorgo.apps.results import Spread
 from tests.apps.report.builders import comparison, p95_cell, row, saved_cell
 
@@ -39,24 +50,52 @@ def test_a_table_has_means_over_runs_and_ratios_of_the_same_seeds() -> None:
     assert column(table, "runs") == ["2", "2", "2", "2", "1", "2"]
     assert column(table, "requests") == ["2", "2", "2", "2", "1", "2"]
     assert column(table, "p95 TTFT, ms") == ["225", "200", "400", "300", "-", "50"]
-    # Seed by seed against the best baseline: sqrt(0.5 * 1.75) is 0.935, sqrt(1.5 * 2.5) is 1.936.
-    # With one degree of freedom t is 12.706: the intervals are wide.
-    assert column(table, "p95 TTFT: policy / prefix-cache") == [
-        "0.935 (0.000 to 2675.890) undecided",
-        "baseline",
-        "1.936 (0.075 to 49.707) undecided",
-        "1.500 (1.500 to 1.500) higher",
-        "-",
-        "0.250 (0.250 to 0.250) lower",
-    ]
     assert bold(table)[:2] == [("prefix-cache", "p50 TTFT, ms"), ("prefix-cache", "p95 TTFT, ms")]
     assert {label for label, _ in bold(table)} == {"prefix-cache"}  # never a reference
     assert [one.is_reference for one in table.rows] == [False] * 5 + [True]
+    # Seed by seed against the best baseline: sqrt(0.5 * 1.75) is 0.935, sqrt(1.5 * 2.5) is 1.936.
+    # With one degree of freedom t is 12.706: the intervals are wide.
+    ratios = ratio_table(comparison({2.0: cells}))
+    assert [row[:5] for row in texts(ratios)] == [
+        ["gorgo", "0.5", "0.935", "prefix-cache", "0.000 to 2675.890, undecided"],
+        ["least-load", "0.5", "1.936", "prefix-cache", "0.075 to 49.707, undecided"],
+        ["nearest", "0.5", "1.500", "prefix-cache", "1.500 to 1.500, higher"],
+        ["oracle", "0.5", "0.250", "prefix-cache", "0.250 to 0.250, lower"],
+    ]
+    assert ratios is not None
+    assert "not the quotient of the two means" in ratios.note
 
 
 def test_one_run_has_a_ratio_without_an_interval() -> None:
-    table = load_table(comparison({1.0: [p95_cell("gorgo", 90.0), p95_cell("least-load", 120.0)]}), 1.0)
-    assert column(table, "p95 E2E: policy / least-load") == ["0.750", "baseline"]
+    table = ratio_table(comparison({1.0: [p95_cell("gorgo", 90.0), p95_cell("least-load", 120.0)]}))
+    assert texts(table) == [["gorgo", "1", "0.750", "least-load", "-", "0.750", "least-load", "-"]]
+    assert ratio_table(comparison({1.0: [p95_cell("gorgo", 90.0)]})) is None
+
+
+def test_requests_and_errors_are_sums_and_agree_with_the_table_of_errors() -> None:
+    first = Run(row(errors=2, n=5), Requests(5, np.empty(0), {"timeout": 2}))
+    second = Run(row(errors=1, n=5, seed=1), Requests(5, np.empty(0), {"timeout": 1}))
+    found = comparison({1.0: [Cell("gorgo", "gorgo", (first, second))]})
+    table = load_table(found, 1.0)
+    assert (column(table, "requests"), column(table, "errors")) == (["10"], ["3"])
+    assert texts(error_table(found)) == [["gorgo", "1", "timeout", "3"]]
+
+
+def test_a_measure_that_no_policy_has_is_no_column() -> None:
+    table = load_table(comparison({1.0: [p95_cell("gorgo", 90.0)]}), 1.0)
+    assert "p95 TTFT, ms" in table.header
+    assert "p95 ITL, ms" not in table.header
+
+
+def test_the_figures_of_the_tables_are_one_file() -> None:
+    found = comparison({2.0: [p95_cell("gorgo", 100.0, 350.0)], 1.0: [p95_cell("a,b", 1234.5678, errors=3)]})
+    rows = list(csv.DictReader(io.StringIO(policies_csv(found))))
+    assert [(row["policy"], row["load"], row["runs"], row["errors"]) for row in rows] == [
+        ("gorgo", "0.5", "2", "0"),
+        ("a,b", "1", "1", "3"),
+    ]
+    assert [row["p95_TTFT_ms"] for row in rows] == ["225", "1234.57"]
+    assert rows[0]["p95_ITL_ms"] == ""
 
 
 def test_a_table_shows_each_measure_in_its_unit() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gorgo.apps.report.runs import ReportGeneration
-from gorgo.apps.report.tuning import tuning_plot
+from gorgo.apps.report.tuning import tuning_csv, tuning_plot
 
 
 def generation(
@@ -49,3 +49,15 @@ def test_a_scale_is_logarithmic_for_different_positive_values(values: list[float
 def test_eight_weights_have_a_panel() -> None:
     weights = {f"w{number}": 1.0 for number in range(9)}
     assert len(tuning_plot([ReportGeneration(0, weights, None, None, None, True, None)]).axes) == 10
+
+
+def test_the_generations_are_a_file_with_a_column_per_weight() -> None:
+    rows = [
+        ReportGeneration(7, {"a": 0.5}, 0.25, 1234.5, None, True, "better, by far"),
+        generation(8, 2.0, 1.0, accepted=False),
+    ]
+    assert tuning_csv(rows) == (
+        "generation,a,w,sigma,objective_ms,incumbent_objective_ms,decision,reason\n"
+        '7,0.5,,0.25,1234.5,,accepted,"better, by far"\n'
+        "8,,2,0.0555556,1,,rejected,\n"
+    )
