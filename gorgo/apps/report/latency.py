@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
 from gorgo.apps.report.runs import Comparison
 from gorgo.apps.report.series import PlotPoint, PlotSeries
@@ -115,7 +115,7 @@ def tail_plot(comparison: Comparison, series: PlotSeries, layout: Layout = BROAD
         panel.set_ylim(min(fewest, 0.05) * 0.9, 1.1)
         panel.yaxis.set_major_locator(FixedLocator([1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001]))
         panel.yaxis.set_minor_locator(NullLocator())
-        panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
         set_log_ticks(panel, "x")
         panel.tick_params(labelbottom=True)
     figure.supylabel("requests slower than this (log scale)", fontsize=9)

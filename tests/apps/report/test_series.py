@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gorgo.apps.report.groups import prompt_plot, ratio_plot, region_plot
-from gorgo.apps.report.latency import slo_plot
+from gorgo.apps.report.latency import slo_plot, tail_plot
 from gorgo.apps.report.runs import Cell, Comparison, Requests, Run
 from gorgo.apps.report.series import (
     PlotSeries,
@@ -103,3 +103,7 @@ def test_the_p95_of_the_tail_is_the_p95_of_the_load_plot() -> None:
     (point,) = load_series(found, (TTFT_P95,)).points
     (at_5_percent,) = (tail.x for tail in tail_series(found, [1.0]).points if tail.value == 0.05)
     assert at_5_percent == pytest.approx(point.value)
+    figure = tail_plot(found, tail_series(found, [1.0]))
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["100%", "50%", "20%", "10%", "5%", "2%", "1%", "0.5%", "0.2%", "0.1%"]
