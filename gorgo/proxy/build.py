@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Mapping
 from uuid import uuid4
@@ -16,6 +17,7 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
+from gorgo.errors import ConfigError
 from gorgo.policies.registry import make_shadow
 from gorgo.proxy.clock import epoch_clock
 from gorgo.proxy.control.service import ControlService
@@ -23,6 +25,7 @@ from gorgo.proxy.control.startup import initial_state
 from gorgo.proxy.control.state_file import PersistedState, StateFile
 from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.tls import served_tls, upstream_tls
+from gorgo.proxy.logs import log
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.state import INTERNAL_VARIABLE, RunningProxy
@@ -65,7 +68,7 @@ def build_proxy(
         boot_id=uuid4().hex,
         weights=start.weights,
         limits=router_limits(config),
-        shadow=make_shadow(config.proxy.shadow_policy, start.policy),
+        shadow=_shadow(config, policy, start.policy),
     )
     for name in sorted(start.draining):
         router.drain(name, now=clock())
@@ -79,13 +82,14 @@ def build_proxy(
     }
     return RunningProxy(
         config=config,
+        file_config=config,
         limits=config.limits,
         router=router,
         clock=clock,
         metrics=metrics,
         gateway=RouterGateway(router, clock, HealthLog(metrics)),
         client_policies=ClientPolicies.for_client(config),
-        control=ControlService(router, clock, metrics, start, config, state_file),
+        control=ControlService(router, clock, metrics, start, state_file),
         targets=targets,
         tls=tls,
         fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),
@@ -96,3 +100,14 @@ def build_proxy(
         tracing=make_tracing(config.proxy.tracing, region=config.proxy.region, count=metrics.trace_spans),
         internal_routes=environ.get(INTERNAL_VARIABLE) == "1",
     )
+
+
+def _shadow(config: Config, configured: Policy, policy: Policy) -> Policy | None:
+    """Return the shadow policy for `policy`, which the state file may have instead of `configured`."""
+    try:
+        return make_shadow(config.proxy.shadow_policy, policy)
+    except ConfigError as error:
+        if policy.name == configured.name:
+            raise
+        log("shadow_not_set", level=logging.WARNING, error=str(error))
+        return None

@@ -36,7 +36,10 @@ INTERNAL_VARIABLE = "GORGO_INTERNAL_ROUTES"
 class RunningProxy:
     """The running proxy."""
 
+    #: In force: keys that need a restart are as at the start.
     config: Config
+    #: As last read from regions.yaml, with the options of the command line.
+    file_config: Config
     limits: LimitsConfig
     router: Router
     clock: Clock

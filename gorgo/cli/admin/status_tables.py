@@ -36,7 +36,7 @@ def status_view(status: Row, *, width: int) -> RenderableType:
     parts.append(_fleet(status, wide=wide))
     if status["decisions"]:
         parts += [Text(), _decisions(status["decisions"][:DECISIONS_SHOWN], wide=wide)]
-    return Group(*parts, Text(), _history(status), _in_force(status))
+    return Group(*parts, Text(), _history(status), *_differences(status), _in_force(status))
 
 
 def plain(text: object) -> Text:
@@ -210,6 +210,13 @@ def _history(status: Row) -> Table:
         )
         table.add_row(*map(plain, cells))
     return table
+
+
+def _differences(status: Row) -> Iterator[Text]:
+    """What was set at run time; edits of regions.yaml that wait are alerts."""
+    for row in status["differences"]:
+        if not row["waits"]:
+            yield plain(row["text"])
 
 
 def _in_force(status: Row) -> Text:

@@ -5,12 +5,9 @@ Each public method makes a plan. It is checked in full before anything is writte
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from gorgo.config.model import Config
 from gorgo.core.policy.interface import Policy
@@ -18,16 +15,15 @@ from gorgo.core.policy.shadow import required_index
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
 from gorgo.errors import UnknownReplica, VersionConflict, WeightsFrozen, closest
-from gorgo.policies.registry import make_policy
+from gorgo.policies.registry import make_policy, make_shadow
 from gorgo.proxy.clock import Clock
+from gorgo.proxy.control.file_routing import FileRouting, PendingEdit
+from gorgo.proxy.control.history import WeightsHistory, now_text
 from gorgo.proxy.control.startup import InitialState
 from gorgo.proxy.control.state_file import ConfigSnapshot, Frozen, PersistedState, StateFile
 from gorgo.proxy.control.transactions import ChangeQueue, ChangeRequest, PlannedChange, WeightsChange
 from gorgo.proxy.logs import log
 from gorgo.proxy.telemetry.metrics import Metrics
-
-#: One day of a tuner with a proposal every 15 minutes.
-MAX_HISTORY = 100
 
 
 class ControlService:
@@ -37,8 +33,6 @@ class ControlService:
     ----------
     start:
         Policy, weights, freeze and drain marks at the start.
-    config:
-        The configuration in force.
     file:
         The state file. Without one `durable` is false: changes end with the process.
     """
@@ -49,18 +43,18 @@ class ControlService:
         clock: Clock,
         metrics: Metrics,
         start: InitialState,
-        config: Config,
         file: StateFile | None,
     ) -> None:
         self._router = router
         self._clock = clock
         self._metrics = metrics
-        self._configured = ConfigSnapshot.by(config)
+        #: Policy and weights of regions.yaml.
+        self.file = start.file
         self._changes = ChangeQueue(file, metrics)
-        self._history: deque[WeightsChange] = deque(maxlen=MAX_HISTORY)
+        self._history = WeightsHistory(router, clock)
         self.frozen: Frozen | None = None
         self._set_frozen(start.frozen)
-        self._record(ChangeRequest(source=start.source))
+        self._history.record(ChangeRequest(source=start.source))
 
     @property
     def durable(self) -> bool:
@@ -69,13 +63,12 @@ class ControlService:
 
     @property
     def busy(self) -> bool:
-        """Whether a change runs or is queued."""
         return self._changes.busy
 
     @property
     def history(self) -> list[WeightsChange]:
         """Return the last versions since the start, oldest first."""
-        return list(self._history)
+        return self._history.rows
 
     async def persist_initial(self, *, fresh: bool) -> None:
         """Write the initial state.
@@ -84,12 +77,11 @@ class ControlService:
         proxy whose file exists.
         """
         policy, weights = self._active()
-        version, (row,) = self._router.weights.version, self._history
+        version, (row,) = self._router.weights.version, self.history
         log("weights_in_force", policy=policy, version=version, weights=weights, source=row.source)
         await (self._changes.write if fresh else self._changes.persist)(self._in_force())
 
     async def aclose(self) -> None:
-        """Wait for the running change."""
         await self._changes.aclose()
 
     # -- changes
@@ -132,16 +124,16 @@ class ControlService:
                 if (wanted.state.policy, wanted.state.weights) != self._active():
                     self._refuse_frozen()
                 return PlannedChange(self._in_force(), _nothing)
-            return self._pinned(wanted, Frozen(self._now(), change.reason, change.by))
+            return self._pinned(wanted, Frozen(now_text(self._clock), change.reason, change.by))
 
         await self._changes.execute(plan)
 
     async def unfreeze(self, change: ChangeRequest) -> None:
-        """Allow changes of weights. Raises `VersionConflict` or `StateError`."""
+        """Allow changes of weights, and apply an edit of regions.yaml that waited. Raises as `set_policy` does."""
 
         def plan() -> PlannedChange:
             self._expect(change)
-            return self._pinned(PlannedChange(self._in_force(), _nothing), None)
+            return self._pinned(self._released(), None)
 
         before = self.frozen
         await self._changes.execute(plan)
@@ -170,25 +162,31 @@ class ControlService:
         """Block other changes during a reload, then write the state. A failed write is logged."""
         return self._changes.paused(self._in_force)
 
-    def apply_config(self, config: Config, *, policy: Policy | None, weights: Weights | None) -> None:
-        """Apply a reload. `policy` and `weights` are None where the file did not change them."""
-        self._configured = ConfigSnapshot.by(config)
-        if weights is None:
-            return
-        weights = replace(weights, version=self._router.weights.version + 1)
+    def apply_config(
+        self, config: Config, policy: Policy, weights: Weights, *, switched: bool, edited: bool
+    ) -> Mapping[str, str]:
+        """Apply a reload. `switched` and `edited` say whether the file changed its policy, and policy or weights.
+
+        Return the changed keys that are not in force, with the reason.
+        """
+        if not edited:
+            self.file = self.file.unedited(config)
+            return {}
         if self.frozen is not None:
-            log("weights_not_set", level=logging.WARNING, policy=config.proxy.policy, in_force=str(self.frozen))
-        elif policy is not None:
+            self.file = self.file.deferred(config, policy, weights)
+            if self.file.pending is None:
+                return {}
+            key = "proxy.weights" if policy.name == self._router.policy.name else "proxy.policy"
+            return {key: f"{self.frozen}; unfreeze applies it"}
+        self.file = FileRouting(ConfigSnapshot.by(config))
+        weights = replace(weights, version=self._router.weights.version + 1)
+        if switched:
             self._switch(policy, weights, ChangeRequest(source="reload"))
         elif self._router.policy.name == config.proxy.policy:
             self._set(weights, ChangeRequest(source="reload"))
         else:
-            log(
-                "weights_not_set",
-                level=logging.WARNING,
-                policy=config.proxy.policy,
-                in_force=self._router.policy.name,
-            )
+            return {"proxy.weights": f"the policy in force is {self._router.policy.name}"}
+        return {}
 
     # -- plans
 
@@ -204,6 +202,20 @@ class ControlService:
         after = Weights.of(policy.weight_specs, values, version=version, allow_out_of_range=change.allow_out_of_range)
         state = replace(self._in_force(), policy=policy.name, weights=dict(after), version=version)
         return PlannedChange(state, lambda: self._switch(policy, after, change))
+
+    def _released(self) -> PlannedChange:
+        """Plan the edit of regions.yaml that waits, if there is one."""
+        edit, file, state = self.file.pending, self.file.released(), self._in_force()
+        changed = edit is not None and (edit.policy.name, dict(edit.weights)) != self._active()
+        if edit is not None and changed:
+            state = replace(state, policy=edit.policy.name, weights=dict(edit.weights), version=state.version + 1)
+
+        def apply() -> None:
+            self.file = file
+            if edit is not None and changed:
+                self._release(edit, replace(edit.weights, version=state.version))
+
+        return PlannedChange(replace(state, configured=file.applied), apply)
 
     def _requested(
         self, values: Mapping[str, float] | None, change: ChangeRequest, policy: str | None
@@ -249,15 +261,19 @@ class ControlService:
         self._router.set_policy(policy, weights, now=self._clock())
         self._publish("policy_set", change)
 
+    def _release(self, edit: PendingEdit, weights: Weights) -> None:
+        if edit.policy.name == self._router.policy.name:
+            self._set(weights, ChangeRequest(source="reload"))
+            return
+        # The shadow policy in force may read another index than the new policy.
+        self._router.set_shadow(None, now=self._clock())
+        self._switch(edit.policy, weights, ChangeRequest(source="reload"))
+        self._router.set_shadow(make_shadow(edit.shadow, edit.policy), now=self._clock())
+
     def _publish(self, event: str, change: ChangeRequest) -> None:
-        self._record(change)
+        self._history.record(change)
         policy, weights = self._router.policy.name, self._router.weights
         log(event, policy=policy, version=weights.version, weights=dict(weights), source=change.source)
-
-    def _record(self, change: ChangeRequest) -> None:
-        policy, weights = self._router.policy.name, self._router.weights
-        row = (weights.version, policy, dict(weights), self._now(), change.source, change.reason, change.by)
-        self._history.append(WeightsChange(*row))
 
     def _set_frozen(self, frozen: Frozen | None) -> None:
         self.frozen = frozen
@@ -265,8 +281,6 @@ class ControlService:
         if frozen is not None:
             version = self._router.weights.version
             log("weights_frozen", version=version, since=frozen.since, reason=frozen.reason, by=frozen.by)
-
-    # -- state in force
 
     def _in_force(self) -> PersistedState:
         policy, weights = self._active()
@@ -277,11 +291,8 @@ class ControlService:
             version=self._router.weights.version,
             frozen=self.frozen,
             draining=frozenset(view.name for view in views if view.state == "draining"),
-            configured=self._configured,
+            configured=self.file.applied,
         )
-
-    def _now(self) -> str:
-        return datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
 
 
 def _nothing() -> None:

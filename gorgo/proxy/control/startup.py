@@ -1,12 +1,12 @@
 """The initial state of a proxy: state file, configuration, or parts of both. Pure.
 
-Frozen weights hold, whatever the configuration says. Live weights hold until the configuration of
-policy or weights is edited: the edit is newer. Drain marks follow the same rule, per replica. Versions never decrease.
+Frozen weights hold, whatever the configuration says; an edit waits for the end of the freeze. Live weights hold until
+the configuration of policy or weights is edited: the edit is newer. Drain marks follow the same rule, per replica.
+Versions never decrease.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gorgo.config.model import Config
@@ -14,6 +14,7 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import ConfigError, UnknownPolicy, WeightsError
 from gorgo.policies.registry import make_policy
+from gorgo.proxy.control.file_routing import FileRouting, same_routing
 from gorgo.proxy.control.state_file import ConfigSnapshot, Frozen, PersistedState
 
 
@@ -26,6 +27,7 @@ class InitialState:
     frozen: Frozen | None
     draining: frozenset[str]
     source: str
+    file: FileRouting
 
 
 def initial_state(
@@ -39,13 +41,16 @@ def initial_state(
     if weights is None:
         weights = Weights.of(policy.weight_specs, version=1)
     if persisted is None:
-        return InitialState(policy, weights, None, config_state.draining, "configuration")
+        return InitialState(policy, weights, None, config_state.draining, "configuration", FileRouting(config_state))
     draining = _draining(persisted, config, config_state)
-    if persisted.frozen is not None or _same(persisted.configured, config_state, policy):
-        return InitialState(*_live(persisted, source), persisted.frozen, draining, "state")
+    if persisted.frozen is not None or same_routing(persisted.configured, config_state, policy):
+        file = FileRouting(persisted.configured).deferred(config, policy, weights)
+        return InitialState(*_live(persisted, source), persisted.frozen, draining, "state", file)
     same = (policy.name, dict(weights)) == (persisted.policy, dict(persisted.weights))
     version = persisted.version if same else persisted.version + 1
-    return InitialState(policy, Weights(dict(weights), version), None, draining, "configuration")
+    return InitialState(
+        policy, Weights(dict(weights), version), None, draining, "configuration", FileRouting(config_state)
+    )
 
 
 def _live(persisted: PersistedState, source: str) -> tuple[Policy, Weights]:
@@ -58,17 +63,6 @@ def _live(persisted: PersistedState, source: str) -> tuple[Policy, Weights]:
     except (UnknownPolicy, WeightsError) as error:
         advice = "move the file away to start from the configuration"
         raise ConfigError(f"{source}: its policy or weights are invalid: {error}; {advice}") from error
-
-
-def _same(before: ConfigSnapshot, now: ConfigSnapshot, policy: Policy) -> bool:
-    if before.policy != now.policy:
-        return False
-    return _complete(before.weights, policy) == _complete(now.weights, policy)
-
-
-def _complete(values: Mapping[str, float], policy: Policy) -> dict[str, float]:
-    """Return `values` with defaults for missing weights: a weight that is new in the policy is not an edit."""
-    return {spec.name: spec.default for spec in policy.weight_specs} | dict(values)
 
 
 def _draining(persisted: PersistedState, config: Config, config_state: ConfigSnapshot) -> frozenset[str]:

@@ -37,6 +37,8 @@ class ConfigDiff:
     settings: tuple[str, ...] = ()
     #: Changed keys that need a restart.
     restart: tuple[str, ...] = ()
+    #: Changed keys that the proxy does not follow now, with the reason.
+    not_in_force: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fleet(self) -> bool:
@@ -48,7 +50,10 @@ class ConfigDiff:
             kind: [replica.name for replica in getattr(self, kind)] for kind in ("added", "replaced", "updated")
         }
         fields |= {"removed": list(self.removed), "drains": dict(self.drains)}
-        fields |= {"settings": list(self.settings), "restart_needed": list(self.restart)}
+        # Other weights come with another policy.
+        routed = {"proxy.policy", "proxy.weights"} if self.not_in_force else set()
+        fields |= {"settings": [key for key in self.settings if key not in routed]}
+        fields |= {"not_in_force": dict(self.not_in_force), "restart_needed": list(self.restart)}
         return {key: value for key, value in fields.items() if value}
 
 

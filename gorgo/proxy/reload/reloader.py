@@ -14,6 +14,7 @@ import logging
 import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from gorgo.config.deadlines import deadlines_by_region
 from gorgo.config.model import Config
@@ -111,7 +112,7 @@ class Reloader:
             log_failure("config_refused", failure)
             return ConfigError(f"the reload failed: {type(failure).__name__}; the log has the traceback")
         async with self._state.control.exclusive():
-            left = self._change(changes, config, keys, policy, weights, shadow, results)
+            left, changes = self._change(changes, config, keys, policy, weights, shadow, results)
             self._state.client_keys = client_keys
             for name, tls in tls_of.items():
                 self._state.targets[name].upstream.set_tls(tls)
@@ -154,18 +155,19 @@ class Reloader:
         weights: Weights,
         shadow: Policy | None,
         results: ProbeResults,
-    ) -> list[tuple[Target, asyncio.Task[None]]]:
-        """Apply all visible changes at once. Return removed targets with their cancelled monitor tasks."""
+    ) -> tuple[list[tuple[Target, asyncio.Task[None]]], ConfigDiff]:
+        """Apply all visible changes at once.
+
+        Return removed targets with their cancelled monitor tasks, and the changes with those not in force.
+        """
         state = self._state
         joined = {monitor.target.name: monitor.target for monitor, _ in results}
         self._change_fleet(changes, config)
         if changes.shadow:
             # The old shadow policy may read another index than the new policy.
             state.router.set_shadow(None, now=state.clock())
-        self._state.control.apply_config(
-            config,
-            policy=policy if changes.policy else None,
-            weights=weights if changes.policy or changes.weights else None,
+        waiting = state.control.apply_config(
+            config, policy, weights, switched=changes.policy, edited=changes.policy or changes.weights
         )
         if changes.shadow:
             self._set_shadow(shadow)
@@ -175,6 +177,7 @@ class Reloader:
         for row in config.replicas:
             state.targets[row.name].update(row, config.limits, deadlines[row.region], keys[row.name])
         state.client_policies = ClientPolicies.for_client(config)
+        state.file_config = config
         state.config, state.limits = keep_restart_only(state.config, config), config.limits
         state.draining_targets.update(removed)
         left = [(target, self._monitors.stop(target.name)) for target in removed]
@@ -183,10 +186,11 @@ class Reloader:
             state.stored_responses.forget(target.name)
         self._retain_series()
         state.metrics.reload_applied(state.clock())
-        level = logging.WARNING if changes.restart else logging.INFO
+        changes = replace(changes, not_in_force=waiting)
+        level = logging.WARNING if changes.restart or waiting else logging.INFO
         log("config_reloaded", level=level, replicas=len(state.targets), **changes.as_log())
         log_config_warnings(config)
-        return left
+        return left, changes
 
     def _change_fleet(self, changes: ConfigDiff, config: Config) -> None:
         router, now = self._state.router, self._state.clock()

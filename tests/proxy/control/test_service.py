@@ -245,7 +245,7 @@ async def test_disk_that_filled_up_does_not_keep_a_frozen_proxy_from_starting(st
     assert found["history"][0]["source"] == "state"
 
 
-async def test_reload_does_not_touch_frozen_weights_and_unfreezing_does_not_bring_them(
+async def test_reload_does_not_touch_frozen_weights_and_unfreezing_brings_the_last_edit(
     start: Start, tmp_path: Path
 ) -> None:
     a = await start.replica(stream(delta("a"), DONE))
@@ -259,7 +259,11 @@ async def test_reload_does_not_touch_frozen_weights_and_unfreezing_does_not_brin
         assert (found["policy"], found["weights"]["w_rtt"], found["version"]) == ("gorgo", 0.7, 2)
     assert followed.count("applied") == 2
     await followed.fleet.admin.post("/admin/unfreeze")
-    assert (await shown(followed.fleet))["policy"] == "gorgo"
+    found = await shown(followed.fleet)
+    assert (found["policy"], found["version"], found["frozen"]) == ("random", 3, None)
+    kept = disk.read()
+    assert kept is not None
+    assert (kept.policy, kept.configured.policy) == ("random", "random")
 
 
 async def test_weights_outside_the_box_that_a_file_brought_do_not_stop_reloads(start: Start, tmp_path: Path) -> None:

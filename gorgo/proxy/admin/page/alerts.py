@@ -71,6 +71,7 @@ def alerts(
     config_refused: bool,
     out_of_range: Sequence[str],
     allowed: AllowedRegions | None = None,
+    waiting: Sequence[str] = (),
 ) -> list[Alert]:
     """Return all alerts, worst first."""
     found = [
@@ -79,6 +80,7 @@ def alerts(
         *_of_traffic(stats, queued),
         *(alert for view in views for alert in _of_replica(view, unreachable_regions)),
     ]
+    found += [Alert("warn", f"Edit not in force: {text}") for text in waiting]
     if out_of_range:
         found.append(Alert("warn", f"Weights outside the policy's box: {', '.join(out_of_range)}"))
     return sorted(found, key=lambda alert: alert.level != "bad")

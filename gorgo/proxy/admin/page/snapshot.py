@@ -10,6 +10,7 @@ from typing import Any
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.samples import Sample
+from gorgo.proxy.admin.differences import Difference, differences
 from gorgo.proxy.admin.page.alerts import Alert, Condition, alerts, condition_of
 from gorgo.proxy.admin.page.recent_stats import (
     RECENT_S,
@@ -92,6 +93,8 @@ class Snapshot:
     bounds: Mapping[str, tuple[float, float]]
     frozen: Frozen | None
     durable: bool
+    #: Where what runs differs from regions.yaml.
+    differences: Sequence[Difference]
     #: Oldest first.
     history: Sequence[WeightsChange]
     #: Newest first.
@@ -125,6 +128,7 @@ class Snapshot:
                 "frozen": None if self.frozen is None else self.frozen.as_dict(),
                 "durable": self.durable,
             },
+            "differences": [asdict(one) | {"text": str(one)} for one in self.differences],
             "history": [change.as_dict() for change in self.history],
             "unreachable_regions": sorted(self.unreachable_regions),
             "replicas": [row.as_dict() for row in rows],
@@ -139,6 +143,7 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
     samples = recent_stats(router.samples.newest(RECENT_SAMPLES), now=now)
     stats = RecentStats.of(samples)
     specs = router.policy.weight_specs
+    differing = differences(state)
     return Snapshot(
         boot_id=router.boot_id,
         region=state.config.proxy.region,
@@ -156,6 +161,7 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
             config_refused=state.metrics.config.refused,
             out_of_range=router.weights.out_of_range(specs),
             allowed=state.client_policies.models,
+            waiting=[str(difference) for difference in differing if difference.waits],
         ),
         stats=stats,
         span_s=_span_s(samples, now=now, up_s=now - state.started_s),
@@ -169,6 +175,7 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
         bounds={spec.name: (spec.low, spec.high) for spec in specs},
         frozen=control.frozen,
         durable=control.durable,
+        differences=differing,
         history=control.history,
         decisions=decision_rows(router.newest_decisions(DECISIONS_SHOWN), samples, views),
     )

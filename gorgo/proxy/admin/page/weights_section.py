@@ -21,9 +21,9 @@ class WeightsSection:
         self._written: tuple[object, Html] | None = None
 
     def __call__(self, status: Snapshot) -> Iterator[Html]:
-        key = (status.policy, status.version, status.frozen, status.durable, *status.history[-1:])
+        key = (status.policy, status.version, status.frozen, status.durable, *status.differences, *status.history[-1:])
         if self._written is None or self._written[0] != key:
-            html = joined([_freeze_line(status), _in_force(status), _history(status.history)])
+            html = joined([_freeze_line(status), _in_force(status), _differences(status), _history(status.history)])
             self._written = key, html
         yield self._written[1]
 
@@ -50,6 +50,12 @@ def _in_force(status: Snapshot) -> Html | None:
         box = tag("small", f"{low:g} … {high:g}")
         cells.append(tag("div", tag("span", name), tag("b", formatting.number(value)), box_line(value, low, high), box))
     return tag("div", *cells, class_="weights")
+
+
+def _differences(status: Snapshot) -> Html | None:
+    """What was set at run time; edits that wait are alerts."""
+    lines = [tag("li", str(difference)) for difference in status.differences if not difference.waits]
+    return tag("ul", *lines, class_="quiet") if lines else None
 
 
 def _history(history: Sequence[WeightsChange]) -> Html:

@@ -119,6 +119,7 @@ def status(**changes: Any) -> Snapshot:
         "bounds": {"m_rtt": (0.25, 4.0)},
         "frozen": None,
         "durable": False,
+        "differences": (),
         "history": (change(),),
         "decisions": (DecisionStatus(made, "near", samples[0], followed=False),),
     }
