@@ -54,7 +54,8 @@ class ResultRow:
 
     Latencies are of requests that succeeded, counted from their scheduled time. `cache_hit` is cached / prompt tokens
     by the usage of the engines, `cache_hit_estimated` by the estimate of the Router at its choice.
-    `prediction_error_ms` is |predicted - measured| TTFT. `slip_ms_p95` is how late requests were sent.
+    `prediction_error_ms` is |predicted - measured| TTFT. `slip_ms_p95` is how late requests were sent. `planned`: the
+    requests of the trace, more than `n` after an interrupt, None in files of earlier versions.
     """
 
     trace: str
@@ -73,6 +74,12 @@ class ResultRow:
     share: Mapping[str, Amount]
     prediction_error_ms: Spread
     slip_ms_p95: Number | None
+    planned: Count | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the run was interrupted."""
+        return self.planned is not None and self.n < self.planned
 
     def as_json(self) -> dict[str, Any]:
         """The row as it goes into results.json."""

@@ -19,6 +19,8 @@ from gorgo.errors import ReplayError
 #: Below the keep-alive of common servers (5 s), so that no request uses a connection that is being closed.
 KEEP_ALIVE_S = 2.0
 CONNECT_TIMEOUT_S = 10.0
+#: Between two attempts to reach a port that nothing listens on.
+PORT_RETRY_S = 0.1
 #: Longest stored text of an error.
 ERROR_CHARACTERS = 200
 
@@ -35,6 +37,37 @@ def open_http(options: ReplayOptions) -> httpx.AsyncClient:
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
         trust_env=False,
     )
+
+
+async def wait_for_port(url: str, *, wait_s: float, on_wait: Callable[[], None]) -> None:
+    """Return when the address of the URL accepts a connection; raise `ReplayError` after `wait_s`.
+
+    `on_wait` is called once, after the first attempt that fails.
+    """
+    try:
+        place = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ReplayError(f"{url}: {error}; expected http://HOST:PORT") from None
+    if place.scheme not in ("http", "https") or not place.host:
+        raise ReplayError(f"{url}: expected http://HOST:PORT")
+    port = place.port or {"http": 80, "https": 443}[place.scheme]
+    failed: OSError | None = None
+    try:
+        async with asyncio.timeout(wait_s):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(place.host, port)
+                except OSError as error:
+                    if failed is None:
+                        on_wait()
+                    failed = error
+                    await asyncio.sleep(PORT_RETRY_S)
+                else:
+                    writer.close()
+                    return
+    except TimeoutError:
+        why = "no answer" if failed is None else failed.strerror or str(failed)
+        raise ReplayError(f"{url}: no connection within {wait_s:g} s ({why}); is the router up?") from None
 
 
 async def first_model(http: httpx.AsyncClient, url: str) -> str:

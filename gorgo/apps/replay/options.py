@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import Signals
 
 from gorgo.apps.results import ResultRow
 from gorgo.apps.traces import TraceFilters
 
 #: Requests in flight at once; more wait, which shows as slip. Beyond this one client process measures itself.
 MAX_IN_FLIGHT = 2048
+#: A proxy with its engines on two busy cores listens after about five seconds.
+PORT_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,8 @@ class ReplayOptions:
         Model to ask for; None: the first that `GET /v1/models` names.
     api_key:
         Sent as a bearer token.
+    port_wait_s:
+        How long to wait for a router that does not listen yet.
     request_timeout_s:
         A request that is not complete so long after it was sent is an error.
     policy, weights:
@@ -50,6 +55,7 @@ class ReplayOptions:
     out: Path | None = None
     model: str | None = None
     api_key: str | None = None
+    port_wait_s: float = PORT_WAIT_S
     request_timeout_s: float = 600.0
     max_in_flight: int = MAX_IN_FLIGHT
     policy: str | None = None
@@ -60,13 +66,16 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """Result of a replay: result row, errors by kind, duration."""
+    """Result of a replay: result row, errors by kind, duration, and the signal that ended it early."""
 
     row: ResultRow
     errors_by_kind: Mapping[str, int]
     wall_s: float
+    interrupted_by: Signals | None = None
 
     @property
     def exit_code(self) -> int:
-        """0 if every request succeeded, else 1."""
+        """0 if every request succeeded, else 1; 128 and the signal's number after an interrupt, as of a shell."""
+        if self.interrupted_by is not None:
+            return 128 + self.interrupted_by
         return 1 if self.row.errors else 0

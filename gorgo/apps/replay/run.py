@@ -10,18 +10,23 @@ import gc
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from signal import Signals
+from typing import Any
+
+from rich.console import Console
 
 from gorgo.apps.datasets import load_requests
 from gorgo.apps.replay.bodies import BodiesAhead
-from gorgo.apps.replay.client import ReplayClient, first_model, open_http
+from gorgo.apps.replay.client import ReplayClient, first_model, open_http, wait_for_port
 from gorgo.apps.replay.options import ReplayOptions, ReplayReport
 from gorgo.apps.replay.progress import ReplayProgress
 from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.replay.summary import Tally
 from gorgo.apps.results import write_results
+from gorgo.apps.termination import stop_signals
 from gorgo.apps.traces import TraceRequest, scheduled_s
 
 #: Between building the first bodies and the first request.
@@ -31,36 +36,87 @@ QUIET_S = 0.003
 
 
 def replay_command(options: ReplayOptions) -> ReplayReport:
-    """Load the trace, replay it and write the files of `gorgo replay`.
+    """Load the trace, replay it and write the files of `gorgo replay`; SIGINT and SIGTERM end it early.
 
-    Raises `TraceError` for the trace and `ReplayError` if the router does not name its model. Failed requests
-    are counted, never raised.
+    Raises `TraceError` for the trace, and `ReplayError` if the router cannot be reached or does not name its model.
+    Failed requests are counted, never raised.
     """
     requests = load_requests(options.trace, options.filters, seed=options.filters.seed)
-    return asyncio.run(replay(requests, options))
+
+    async def until_signal() -> ReplayReport:
+        with stop_signals() as stop:
+            return await replay(requests, options, stop=stop)
+
+    return asyncio.run(until_signal())
 
 
 async def replay(
-    requests: Sequence[TraceRequest], options: ReplayOptions, *, clock: Callable[[], float] = time.monotonic
+    requests: Sequence[TraceRequest],
+    options: ReplayOptions,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    stop: asyncio.Future[Signals] | None = None,
 ) -> ReplayReport:
-    """Replays requests that are loaded already."""
-    tally = Tally()
-    async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(open_http(options))
-        model = options.model or await first_model(http, options.url)
-        write = stack.enter_context(_requests_file(options.out))
-        progress = ReplayProgress(tally, len(requests), options.label)
-        if options.show_progress:
-            await stack.enter_async_context(progress.displayed())
-        stack.enter_context(_quiet_gc())
-        start_s = clock() + LEAD_S
-        client = ReplayClient(http, options, clock=clock, start_s=start_s, run=secrets.token_hex(4))
-        loop = _OpenLoop(client, options, progress, clock=clock, start_s=start_s)
-        await loop.run(BodiesAhead(requests, model), done=(tally.add, write))
-    row = tally.row(options)
-    if options.out is not None:
+    """Replay requests that are loaded already, to the end or until `stop` has a signal.
+
+    The result of an interrupted replay is of the requests that have ended.
+    """
+    run = _Run(requests, options, clock)
+    ended = await _ended_before(stop, run.work())
+    row = run.tally.row(options, planned=len(requests))
+    if options.out is not None and run.start_s is not None:
         write_results(options.out, [row])
-    return ReplayReport(row=row, errors_by_kind=dict(tally.errors), wall_s=clock() - start_s)
+    return ReplayReport(
+        row=row,
+        errors_by_kind=dict(run.tally.errors),
+        wall_s=0.0 if run.start_s is None else clock() - run.start_s,
+        interrupted_by=None if ended or stop is None else stop.result(),
+    )
+
+
+async def _ended_before(stop: asyncio.Future[Signals] | None, work: Coroutine[Any, Any, None]) -> bool:
+    """Run the work until it ends or `stop` is done; return whether it ended."""
+    task = asyncio.create_task(work, name="replay")
+    ends: set[asyncio.Future[Any]] = {task} if stop is None else {task, stop}
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class _Run:
+    """One replay. `tally` has the requests that have ended; `start_s` is None before the first is due."""
+
+    def __init__(self, requests: Sequence[TraceRequest], options: ReplayOptions, clock: Callable[[], float]) -> None:
+        self.tally = Tally()
+        self.start_s: float | None = None
+        self._requests, self._options, self._clock = requests, options, clock
+
+    async def work(self) -> None:
+        """Reach the router, then send every request and read its answer."""
+        options, clock = self._options, self._clock
+        async with AsyncExitStack() as stack:
+            await wait_for_port(options.url, wait_s=options.port_wait_s, on_wait=self._say_that_it_waits)
+            http = await stack.enter_async_context(open_http(options))
+            model = options.model or await first_model(http, options.url)
+            write = stack.enter_context(_requests_file(options.out))
+            progress = ReplayProgress(self.tally, len(self._requests), options.label)
+            if options.show_progress:
+                await stack.enter_async_context(progress.displayed())
+            stack.enter_context(_quiet_gc())
+            start_s = self.start_s = clock() + LEAD_S
+            client = ReplayClient(http, options, clock=clock, start_s=start_s, run=secrets.token_hex(4))
+            loop = _OpenLoop(client, options, progress, clock=clock, start_s=start_s)
+            await loop.run(BodiesAhead(self._requests, model), done=(self.tally.add, write))
+
+    def _say_that_it_waits(self) -> None:
+        if self._options.show_progress:
+            words = f"waiting for {self._options.url}, at most {self._options.port_wait_s:g} s"
+            Console(stderr=True, soft_wrap=True, highlight=False).print(f"gorgo: {words}", markup=False)
 
 
 class _OpenLoop:

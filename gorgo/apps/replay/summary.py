@@ -96,8 +96,8 @@ class Tally:
         """So far, within 1 %; cheap enough for a progress bar."""
         return self._ttft_s.quantile(0.95)
 
-    def row(self, options: ReplayOptions) -> ResultRow:
-        """Return the result row."""
+    def row(self, options: ReplayOptions, *, planned: int | None = None) -> ResultRow:
+        """Return the result row; `planned` are the requests of the trace."""
         served = self._replicas.total()
         most_common = self._policies.most_common(1)
         return ResultRow(
@@ -117,6 +117,7 @@ class Tally:
             share={name: count / served for name, count in sorted(self._replicas.items())},
             prediction_error_ms=Spread.of(self._prediction_error_ms),
             slip_ms_p95=Spread.of(self._slip_ms).p95,
+            planned=planned,
         )
 
 

@@ -5,7 +5,7 @@ Each plot is drawn twice, for a broad and for a narrow screen. The broad one and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
@@ -103,15 +103,22 @@ def _comparison_section(
     comparison: Comparison, slos_ms: Sequence[float], key: str, contents: dict[str, str]
 ) -> Section:
     """Return the section of one trace. `key` is unique in the page: ids and file names begin with it."""
-    loads = len(comparison.loads)
     tables = [load_table(comparison, time_scale) for time_scale in list(comparison.loads)[:MAX_TABLES]]
     more = (ratio_table(comparison), share_table(comparison), error_table(comparison))
     tables += [table for table in more if table is not None]
     plots = [_plot(plan, f"{key}-{plan.key}", contents) for plan in comparison_plots(comparison, slos_ms)]
     name = f"{key}-policies.csv"
     contents[name] = policies_csv(comparison)
-    note = f"{MAX_TABLES} of {loads} loads have a table." if loads > MAX_TABLES else ""
-    return Section(comparison.title, note, tables, plots, (name,))
+    return Section(comparison.title, " ".join(_notes(comparison)), tables, plots, (name,))
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    partial = list(dict.fromkeys(cell.label for cell in comparison.cells if cell.is_partial))
+    if partial:
+        names = ", ".join(_first(partial, MAX_TITLES))
+        yield f"Partial: a run was interrupted; its figures are of the requests that had ended ({names})."
+    if len(comparison.loads) > MAX_TABLES:
+        yield f"{MAX_TABLES} of {len(comparison.loads)} loads have a table."
 
 
 def _tuning_section(path: str, generations: Sequence[ReportGeneration], key: str, contents: dict[str, str]) -> Section:

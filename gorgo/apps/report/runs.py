@@ -69,6 +69,11 @@ class Cell:
         return self.policy in REFERENCES
 
     @property
+    def is_partial(self) -> bool:
+        """Whether a run was interrupted."""
+        return any(run.row.is_partial for run in self.runs)
+
+    @property
     def requests(self) -> list[Requests]:
         return [run.requests for run in self.runs if run.requests is not None]
 

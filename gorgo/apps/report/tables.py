@@ -55,8 +55,7 @@ def load_table(comparison: Comparison, time_scale: float) -> PageTable:
     best = [_best_text(policies, measure) for measure in measures]
     rows = []
     for cell in cells[:MAX_ROWS]:
-        counts = (len(cell.runs), sum(run.row.n for run in cell.runs), sum(run.row.errors for run in cell.runs))
-        size = tuple(f"{count:,}" for count in counts)
+        size = (f"{len(cell.runs):,}", _requests_text(cell), f"{sum(run.row.errors for run in cell.runs):,}")
         texts = [measure.format(mean(cell, measure)) for measure in measures]
         bold = {len(size) + place for place, text in enumerate(texts) if text == best[place] and not cell.is_reference}
         rows.append(TableRow(cell.label, (*size, *texts), frozenset(bold), cell.is_reference))
@@ -83,6 +82,15 @@ def ratio_table(comparison: Comparison) -> PageTable | None:
     if not rows:
         return None
     return PageTable("Ratios to the best baseline", ("policy", "load", *header), *_bounded(rows, len(rows)), note)
+
+
+def _requests_text(cell: Cell) -> str:
+    """Return the requests of all runs; after an interrupt with those of the trace."""
+    ended = sum(run.row.n for run in cell.runs)
+    if not cell.is_partial:
+        return f"{ended:,}"
+    planned = sum(run.row.n if run.row.planned is None else run.row.planned for run in cell.runs)
+    return f"{ended:,} of {planned:,}, partial"
 
 
 def _bounded(rows: Sequence[TableRow], count: int) -> tuple[tuple[TableRow, ...], int]:

@@ -105,6 +105,7 @@ def mean_row(rows: Sequence[ResultRow]) -> ResultRow:
         share={name: sum(row.share.get(name, 0.0) for row in rows) / len(rows) for name in names},
         prediction_error_ms=_mean_spread([row.prediction_error_ms for row in rows]),
         slip_ms_p95=_mean([row.slip_ms_p95 for row in rows]),
+        planned=None if first.planned is None else sum(row.planned or row.n for row in rows),
     )
 
 

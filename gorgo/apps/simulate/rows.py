@@ -78,6 +78,7 @@ def _row(job: SimJob, weights: Mapping[str, float] | None, records: Sequence[Sim
             ]
         ),
         slip_ms_p95=0.0 if records else None,
+        planned=len(records),
     )
 
 

@@ -37,7 +37,8 @@ def replay(
     """Replay a trace through a running router.
 
     Each request is sent at its time in the trace, whether or not earlier ones have ended. A table sums up the result.
-    The exit code is 1 if any request failed.
+    Ctrl-C and SIGTERM end it early, with the table and the files of the requests that have ended. The exit code is 1 if
+    any request failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
     from gorgo.apps.replay.options import ReplayOptions
     from gorgo.apps.replay.run import replay_command
@@ -62,4 +63,7 @@ def replay(
         wide_console(TABLE_WIDTH).print(results_table([report.row]))
     for kind, count in sorted(report.errors_by_kind.items()):
         typer.echo(f"{count} x {kind}", err=True)
+    if report.interrupted_by is not None:
+        ended = f"{report.row.n:,} of {report.row.planned or 0:,} requests"
+        typer.echo(f"gorgo: {report.interrupted_by.name}: partial, the summary is of {ended}", err=True)
     raise typer.Exit(report.exit_code)

@@ -47,7 +47,7 @@ class FakeRouter:
         self.bodies: list[dict[str, Any]] = []
         self.request_headers: list[dict[str, str]] = []
         self.models: object = {"object": "list", "data": [{"id": "fake-model"}]}
-        self.url = ""
+        self.url, self.port = "", 0
         self._answer = answer or self.whole
 
     async def whole(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -75,16 +75,17 @@ class FakeRouter:
         return web.json_response(self.models)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[FakeRouter]:
+    async def running(self, port: int = 0) -> AsyncIterator[FakeRouter]:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
+            site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
             await site.start()
-            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            self.port = runner.addresses[0][1]
+            self.url = f"http://127.0.0.1:{self.port}"
             yield self
         finally:
             await runner.cleanup()

@@ -262,14 +262,29 @@ async def test_a_connection_that_breaks_in_the_middle_is_an_error_with_what_came
     assert report.row.errors == 1
 
 
-async def test_a_router_that_is_not_there_is_an_error_for_each_request() -> None:
+@pytest.mark.parametrize("model", [None, "m"])
+async def test_a_router_that_does_not_listen_is_an_error_after_the_wait(model: str | None) -> None:
     router = FakeRouter()
     async with router.running():
         pass
-    report = await replay(trace(2), options(router, model="m"))
-    assert report.row.errors == 2
-    with pytest.raises(ReplayError, match="is the router up"):
-        await replay(trace(2), options(router))
+    with pytest.raises(ReplayError, match=r"127\.0\.0\.1:\d+: no connection within 0\.2 s .*is the router up"):
+        await replay(trace(2), options(router, model=model, port_wait_s=0.2))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://a:1", "http://", "http://a:b", ""])
+async def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ReplayError, match="expected http://HOST:PORT"):
+        await replay(trace(1), ReplayOptions(trace=Path("t"), url=url))
+
+
+async def test_a_router_that_listens_later_is_waited_for() -> None:
+    router = FakeRouter()
+    async with router.running():
+        pass
+    task = asyncio.create_task(replay(trace(2), options(router, port_wait_s=20.0)))
+    async with router.running(port=router.port):
+        report = await task
+    assert (report.row.n, report.row.errors) == (2, 0)
 
 
 async def test_a_router_that_names_no_model_is_told_so() -> None:
