@@ -1,11 +1,12 @@
 """Child processes: started, watched until they are ready, and always stopped.
 
 Their output goes to files, never to pipes that could fill. They are stopped by SIGTERM, a bounded wait and SIGKILL,
-also after Ctrl-C during the stop.
+also after Ctrl-C during the stop. `gorgo` processes end by themselves if this one is killed (`gorgo.apps.child`).
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -46,6 +47,8 @@ class Processes:
         self._environ = dict(environ)
         self._stop_timeout_s = stop_timeout_s
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        #: Ends of the pipe by which children notice that this process has ended; not inherited but as their stdin.
+        self._alive: tuple[int, int] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -54,14 +57,18 @@ class Processes:
         self.stop()
 
     def start(self, name: str, arguments: Sequence[str]) -> None:
-        """Start `python -m gorgo` with `arguments`, without waiting."""
-        self.start_command(name, [sys.executable, "-m", "gorgo", *arguments])
+        """Start `gorgo` with `arguments`, without waiting."""
+        self._alive = self._alive or os.pipe()
+        self._start(name, [sys.executable, "-m", "gorgo.apps.child", *arguments], stdin=self._alive[0])
 
     def start_command(self, name: str, command: Sequence[str]) -> None:
         """Start any command under `name`."""
+        self._start(name, command, stdin=subprocess.DEVNULL)
+
+    def _start(self, name: str, command: Sequence[str], *, stdin: int) -> None:
         with self._log(name).open("wb") as log:
             self._running[name] = subprocess.Popen(
-                list(command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self._environ
+                list(command), stdin=stdin, stdout=log, stderr=subprocess.STDOUT, env=self._environ
             )
 
     def wait_for_line(self, name: str, pattern: str, *, timeout_s: float = READY_TIMEOUT_S) -> re.Match[str]:
@@ -111,6 +118,9 @@ class Processes:
                 process.kill()  # does nothing to one that has ended
                 process.wait()
             self._running.clear()
+            for end in self._alive or ():
+                os.close(end)
+            self._alive = None
 
     def _state(self, name: str) -> str:
         code = self._running[name].poll()
