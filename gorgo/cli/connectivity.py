@@ -14,6 +14,7 @@ from gorgo.config.replica_advice import remedy
 from gorgo.engines.probe import is_well
 from gorgo.engines.registry import dialect
 from gorgo.errors import ConfigError
+from gorgo.proxy.upstream.connect_cause import connect_cause
 from gorgo.proxy.upstream.target import api_key
 
 
@@ -53,7 +54,7 @@ async def _reach(client: httpx.AsyncClient, replica: ReplicaConfig, environ: Map
     try:
         response = await client.get(replica.url.rstrip("/") + dialect(replica.engine).probe_path, headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last for an invalid host name
-        return _failed(base, f"{type(error).__name__}: {error}".rstrip(": "))
+        return _failed(base, connect_cause(error) or f"{type(error).__name__}: {error}".rstrip(": "))
     rtt_ms = (time.perf_counter() - started_s) * 1e3
     bad = None if is_well(response.status_code) else _refusal(replica, response.status_code)
     return Reached(replica.name, replica.region, replica.url, rtt_ms, response.status_code, bad)

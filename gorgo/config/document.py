@@ -16,6 +16,7 @@ import yaml
 from yaml.events import AliasEvent, Event
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from gorgo.config.excerpt import excerpt
 from gorgo.config.variables import VariableError, Variables, has_reference
 
 #: Thousands of replicas fit in a tenth of it; PyYAML needs about eight seconds for a full one.
@@ -40,15 +41,17 @@ _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One error: path, line (from 1), value found, value expected."""
+    """One error: path, line (from 1), value found, value expected; for a syntax error also the line's text."""
 
     path: Path
     line: int
     found: str
     expected: str
+    excerpt: str = ""
 
     def __str__(self) -> str:
-        return f"{show_path(self.path)} (line {self.line}): {self.found}; expected {self.expected}"
+        words = f"{show_path(self.path)} (line {self.line}): {self.found}; expected {self.expected}"
+        return "\n    ".join([words, *self.excerpt.splitlines()])
 
 
 @dataclass(slots=True)
@@ -89,7 +92,7 @@ def read_document(text: bytes, environ: Mapping[str, str] | None = None) -> Docu
         line = text.count(b"\n", 0, error.start) + 1
         document.problems.append(Problem((), line, "bytes that are not UTF-8", "YAML in UTF-8"))
     except yaml.YAMLError as error:
-        document.problems.append(_yaml_problem(error))
+        document.problems.append(_yaml_problem(error, text.decode("utf-8-sig")))
     except (ValueError, OverflowError):
         # PyYAML raises these for an escape sequence beyond Unicode and for an absurd %YAML version.
         document.report((), "text that is not YAML", "YAML")
@@ -170,14 +173,18 @@ def _compose(text: str) -> Node | None:
         loader.dispose()
 
 
-def _yaml_problem(error: yaml.YAMLError) -> Problem:
-    # Without the mark's snippet: the lines may contain a pasted key.
+def _yaml_problem(error: yaml.YAMLError, text: str) -> Problem:
     mark = getattr(error, "problem_mark", None)
     line = 1 if mark is None else mark.line + 1
+    # Not the mark's own snippet: the line may contain a pasted key.
+    shown = "" if mark is None else excerpt(text, line, mark.column)
+    begun = getattr(error, "context_mark", None)
+    if begun is not None and mark is not None and begun.line != mark.line:
+        shown = "\n".join(filter(None, (excerpt(text, begun.line + 1, begun.column), shown)))
     if isinstance(error, _Refused):
-        return Problem((), line, str(error.problem), str(error.note))
+        return Problem((), line, str(error.problem), str(error.note), shown)
     said = getattr(error, "problem", None) or getattr(error, "reason", None) or "a syntax error"
-    return Problem((), line, f"not YAML: {_short(said)}", "YAML")
+    return Problem((), line, f"not YAML: {_short(said)}", "YAML", shown)
 
 
 class _YamlReader:

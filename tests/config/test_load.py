@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -47,7 +48,8 @@ def errors(text: str | bytes) -> list[str]:
         parse_config(text if isinstance(text, bytes) else text.encode())
     first, *rest = str(raised.value).splitlines()
     assert first.startswith("regions.yaml: "), first
-    return [line.strip() for line in rest]
+    # Without the excerpts of the file.
+    return [line.strip() for line in rest if not re.match(r" +\d* ?\|", line)]
 
 
 def changed(old: str, new: str) -> str:

@@ -27,6 +27,8 @@ class RequestRecord:
     ttft_s: float | None = None
     outcome: Outcome | None = None
     code: str | None = None
+    #: Why there was no connection for the last attempt that had none.
+    cause: str | None = None
     decision_s: float = 0.0
     request: ParsedRequest | None = None
     #: Time in the queue, and whether it was sent to a second replica as well.
@@ -119,6 +121,8 @@ class RequestRecord:
             unusual["queued_ms"] = round(self.queued_s * 1e3, 1)
         if self.hedged:
             unusual["hedged"] = True
+        if self.cause is not None:
+            unusual["cause"] = self.cause
         return unusual
 
     def _write_request_log(self, state: RunningProxy, request: ParsedRequest, status: int) -> None:

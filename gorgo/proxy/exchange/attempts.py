@@ -155,6 +155,8 @@ class Attempts:
         except UpstreamError as failure:
             if failure.reason in CONNECTION_LOST:
                 target.connection_lost.set()
+            if failure.cause is not None:
+                self._record.cause = target.last_failure = failure.cause
             return await self._upstream_failed(failure.reason)
         except TimeoutError:
             if timer.timed_out:

@@ -116,7 +116,7 @@ class ReplicaMonitor:
                 tasks.create_task(read())
         except TimeoutError:
             if result.rtt_s is None:
-                self._unanswered("timeout")
+                self._unanswered(UpstreamError("timeout"))
         return result
 
     def publish(self, result: ProbeResult) -> None:
@@ -147,14 +147,16 @@ class ReplicaMonitor:
         except UpstreamError as failure:
             if failure.reason == POOL_EXHAUSTED:
                 raise
-            self._unanswered(failure.reason)
+            self._unanswered(failure)
             return None
-        self._changed(True, None)
+        self._target.last_failure = None
+        self._changed(None)
         return rtt_s
 
-    def _unanswered(self, reason: str) -> None:
+    def _unanswered(self, failure: UpstreamError) -> None:
         self._state.metrics.probe_failed(self._target.name, self._target.region)
-        self._changed(False, reason)
+        self._target.last_failure = failure.cause or failure.reason
+        self._changed(failure)
 
     async def _read_sample(self) -> EngineSample | None:
         """Read the metrics route and the loads route; either may be missing."""
@@ -224,15 +226,17 @@ class ReplicaMonitor:
             headers.append((b"authorization", b"Bearer " + self._target.api_key.encode("ascii")))
         return await self._target.upstream.fetch(path, headers, timeout_s=timeout_s)
 
-    def _changed(self, answers: bool, reason: str | None) -> None:
+    def _changed(self, failure: UpstreamError | None) -> None:
         """Log transitions only."""
-        if answers == self._answers:
+        if self._answers == (failure is None):
             return
-        self._answers = answers
-        if answers:
-            log("replica_answers", replica=self._target.name)
+        self._answers = failure is None
+        name = self._target.name
+        if failure is None:
+            log("replica_answers", replica=name)
         else:
-            log("replica_does_not_answer", level=logging.WARNING, replica=self._target.name, reason=reason)
+            cause = {} if failure.cause is None else {"cause": failure.cause}
+            log("replica_does_not_answer", level=logging.WARNING, replica=name, reason=failure.reason, **cause)
 
     async def _every(self, interval_s: float, action: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -21,6 +21,7 @@ import aiohttp
 import httpx
 
 from gorgo.proxy.http.headers import Header
+from gorgo.proxy.upstream.connect_cause import connect_cause
 from gorgo.proxy.upstream.connection_state import OnChange
 from gorgo.proxy.upstream.http1_call import CUT_OFF, FAILURES
 from gorgo.proxy.upstream.pool import UpstreamPool
@@ -31,16 +32,22 @@ FETCH_LIMIT_BYTES = 8 * 1024 * 1024
 POOL_EXHAUSTED = "connections_exhausted"
 #: The engine's process may have ended, and another may start in its place.
 CONNECTION_LOST = frozenset({"connect_failed", "disconnected"})
+#: Reasons that have a cause.
+_NOT_CONNECTED = frozenset({"connect_failed", "connect_timeout"})
 #: Errors of this process, not of its peer: it can open no more descriptors, or has no memory.
 _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class UpstreamError(Exception):
-    """The replica sent no response, or an incomplete one. `reason` is a short stable word."""
+    """The replica sent no response, or an incomplete one.
 
-    def __init__(self, reason: str) -> None:
+    `reason` is a short stable word; `cause` says in words why there is no connection, `None` where there was one.
+    """
+
+    def __init__(self, reason: str, cause: str | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.cause = cause
 
 
 class ResponseSource(Protocol):
@@ -176,7 +183,9 @@ class UpstreamClient:
             self._release()
             if isinstance(failure, (*FAILURES, httpx.TransportError)):
                 # Without its frames: with them the request's body would wait for the garbage collector.
-                raise UpstreamError(_reason(failure)) from failure.with_traceback(None)
+                reason = _reason(failure)
+                cause = connect_cause(failure) if reason in _NOT_CONNECTED else None
+                raise UpstreamError(reason, cause) from failure.with_traceback(None)
             raise
 
     def _release(self) -> None:

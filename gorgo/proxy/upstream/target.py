@@ -35,6 +35,8 @@ class Target:
     api_key: str | None = field(default=None, repr=False)
     #: An attempt lost a connection, or had one refused, since the last scrape.
     connection_lost: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
+    #: Why the last attempt or probe found no connection or no answer, for operators; `None` after a good probe.
+    last_failure: str | None = field(default=None, init=False)
     #: Attempts in progress, counted by `acquire` and `release`.
     active: int = field(default=0, init=False)
     _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)

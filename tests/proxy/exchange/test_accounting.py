@@ -16,6 +16,7 @@ def test_a_new_record_knows_only_when_its_request_was_received() -> None:
         "ttft_s": None,
         "outcome": None,
         "code": None,
+        "cause": None,
         "decision_s": 0.0,
         "request": None,
         "queued_s": None,

@@ -8,10 +8,16 @@ from gorgo.proxy.upstream.target import Target
 
 
 def test_the_key_is_in_no_log_and_counts_are_the_target_s_own() -> None:
-    assert [field.name for field in fields(Target) if not field.init] == ["connection_lost", "active", "_drained"]
+    assert [field.name for field in fields(Target) if not field.init] == [
+        "connection_lost",
+        "last_failure",
+        "active",
+        "_drained",
+    ]
     assert [field.name for field in fields(Target) if not field.repr] == ["api_key", "connection_lost", "_drained"]
     assert {field.name: field.default for field in fields(Target) if isinstance(field.default, int | None)} == {
         "request_usage": False,
         "api_key": None,
+        "last_failure": None,
         "active": 0,
     }

@@ -5,7 +5,7 @@ Owns the judgement of what is worth an alert. What is known is the Router's; sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -43,18 +43,19 @@ class Alert:
     text: str
 
 
-def condition_of(view: ReplicaSnapshot) -> Condition:
-    """Return ready, slow start, failing, draining, ejected or on trial."""
+def condition_of(view: ReplicaSnapshot, failure: str | None = None) -> Condition:
+    """Return ready, slow start, failing, draining, ejected or on trial; `failure` is the cause of its last one."""
     if view.state == "draining":
         left = f"{view.in_flight_requests} in flight" if view.in_flight_requests else "none in flight"
         return Condition("draining", f"no new requests, {left}")
-    because = _EJECTED.get(view.ejected_by or "", "it failed")
+    cause = "" if failure is None else f" ({failure})"
+    because = _EJECTED.get(view.ejected_by or "", "it failed") + cause
     if view.state == "ejected":
         return Condition("ejected", f"{because}; retried in {view.ejected_for_s or 0:.0f} s")
     if view.state == "half_open":
         return Condition("on trial", f"{because}; the next response decides")
     if view.failures_in_a_row:
-        return Condition("failing", f"{_many(view.failures_in_a_row, 'failure')} in a row")
+        return Condition("failing", f"{_many(view.failures_in_a_row, 'failure')} in a row{cause}")
     if view.slow_start_for_s is not None:
         most = f"at most {_many(view.slow_start_in_flight or 0, 'request')}"
         return Condition("slow start", f"{most} for another {ceil(view.slow_start_for_s)} s")
@@ -72,13 +73,15 @@ def alerts(
     out_of_range: Sequence[str],
     allowed: AllowedRegions | None = None,
     waiting: Sequence[str] = (),
+    failures: Mapping[str, str | None] | None = None,
 ) -> list[Alert]:
-    """Return all alerts, worst first."""
+    """Return all alerts, worst first; `failures` has the cause of a replica's last failure."""
+    failures = failures or {}
     found = [
         *_of_proxy(stopping=stopping, config_refused=config_refused),
         *_of_fleet(views, unreachable_regions, allowed or {}),
         *_of_traffic(stats, queued),
-        *(alert for view in views for alert in _of_replica(view, unreachable_regions)),
+        *(alert for view in views for alert in _of_replica(view, unreachable_regions, failures.get(view.name))),
     ]
     found += [Alert("warn", f"Edit not in force: {text}") for text in waiting]
     if out_of_range:
@@ -114,8 +117,8 @@ def _of_traffic(stats: RecentStats, queued: int) -> Iterator[Alert]:
         yield Alert("warn", f"{queued} {_requests(queued)} for a replica")
 
 
-def _of_replica(view: ReplicaSnapshot, unreachable_regions: frozenset[str]) -> Iterator[Alert]:
-    how = condition_of(view)
+def _of_replica(view: ReplicaSnapshot, unreachable_regions: frozenset[str], failure: str | None) -> Iterator[Alert]:
+    how = condition_of(view, failure)
     if how.word in ("ejected", "on trial") and view.region not in unreachable_regions:
         yield Alert("bad" if how.word == "ejected" else "warn", f"{view.name} is {how.word}: {how.why}")
     elif how.word in _WARNINGS:

@@ -162,6 +162,7 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
             out_of_range=router.weights.out_of_range(specs),
             allowed=state.client_policies.models,
             waiting=[str(difference) for difference in differing if difference.waits],
+            failures={name: target.last_failure for name, target in state.targets.items()},
         ),
         stats=stats,
         span_s=_span_s(samples, now=now, up_s=now - state.started_s),
@@ -197,7 +198,12 @@ def _regions(
     rows: dict[str, list[ReplicaStatus]] = {region.name: [] for region in state.config.regions}
     for view in views:
         stats = RecentStats.of(by_replica.get(view.name, ()))
-        row = ReplicaStatus(view, condition_of(view), stats, state.probe_history.for_replica(view.name))
+        row = ReplicaStatus(
+            view,
+            condition_of(view, state.targets[view.name].last_failure),
+            stats,
+            state.probe_history.for_replica(view.name),
+        )
         rows.setdefault(view.region, []).append(row)
     return {region: replicas for region, replicas in rows.items() if replicas}
 

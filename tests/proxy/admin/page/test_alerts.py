@@ -58,6 +58,19 @@ def test_a_warning_reads_as_a_sentence() -> None:
     ]
 
 
+def test_cause_of_the_last_failure_is_in_the_line_of_a_replica_that_fails() -> None:
+    views = (
+        view("a", state="ejected", ejected_by="probes", ejected_for_s=4.0),
+        view("b", failures_in_a_row=2),
+        view("c"),
+    )
+    causes = {"a": "connection refused", "b": "its name is not in DNS", "c": "timeout"}
+    assert [alert.text for alert in told(*views, failures=causes)] == [
+        "a is ejected: it does not answer probes (connection refused); retried in 4 s",
+        "b: 2 failures in a row (its name is not in DNS)",
+    ]
+
+
 def test_when_all_is_well_nothing_is_said() -> None:
     assert told() == []
 

@@ -1,0 +1,63 @@
+"""The cause of a failed connection in words: refused, no such name, TLS, no route, timeout.
+
+Owns the words for operators; the stable `reason` of a failure is the client's. The words have no text of the peer.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from collections.abc import Iterator
+
+#: Exceptions in a chain that are examined; libraries wrap a failure two or three times.
+_MAX_DEPTH = 8
+_NO_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
+_BY_ERRNO = {
+    errno.ECONNREFUSED: "connection refused",
+    errno.ECONNRESET: "connection reset",
+    errno.EHOSTUNREACH: "no route to the host",
+    errno.ENETUNREACH: "no route to the host",
+    errno.EADDRNOTAVAIL: "no local address is free",
+    errno.ETIMEDOUT: "timeout",
+}
+
+
+def connect_cause(failure: BaseException) -> str | None:
+    """Return the cause of a failed connection, `None` if it is of no known kind.
+
+    >>> connect_cause(ConnectionRefusedError(111, "Connection refused"))
+    'connection refused'
+    >>> connect_cause(socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+    'its name is not in DNS'
+    """
+    return next((words for one in _chain(failure) if (words := _words(one)) is not None), None)
+
+
+def _words(failure: BaseException) -> str | None:
+    if isinstance(failure, socket.gaierror):
+        return "its name is not in DNS" if failure.errno in _NO_NAME else "DNS does not answer"
+    if isinstance(failure, ssl.SSLCertVerificationError):
+        return f"TLS certificate: {getattr(failure, 'verify_message', None) or 'not valid'}"
+    if isinstance(failure, ssl.SSLError):
+        return f"TLS: {(getattr(failure, 'reason', None) or 'handshake failed').replace('_', ' ').lower()}"
+    if isinstance(failure, TimeoutError):
+        return "timeout"
+    return _BY_ERRNO.get(failure.errno or 0) if isinstance(failure, OSError) else None
+
+
+def _chain(failure: BaseException) -> Iterator[BaseException]:
+    """Yield the failure and those that it wraps, the innermost first: that is the most exact."""
+    found: list[BaseException] = []
+    pending: list[object] = [failure]
+    while pending and len(found) < _MAX_DEPTH:
+        one = pending.pop()
+        if isinstance(one, BaseException) and one not in found:
+            found.append(one)
+            # aiohttp's wrappers have the system's failure as an attribute; several addresses fail as a group.
+            nested = getattr(one, "exceptions", ())
+            pending += [*nested, one.__context__, one.__cause__, *(getattr(one, name, None) for name in _WRAPPED)]
+    yield from reversed(found)
+
+
+_WRAPPED = ("os_error", "certificate_error")
