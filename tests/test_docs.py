@@ -31,8 +31,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS = [
     *(ROOT / "docs").rglob("*.md"),
-    *(ROOT / name for name in ("README.md", "DESIGN.md", "CHANGELOG.md")),
-    *(ROOT / folder / "README.md" for folder in ("datasets", "packaging", "terraform")),
+    *(ROOT / name for name in ("README.md", "DESIGN.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *(ROOT / folder / "README.md" for folder in ("datasets", "examples", "packaging", "terraform")),
 ]
 README = "\n\n".join(page.read_text() for page in PAGES)
 
