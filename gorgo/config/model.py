@@ -14,6 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, with_config
 from gorgo.config.addresses import checked_bind, checked_url
 from gorgo.config.constants import CONNECTIONS_PER_REPLICA, FIRST_TOKEN_TIMEOUT_S
 from gorgo.config.engine_names import checked_engine
+from gorgo.config.header_names import checked_header
 
 _Entry = TypeVar("_Entry")
 
@@ -35,6 +36,7 @@ Url = Annotated[str, AfterValidator(checked_url)]
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 Bind = Annotated[str, AfterValidator(checked_bind)]
 EngineName = Annotated[str, AfterValidator(checked_engine)]
+HeaderName = Annotated[str, AfterValidator(checked_header)]
 
 #: An unknown key is an error: a misspelt limit would silently keep its default.
 strict = with_config(ConfigDict(extra="forbid"))
@@ -154,6 +156,8 @@ class ProxyConfig:
     tracing: TracingConfig = field(default_factory=TracingConfig)
     probe_interval_s: Positive = 30.0
     scrape_interval_s: Positive = 30.0
+    #: Headers that pass in both directions beside those that always do (`proxy.http.headers`).
+    pass_headers: Annotated[tuple[HeaderName, ...], Field(max_length=64)] = ()
     #: `/ready` is 503 with fewer healthy replicas.
     min_ready_replicas: Count = 1
 

@@ -103,7 +103,9 @@ async def _fetch_models(state: RunningProxy, scope: Message) -> bytes:
         target = state.targets.get(view.name)
         if target is None:
             continue  # removed while another replica was asked
-        passed = upstream_headers(scope["headers"], request_id="models", api_key=target.api_key)
+        passed = upstream_headers(
+            scope["headers"], request_id="models", api_key=target.api_key, passed=state.passed_headers
+        )
         headers = [pair for pair in passed if not pair[0].startswith(_NEGOTIATION)]
         target.acquire()
         try:

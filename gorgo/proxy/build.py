@@ -90,6 +90,7 @@ def build_proxy(
         gateway=RouterGateway(router, clock, HealthLog(metrics)),
         client_policies=ClientPolicies.for_client(config),
         control=ControlService(router, clock, metrics, start, state_file),
+        passed_headers=frozenset(name.encode() for name in config.proxy.pass_headers),
         targets=targets,
         tls=tls,
         fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),

@@ -50,6 +50,8 @@ class RunningProxy:
     control: ControlService
     #: Rules of clients and models; replaced by a reload.
     client_policies: ClientPolicies
+    #: Headers that pass in both directions beside those that always do; replaced by a reload.
+    passed_headers: frozenset[bytes]
     #: Replaced as a whole by a reload, in the same step as the Router's fleet: both have the same replicas.
     targets: Mapping[str, Target]
     #: For all replicas, those of later reloads included.

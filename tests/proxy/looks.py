@@ -226,6 +226,12 @@ def sent(what: Callable[[Any], object]) -> Look:
     return look
 
 
+async def tenant_at_the_replica(rig: Rig) -> list[str]:
+    """What the replica gets of a header that no list names."""
+    await rig.ask(headers={"x-tenant-id": "t"})
+    return rig.ground.a.seen[-1].header("x-tenant-id")
+
+
 def served_by(count: int, **fields: Any) -> Look:
     """The replicas that so many requests go to."""
 

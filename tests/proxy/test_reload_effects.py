@@ -61,6 +61,7 @@ from tests.proxy.looks import (
     sent,
     served_by,
     stopping,
+    tenant_at_the_replica,
     term,
     text_of,
     two_requests,
@@ -163,6 +164,7 @@ EFFECTS = [
     one("proxy.probe_interval_s", 0.01, probed, NOT_TAKEN, True),
     one("proxy.probe_interval_s", 30.0, cut_off_by_failures_a_minute_apart, True, False, second()),
     one("proxy.scrape_interval_s", 0.01, scraped, NOT_TAKEN, True),
+    one("proxy.pass_headers", ["x-tenant-id"], tenant_at_the_replica, [], ["t"]),
     one("proxy.min_ready_replicas", 2, ready, "200", "503 too_few_replicas", second(draining=True)),
     Effect(
         "regions[].name replicas[].region",

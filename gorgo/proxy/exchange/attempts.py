@@ -170,7 +170,12 @@ class Attempts:
 
     async def _relay(self, dispatch: Dispatch, target: Target, timer: ResettableTimeout) -> Outcome:
         with_usage = self._request.with_usage if target.request_usage else None
-        headers = upstream_headers(self._headers, request_id=self._response.request_id, api_key=target.api_key)
+        headers = upstream_headers(
+            self._headers,
+            request_id=self._response.request_id,
+            api_key=target.api_key,
+            passed=self._state.passed_headers,
+        )
         if self._record.trace is not None:
             headers = self._record.trace.carry(headers, dispatch.attempt_id)
         body = self._request.body if with_usage is None else with_usage
@@ -200,6 +205,7 @@ class Attempts:
             own_headers=_own_headers(self._response.request_id, dispatch),
             chunk_limit_s=target.deadlines.stream_idle_s,
             strip_usage=strip_usage,
+            passed_headers=self._state.passed_headers,
             on_content=on_content,
             on_commit=lambda: self._commit(dispatch),
             on_head=on_head if self._route == "/v1/responses" else None,

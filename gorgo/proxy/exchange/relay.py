@@ -48,6 +48,8 @@ class RelayOptions:
         Longest silence between two chunks after the first token, comments aside, and longest stall of the client.
     strip_usage:
         Remove the usage event: the proxy requested it, not the client.
+    passed_headers:
+        Allowed by an operator beside those that always pass.
     on_content:
         Called once, at the first token, before it is sent.
     on_commit:
@@ -63,6 +65,7 @@ class RelayOptions:
     on_content: Callable[[], None]
     on_commit: Callable[[], None]
     on_head: Callable[[bytes], None] | None = None
+    passed_headers: frozenset[bytes] = frozenset()
 
 
 class Relay:
@@ -213,7 +216,7 @@ class Relay:
         self._options.on_commit()
         # A 204 has no body: a client that reads its length would wait for one.
         with_length = with_length and self._source.status != 204
-        headers = downstream_headers(self._source.headers, with_length=with_length)
+        headers = downstream_headers(self._source.headers, with_length=with_length, passed=self._options.passed_headers)
         headers.extend(self._options.own_headers)
         named = self._options.route in _NAMED_EVENTS
         await self._writer.start(self._source.status, headers, names_events=named)

@@ -7,47 +7,35 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 Header = tuple[bytes, bytes]
 
-#: RFC 9110, 7.6.1, and older names still in use.
-HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-authentication-info",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"http2-settings",
-    }
-)
-
-#: With these a client could choose the replica, the rank or the request id inside the engine.
-TARGETS = (
-    b"x-gateway-destination-endpoint",
-    b"x-smg-target-worker",
-    b"x-dynamo-worker-instance-id",
-    b"x-dynamo-dp-rank",
-    b"x-data-parallel-rank",
-    b"x-override-",
-    b"x-gorgo-",
-)
-
-#: Written anew for the next hop.
-_REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})
 #: Headers of clients' keys; removed when the replica has its own key.
 KEYS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 
-#: Headers about the replica's own address: the client would bypass the proxy, or clear data of the proxy's host.
-_REPLICA_ADDRESS = frozenset(
-    {b"alt-svc", b"clear-site-data", b"strict-transport-security", b"location", b"content-location", b"refresh"}
+#: Headers of a request that a replica gets. Others could choose a worker, a rank, a host or a priority behind the
+#: proxy, and each engine and gateway has its own; `proxy.pass_headers` adds to these.
+FORWARDED = KEYS | {
+    *(b"accept", b"accept-encoding", b"accept-language", b"cache-control", b"content-encoding", b"content-type"),
+    *(b"date", b"idempotency-key", b"user-agent"),
+    *(b"baggage", b"b3", b"traceparent", b"tracestate", b"uber-trace-id", b"x-amzn-trace-id"),
+    *(b"x-client-request-id", b"x-cloud-trace-context", b"x-correlation-id"),
+    *(b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms"),
+}
+FORWARDED_PREFIXES = (b"anthropic-", b"openai-", b"x-b3-", b"x-datadog-", b"x-stainless-")
+
+#: Headers of a response that a client gets. Others speak to the hop behind the proxy (`x-accel-redirect`, `set-cookie`,
+#: `www-authenticate`) or about the replica's own address (`location`, `alt-svc`).
+RETURNED = frozenset(
+    {
+        *(b"age", b"cache-control", b"content-disposition", b"content-encoding", b"content-language"),
+        *(b"content-length", b"content-type", b"date", b"etag", b"expires", b"last-modified", b"pragma"),
+        *(b"ratelimit", b"ratelimit-policy", b"request-id", b"retry-after", b"server", b"server-timing", b"vary"),
+        *(b"x-model", b"x-process-time", b"x-should-retry"),
+    }
 )
+RETURNED_PREFIXES = (b"anthropic-", b"openai-", b"ratelimit-", b"x-ratelimit-")
 
 #: A name in lower case that hypercorn can write. A replica's header with another name is left out.
 NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9a-z]+")
@@ -56,7 +44,7 @@ CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")
 #: A body's length: at most 64 bits.
 LENGTH = re.compile(rb"[0-9]{1,19}")
 _ENCODING = b"content-encoding"
-_VALUE = re.compile(rb"(?:[^\x00\s]+(?:[ \t]+[^\x00\s]+)*)?")
+_VALUE = re.compile(rb"(?:[^\x00-\x20\x7f]+(?:[ \t]+[^\x00-\x20\x7f]+)*)?")
 
 #: Headers in which clients name their session, most specific first (see the conventions of other routers).
 SESSION_HEADERS = (b"x-session-id", b"x-dynamo-session-id", b"x-smg-routing-key", b"x-session-token")
@@ -92,38 +80,43 @@ def session_id(headers: Iterable[Header]) -> str | None:
     return None if found is None else found[:_SESSION_BYTES].decode("latin-1")
 
 
-def upstream_headers(headers: Sequence[Header], *, request_id: str, api_key: str | None) -> list[Header]:
-    """Return the headers for the replica. Its own key replaces the client's; without one the client's passes."""
+def upstream_headers(
+    headers: Sequence[Header], *, request_id: str, api_key: str | None, passed: Container[bytes] = ()
+) -> list[Header]:
+    """Return the headers for the replica. Its own key replaces the client's; without one the client's passes.
+
+    `passed` has the names that an operator allows beside `FORWARDED`.
+    """
     dropped = _named_in_connection(headers)
-    passed = [
+    forwarded = [
         (name, value)
         for name, value in headers
-        if name not in HOP_BY_HOP
-        and name not in _REWRITTEN
+        if (name in FORWARDED or name in _SESSIONS or name.startswith(FORWARDED_PREFIXES) or name in passed)
         and name not in dropped
-        and not (name[:2] == b"x-" and name.startswith(TARGETS))
-        # Some servers read an underscore as a hyphen, and the name would be one of those above.
+        # Some servers read an underscore as a hyphen, and the name would be another one.
         and b"_" not in name
     ]
-    passed.append((b"x-request-id", request_id.encode("ascii")))
+    forwarded.append((b"x-request-id", request_id.encode("ascii")))
     if api_key is not None:
-        passed = [pair for pair in passed if pair[0] not in KEYS]
-        passed.append((b"authorization", b"Bearer " + api_key.encode("latin-1")))
-    return passed
+        forwarded = [pair for pair in forwarded if pair[0] not in KEYS]
+        forwarded.append((b"authorization", b"Bearer " + api_key.encode("latin-1")))
+    return forwarded
 
 
-def downstream_headers(headers: Sequence[Header], *, with_length: bool = True) -> list[Header]:
-    """Return the headers for the client, names in lower case."""
+def downstream_headers(
+    headers: Sequence[Header], *, with_length: bool = True, passed: Container[bytes] = ()
+) -> list[Header]:
+    """Return the headers for the client, names in lower case.
+
+    `passed` has the names that an operator allows beside `RETURNED`.
+    """
     lowered = [(name.lower(), value.strip(b" \t")) for name, value in headers]
     dropped = _named_in_connection(lowered)
     return [
         (name, value)
         for name, value in lowered
-        if name not in HOP_BY_HOP
+        if (name in RETURNED or name.startswith(RETURNED_PREFIXES) or name in passed)
         and name not in dropped
-        and name not in _REPLICA_ADDRESS
-        and name != b"x-request-id"
-        and not name.startswith(b"x-gorgo-")
         and (with_length or name != b"content-length")
         and NAME.fullmatch(name)
         and _VALUE.fullmatch(value)

@@ -39,6 +39,8 @@ _REQUEST_LINE = re.compile(rb"(\S+) (\S+) HTTP/(\d\.\d)\r\n")
 #: Bytes between two pieces of a chunked body: the end of the one before, in parts if it came so, and a size of at most
 #: 64 bits. h11 also accepts blanks behind the size, lone CRs in its extension and larger sizes.
 _BETWEEN_CHUNKS = re.compile(rb"\r?\n?(?:[0-9A-Fa-f]{1,16}(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n)?")
+#: The last chunk's line, read as strictly.
+_LAST_CHUNK = re.compile(rb"\r?\n?0{1,16}(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n")
 _LENGTHS = re.compile(rb"\r\ncontent-length[ \t]*:[ \t]*([^\r]*)", re.IGNORECASE)
 _CODING = re.compile(rb"\r\ntransfer-encoding[ \t]*:", re.IGNORECASE)
 #: HTTP/2 without TLS begins like this.
@@ -111,6 +113,8 @@ class StrictConnection(h11.Connection):
         if isinstance(event, h11.EndOfMessage):
             self._check_lines(read)
             self._check_size(read)
+            if not _LAST_CHUNK.match(read):
+                self._reject("an ambiguous chunk")
         elif not _BETWEEN_CHUNKS.fullmatch(
             read[: len(read) - len(event.data)] if isinstance(event, h11.Data) else read
         ):

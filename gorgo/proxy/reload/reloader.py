@@ -178,6 +178,7 @@ class Reloader:
             state.targets[row.name].update(row, config.limits, deadlines[row.region], keys[row.name])
         state.client_policies = ClientPolicies.for_client(config)
         state.file_config = config
+        state.passed_headers = frozenset(name.encode() for name in config.proxy.pass_headers)
         state.config, state.limits = keep_restart_only(state.config, config), config.limits
         state.draining_targets.update(removed)
         left = [(target, self._monitors.stop(target.name)) for target in removed]

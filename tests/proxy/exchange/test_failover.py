@@ -135,10 +135,10 @@ async def test_no_more_replicas_are_asked_than_allowed(start: Start) -> None:
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
 async def test_other_4xx_passes_and_is_not_retried(start: Start, status: int) -> None:
     body = b'{"error":{"message":"your fault"}}'
-    fleet = await start.fleet([answer(status, body, {"x-engine": "1"})], [GOOD])
+    fleet = await start.fleet([answer(status, body, {"x-model": "1"})], [GOOD])
     response = await ask(fleet)
     assert (response.status_code, response.content) == (status, body)
-    assert response.headers["x-engine"] == "1"
+    assert response.headers["x-model"] == "1"
     await fleet.idle()
     assert fleet.replicas[1].seen == []
     assert fleet.state.router.fleet_view(now=fleet.state.clock())[0].failures_in_a_row == 0
