@@ -18,7 +18,7 @@ from tests.system.webdriver import Browser, browser, missing_reason
 
 NASTY = "<img src=x onerror='window.hurt = 1'><script>window.hurt = 1</script>"
 MAX_BYTES = 300_000
-WIDTH = 1280
+WIDTH, PHONE_WIDTH = 1280, 390
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,26 @@ def test_screenshot_of_the_page_under_load(page: Open, tmp_path: Path) -> None:
     assert page.browser.screenshot(WIDTH) != shot
     page.browser.run("document.querySelectorAll('#decisions details').forEach(one => { one.open = false })")
     page.put("POST", "/admin/unfreeze", {})
+
+
+def test_page_fits_a_desktop_and_a_phone_with_a_replica_drained(page: Open) -> None:
+    hidden = (
+        "const over = css => { const one = document.querySelector(css); return one.scrollWidth - one.clientWidth };"
+        "return [over('html'), over('#decisions'), over('#fleet .wide')]"
+    )
+    page.put("POST", "/admin/replicas/seoul-0/drain", {})
+    page.browser.until(lambda: "draining" in page.browser.text("tr[data-replica='seoul-0'] .state"), "the note")
+    page.browser.screenshot(WIDTH)
+    assert page.browser.run(hidden) == [0, 0, 0]
+    page.browser.screenshot(PHONE_WIDTH)
+    document, decisions, fleet = page.browser.run(hidden)
+    assert (document, decisions) == (0, 0)
+    assert fleet > 0  # scrolls within itself, and the replica's name stays
+    name = "document.querySelector('#fleet .wide').scrollLeft = 200;"
+    name += "return document.querySelector('tr[data-replica] th').getBoundingClientRect().left"
+    assert 0 <= page.browser.run(name) < 30
+    page.browser.screenshot(WIDTH)
+    page.put("POST", "/admin/replicas/seoul-0/drain", {"drain": False})
 
 
 def _finished(page: Open) -> object:
