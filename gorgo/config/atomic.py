@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
 #: Readable by the owner alone: state and weights steer a proxy.
 PRIVATE = 0o600
@@ -26,7 +28,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = PRIVATE) -> None
             file.write(content)
         return
     target = Path(os.path.realpath(path))
-    # A fixed name: the next write overwrites the rest of a killed process.
+    # A fixed name: the next write removes the rest of a killed process.
     beside = target.with_name(f".{target.name}.new")
     try:
         _write_synced(beside, content, mode)
@@ -38,6 +40,21 @@ def write_atomically(path: Path, content: bytes, *, mode: int = PRIVATE) -> None
     _sync_folder(target.parent)
 
 
+def create_file(path: Path, *, mode: int = PUBLIC) -> BinaryIO:
+    """Return a new, empty file at `path`, open for writing; whatever has that name is removed first.
+
+    A link or a file that another user has put there is never written to. Raises `OSError`.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode), "wb")
+
+
+def create_text_file(path: Path, *, mode: int = PUBLIC) -> TextIO:
+    """Return the file of `create_file` for UTF-8 text."""
+    return io.TextIOWrapper(create_file(path, mode=mode), encoding="utf-8")
+
+
 def _is_special(path: Path) -> bool:
     """Return whether `path` is no regular file, which a rename would replace for every program."""
     try:
@@ -47,8 +64,7 @@ def _is_special(path: Path) -> bool:
 
 
 def _write_synced(path: Path, content: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    with open(descriptor, "wb") as file:
+    with create_file(path, mode=mode) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -19,6 +19,7 @@ from typing import IO
 import httpx
 
 from gorgo.apps.datasets.remote import RemoteDataset
+from gorgo.config.atomic import create_file
 from gorgo.errors import FetchError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -63,7 +64,7 @@ def fetch(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with _temporary(target) as part:
-            with part.open("wb") as file:
+            with create_file(part) as file:
                 sha256 = _download(source, file, dataset.bytes_max, on_progress, clock)
             if dataset.sha256 not in (None, sha256):
                 raise FetchError(f"its sha256 is {sha256}, expected {dataset.sha256}: not the file that is meant")
@@ -124,7 +125,16 @@ def _client() -> httpx.Client:
         max_redirects=REDIRECTS_MAX,
         timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         headers={"accept-encoding": "identity"},  # the checksum is of the written bytes
+        event_hooks={"response": [_refuse_downgrade]},
     )
+
+
+def _refuse_downgrade(response: httpx.Response) -> None:
+    """Raise `FetchError` for a redirect from https to another scheme: the rest would travel unprotected."""
+    if response.has_redirect_location and response.url.scheme == "https":
+        location = response.url.join(response.headers["location"])
+        if location.scheme != "https":
+            raise FetchError(f"redirected from https to {location}")
 
 
 def _content_length(response: httpx.Response) -> int | None:

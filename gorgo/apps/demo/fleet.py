@@ -16,6 +16,7 @@ import httpx
 import yaml
 
 from gorgo.apps.demo.processes import POLL_S, Processes
+from gorgo.config.atomic import write_atomically
 from gorgo.errors import FleetError
 
 #: Region of each replica and its mean round trip from the proxy, which is in the first.
@@ -102,4 +103,4 @@ def _write_config(path: Path, policy: str, seed: int, urls: Mapping[str, str]) -
         ],
         "simulation": {"rtt_ms": ROUND_TRIP_MS, "seed": seed},
     }
-    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    write_atomically(path, yaml.safe_dump(config, sort_keys=False).encode())

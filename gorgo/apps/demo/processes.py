@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gorgo.config.atomic import create_file
 from gorgo.errors import FleetError
 
 #: Four interpreters that start at once on two slow cores.
@@ -66,7 +67,7 @@ class Processes:
         self._start(name, command, stdin=subprocess.DEVNULL)
 
     def _start(self, name: str, command: Sequence[str], *, stdin: int) -> None:
-        with self._log(name).open("wb") as log:
+        with create_file(self._log(name)) as log:
             self._running[name] = subprocess.Popen(
                 list(command), stdin=stdin, stdout=log, stderr=subprocess.STDOUT, env=self._environ
             )

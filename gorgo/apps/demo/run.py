@@ -16,6 +16,7 @@ from gorgo.apps.replay import ReplayOptions, replay
 from gorgo.apps.results import ResultRow, write_results
 from gorgo.apps.termination import termination_as_interrupt
 from gorgo.apps.traces import TraceRequest
+from gorgo.config.atomic import write_atomically
 
 #: A quarter of the paper's window and hop: a generation every second or two of the demo's trace. Short of a finding.
 SETTINGS = "{window: 32, hop: 8, warm_up_s: 1, poll_s: 0.5}\n"
@@ -84,7 +85,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
 def _start_tuner(fleet: DemoFleet, folder: Path, *, seed: int) -> None:
     """Start `gorgo tune`, and wait until its campaign has begun; the processes' environment has the token."""
     settings = folder / "tune.yaml"
-    settings.write_text(SETTINGS)
+    write_atomically(settings, SETTINGS.encode())
     words = ["tune", "--url", fleet.admin_url, "--mode", "paper", "--settings", str(settings), "--seed", str(seed)]
     fleet.processes.start(TUNER, [*words, "--database", _database(folder)])
     fleet.processes.wait_for_line(TUNER, r"^campaign \d+ on ")

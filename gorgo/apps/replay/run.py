@@ -28,6 +28,7 @@ from gorgo.apps.replay.summary import Tally
 from gorgo.apps.results import write_results
 from gorgo.apps.termination import stop_signals
 from gorgo.apps.traces import TraceRequest, scheduled_s
+from gorgo.config.atomic import create_text_file
 
 #: Between building the first bodies and the first request.
 LEAD_S = 0.1
@@ -175,7 +176,7 @@ def _requests_file(out: Path | None) -> Iterator[Callable[[ReplayRecord], None]]
         yield lambda _: None
         return
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "requests.jsonl").open("w", encoding="utf-8") as file:
+    with create_text_file(out / "requests.jsonl") as file:
         yield lambda record: print(json.dumps(record.as_json()), file=file)
 
 

@@ -20,6 +20,7 @@ from gorgo.apps.results import ResultRow, load_text, write_results
 from gorgo.apps.simulate.job import BASELINES, FLOOR, ORACLE, STEADY, SimJob, SimulatedRun
 from gorgo.apps.simulate.run import policy_of, run_many
 from gorgo.apps.traces import TraceFilters
+from gorgo.config.atomic import create_text_file
 from gorgo.core.limits import RouterLimits
 from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import make_shadow
@@ -141,6 +142,6 @@ def _write_run(out: Path, run: SimulatedRun) -> None:
     """One run's own folder, in the form of a live replay's."""
     folder = out / run.job.policy / f"load-{1 / run.job.time_scale:g}-seed-{run.job.seed}"
     write_results(folder, [run.row])
-    with (folder / "requests.jsonl").open("w", encoding="utf-8") as file:
+    with create_text_file(folder / "requests.jsonl") as file:
         for record in run.requests or ():
             print(json.dumps(record.as_json()), file=file)

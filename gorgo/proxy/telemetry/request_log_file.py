@@ -144,7 +144,7 @@ class RequestLogFile:
 
     def _open(self) -> None:
         # Nonblocking: a pipe would block until a reader comes.
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
         descriptor = os.open(self.path, flags, _MODE)
         try:
             found = os.fstat(descriptor)

@@ -14,12 +14,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
 from gorgo.apps.datasets import remote as registry
 from gorgo.apps.datasets import remote_dataset, remote_datasets, shapes
-from gorgo.apps.datasets.fetch import FETCH_MAX_S, REDIRECTS_MAX, Fetched, fetch
+from gorgo.apps.datasets.fetch import FETCH_MAX_S, REDIRECTS_MAX, Fetched, _refuse_downgrade, fetch
 from gorgo.apps.datasets.remote import RemoteDataset
 from gorgo.apps.traces import load_trace
 from gorgo.cli import app
@@ -137,6 +138,23 @@ def test_what_goes_wrong_is_told_with_what_to_do_and_leaves_nothing(
 
 def test_a_few_redirects_are_followed(dataset: RemoteDataset, server: str, tmp_path: Path) -> None:
     assert fetch(dataset, tmp_path, url=f"{server}/redirect/{REDIRECTS_MAX - 1}").checked
+
+
+def test_a_redirect_from_https_to_http_is_refused() -> None:
+    request = httpx.Request("GET", "https://data.example/a")
+    _refuse_downgrade(httpx.Response(302, headers={"location": "/b"}, request=request))
+    _refuse_downgrade(httpx.Response(302, headers={"location": "https://mirror.example/b"}, request=request))
+    with pytest.raises(FetchError, match=r"redirected from https to http://mirror\.example/b"):
+        _refuse_downgrade(httpx.Response(302, headers={"location": "http://mirror.example/b"}, request=request))
+
+
+def test_a_link_planted_under_the_temporary_name_is_not_written_through(dataset: RemoteDataset, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"old")
+    (tmp_path / f".some.jsonl.{os.getpid()}.part").symlink_to(victim)
+    fetch(dataset, tmp_path)
+    assert victim.read_bytes() == b"old"
+    assert (tmp_path / "some.jsonl").read_bytes() == CONTENT
 
 
 def test_another_file_under_the_address_is_not_kept(dataset: RemoteDataset, tmp_path: Path) -> None:
