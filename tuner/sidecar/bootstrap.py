@@ -34,6 +34,8 @@ from tuner.space import LogBox, tuned_box
 
 #: Of HTTP: the proxy may be starting.
 SERVER_ERROR = 500
+#: A proxy of thousands of replicas starts in seconds; after a minute the address is wrong or nothing starts it.
+PROXY_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class SidecarOptions:
         Measure and propose; put nothing, write nothing.
     poll_s:
         Between two polls of the proxy: a small part of a block, and of the time for which the proxy stores samples.
+    proxy_wait_s:
+        How long to wait for the proxy at the start; later the campaign waits without a bound.
     metrics_bind:
         Host and port of the sidecar's metrics; None: none.
     """
@@ -80,14 +84,16 @@ class SidecarOptions:
     new_campaign: bool = False
     dry_run: bool = False
     poll_s: float = 1.0
+    proxy_wait_s: float = PROXY_WAIT_S
     metrics_bind: tuple[str, int] | None = None
 
 
 async def run_sidecar(options: SidecarOptions, reporter: Reporter, stop: asyncio.Event) -> bool:
     """Run until the campaign is done or `stop` is set; return whether everything was left in order.
 
-    Raises `ProxyRefused` for rejected credentials, `HistoryError` for a database that cannot be opened, `WeightsError`
-    and `TunerError` for weights that cannot be tuned, `OSError` for a metrics port in use.
+    Raises `ProxyUnreachable` without a proxy, `ProxyRefused` for rejected credentials, `HistoryError` for a database
+    that cannot be opened, `WeightsError` and `TunerError` for weights that cannot be tuned, `OSError` for a metrics
+    port in use.
     """
     clock = unix_clock()
     history = None if options.dry_run else await asyncio.to_thread(History, options.database)
@@ -97,7 +103,7 @@ async def run_sidecar(options: SidecarOptions, reporter: Reporter, stop: asyncio
             if port is not None and options.metrics_bind is not None:
                 reporter.say(f"metrics on http://{options.metrics_bind[0]}:{port}/metrics")
             async with ProxyClient(options.url, options.token) as client:
-                found = await connect(client, reporter, stop)
+                found = await connect(client, reporter, stop, wait_s=options.proxy_wait_s, clock=clock)
                 if found is None:
                     return True
                 opened = Bootstrap(options, client, found, history, reporter, clock)
@@ -108,12 +114,14 @@ async def run_sidecar(options: SidecarOptions, reporter: Reporter, stop: asyncio
             history.close()
 
 
-async def connect(client: ProxyClient, reporter: Reporter, stop: asyncio.Event) -> ProxyWeights | None:
+async def connect(
+    client: ProxyClient, reporter: Reporter, stop: asyncio.Event, *, wait_s: float, clock: Callable[[], float]
+) -> ProxyWeights | None:
     """Wait for the proxy and return its weights; None if `stop` comes first.
 
-    Raises `ProxyRefused` for an answer that waiting does not change.
+    Raises `ProxyRefused` for an answer that waiting does not change, `ProxyUnreachable` after `wait_s`.
     """
-    delay_s = FIRST_BACK_OFF_S
+    delay_s, until_s = FIRST_BACK_OFF_S, clock() + wait_s
     while not stop.is_set():
         try:
             return await client.weights()
@@ -123,8 +131,11 @@ async def connect(client: ProxyClient, reporter: Reporter, stop: asyncio.Event) 
             if refusal.status is None or refusal.status < SERVER_ERROR:
                 raise
             said = str(refusal)
-        reporter.complain(f"{said}; waiting for the proxy")
-        await wait(stop, delay_s)
+        left_s = until_s - clock()
+        if left_s <= 0:
+            raise ProxyUnreachable(f"{said}; no proxy for {wait_s:g} s: is --url right? (setting proxy_wait_s)")
+        reporter.complain(f"{said}; waiting for the proxy, at most another {left_s:.0f} s")
+        await wait(stop, min(delay_s, left_s))
         delay_s = min(2 * delay_s, MAX_BACK_OFF_S)
     return None
 

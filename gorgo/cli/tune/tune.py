@@ -51,7 +51,8 @@ def tune(
     """Tune the weights of a running proxy.
 
     Runs beside the proxy until the search ends. SIGTERM restores the incumbent, and the next start resumes the
-    campaign. The proxy does not depend on the tuner.
+    campaign. The proxy does not depend on the tuner. Without a proxy the command gives up after a minute, or
+    after the setting proxy_wait_s.
     """
     from gorgo.cli.signals import run_until_stopped
     from gorgo.cli.tune.settings import campaign_options, read_settings
@@ -75,6 +76,7 @@ def tune(
         "new_campaign": new,
         "dry_run": dry_run,
         "poll_s": rare.poll_s,
+        "proxy_wait_s": rare.proxy_wait_s,
         "log_format": log_format,
         "log_level": log_level,
         "metrics_bind": None if metrics_bind is None else _host_and_port(metrics_bind),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
+import socket
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,21 @@ def test_tune_without_a_database_ends_at_once(tmp_path: Path) -> None:
     assert "there is no folder" in refused.stderr
 
 
+def test_tune_without_a_proxy_gives_up_and_says_which_setting_bounds_the_wait(tmp_path: Path) -> None:
+    with socket.socket() as taken:  # bound and not listening: refused
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        (tmp_path / "tune.yaml").write_text("proxy_wait_s: 0.2")
+        words = ("--url", url, "--database", f"sqlite:///{tmp_path}/h.sqlite3", "--settings", tmp_path / "tune.yaml")
+        refused = run("tune", *words)
+    assert refused.exit_code == 1
+    first, *_, last = refused.stderr.splitlines()
+    assert "waiting for the proxy, at most another 0 s" in first
+    assert last.startswith(f"gorgo: GET {url}/admin/weights: ConnectError")
+    assert last.endswith("no proxy for 0.2 s: is --url right? (setting proxy_wait_s)")
+    assert TuneSettings().proxy_wait_s == 60.0
+
+
 def test_the_defaults_of_options_and_settings_are_those_of_the_campaign() -> None:
     defaults = {name: one.default for name, one in inspect.signature(tune).parameters.items()}
     defaults |= {field.name: field.default for field in fields(TuneSettings)}
@@ -176,7 +192,7 @@ def test_a_live_tuner_gets_every_option_that_was_given(
     file = tmp_path / "tune.yaml"
     file.write_text(
         "{initial_weights: {w_rtt: 0.7}, bounds: {w_rtt: [0.01, 9]},"
-        " tune_lambda: true, poll_s: 2, pairs: 7, guard: false}"
+        " tune_lambda: true, poll_s: 2, proxy_wait_s: 9, pairs: 7, guard: false}"
     )
     assert run("tune", *words.split(), "--metrics-bind", "127.0.0.1:0", "--settings", file).exit_code == (
         0 if in_order else 1
@@ -194,6 +210,7 @@ def test_a_live_tuner_gets_every_option_that_was_given(
             seed=3,
             new_campaign=True,
             poll_s=2.0,
+            proxy_wait_s=9.0,
             metrics_bind=("127.0.0.1", 0),
         )
     ]

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from gorgo.errors import ProxyRefused, TunerError, WeightsError
+from gorgo.errors import ProxyRefused, ProxyUnreachable, TunerError, WeightsError
 from tests.tuner.sidecar.fake_proxy import PAPER, Beside, FakeProxy
 from tuner.campaign.options import CampaignOptions
 from tuner.history import History
-from tuner.proxy_client import ProxyClient
+from tuner.proxy_client import ProxyClient, ProxyWeights
 from tuner.sidecar import bootstrap
 from tuner.sidecar.bootstrap import SidecarOptions, connect, run_sidecar
 from tuner.sidecar.progress import Reporter
@@ -30,6 +30,13 @@ def quiet(said: list[str]) -> Reporter:
     return Reporter(said.append, said.append)
 
 
+async def connected(
+    proxy: FakeProxy, reporter: Reporter, stop: asyncio.Event, *, wait_s: float = 3600.0
+) -> ProxyWeights | None:
+    """Connect on a clock that stands still."""
+    return await connect(client(proxy), reporter, stop, wait_s=wait_s, clock=lambda: 7.0)
+
+
 async def test_a_proxy_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     proxy, said, waits = FakeProxy(), [], []  # type: ignore[var-annotated]
     proxy.down = True
@@ -40,7 +47,7 @@ async def test_a_proxy_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.M
         proxy.down = len(waits) < 3
 
     monkeypatch.setattr(bootstrap, "wait", wait)
-    found = await connect(client(proxy), quiet(said), asyncio.Event())
+    found = await connected(proxy, quiet(said), asyncio.Event())
     assert found is not None
     assert waits == [0.5, 1.0, 2.0, 4.0]
     assert all("waiting for the proxy" in line for line in said)
@@ -50,14 +57,14 @@ async def test_the_wait_ends_when_the_process_is_to_end() -> None:
     proxy, stop = FakeProxy(), asyncio.Event()
     proxy.down = True
     stop.set()
-    assert await connect(client(proxy), quiet([]), stop) is None
+    assert await connected(proxy, quiet([]), stop) is None
 
 
 async def test_a_wrong_token_is_no_reason_to_wait() -> None:
     proxy = FakeProxy()
     proxy.broken = 401
     with pytest.raises(ProxyRefused, match="out of order"):
-        await connect(client(proxy), quiet([]), asyncio.Event())
+        await connected(proxy, quiet([]), asyncio.Event())
 
 
 @pytest.mark.parametrize(
@@ -115,11 +122,13 @@ async def test_a_proxy_that_is_in_trouble_is_waited_for_and_one_that_refuses_is_
 
     monkeypatch.setattr(bootstrap, "wait", wait)
     proxy.broken = status
-    assert await connect(client(proxy), quiet(said), asyncio.Event()) is not None
-    assert said == [f"GET http://proxy/admin/weights: {status} out of order; waiting for the proxy"]
+    assert await connected(proxy, quiet(said), asyncio.Event()) is not None
+    assert said == [
+        f"GET http://proxy/admin/weights: {status} out of order; waiting for the proxy, at most another 3600 s"
+    ]
     proxy.broken = 499
     with pytest.raises(ProxyRefused):
-        await connect(client(proxy), quiet(said), asyncio.Event())
+        await connected(proxy, quiet(said), asyncio.Event())
 
 
 async def test_the_wait_for_a_proxy_is_half_a_minute_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +141,24 @@ async def test_the_wait_for_a_proxy_is_half_a_minute_at_most(monkeypatch: pytest
             stop.set()
 
     monkeypatch.setattr(bootstrap, "wait", wait)
-    assert await connect(client(proxy), quiet([]), asyncio.Event()) is None
+    assert await connected(proxy, quiet([]), asyncio.Event()) is None
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+@pytest.mark.parametrize("status", [None, 503])
+async def test_a_proxy_that_does_not_come_is_given_up_after_the_wait(
+    status: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, waits = FakeProxy(), list[float]()
+    proxy.down, proxy.broken = status is None, status
+
+    async def wait(_stop: asyncio.Event, seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(bootstrap, "wait", wait)
+    with pytest.raises(ProxyUnreachable, match=r"no proxy for 10 s: is --url right\? \(setting proxy_wait_s\)"):
+        await connect(client(proxy), quiet([]), asyncio.Event(), wait_s=10.0, clock=lambda: sum(waits))
+    assert waits == [0.5, 1.0, 2.0, 4.0, 2.5]
 
 
 async def test_a_new_campaign_s_row_says_when_and_what_was_begun(tmp_path: Path) -> None:
@@ -295,5 +320,5 @@ class Speechless:
 async def test_an_answer_that_is_none_of_a_proxy_is_not_waited_for() -> None:
     said: list[str] = []
     with pytest.raises(ProxyRefused, match="no weights in the answer"):
-        await connect(Speechless(), quiet(said), asyncio.Event())  # type: ignore[arg-type]
+        await connect(Speechless(), quiet(said), asyncio.Event(), wait_s=9.0, clock=lambda: 7.0)  # type: ignore[arg-type]
     assert said == []
