@@ -121,6 +121,8 @@ class ModelConfig:
 class ClientsConfig:
     """Keys and quotas of clients. Without `keys_file` requests need no key."""
 
+    #: A reload may require less of clients than the running configuration.
+    open: bool = False
     #: SHA-256 of each key.
     keys_file: FilePath | None = None
     #: Quotas of each client without own rule.

@@ -203,6 +203,14 @@ EFFECTS = [
         ["401 invalid_api_key", "200"],
         {"clients.keys_file": lambda ground: ground.keys_file(team=KEY)},
     ),
+    Effect(
+        "clients.open",
+        {"clients.open": True, "clients.keys_file": None},
+        asked(),
+        "401 invalid_api_key",
+        "200",
+        KEYED,
+    ),
     one("clients.max_in_flight", 1, beside(next_one(key=KEY), key=KEY), "goes", "429 client_concurrency", KEYED),
     one("clients.requests_per_minute", 6.0, two_requests, ["200", "200"], ["200", "429 client_rate"], KEYED),
     one(
@@ -211,7 +219,7 @@ EFFECTS = [
         both_keys,
         ["200", "403 region_not_allowed"],
         ["403 region_not_allowed", "200"],
-        KEYED | {"clients.rules[].name": "other", "clients.rules[].allowed_regions": ["there"]},
+        KEYED | {"clients.open": True, "clients.rules[].name": "other", "clients.rules[].allowed_regions": ["there"]},
     ),
     one("clients.rules[].max_in_flight", 1, beside(next_one(key=KEY), key=KEY), "goes", "429 client_concurrency", TEAM),
     one("clients.rules[].requests_per_minute", 6.0, two_requests, ["200", "200"], ["200", "429 client_rate"], TEAM),
@@ -225,7 +233,7 @@ EFFECTS = [
         asked(),
         "200",
         "403 region_not_allowed",
-        {"models[].name": "x", "models[].allowed_regions": ["there"]},
+        {"clients.open": True, "models[].name": "x", "models[].allowed_regions": ["there"]},
     ),
     one(
         "models[].allowed_regions", ["there"], served_by(4), {"a", "b"}, {"b"}, second("there") | {"models[].name": "m"}

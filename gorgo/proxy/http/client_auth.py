@@ -26,6 +26,8 @@ MAX_KEYS = 1024
 #: Size of a list of so many keys with names and comments.
 _MAX_FILE_BYTES = 1 << 20
 _ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62}):([0-9a-fA-F]{64})")
+#: Hashes of nothing, and of the line end that `echo` adds to it.
+_EMPTY = frozenset(sha256(key).digest() for key in (b"", b"\n", b"\r\n", b" "))
 _CHALLENGE = ((b"www-authenticate", b"Bearer"),)
 _EXPECTED = "NAME:SHA256, the key's hash as 64 hexadecimal digits"
 
@@ -56,7 +58,8 @@ class ClientKeys:
         keys: list[Header] = []
         for pair in headers:
             (keys if pair[0] in KEYS else rest).append(pair)
-        name = self.name_of(_key(keys[0])) if len(keys) == 1 else None
+        key = _key(keys[0]) if len(keys) == 1 else b""
+        name = self.name_of(key) if key else None
         if name is None:
             message = "expected Authorization: Bearer with the key of a known client"
             raise HttpError(401, "invalid_api_key", message, headers=_CHALLENGE)
@@ -86,7 +89,10 @@ def _entries(lines: Iterable[str], place: str) -> list[tuple[str, bytes]]:
         match = _ENTRY.fullmatch(text)
         if match is None:
             raise ConfigError(f"{place} {number}: expected {_EXPECTED}")
-        known.append((match[1], bytes.fromhex(match[2])))
+        digest = bytes.fromhex(match[2])
+        if digest in _EMPTY:
+            raise ConfigError(f"{place} {number}: the hash of an empty key; was the variable with the key not set?")
+        known.append((match[1], digest))
     return known
 
 

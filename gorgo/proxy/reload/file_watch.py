@@ -66,12 +66,22 @@ class ConfigFile:
         #: Stamps of the last poll and of the last read; `()` equals no file's.
         self._polled: FileStamp | None = ()
         self._read_stamp: FileStamp | None = ()
+        self._beside: Path | None = None
+        self._beside_polled: FileStamp | None = None
+        self._beside_read: FileStamp | None = None
 
     def request_reload(self) -> int:
         """Request a read now. Return the number of the request, which `answered` reaches with that read."""
         self._requests += 1
         self._reload_requested.set()
         return self._requests
+
+    def watch_also(self, path: str | None) -> None:
+        """Report the content again when the file at `path`, which it names, has changed."""
+        beside = None if path is None else Path(path)
+        if beside != self._beside:
+            self._beside = beside
+            self._beside_polled = self._beside_read = None if beside is None else file_stamp(beside)
 
     async def changed(self) -> Found:
         """Wait for new content or a request; return the content."""
@@ -82,6 +92,8 @@ class ConfigFile:
                 self.answered = number
             else:
                 found = await self.poll()
+                if found is None and await self._beside_changed():
+                    found, self._read_stamp = await self._read_file()
             if found is not None:
                 self._reported = _comparable(found)
                 return found
@@ -125,6 +137,17 @@ class ConfigFile:
             return None
         self._read_stamp = stamp
         return None if _comparable(found) == self._reported else found
+
+    async def _beside_changed(self) -> bool:
+        """Return whether the other file has a new stamp that has held for one interval."""
+        if self._beside is None:
+            return False
+        before = self._beside_polled
+        self._beside_polled = stamp = await asyncio.to_thread(file_stamp, self._beside)
+        if stamp in (None, self._beside_read) or stamp != before:  # a file that is being replaced may be missing
+            return False
+        self._beside_read = stamp
+        return True
 
     async def _read_file(self) -> tuple[Found, FileStamp | None]:
         """Read the content with its stamp; the stamp is `()` if it changed meanwhile."""

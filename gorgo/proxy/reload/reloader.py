@@ -31,6 +31,7 @@ from gorgo.proxy.monitor.fleet_monitor import FleetMonitor
 from gorgo.proxy.monitor.replica_monitor import ProbeResult, ReplicaMonitor
 from gorgo.proxy.reload.config_diff import ConfigDiff, diff, keep_restart_only
 from gorgo.proxy.reload.file_watch import ConfigFile, Found
+from gorgo.proxy.reload.protection import refuse_loss
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.upstream.target import Target, api_key, make_target
@@ -64,6 +65,7 @@ class Reloader:
 
     async def run(self) -> None:
         """Reload until cancelled."""
+        self._file.watch_also(self._state.config.clients.keys_file)
         async with asyncio.TaskGroup() as drains:
             while True:
                 found = await self._file.changed()
@@ -94,6 +96,7 @@ class Reloader:
         try:
             config = await self._file.parse(found)
             keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
+            refuse_loss(self._state.config, config)
             policy, weights = _policy(config, self._state.config)
             shadow = make_shadow(config.proxy.shadow_policy, policy)
             changes = diff(self._state.config, config)
@@ -114,6 +117,7 @@ class Reloader:
         async with self._state.control.exclusive():
             left, changes = self._change(changes, config, keys, policy, weights, shadow, results)
             self._state.client_keys = client_keys
+            self._file.watch_also(config.clients.keys_file)
             for name, tls in tls_of.items():
                 self._state.targets[name].upstream.set_tls(tls)
         for target, monitor_task in left:

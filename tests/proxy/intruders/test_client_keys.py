@@ -263,6 +263,21 @@ def test_a_list_of_client_keys_may_be_a_mebibyte(more: int, taken: bool, tmp_pat
         read_client_keys(clients)
 
 
+@pytest.mark.parametrize("empty", [b"", b"\n", b"\r\n", b" "])
+def test_the_hash_of_nothing_is_no_key(empty: bytes, tmp_path: Path) -> None:
+    """As a recipe writes it whose variable was not set."""
+    path = tmp_path / "clients.keys"
+    path.write_text(f"{entry('a', KEY)}\nb:{sha256(empty).hexdigest()}\n")
+    with pytest.raises(ConfigError, match="line 2: the hash of an empty key"):
+        read_client_keys(ClientsConfig(keys_file=str(path)))
+
+
+@pytest.mark.parametrize("header", [(b"authorization", b"Basic x"), (b"authorization", b"Bearer"), (b"x-api-key", b"")])
+def test_a_header_without_a_key_is_never_looked_up(header: tuple[bytes, bytes]) -> None:
+    with pytest.raises(HttpError):
+        ClientKeys([("everybody", sha256(b"").digest())]).admit([header])
+
+
 def test_a_list_has_at_most_1024_keys(tmp_path: Path) -> None:
     path = tmp_path / "clients.keys"
     clients = ClientsConfig(keys_file=str(path))

@@ -41,6 +41,23 @@ async def test_change_before_the_first_look_is_not_lost(tmp_path: Path) -> None:
     assert (await looks(file, 2))[1] == b"changed while the proxy started"
 
 
+async def test_change_of_a_file_that_it_names_reports_the_content_again(tmp_path: Path) -> None:
+    _, file = followed(tmp_path)
+    keys = tmp_path / "keys"
+    keys.write_bytes(b"first")
+    file.watch_also(str(keys))
+    keys.write_bytes(b"second")
+    async with asyncio.timeout(10):
+        assert await file.changed() == b"one"
+    keys.unlink()  # as in the middle of a replacement
+    assert not await file._beside_changed()
+    keys.write_bytes(b"third one")
+    assert [await file._beside_changed() for _ in range(4)] == [False, True, False, False]
+    file.watch_also(None)
+    keys.write_bytes(b"fourth")
+    assert [await file._beside_changed() for _ in range(3)] == [False] * 3
+
+
 async def test_half_written_file_is_left_alone(tmp_path: Path) -> None:
     path, file = followed(tmp_path)
     await looks(file, 2)

@@ -299,6 +299,40 @@ async def test_key_that_is_revoked_in_its_file_is_refused_once_the_proxy_is_aske
     assert await statuses() == [401, 200]
 
 
+async def test_key_that_is_taken_out_of_its_file_is_refused_without_a_signal(start: Start, tmp_path: Path) -> None:
+    def hashed(*keys: str) -> str:
+        return "".join(f"team:{sha256(key.encode()).hexdigest()}\n" for key in keys)
+
+    a, keys = await start.replica(answer(200)), tmp_path / "clients.keys"
+    keys.write_text(hashed("leaked", "good"))
+    text = regions({"a": a}, clients={"keys_file": str(keys)})
+    followed = await follow(start, tmp_path, text, [a], poll_s=0.002)
+    keys.write_text("half of a line")
+    await until(lambda: followed.count("refused"))
+    leaked, good = ({"authorization": f"Bearer {key}"} for key in ("leaked", "good"))
+    assert (await followed.fleet.client.post(CHAT, content=chat(), headers=leaked)).status_code == 200
+    keys.write_text(hashed("good"))
+    await until(lambda: followed.count("applied"))
+    assert (await followed.fleet.client.post(CHAT, content=chat(), headers=leaked)).status_code == 401
+    assert (await followed.fleet.client.post(CHAT, content=chat(), headers=good)).status_code == 200
+
+
+async def test_file_that_was_cut_before_its_keys_keeps_them(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, keys = await start.replica(answer(200)), tmp_path / "clients.keys"
+    keys.write_text(f"team:{sha256(b'key').hexdigest()}\n")
+    whole = regions({"a": a}, clients={"keys_file": str(keys)})
+    followed = await follow(start, tmp_path, whole, [a])
+    await followed.rewrite(regions({"a": a}))
+    assert followed.count("refused") == 1
+    assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 401
+    refusal = told(caplog, "config_refused")[0]["error"]
+    assert "less protection than the running configuration: without clients.keys_file" in refusal
+    await followed.rewrite(regions({"a": a}, clients={"open": True}))
+    assert (await followed.fleet.client.post(CHAT, content=chat())).status_code == 200
+
+
 async def test_files_of_authorities_are_read_while_streams_go_on(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
