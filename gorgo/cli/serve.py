@@ -18,7 +18,22 @@ if TYPE_CHECKING:
 
 
 def serve(
+    context: typer.Context,
     config: options.Config = options.REGIONS_YAML,
+    replica: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[REGION=]URL",
+            show_default=False,
+            help="Replica instead of a file, in the region `local` by default; repeatable.",
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="Engine of each --replica; `auto` is found by asking.")
+    ] = "auto",
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the configuration as regions.yaml, and exit.")
+    ] = False,
     bind: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Address of the data listener; port 0 takes a free one.")
     ] = None,
@@ -53,6 +68,7 @@ def serve(
     import uvloop
 
     from gorgo.cli.policy_setup import compose_policy
+    from gorgo.config.from_urls import config_text
     from gorgo.config.load import parse_config, read_text
     from gorgo.proxy import gc_tuning
     from gorgo.proxy.control.state_file import StateFile
@@ -66,11 +82,19 @@ def serve(
         found = _bound(parse_config(text, source=str(config)), bind=bind, admin_bind=admin_bind)
         return _routed(found, pinned or compose_policy(found, source=config, policy=policy))
 
-    text = read_text(config)
+    if _chosen(context, replica):
+        config = Path("--replica")
+        proxy = {"policy": policy, "bind": bind, "admin_bind": admin_bind}
+        text = config_text(replica or (), engine=engine, proxy=proxy, environ=os.environ).encode()
+    else:
+        text = read_text(config)
     loaded = _bound(parse_config(text, source=str(config)), bind=bind, admin_bind=admin_bind)
     chosen, values = compose_policy(loaded, source=config, policy=policy, weights_file=weights)
     # A weights file is read once and takes precedence over regions.yaml at each reload too.
     pinned = None if weights is None else (chosen, values)
+    if print_config:
+        typer.echo(text.decode(), nl=False)
+        return
     token = options.admin_token()
     if token is None:
         typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will reject every request", err=True)
@@ -100,6 +124,20 @@ def serve(
             ready=ready,
         )
     )
+
+
+def _chosen(context: typer.Context, replicas: list[str] | None) -> bool:
+    """Return whether replicas are given by URL. Both they and a file on the command line are a usage error."""
+    by_file, by_url = (str(context.get_parameter_source(name)) for name in ("config", "replica"))
+    if not replicas:
+        if "COMMANDLINE" in str(context.get_parameter_source("engine")):
+            raise typer.BadParameter(
+                "--engine: expected --replica beside it; in a file, `engine` is a key of a replica"
+            )
+        return False
+    if "COMMANDLINE" in by_file and "COMMANDLINE" in by_url:
+        raise typer.BadParameter("--config and --replica: expected one of them")
+    return "COMMANDLINE" not in by_file
 
 
 def _bound(config: Config, *, bind: str | None, admin_bind: str | None) -> Config:

@@ -99,6 +99,7 @@ def _disagreements(document: Document) -> Iterator[Problem]:
     yield from _repeated(_names(document.data, "replicas"), document)
     yield from _repeated(_names(document.data, "models"), document)
     yield from _repeated(_names(document.data, "rules", "clients"), document)
+    yield from _aliases(document)
     known = sorted(set(regions.values()))
     if not known:
         return  # Already reported; every region below would be unknown.
@@ -126,6 +127,19 @@ def _repeated(names: Mapping[Path, str], document: Document) -> Iterator[Problem
             where = f"{show_path(first[name])} on line {document.line(first[name])}"
             yield Problem(path, document.line(path), f"{json.dumps(name)} is the name of {where}", "each name once")
         first.setdefault(name, path)
+
+
+def _aliases(document: Document) -> Iterator[Problem]:
+    """Yield each alias that also names another model."""
+    named = {name: path for path, name in _names(document.data, "models").items()}
+    for number, item in enumerate(_items(document.data, "models")):
+        for place, alias in enumerate(_items(item, "aliases")):
+            path: Path = ("models", number, "aliases", place)
+            if isinstance(alias, str) and alias in named:
+                where = f"{show_path(named[alias])} on line {document.line(named[alias])}"
+                yield Problem(path, document.line(path), f"{json.dumps(alias)} is also {where}", "each name once")
+            elif isinstance(alias, str):
+                named[alias] = path
 
 
 def _regions_used(data: object) -> Iterator[tuple[Path, str]]:

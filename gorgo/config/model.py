@@ -109,9 +109,11 @@ class ClientRuleConfig:
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Regions of one model, for every client."""
+    """Aliases and regions of one model, for every client."""
 
     name: Text
+    #: Other names that clients may call it; the engine gets the name that it knows.
+    aliases: tuple[Text, ...] = ()
     #: Regions that may serve it; empty means any.
     allowed_regions: tuple[Name, ...] = ()
 

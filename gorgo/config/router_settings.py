@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gorgo.config.constants import STALE_INTERVALS
 from gorgo.config.model import Config, OverloadConfig, ReplicaConfig
 from gorgo.core.fleet.spec import ReplicaSpec
@@ -35,6 +37,20 @@ def _overload_limits(overload: OverloadConfig) -> OverloadLimits:
         slo_e2e_s=None if overload.slo_e2e_ms is None else overload.slo_e2e_ms / 1e3,
         no_replica_wait_s=overload.no_replica_wait_s,
     )
+
+
+def replica_specs(config: Config) -> list[ReplicaSpec]:
+    """Return the Router's records of all replicas, with each model by its own name instead of an alias."""
+    names = model_names(config)
+    return [
+        replace(spec, models=tuple(dict.fromkeys(names.get(model, model) for model in spec.models)))
+        for spec in map(replica_spec, config.replicas)
+    ]
+
+
+def model_names(config: Config) -> dict[str, str]:
+    """Return the model of each alias."""
+    return {alias: model.name for model in config.models for alias in model.aliases}
 
 
 def replica_spec(replica: ReplicaConfig) -> ReplicaSpec:

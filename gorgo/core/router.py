@@ -220,6 +220,15 @@ class Router:
             self._parts.prefix_updater.resize(member)
         return []
 
+    def on_models(self, replica: str, models: tuple[str, ...], *, now: float) -> list[Action]:
+        """Record the models that an engine lists. A replica that has left is ignored."""
+        self._now = now
+        member = self._fleet.replicas.get(replica)
+        if member is not None:
+            self._fleet.list_models(member, models)
+            self._admission.needs_drain = True
+        return self._drain_queue(now)
+
     def next_timer(self) -> float | None:
         """Return when to call `handle_timer`; any event can change it."""
         due_s = self._fleet.next_timer()
@@ -301,6 +310,10 @@ class Router:
     def shadow(self) -> Policy | None:
         """The policy that scores decisions and makes none."""
         return self._dispatcher.shadow
+
+    def lists(self, model: str | None) -> bool:
+        """Return whether some replica serves `model` by name."""
+        return self._fleet.eligibility.lists(model)
 
     def fleet_view(self, *, now: float) -> list[ReplicaSnapshot]:
         """Return a row per replica, in the order in which they joined."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
 
-from gorgo.config.engine_names import ENTRY_POINTS
+from gorgo.config.engine_names import AUTO, ENTRY_POINTS
 from gorgo.engines.base import EngineDialect
 from gorgo.engines.llamacpp import LlamaCpp
 from gorgo.engines.openai import OpenAI
@@ -25,15 +25,15 @@ DIALECTS: Mapping[str, type[EngineDialect]] = MappingProxyType({kind.name: kind 
 
 
 def dialect(name: str) -> EngineDialect:
-    """Return the dialect of that name; the configuration allows no other names.
+    """Return the dialect of that name; the configuration allows no other names. `auto` is `openai` until it is found.
 
     Raises `ConfigError` for an entry point with another object, and for an unknown name.
 
     >>> dialect("sglang").probe_path
     '/ping'
     """
-    if name in DIALECTS:
-        return DIALECTS[name]()
+    if name in DIALECTS or name == AUTO:
+        return DIALECTS[OpenAI.name if name == AUTO else name]()
     for offered in entry_points(group=ENTRY_POINTS, name=name):
         kind = offered.load()()
         if not isinstance(kind, EngineDialect):

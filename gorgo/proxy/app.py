@@ -88,10 +88,9 @@ async def metrics(state: RunningProxy, scope: Message, send: Send) -> None:  # n
 
 
 async def models(state: RunningProxy, scope: Message, send: Send) -> None:
-    """Return the models of regions.yaml; a replica's own list without any."""
-    names = dict.fromkeys(name for replica in state.config.replicas for name in replica.models)
-    if names:
-        rows = [{"id": name, "object": "model", "created": 0, "owned_by": "gorgo"} for name in names]
+    """Return the models of regions.yaml and those that replicas list; a replica's own answer without any."""
+    rows = state.models.rows()
+    if rows:
         await send_json(send, 200, json.dumps({"object": "list", "data": rows}).encode())
         return
     await send_json(send, 200, await _fetch_models(state, scope))

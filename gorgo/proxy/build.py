@@ -12,7 +12,7 @@ import numpy as np
 from gorgo.config.constants import BLOCK_BYTES
 from gorgo.config.deadlines import deadlines_by_region
 from gorgo.config.model import Config
-from gorgo.config.router_settings import replica_spec, router_limits
+from gorgo.config.router_settings import replica_specs, router_limits
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prompt.fingerprint import Fingerprinter
@@ -28,6 +28,7 @@ from gorgo.proxy.http.tls import served_tls, upstream_tls
 from gorgo.proxy.logs import log
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.router_gateway import RouterGateway
+from gorgo.proxy.served_models import ServedModels
 from gorgo.proxy.state import INTERNAL_VARIABLE, RunningProxy
 from gorgo.proxy.telemetry.health_log import HealthLog
 from gorgo.proxy.telemetry.metrics import Metrics
@@ -62,7 +63,7 @@ def build_proxy(
     tls_of = {replica.name: upstream_tls(replica, tls) for replica in config.replicas}
     clock = epoch_clock()
     router = Router(
-        [replica_spec(replica) for replica in config.replicas],
+        replica_specs(config),
         start.policy,
         rng=np.random.default_rng(seed),
         boot_id=uuid4().hex,
@@ -96,6 +97,7 @@ def build_proxy(
         fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),
         uploads=UploadCounter(router),
         started_s=clock(),
+        models=ServedModels(config),
         client_keys=client_keys,
         served_tls=served,
         tracing=make_tracing(config.proxy.tracing, region=config.proxy.region, count=metrics.trace_spans),

@@ -156,6 +156,7 @@ async def _run(
         fleet_monitor = FleetMonitor(tasks)
         while monitors:  # moved, so that a removed replica is not referenced here
             fleet_monitor.start(monitors.pop())
+        state.models.read_all = fleet_monitor.read_models
         loops = [tasks.create_task(run_timers(state))]
         if state.request_log is not None:
             tasks.create_task(state.request_log.run())

@@ -18,6 +18,7 @@ from gorgo.proxy.http.client_auth import ClientKeys
 from gorgo.proxy.http.tls import ServedTls
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.router_gateway import RouterGateway
+from gorgo.proxy.served_models import ServedModels
 from gorgo.proxy.stored_responses import StoredResponses
 from gorgo.proxy.telemetry.metrics import Metrics
 from gorgo.proxy.telemetry.probe_history import ProbeHistory
@@ -60,6 +61,8 @@ class RunningProxy:
     uploads: UploadCounter
     #: By `clock`.
     started_s: float
+    #: Aliases, and the models that replicas list.
+    models: ServedModels
     #: `None` while clients need no key.
     client_keys: ClientKeys | None = None
     #: `None` without TLS on the data listener.

@@ -59,10 +59,14 @@ class FakeReplica:
     #: A script that hangs waits for this.
     release: asyncio.Event = field(default_factory=asyncio.Event)
     pings: int = 0
+    #: Paths of the monitor's requests for round trips and models.
+    monitored: list[str] = field(default_factory=list)
     metrics: str | None = None
     loads: object = None
     #: A path of its own on which it answers nothing until released.
     silent: str | None = None
+    #: Answer to `/v1/models` for the proxy's monitor; None is a 404. Requests of clients go to the scripts.
+    models: object = None
     port: int = 0
 
     @property
@@ -82,6 +86,7 @@ class FakeReplica:
 
     async def ping(self, request: web.Request) -> web.Response:
         self.pings += 1
+        self.monitored.append(request.path)
         await self._unless_silent(request)
         return web.Response()
 
@@ -96,6 +101,12 @@ class FakeReplica:
     async def get_loads(self, request: web.Request) -> web.Response:
         return web.Response(status=404) if self.loads is None else web.json_response(self.loads)
 
+    async def get_models(self, request: web.Request) -> web.StreamResponse:
+        if "x-request-id" in request.headers:
+            return await self.handle(request)
+        self.monitored.append(request.path)
+        return web.Response(status=404) if self.models is None else web.json_response(self.models)
+
 
 REPLICA = web.AppKey("replica", FakeReplica)
 
@@ -109,6 +120,7 @@ async def running(*scripts: Script) -> AsyncIterator[FakeReplica]:
     app.router.add_get("/ping", replica.ping)
     app.router.add_get("/metrics", replica.get_metrics)
     app.router.add_get("/v1/loads", replica.get_loads)
+    app.router.add_get("/v1/models", replica.get_models)
     app.router.add_route("*", "/{path:.*}", replica.handle)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()

@@ -342,9 +342,9 @@ async def probed(rig: Rig) -> bool:
 
 
 async def probed_by(rig: Rig) -> str:
-    """The path of the last round trip. A replica that joins is asked for one."""
-    asked_for = [request.path for request in rig.ground.a.seen]
-    return asked_for[-1] if asked_for else "/ping" if rig.ground.a.pings else ""
+    """The path of the last round trips: a replica that joins is asked for two, and for its models."""
+    last = rig.ground.a.monitored[-3:]
+    return "/ping" if "/ping" in last else last[-1]
 
 
 async def scraped(rig: Rig) -> bool:

@@ -236,6 +236,14 @@ EFFECTS = [
         {"clients.open": True, "models[].name": "x", "models[].allowed_regions": ["there"]},
     ),
     one(
+        "models[].aliases",
+        ["m"],
+        sent(lambda request: json.loads(request.body)["model"]),
+        "m",
+        "x",
+        {"models[].name": "x"},
+    ),
+    one(
         "models[].allowed_regions", ["there"], served_by(4), {"a", "b"}, {"b"}, second("there") | {"models[].name": "m"}
     ),
     one("limits.max_connections", 1, connection_beside_another, "200", ""),

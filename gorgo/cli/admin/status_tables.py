@@ -21,6 +21,8 @@ WIDE = 172
 CANDIDATES_SHOWN = 8
 DECISIONS_SHOWN = 3
 VERSIONS_SHOWN = 6
+ENGINES_SHOWN = 6
+NAMES_SHOWN = 6
 
 Row = Mapping[str, Any]
 #: Name of a column, its text for a replica, and whether narrow terminals have it.
@@ -34,6 +36,7 @@ def status_view(status: Row, *, width: int) -> RenderableType:
     parts: list[RenderableType] = [_headline(status), *_alerts(status), _stats(status["recent_stats"], status), Text()]
     wide = width >= WIDE
     parts.append(_fleet(status, wide=wide))
+    parts += _engines(status)
     if status["decisions"]:
         parts += [Text(), _decisions(status["decisions"][:DECISIONS_SHOWN], wide=wide)]
     return Group(*parts, Text(), _history(status), *_differences(status), _in_force(status))
@@ -130,6 +133,21 @@ def _fleet(status: Row, *, wide: bool) -> Table:
         cells = [Text(show(row)) for _, show, _ in columns]
         table.add_row(plain(shown), plain(row["name"]), _state(row), *cells)
     return table
+
+
+def _engines(status: Row) -> Iterator[Text]:
+    """Yield a line per kind of engine and list of models, for replicas that have both in common."""
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for row in status["replicas"]:
+        alike.setdefault((formatting.engine(row["engine"]), tuple(row["models"])), []).append(row["name"])
+    for (engine, models), names in list(alike.items())[:ENGINES_SHOWN]:
+        listed = f"models {_some(models)}" if models else "any model"
+        yield plain(f"{_some(names)}: {engine}, {listed}")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def _state(row: Row) -> Text:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.replica import Replica
-from gorgo.core.fleet.spec import ReplicaSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +60,17 @@ class EligibilityFilter:
         self._columns = columns
         self.panic_threshold = panic_threshold
         self._cached: dict[tuple[str | None, frozenset[str] | None], CandidateSet] = {}
-        #: Models that some replica lists, and whether some replica lists none and so serves any.
+        #: Models that some replica serves by name, and whether some replica takes any other name.
         self._listed: frozenset[str] = frozenset()
         self._any_model = False
 
     # -- changes
 
-    def on_fleet_change(self, specs: Sequence[ReplicaSpec]) -> None:
-        """Apply a replaced fleet."""
-        self._listed = frozenset(model for spec in specs for model in spec.models)
-        self._any_model = not all(spec.models for spec in specs)
+    def on_models_change(self) -> None:
+        """Apply a replaced fleet, or a changed list of models of a replica."""
+        replicas = self._replicas.values()
+        self._listed = frozenset(model for replica in replicas for model in replica.models)
+        self._any_model = not all(replica.spec.models for replica in replicas)
         self.invalidate()
 
     def invalidate(self) -> None:
@@ -110,15 +110,24 @@ class EligibilityFilter:
         """Return whether any replica serves `model`, healthy or not; True for an empty fleet, which may fill."""
         return not self._replicas or self._any_model or model is None or model in self._listed
 
+    def lists(self, model: str | None) -> bool:
+        """Return whether some replica serves `model` by name; True without a name."""
+        return model is None or model in self._listed
+
     def regions_of_models(self) -> dict[str, frozenset[str]]:
         """Return the regions of each listed model, replicas that serve any model included."""
-        specs = [replica.spec for replica in self._replicas.values()]
-        return {model: frozenset(spec.region for spec in specs if _serves(spec, model)) for model in self._listed}
+        replicas = self._replicas.values()
+        return {
+            model: frozenset(replica.spec.region for replica in replicas if self._serves(replica, model))
+            for model in self._listed
+        }
 
     def has_replica_in(self, regions: frozenset[str], model: str | None) -> bool:
         """Return whether a replica in `regions` serves `model`, healthy or not; True for an empty fleet."""
-        specs = [replica.spec for replica in self._replicas.values()]
-        return not specs or any(spec.region in regions and _serves(spec, model) for spec in specs)
+        replicas = self._replicas.values()
+        return not replicas or any(
+            replica.spec.region in regions and self._serves(replica, model) for replica in replicas
+        )
 
     # -- helpers
 
@@ -126,7 +135,7 @@ class EligibilityFilter:
         excluded: dict[str, str] = {}
         available: list[Replica] = []
         for name, replica in self._replicas.items():
-            reason = _unfit(replica, model, regions)
+            reason = self._unfit(replica, model, regions)
             if reason is None:
                 available.append(replica)
             else:
@@ -142,20 +151,24 @@ class EligibilityFilter:
         left.sort(key=lambda replica: replica.slot)
         return _rows(left, len(left) == len(self._columns.salt), excluded, panic=panic)
 
+    def _unfit(self, replica: Replica, model: str | None, regions: frozenset[str] | None) -> str | None:
+        """Return why a replica is excluded whatever its health."""
+        if not self._serves(replica, model):
+            return "model"
+        if regions is not None and replica.spec.region not in regions:
+            return "region"
+        return "draining" if replica.draining else None
+
+    def _serves(self, replica: Replica, model: str | None) -> bool:
+        """Return whether a replica serves `model`.
+
+        A name that no replica lists goes to those without configured models: only the engine knows it.
+        """
+        if model is None or model in replica.spec.models or model in replica.listed_models:
+            return True
+        return not replica.spec.models and not (replica.listed_models and model in self._listed)
+
 
 def _rows(replicas: Sequence[Replica], is_all: bool, excluded: Mapping[str, str], *, panic: bool) -> CandidateSet:
     slots = np.array([replica.slot for replica in replicas], dtype=np.intp)
     return CandidateSet(replicas, slots, tuple(replica.spec.name for replica in replicas), is_all, excluded, panic)
-
-
-def _unfit(replica: Replica, model: str | None, regions: frozenset[str] | None) -> str | None:
-    """Return why a replica is excluded whatever its health."""
-    if not _serves(replica.spec, model):
-        return "model"
-    if regions is not None and replica.spec.region not in regions:
-        return "region"
-    return "draining" if replica.draining else None
-
-
-def _serves(spec: ReplicaSpec, model: str | None) -> bool:
-    return model is None or not spec.models or model in spec.models

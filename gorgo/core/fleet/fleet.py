@@ -92,7 +92,7 @@ class Fleet:
         for name, replica in self.replicas.items():
             replica.update(wanted[name])
         joined = [self._join(spec) for name, spec in wanted.items() if name not in self.replicas]
-        self.eligibility.on_fleet_change(specs)
+        self.eligibility.on_models_change()
         self._due_known = False
         return FleetChange(joined, left)
 
@@ -116,6 +116,12 @@ class Fleet:
             replica.health.limits = ejection
         self.eligibility.panic_threshold = panic_threshold
         self._invalidate()
+
+    def list_models(self, replica: Replica, models: tuple[str, ...]) -> None:
+        """Record the models that an engine lists."""
+        if models != replica.listed_models:
+            replica.listed_models = models
+            self.eligibility.on_models_change()
 
     def _invalidate(self) -> None:
         self.eligibility.invalidate()

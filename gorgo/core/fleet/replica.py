@@ -43,6 +43,8 @@ class Replica:
     #: For an engine that does not report its KV capacity.
     learned_capacity: LearnedCapacity = field(default_factory=LearnedCapacity)
     restarts: RestartDetector = field(default_factory=RestartDetector)
+    #: Models that the engine itself lists; empty while unknown.
+    listed_models: tuple[str, ...] = ()
     draining: bool = False
     #: State in the last `HealthChanged`.
     reported_state: HealthState = HealthState.HEALTHY
@@ -67,6 +69,11 @@ class Replica:
         replica._publish_prior()
         replica.prefill_queue.on_change = replica._publish_queue
         return replica
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models of the configuration, then others that the engine lists; empty means any."""
+        return tuple(dict.fromkeys((*self.spec.models, *self.listed_models)))
 
     def update(self, spec: ReplicaSpec) -> None:
         """Apply changed priors; an unchanged one must not undo what the engine has reported."""

@@ -73,12 +73,13 @@ def snapshot_replica(
 ) -> ReplicaSnapshot:
     """Return the row of `replica`."""
     columns, health, spec = fleet.columns, replica.health, replica.spec
-    eligible = fleet.eligibility.for_model(spec.models[0] if spec.models else "")
+    models = replica.models
+    eligible = fleet.eligibility.for_model(models[0] if models else "")
     slow_start_s = slow_start.remaining_s(replica, now=now)
     return ReplicaSnapshot(
         name=spec.name,
         region=spec.region,
-        models=spec.models,
+        models=models,
         state="draining" if replica.draining else health.state.value,
         eligible=spec.name in eligible.names,
         panic=eligible.panic,

@@ -77,10 +77,13 @@ class Fingerprinter:
         self._base = (base & ~np.uint64(7)) | np.uint64(5)
         self._powers = self._powers_up_to(_FIRST_POWERS)
 
-    def __call__(self, prompt: Prompt) -> Fingerprint:
+    def __call__(self, prompt: Prompt, *, adapter: str | None = None) -> Fingerprint:
+        """Return the fingerprint of a prompt; one for an adapter shares no block with any other's."""
         text, marks = prompt.text, prompt.message_starts
         count = len(text) // self.block_bytes
         sums = self._block_sums(text, count)
+        if adapter is not None:
+            sums[:1] += np.uint64(self._named_hash("adapter", adapter))
         ends = [len(text)]
         if marks:
             offsets = np.array([offset for offset, _ in marks], dtype=np.int64)
@@ -88,7 +91,7 @@ class Fingerprinter:
             self._add_marks(sums, offsets, [role for _, role in marks])
         return Fingerprint(
             blocks=self._chain(sums).astype("<u8", copy=False).tobytes(),
-            prefix_hash=self._head(prompt),
+            prefix_hash=self._head(prompt, adapter),
             boundaries=tuple(end // self.block_bytes for end in ends),
             text_bytes=len(text),
         )
@@ -115,8 +118,10 @@ class Fingerprinter:
         chained: Words = np.cumsum(_mix(sums) * self._powers[: len(sums)], dtype=np.uint64)
         return _mix(chained)
 
-    def _head(self, prompt: Prompt) -> int:
+    def _head(self, prompt: Prompt, adapter: str | None) -> int:
         digest = blake2b(prompt.text[:HEAD_BYTES], key=self._secret, digest_size=8)
+        if adapter is not None:
+            digest.update(b"adapter %d\0" % self._named_hash("adapter", adapter))
         for offset, role in prompt.message_starts:
             if offset >= HEAD_BYTES:
                 break
@@ -124,8 +129,12 @@ class Fingerprinter:
         return int.from_bytes(digest.digest(), "little")
 
     def _role_hash(self, role: str) -> int:
-        name = role.encode("utf-8", "surrogatepass")
-        return int.from_bytes(blake2b(name, key=self._secret, digest_size=8).digest(), "little")
+        return self._named_hash("", role)
+
+    def _named_hash(self, kind: str, name: str) -> int:
+        """Return the hash of a name among those of its kind."""
+        data = name.encode("utf-8", "surrogatepass")
+        return int.from_bytes(blake2b(data, key=self._secret, person=kind.encode(), digest_size=8).digest(), "little")
 
     def _draw(self, purpose: str, count: int) -> Words:
         """Secret numbers for one purpose, the same for the same key everywhere."""

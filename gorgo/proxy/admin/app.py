@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -84,12 +84,13 @@ class Admin:
                 "in_flight": self._state.router.in_flight,
                 "stopping": self._state.stopping,
                 "routing": self._control.in_force(),
-                "replicas": [view.as_dict() | {"reports": self._reports(view.name)} for view in views],
+                "replicas": [view.as_dict() | self._engine(view.name) for view in views],
             }
         )
 
-    def _reports(self, replica: str) -> Mapping[str, str]:
-        return self._state.targets[replica].reports.as_dict()
+    def _engine(self, replica: str) -> dict[str, object]:
+        target = self._state.targets[replica]
+        return {"engine": target.engine, "reports": target.reports.as_dict()}
 
     async def samples(self, request: Request) -> Response:
         after = count_of(request, "after", 0)

@@ -169,7 +169,7 @@ class Attempts:
             return await self._upstream_failed("timeout")
 
     async def _relay(self, dispatch: Dispatch, target: Target, timer: ResettableTimeout) -> Outcome:
-        with_usage = self._request.with_usage if target.request_usage else None
+        strip_usage = target.request_usage and self._request.with_usage is not None
         headers = upstream_headers(
             self._headers,
             request_id=self._response.request_id,
@@ -178,13 +178,15 @@ class Attempts:
         )
         if self._record.trace is not None:
             headers = self._record.trace.carry(headers, dispatch.attempt_id)
-        body = self._request.body if with_usage is None else with_usage
+        model = self._request.route.model
+        name = None if model is None else self._state.models.engine_name(dispatch.replica, model)
+        body = self._request.body_for(name, with_usage=target.request_usage)
         source = await target.upstream.open(self._route, headers, body)
         try:
             failure = failure_of(source.status)
             if failure is not None:
                 return failure
-            options = self._relay_options(dispatch, target, strip_usage=with_usage is not None)
+            options = self._relay_options(dispatch, target, strip_usage=strip_usage)
             return await Relay(source, self._response.writer, timer, options).run()
         finally:
             await source.aclose()

@@ -148,19 +148,33 @@ class Exchange:
         with self._state.uploads.track(self._client):
             body = await read_body(self._receive, self._headers, limits=self._state.limits)
         self._record.body_read(self._state)
+        self._router_id = self._state.gateway.register(self._id, self)
+        request = await self._parse(body)
+        self._record.request = request
+        return request
+
+    async def _parse(self, body: bytes) -> ParsedRequest:
+        """Parse the body; look for a model that no replica is known to serve."""
+        state = self._state
+        request = self._parse_now(body)
+        model = request.route.model
+        if model is None or state.router.lists(model) or not await state.models.find_missing(model, now=state.clock()):
+            return request
+        return self._parse_now(body)
+
+    def _parse_now(self, body: bytes) -> ParsedRequest:
+        assert self._router_id is not None
         started = perf_counter()
-        self._router_id = router_id = self._state.gateway.register(self._id, self)
         request = parse_request(
             self._state,
             self._route,
             self._headers,
             body,
-            request_id=router_id,
+            request_id=self._router_id,
             received_s=self._received_s,
             client=self._client,
         )
         self._record.decision_s = perf_counter() - started
-        self._record.request = request
         return request
 
     # -- its attempts

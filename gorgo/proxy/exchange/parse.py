@@ -1,6 +1,6 @@
 """From a request's body to its `RouteRequest`: prompt, size, model, session, and the replica that it may be pinned to.
 
-The body itself is not changed.
+The body itself is not changed, but for a model that the replica knows by another name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gorgo.config.constants import BLOCK_BYTES
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prompt.parse import Prompt, read_prompt
 from gorgo.errors import BadRequest
-from gorgo.proxy.http.body import parse_body, request_usage
+from gorgo.proxy.http.body import parse_body, request_usage, with_model
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import Header, session_id
 from gorgo.proxy.state import RunningProxy
@@ -34,6 +34,13 @@ class ParsedRequest:
     route: RouteRequest
     #: The body as an attempt with `request_usage` sends it; None if usage need not be requested.
     with_usage: bytes | None
+    #: The model as the client names it.
+    model: str | None = None
+
+    def body_for(self, name: str | None, *, with_usage: bool) -> bytes:
+        """Return the body for a replica that knows the model as `name`."""
+        body = self.with_usage if with_usage and self.with_usage is not None else self.body
+        return body if name is None or name == self.model else with_model(body, name)
 
 
 def parse_request(
@@ -52,10 +59,11 @@ def parse_request(
         prompt = read_prompt(route, parsed)
     except BadRequest as error:
         raise HttpError(400, "invalid_request", str(error)) from None
-    model = _model(parsed)
+    named = _model(parsed)
+    model = state.models.canonical(named)
     options = state.client_policies.request_options(headers, client=client, model=model)
     ratio = _BYTES_PER_ID if prompt.tokens is not None else state.router.token_ratios.ratio(model)
-    fingerprint = state.fingerprinter(prompt)
+    fingerprint = state.fingerprinter(prompt, adapter=model if state.models.is_adapter(model) else None)
     request = RouteRequest(
         request_id=request_id,
         received_s=received_s,
@@ -75,7 +83,7 @@ def parse_request(
         idempotent=_is_idempotent(route, parsed),
         text_bytes=fingerprint.text_bytes if prompt.tokens is None else None,
     )
-    return ParsedRequest(body, prompt, request, _with_usage(route, body, parsed))
+    return ParsedRequest(body, prompt, request, _with_usage(route, body, parsed), named)
 
 
 def _model(parsed: dict[str, Any]) -> str | None:

@@ -25,6 +25,7 @@ MAX_BRACKETS = 1 << 20
 IDLE_TIMEOUT_S = 15.0
 #: Longest pause of a client that is still writing a rejected body.
 _LINGER_S = 0.5
+_DECODER = json.JSONDecoder()
 
 
 class ClientDisconnected(Exception):  # noqa: N818 - reads as the fact
@@ -82,6 +83,35 @@ def request_usage(body: bytes) -> bytes:
     """
     end = body.rindex(b"}")
     return body[:end] + b',"stream_options":{"include_usage":true}' + body[end:]
+
+
+def with_model(body: bytes, name: str) -> bytes:
+    """Return the same object with another value of `model`; every other byte stays.
+
+    >>> with_model(b'{"model": "gpt-4", "messages": [{"model": 1.50}]}', "llama")
+    b'{"model": "llama", "messages": [{"model": 1.50}]}'
+    """
+    encoding = json.detect_encoding(body)
+    text = body.decode(encoding, "surrogatepass")
+    parts: list[str] = []
+    done, place = 0, _past_blanks(text, text.index("{") + 1)
+    while text[place] != "}":
+        key, place = _DECODER.raw_decode(text, place)
+        start = _past_blanks(text, _past_blanks(text, place) + 1)
+        _, end = _DECODER.raw_decode(text, start)
+        if key == "model":
+            parts += [text[done:start], json.dumps(name)]
+            done = end
+        place = _past_blanks(text, end)
+        if text[place] == ",":
+            place = _past_blanks(text, place + 1)
+    return "".join([*parts, text[done:]]).encode(encoding, "surrogatepass")
+
+
+def _past_blanks(text: str, place: int) -> int:
+    while text[place] in " \t\r\n":
+        place += 1
+    return place
 
 
 @asynccontextmanager

@@ -32,6 +32,10 @@ class FleetMonitor:
             self.stop(name)
             self.start(monitor)
 
+    async def read_models(self) -> None:
+        """Read the models of all replicas now."""
+        await asyncio.gather(*(monitor.discover() for monitor, _ in self._running.values()))
+
     def stop_all(self) -> None:
         for name in list(self._running):
             self.stop(name)

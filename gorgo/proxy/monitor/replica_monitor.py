@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from gorgo.config.constants import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
@@ -16,6 +16,7 @@ from gorgo.core.messages.request import EngineSample, OpenConnection
 from gorgo.engines.base import merged
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.logs import log, log_missing
+from gorgo.proxy.monitor.discovery import Discovered, Discovery
 from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.upstream.client import POOL_EXHAUSTED, UpstreamError
 from gorgo.proxy.upstream.connection_state import NextConnectionState
@@ -36,6 +37,7 @@ class ProbeResult:
 
     rtt_s: float | None = None
     sample: EngineSample | None = None
+    discovered: Discovered = field(default_factory=Discovered)
 
 
 class ReplicaMonitor:
@@ -53,6 +55,7 @@ class ReplicaMonitor:
         self._spread = spread
         self._answers = True
         self._reports_metrics = True
+        self._discovery = Discovery(state, target, self._fetch)
         target.upstream.on_connection_change(self._report_connection)
 
     @property
@@ -65,6 +68,7 @@ class ReplicaMonitor:
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._every(proxy.probe_interval_s, self.probe))
             loops.create_task(self._every(proxy.scrape_interval_s, self.scrape))
+            loops.create_task(self._every(proxy.scrape_interval_s, self.discover))
             loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
             loops.create_task(self._probe_after_breaks())
 
@@ -78,13 +82,15 @@ class ReplicaMonitor:
             while wait_s < self._state.config.proxy.scrape_interval_s:  # the periodic scrape is due by then
                 await asyncio.sleep(wait_s)
                 self._target.connection_lost.clear()
+                self._discovery.expect_another_process()
+                await self.discover()
                 await self.scrape()
                 if self._reports_metrics:
                     break
                 wait_s *= 2
 
     async def probe(self) -> None:
-        """Measure one round trip. Scrape a replica that answers again: its cache may be empty."""
+        """Measure one round trip. Scrape a replica that answers again: it may be another process."""
         was_silent = not self._answers
         try:
             rtt_s = await self._measure()
@@ -92,12 +98,19 @@ class ReplicaMonitor:
             return  # No free connection in this process: no fact about the replica.
         self._probed(rtt_s, self._state.clock())
         if was_silent and rtt_s is not None:
+            self._discovery.expect_another_process()
+            await self.discover()
             await self.scrape()
 
     async def scrape(self) -> None:
         """Read the engine's metrics and pass them to the Router."""
         if self._has_metrics:
             self._sampled(await self._read_sample(), self._state.clock())
+
+    async def discover(self) -> None:
+        """Read the list of models, and find the kind of engine where it is not known."""
+        if self._discovery.publish(await self._discovery.request()):
+            await self.scrape()
 
     async def probe_once(self) -> ProbeResult:
         """Probe and scrape once, for a replica that is not in the fleet yet."""
@@ -107,11 +120,18 @@ class ReplicaMonitor:
             with suppress(UpstreamError):
                 result.rtt_s = await self._measure()
 
+        async def discover() -> None:
+            result.discovered = await self._discovery.request()
+            self._discovery.apply_engine(result.discovered)
+
         async def read() -> None:
+            if self._target.detects_engine:
+                await known  # the routes to read depend on it
             result.sample = await self._read_sample() if self._has_metrics else None
 
         try:
             async with asyncio.timeout(FIRST_PROBE_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+                known = tasks.create_task(discover())
                 tasks.create_task(measure())
                 tasks.create_task(read())
         except TimeoutError:
@@ -122,6 +142,7 @@ class ReplicaMonitor:
     def publish(self, result: ProbeResult) -> None:
         """Pass the first answers to the Router, after the replica has joined."""
         now = self._state.clock()
+        self._discovery.publish(result.discovered)
         self._probed(result.rtt_s, now)
         self._sampled(result.sample, now)
 

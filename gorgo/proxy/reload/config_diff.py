@@ -32,6 +32,8 @@ class ConfigDiff:
     policy: bool = False
     weights: bool = False
     shadow: bool = False
+    #: Aliases or regions of models.
+    models: bool = False
     intervals: bool = False
     #: Other changed keys; in force at once.
     settings: tuple[str, ...] = ()
@@ -76,6 +78,7 @@ def diff(old: Config, new: Config) -> ConfigDiff:
         drains=_drains(before, after),
         policy=old.proxy.policy != new.proxy.policy,
         weights=dict(old.proxy.weights) != dict(new.proxy.weights),
+        models=old.models != new.models,
         shadow=old.proxy.shadow_policy != new.proxy.shadow_policy,
         intervals=any(getattr(old.proxy, key) != getattr(new.proxy, key) for key in _INTERVALS),
         settings=tuple(key for key in settings if key not in restart),

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from gorgo.config.deadlines import deadlines_by_region
 from gorgo.config.model import Config
-from gorgo.config.router_settings import replica_spec, router_limits
+from gorgo.config.router_settings import replica_specs, router_limits
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import ConfigError, GorgoError
@@ -183,6 +183,9 @@ class Reloader:
         state.client_policies = ClientPolicies.for_client(config)
         state.file_config = config
         state.passed_headers = frozenset(name.encode() for name in config.proxy.pass_headers)
+        state.models.configure(config, restarted={target.name for target in removed})
+        for name in state.targets:
+            state.gateway.apply(state.router.on_models(name, state.models.listed(name), now=state.clock()))
         state.config, state.limits = keep_restart_only(state.config, config), config.limits
         state.draining_targets.update(removed)
         left = [(target, self._monitors.stop(target.name)) for target in removed]
@@ -202,13 +205,14 @@ class Reloader:
         limits = router_limits(config)
         if limits != router.limits:
             router.set_limits(limits, now=now)
-        if changes.fleet:
+        if changes.fleet or changes.models:
             replaced = {replica.name for replica in changes.replaced}
             # A drain mark belongs to the name: it outlives an exchange of the process.
             marked = {view.name for view in router.fleet_view(now=now) if view.state == "draining"} & replaced
             # Leaving and joining resets load, health and prefix index in the Router.
-            router.set_fleet([replica_spec(row) for row in config.replicas if row.name not in replaced], now=now)
-            router.set_fleet([replica_spec(row) for row in config.replicas], now=now)
+            specs = replica_specs(config)
+            router.set_fleet([spec for spec in specs if spec.name not in replaced], now=now)
+            router.set_fleet(specs, now=now)
             for name in marked:
                 router.drain(name, now=now)
         for name, draining in changes.drains.items():

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gorgo.config.deadlines import Deadlines
+from gorgo.config.engine_names import AUTO
 from gorgo.config.model import LimitsConfig, ReplicaConfig
 from gorgo.engines.base import EngineDialect
+from gorgo.engines.discovery import FoundEngine
 from gorgo.engines.registry import dialect
 from gorgo.engines.reports import ReportWatch
 from gorgo.errors import ConfigError
@@ -33,6 +35,9 @@ class Target:
     deadlines: Deadlines
     request_usage: bool = False
     api_key: str | None = field(default=None, repr=False)
+    #: Whether the kind of engine is found by asking.
+    detects_engine: bool = False
+    found_engine: FoundEngine | None = field(default=None, init=False)
     #: An attempt lost a connection, or had one refused, since the last scrape.
     connection_lost: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
     #: Why the last attempt or probe found no connection or no answer, for operators; `None` after a good probe.
@@ -54,6 +59,24 @@ class Target:
         while self.active:
             self._drained.clear()
             await self._drained.wait()
+
+    @property
+    def engine(self) -> Mapping[str, object]:
+        """The kind of engine in use, its version if known, and whether both were found by asking."""
+        found = self.found_engine
+        known = found is not None or not self.detects_engine
+        return {
+            "name": self.dialect.name if known else None,
+            "version": None if found is None else found.version,
+            "found": self.detects_engine,
+        }
+
+    def use_engine(self, engine: FoundEngine) -> None:
+        """Speak to the engine that was found; what another kind reports is no longer of interest."""
+        if engine.name != self.dialect.name:
+            self.dialect = dialect(engine.name)
+            self.reports = ReportWatch(self.dialect)
+        self.found_engine = engine
 
     def update(self, replica: ReplicaConfig, limits: LimitsConfig, deadlines: Deadlines, key: str | None) -> None:
         """Update the settings of the same process; streams in progress go on."""
@@ -81,6 +104,7 @@ def make_target(
         deadlines=deadlines,
         request_usage=replica.request_usage,
         api_key=key,
+        detects_engine=replica.engine == AUTO,
     )
 
 

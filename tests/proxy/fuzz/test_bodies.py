@@ -16,6 +16,7 @@ from gorgo.proxy.app import INFERENCE_ROUTES
 from gorgo.proxy.exchange.parse import ParsedRequest, parse_request
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.request_options import ClientPolicies
+from gorgo.proxy.served_models import ServedModels
 from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.stored_responses import StoredResponses
 from tests.proxy.conftest import config_for
@@ -28,6 +29,7 @@ STATE = cast(
         router=SimpleNamespace(token_ratios=BytesPerToken()),
         fingerprinter=Fingerprinter(key=7, block_bytes=BLOCK_BYTES),
         stored_responses=StoredResponses(),
+        models=ServedModels(config_for([])),
     ),
 )
 bounded = settings(max_examples=EXAMPLES, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -9,6 +9,7 @@ from gorgo.proxy.upstream.target import Target
 
 def test_the_key_is_in_no_log_and_counts_are_the_target_s_own() -> None:
     assert [field.name for field in fields(Target) if not field.init] == [
+        "found_engine",
         "connection_lost",
         "last_failure",
         "active",
@@ -18,6 +19,8 @@ def test_the_key_is_in_no_log_and_counts_are_the_target_s_own() -> None:
     assert {field.name: field.default for field in fields(Target) if isinstance(field.default, int | None)} == {
         "request_usage": False,
         "api_key": None,
+        "detects_engine": False,
+        "found_engine": None,
         "last_failure": None,
         "active": 0,
     }

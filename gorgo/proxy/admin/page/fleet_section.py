@@ -58,6 +58,8 @@ COLUMNS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ),
 )
 WIDTH = 2 + sum(len(columns) for _, columns in COLUMNS)
+#: Names in the tooltip of a replica; one with adapters has hundreds.
+MODELS_SHOWN = 20
 
 
 def fleet_section(status: Snapshot) -> Iterator[Html]:
@@ -91,7 +93,9 @@ def _region(name: str, rows: Sequence[ReplicaStatus], status: Snapshot) -> Html:
 
 
 def _replica(row: ReplicaStatus) -> Html:
-    first = tag("th", row.view.name, scope="row", class_="name", title=", ".join(row.view.models) or "any model")
+    models = ", ".join(row.view.models[:MODELS_SHOWN]) or "any model"
+    title = "; ".join(part for part in (formatting.engine(row.engine), models) if part)
+    first = tag("th", row.view.name, scope="row", class_="name", title=title)
     groups = (_trip(row), _sent(row.view), _reported(row.view), _learned(row.view), _recent(row))
     cells = [
         tag("td", cell, class_="first" if place == 0 else None) for group in groups for place, cell in enumerate(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 UNKNOWN = "-"
@@ -88,3 +89,17 @@ def moment(iso: str) -> str:
 def number(value: float) -> str:
     """Return a weight."""
     return f"{value:g}"
+
+
+def engine(found: Mapping[str, object]) -> str:
+    """Return kind and version of an engine; empty without any.
+
+    >>> engine({"name": "vllm", "version": "0.33.0", "found": True}), engine({"name": None, "found": True}), engine({})
+    ('vllm 0.33.0 (found)', 'engine not found yet', '')
+    """
+    if not found:
+        return ""
+    if found["name"] is None:
+        return "engine not found yet"
+    words = (found["name"], found.get("version"), "(found)" if found["found"] else None)
+    return " ".join(str(word) for word in words if word is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
@@ -37,11 +37,13 @@ class ReplicaStatus:
     condition: Condition
     stats: RecentStats
     probes: tuple[ProbeTime, ...]
+    #: Name, version, and whether they were found by asking.
+    engine: Mapping[str, object] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         trips = [[at_s, None if rtt_s is None else rtt_s * 1e3] for at_s, rtt_s in self.probes]
         result = {"health_state": self.condition.word, "reason": self.condition.why, "recent_stats": asdict(self.stats)}
-        return self.view.as_dict() | result | {"probes": trips}
+        return self.view.as_dict() | result | {"probes": trips, "engine": self.engine}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,7 @@ def _regions(
             condition_of(view, state.targets[view.name].last_failure),
             stats,
             state.probe_history.for_replica(view.name),
+            state.targets[view.name].engine,
         )
         rows.setdefault(view.region, []).append(row)
     return {region: replicas for region, replicas in rows.items() if replicas}

@@ -1,0 +1,120 @@
+"""The models of one replica and, for `engine: auto`, its kind of engine, by asking it.
+
+Owns when which route is asked; `gorgo.engines.discovery` reads the answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gorgo.engines.discovery import (
+    MODELS_PATH,
+    FoundEngine,
+    ServedModel,
+    identifying_routes,
+    owner_of,
+    read_models,
+    recognise,
+)
+from gorgo.proxy.logs import log
+from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.upstream.client import UpstreamError
+from gorgo.proxy.upstream.target import Target
+
+#: For one answer. A request for an unknown model may wait for it.
+DISCOVERY_TIMEOUT_S = 2.0
+#: Names in one log line.
+NAMES_LOGGED = 20
+
+Fetch = Callable[[str, float], Awaitable[tuple[int, bytes]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """Answers of one replica; `None` is unknown."""
+
+    models: tuple[ServedModel, ...] | None = None
+    engine: FoundEngine | None = None
+
+
+class Discovery:
+    """Asks one replica.
+
+    Parameters
+    ----------
+    fetch:
+        Returns status and body of a GET within a time limit. Raises `UpstreamError`.
+    """
+
+    def __init__(self, state: RunningProxy, target: Target, fetch: Fetch) -> None:
+        self._state = state
+        self._target = target
+        self._fetch = fetch
+        self._identify = target.detects_engine
+
+    def expect_another_process(self) -> None:
+        """Identify the engine again at the next question: another process may answer."""
+        self._identify = self._target.detects_engine
+
+    async def request(self) -> Discovered:
+        """Ask for the models, and for the kind of engine where it is not known."""
+        answer = await self._answer(MODELS_PATH)
+        models = read_models(answer)
+        engine = await self._engine(answer) if self._identify else None
+        if engine is None and models is not None and self._identify:
+            engine = FoundEngine("openai")
+        return Discovered(models, engine)
+
+    def publish(self, found: Discovered) -> bool:
+        """Use what was found, unless another process has this name now. Return whether the kind of engine changed."""
+        if self._state.targets.get(self._target.name) is not self._target:
+            return False
+        changed = self.apply_engine(found)
+        if found.models is not None:
+            self._use_models(found.models)
+        return changed
+
+    def apply_engine(self, found: Discovered) -> bool:
+        """Use the kind of engine that was found. Return whether it changed."""
+        return found.engine is not None and self._use_engine(found.engine)
+
+    async def _engine(self, models: object) -> FoundEngine | None:
+        owner = owner_of(models)
+        for path in identifying_routes(owner):
+            found = recognise(path, await self._answer(path))
+            if found is not None:
+                return found
+        return None if owner is None else FoundEngine(owner)
+
+    def _use_engine(self, engine: FoundEngine) -> bool:
+        self._identify = False
+        target = self._target
+        if engine == target.found_engine:
+            return False
+        was = target.found_engine
+        target.use_engine(engine)
+        log("engine_found", replica=target.name, engine=engine.name, version=engine.version)
+        if was is not None and was.name != engine.name:
+            self._state.router.flush(target.name, now=self._state.clock())
+        return was is None or was.name != engine.name
+
+    def _use_models(self, found: tuple[ServedModel, ...]) -> None:
+        state, name = self._state, self._target.name
+        before = state.models.listed(name)
+        now_listed = state.models.set_list(name, found, engine=self._target.dialect.name)
+        if now_listed == before:
+            return
+        added = [model for model in now_listed if model not in before]
+        removed = [model for model in before if model not in now_listed]
+        log("models_found", replica=name, added=added[:NAMES_LOGGED], removed=removed[:NAMES_LOGGED])
+        state.gateway.apply(state.router.on_models(name, now_listed, now=state.clock()))
+
+    async def _answer(self, path: str) -> object:
+        """Return the JSON of a route, `None` without one."""
+        try:
+            status, body = await self._fetch(path, DISCOVERY_TIMEOUT_S)
+            return json.loads(body) if status == 200 else None
+        except (UpstreamError, ValueError, RecursionError):
+            return None

@@ -1,0 +1,146 @@
+"""Names of models: aliases of the configuration, and what each replica lists.
+
+Owns which name a client's name stands for, and which name a replica knows. Leaves routing to the Router, which has
+the lists under the same names.
+
+Theory of operation. A model has one name in the Router: the alias's model, or the adapter's own name. SGLang knows an
+adapter as `BASE:ADAPTER` and vLLM as `ADAPTER`: both are the adapter here. A name that no replica lists is looked for
+once, in fresh lists of all replicas, and left to the periodic lists afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Set
+
+from gorgo.config.model import Config
+from gorgo.config.router_settings import model_names
+from gorgo.engines.discovery import ServedModel
+
+#: Names that were looked for and not found; the oldest is forgotten.
+MAX_MISSES = 1024
+#: Shortest time between two readings of all lists for unknown names, which clients may make up.
+MISS_INTERVAL_S = 5.0
+
+
+class ServedModels:
+    """Aliases, and the models that replicas list.
+
+    Parameters
+    ----------
+    config:
+        Has aliases, and the models of replicas.
+
+    Example
+    -------
+    >>> from gorgo.config.load import parse_config
+    >>> models = ServedModels(parse_config(b'''
+    ... proxy: {region: a}
+    ... regions: [{name: a}]
+    ... replicas: [{name: r, region: a, url: "http://r"}]
+    ... models: [{name: llama, aliases: [gpt-4]}]
+    ... '''))
+    >>> models.set_list("r", [ServedModel("llama"), ServedModel("sql", parent="llama")], engine="sglang")
+    ('llama', 'sql')
+    >>> models.canonical("gpt-4"), models.canonical("llama:sql"), models.engine_name("r", "sql")
+    ('llama', 'sql', 'llama:sql')
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._found: dict[str, tuple[tuple[ServedModel, ...], str]] = {}
+        self._misses: OrderedDict[str, None] = OrderedDict()
+        self._read_s = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        #: Reads the lists of all replicas now; None before the monitors run.
+        self.read_all: Callable[[], Awaitable[None]] | None = None
+        self.configure(config)
+
+    def configure(self, config: Config, *, restarted: Set[str] = frozenset()) -> None:
+        """Use the aliases and the models of `config`; lists of replicas that have left or restarted are dropped."""
+        self._aliases = model_names(config)
+        self._configured = {replica.name: replica.models for replica in config.replicas}
+        staying = self._configured.keys() - restarted
+        self._found = {name: found for name, found in self._found.items() if name in staying}
+        self._index()
+
+    def set_list(self, replica: str, found: Iterable[ServedModel], *, engine: str) -> tuple[str, ...]:
+        """Store the list of a replica; return it in names of the Router."""
+        self._found[replica] = tuple(found), engine
+        self._index()
+        return self.listed(replica)
+
+    def listed(self, replica: str) -> tuple[str, ...]:
+        """Return the models that a replica lists, in names of the Router."""
+        found, _ = self._found.get(replica, ((), ""))
+        return tuple(dict.fromkeys(self._aliases.get(model.name, model.name) for model in found))
+
+    def canonical(self, name: str | None) -> str | None:
+        """Return the name in the Router of the model that a client calls `name`."""
+        return name if name is None else self._synonyms.get(name, name)
+
+    def engine_name(self, replica: str, model: str) -> str:
+        """Return the name by which a replica knows a model of the Router."""
+        return self._engine_names.get((replica, model), model)
+
+    def is_adapter(self, model: str | None) -> bool:
+        """Return whether some replica lists `model` as an adapter: its cached prefixes are its own."""
+        return model in self._parents
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return the rows of `/v1/models`: configured models, listed ones, and aliases; empty if none is known."""
+        names = [name for replica in self._configured for name in self._configured[replica]]
+        names += [name for replica in self._configured for name in self.listed(replica)]
+        served = {self.canonical(name) for name in names}
+        names += [alias for alias, name in self._aliases.items() if name in served]
+        return [self._row(name) for name in dict.fromkeys(names)]
+
+    def _row(self, name: str) -> dict[str, object]:
+        row: dict[str, object] = {"id": name, "object": "model", "created": 0, "owned_by": "gorgo"}
+        return row | ({"parent": self._parents[name]} if name in self._parents else {})
+
+    async def find_missing(self, name: str, *, now: float) -> bool:
+        """Read all lists for a name that no replica lists, once per name and not too often.
+
+        Return whether they were read. Several requests wait for one reading.
+        """
+        if name in self._misses or self.read_all is None or not self._found:
+            return False
+        if self._reading is None:
+            if now - self._read_s < MISS_INTERVAL_S:
+                return False
+            self._read_s = now
+            self._reading = asyncio.ensure_future(self.read_all())
+            self._reading.add_done_callback(self._read)
+        await asyncio.shield(self._reading)
+        self._misses[name] = None
+        if len(self._misses) > MAX_MISSES:
+            self._misses.popitem(last=False)
+        return True
+
+    def _read(self, task: asyncio.Future[None]) -> None:  # noqa: ARG002 - the signature of a callback
+        self._reading = None
+
+    def _index(self) -> None:
+        self._parents: dict[str, str] = {}
+        self._synonyms: dict[str, str] = {}
+        self._engine_names: dict[tuple[str, str], str] = {}
+        for replica, names in self._configured.items():
+            for name in names:
+                self._engine_names.setdefault((replica, self._aliases.get(name, name)), name)
+        for replica, (found, engine) in self._found.items():
+            self._index_replica(replica, found, engine)
+        self._synonyms |= self._aliases
+
+    def _index_replica(self, replica: str, found: Iterable[ServedModel], engine: str) -> None:
+        known: dict[str, str] = {}
+        for model in found:
+            name = self._aliases.get(model.name, model.name)
+            spelled = model.name
+            if model.parent is not None:
+                self._parents.setdefault(name, model.parent)
+                self._synonyms[f"{model.parent}:{model.name}"] = name
+                spelled = f"{model.parent}:{model.name}" if engine == "sglang" else spelled
+            if name not in known or model.name == name:
+                known[name] = spelled
+        self._engine_names |= {(replica, name): spelled for name, spelled in known.items()}
