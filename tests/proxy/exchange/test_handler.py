@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from gorgo.config.model import Config, LimitsConfig, OverloadConfig, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.proxy.exchange.handler import InferenceEndpoint
+from gorgo.proxy.http.errors import Message
 from gorgo.proxy.upstream.client import POOL_EXHAUSTED, UpstreamError
 from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
-from tests.proxy.virtual import JSON, Script, Step, VirtualProxy, in_virtual_time
+from tests.proxy.virtual import CHAT, JSON, Script, Step, VirtualProxy, in_virtual_time
 
 STREAM = chat(stream=True)
 #: Content half a second after its headers, two more tokens, usage, the end.
@@ -236,6 +238,32 @@ def test_who_waits_too_long_at_the_proxy_is_told_so() -> None:
         answered = await proxy.ask(STREAM[:5], 7.0, STREAM[5:])
         assert (answered.status, answered.code, answered.at_s) == (504, "total_timeout", 100.0)
         assert proxy.replicas["r0"].received == []
+
+    virtually(test, [QUICK], found=config(overload=OverloadConfig(no_replica_wait_s=1000.0)))
+
+
+def test_client_that_leaves_in_the_step_of_its_dispatch_leaves_no_load_behind() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        proxy.state.router.drain("r0", now=proxy.now_s)
+        messages: asyncio.Queue[Message] = asyncio.Queue()
+        messages.put_nowait({"type": "http.request", "body": STREAM, "more_body": False})
+        parts: list[Message] = []
+
+        async def send(message: Message) -> None:
+            parts.append(message)
+
+        serving = asyncio.create_task(
+            InferenceEndpoint(proxy.state, CHAT)({"method": "POST", "headers": []}, messages.get, send)
+        )
+        await asyncio.sleep(1.0)
+        assert proxy.state.router.queued == 1
+        messages.put_nowait({"type": "http.disconnect"})
+        proxy.state.router.drain("r0", False, now=proxy.now_s)
+        proxy.state.gateway.run_timer()
+        assert (proxy.state.router.queued, proxy.state.router.in_flight) == (0, 1)
+        await serving
+        assert (proxy.state.router.in_flight, proxy.state.targets["r0"].active) == (0, 0)
+        assert (parts, proxy.replicas["r0"].received) == ([], [])
 
     virtually(test, [QUICK], found=config(overload=OverloadConfig(no_replica_wait_s=1000.0)))
 
