@@ -11,7 +11,7 @@ import httpx
 
 from gorgo.config.model import ReplicaConfig
 from gorgo.config.replica_advice import remedy
-from gorgo.engines.probe import is_well
+from gorgo.engines.probe import is_well, probe_paths
 from gorgo.engines.registry import dialect
 from gorgo.errors import ConfigError
 from gorgo.proxy.upstream.connect_cause import connect_cause
@@ -50,9 +50,14 @@ async def _reach(client: httpx.AsyncClient, replica: ReplicaConfig, environ: Map
     except ConfigError as error:
         return _failed(base, str(error))
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    started_s = time.perf_counter()
     try:
-        response = await client.get(replica.url.rstrip("/") + dialect(replica.engine).probe_path, headers=headers)
+        first, second = (replica.url.rstrip("/") + path for path in probe_paths(dialect(replica.engine)))
+        started_s = time.perf_counter()
+        response = await client.get(first, headers=headers)
+        if response.status_code in (404, 405):
+            started_s = time.perf_counter()
+            other = await client.get(second, headers=headers)
+            response = other if other.status_code not in (404, 405) else response
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last for an invalid host name
         return _failed(base, connect_cause(error) or f"{type(error).__name__}: {error}".rstrip(": "))
     rtt_ms = (time.perf_counter() - started_s) * 1e3

@@ -187,11 +187,15 @@ class Router:
 
     # -- probes, scrapes, connections and time
 
-    def on_probe(self, replica: str, rtt_s: float | None, *, now: float) -> list[Action]:
-        """Record a probe's round trip, `None` if it failed. A replica that has left is ignored."""
+    def on_probe(self, replica: str, rtt_s: float | None, *, now: float, refusal: int | None = None) -> list[Action]:
+        """Record a probe's round trip, `None` if it failed; `refusal` is the 4xx of a failed one.
+
+        A replica that has left is ignored.
+        """
         self._now = now
         member = self._fleet.replicas.get(replica)
         if member is not None:
+            member.probe_refusal = refusal
             self._fleet.probed(member, rtt_s, now=now)
             if rtt_s is None:
                 self._parts.regions.probe_failed(member, now=now)
@@ -276,6 +280,7 @@ class Router:
         change = self._fleet.replace(replicas)
         self._parts.prefix_updater.on_fleet_change(change)
         self._parts.regions.on_fleet_change()
+        self._parts.busy.on_fleet_change()
         for replica in () if was_empty else change.joined:
             self._parts.slow_start.begin(replica, now=now)
         self._admission.needs_drain = True

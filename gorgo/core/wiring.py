@@ -13,6 +13,7 @@ from gorgo.core.dispatch.hedging import Hedger
 from gorgo.core.dispatch.in_flight import InFlightTable
 from gorgo.core.dispatch.lifecycle import RequestLifecycle
 from gorgo.core.dispatch.prefix_updates import PrefixUpdater
+from gorgo.core.fleet.busy import BusyPauses
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.region_outage import RegionOutages
 from gorgo.core.fleet.request_filter import RequestFilter
@@ -42,6 +43,7 @@ class RouterParts:
     lifecycle: RequestLifecycle
     prefix_updater: PrefixUpdater
     slow_start: SlowStart
+    busy: BusyPauses
     regions: RegionOutages
     quotas: ClientQuotas
 
@@ -87,7 +89,8 @@ def build_parts(
     )
     table = InFlightTable(fleet)
     slow_start = SlowStart(fleet, ramp_s=limits.slow_start_s)
-    request_filter = RequestFilter(fleet, slow_start)
+    busy = BusyPauses()
+    request_filter = RequestFilter(fleet, slow_start, busy)
     dispatcher = Dispatcher(
         fleet,
         table,
@@ -112,9 +115,10 @@ def build_parts(
         hedger=Hedger(
             dispatcher, admission.saturation, request_filter, limits.hedging, max_attempts=limits.max_attempts
         ),
-        lifecycle=RequestLifecycle(dispatcher, prefix_updater, quotas, samples, request_filter, limits),
+        lifecycle=RequestLifecycle(dispatcher, prefix_updater, quotas, samples, request_filter, busy, limits),
         prefix_updater=prefix_updater,
         slow_start=slow_start,
+        busy=busy,
         regions=RegionOutages(fleet, window_s=limits.region_window_s),
         quotas=quotas,
     )

@@ -203,7 +203,7 @@ class RemoteReplica:
             self._engine.submit(sending)
         except BadRequest as refusal:
             back_s = self._kernel.now + sending.trips.one_way_s(self.link)
-            outcome = Outcome(AttemptResult.UPSTREAM_4XX, status=400, error=str(refusal))
+            outcome = Outcome(AttemptResult.UPSTREAM_4XX, status=400, error=str(refusal), unsent=True)
             self._kernel.at(back_s, partial(self._end, sending, outcome))
 
     def _first_token(self, sending: SimAttempt, at_s: float) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from gorgo.config.constants import STALE_INTERVALS, WARM_INTERVAL_S
 from gorgo.core.limits import RouterLimits
-from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
+from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Hold, Reject
 from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
@@ -194,10 +194,11 @@ class Simulation:
     def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
         del self._attempts[sending.attempt_id]
         own, others = self.router.on_finish(sending.attempt_id, outcome, now=self.kernel.now)
-        if outcome.result.final:
+        # A refusal ends its request if the Router forwards it.
+        if isinstance(own, Forward) if outcome.unsent else outcome.result.final:
             self._served.on_result(sending.request_id, outcome, now=self.kernel.now)
             self._stop_if_done()
-        self._carry_out(others if own is None else [own, *others])
+        self._carry_out(others if own is None or isinstance(own, Forward) else [own, *others])
 
     # -- the run
 

@@ -3,27 +3,28 @@
 Theory of operation. A request ends with its last attempt or with its answer, and then leaves one sample. While two
 attempts are open, a result without an answer leaves the request to the other. Retries are within a budget. A retry is
 free where no replica worked in vain: no connection was made, or it broke while other replicas are healthy, as when a
-replica dies. Where no replica is healthy, a broken connection costs like any failure.
+replica dies. Where no replica is healthy, a broken connection costs like any failure. An engine that is busy refuses at
+once: the request goes to one that is not, as often as there is one, free of charge. See `refusals` for a 4xx.
 """
 
 from __future__ import annotations
 
 from gorgo.core.dispatch.budget import RatioBudget
 from gorgo.core.dispatch.dispatcher import Dispatcher
-from gorgo.core.dispatch.in_flight import Attempt
+from gorgo.core.dispatch.in_flight import Attempt, RequestState
 from gorgo.core.dispatch.outcomes import RETRY_AFTER_S, no_replica, status_of, to_sample, upstream_error
 from gorgo.core.dispatch.prefix_updates import PrefixUpdater
+from gorgo.core.dispatch.refusals import Refusals
+from gorgo.core.fleet.busy import BusyPauses
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.outlier import HealthState
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import RouterLimits
-from gorgo.core.messages.actions import Action, Cancel, Dispatch, Reject, RetryAction
+from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Reject, RetryAction
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.messages.samples import SampleRing
 from gorgo.core.quotas import ClientQuotas
 
-#: Results that prove the replica alive: it answered, even if with a 4xx.
-_ANSWERED = (AttemptResult.COMPLETED, AttemptResult.UPSTREAM_4XX)
 #: Errors of an outcome: the connection was never made, or it ended before an answer.
 _REFUSED = "connect_failed"
 _NEVER_SENT = frozenset({_REFUSED, "connect_timeout", "connections_exhausted"})
@@ -37,8 +38,8 @@ class RequestLifecycle:
     ----------
     dispatcher, prefix_updater, quotas, samples:
         The Router's.
-    request_filter:
-        Candidates of a request.
+    request_filter, busy:
+        Candidates of a request, and pauses of busy engines.
     limits:
         May be replaced by `set_limits`.
     """
@@ -50,6 +51,7 @@ class RequestLifecycle:
         quotas: ClientQuotas,
         samples: SampleRing,
         request_filter: RequestFilter,
+        busy: BusyPauses,
         limits: RouterLimits,
     ) -> None:
         self._dispatcher = dispatcher
@@ -57,22 +59,26 @@ class RequestLifecycle:
         self._quotas = quotas
         self._samples = samples
         self._filter = request_filter
+        self._busy = busy
+        self._refusals = Refusals(limits)
         self.set_limits(limits)
 
     def set_limits(self, limits: RouterLimits) -> None:
         self._max_attempts = limits.max_attempts
         self._slo_e2e_s = limits.overload.slo_e2e_s
+        self._refusals.set_limits(limits)
         self._retries = RatioBudget(
             share=limits.retry_budget_ratio, minimum=limits.retry_budget_minimum, window_s=limits.retry_budget_window_s
         )
 
     def record_request(self, *, now: float) -> None:
-        """Add a request to the retry budget."""
+        """Add a request to the retry budgets."""
         self._retries.record(now=now)
+        self._refusals.record_request(now=now)
 
     def on_first_token(self, attempt: Attempt, *, now: float) -> list[Action]:
         """Take the attempt as the answer; return Cancels for the request's other attempts."""
-        attempt.replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now)
+        self._answered(attempt, now)
         self._prefix_updater.on_first_token(attempt)
         state = attempt.state
         if state.winner is not None or state.closed:
@@ -85,22 +91,33 @@ class RequestLifecycle:
 
         Return the request's next action, and Cancels for its other attempts.
         """
-        self._update_health(attempt, outcome, now)
         state, result = attempt.state, outcome.result
+        refused = result is AttemptResult.UPSTREAM_4XX and self._refusals.on_refusal(attempt, outcome)
+        self._update_health(attempt, outcome, now, refused=refused)
         unanswered = result is AttemptResult.DEADLINE_EXCEEDED and outcome.status is None
-        if state.closed or (state.open_attempts and (unanswered or not result.final)):
+        if state.closed or (state.open_attempts and (unanswered or refused or not result.final)):
             return None, []
-        if not (unanswered or result.retryable):
+        if not (unanswered or refused or result.retryable):
             self._close(attempt, outcome, status_of(outcome), now)
-            return None, _stop_others(attempt)
-        action = upstream_error(state, outcome) if unanswered else self._retry(attempt, outcome, now)
-        if isinstance(action, Reject):
-            self._close(attempt, outcome, action.status, now)
+            return Forward(state.request.request_id) if outcome.unsent else None, _stop_others(attempt)
+        action: RetryAction
+        if refused:
+            action = self._retry_refused(attempt, now)
+        else:
+            action = upstream_error(state, outcome) if unanswered else self._retry(attempt, outcome, now)
+        if not isinstance(action, Dispatch):
+            self._close(attempt, outcome, action.status if isinstance(action, Reject) else status_of(outcome), now)
         return action, []
 
     # -- helpers
 
-    def _update_health(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+    def _answered(self, attempt: Attempt, now: float) -> None:
+        """Record that the replica answers."""
+        attempt.replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now)
+        self._refusals.on_answer(attempt, now=now)
+        self._busy.on_answer(attempt.replica)
+
+    def _update_health(self, attempt: Attempt, outcome: Outcome, now: float, *, refused: bool) -> None:
         """Update the replica's concurrency limit and health, and the prefix index."""
         replica = attempt.replica
         replica.health.attempt_ended(attempt.attempt_id)
@@ -112,8 +129,13 @@ class RequestLifecycle:
                 goal_s=self._slo_e2e_s,
                 tokens=outcome.output_tokens,
             )
-        if outcome.result in _ANSWERED:
+        if outcome.result is AttemptResult.COMPLETED:
+            self._answered(attempt, now)
+        elif outcome.result is AttemptResult.UPSTREAM_4XX and not refused:
+            # The client's fault, which proves the replica alive.
             replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now)
+        elif _is_engine_busy(outcome):
+            self._busy.on_busy(replica, dispatched_s=attempt.dispatched_s, retry_after_s=outcome.retry_after_s, now=now)
         elif outcome.result is AttemptResult.FAILED_BEFORE_CONTENT:
             replica.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now)
         replica.failures += outcome.result.failed
@@ -123,14 +145,32 @@ class RequestLifecycle:
         """Return the Dispatch to the next best replica, or the Reject for the client."""
         state = attempt.state
         left = self._filter.untried(state.request, state.tried_replicas, now)
+        if _is_engine_busy(outcome) and any(self._busy.is_open(replica, now=now) for replica in left.replicas):
+            return self._dispatch(state, left, now)
         may = state.attempts < self._max_attempts and left.replicas
         if may and (_is_free_retry(outcome, left) or self._retries.try_spend(now=now)):
-            evaluation = self._dispatcher.evaluate(state.request, left, now=now)
-            return self._dispatcher.dispatch(state, evaluation, now=now)
+            return self._dispatch(state, left, now)
         if outcome.error == _REFUSED and not _has_healthy_replica(left):
             # No replica listens: an outage, not a failed request, and worth another try.
             return no_replica(state.request, RETRY_AFTER_S)
-        return upstream_error(state, outcome)
+        return upstream_error(state, outcome, self._open_in_s(state, now))
+
+    def _retry_refused(self, attempt: Attempt, now: float) -> Dispatch | Forward:
+        """Return the Dispatch to another replica, as long as there is one and budget, or the refusal for the client."""
+        state = attempt.state
+        left = self._filter.untried(state.request, state.tried_replicas, now)
+        if left.replicas and self._refusals.may_retry(attempt, now=now):
+            return self._dispatch(state, left, now)
+        return Forward(state.request.request_id)
+
+    def _dispatch(self, state: RequestState, left: CandidateSet, now: float) -> Dispatch:
+        return self._dispatcher.dispatch(state, self._dispatcher.evaluate(state.request, left, now=now), now=now)
+
+    def _open_in_s(self, state: RequestState, now: float) -> float:
+        """Return when the first busy replica of the request ends its pause."""
+        candidates = self._filter.eligible(state.request, now).replicas
+        pauses_s = [pause_s for each in candidates if (pause_s := self._busy.remaining_s(each, now=now)) is not None]
+        return max(RETRY_AFTER_S, min(pauses_s, default=0.0))
 
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
         attempt.state.closed = True
@@ -142,6 +182,11 @@ class RequestLifecycle:
 def _stop_others(attempt: Attempt) -> list[Action]:
     request_id = attempt.state.request.request_id
     return [Cancel(request_id, other.attempt_id) for other in attempt.state.open_attempts if other is not attempt]
+
+
+def _is_engine_busy(outcome: Outcome) -> bool:
+    """Return whether the engine is busy, and not this proxy without a free connection."""
+    return outcome.result is AttemptResult.BUSY and outcome.status in (429, 503)
 
 
 def _is_free_retry(outcome: Outcome, left: CandidateSet) -> bool:

@@ -54,13 +54,13 @@ def deadline_exceeded(request: RouteRequest, retry_after_s: float) -> Reject:
     return Reject(request.request_id, 429, "deadline_unreachable", message, retry_after_s)
 
 
-def upstream_error(state: RequestState, outcome: Outcome) -> Reject:
+def upstream_error(state: RequestState, outcome: Outcome, retry_after_s: float = RETRY_AFTER_S) -> Reject:
     """Return the reject for the last failure."""
     request_id = state.request.request_id
     tried = f"tried {len(state.tried_replicas)} replica{'s' if len(state.tried_replicas) > 1 else ''}"
     if outcome.result is AttemptResult.BUSY:
         status = 429 if outcome.status == 429 else 503
-        return Reject(request_id, status, "replicas_busy", f"every replica is busy ({tried})", RETRY_AFTER_S)
+        return Reject(request_id, status, "replicas_busy", f"every replica is busy ({tried})", retry_after_s)
     if outcome.result is AttemptResult.DEADLINE_EXCEEDED:
         return Reject(request_id, 504, "total_timeout", f"the request took longer than its total timeout ({tried})")
     if outcome.status == 504 or "timeout" in (outcome.error or ""):

@@ -30,6 +30,10 @@ from gorgo.core.limits import OutlierLimits
 PANIC_BACK_OFF_S = 2.0
 
 
+#: Causes of an ejection that are facts about the path.
+_UNREACHABLE = ("probes", "region")
+
+
 class HealthState(Enum):
     HEALTHY = "healthy"
     EJECTED = "ejected"
@@ -71,7 +75,8 @@ class OutlierDetector:
         self.probe_failures = 0
         #: Ejections since the last good attempt: the exponent of the back-off.
         self.ejections = 0
-        #: Cause of the last ejection: failed `attempts`, failed `probes`, or its unreachable `region`.
+        #: Cause of the last ejection: failed `attempts`, `refusals` of what others answer, a `busy` engine, failed
+        #: `probes`, or its unreachable `region`.
         self.ejected_by: str | None = None
         #: First ejection since it was healthy, `None` while healthy.
         self.ejected_since_s: float | None = None
@@ -90,7 +95,7 @@ class OutlierDetector:
     @property
     def probe_down(self) -> bool:
         """Return whether probes ejected it, its own or its region's: a fact, where failed attempts are a guess."""
-        return self.state is not HealthState.HEALTHY and self.ejected_by != "attempts"
+        return self.state is not HealthState.HEALTHY and self.ejected_by in _UNREACHABLE
 
     def attempt_started(self, attempt_id: str) -> bool:
         if self.state is not HealthState.HALF_OPEN or self.probation is not None:
@@ -111,11 +116,18 @@ class OutlierDetector:
         self.attempt_failures = self.probe_failures = self.ejections = 0
         return self.state is not HealthState.HEALTHY and self._readmit(now)
 
-    def attempt_failed(self, *, dispatched_s: float, now: float) -> bool:
+    def attempt_failed(self, *, dispatched_s: float, now: float, by: str = "attempts") -> bool:
         if dispatched_s < self.changed_s or self.state is HealthState.EJECTED:
             return False
         self.attempt_failures += 1
-        return self.attempt_failures >= self._tolerated and self._eject("attempts", now)
+        return self.attempt_failures >= self._tolerated and self._eject(by, now)
+
+    def attempt_busy(self, last: bool, *, dispatched_s: float, now: float) -> bool:
+        """Eject an engine that was busy once too often: `last`, or again after it was ejected for that."""
+        if dispatched_s < self.changed_s or self.state is HealthState.EJECTED:
+            return False
+        again = self.ejections > 0 and self.ejected_by == "busy"
+        return (last or again) and self._eject("busy", now)
 
     def probe_succeeded(self, *, now: float) -> bool:
         self.probe_failures = 0

@@ -56,6 +56,12 @@ class Replica:
     #: Attempts dispatched there, and those that failed (before or after content), since it joined.
     attempts: int = 0
     failures: int = 0
+    #: Status by which it refused a request that another replica answered; `None` after an answer of its own.
+    refusal: int | None = None
+    #: Status of 4xx by which it refused its last probe; `None` if it did not.
+    probe_refusal: int | None = None
+    #: 4xx in a row, since its last answer.
+    client_errors: int = 0
 
     @classmethod
     def create(cls, spec: ReplicaSpec, slot: int, columns: Columns, ejection: OutlierLimits) -> Replica:

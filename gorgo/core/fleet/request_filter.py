@@ -1,9 +1,10 @@
-"""Candidates of one request: replicas that may serve it now, by model, region, pin, health and slow start."""
+"""Candidates of one request: replicas that may serve it now, by model, region, pin, health, pauses and slow start."""
 
 from __future__ import annotations
 
 from collections.abc import Set
 
+from gorgo.core.fleet.busy import BusyPauses
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.slow_start import SlowStart
@@ -11,25 +12,26 @@ from gorgo.core.messages.request import RouteRequest
 
 
 class RequestFilter:
-    """Applies the fleet's eligibility and the slow-start limits to a request.
+    """Applies the fleet's eligibility, pauses of busy replicas and the slow-start limits to a request.
 
     Parameters
     ----------
-    fleet, slow_start:
+    fleet, slow_start, busy:
         The Router's.
     """
 
-    __slots__ = ("_fleet", "_slow_start")
+    __slots__ = ("_busy", "_fleet", "_slow_start")
 
-    def __init__(self, fleet: Fleet, slow_start: SlowStart) -> None:
+    def __init__(self, fleet: Fleet, slow_start: SlowStart, busy: BusyPauses) -> None:
         self._fleet = fleet
         self._slow_start = slow_start
+        self._busy = busy
 
     def eligible(self, request: RouteRequest, now: float) -> CandidateSet:
         """Return the candidates; none if the pinned replica has left or is outside the request's regions."""
         eligibility = self._fleet.eligibility
         if request.pinned_replica is None:
-            return self._slow_start.exclude_full(eligibility.for_model(request.model, request.regions), now=now)
+            return self._open(eligibility.for_model(request.model, request.regions), now)
         pinned = self._fleet.replicas.get(request.pinned_replica)
         # It may have moved to another region while the request was queued.
         if pinned is None or (request.regions is not None and pinned.spec.region not in request.regions):
@@ -42,12 +44,13 @@ class RequestFilter:
         if request.pinned_replica is not None:
             return eligibility.none
         # Slow start last: a replica at its limit is excluded beside others that can serve, not beside those tried.
-        return self._slow_start.exclude_full(
-            eligibility.for_model(request.model, request.regions).excluding(tried), now=now
-        )
+        return self._open(eligibility.for_model(request.model, request.regions).excluding(tried), now)
 
     def has_replica_in(self, regions: frozenset[str], request: RouteRequest) -> bool:
         """Return whether a replica in `regions` would serve the request, healthy or not."""
         if request.pinned_replica is None:
             return self._fleet.eligibility.has_replica_in(regions, request.model)
         return self._fleet.replicas[request.pinned_replica].spec.region in regions
+
+    def _open(self, eligible: CandidateSet, now: float) -> CandidateSet:
+        return self._slow_start.exclude_full(self._busy.exclude_paused(eligible, now=now), now=now)

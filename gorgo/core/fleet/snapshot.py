@@ -27,7 +27,7 @@ class ReplicaSnapshot:
     #: Ejection is ignored because too few replicas are healthy.
     panic: bool
     ejected_for_s: float | None
-    #: Cause of the ejection: `attempts`, `probes` or its `region`; `None` while healthy.
+    #: Cause of the ejection: `attempts`, `refusals`, `busy`, `probes` or its `region`; `None` while healthy.
     ejected_by: str | None
     #: Time in its state, failed trials included; `None` is since it joined.
     in_state_for_s: float | None
@@ -37,6 +37,8 @@ class ReplicaSnapshot:
     failures_in_a_row: int
     #: Whether the last probe was answered; `None` before the first.
     answers: bool | None
+    #: Status of 4xx by which it refuses what others answer, or its probes.
+    refusal: int | None
     rtt_ms: float | None
     probe_age_s: float | None
     in_flight_requests: int
@@ -90,6 +92,7 @@ def snapshot_replica(
         slow_start_in_flight=None if slow_start_s is None else int(slow_start.allowed(replica, now=now)),
         failures_in_a_row=max(health.attempt_failures, health.probe_failures),
         answers=replica.answers,
+        refusal=replica.refusal or replica.probe_refusal,
         rtt_ms=_scaled(_cell(columns, "rtt_s", replica), 1e3),
         probe_age_s=None if replica.probed_s is None else now - replica.probed_s,
         in_flight_requests=int(columns.in_flight_requests[replica.slot]),

@@ -59,7 +59,14 @@ class Cancel:
     attempt_id: str
 
 
-Action = Dispatch | Reject | Hold | Hedge | Cancel
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Send the client the refusal of its last replica, which the shell has: no other replica will be tried."""
+
+    request_id: str
+
+
+Action = Dispatch | Reject | Forward | Hold | Hedge | Cancel
 #: For a request when it is submitted, and for one with a failed attempt.
 AdmissionAction = Dispatch | Hold | Reject
-RetryAction = Dispatch | Reject
+RetryAction = Dispatch | Reject | Forward

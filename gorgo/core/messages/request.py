@@ -106,7 +106,7 @@ class AttemptResult(Enum):
     BUSY = "busy"
     #: Broke after content was sent to the client: not retryable.
     FAILED_AFTER_CONTENT = "failed_after_content"
-    #: Another 4xx, passed through to the client: the request's fault.
+    #: Another 4xx: the request's fault, unless another replica answers it.
     UPSTREAM_4XX = "upstream_4xx"
     #: Cancelled, because another attempt of the same request answered first.
     SUPERSEDED = "superseded"
@@ -120,12 +120,17 @@ class AttemptResult(Enum):
         self.failed = value in ("failed_before_content", "failed_after_content")
 
 
+#: Statuses by which an engine refuses a key, a path or a model: the client's fault or the replica's.
+REFUSALS = frozenset({401, 403, 404, 405})
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of one attempt, with data of its response.
 
     `status` is the HTTP status sent by the replica, `None` if it sent none. Token counts come from the response's
     `usage`; `None` where it had none. `itl_s_p95` is the 95th percentile of gaps between content events.
+    `retry_after_s` is the replica's own. `unsent`: the response is complete, and the client was sent none of it.
     """
 
     result: AttemptResult
@@ -135,6 +140,8 @@ class Outcome:
     output_tokens: int | None = None
     itl_s_p95: float | None = None
     error: str | None = None
+    retry_after_s: float | None = None
+    unsent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from gorgo.proxy.exchange.accounting import RequestRecord
 from gorgo.proxy.exchange.lease import Lease, NextStep
 from gorgo.proxy.exchange.parse import ParsedRequest
 from gorgo.proxy.exchange.race import Race
+from gorgo.proxy.exchange.refusal import Refusal
 from gorgo.proxy.exchange.relay import Relay, RelayOptions, failure_of
 from gorgo.proxy.exchange.response import ClientResponse
 from gorgo.proxy.http.headers import Header, upstream_headers
@@ -43,7 +44,7 @@ class Attempts:
         Of this request.
     """
 
-    __slots__ = ("_headers", "_race", "_record", "_request", "_response", "_route", "_state")
+    __slots__ = ("_headers", "_race", "_record", "_refused", "_request", "_response", "_route", "_state")
 
     def __init__(
         self,
@@ -61,6 +62,8 @@ class Attempts:
         self._response = response
         self._record = record
         self._race = Race()
+        #: The last refusal, which the client has not been sent.
+        self._refused: tuple[Dispatch, Refusal, float] | None = None
 
     def lease(self, dispatch: Dispatch) -> Lease:
         """Put the replica of a dispatch in use. Called in the step of the dispatch."""
@@ -93,6 +96,17 @@ class Attempts:
             # This attempt lost, or failed while the hedge was open: the hedge decides how the request ends.
             return await self._race.join()
         return step
+
+    async def forward(self) -> None:
+        """Send the client the last refusal. A client that does not read it is disconnected."""
+        assert self._refused is not None, "a replica has refused"
+        refused, refusal, limit_s = self._refused
+        self._commit(refused)
+        try:
+            async with asyncio.timeout(limit_s):
+                await refusal.send(self._response.writer)
+        except TimeoutError:
+            self._response.disconnected = True
 
     async def stop_hedge(self) -> None:
         """Stop a second attempt at the end of the request."""
@@ -183,11 +197,15 @@ class Attempts:
         body = self._request.body_for(name, with_usage=target.request_usage)
         source = await target.upstream.open(self._route, headers, body)
         try:
-            failure = failure_of(source.status)
+            failure = failure_of(source.status, source.headers)
             if failure is not None:
                 return failure
             options = self._relay_options(dispatch, target, strip_usage=strip_usage)
-            return await Relay(source, self._response.writer, timer, options).run()
+            relay = Relay(source, self._response.writer, timer, options)
+            outcome = await relay.run()
+            if relay.refusal is not None:
+                self._refused = dispatch, relay.refusal, target.deadlines.stream_idle_s
+            return outcome
         finally:
             await source.aclose()
 

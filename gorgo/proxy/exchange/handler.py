@@ -13,7 +13,7 @@ import asyncio
 from time import perf_counter
 from typing import Any
 
-from gorgo.core.messages.actions import Action, Cancel, Dispatch, Hedge, Hold, Reject
+from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Hold, Reject
 from gorgo.proxy.exchange.accounting import RequestRecord
 from gorgo.proxy.exchange.attempts import Attempts
 from gorgo.proxy.exchange.lease import Lease, NextStep, PendingDispatch
@@ -193,7 +193,9 @@ class Exchange:
             step = attempts.lease(action) if isinstance(action, Dispatch) else action
         while isinstance(step, Lease):
             step = await attempts.next(step)
-        if step is not None:
+        if isinstance(step, Forward):
+            await attempts.forward()
+        elif step is not None:
             raise unknown_model(self._state, request.route) if step.code == "model_not_found" else error_of(step)
 
     async def _wait_in_queue(self, request_id: str) -> NextStep:

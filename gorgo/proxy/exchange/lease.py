@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from gorgo.core.messages.actions import Dispatch, Reject
+from gorgo.core.messages.actions import Dispatch, Forward, Reject
 from gorgo.proxy.upstream.target import Target
 
 
@@ -25,7 +25,7 @@ class Lease:
 
 
 #: The next step of a request.
-NextStep = Lease | Reject
+NextStep = Lease | Reject | Forward
 
 
 class PendingDispatch:

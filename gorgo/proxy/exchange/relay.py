@@ -4,8 +4,8 @@ Owns buffering, the first token, the gaps between chunks and the usage at the en
 exchange. Bytes are never decoded, split or joined, except that the buffer is sent in one piece.
 
 Theory of operation: up to the first token (of an event stream) or the end (of any other body) nothing has been sent. A
-response that fails before can be replaced by another replica's without the client's notice. Beyond `BUFFER_BYTES` the
-response is sent as it is.
+response that fails before can be replaced by another replica's without the client's notice. A 4xx is not sent at all:
+`refusal` has it for the Router's decision. Beyond `BUFFER_BYTES` the response is sent as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from time import monotonic
 
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.stream import FirstTokenDetector, StreamState, Usage, UsageEventFilter, UsageReader, read_usage
-from gorgo.proxy.http.headers import Header, downstream_headers, is_encoded, is_event_stream
+from gorgo.proxy.exchange.refusal import Refusal
+from gorgo.proxy.http.headers import Header, downstream_headers, find, is_encoded, is_event_stream
 from gorgo.proxy.http.response_writer import ResponseWriter
 from gorgo.proxy.http.timeout import ResettableTimeout
 from gorgo.proxy.upstream.client import ResponseSource, UpstreamError
@@ -71,7 +72,7 @@ class RelayOptions:
 class Relay:
     """Relays one response. `run` returns its outcome; a failure of the source is raised through it."""
 
-    __slots__ = ("_filter", "_gaps", "_options", "_recent", "_source", "_tail", "_timeout", "_writer")
+    __slots__ = ("_filter", "_gaps", "_options", "_recent", "_source", "_tail", "_timeout", "_writer", "refusal")
 
     def __init__(
         self, source: ResponseSource, writer: ResponseWriter, timeout: ResettableTimeout, options: RelayOptions
@@ -85,6 +86,8 @@ class Relay:
         self._recent: deque[bytes] = deque(maxlen=END_EVENTS)
         self._tail = UsageReader()
         self._filter: UsageEventFilter | None = None
+        #: A complete 4xx that has not been sent.
+        self.refusal: Refusal | None = None
 
     async def run(self) -> Outcome:
         async with self._source.chunks() as chunks:
@@ -107,8 +110,16 @@ class Relay:
             scan = scanner.feed(chunk)
             if scan is not StreamState.WAITING or size > BUFFER_BYTES:
                 break
-        if scan is StreamState.ERROR and (failure := _failed(scanner.error_status)) is not None:
-            return failure
+        if scan is StreamState.ERROR:
+            if (failure := _failed(scanner.error_status)) is not None:
+                return failure
+            async for chunk in chunks:
+                buffered.append(chunk)
+                size += len(chunk)
+                if size > BUFFER_BYTES:
+                    break
+            else:
+                return self._refused(b"".join(buffered), scanner.error_status)
         if scan is StreamState.CONTENT:
             self._options.on_content()
         elif scan is StreamState.WAITING and size <= BUFFER_BYTES and not scanner.ended:
@@ -193,11 +204,19 @@ class Relay:
             if size > limit:
                 return await self._oversized(b"".join(buffered), chunks)
         body = b"".join(buffered)
+        if self._source.status >= 400:
+            return self._refused(body)
         await self._start()
         self._report_head(body)
         self._timeout.extend(self._options.chunk_limit_s)
         await self._writer.finish(body)
         return self._outcome(self._result_of_buffered(), usage=read_usage(body))
+
+    def _refused(self, body: bytes, status: int | None = None) -> Outcome:
+        headers = downstream_headers(self._source.headers, passed=self._options.passed_headers)
+        self.refusal = Refusal(self._source.status, [*headers, *self._options.own_headers], body)
+        status = self._source.status if status is None else status
+        return Outcome(AttemptResult.UPSTREAM_4XX, status=status, unsent=True)
 
     async def _oversized(self, head: bytes, chunks: AsyncIterator[bytes]) -> Outcome:
         await self._start()
@@ -237,10 +256,11 @@ class Relay:
         )
 
 
-def failure_of(status: int) -> Outcome | None:
+def failure_of(status: int, headers: Sequence[Header] = ()) -> Outcome | None:
     """Return the outcome of an error status before any content: busy or failed; None for a response to relay."""
     if status in (429, 503):
-        return Outcome(AttemptResult.BUSY, status=status, error=f"status_{status}")
+        retry_after_s = _seconds(find(headers, b"retry-after") or b"")
+        return Outcome(AttemptResult.BUSY, status=status, error=f"status_{status}", retry_after_s=retry_after_s)
     if not 200 <= status < 300 and not 400 <= status < 500:
         # Redirects too: they are not followed.
         return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=status, error=f"status_{status}")
@@ -256,6 +276,11 @@ def _result_of_stream(error_status: int | None) -> AttemptResult:
 
 def _failed(error_status: int | None) -> Outcome | None:
     return failure_of(500 if error_status is None else error_status)
+
+
+def _seconds(retry_after: bytes) -> float | None:
+    """Return the seconds of a `Retry-After`; `None` without one, or for a date."""
+    return float(retry_after) if retry_after.isdigit() and len(retry_after) < 10 else None
 
 
 def _p95(gaps: array[float]) -> float | None:

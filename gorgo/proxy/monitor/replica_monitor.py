@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from gorgo.config.constants import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
-from gorgo.core.messages.request import EngineSample, OpenConnection
+from gorgo.core.messages.request import REFUSALS, EngineSample, OpenConnection
 from gorgo.engines.base import merged
+from gorgo.engines.probe import is_well, probe_paths
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.logs import log, log_missing
 from gorgo.proxy.monitor.discovery import Discovered, Discovery
@@ -29,6 +30,11 @@ FIRST_PROBE_TIMEOUT_S = 5.0
 AFTER_BREAK_S = 0.5
 #: Jitter of an interval, as a share of it: many proxies do not probe in step.
 JITTER = 0.1
+
+
+#: Reasons of failed pings: refusals, with their status, and a path that the replica does not have.
+_REFUSALS = {f"status_{status}": status for status in REFUSALS}
+_NO_PATH = ("status_404", "status_405")
 
 
 @dataclass(slots=True)
@@ -54,6 +60,10 @@ class ReplicaMonitor:
         self._target = target
         self._spread = spread
         self._answers = True
+        #: Which of the two paths of a probe answers.
+        self._second_path = False
+        #: Status of 4xx of the last probe, `None` for any other end.
+        self._refusal: int | None = None
         self._reports_metrics = True
         self._discovery = Discovery(state, target, self._fetch)
         target.upstream.on_connection_change(self._report_connection)
@@ -147,7 +157,7 @@ class ReplicaMonitor:
         self._sampled(result.sample, now)
 
     def _probed(self, rtt_s: float | None, now: float) -> None:
-        self._state.gateway.apply(self._state.router.on_probe(self._target.name, rtt_s, now=now))
+        self._state.gateway.apply(self._state.router.on_probe(self._target.name, rtt_s, now=now, refusal=self._refusal))
         self._state.probe_history.record(self._target.name, rtt_s, now=now)
 
     def _sampled(self, sample: EngineSample | None, now: float) -> None:
@@ -162,17 +172,34 @@ class ReplicaMonitor:
 
         Raises `UpstreamError` if this process has no free connection.
         """
+        self._refusal = None
         try:
-            await self._ping()
+            await self._find_path()
             rtt_s = await self._ping()
         except UpstreamError as failure:
             if failure.reason == POOL_EXHAUSTED:
                 raise
+            self._refusal = _REFUSALS.get(failure.reason)
             self._unanswered(failure)
             return None
         self._target.last_failure = None
         self._changed(None)
         return rtt_s
+
+    async def _find_path(self) -> None:
+        """Ping; try the other path if the replica does not have this one."""
+        try:
+            await self._ping()
+        except UpstreamError as failure:
+            if failure.reason not in _NO_PATH:
+                raise
+            self._second_path = not self._second_path
+            try:
+                await self._ping()
+            except UpstreamError as other:
+                self._second_path = not self._second_path
+                # A wrong key on the second path says more than the absence of the first.
+                raise other if other.reason in _REFUSALS or other.reason == POOL_EXHAUSTED else failure from None
 
     def _unanswered(self, failure: UpstreamError) -> None:
         self._state.metrics.probe_failed(self._target.name, self._target.region)
@@ -212,8 +239,9 @@ class ReplicaMonitor:
 
     async def _ping(self) -> float:
         started = perf_counter()
-        status, _ = await self._fetch(self._target.dialect.probe_path, PROBE_TIMEOUT_S)
-        if status >= 500:
+        path = probe_paths(self._target.dialect)[self._second_path]
+        status, _ = await self._fetch(path, PROBE_TIMEOUT_S)
+        if not is_well(status):
             raise UpstreamError(f"status_{status}")
         return perf_counter() - started
 

@@ -124,6 +124,7 @@ def test_every_figure_of_a_row_is_as_worked_out_by_hand() -> None:
         "slow_start_in_flight": None,
         "failures_in_a_row": 1,
         "answers": False,
+        "refusal": None,
         "rtt_ms": 100.0,
         "probe_age_s": 11.5,
         "in_flight_requests": 2,

@@ -132,7 +132,7 @@ async def test_no_more_replicas_are_asked_than_allowed(start: Start) -> None:
     assert sum(len(replica.seen) for replica in fleet.replicas) == 3
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+@pytest.mark.parametrize("status", [400, 402, 413, 422])
 async def test_other_4xx_passes_and_is_not_retried(start: Start, status: int) -> None:
     body = b'{"error":{"message":"your fault"}}'
     fleet = await start.fleet([answer(status, body, {"x-model": "1"})], [GOOD])
@@ -142,6 +142,55 @@ async def test_other_4xx_passes_and_is_not_retried(start: Start, status: int) ->
     await fleet.idle()
     assert fleet.replicas[1].seen == []
     assert fleet.state.router.fleet_view(now=fleet.state.clock())[0].failures_in_a_row == 0
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+@pytest.mark.parametrize("as_event", [False, True])
+async def test_what_one_replica_refuses_and_another_answers_is_the_fault_of_the_first(
+    start: Start, status: int, as_event: bool
+) -> None:
+    said = event({"error": {"message": "no", "code": status}})
+    refuses = stream(said, DONE) if as_event else answer(status, b'{"error":{"message":"no"}}')
+    fleet = await start.fleet([refuses], [GOOD])
+    for _ in range(12):
+        response = await ask(fleet)
+        assert (response.status_code, response.content) == (200, GOOD_BYTES)
+    await fleet.idle()
+    assert len(fleet.replicas[0].seen) == 3, "three such requests eject it"
+    (view, _) = fleet.state.router.fleet_view(now=fleet.state.clock())
+    assert (view.state, view.ejected_by, view.refusal, view.failures) == ("ejected", "refusals", status, 3)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+async def test_what_every_replica_refuses_is_the_client_s_fault_and_ejects_none(start: Start, status: int) -> None:
+    body = b'{"error":{"message":"your fault"}}'
+    fleet = await start.fleet([answer(status, body, {"x-model": "1"})], [answer(status, body, {"x-model": "2"})])
+    for _ in range(10):
+        response = await ask(fleet)
+        assert (response.status_code, response.content) == (status, body)
+        assert response.headers["x-model"] in ("1", "2")
+    await fleet.idle()
+    assert sum(len(replica.seen) for replica in fleet.replicas) <= 20, "once each"
+    views = fleet.state.router.fleet_view(now=fleet.state.clock())
+    assert [(view.state, view.failures, view.refusal) for view in views] == [("healthy", 0, None)] * 2
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_engine_never_costs_a_request_while_another_is_open(start: Start, status: int) -> None:
+    fleet = await start.fleet([answer(status)], [GOOD])
+    for _ in range(60):
+        response = await ask(fleet)
+        assert (response.status_code, response.content) == (200, GOOD_BYTES)
+    await fleet.idle()
+    assert 1 <= len(fleet.replicas[0].seen) <= 6
+    assert fleet.state.router.fleet_view(now=fleet.state.clock())[0].failures == 0
+
+
+async def test_retry_after_of_an_engine_reaches_the_client_if_there_is_no_other(start: Start) -> None:
+    fleet = await start.fleet([answer(429, headers={"retry-after": "17"})])
+    response = await ask(fleet)
+    assert (response.status_code, response.headers["retry-after"]) == (429, "17")
+    await fleet.idle()
 
 
 async def test_error_event_that_blames_the_request_passes(start: Start) -> None:

@@ -318,7 +318,7 @@ def test_failure_before_any_content_is_told_by_a_status(script: Script, status: 
     ("script", "body"),
     [
         (Script(status=400, headers=JSON, steps=[b'{"error": "too long"}']), b'{"error": "too long"}'),
-        (Script(status=404, headers=JSON, steps=[b"{}"]), b"{}"),
+        (Script(status=422, headers=JSON, steps=[b"{}"]), b"{}"),
     ],
 )
 def test_refusal_of_an_engine_is_the_answer(script: Script, body: bytes) -> None:

@@ -202,14 +202,48 @@ def test_round_trip_is_that_of_the_second_ping() -> None:
     watched(test)
 
 
-@pytest.mark.parametrize(("status", "answers"), [(200, True), (404, True), (499, True), (500, False), (503, False)])
-def test_any_answer_but_a_fault_of_the_server_is_a_round_trip(status: int, answers: bool) -> None:
+@pytest.mark.parametrize(
+    ("status", "answers"),
+    [(200, True), (204, True), (301, False), (401, False), (403, False), (499, False), (500, False), (503, False)],
+)
+def test_a_probe_is_well_with_2xx_alone(status: int, answers: bool) -> None:
     async def test(watch: Watch) -> None:
         watch.engine.answers[PING] = (status, b"")
         await watch.watcher.probe()
         assert (watch.view.rtt_ms is not None) is answers
         assert watch.counted("gorgo_probe_failures_total") == (0.0 if answers else 1.0)
         assert watch.view.failures_in_a_row == (0 if answers else 1)
+
+    watched(test)
+
+
+@pytest.mark.parametrize(
+    ("ping", "models", "answers", "refusal"),
+    [
+        (404, 200, True, None),
+        (405, 200, True, None),
+        (404, 404, False, 404),
+        (404, 401, False, 401),
+        (404, 500, False, 404),
+        (401, 200, False, 401),
+        (500, 200, False, None),
+    ],
+)
+def test_an_engine_without_the_path_of_a_probe_is_probed_on_another_one(
+    ping: int, models: int, answers: bool, refusal: int | None
+) -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.answers |= {PING: (ping, b""), "/v1/models": (models, b"")}
+        await watch.watcher.probe()
+        assert (watch.view.rtt_ms is not None, watch.view.refusal) == (answers, refusal)
+        before = len(watch.engine.asked)
+        await watch.watcher.probe()
+        paths = [path for _, path in watch.engine.asked[before:] if path != METRICS]
+        if answers:
+            assert set(paths) <= {"/v1/models", LOADS}
+        watch.engine.answers |= {PING: (200, b""), "/v1/models": (200, b"")}
+        await watch.watcher.probe()
+        assert (watch.view.rtt_ms is not None, watch.view.refusal) == (True, None)
 
     watched(test)
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from gorgo.config.model import ReplicaConfig
+from gorgo.config.replica_advice import remedy, without_api_path
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.proxy.admin.page.recent_stats import RecentStats
 from gorgo.proxy.readiness import AllowedRegions, why_not_ready
@@ -18,6 +20,8 @@ FAILED_SHARE = 0.01
 
 _EJECTED = {
     "attempts": "requests to it failed",
+    "refusals": "it refuses what other replicas answer",
+    "busy": "its engine was busy for too long",
     "probes": "it does not answer probes",
     "region": "its whole region stopped answering",
 }
@@ -71,6 +75,7 @@ def alerts(
     stopping: bool,
     config_refused: bool,
     out_of_range: Sequence[str],
+    replicas: Mapping[str, ReplicaConfig],
     allowed: AllowedRegions | None = None,
     waiting: Sequence[str] = (),
     failures: Mapping[str, str | None] | None = None,
@@ -78,6 +83,7 @@ def alerts(
     """Return all alerts, worst first; `failures` has the cause of a replica's last failure."""
     failures = failures or {}
     found = [
+        *_of_refusals(views, replicas),
         *_of_proxy(stopping=stopping, config_refused=config_refused),
         *_of_fleet(views, unreachable_regions, allowed or {}),
         *_of_traffic(stats, queued),
@@ -87,6 +93,22 @@ def alerts(
     if out_of_range:
         found.append(Alert("warn", f"Weights outside the policy's box: {', '.join(out_of_range)}"))
     return sorted(found, key=lambda alert: alert.level != "bad")
+
+
+def _of_refusals(views: Sequence[ReplicaSnapshot], replicas: Mapping[str, ReplicaConfig]) -> Iterator[Alert]:
+    """First of all: such a replica never gets well by itself, because its configuration is at fault."""
+    for view in views:
+        if view.refusal is not None:
+            advice = _remedy(view, view.refusal, replicas.get(view.name))
+            yield Alert("bad", f"{view.name} answers {view.refusal}{'' if advice is None else f': {advice}'}")
+
+
+def _remedy(view: ReplicaSnapshot, status: int, replica: ReplicaConfig | None) -> str | None:
+    if replica is None:
+        return None
+    if status == 404 and view.answers and replica.url.rstrip("/") == without_api_path(replica.url):
+        return f"compare the model's name in requests and its models with {replica.url}/v1/models"
+    return remedy(status, url=replica.url, api_key_env=replica.api_key_env)
 
 
 def _of_proxy(*, stopping: bool, config_refused: bool) -> Iterator[Alert]:

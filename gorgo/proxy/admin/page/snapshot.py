@@ -162,6 +162,7 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
             stopping=state.stopping,
             config_refused=state.metrics.config.refused,
             out_of_range=router.weights.out_of_range(specs),
+            replicas={replica.name: replica for replica in state.config.replicas},
             allowed=state.client_policies.models,
             waiting=[str(difference) for difference in differing if difference.waits],
             failures={name: target.last_failure for name, target in state.targets.items()},

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gorgo.config.model import ReplicaConfig
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.proxy.admin.page.alerts import Alert, alerts, condition_of
 from gorgo.proxy.admin.page.recent_stats import RecentStats
@@ -21,6 +22,7 @@ def told(*views: ReplicaSnapshot, stats: RecentStats = WELL, **changes: Any) -> 
         "stopping": False,
         "config_refused": False,
         "out_of_range": (),
+        "replicas": {},
     }
     return alerts(views or (view(),), stats, **{**calm, **changes})
 
@@ -84,6 +86,33 @@ def test_what_hurts_requests_comes_before_what_might() -> None:
     assert [(alert.level, alert.text.split(" is ")[0]) for alert in found] == [("bad", "gone"), ("warn", "drained")]
 
 
+@pytest.mark.parametrize(
+    ("refusal", "answers", "url", "remedy"),
+    [
+        (401, True, "http://w", ": set api_key_env"),
+        (403, False, "http://w", ": set api_key_env"),
+        (404, False, "http://w/v1", "without /v1: http://w"),
+        (404, True, "http://w/v1", "without /v1: http://w"),
+        (405, True, "http://w/", "check its url and engine"),
+        (404, False, "http://w", "check its url and engine"),
+        (404, True, "http://w", "compare the model's name in requests and its models with http://w/v1/models"),
+        (400, True, "http://w", "wrong answers 400"),
+    ],
+)
+def test_a_replica_that_refuses_is_the_first_line_with_its_remedy(
+    refusal: int, answers: bool, url: str, remedy: str
+) -> None:
+    found = told(
+        view("gone", state="ejected", ejected_by="attempts", eligible=False),
+        view("wrong", state="ejected", ejected_by="refusals", eligible=False, refusal=refusal, answers=answers),
+        stopping=True,
+        replicas={"wrong": ReplicaConfig(name="wrong", region="near", url=url)},
+    )
+    assert found[0].level == "bad"
+    assert found[0].text.startswith(f"wrong answers {refusal}")
+    assert remedy in found[0].text
+
+
 def test_region_that_is_cut_off_is_one_line_and_not_one_per_replica() -> None:
     gone = [view(name, state="ejected", ejected_by="region", eligible=False) for name in ("a", "b")]
     (alert, other) = told(*gone, unreachable_regions=frozenset({"near"}))
@@ -130,6 +159,11 @@ def test_one_failure_in_a_hundred_is_an_alert(failed: int, of: int, said: bool) 
     ("changes", "found"),
     [
         ({"state": "ejected", "ejected_by": None}, ("ejected", "it failed; retried in 0 s")),
+        (
+            {"state": "ejected", "ejected_by": "refusals"},
+            ("ejected", "it refuses what other replicas answer; retried in 0 s"),
+        ),
+        ({"state": "ejected", "ejected_by": "busy"}, ("ejected", "its engine was busy for too long; retried in 0 s")),
         (
             {"state": "ejected", "ejected_by": "region"},
             ("ejected", "its whole region stopped answering; retried in 0 s"),

@@ -1,0 +1,116 @@
+"""A 4xx is the fault of the client if every replica refuses alike, and of the replica if another one answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from gorgo.core.limits import RouterLimits
+from gorgo.core.messages.actions import Dispatch, Forward
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.router import Router
+from tests.core.routers import COMPLETED, FAILED, a_request, dispatched, finished, make_router, submitted
+
+
+def refusal(status: int) -> Outcome:
+    return Outcome(AttemptResult.UPSTREAM_4XX, status=status, unsent=True)
+
+
+def serve(router: Router, number: int, ends: dict[str, Outcome], *, now: float) -> tuple[list[str], object]:
+    """Serve a request; return the replicas that had it, and the last action."""
+    action: object = dispatched(submitted(router, a_request(f"r{number}", received_s=now), now=now))
+    names = []
+    while isinstance(action, Dispatch):
+        names.append(action.replica)
+        action = next(iter(finished(router, action.attempt_id, ends.get(action.replica, COMPLETED), now=now)), None)
+    return names, action
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_no_request_is_lost_to_a_replica_that_refuses_what_another_answers(status: int) -> None:
+    router = make_router("a", "b")
+    served = [serve(router, number, {"a": refusal(status)}, now=1.0 + number / 10) for number in range(40)]
+    assert all(names[-1] == "b" and end is None for names, end in served)
+    assert [names for names, _ in served].count(["a", "b"]) == 3
+    (view, _) = router.fleet_view(now=5.0)
+    assert (view.state, view.ejected_by, view.refusal, view.failures) == ("ejected", "refusals", status, 3)
+    assert [sample.status for sample in router.samples] == [200] * 40
+
+
+def test_three_that_refuse_do_not_hide_the_fourth_which_answers() -> None:
+    router = make_router(*"abcd")
+    ends = {name: refusal(401) for name in "abc"}
+    for number in range(20):
+        assert serve(router, number, ends, now=1.0 + number)[0][-1] == "d"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_what_every_replica_refuses_is_forwarded_and_ejects_none_however_often(status: int) -> None:
+    router = make_router("a", "b")
+    ends = {name: refusal(status) for name in "ab"}
+    for number in range(500):
+        names, end = serve(router, number, ends, now=1.0 + number / 100)
+        assert end == Forward(f"r{number}")
+        assert len(names) == len(set(names))
+    assert set(router.health_states().values()) == {"healthy"}
+    assert all((view.failures, view.refusal) == (0, None) for view in router.fleet_view(now=9.0))
+    assert {sample.status for sample in router.samples} == {status}
+
+
+def test_refused_requests_have_a_retry_budget_of_their_own() -> None:
+    limits = RouterLimits(retry_budget_ratio=0.0, retry_budget_minimum=5)
+    router = make_router("a", "b", limits=limits)
+    ends = {name: refusal(404) for name in "ab"}
+    tried = sum(len(serve(router, number, ends, now=1.0)[0]) for number in range(50))
+    assert tried == 55, "five retries"
+    failing = [serve(router, number, {"a": FAILED}, now=1.0) for number in range(3)]
+    assert all(end is None for _, end in failing), "failed requests have theirs"
+
+
+def test_a_proven_refusal_makes_the_next_retries_free() -> None:
+    router = make_router("a", "b", limits=RouterLimits(retry_budget_ratio=0.0, retry_budget_minimum=1))
+    sent = [dispatched(submitted(router, a_request(f"r{n}"), now=1.0)) for n in range(30)]
+    again = dispatched(finished(router, sent[0].attempt_id, refusal(401), now=1.1))
+    finished(router, again.attempt_id, COMPLETED, now=1.2)
+    for attempt in sent[1:]:
+        assert dispatched(finished(router, attempt.attempt_id, refusal(401), now=1.3)).replica == "b"
+
+
+def test_an_answer_of_its_own_clears_a_replica() -> None:
+    router = make_router("a", "b")
+    for number in range(30):
+        serve(router, 2 * number, {"a": refusal(404)}, now=1.0 + number)
+        assert serve(router, 2 * number + 1, {}, now=1.5 + number)[0] == ["a"]
+    assert router.health_states()["a"] == "healthy"
+    assert router.fleet_view(now=40.0)[0].refusal is None
+
+
+def test_any_other_4xx_is_the_client_s_until_a_replica_answers_nothing_else() -> None:
+    router = make_router("a", "b")
+    served = [serve(router, number, {"a": refusal(400)}, now=1.0 + number / 10) for number in range(20)]
+    assert [names for names, _ in served[:3]] == [["a"]] * 3
+    assert all(end == Forward(f"r{number}") for number, (_, end) in enumerate(served[:3]))
+    assert all(end is None for _, end in served[3:]), "lost to the first three only"
+    assert router.fleet_view(now=3.0)[0].ejected_by == "refusals"
+
+
+def test_a_bad_request_among_good_ones_is_forwarded_at_once() -> None:
+    router = make_router("a", "b")
+    for number in range(30):
+        names, end = serve(router, 2 * number, {"a": refusal(400)}, now=1.0 + number)
+        assert (names, end) == (["a"], Forward(f"r{2 * number}"))
+        serve(router, 2 * number + 1, {}, now=1.5 + number)
+
+
+def test_a_refusal_that_has_been_sent_ends_the_request() -> None:
+    router = make_router("a", "b")
+    sent = dispatched(submitted(router, a_request(), now=1.0))
+    assert finished(router, sent.attempt_id, Outcome(AttemptResult.UPSTREAM_4XX, status=404), now=1.0) == []
+    assert [sample.status for sample in router.samples] == [404]
+
+
+def test_a_pinned_request_is_refused_by_its_only_replica() -> None:
+    router = make_router("a", "b")
+    for number in range(9):
+        sent = dispatched(submitted(router, a_request(f"r{number}", pinned_replica="a"), now=1.0))
+        assert finished(router, sent.attempt_id, refusal(404), now=1.0) == [Forward(f"r{number}")]
+    assert router.health_states()["a"] == "healthy"
