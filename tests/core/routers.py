@@ -65,6 +65,7 @@ def a_request(
     pinned_replica: str | None = None,
     streamed: bool = True,
     body_bytes: int = 0,
+    client: str | None = None,
 ) -> RouteRequest:
     return RouteRequest(
         request_id,
@@ -77,6 +78,7 @@ def a_request(
         pinned_replica=pinned_replica,
         streamed=streamed,
         body_bytes=body_bytes,
+        client=client,
     )
 
 

@@ -280,7 +280,7 @@ def test_a_sample_counts_for_the_weights_it_was_routed_under() -> None:
 def test_a_sample_tells_the_whole_request() -> None:
     router = make_router("a", "b")
     router.on_probe("b", 0.09, now=9.0)
-    first = dispatched(submitted(router, a_request(received_s=9.5), now=10.0))
+    first = dispatched(submitted(router, a_request(received_s=9.5, client="team-a", model="m"), now=10.0))
     second = dispatched(finished(router, first.attempt_id, FAILED, now=11.0))
     router.on_first_token(second.attempt_id, now=12.0)
     end = Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=260, cached_tokens=64, output_tokens=20, itl_s_p95=0.02)
@@ -314,7 +314,18 @@ def test_a_sample_tells_the_whole_request() -> None:
         "shadow_cost": None,
         "shadow_predicted_ttft_ms": None,
         "best_cached_tokens": 0,
+        "client": "team-a",
+        "model": "m",
     }
+    shown = router.decisions("r")[1].as_dict()
+    assert (shown["client"], shown["model"]) == ("team-a", "m")
+
+
+def test_model_name_of_any_length_is_in_no_record() -> None:
+    router = make_router("a")
+    finished(router, dispatched(submitted(router, a_request(model="x" * 257), now=0.0)).attempt_id, GONE, now=1.0)
+    (row,) = router.samples.after(0)["samples"]
+    assert (row["model"], router.decisions("r")[0].model) == (None, None)
 
 
 def test_what_is_unknown_in_a_sample_is_null() -> None:

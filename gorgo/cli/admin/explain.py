@@ -49,11 +49,24 @@ def _recent(shown: Row) -> Iterator[str]:
     if not shown["decisions"]:
         yield "no request has been routed yet"
         return
-    header = ["request", "decided, UTC", "replica", "policy", "fallback", "predicted ms", "observed ms", "status"]
+    header = [
+        "request",
+        "decided, UTC",
+        "client",
+        "model",
+        "replica",
+        "policy",
+        "fallback",
+        "predicted ms",
+        "observed ms",
+        "status",
+    ]
     rows: list[list[Cell]] = [
         [
             _plain(row["request_id"]) + ("" if row["attempt"] == 1 else f" #{row['attempt']}"),
             formatting.clock(row["decided_s"]),
+            _known(row["client"]),
+            _known(row["model"]),
             _plain(row["replica"]),
             _plain(row["policy"]),
             row["fallback"],
@@ -82,6 +95,7 @@ def _decision(decision: Row) -> Iterator[str]:
     policy, unit = _plain(decision["policy"]), decision["unit"]
     again = "" if decision["attempt"] == 1 else f", attempt {decision['attempt']}"
     yield f"{_plain(decision['request_id'])}{again}: {_plain(decision['replica'])}, {_reason(decision, policy)}"
+    yield f"client {_known(decision['client'])}, model {_known(decision['model'])}"
     values = "".join(f" {_plain(name)}={value:g}" for name, value in decision["weights"].items())
     yield f"weights version {decision['weights_version']}:{values or ' none'}"
     terms = list(dict.fromkeys(term for row in decision["candidates"] for term in row["terms"]))
@@ -138,6 +152,10 @@ def _parts(parts: Mapping[str, float | None]) -> str:
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f} ms" if abs(value) >= 100 else f"{value:,.1f} ms"
+
+
+def _known(text: object) -> str:
+    return "-" if text is None else _plain(text)
 
 
 def _plain(text: object) -> str:

@@ -205,6 +205,8 @@ class Dispatcher:
             fallback=choice.fallback,
             excluded=eligible.excluded,
             shadow=evaluation.shadow,
+            client=state.request.client,
+            model=state.request.recorded_model,
         )
         self._decisions.append(decision)
         return decision

@@ -112,6 +112,8 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         shadow_predicted_ttft_ms=None if shadow is None else _ms(shadow.predicted_ttft_s),
         best_cached_tokens=decision.best_cached_tokens,
         ttft_parts_ms=None if ttft_s is None else decision.estimate.attribute(ttft_s).as_ms(),
+        client=request.client,
+        model=decision.model,
     )
 
 

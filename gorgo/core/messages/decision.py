@@ -56,6 +56,9 @@ class Decision:
     #: Replicas left out and the reason: `draining`, `ejected`, `tried`, `model`, `region`, `slow_start`, `full`.
     excluded: Mapping[str, str]
     shadow: ShadowScore | None = None
+    #: Name of the client's key, and the model as the request names it.
+    client: str | None = None
+    model: str | None = None
 
     @property
     def replica(self) -> str:
@@ -72,6 +75,8 @@ class Decision:
         return {
             "request_id": self.request_id,
             "attempt": self.attempt,
+            "client": self.client,
+            "model": self.model,
             "decided_s": self.decided_s,
             "policy": self.policy,
             "unit": self.unit,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gorgo.core.latency.tcp import Pacing, TcpWindows
+from gorgo.core.prompt.token_ratio import MAX_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,12 @@ class RouteRequest:
     regions: frozenset[str] | None = None
     idempotent: bool = True
     text_bytes: int | None = None
+
+    @property
+    def recorded_model(self) -> str | None:
+        """Return the model for records; `None` for a name longer than any model's, since clients choose it."""
+        model = self.model
+        return None if model is None or len(model) > MAX_NAME else model
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class Sample:
     `policy`, `weights_version`, `estimated_cached_tokens`, `rtt_ms`, the prediction, `terms` (of the replica's cost, in
     the policy's unit) and the shadow's score are those of the last dispatch. `best_cached_tokens` is
     the estimate of the candidate with most of the prompt. `ttft_parts_ms` (`core.latency.ttft`) adds up to `ttft_ms`.
+    `client` is the name of the client's key.
     """
 
     seq: int
@@ -50,6 +51,8 @@ class Sample:
     shadow_predicted_ttft_ms: float | None = None
     best_cached_tokens: int | None = None
     ttft_parts_ms: Mapping[str, float] | None = None
+    client: str | None = None
+    model: str | None = None
 
 
 class SampleRing:

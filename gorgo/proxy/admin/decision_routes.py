@@ -59,6 +59,8 @@ def _summary(row: DecisionStatus) -> dict[str, Any]:
     return {
         "request_id": decision.request_id,
         "attempt": decision.attempt,
+        "client": decision.client,
+        "model": decision.model,
         "decided_s": decision.decided_s,
         "policy": decision.policy,
         "weights_version": decision.weights_version,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.core.prompt.token_ratio import MAX_NAME
 from gorgo.proxy.exchange.parse import ParsedRequest
 from gorgo.proxy.logs import log
 from gorgo.proxy.state import RunningProxy
@@ -36,6 +35,8 @@ class RequestRecord:
     hedged: bool = False
     #: `None` unless this request is traced.
     trace: Trace | None = None
+    #: Name of its key; `None` while clients need none.
+    client: str | None = None
 
     def body_read(self, state: RunningProxy) -> None:
         """Record that the whole body has been read."""
@@ -101,6 +102,8 @@ class RequestRecord:
             "request",
             request_id=request_id,
             route=route,
+            client=self.client,
+            model=None if self.request is None else self.request.route.recorded_model,
             replica=self.replica,
             status=status,
             code=self.code,
@@ -129,11 +132,10 @@ class RequestRecord:
         """Write a line for a replay of this traffic, also for a request that failed."""
         assert state.request_log is not None
         outcome = self.outcome or Outcome(AttemptResult.CLIENT_DISCONNECTED)
-        model = request.route.model
         state.request_log.add(
             received_s=self.received_s,
-            # Chosen by the client: of any length.
-            model=None if model is None or len(model) > MAX_NAME else model,
+            client=self.client,
+            model=request.route.recorded_model,
             input_tokens=request.route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,
             # An incomplete response would have been longer.
             output_tokens=outcome.output_tokens if outcome.result is AttemptResult.COMPLETED else None,

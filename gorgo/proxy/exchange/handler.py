@@ -78,7 +78,7 @@ class Exchange:
         self._id = request_id(self._headers)
         #: The id of the request in the Router; None before and after.
         self._router_id: str | None = None
-        self._record = RequestRecord(self._received_s)
+        self._record = RequestRecord(self._received_s, client=self._client)
         self._response = ClientResponse(state, send, self._id, self._record)
         #: None before the request is parsed.
         self._attempts: Attempts | None = None

@@ -55,13 +55,16 @@ class RequestLog:
         text_bytes: int,
         status: int,
         blocks: bytes,
+        client: str | None = None,
     ) -> None:
         """Queue one line; `blocks` is the fingerprint. Never waits and never fails."""
         if len(self._waiting) >= self._max_waiting:
             self._dropped += 1
             return
         hashes = np.frombuffer(blocks, dtype="<u8")[BLOCKS_PER_HASH - 1 :: BLOCKS_PER_HASH].tobytes()
-        self._waiting.append(Finished(received_s, model, input_tokens, output_tokens, text_bytes, status, hashes))
+        self._waiting.append(
+            Finished(received_s, model, input_tokens, output_tokens, text_bytes, status, hashes, client)
+        )
         if len(self._waiting) == BATCH:
             self._wake.set()
 

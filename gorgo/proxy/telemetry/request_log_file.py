@@ -52,6 +52,8 @@ class Finished:
         HTTP status; 499 if the client disconnected.
     hashes:
         8 bytes per hash, little-endian.
+    client:
+        Name of its key; `None` while clients need none.
     """
 
     received_s: float
@@ -61,6 +63,7 @@ class Finished:
     text_bytes: int
     status: int
     hashes: bytes
+    client: str | None = None
 
     def line(self) -> str:
         """Return the JSON line."""
@@ -70,6 +73,7 @@ class Finished:
         hashes = f'["{words}"]' if words else "[]"
         return (
             f'{{"received_s": {self.received_s:.4f}, "model": {json.dumps(self.model)},'
+            f' "client": {json.dumps(self.client)},'
             f' "input_tokens": {self.input_tokens}, "output_tokens": {output}, "text_bytes": {self.text_bytes},'
             f' "status": {self.status}, "block_hashes": {hashes}}}\n'
         )

@@ -62,6 +62,8 @@ def test_a_decision_is_shown_with_the_terms_of_each_candidate_and_unknown_is_nul
     assert decision().as_dict() == {
         "request_id": "r",
         "attempt": 2,
+        "client": None,
+        "model": None,
         "decided_s": 7.0,
         "policy": "nearest",
         "unit": "ms",

@@ -22,4 +22,5 @@ def test_a_new_record_knows_only_when_its_request_was_received() -> None:
         "queued_s": None,
         "hedged": False,
         "trace": None,
+        "client": None,
     }

@@ -86,6 +86,8 @@ def test_times_of_a_stream_count_from_the_first_byte_of_its_request(caplog: pyte
     virtually(test, [SPOKEN])
     assert line(caplog) == {
         "route": "/v1/chat/completions",
+        "client": None,
+        "model": "m",
         "replica": "r0",
         "status": 200,
         "code": None,

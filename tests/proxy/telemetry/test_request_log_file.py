@@ -44,6 +44,7 @@ def test_file_begins_with_a_header_and_has_a_line_per_request(tmp_path: Path) ->
     assert one == {
         "received_s": 1000.5,
         "model": "m",
+        "client": None,
         "input_tokens": 1100,
         "output_tokens": 20,
         "text_bytes": 4400,

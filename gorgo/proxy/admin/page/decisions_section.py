@@ -153,7 +153,11 @@ def _excluded(decision: Decision) -> Html | None:
 def _facts(row: DecisionStatus) -> Html:
     """Return the measured values, as far as the request has ended."""
     decision, sample = row.decision, row.sample
-    facts = [f"{decision.estimated_cached_tokens:,} of {decision.prompt_tokens:,} prompt tokens estimated cached there"]
+    named = [f"{what} {name}" for what, name in (("client", decision.client), ("model", decision.model)) if name]
+    facts = [
+        *named,
+        f"{decision.estimated_cached_tokens:,} of {decision.prompt_tokens:,} prompt tokens estimated cached there",
+    ]
     if decision.best_cached_tokens > decision.estimated_cached_tokens:
         facts.append(f"{decision.best_cached_tokens:,} on the replica with most")
     if sample is not None:
