@@ -29,7 +29,8 @@ def engine(
 ) -> None:
     """Run one simulated SGLang replica.
 
-    It answers over HTTP with the simulated RTT of its region, and needs no GPU.
+    It answers over HTTP with the simulated RTT of its region, and needs no GPU. Further models of the replica are
+    listed as LoRA adapters of the first.
     """
     from gorgo.apps.engine_server import run_engine
     from gorgo.cli.signals import run_until_stopped
@@ -52,6 +53,7 @@ def engine(
             host=host,
             port=_port_of(spec) if port is None else port,
             model=spec.models[0] if spec.models else "gorgo-sim",
+            adapters=spec.models[1:],
             ready=ready,
             stop=stop,
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Set
+from collections.abc import Awaitable, Callable, Container, Iterable, Set
 
 from gorgo.config.model import Config
 from gorgo.config.router_settings import model_names
@@ -87,6 +87,11 @@ class ServedModels:
         """Return whether some replica lists `model` as an adapter: its cached prefixes are its own."""
         return model in self._parents
 
+    def governing(self, model: str | None, rules: Container[str]) -> str | None:
+        """Return the model whose rule holds for `model`: its own if it has one, else that of an adapter's base."""
+        base = None if model in rules else self._parents.get(model or "")
+        return model if base is None else self._aliases.get(base, base)
+
     def rows(self) -> list[dict[str, object]]:
         """Return the rows of `/v1/models`: configured models, listed ones, and aliases; empty if none is known."""
         names = [name for replica in self._configured for name in self._configured[replica]]
@@ -130,7 +135,8 @@ class ServedModels:
                 self._engine_names.setdefault((replica, self._aliases.get(name, name)), name)
         for replica, (found, engine) in self._found.items():
             self._index_replica(replica, found, engine)
-        self._synonyms |= self._aliases
+        listed = {model.name for found, _ in self._found.values() for model in found}
+        self._synonyms = {name: model for name, model in self._synonyms.items() if name not in listed} | self._aliases
 
     def _index_replica(self, replica: str, found: Iterable[ServedModel], engine: str) -> None:
         known: dict[str, str] = {}

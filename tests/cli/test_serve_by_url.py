@@ -54,6 +54,19 @@ def test_two_urls_are_a_fleet_whose_engines_and_models_are_found(tmp_path: Path)
         assert stopped(proxy, signal.SIGTERM) == 0
 
 
+def test_an_adapter_is_found_where_an_engine_has_it_loaded(tmp_path: Path) -> None:
+    text = (ROOT / "regions.yaml").read_text().replace("[gorgo-sim]       #", "[gorgo-sim, sql] #")
+    (tmp_path / "regions.yaml").write_text(text)
+    with contextlib.ExitStack() as stack:
+        without = stack.enter_context(engine())
+        loaded = stack.enter_context(engine("--config", str(tmp_path / "regions.yaml")))
+        words = ("serve", "--replica", without, "--replica", loaded, "--policy", "round-robin", *ANYWHERE)
+        said, _ = stack.enter_context(running(LISTENS, *words))
+        assert {chat(said[1], "sql")[0] for _ in range(4)} == {"local-1"}
+        assert {chat(said[1], "gorgo-sim:sql")[0] for _ in range(4)} == {"local-1"}
+        assert {chat(said[1], "gorgo-sim")[0] for _ in range(4)} == {"local-0", "local-1"}
+
+
 def test_the_printed_configuration_is_the_file_to_go_on_with() -> None:
     words = ("--replica", "http://a:30000", "--replica", "eu=http://b:30000", "--policy", "nearest", "--print-config")
     config = parse_config(output(gorgo("serve", *words)).encode())

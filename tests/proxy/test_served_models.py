@@ -193,6 +193,17 @@ async def test_an_adapter_goes_where_it_is_loaded_under_the_name_that_the_engine
     assert [(row["id"], row.get("parent")) for row in rows] == [("base", None), ("sql", "base")]
 
 
+async def test_an_adapter_named_by_the_field_of_sglang_goes_where_it_is_loaded(start: Start) -> None:
+    fleet = await fleet_of(start, listing("base", owner="sglang", sql="base"), listing("base", owner="sglang"))
+    for _ in range(2):
+        response = await fleet.client.post(CHAT, content=chat(model="base", lora_path="sql"))
+        assert response.headers["x-gorgo-replica"] == "r0"
+        response = await fleet.client.post("/generate", json={"text": "hello", "lora_path": "sql"})
+        assert response.headers["x-gorgo-replica"] == "r0"
+    others = [await fleet.client.post(CHAT, content=chat(model="base", lora_path=name)) for name in ("x", ["sql"])]
+    assert {response.headers["x-gorgo-replica"] for response in others} == {"r0", "r1"}
+
+
 async def test_an_adapter_shares_no_cached_prefix_with_its_base_or_with_another(start: Start) -> None:
     fleet = await fleet_of(start, listing("base", a="base", b="base"))
     text = "a prompt of several blocks " * 100
@@ -204,6 +215,24 @@ async def test_an_adapter_shares_no_cached_prefix_with_its_base_or_with_another(
 
     assert [await estimated(model) for model in ("base", "a", "b")] == [0, 0, 0]
     assert all([await estimated(model) > 0 for model in ("base", "a", "b")])
+
+
+async def test_the_regions_of_a_model_hold_for_its_adapters_unless_they_have_their_own(start: Start) -> None:
+    named = [ModelConfig(name="base", allowed_regions=("there",)), ModelConfig(name="b", allowed_regions=("here",))]
+    replica = await start.replica(answer(200))
+    replica.models = listing("base", a="base", b="base")
+    config: Config = replace(config_for([replica]), models=tuple(named))
+    config = replace(config, regions=(*config.regions, replace(config.regions[0], name="there")))
+    fleet = await start.proxy(config, [replica])
+    for name in ("base", "a"):
+        checked(await fleet.client.post(CHAT, content=chat(model=name)), 403, "region_not_allowed")
+    assert await served_by(fleet, "b") == {"r0"}
+
+
+async def test_a_model_whose_own_name_looks_like_an_adapter_is_itself(start: Start) -> None:
+    fleet = await fleet_of(start, listing("base", a="base"), listing("base:a"))
+    assert await served_by(fleet, "base:a") == {"r1"}
+    assert await served_by(fleet, "a") == {"r0"}
 
 
 # -- the kind of engine

@@ -6,7 +6,7 @@ Owns wiring and lifetime; `replica` has the state, `generation` and `information
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
@@ -33,6 +33,7 @@ async def run_engine(
     ready: Callable[[str, int], None] | None = None,
     stop: asyncio.Event | None = None,
     model: str = "gorgo-sim",
+    adapters: Sequence[str] = (),
     keep_alive_s: float = KEEP_ALIVE_S,
     jitter: float = JITTER,
 ) -> None:
@@ -44,6 +45,8 @@ async def run_engine(
         Of the replica; enters the seed, so that replicas of one fleet do not jitter alike.
     profile:
         The simulated engine.
+    model, adapters:
+        Names that `/v1/models` lists: the base model, and LoRA adapters of it.
     rtt_ms, jitter:
         Distance to the client: mean round trip, and the mean of the exponential added to each one-way trip, as a share
         of it.
@@ -55,7 +58,7 @@ async def run_engine(
     )
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
     generation.add_routes(app, replica)
-    information.add_routes(app, replica)
+    information.add_routes(app, replica, adapters)
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, keepalive_timeout=keep_alive_s, shutdown_timeout=1.0
     )

@@ -60,8 +60,10 @@ def parse_request(
     except BadRequest as error:
         raise HttpError(400, "invalid_request", str(error)) from None
     named = _model(parsed)
-    model = state.models.canonical(named)
-    options = state.client_policies.request_options(headers, client=client, model=model)
+    model = state.models.canonical(_adapter(state, parsed) or named)
+    policies = state.client_policies
+    governing = state.models.governing(model, policies.models)
+    options = policies.request_options(headers, client=client, model=governing)
     ratio = _BYTES_PER_ID if prompt.tokens is not None else state.router.token_ratios.ratio(model)
     fingerprint = state.fingerprinter(prompt, adapter=model if state.models.is_adapter(model) else None)
     request = RouteRequest(
@@ -89,6 +91,12 @@ def parse_request(
 def _model(parsed: dict[str, Any]) -> str | None:
     model = parsed.get("model")
     return model if isinstance(model, str) and model else None
+
+
+def _adapter(state: RunningProxy, parsed: dict[str, Any]) -> str | None:
+    """Return the adapter that a body names by SGLang's own field; one that no replica lists is left to the engine."""
+    name = parsed.get("lora_path")
+    return name if isinstance(name, str) and state.models.is_adapter(name) else None
 
 
 def _is_idempotent(route: str, parsed: dict[str, Any]) -> bool:

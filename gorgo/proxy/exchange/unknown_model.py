@@ -16,11 +16,13 @@ def unknown_model(state: RunningProxy, request: RouteRequest) -> HttpError:
     """Return the error for the model of `request`."""
     name = request.model or ""
     shown = repr(name if len(name) <= NAME_SHOWN else f"{name[:NAME_SHOWN]}...")
-    may_use = state.client_policies.may_use
+    may_use, governing = state.client_policies.may_use, state.models.governing
     usable = sorted(
         model
         for model, regions in state.router.models().items()
-        if may_use(client=request.client, model=model, regions=regions)
+        if may_use(
+            client=request.client, model=governing(model, state.client_policies.models) or model, regions=regions
+        )
     )
     return HttpError(
         404, "model_not_found", f"no replica serves the model {shown}{closest(name, usable)}; {_listed(usable)}"

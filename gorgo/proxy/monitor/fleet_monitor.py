@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
+from gorgo.proxy.monitor.discovery import DISCOVERY_TIMEOUT_S
 from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
 from gorgo.proxy.state import RunningProxy
 
@@ -33,8 +35,10 @@ class FleetMonitor:
             self.start(monitor)
 
     async def read_models(self) -> None:
-        """Read the models of all replicas now."""
-        await asyncio.gather(*(monitor.discover() for monitor, _ in self._running.values()))
+        """Read the models of all replicas now, of those that answer in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCOVERY_TIMEOUT_S):
+                await asyncio.gather(*(monitor.discover() for monitor, _ in self._running.values()))
 
     def stop_all(self) -> None:
         for name in list(self._running):
