@@ -41,6 +41,18 @@ class UnknownReplica(GorgoError, LookupError):  # noqa: N818 - reads as the fact
     """No replica of that name is in the fleet."""
 
 
+class TooManyReplicas(GorgoError):  # noqa: N818
+    """As many replicas are registered as may be."""
+
+
+class NoConfigFile(GorgoError):  # noqa: N818
+    """The proxy follows no configuration file."""
+
+
+class ReplicaInFile(GorgoError):  # noqa: N818
+    """The configuration file names the replica, so the admin API neither registers nor removes it."""
+
+
 class UnknownPolicy(GorgoError, LookupError):  # noqa: N818
     """No policy of that name is registered."""
 

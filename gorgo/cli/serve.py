@@ -48,7 +48,7 @@ def serve(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="File that keeps freeze, weights, policy and drain marks over restarts.",
+            help="File that keeps freeze, weights, policy, drain marks and registered replicas.",
         ),
     ] = None,
     request_log: Annotated[

@@ -60,13 +60,17 @@ def parse_config(text: bytes, *, source: str = "regions.yaml", environ: Mapping[
     document = read_document(text, environ)
     if not document.lines and not document.problems:
         document.report((), "empty", "a mapping with proxy, regions and replicas")
-    config = None
-    if document.lines:
-        document.problems.extend(renamed_keys(document))
-        config = _typed(document, _ADAPTER, Config)
-        document.problems.extend(_disagreements(document))
+    config = check_document(document) if document.lines else None
     if document.problems or config is None:
         raise ConfigError(_message(source, document.problems))
+    return config
+
+
+def check_document(document: Document) -> Config | None:
+    """Check plain data by every rule of a regions file; errors are added to the document's problems."""
+    document.problems.extend(renamed_keys(document))
+    config = _typed(document, _ADAPTER, Config)
+    document.problems.extend(_disagreements(document))
     return config
 
 

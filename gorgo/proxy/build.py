@@ -12,6 +12,7 @@ import numpy as np
 from gorgo.config.constants import BLOCK_BYTES
 from gorgo.config.deadlines import deadlines_by_region
 from gorgo.config.model import Config
+from gorgo.config.registered import RegisteredReplicas
 from gorgo.config.router_settings import replica_specs, router_limits
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
@@ -54,6 +55,8 @@ def build_proxy(
     `persisted` is the content of `state_file` and may override `policy` and `weights`. `tls` is for replicas without
     own files; the default trusts the system's authorities, which take 30 ms to read.
     """
+    registered = _registered(persisted, config)
+    file_config, config = config, registered.merged(config)
     start = initial_state(persisted, config, policy, weights, source="" if state_file is None else str(state_file.path))
     # Before anything is opened, because this can fail.
     keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
@@ -83,14 +86,14 @@ def build_proxy(
     }
     return RunningProxy(
         config=config,
-        file_config=config,
+        file_config=file_config,
         limits=config.limits,
         router=router,
         clock=clock,
         metrics=metrics,
         gateway=RouterGateway(router, clock, HealthLog(metrics)),
         client_policies=ClientPolicies.for_client(config),
-        control=ControlService(router, clock, metrics, start, state_file),
+        control=ControlService(router, clock, metrics, start, state_file, registered),
         passed_headers=frozenset(name.encode() for name in config.proxy.pass_headers),
         targets=targets,
         tls=tls,
@@ -114,3 +117,15 @@ def _shadow(config: Config, configured: Policy, policy: Policy) -> Policy | None
             raise
         log("shadow_not_set", level=logging.WARNING, error=str(error))
         return None
+
+
+def _registered(persisted: PersistedState | None, config: Config) -> RegisteredReplicas:
+    """Return the replicas of the state file that fit the configuration; the log has the others."""
+    found = RegisteredReplicas(() if persisted is None else persisted.registered)
+    for name in found.named_by(config):
+        found.remove(name)
+        log("registration_ended", replica=name, reason="regions.yaml names it")
+    for name in found.unfit(config):
+        found.remove(name)
+        log("registration_ended", level=logging.ERROR, replica=name, reason="its region is not in regions.yaml")
+    return found

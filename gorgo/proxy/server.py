@@ -39,6 +39,7 @@ from gorgo.proxy.logs import LOGGER, log
 from gorgo.proxy.monitor.fleet_monitor import FleetMonitor, probe_all, run_timers
 from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
 from gorgo.proxy.reload.file_watch import ConfigFile
+from gorgo.proxy.reload.registrar import Registrar
 from gorgo.proxy.reload.reloader import Reloader
 from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.telemetry.request_log import RequestLog
@@ -113,7 +114,7 @@ async def serve(
             await state.control.persist_initial(fresh=persisted is None)
             if request_log is not None:
                 state.request_log = _open_request_log(request_log, state)
-            follow = None if file is None else _FollowConfig(file, environ)
+            follow = _FollowConfig(file, environ)
             if shutdown is not None:
                 await _run(state, data, admin, admin_token, follow, ready, shutdown, asyncio.Event())
                 return
@@ -132,9 +133,9 @@ def _open_request_log(path: Path, state: RunningProxy) -> RequestLog:
 
 @dataclass(frozen=True, slots=True)
 class _FollowConfig:
-    """Arguments of a reload."""
+    """Arguments of changes of the fleet; `file` is `None` if none is followed."""
 
-    file: ConfigFile
+    file: ConfigFile | None
     environ: Mapping[str, str]
 
 
@@ -143,7 +144,7 @@ async def _run(
     data: socket.socket,
     admin: socket.socket,
     admin_token: str | None,
-    follow: _FollowConfig | None,
+    follow: _FollowConfig,
     ready: Callable[[ServerAddresses], None] | None,
     stop: asyncio.Event,
     stop_now: asyncio.Event,
@@ -160,15 +161,14 @@ async def _run(
         loops = [tasks.create_task(run_timers(state))]
         if state.request_log is not None:
             tasks.create_task(state.request_log.run())
-        if follow is not None:
-            reloader = Reloader(state, follow.file, fleet_monitor, environ=follow.environ)
-            state.reload = reloader.reload
-            loops.append(tasks.create_task(reloader.run()))
+        reloader = Reloader(state, follow.file, fleet_monitor, environ=follow.environ)
+        registrar = Registrar(state, reloader, environ=follow.environ)
+        loops.append(tasks.create_task(reloader.run()))
         tls = None if state.served_tls is None else state.served_tls.context
         data_limits = partial(_data_limits, state)
         tasks.create_task(_serve(data_app(state), data, closing, data_limits, tls))
         admin_limits = partial(_admin_limits, state)
-        operators = BoundedBodies(admin_app(state, admin_token, closing))
+        operators = BoundedBodies(admin_app(state, registrar, admin_token, closing))
         tasks.create_task(_serve(operators, admin, closing, admin_limits))
         if ready is not None:
             ready(addresses)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
 from gorgo.proxy.clock import Clock
 from gorgo.proxy.control.service import ControlService
-from gorgo.proxy.control.transactions import AppliedReload
 from gorgo.proxy.http.client_auth import ClientKeys
 from gorgo.proxy.http.tls import ServedTls
 from gorgo.proxy.request_options import ClientPolicies
@@ -74,8 +73,6 @@ class RunningProxy:
     request_log: RequestLog | None = None
     #: `None` unless requests are traced.
     tracing: Tracing | None = None
-    #: Reads the configuration file now; `None` without a file to follow.
-    reload: Callable[[], Awaitable[AppliedReload]] | None = None
     #: Whether `GET /admin/check` is on.
     internal_routes: bool = False
     #: Set at the first signal: new requests are rejected.

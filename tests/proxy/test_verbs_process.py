@@ -110,13 +110,15 @@ async def test_explain_lists_recent_requests_and_shows_one_as_a_table(proxy: Ser
     assert lines[2].split() == ["candidate", "rtt", "queue", "prefill", "externality", "cost,", "ms"]
     rows = [line.split() for line in lines[3:5]]
     assert (rows[0][0], {rows[0][1], rows[1][0]}) == ("*", {"left", "right"})
-    assert lines[-1].startswith("observed: status 200, TTFT ")
+    assert lines[-2].startswith("observed TTFT: ")
+    assert lines[-1].startswith("status 200, ")
     unknown = await gorgo(proxy, "explain", "third")
     assert unknown.exit_code == 1
     assert "no stored decision has this request id; the last 1,000 decisions are stored" in unknown.stderr
 
 
 async def test_reload_says_what_changed_or_why_the_file_is_refused(proxy: Served, tmp_path: Path) -> None:
+    assert (await gorgo(proxy, "reload")).stdout == "applied: 2 replicas, nothing changed\n"
     path = tmp_path / "regions.yaml"
     file = json.loads(path.read_text())
     file["replicas"][1] |= {"draining": True}

@@ -117,7 +117,7 @@ def _decision(decision: Row) -> Iterator[str]:
         f"there, {decision['best_cached_tokens']:,} at most on a candidate"
     )
     expected = _parts(decision["predicted_parts_ms"])
-    yield f"predicted TTFT: {_ms(decision['predicted_ttft_ms'])}; expected parts: {expected}"
+    yield f"predicted TTFT: {_ms(decision['predicted_ttft_ms'])} ms; expected parts: {expected}"
 
 
 def _reason(decision: Row, policy: str) -> str:
@@ -138,11 +138,11 @@ def _by_cost(decision: Row) -> list[Row]:
 
 def _sample(sample: Row) -> str:
     parts = sample["ttft_parts_ms"]
-    made_of = "" if not parts else f" ({_parts(parts)})"
+    made_of = "" if not parts else f"; parts: {_parts(parts)}"
     cached = "not reported" if sample["cached_tokens"] is None else f"{sample['cached_tokens']:,}"
     return (
-        f"observed: status {sample['status']}, TTFT {_ms(sample['ttft_ms'])}{made_of}, {sample['e2e_s']:.2f} s in all, "
-        f"cached tokens {cached}, retries {sample['retries']}"
+        f"observed TTFT: {_ms(sample['ttft_ms'])} ms{made_of}\n"
+        f"status {sample['status']}, {sample['e2e_s']:.2f} s, {sample['retries']} retries, cached tokens {cached}"
     )
 
 
@@ -151,7 +151,7 @@ def _parts(parts: Mapping[str, float | None]) -> str:
 
 
 def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f} ms" if abs(value) >= 100 else f"{value:,.1f} ms"
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.1f}"
 
 
 def _known(text: object) -> str:

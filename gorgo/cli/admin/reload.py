@@ -22,7 +22,8 @@ def reload(url: options.AdminUrl = options.ADMIN_URL, as_json: options.Json = Fa
             options.print_json(answer)
             return
         count, changes = int(answer["replicas"]), answer["changes"]
-        typer.echo(f"applied: {'1 replica' if count == 1 else f'{count} replicas'}")
+        unchanged = "" if changes else ", nothing changed"
+        typer.echo(f"applied: {'1 replica' if count == 1 else f'{count} replicas'}{unchanged}")
         for kind, found in changes.items():
             typer.echo(f"{kind}: {_text(found)}")
 

@@ -151,10 +151,12 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _state(row: Row) -> Text:
-    """Return the health state and its age; alerts have the reason."""
+    """Return the health state, its age, and whether the replica registered by itself; alerts have the reason."""
     state = Text(row["health_state"], style=_STYLES.get(row["health_state"], "yellow"))
     since_s = row["in_state_for_s"]
-    return state if since_s is None else state.append(f" {formatting.age(since_s)}", style="not bold dim")
+    if since_s is not None:
+        state.append(f" {formatting.age(since_s)}", style="not bold dim")
+    return state.append(", registered", style="not bold dim") if row["registered"] else state
 
 
 # -- decisions

@@ -13,10 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.errors import (
     ConfigError,
     GorgoError,
+    ReplicaInFile,
     StateError,
+    TooManyReplicas,
     UnknownPolicy,
     UnknownReplica,
     VersionConflict,
@@ -26,8 +29,10 @@ from gorgo.errors import (
 from gorgo.proxy.admin.bodies import Check, count_of, is_text, json_response, parse_body, read_body
 from gorgo.proxy.admin.control_routes import ControlRoutes
 from gorgo.proxy.admin.decision_routes import DecisionRoutes
+from gorgo.proxy.admin.fleet_routes import FleetRoutes
 from gorgo.proxy.admin.page.routes import Page
 from gorgo.proxy.admin.self_check import self_check
+from gorgo.proxy.control.fleet_changes import FleetChanges
 from gorgo.proxy.http.errors import HttpError, error_json
 from gorgo.proxy.http.unknown_route import unknown_route
 from gorgo.proxy.logs import log
@@ -46,15 +51,16 @@ _FLUSH: dict[str, tuple[Check, str]] = {"replica": (is_text, "the name of a repl
 class Admin:
     """The handlers of one running proxy. `closing` ends event streams."""
 
-    def __init__(self, state: RunningProxy, token: str | None, closing: asyncio.Event) -> None:
+    def __init__(self, state: RunningProxy, changes: FleetChanges, token: str | None, closing: asyncio.Event) -> None:
         self._state = state
         self._token = None if token is None else token.encode()
         self._control = ControlRoutes(state)
         self._decisions = DecisionRoutes(state)
+        self._fleet = FleetRoutes(state, changes)
         self._page = Page(state, self._token, self._check, closing)
 
     def routes(self) -> list[Route]:
-        control, decisions = self._control, self._decisions
+        control, decisions, fleet = self._control, self._decisions, self._fleet
         table: list[tuple[str, str, Handler]] = [
             ("GET", "/admin/fleet", self.fleet),
             ("GET", "/admin/weights", control.weights),
@@ -66,9 +72,11 @@ class Admin:
             ("GET", "/admin/samples", self.samples),
             ("GET", "/admin/decisions", decisions.newest),
             ("GET", "/admin/decisions/{request_id:path}", decisions.of_request),
-            ("POST", "/admin/replicas/{name}/drain", control.drain),
+            ("POST", "/admin/replicas", fleet.register),
+            ("DELETE", "/admin/replicas/{name}", fleet.remove),
+            ("POST", "/admin/replicas/{name}/drain", fleet.drain),
             ("POST", "/admin/flush", self.flush),
-            ("POST", "/admin/reload", control.reload),
+            ("POST", "/admin/reload", fleet.reload),
             ("GET", "/admin/check", self.check),
             ("GET", "/admin/openapi.json", self.description),
         ]
@@ -84,13 +92,14 @@ class Admin:
                 "in_flight": self._state.router.in_flight,
                 "stopping": self._state.stopping,
                 "routing": self._control.in_force(),
-                "replicas": [view.as_dict() | self._engine(view.name) for view in views],
+                "replicas": [self._replica(view) for view in views],
             }
         )
 
-    def _engine(self, replica: str) -> dict[str, object]:
-        target = self._state.targets[replica]
-        return {"engine": target.engine, "reports": target.reports.as_dict()}
+    def _replica(self, view: ReplicaSnapshot) -> dict[str, Any]:
+        target = self._state.targets[view.name]
+        more = {"registered": view.name in self._state.control.registered, "engine": target.engine}
+        return view.as_dict() | more | {"reports": target.reports.as_dict()}
 
     async def samples(self, request: Request) -> Response:
         after = count_of(request, "after", 0)
@@ -138,7 +147,7 @@ class Admin:
 _CHALLENGE = ((b"www-authenticate", b"Bearer"),)
 
 
-def admin_app(state: RunningProxy, token: str | None, closing: asyncio.Event) -> Starlette:
+def admin_app(state: RunningProxy, changes: FleetChanges, token: str | None, closing: asyncio.Event) -> Starlette:
     """Return the ASGI app of the admin listener."""
     handlers: dict[Any, Any] = {
         HttpError: _on_http_error,
@@ -147,8 +156,10 @@ def admin_app(state: RunningProxy, token: str | None, closing: asyncio.Event) ->
         WeightsError: _on_bad_input,
         UnknownPolicy: _on_bad_input,
         UnknownReplica: _on_unknown_replica,
+        ReplicaInFile: _on_conflict,
+        TooManyReplicas: _on_conflict,
     }
-    admin = Admin(state, token, closing)
+    admin = Admin(state, changes, token, closing)
     handlers |= dict.fromkeys((WeightsFrozen, VersionConflict, StateError), admin.on_refused_change)
     app = Starlette(routes=admin.routes(), exception_handlers=handlers)
     app.router.redirect_slashes = False
@@ -172,6 +183,11 @@ async def _on_bad_input(request: Request, error: Exception) -> Response:  # noqa
 
 async def _on_unknown_replica(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
     return _error(HttpError(404, "replica_not_found", str(error)))
+
+
+async def _on_conflict(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+    code = "replica_in_file" if isinstance(error, ReplicaInFile) else "too_many_replicas"
+    return _error(HttpError(409, code, str(error)))
 
 
 async def _on_routing_error(request: Request, error: Exception) -> Response:

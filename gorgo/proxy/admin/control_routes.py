@@ -25,7 +25,6 @@ _WEIGHTS: dict[str, tuple[Check, str]] = {
     "allow_out_of_range": (is_flag, "true, to accept weights outside the policy's range, or false"),
 }
 _POLICY: dict[str, tuple[Check, str]] = {"policy": (is_text, "the name of a policy")}
-_DRAIN: dict[str, tuple[Check, str]] = {"drain": (is_flag, 'true or false, as in {"drain": false}')}
 
 
 class ControlRoutes:
@@ -68,31 +67,6 @@ class ControlRoutes:
         parse_body(body, _CHANGE_FIELDS)
         await self._state.control.unfreeze(_change_request(body))
         return json_response(self._weights())
-
-    async def drain(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        body = await read_body(request)
-        parse_body(body, _DRAIN)
-        draining = body.get("drain") is not False
-        await self._state.control.drain(name, draining)
-        view = next((row for row in self._state.router.fleet_view(now=self._state.clock()) if row.name == name), None)
-        in_flight = 0 if view is None else view.in_flight_requests
-        durable = self._state.control.durable
-        return json_response({"replica": name, "drain": draining, "in_flight": in_flight, "durable": durable})
-
-    async def reload(self, request: Request) -> Response:
-        parse_body(await read_body(request), {})
-        if self._state.reload is None:
-            message = "the proxy follows no regions.yaml: it was started without a file, or from a pipe"
-            raise HttpError(409, "no_file", message)
-        try:
-            applied = await self._state.reload()
-        except GorgoError as refusal:
-            raise HttpError(400, "config_refused", f"{refusal}\nnothing changed") from refusal
-        except TimeoutError:
-            message = "regions.yaml is not read yet; the log will have config_reloaded or config_refused"
-            raise HttpError(504, "reload_timeout", message) from None
-        return json_response(applied.as_dict())
 
     def in_force(self) -> dict[str, Any]:
         """Return policy, version, weights and freeze in force."""

@@ -5,19 +5,22 @@ Each public method makes a plan. It is checked in full before anything is writte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 
 from gorgo.config.model import Config
+from gorgo.config.registered import RegisteredReplicas
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import required_index
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
-from gorgo.errors import UnknownReplica, VersionConflict, WeightsFrozen, closest
+from gorgo.errors import VersionConflict, WeightsFrozen
 from gorgo.policies.registry import make_policy, make_shadow
 from gorgo.proxy.clock import Clock
 from gorgo.proxy.control.file_routing import FileRouting, PendingEdit
+from gorgo.proxy.control.fleet_plans import FleetPlans
 from gorgo.proxy.control.history import WeightsHistory, now_text
 from gorgo.proxy.control.startup import InitialState
 from gorgo.proxy.control.state_file import ConfigSnapshot, Frozen, PersistedState, StateFile
@@ -44,12 +47,15 @@ class ControlService:
         metrics: Metrics,
         start: InitialState,
         file: StateFile | None,
+        registered: RegisteredReplicas,
     ) -> None:
         self._router = router
         self._clock = clock
         self._metrics = metrics
         #: Policy and weights of regions.yaml.
         self.file = start.file
+        self.registered = registered
+        self.fleet = FleetPlans(router, clock, registered)
         self._changes = ChangeQueue(file, metrics)
         self._history = WeightsHistory(router, clock)
         self.frozen: Frozen | None = None
@@ -143,18 +149,12 @@ class ControlService:
     async def drain(self, name: str, draining: bool) -> None:
         """Set or remove a drain mark, also while weights are frozen. Raises `UnknownReplica` or `StateError`."""
 
-        def plan() -> PlannedChange:
-            known = self._router.health_states()
-            if name not in known:
-                raise UnknownReplica(f"no replica named {name!r}{closest(name, known)}")
-            state = self._in_force()
-            marked = state.draining | {name} if draining else state.draining - {name}
-            return PlannedChange(
-                replace(state, draining=marked), lambda: self._router.drain(name, draining, now=self._clock())
-            )
-
-        await self._changes.execute(plan)
+        await self.execute(partial(self.fleet.drain, name, draining))
         log("drain_set", replica=name, drain=draining)
+
+    async def execute(self, plan: Callable[[PersistedState], PlannedChange]) -> None:
+        """Plan a change from the state in force, write and apply it. Raises what `plan` raises, and `StateError`."""
+        await self._changes.execute(lambda: plan(self._in_force()))
 
     # -- reload
 
@@ -292,6 +292,7 @@ class ControlService:
             frozen=self.frozen,
             draining=frozenset(view.name for view in views if view.state == "draining"),
             configured=self.file.applied,
+            registered=tuple(self.registered.entries.values()),
         )
 
 

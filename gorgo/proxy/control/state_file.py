@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from gorgo.config.atomic import write_atomically
-from gorgo.config.model import Config
+from gorgo.config.model import Config, ReplicaConfig
+from gorgo.config.registered import entry_as_json, entry_from_json
 from gorgo.core.numeric import is_number
 from gorgo.errors import ConfigError, StateError
 
@@ -25,6 +26,8 @@ MAX_BYTES = 1 << 20
 MAX_VERSION = 1 << 53
 
 _KEYS = ("gorgo_state", "policy", "weights", "version", "frozen", "draining", "configured")
+#: Written only if there are any, so that other versions read a file without them.
+_REGISTERED = "registered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class PersistedState:
     #: Names of draining replicas.
     draining: frozenset[str]
     configured: ConfigSnapshot
+    #: Replicas registered by the admin API.
+    registered: tuple[ReplicaConfig, ...] = ()
 
 
 class StateFile:
@@ -97,7 +102,10 @@ class StateFile:
     def write(self, state: PersistedState) -> None:
         """Write the state durably; block until then. Raises `StateError`."""
         try:
-            write_atomically(self.path, encode_state(state))
+            text = encode_state(state)
+            if len(text) > MAX_BYTES:
+                raise ValueError(f"it would have {len(text):,} bytes; at most {MAX_BYTES:,} are read")
+            write_atomically(self.path, text)
         except (OSError, ValueError) as error:
             raise StateError(f"the state file {self.path} cannot be written: {_reason(error)}") from error
 
@@ -113,7 +121,7 @@ def encode_state(state: PersistedState) -> bytes:
     True
     """
     configured = state.configured
-    document = {
+    document: dict[str, Any] = {
         "gorgo_state": SCHEMA,
         "policy": state.policy,
         "weights": dict(state.weights),
@@ -126,6 +134,8 @@ def encode_state(state: PersistedState) -> bytes:
             "draining": sorted(configured.draining),
         },
     }
+    if state.registered:
+        document[_REGISTERED] = [entry_as_json(entry) for entry in state.registered]
     return json.dumps(document, indent=2, allow_nan=False).encode() + b"\n"
 
 
@@ -142,6 +152,7 @@ class _StateReader:
 
     def state(self, text: bytes) -> PersistedState:
         document = self._document(text)
+        registered = document.pop(_REGISTERED, [])
         self._keys(document, _KEYS, "the file")
         frozen, configured = document["frozen"], document["configured"]
         self._keys(configured, ("policy", "weights", "draining"), "configured")
@@ -159,6 +170,7 @@ class _StateReader:
                 self._weights(configured["weights"], "configured.weights"),
                 self._names(configured["draining"], "configured.draining"),
             ),
+            registered=tuple(self._registered(registered)),
         )
 
     def _document(self, text: bytes) -> dict[str, Any]:
@@ -202,6 +214,15 @@ class _StateReader:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             self._damaged(place, value, "a list of names")
         return frozenset(value)
+
+    def _registered(self, value: Any) -> Iterator[ReplicaConfig]:
+        if not isinstance(value, list):
+            self._damaged(_REGISTERED, value, "a list of replicas")
+        for number, entry in enumerate(value):
+            try:
+                yield entry_from_json(entry)
+            except ValueError:
+                self._damaged(f"{_REGISTERED}[{number}]", entry, "a replica as in regions.yaml")
 
     def _damaged(self, place: str, value: object, expected: str) -> NoReturn:
         self._fail(f"{place} is {str(value)[:60]!r}; expected {expected}")

@@ -61,17 +61,6 @@ class WeightsChange:
 
 
 @dataclass(frozen=True, slots=True)
-class AppliedReload:
-    """An applied file: replicas of the fleet, and the changes as in the log."""
-
-    replicas: int
-    changes: Mapping[str, Any]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"replicas": self.replicas, "changes": dict(self.changes)}
-
-
-@dataclass(frozen=True, slots=True)
 class PlannedChange:
     """The state to write, and the step that applies it."""
 

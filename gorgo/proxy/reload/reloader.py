@@ -12,18 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import Any
 
 from gorgo.config.deadlines import deadlines_by_region
 from gorgo.config.model import Config
 from gorgo.config.router_settings import replica_specs, router_limits
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
-from gorgo.errors import ConfigError, GorgoError
+from gorgo.errors import ConfigError, GorgoError, NoConfigFile
 from gorgo.policies.registry import make_policy, make_shadow
-from gorgo.proxy.control.transactions import AppliedReload
+from gorgo.proxy.control.fleet_changes import AppliedReload
 from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.tls import upstream_tls
 from gorgo.proxy.logs import log, log_config_warnings, log_failure
@@ -43,10 +44,12 @@ ProbeResults = Sequence[tuple[ReplicaMonitor, ProbeResult]]
 
 
 class Reloader:
-    """Applies the changes of one file to a running proxy.
+    """Applies the changes of one file, and of the registered replicas, to a running proxy.
 
     Parameters
     ----------
+    file:
+        The followed file, `None` without one.
     monitors:
         The running monitors of the fleet in `state`.
     environ:
@@ -54,26 +57,41 @@ class Reloader:
     """
 
     def __init__(
-        self, state: RunningProxy, file: ConfigFile, monitors: FleetMonitor, *, environ: Mapping[str, str]
+        self, state: RunningProxy, file: ConfigFile | None, monitors: FleetMonitor, *, environ: Mapping[str, str]
     ) -> None:
         self._state = state
         self._file = file
         self._monitors = monitors
         self._environ = environ
+        #: Held by one change at a time: each starts from the configuration in force.
+        self.turn = asyncio.Lock()
+        self._tasks: asyncio.TaskGroup | None = None
         #: Callers of `reload` by the number of their request.
         self._callers: dict[int, asyncio.Future[AppliedReload]] = {}
 
     async def run(self) -> None:
         """Reload until cancelled."""
-        self._file.watch_also(self._state.config.clients.keys_file)
-        async with asyncio.TaskGroup() as drains:
+        async with asyncio.TaskGroup() as self._tasks:
+            if self._file is None:
+                await asyncio.Event().wait()
+                return
+            self._file.watch_also(self._state.config.clients.keys_file)
             while True:
                 found = await self._file.changed()
                 answered = self._file.answered
-                self._answer(answered, await self._reload(found, drains))
+                async with self.turn:
+                    result = await self._reload(self._file, found)
+                self._answer(answered, result)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until it ends or this reloader is cancelled."""
+        assert self._tasks is not None, "runs since the start"
+        self._tasks.create_task(work)
 
     async def reload(self) -> AppliedReload:
-        """Read the file now. Raises the `GorgoError` of a refused file, and `TimeoutError` after `RELOAD_S`."""
+        """Read the file now; see `FleetChanges`. Raises `TimeoutError` after `RELOAD_S`."""
+        if self._file is None:
+            raise NoConfigFile("the proxy follows no regions.yaml: it was started without a file, or from a pipe")
         number = self._file.request_reload()
         caller: asyncio.Future[AppliedReload]
         caller = self._callers[number] = asyncio.get_running_loop().create_future()
@@ -92,9 +110,30 @@ class Reloader:
             else:
                 caller.set_result(result)
 
-    async def _reload(self, found: Found, drains: asyncio.TaskGroup) -> AppliedReload | GorgoError:
+    async def apply_registered(self) -> ConfigDiff:
+        """Bring the registered replicas into the fleet, and out of it. The caller holds `turn`.
+
+        Raises `ConfigError` for a missing key or file of a new one.
+        """
+        state, registered = self._state, self._state.control.registered
+        config = registered.merged(replace(state.config, replicas=state.file_config.replicas))
+        keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
+        changes = diff(state.config, config)
+        if not (changes.fleet or changes.drains):
+            return changes
+        results = await self._probe_new(changes, config, keys)
+        async with state.control.exclusive():
+            policy, weights = state.router.policy, state.router.weights
+            left, changes = self._change(changes, config, keys, policy, weights, None, results)
+        log("fleet_changed", replicas=len(state.targets), **changes.as_log())
+        self._drain(left)
+        return changes
+
+    async def _reload(self, file: ConfigFile, found: Found) -> AppliedReload | GorgoError:
+        registered = self._state.control.registered
         try:
-            config = await self._file.parse(found)
+            from_file = await file.parse(found)
+            config = registered.merged(from_file)
             keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
             refuse_loss(self._state.config, config)
             policy, weights = _policy(config, self._state.config)
@@ -115,13 +154,20 @@ class Reloader:
             log_failure("config_refused", failure)
             return ConfigError(f"the reload failed: {type(failure).__name__}; the log has the traceback")
         async with self._state.control.exclusive():
+            for name in registered.named_by(from_file):
+                registered.remove(name)
+                log("registration_ended", replica=name, reason="regions.yaml names it")
             left, changes = self._change(changes, config, keys, policy, weights, shadow, results)
+            self._state.file_config = from_file
             self._state.client_keys = client_keys
-            self._file.watch_also(config.clients.keys_file)
+            file.watch_also(config.clients.keys_file)
             for name, tls in tls_of.items():
                 self._state.targets[name].upstream.set_tls(tls)
-        for target, monitor_task in left:
-            drains.create_task(self._drain_removed(target, monitor_task))
+        self._state.metrics.reload_applied(self._state.clock())
+        level = logging.WARNING if changes.restart or changes.not_in_force else logging.INFO
+        log("config_reloaded", level=level, replicas=len(self._state.targets), **changes.as_log())
+        log_config_warnings(config)
+        self._drain(left)
         return AppliedReload(len(config.replicas), changes.as_log())
 
     # -- with an await
@@ -181,7 +227,6 @@ class Reloader:
         for row in config.replicas:
             state.targets[row.name].update(row, config.limits, deadlines[row.region], keys[row.name])
         state.client_policies = ClientPolicies.for_client(config)
-        state.file_config = config
         state.passed_headers = frozenset(name.encode() for name in config.proxy.pass_headers)
         state.models.configure(config, restarted={target.name for target in removed})
         for name in state.targets:
@@ -193,12 +238,11 @@ class Reloader:
         for target in removed:
             state.stored_responses.forget(target.name)
         self._retain_series()
-        state.metrics.reload_applied(state.clock())
-        changes = replace(changes, not_in_force=waiting)
-        level = logging.WARNING if changes.restart or waiting else logging.INFO
-        log("config_reloaded", level=level, replicas=len(state.targets), **changes.as_log())
-        log_config_warnings(config)
-        return left, changes
+        return left, replace(changes, not_in_force=waiting)
+
+    def _drain(self, left: Sequence[tuple[Target, asyncio.Task[None]]]) -> None:
+        for target, monitor_task in left:
+            self.spawn(self._drain_removed(target, monitor_task))
 
     def _change_fleet(self, changes: ConfigDiff, config: Config) -> None:
         router, now = self._state.router, self._state.clock()

@@ -24,6 +24,8 @@ CALLS = [
     ("GET", "/admin/samples"),
     ("GET", "/admin/decisions"),
     ("GET", "/admin/decisions/x"),
+    ("POST", "/admin/replicas"),
+    ("DELETE", "/admin/replicas/r0"),
     ("POST", "/admin/replicas/r0/drain"),
     ("POST", "/admin/flush"),
     ("POST", "/admin/reload"),

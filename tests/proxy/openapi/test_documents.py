@@ -22,7 +22,7 @@ from tests.proxy.openapi.check import faults, resolve
 
 CLIENT: dict[str, Any] = json.loads(client_document())
 ADMIN: dict[str, Any] = json.loads(admin_document())
-METHODS = {"get", "put", "post"}
+METHODS = {"get", "put", "post", "delete"}
 both = pytest.mark.parametrize("document", [CLIENT, ADMIN], ids=["client", "admin"])
 
 
@@ -43,7 +43,7 @@ def test_every_route_for_clients_is_described_and_nothing_else() -> None:
 
 
 def test_every_route_for_operators_is_described_and_nothing_else() -> None:
-    routes: list[Any] = admin_app(cast(Any, None), "token", asyncio.Event()).routes
+    routes: list[Any] = admin_app(cast(Any, None), cast(Any, None), "token", asyncio.Event()).routes
     found = {f"{method} {route.path}" for route in routes for method in route.methods - {"HEAD"}}
     assert described(ADMIN) == {route.replace(":path}", "}") for route in found}
 
@@ -155,6 +155,11 @@ CALLS: list[tuple[str, str, str, dict[str, Any] | None, int]] = [
     ("GET", "/admin/decisions", "?limit=2&replica=r0", None, 200),
     ("GET", "/admin/decisions", "?limit=all", None, 400),
     ("GET", "/admin/decisions/{request_id}", "", None, 404),
+    ("POST", "/admin/replicas", "", {"name": "w", "region": "here", "url": "http://127.0.0.1:1"}, 201),
+    ("POST", "/admin/replicas", "", {"name": "w", "region": "here", "url": "http://127.0.0.1:1"}, 200),
+    ("POST", "/admin/replicas", "", {"name": "w"}, 400),
+    ("POST", "/admin/replicas", "", {"name": "r0", "region": "here", "url": "http://127.0.0.1:1"}, 409),
+    ("DELETE", "/admin/replicas/{name}", "", None, 404),
     ("POST", "/admin/replicas/{name}/drain", "", {"drain": True}, 404),
     ("POST", "/admin/flush", "", None, 200),
     ("POST", "/admin/reload", "", None, 409),

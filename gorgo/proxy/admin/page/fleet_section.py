@@ -107,7 +107,8 @@ def _state(row: ReplicaStatus) -> Html:
     word = row.condition.word
     chip = tag("span", word, class_=f"chip {word.replace(' ', '-')}")
     since = None if row.view.in_state_for_s is None else f"since {formatting.age(row.view.in_state_for_s)}"
-    notes = " · ".join(note for note in (since, row.condition.why) if note)
+    registered = "registered" if row.registered else None
+    notes = " · ".join(note for note in (since, row.condition.why, registered) if note)
     return joined([chip, tag("small", notes) if notes else None])
 
 

@@ -39,11 +39,14 @@ class ReplicaStatus:
     probes: tuple[ProbeTime, ...]
     #: Name, version, and whether they were found by asking.
     engine: Mapping[str, object] = field(default_factory=dict)
+    #: By the admin API, not in regions.yaml.
+    registered: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         trips = [[at_s, None if rtt_s is None else rtt_s * 1e3] for at_s, rtt_s in self.probes]
         result = {"health_state": self.condition.word, "reason": self.condition.why, "recent_stats": asdict(self.stats)}
-        return self.view.as_dict() | result | {"probes": trips, "engine": self.engine}
+        more = {"registered": self.registered, "probes": trips, "engine": self.engine}
+        return self.view.as_dict() | result | more
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,7 @@ def _regions(
             stats,
             state.probe_history.for_replica(view.name),
             state.targets[view.name].engine,
+            view.name in state.control.registered,
         )
         rows.setdefault(view.region, []).append(row)
     return {region: replicas for region, replicas in rows.items() if replicas}

@@ -1,0 +1,98 @@
+"""Replicas that register and leave by the admin API, while requests run.
+
+A new replica is stored, probed, and then eligible, as one that is added to the file. One that leaves is drained: its
+removal is stored at once, so a restart does not bring it back, and it is in the fleet until its requests have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from gorgo.config.model import ReplicaConfig
+from gorgo.config.registered import parse_entry
+from gorgo.errors import GorgoError, ReplicaInFile, UnknownReplica, closest
+from gorgo.proxy.control.fleet_changes import AppliedReload, Registration
+from gorgo.proxy.http.tls import upstream_tls
+from gorgo.proxy.logs import log
+from gorgo.proxy.reload.reloader import Reloader
+from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.upstream.target import api_key
+
+
+class Registrar:
+    """The changes of one proxy's fleet, as `FleetChanges`.
+
+    Parameters
+    ----------
+    environ:
+        Holds the API keys of replicas.
+    """
+
+    def __init__(self, state: RunningProxy, reloader: Reloader, *, environ: Mapping[str, str]) -> None:
+        self._state = state
+        self._reloader = reloader
+        self._environ = environ
+        #: Entries whose removal runs.
+        self._removing: dict[str, ReplicaConfig] = {}
+
+    async def reload(self) -> AppliedReload:
+        return await self._reloader.reload()
+
+    async def register(self, entry: Mapping[str, Any]) -> Registration:
+        state, registered = self._state, self._state.control.registered
+        async with self._reloader.turn:
+            replica = parse_entry(entry, state.config)
+            api_key(replica, self._environ)
+            await asyncio.to_thread(upstream_tls, replica, state.tls)
+            name = replica.name
+            if name in state.targets and name not in registered:
+                raise ReplicaInFile(f"regions.yaml names {name!r}: change it there")
+            running = next((row for row in state.config.replicas if row.name == name), None)
+            if registered.entries.get(name) == replica == running:
+                return Registration(name, "none")
+            await state.control.execute(partial(state.control.fleet.add, replica))
+            changes = await self._reloader.apply_registered()
+        if any(row.name == name for row in changes.added):
+            return Registration(name, "added")
+        return Registration(name, "replaced" if any(row.name == name for row in changes.replaced) else "updated")
+
+    async def remove(self, name: str) -> int:
+        state, registered = self._state, self._state.control.registered
+        async with self._reloader.turn:
+            if name not in state.targets:
+                raise UnknownReplica(f"no replica named {name!r}{closest(name, registered.entries)}")
+            if name not in registered:
+                raise ReplicaInFile(f"regions.yaml names {name!r}: remove it there")
+            if name in registered.entries:
+                await state.control.execute(partial(state.control.fleet.leave, name))
+                log("replica_leaving", replica=name, in_flight=state.targets[name].active)
+            entry = registered.leaving[name]
+            if self._removing.get(name) is not entry:
+                self._removing[name] = entry
+                self._reloader.spawn(self._remove(entry))
+            return state.targets[name].active
+
+    async def _remove(self, entry: ReplicaConfig) -> None:
+        """Remove a leaving replica when its requests have ended, at the latest after the grace period.
+
+        Requests that are still open then end by themselves, outside the fleet.
+        """
+        state, registered = self._state, self._state.control.registered
+        with suppress(TimeoutError):
+            async with asyncio.timeout(state.limits.shutdown_grace_s):
+                await state.targets[entry.name].wait_drained()
+        async with self._reloader.turn:
+            if self._removing.get(entry.name) is entry:
+                del self._removing[entry.name]
+            if registered.leaving.get(entry.name) is not entry:
+                return  # it registered again, or regions.yaml names it
+            registered.remove(entry.name)
+            try:
+                await self._reloader.apply_registered()
+            except GorgoError as error:  # a key of another replica: the next change of the fleet removes this one
+                log("replica_not_removed", level=logging.ERROR, replica=entry.name, error=str(error))
