@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,7 +55,8 @@ class ResultRow:
     Latencies are of requests that succeeded, counted from their scheduled time. `cache_hit` is cached / prompt tokens
     by the usage of the engines, `cache_hit_estimated` by the estimate of the Router at its choice.
     `prediction_error_ms` is |predicted - measured| TTFT. `slip_ms_p95` is how late requests were sent. `planned`: the
-    requests of the trace, more than `n` after an interrupt, None in files of earlier versions.
+    requests of the trace, more than `n` after an interrupt, None in files of earlier versions. `failures` are counts of
+    failed requests by cause, see `gorgo.apps.failures`.
     """
 
     trace: str
@@ -75,6 +76,7 @@ class ResultRow:
     prediction_error_ms: Spread
     slip_ms_p95: Number | None
     planned: Count | None = None
+    failures: Mapping[str, Count] = field(default_factory=dict)
 
     @property
     def is_partial(self) -> bool:

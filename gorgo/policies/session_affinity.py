@@ -32,6 +32,8 @@ class SimpleSessionAffinity:
     unit: ClassVar[str] = ""
     index: ClassVar[IndexKind] = "any"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
+    #: The key alone decides: commands warn of traces in which most requests have the same one.
+    by_session: ClassVar[bool] = True
 
     def choose(
         self,

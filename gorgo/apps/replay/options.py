@@ -66,11 +66,11 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """Result of a replay: result row, errors by kind, duration, and the signal that ended it early."""
+    """Result of a replay: result row, duration, a warning about the trace, and the signal that ended it early."""
 
     row: ResultRow
-    errors_by_kind: Mapping[str, int]
     wall_s: float
+    warning: str | None = None
     interrupted_by: Signals | None = None
 
     @property

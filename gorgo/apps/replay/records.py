@@ -40,11 +40,6 @@ class ReplayRecord:
         """How late it was sent."""
         return max(0.0, self.sent_s - self.scheduled_s)
 
-    @property
-    def error_kind(self) -> str | None:
-        """The error without its details."""
-        return self.error.partition(":")[0] if self.error is not None else None
-
     def as_json(self) -> dict[str, Any]:
         """Return the keys of a line of requests.jsonl."""
         return {

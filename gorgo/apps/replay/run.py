@@ -26,9 +26,12 @@ from gorgo.apps.replay.progress import ReplayProgress
 from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.replay.summary import Tally
 from gorgo.apps.results import write_results
+from gorgo.apps.session_keys import is_keyed, largest_share, warning
 from gorgo.apps.termination import stop_signals
 from gorgo.apps.traces import TraceRequest, scheduled_s
+from gorgo.apps.traces.text import beginning
 from gorgo.config.atomic import create_text_file
+from gorgo.policies.registry import make_policy, policy_names
 
 #: Between building the first bodies and the first request.
 LEAD_S = 0.1
@@ -69,10 +72,16 @@ async def replay(
         write_results(options.out, [row])
     return ReplayReport(
         row=row,
-        errors_by_kind=dict(run.tally.errors),
+        warning=None if row.policy is None else _key_warning(row.policy, requests),
         wall_s=0.0 if run.start_s is None else clock() - run.start_s,
         interrupted_by=None if ended or stop is None else stop.result(),
     )
+
+
+def _key_warning(policy: str, requests: Sequence[TraceRequest]) -> str | None:
+    if policy not in policy_names() or not is_keyed(make_policy(policy)):
+        return None
+    return warning(policy, largest_share(beginning(request) for request in requests))
 
 
 async def _ended_before(stop: asyncio.Future[Signals] | None, work: Coroutine[Any, Any, None]) -> bool:

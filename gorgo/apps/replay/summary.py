@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gorgo.apps.failures import count_cause
 from gorgo.apps.replay.options import ReplayOptions
 from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.results import ResultRow, Spread
@@ -54,7 +55,8 @@ class Tally:
 
     def __init__(self) -> None:
         self.n = 0
-        self.errors: Counter[str] = Counter()
+        #: Failed requests by cause.
+        self.failures: dict[str, int] = {}
         self._ttft_ms, self._e2e_s, self._slip_ms = array("d"), array("d"), array("d")
         self._prediction_error_ms = array("d")
         self._gaps_s, self._ttft_s = LogHistogram(), LogHistogram()
@@ -67,8 +69,8 @@ class Tally:
         """Counts one ended request. Latencies are of those that succeeded; slip is of all."""
         self.n += 1
         self._slip_ms.append(record.slip_s * 1000)
-        if record.error_kind is not None:
-            self.errors[record.error_kind] += 1
+        if record.error is not None:
+            count_cause(self.failures, record.error)
             return
         if record.replica is not None:
             self._replicas[record.replica] += 1
@@ -90,7 +92,7 @@ class Tally:
 
     @property
     def error_count(self) -> int:
-        return self.errors.total()
+        return sum(self.failures.values())
 
     def ttft_s_p95(self) -> float | None:
         """So far, within 1 %; cheap enough for a progress bar."""
@@ -118,6 +120,7 @@ class Tally:
             prediction_error_ms=Spread.of(self._prediction_error_ms),
             slip_ms_p95=Spread.of(self._slip_ms).p95,
             planned=planned,
+            failures=dict(self.failures),
         )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from math import nan
@@ -17,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from gorgo.apps.failures import count_cause
 from gorgo.apps.report.runs import ReportGeneration, Requests
 from gorgo.apps.results import Amount, ResultRow
 from gorgo.errors import ReportError
@@ -25,8 +25,6 @@ from gorgo.errors import ReportError
 MAX_BYTES = 256 * 2**20
 #: A line of requests.jsonl has about 300 bytes; the rest of a longer one is not read into memory.
 MAX_LINE_BYTES = 65_536
-#: Kinds of errors counted separately; further kinds are counted together.
-MAX_ERROR_KINDS = 20
 #: Regions told apart; requests of further ones are counted together.
 MAX_REGIONS = 32
 OTHER_REGIONS = "other"
@@ -62,7 +60,8 @@ def read_history(path: Path) -> tuple[ReportGeneration, ...]:
 
 def read_requests(path: Path) -> Requests:
     """Read requests.jsonl as a stream; raise `ReportError` for a damaged line."""
-    ttft_ms, input_tokens, errors, count = array("d"), array("d"), Counter[str](), 0
+    ttft_ms, input_tokens, count = array("d"), array("d"), 0
+    errors: dict[str, int] = {}
     regions: dict[str, int] = {}
     region_of = array("H")
     with path.open("rb") as file:
@@ -72,8 +71,7 @@ def read_requests(path: Path) -> Requests:
             request = _read_line(path, line, number)
             count += 1
             if request.error is not None:  # latencies are of requests that succeeded
-                kind = request.error.partition(":")[0]
-                errors[kind if kind in errors or len(errors) < MAX_ERROR_KINDS else "other"] += 1
+                count_cause(errors, request.error)
             elif request.ttft_ms is not None:
                 ttft_ms.append(request.ttft_ms)
                 input_tokens.append(nan if request.input_tokens is None else request.input_tokens)
@@ -84,7 +82,7 @@ def read_requests(path: Path) -> Requests:
     return Requests(
         count,
         np.frombuffer(ttft_ms, dtype=np.float64),
-        dict(errors),
+        errors,
         np.frombuffer(input_tokens, dtype=np.float64),
         names[np.frombuffer(region_of, dtype=np.uint16)] if regions else names,
     )

@@ -105,8 +105,13 @@ def mean_row(rows: Sequence[ResultRow]) -> ResultRow:
         share={name: sum(row.share.get(name, 0.0) for row in rows) / len(rows) for name in names},
         prediction_error_ms=_mean_spread([row.prediction_error_ms for row in rows]),
         slip_ms_p95=_mean([row.slip_ms_p95 for row in rows]),
+        failures={cause: sum(row.failures.get(cause, 0) for row in rows) for cause in _causes(rows)},
         planned=None if first.planned is None else sum(row.planned or row.n for row in rows),
     )
+
+
+def _causes(rows: Sequence[ResultRow]) -> list[str]:
+    return list(dict.fromkeys(cause for row in rows for cause in row.failures))
 
 
 def _pair_key(row: ResultRow) -> tuple[str, float, int]:

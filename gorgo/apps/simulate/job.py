@@ -74,7 +74,8 @@ class SimulatedRun:
     """A finished run. `job` has no feed any more; `requests` is None unless `keep_requests` was set.
 
     `cpu_s` is the processor time of the run in its process, with reading the feed unless already loaded. `goodput` is
-    None without a request.
+    None without a request. `key_share` is the share of requests with the most common key, under a policy that is keyed
+    by session.
     """
 
     job: SimJob
@@ -82,3 +83,4 @@ class SimulatedRun:
     requests: Sequence[SimRecord] | None = None
     cpu_s: float | None = None
     goodput: Goodput | None = None
+    key_share: float | None = None

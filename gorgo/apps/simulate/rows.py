@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gorgo.apps.failures import count_cause
 from gorgo.apps.results import ResultRow, Spread
 from gorgo.apps.simulate.goodput import goodput_of
 from gorgo.apps.simulate.job import STEADY, SimJob, SimulatedRun
@@ -79,7 +80,16 @@ def _row(job: SimJob, weights: Mapping[str, float] | None, records: Sequence[Sim
         ),
         slip_ms_p95=0.0 if records else None,
         planned=len(records),
+        failures=_failures(records),
     )
+
+
+def _failures(records: Sequence[SimRecord]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for record in records:
+        if record.error is not None:
+            count_cause(counts, record.error)
+    return counts
 
 
 def _shares(records: Sequence[SimRecord]) -> dict[str, float]:

@@ -19,6 +19,8 @@ import numpy as np
 from joblib import Parallel, delayed, parallel_config
 
 from gorgo.apps.datasets import load_requests
+from gorgo.apps.results import load_text
+from gorgo.apps.session_keys import is_keyed, largest_share
 from gorgo.apps.simulate.feed import feed_of
 from gorgo.apps.simulate.job import FLOOR, ORACLE, SimJob, SimulatedRun
 from gorgo.apps.simulate.rows import floor_run, simulated_run
@@ -106,7 +108,8 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
         controllers=controllers,
     )
     result = simulation.run(feed)
-    return simulated_run(job, dict(simulation.router.weights), result)
+    share = largest_share(one.session_id or one.prefix_hash for one in feed) if is_keyed(policy) else None
+    return replace(simulated_run(job, dict(simulation.router.weights), result), key_share=share)
 
 
 def _feed(job: SimJob) -> Sequence[SimRequest]:
@@ -119,7 +122,7 @@ def _scaled(job: SimJob) -> Sequence[SimRequest]:
     feed = _feed(job)
     span_s = (feed[-1].arrival_s if feed else 0.0) * job.time_scale
     if span_s > SPAN_S_MAX:  # probes and scrapes alone would keep the run busy for ever
-        raise TraceError(f"{job.trace} takes {span_s:.3g} s at time scale {job.time_scale:g}; expected a year at most")
+        raise TraceError(f"{job.trace} takes {span_s:.3g} s at {load_text(job.time_scale)}; expected a year at most")
     return scaled(feed, job.time_scale)
 
 

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from gorgo.apps.failures import failure_lines
 from gorgo.apps.results import ResultRow, load_text, results_table
 from gorgo.apps.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95
 from gorgo.apps.simulate.job import BASELINES
@@ -34,10 +35,22 @@ def show_rows(rows: Sequence[ResultRow], policies: Sequence[str], console: Conso
             console.print(
                 f"{groups[0][0].policy}'s figure / the row's, below 1 is better: {_SEEDS.format(seeds)}", style="dim"
             )
+        for line in _failures([mean_row(group) for group in groups]):
+            console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
         console.print()
     console.print("Engines and network are simulated, in virtual time; the Router is the one that `gorgo serve` runs.")
     console.print("oracle: the rule of gorgo-ms with full knowledge of the engines; not the optimum, it can lose.")
     console.print("floor: each request alone on the nearest idle replica, all seen so far cached; a lower bound.")
+
+
+def _failures(rows: Sequence[ResultRow]) -> Iterator[str]:
+    """Yield why requests failed, policies that failed alike in one line."""
+    policies: dict[str, list[str]] = {}
+    for row in rows:
+        for line in failure_lines(row.failures, row.n):
+            policies.setdefault(line, []).append(row.policy or "-")
+    for line, names in policies.items():
+        yield f"failed, {', '.join(names)}: {line}"
 
 
 def _title(block: Sequence[ResultRow], seeds: int) -> str:

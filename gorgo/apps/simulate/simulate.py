@@ -9,7 +9,7 @@ Owns the list of runs and the folder:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from gorgo.apps.demo.options import PUBLISHED
 from gorgo.apps.progress import shown_progress
 from gorgo.apps.results import ResultRow, load_text, write_results
+from gorgo.apps.session_keys import warning
 from gorgo.apps.simulate.job import BASELINES, FLOOR, ORACLE, STEADY, SimJob, SimulatedRun
 from gorgo.apps.simulate.run import policy_of, run_many
 from gorgo.apps.traces import TraceFilters
@@ -75,22 +76,28 @@ class SimulateOptions:
         return tuple(dict.fromkeys((*self.policies, ORACLE, FLOOR)))
 
 
-def simulate_command(options: SimulateOptions) -> list[ResultRow]:
+def simulate_command(options: SimulateOptions, *, warn: Callable[[str], None]) -> list[ResultRow]:
     """Run all jobs and write the files of `out`; return a row per run, in the order of scale, policy and seed.
+
+    `warn` gets sentences about the trace.
 
     Raises `UnknownPolicy`, `UnknownScenario`, `WeightsError` or `TraceError`, if possible before the first run.
     """
     _check(options)
     jobs = jobs_of(options)
     rows: dict[tuple[float, str, int], ResultRow] = {}
+    warned: dict[str, str | None] = {}
     shown = shown_progress("simulate", len(jobs)) if options.show_progress else nullcontext(None)
     with shown as advance:
         for run in run_many(jobs, n_jobs=options.n_jobs):
             rows[_place(run.job)] = run.row
+            warned.setdefault(run.job.policy, warning(run.job.policy, run.key_share))
             if advance is not None:
                 advance(f"{run.job.policy}, {load_text(run.job.time_scale)}, seed {run.job.seed}")
             if options.out is not None:
                 _write_run(options.out, run)
+    for text in filter(None, warned.values()):
+        warn(text)
     ordered = [rows[_place(job)] for job in jobs]
     if options.out is not None:
         write_results(options.out, ordered)

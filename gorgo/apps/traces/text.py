@@ -7,15 +7,18 @@ exactly the prefix that their `hash_ids` share, on every machine and in every ru
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.apps.traces.rows import BLOCK_TOKENS, TraceRequest
+from gorgo.core.prompt.parse import read_prompt
 
 BYTES_PER_TOKEN = 4
 BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
+#: Of the hash that stands for a session without an id.
+HEAD_TOKENS = 256
 
 
 def _syllables() -> NDArray[np.uint32]:
@@ -46,3 +49,10 @@ def prompt_text(hash_ids: Sequence[int], input_tokens: int, *, rest: str = "rest
 def request_text(request: TraceRequest) -> bytes:
     """The prompt of a request that has no body of its own."""
     return prompt_text(request.hash_ids, request.input_tokens, rest=f"request {request.index}")
+
+
+def beginning(request: TraceRequest) -> Hashable:
+    """Return what stands for the first tokens of a prompt: the same for requests that begin alike."""
+    if request.body is not None:
+        return read_prompt("/v1/chat/completions", request.body).text[: HEAD_TOKENS * BYTES_PER_TOKEN]
+    return request.hash_ids[0] if request.hash_ids else ("unknown", request.index)

@@ -40,6 +40,7 @@ def replay(
     Ctrl-C and SIGTERM end it early, with the table and the files of the requests that have ended. The exit code is 1 if
     any request failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
+    from gorgo.apps.failures import failure_lines
     from gorgo.apps.replay.options import ReplayOptions
     from gorgo.apps.replay.run import replay_command
     from gorgo.apps.results import results_table, rows_as_json
@@ -61,8 +62,8 @@ def replay(
         typer.echo(rows_as_json([report.row]))
     else:
         wide_console(TABLE_WIDTH).print(results_table([report.row]))
-    for kind, count in sorted(report.errors_by_kind.items()):
-        typer.echo(f"{count} x {kind}", err=True)
+    for line in (*failure_lines(report.row.failures, report.row.n), *filter(None, [report.warning])):
+        typer.echo(f"gorgo: {line}", err=True)
     if report.interrupted_by is not None:
         ended = f"{report.row.n:,} of {report.row.planned or 0:,} requests"
         typer.echo(f"gorgo: {report.interrupted_by.name}: partial, the summary is of {ended}", err=True)

@@ -87,7 +87,7 @@ def simulate(
         out=out,
         n_jobs=-1 if jobs is None else jobs,
     )
-    rows = simulate_command(wanted)
+    rows = simulate_command(wanted, warn=lambda text: typer.echo(f"gorgo: {text}", err=True))
     if as_json:
         from gorgo.apps.results import rows_as_json
 

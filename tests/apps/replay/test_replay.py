@@ -208,20 +208,32 @@ async def drops(request: web.Request, body: dict[str, Any]) -> web.StreamRespons
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (refuses, "http 503"),
+        (refuses, "HTTP 503"),
         (no_content, "no content"),
         (truncated, "truncated"),
         (error_after_content, "stream error"),
         (error_before_content, "stream error 502"),
-        (never, "timeout"),
+        (never, "no answer in time"),
     ],
 )
 async def test_a_failure_is_recorded_by_kind_and_never_raised(answer: Any, kind: str) -> None:
     report = await replayed(FakeRouter(answer), trace(2), request_timeout_s=0.3)
-    assert dict(report.errors_by_kind) == {kind: 2}
+    assert report.row.failures == {kind: 2}
     assert report.row.errors == report.row.n == 2
     assert report.row.ttft_ms.p50 is None
     assert report.exit_code == 1
+
+
+async def test_a_trace_that_begins_alike_is_warned_of_under_a_policy_keyed_by_session() -> None:
+    async def keyed(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await router.stream(request, token(), DONE, headers={**HEADERS, "x-gorgo-policy": names[-1]})
+
+    router, names = FakeRouter(keyed), [""]
+    for policy, expected in (("simple-session-affinity", "100% begin with the same tokens"), ("gorgo", ""), ("?", "")):
+        names.append(policy)
+        report = await replayed(router, trace(3))
+        assert (report.warning is None) == (expected == "")
+        assert expected in (report.warning or "")
 
 
 async def test_of_what_a_refusal_says_200_characters_are_kept(tmp_path: Path) -> None:

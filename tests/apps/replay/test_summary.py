@@ -62,7 +62,7 @@ def test_a_row_sums_up_good_requests_and_the_slip_of_all() -> None:
         tally.add(one)
     row = tally.row(ReplayOptions(trace=Path("folder/t.jsonl"), time_scale=2.0))
     assert (row.trace, row.time_scale, row.policy, row.source) == ("t.jsonl", 2.0, "p", "live")
-    assert (row.n, row.errors, dict(tally.errors)) == (4, 1, {"disconnected": 1})
+    assert (row.n, row.errors, dict(row.failures)) == (4, 1, {"connection broken": 1})
     # Of 10, 20 and 30 ms and of 1, 2 and 3 s; quantiles lie between neighbours, p95 at nine tenths of the last step.
     assert astuple(row.ttft_ms) == pytest.approx((20.0, 20.0, 29.0, 29.8))
     assert astuple(row.e2e_s) == pytest.approx((2.0, 2.0, 2.9, 2.98))

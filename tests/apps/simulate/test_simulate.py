@@ -20,6 +20,10 @@ from tests.sim.fleets import three_regions
 REGIONS = Path(__file__).parents[3] / "regions.yaml"
 
 
+def no_warning(text: str) -> None:
+    raise AssertionError(text)
+
+
 def asked(**options: Any) -> SimulateOptions:
     defaults: dict[str, Any] = {
         "trace": "chat-small",
@@ -33,7 +37,7 @@ def asked(**options: Any) -> SimulateOptions:
 
 
 def test_a_row_for_each_scale_policy_and_seed_with_oracle_and_floor_behind() -> None:
-    rows = simulate_command(asked(time_scales=(2.0, 1.0), seeds=(3, 4)))
+    rows = simulate_command(asked(time_scales=(2.0, 1.0), seeds=(3, 4)), warn=no_warning)
     assert [(row.time_scale, row.policy, row.seed) for row in rows] == [
         (scale, policy, seed)
         for scale in (2.0, 1.0)
@@ -43,7 +47,7 @@ def test_a_row_for_each_scale_policy_and_seed_with_oracle_and_floor_behind() -> 
 
 
 def test_files_are_those_of_a_live_replay_one_folder_per_run(tmp_path: Path) -> None:
-    rows = simulate_command(asked(out=tmp_path, time_scales=(1.5,)))
+    rows = simulate_command(asked(out=tmp_path, time_scales=(1.5,)), warn=no_warning)
     assert json.loads((tmp_path / "results.json").read_text()) == [row.as_json() for row in rows]
     folder = tmp_path / "gorgo-ms" / "load-0.666667-seed-0"
     assert json.loads((folder / "results.json").read_text()) == [rows[0].as_json()]
@@ -59,7 +63,7 @@ def test_files_are_those_of_a_live_replay_one_folder_per_run(tmp_path: Path) -> 
 
 def test_misspelt_policies_are_told_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(UnknownPolicy):
-        simulate_command(asked(policies=("gorgo-ms", "gorgo-mss"), out=tmp_path / "out"))
+        simulate_command(asked(policies=("gorgo-ms", "gorgo-mss"), out=tmp_path / "out"), warn=no_warning)
     assert not (tmp_path / "out").exists()
 
 
@@ -148,6 +152,45 @@ def test_the_command_takes_weights_for_the_policy_that_they_name(tmp_path: Path)
     result = CliRunner().invoke(app, [*RUN, "--policy", "random", "--weights", str(file)])
     assert result.exit_code == 2
     assert "weights are for the policy 'gorgo-ms'" in result.stderr
+
+
+def write_trace(path: Path, lengths: list[int], first_block: int | None = None) -> Path:
+    """A request per second; each has blocks of its own behind the first."""
+    with path.open("w") as file:
+        for number, length in enumerate(lengths, start=1):
+            own = range(1000 * number, 1000 * number + -(-length // 512) - 1)
+            ids = [number if first_block is None else first_block, *own]
+            row = {"timestamp": 1000 * number, "input_length": length, "output_length": 4, "hash_ids": ids}
+            print(json.dumps(row), file=file)
+    return path
+
+
+def test_the_command_says_why_requests_failed_and_how_to_leave_them_out(tmp_path: Path) -> None:
+    trace = str(write_trace(tmp_path / "long.jsonl", [1000] * 6 + [40_000, 50_000]))
+    words = ["simulate", trace, "--jobs", "1", "--config", str(REGIONS), "--policy", "gorgo-ms", "--policy", "random"]
+    result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    line = "2 of 8: prompt over the engine's 32,768 tokens; --max-input leaves them out"
+    assert f"failed, gorgo-ms, random, oracle: {line}\n" in result.stdout
+    rows = json.loads((tmp_path / "out/results.json").read_text())
+    assert [row["failures"] for row in rows] == [{"prompt over the engine's 32,768 tokens": 2}] * 3 + [{}]
+    result = CliRunner().invoke(app, [*words, "--max-input", "32000"])
+    assert result.exit_code == 0
+    assert "failed, " not in result.stdout
+
+
+def test_a_policy_keyed_by_session_is_warned_of_a_trace_that_begins_alike(tmp_path: Path) -> None:
+    alike = str(write_trace(tmp_path / "alike.jsonl", [1000] * 6, first_block=77))
+    words = ["--jobs", "1", "--config", str(REGIONS), "--seeds", "2", "--json"]
+    keyed = ["--policy", "simple-session-affinity", "--policy", "random"]
+    result = CliRunner().invoke(app, ["simulate", alike, *words, *keyed])
+    assert result.exit_code == 0, result.stderr
+    share = "gorgo: simple-session-affinity: no request has a session id and 100% begin with the same tokens"
+    assert result.stderr.count(share) == 1
+    assert list(json.loads(result.stdout)[0]["share"].values()) == [1.0]
+    assert "session id" not in CliRunner().invoke(app, ["simulate", alike, *words, "--policy", "random"]).stderr
+    spread = str(write_trace(tmp_path / "spread.jsonl", [1000] * 6))
+    assert "session id" not in CliRunner().invoke(app, ["simulate", spread, *words, *keyed]).stderr
 
 
 @pytest.mark.parametrize(

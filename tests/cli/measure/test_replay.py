@@ -231,8 +231,8 @@ def test_overload_hands_on_every_option(config: Path, monkeypatch: pytest.Monkey
 # -- replay
 
 
-def replayed(monkeypatch: pytest.MonkeyPatch, **errors: int) -> Program:
-    answer = ReplayReport(row=row(errors=sum(errors.values())), errors_by_kind=errors, wall_s=1.0)
+def replayed(monkeypatch: pytest.MonkeyPatch, warning: str | None = None, **errors: int) -> Program:
+    answer = ReplayReport(row=row(errors=sum(errors.values()), failures=errors), wall_s=1.0, warning=warning)
     program = Program(answer)
     monkeypatch.setattr("gorgo.apps.replay.run.replay_command", program)
     return program
@@ -268,18 +268,23 @@ def test_replay_by_default_keeps_all_of_a_trace_and_asks_the_router_of_this_mach
     assert program.asked[0].show_progress
 
 
-def test_replay_prints_the_row_and_the_errors_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    replayed(monkeypatch, timeout=2, refused=3)
+def test_replay_prints_the_row_and_why_requests_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    causes = {"no answer in time": 2, "unheard of": 3}
+    replayed(monkeypatch, "all share one key", **causes)
     result = run("replay", "my-trace", "--json")
     assert result.exit_code == 1
-    assert json.loads(result.stdout) == [row(errors=5).as_json()]
-    assert result.stderr.splitlines() == ["3 x refused", "2 x timeout"]
+    assert json.loads(result.stdout) == [row(errors=5, failures=causes).as_json()]
+    assert result.stderr.splitlines() == [
+        "gorgo: 3 of 300: unheard of",
+        "gorgo: 2 of 300: no answer in time; a lower --load or more replicas",
+        "gorgo: all share one key",
+    ]
     assert "50/30/20" in run("replay", "my-trace").stdout
 
 
 def test_a_pipe_gets_all_shares_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = dict.fromkeys((f"replica-{number}" for number in range(8)), 1 / 8)
-    answer = ReplayReport(row=row("simple-session-affinity", share=shares), errors_by_kind={}, wall_s=1.0)
+    answer = ReplayReport(row=row("simple-session-affinity", share=shares), wall_s=1.0)
     monkeypatch.setattr("gorgo.apps.replay.run.replay_command", Program(answer))
     assert "12/12/12/12/12/12/12/12" in run("replay", "my-trace").stdout
 
