@@ -17,6 +17,15 @@ class ConfigError(GorgoError):
     """A file that configures GORGO is not as expected. The message lists each place, line, value and expectation."""
 
 
+class InvalidValueError(ConfigError):
+    """One value is not as expected: a file or a variable that it names, or the value itself."""
+
+    def __init__(self, place: str, found: str, expected: str) -> None:
+        super().__init__(f"{place}: {found}; expected {expected}")
+        self.found = found
+        self.expected = expected
+
+
 class TraceError(GorgoError):
     """A trace file has a line that cannot be replayed. The message names the file and the line."""
 

@@ -19,32 +19,47 @@ if TYPE_CHECKING:
 
 def check(
     config: options.Config = options.REGIONS_YAML,
+    weights: options.Weights = None,
     live: Annotated[bool, typer.Option("--live", help="Also send a request to every replica.")] = False,
+    no_files: Annotated[
+        bool,
+        typer.Option("--no-files", help="Skip what needs this machine: files, environment variables, addresses."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Validate regions.yaml.
+    """Validate regions.yaml as `gorgo serve` does.
 
-    Lists every error with its key, line and value; warns of a url with a path and of one used twice. With --live the
-    command also sends a request to every replica; the exit code is 1 if one does not answer with 2xx.
+    Lists every error with its key, line and value, those of certificates, keys and variables included; warns of a url
+    with a path and of one used twice. With --live the command also sends a request to every replica; the exit code is 1
+    if one does not answer with 2xx.
     """
     from gorgo.cli.connectivity import reach_all
-    from gorgo.cli.policy_setup import compose_policy
-    from gorgo.config.load import load_config
+    from gorgo.cli.machine_checks import ports_in_use
+    from gorgo.cli.validation import Overrides, examine
+    from gorgo.config.load import items, read_text
     from gorgo.config.replica_advice import url_warnings
-    from gorgo.sim.engine.profiles import find_profile
 
-    loaded = load_config(config)
-    policy, _ = compose_policy(loaded, source=config)
-    find_profile(loaded.simulation.profile)
-    reached = reach_all(loaded.replicas, environ=os.environ, timeout_s=loaded.limits.connect_timeout_s) if live else []
-    warnings = url_warnings(loaded.replicas)
+    if live and no_files:
+        raise typer.BadParameter("--live and --no-files: expected one of them")
+    overrides = Overrides(environ=os.environ, weights_file=weights, machine=not no_files)
+    document, valid = examine(read_text(config), source=config, overrides=overrides)
+    name = None if valid is None else valid.policy.name
+    reached: list[Reached] = []
+    warnings: list[str] = []
+    if valid is not None:
+        loaded = valid.config
+        warnings = url_warnings(loaded.replicas)
+        if not no_files:
+            warnings += ports_in_use({"bind": loaded.proxy.bind, "admin_bind": loaded.proxy.admin_bind})
+        if live:
+            reached = reach_all(loaded.replicas, environ=os.environ, timeout_s=loaded.limits.connect_timeout_s)
     if as_json:
         replicas = [asdict(row) for row in reached]
-        answer = {"config": str(config), "policy": policy.name, "warnings": warnings, "replicas": replicas}
-        options.print_json(answer)
+        options.print_json({"config": str(config), "policy": name, "warnings": warnings, "replicas": replicas})
     else:
-        size = f"{len(loaded.replicas)} replicas in {len(loaded.regions)} regions"
-        typer.echo(f"{config}: ok, {size}, policy {policy.name}")
+        n_replicas, n_regions = (len(items(document.data, key)) for key in ("replicas", "regions"))
+        shown = "policy unknown without its variables" if name is None else f"policy {name}"
+        typer.echo(f"{config}: ok, {n_replicas} replicas in {n_regions} regions, {shown}")
         for warning in warnings:
             typer.echo(f"  warning: {warning}")
         _print_reached(reached)

@@ -55,6 +55,10 @@ Config = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 MaybeSeed = Annotated[int | None, typer.Option(min=0, help="Random seed. Default: a random one.", show_default=False)]
+Weights = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help='Weights file, at least {"policy": NAME, "weights": {NAME: NUMBER}}.'),
+]
 Reason = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Reason to store with the change.", show_default=False)
 ]

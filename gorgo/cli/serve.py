@@ -13,8 +13,6 @@ from gorgo.cli import options
 
 if TYPE_CHECKING:
     from gorgo.config.model import Config
-    from gorgo.core.policy.interface import Policy
-    from gorgo.core.policy.weights import Weights
 
 
 def serve(
@@ -39,10 +37,7 @@ def serve(
     ] = None,
     admin_bind: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the admin listener.")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Routing policy; see `gorgo policies`.")] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help='Weights file, at least {"policy": NAME, "weights": {NAME: NUMBER}}.'),
-    ] = None,
+    weights: options.Weights = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -67,9 +62,9 @@ def serve(
 
     import uvloop
 
-    from gorgo.cli.policy_setup import compose_policy
+    from gorgo.cli.validation import Overrides, validate
     from gorgo.config.from_urls import config_text
-    from gorgo.config.load import parse_config, read_text
+    from gorgo.config.load import read_text
     from gorgo.proxy import gc_tuning
     from gorgo.proxy.control.state_file import StateFile
     from gorgo.proxy.http.sockets import ServerAddresses
@@ -77,21 +72,28 @@ def serve(
     from gorgo.proxy.reload.file_watch import ConfigFile
     from gorgo.proxy.server import serve as run_proxy
 
-    def parse(text: bytes) -> Config:
-        """Return the configuration with the options of the command line, at start and at each reload."""
-        found = _bound(parse_config(text, source=str(config)), bind=bind, admin_bind=admin_bind)
-        return _routed(found, pinned or compose_policy(found, source=config, policy=policy))
-
+    overrides = Overrides(
+        environ=os.environ,
+        policy=policy,
+        weights_file=weights,
+        bind=_address("--bind", bind),
+        admin_bind=_address("--admin-bind", admin_bind),
+    )
     if _chosen(context, replica):
         config = Path("--replica")
         proxy = {"policy": policy, "bind": bind, "admin_bind": admin_bind}
         text = config_text(replica or (), engine=engine, proxy=proxy, environ=os.environ).encode()
     else:
         text = read_text(config)
-    loaded = _bound(parse_config(text, source=str(config)), bind=bind, admin_bind=admin_bind)
-    chosen, values = compose_policy(loaded, source=config, policy=policy, weights_file=weights)
-    # A weights file is read once and takes precedence over regions.yaml at each reload too.
-    pinned = None if weights is None else (chosen, values)
+    started = validate(text, source=config, overrides=overrides)
+    # A weights file is read once and takes precedence over regions.yaml at each reload too. Addresses need a restart.
+    pinned = None if weights is None else (started.policy, started.weights)
+    at_reload = replace(overrides, weights_file=None, pinned=pinned, ports=False)
+
+    def parse(text: bytes) -> Config:
+        """Return the configuration with the options of the command line, at each reload."""
+        return validate(text, source=config, overrides=at_reload).config
+
     if print_config:
         typer.echo(text.decode(), nl=False)
         return
@@ -104,15 +106,15 @@ def serve(
         typer.echo(f"gorgo serve listening on {addresses.data_url} (admin {addresses.admin_url})")
 
     set_up_logs(log_format, log_level)
-    log_config_warnings(loaded)
+    log_config_warnings(started.config)
     # With --seed the key of fingerprints repeats too, for comparisons; without, clients cannot guess it.
     drawn = secrets.randbits(63) if seed is None else seed
     # The proxy handles the signals itself: a second one ends its grace period.
     uvloop.run(
         run_proxy(
-            _routed(loaded, (chosen, values)),
-            policy=chosen,
-            weights=values,
+            started.config,
+            policy=started.policy,
+            weights=started.weights,
             admin_token=token,
             environ=os.environ,
             key=drawn,
@@ -140,22 +142,10 @@ def _chosen(context: typer.Context, replicas: list[str] | None) -> bool:
     return "COMMANDLINE" not in by_file
 
 
-def _bound(config: Config, *, bind: str | None, admin_bind: str | None) -> Config:
+def _address(option: str, value: str | None) -> str | None:
     from gorgo.config.addresses import checked_bind
 
-    proxy = config.proxy
     try:
-        proxy = replace(
-            proxy,
-            bind=proxy.bind if bind is None else checked_bind(bind),
-            admin_bind=proxy.admin_bind if admin_bind is None else checked_bind(admin_bind),
-        )
+        return None if value is None else checked_bind(value)
     except ValueError as error:
-        raise typer.BadParameter(f"--bind and --admin-bind: expected {error}") from error
-    return replace(config, proxy=proxy)
-
-
-def _routed(config: Config, by: tuple[Policy, Weights]) -> Config:
-    """Return the configuration with this policy and all its weights, so that reloads compare equal settings."""
-    policy, weights = by
-    return replace(config, proxy=replace(config.proxy, policy=policy.name, weights=dict(weights)))
+        raise typer.BadParameter(f"{option}: expected {error}") from error

@@ -17,7 +17,7 @@ from yaml.events import AliasEvent, Event
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from gorgo.config.excerpt import excerpt
-from gorgo.config.variables import VariableError, Variables, has_reference
+from gorgo.config.variables import UnsetVariableError, VariableError, Variables, has_reference
 
 #: Thousands of replicas fit in a tenth of it; PyYAML needs about eight seconds for a full one.
 MAX_BYTES = 1024 * 1024
@@ -41,7 +41,7 @@ _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One error: path, line (from 1), value found, value expected; for a syntax error also the line's text."""
+    """One error: path, line (from 1; 0 for an option), value found and expected; for a syntax error the line's text."""
 
     path: Path
     line: int
@@ -50,7 +50,8 @@ class Problem:
     excerpt: str = ""
 
     def __str__(self) -> str:
-        words = f"{show_path(self.path)} (line {self.line}): {self.found}; expected {self.expected}"
+        line = f" (line {self.line})" if self.line else ""
+        words = f"{show_path(self.path)}{line}: {self.found}; expected {self.expected}"
         return "\n    ".join([words, *self.excerpt.splitlines()])
 
 
@@ -65,6 +66,8 @@ class Document:
     references: dict[Path, str] = field(default_factory=dict)
     #: Names of the environment variables in the file.
     variables: Set[str] = frozenset()
+    #: Paths whose variables are not set, where that is no error. Their values are null.
+    unknown: set[Path] = field(default_factory=set)
 
     def line(self, path: Path) -> int:
         """Return the line of `path`, or of its nearest parent in the text."""
@@ -77,10 +80,11 @@ class Document:
         self.problems.append(Problem(path, self.line(path), found, expected))
 
 
-def read_document(text: bytes, environ: Mapping[str, str] | None = None) -> Document:
+def read_document(text: bytes, environ: Mapping[str, str] | None = None, *, allow_unset: bool = False) -> Document:
     """Parse `text`; syntax errors are in `problems`, and `data` has the rest.
 
-    With `environ`, values may name its variables (`config.variables`).
+    With `environ`, values may name its variables (`config.variables`); one that is not set is an error, or with
+    `allow_unset` an unknown value.
     """
     document = Document()
     if len(text) > MAX_BYTES:
@@ -98,7 +102,7 @@ def read_document(text: bytes, environ: Mapping[str, str] | None = None) -> Docu
         document.report((), "text that is not YAML", "YAML")
     else:
         variables = None if environ is None else Variables(environ)
-        document.data = None if node is None else _YamlReader(document, variables).read(node, ())
+        document.data = None if node is None else _YamlReader(document, variables, allow_unset).read(node, ())
         document.variables = frozenset() if variables is None else frozenset(variables.used)
     return document
 
@@ -190,9 +194,10 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> Problem:
 class _YamlReader:
     """Visits the node tree once and fills the document."""
 
-    def __init__(self, document: Document, variables: Variables | None) -> None:
+    def __init__(self, document: Document, variables: Variables | None, allow_unset: bool) -> None:
         self._document = document
         self._variables = variables
+        self._allow_unset = allow_unset
 
     def read(self, node: Node, path: Path) -> object:
         self._document.lines.setdefault(path, node.start_mark.line + 1)
@@ -251,6 +256,9 @@ class _YamlReader:
         try:
             return self._variables.expand(text)
         except VariableError as error:
+            if self._allow_unset and isinstance(error, UnsetVariableError):
+                self._document.unknown.add(path)
+                return None
             self._document.report(path, error.found, error.expected)
             return None
 

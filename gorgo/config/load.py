@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -57,13 +57,36 @@ def read_text(path: pathlib.Path, *, expected: str = "a regions.yaml file") -> b
 
 def parse_config(text: bytes, *, source: str = "regions.yaml", environ: Mapping[str, str] = os.environ) -> Config:
     """Parse the text of a regions file; `source` names it in the `ConfigError`, `environ` has its variables."""
-    document = read_document(text, environ)
+    document, config = check_text(text, environ=environ)
+    if document.problems or config is None:
+        raise problems_error(source, document)
+    return config
+
+
+def check_text(
+    text: bytes,
+    *,
+    environ: Mapping[str, str],
+    further: Callable[[Document], Iterable[Problem]] | None = None,
+    allow_unset: bool = False,
+) -> tuple[Document, Config | None]:
+    """Return the checked document with its errors, and the configuration if there are none.
+
+    `further` yields more errors of the plain data. With `allow_unset` a variable that is not set is no error, and there is no configuration.
+    """
+    document = read_document(text, environ, allow_unset=allow_unset)
     if not document.lines and not document.problems:
         document.report((), "empty", "a mapping with proxy, regions and replicas")
     config = check_document(document) if document.lines else None
-    if document.problems or config is None:
-        raise ConfigError(_message(source, document.problems))
-    return config
+    if further is not None and document.lines:
+        known = {problem.path for problem in document.problems}
+        document.problems.extend(problem for problem in further(document) if problem.path not in known)
+    return document, config
+
+
+def problems_error(source: str, document: Document) -> ConfigError:
+    """Return the error that lists all problems of a document."""
+    return ConfigError(_message(source, document.problems))
 
 
 def check_document(document: Document) -> Config | None:
@@ -78,7 +101,7 @@ def _typed(document: Document, adapter: TypeAdapter[T], model: type[T]) -> T | N
     try:
         return adapter.validate_json(json.dumps(document.data), strict=True)
     except ValidationError as invalid:
-        known = {problem.path for problem in document.problems}
+        known = {problem.path for problem in document.problems} | document.unknown
         found = (explain(error, document, model) for error in invalid.errors(include_url=False))
         # A value with a syntax error is null in the data: one error per path.
         document.problems.extend(problem for problem in found if problem.path not in known)
@@ -105,8 +128,8 @@ def _disagreements(document: Document) -> Iterator[Problem]:
     yield from _repeated(_names(document.data, "rules", "clients"), document)
     yield from _aliases(document)
     known = sorted(set(regions.values()))
-    if not known:
-        return  # Already reported; every region below would be unknown.
+    if not known or any(path[0] == "regions" for path in document.unknown):
+        return  # Already reported, or a name is not known here; every region below would be unknown.
     for path, region in _regions_used(document.data):
         if region not in known:
             what = f"{json.dumps(region)} is not a region of this file{closest(region, known)}"
@@ -119,7 +142,7 @@ def _names(data: object, section: str, within: str | None = None) -> dict[Path, 
     above: Path = () if within is None else (within,)
     return {
         (*above, section, number, "name"): item["name"]
-        for number, item in enumerate(_items(data if within is None else _inside(data, within), section))
+        for number, item in enumerate(items(data if within is None else inside(data, within), section))
         if isinstance(item, Mapping) and isinstance(item.get("name"), str)
     }
 
@@ -136,8 +159,8 @@ def _repeated(names: Mapping[Path, str], document: Document) -> Iterator[Problem
 def _aliases(document: Document) -> Iterator[Problem]:
     """Yield each alias that also names another model."""
     named = {name: path for path, name in _names(document.data, "models").items()}
-    for number, item in enumerate(_items(document.data, "models")):
-        for place, alias in enumerate(_items(item, "aliases")):
+    for number, item in enumerate(items(document.data, "models")):
+        for place, alias in enumerate(items(item, "aliases")):
             path: Path = ("models", number, "aliases", place)
             if isinstance(alias, str) and alias in named:
                 where = f"{show_path(named[alias])} on line {document.line(named[alias])}"
@@ -148,22 +171,22 @@ def _aliases(document: Document) -> Iterator[Problem]:
 
 def _regions_used(data: object) -> Iterator[tuple[Path, str]]:
     """Yield every path that names a region, with the name."""
-    region = _inside(data, "proxy").get("region")
+    region = inside(data, "proxy").get("region")
     if isinstance(region, str):
         yield ("proxy", "region"), region
-    for number, item in enumerate(_items(data, "replicas")):
+    for number, item in enumerate(items(data, "replicas")):
         if isinstance(item, Mapping) and isinstance(item.get("region"), str):
             yield ("replicas", number, "region"), item["region"]
-    yield from _allowed(_inside(data, "clients"), "rules", ("clients",))
+    yield from _allowed(inside(data, "clients"), "rules", ("clients",))
     yield from _allowed(data, "models", ())
-    rtt_ms = _inside(_inside(data, "simulation"), "rtt_ms")
+    rtt_ms = inside(inside(data, "simulation"), "rtt_ms")
     for name in rtt_ms:
         yield ("simulation", "rtt_ms", name), name
 
 
 def _tls(document: Document) -> Iterator[Problem]:
     """Yield TLS files of a url without TLS, and incomplete pairs."""
-    for number, item in enumerate(_items(document.data, "replicas")):
+    for number, item in enumerate(items(document.data, "replicas")):
         if not isinstance(item, Mapping):
             continue
         path: Path = ("replicas", number)
@@ -183,11 +206,11 @@ _PHASES = ("connect_timeout_s", "first_token_timeout_s", "response_timeout_s", "
 
 def _deadlines(document: Document) -> Iterator[Problem]:
     """Yield each phase that may take longer than the whole request."""
-    limits = _inside(document.data, "limits")
+    limits = inside(document.data, "limits")
     total = limits.get("request_timeout_s")
     yield from _too_long(document, ("limits",), limits, total)
-    for number, region in enumerate(_items(document.data, "regions")):
-        yield from _too_long(document, ("regions", number, "limits"), _inside(region, "limits"), total)
+    for number, region in enumerate(items(document.data, "regions")):
+        yield from _too_long(document, ("regions", number, "limits"), inside(region, "limits"), total)
 
 
 def _too_long(document: Document, above: Path, limits: Mapping[str, object], total: object) -> Iterator[Problem]:
@@ -199,14 +222,14 @@ def _too_long(document: Document, above: Path, limits: Mapping[str, object], tot
 
 
 def _allowed(data: object, key: str, above: Path) -> Iterator[tuple[Path, str]]:
-    for number, item in enumerate(_items(data, key)):
-        for place, region in enumerate(_items(item, "allowed_regions")):
+    for number, item in enumerate(items(data, key)):
+        for place, region in enumerate(items(item, "allowed_regions")):
             if isinstance(region, str):
                 yield (*above, key, number, "allowed_regions", place), region
 
 
 def _same_address(document: Document) -> Iterator[Problem]:
-    proxy = _inside(document.data, "proxy")
+    proxy = inside(document.data, "proxy")
     bind, admin = proxy.get("bind"), proxy.get("admin_bind")
     if isinstance(bind, str) and bind == admin and not bind.endswith(":0"):
         path: Path = ("proxy", "admin_bind")
@@ -214,17 +237,19 @@ def _same_address(document: Document) -> Iterator[Problem]:
 
 
 def _ready_replicas(document: Document) -> Iterator[Problem]:
-    wanted, have = _inside(document.data, "proxy").get("min_ready_replicas"), len(_items(document.data, "replicas"))
+    wanted, have = inside(document.data, "proxy").get("min_ready_replicas"), len(items(document.data, "replicas"))
     if is_number(wanted) and wanted > max(have, 1):
         path: Path = ("proxy", "min_ready_replicas")
         yield Problem(path, document.line(path), f"{wanted:g}", f"at most the number of replicas, which is {have}")
 
 
-def _inside(data: object, key: str) -> Mapping[str, object]:
+def inside(data: object, key: str) -> Mapping[str, object]:
+    """Return the mapping at `key` of plain data; an empty one without it."""
     inner = data.get(key) if isinstance(data, Mapping) else None
     return inner if isinstance(inner, Mapping) else {}
 
 
-def _items(data: object, key: str) -> list[object]:
-    items = data.get(key) if isinstance(data, Mapping) else None
-    return items if isinstance(items, list) else []
+def items(data: object, key: str) -> list[object]:
+    """Return the list at `key` of plain data; an empty one without it."""
+    found = data.get(key) if isinstance(data, Mapping) else None
+    return found if isinstance(found, list) else []

@@ -26,6 +26,10 @@ class VariableError(ValueError):
         self.expected = expected
 
 
+class UnsetVariableError(VariableError):
+    """A variable that is not set, without a default."""
+
+
 class Variables:
     """The environment as one file uses it.
 
@@ -66,7 +70,9 @@ class Variables:
         if default is not None:
             return value or default
         if value is None:
-            raise VariableError(f"the environment variable {name} is not set", f"it to be set, or ${{{name}:-default}}")
+            raise UnsetVariableError(
+                f"the environment variable {name} is not set", f"it to be set, or ${{{name}:-default}}"
+            )
         return value
 
 

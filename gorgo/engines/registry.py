@@ -35,7 +35,11 @@ def dialect(name: str) -> EngineDialect:
     if name in DIALECTS or name == AUTO:
         return DIALECTS[OpenAI.name if name == AUTO else name]()
     for offered in entry_points(group=ENTRY_POINTS, name=name):
-        kind = offered.load()()
+        try:
+            kind = offered.load()()
+        except Exception as error:
+            where = f"{offered.value} of the entry point {name!r}"
+            raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
         if not isinstance(kind, EngineDialect):
             raise ConfigError(
                 f"{offered.value} of the entry point {name!r} is not an engine dialect (gorgo.engines.base)"

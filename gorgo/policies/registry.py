@@ -66,7 +66,11 @@ def make_policy(name: str) -> Policy:
     if offered is None:
         names = policy_names()
         raise UnknownPolicy(f"no policy named {name!r}{closest(name, names)}; there are: {', '.join(names)}")
-    policy = offered.load()()
+    try:
+        policy = offered.load()()
+    except Exception as error:
+        where = f"{offered.value} of the entry point {name!r}"
+        raise UnknownPolicy(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(policy, Policy):
         raise UnknownPolicy(
             f"{offered.value} of the entry point {name!r} is not a policy (gorgo.core.policy.interface.Policy)"

@@ -119,14 +119,14 @@ INVALID = {
     "unknown policy": (
         "policy: gorgo-ms",
         "policy: grogo",
-        r"proxy\.policy and proxy\.weights: no policy named 'grogo'",
+        r"proxy\.policy \(line 10\): .grogo. is not a known policy",
     ),
     "weight outside": (
         "# weights: {lambda: 0.2}",
         "weights: {lambda: 50}",
-        r"weight 'lambda' is 50\.0; expected a number in \[0\.1, 1\]",
+        r"proxy\.weights\.lambda \(line \d+\): 50; expected a number in \[0\.1, 1\]",
     ),
-    "unknown profile": ("profile: 2x", "profile: 3x", "no engine profile '3xL40S"),
+    "unknown profile": ("profile: 2x", "profile: 3x", r"profile \(line \d+\): .3xL40S.* is not a known engine profile"),
 }
 
 
@@ -175,12 +175,11 @@ def test_configuration_comes_from_the_environment_too(monkeypatch: pytest.Monkey
 
 def test_live_check_names_the_replica_that_is_not_there(tmp_path: Path) -> None:
     text = re.sub(r"http://127\.0\.0\.1:\d+", "http://127.0.0.1:1", REGIONS.read_text())
-    (tmp_path / "regions.yaml").write_text(text.replace("# api_key_env: US_KEY ", "api_key_env: KEY_THAT_IS_NOT_SET "))
+    (tmp_path / "regions.yaml").write_text(text)
     result = run("check", "--live", "--json", "--config", tmp_path / "regions.yaml")
     assert result.exit_code == 1
     replicas = json.loads(result.stdout)["replicas"]
-    assert replicas[0]["error"] == "the environment variable KEY_THAT_IS_NOT_SET is not set"
-    assert replicas[1]["error"] == "connection refused"
+    assert [row["error"] for row in replicas] == ["connection refused"] * 3
     assert "3 of 3 replicas cannot be reached" in result.stderr
 
 
@@ -204,7 +203,7 @@ def test_status_without_a_proxy_fails_and_asks_the_right_question() -> None:
     ("words", "expected"),
     [
         (("engine", "--replica", "nobody"), "no replica named 'nobody'; there are: us-ashburn-0,"),
-        (("serve", "--policy", "abacus"), "no policy named 'abacus'; there are: gorgo,"),
+        (("serve", "--policy", "abacus"), '--policy: "abacus" is not a known policy; expected one of gorgo,'),
         (("serve", "--bind", "here"), "expected host:port"),
         (("serve", "--weights", "none.json"), "none.json: cannot be read as weights"),
     ],

@@ -17,7 +17,7 @@ from hmac import compare_digest
 from pathlib import Path
 
 from gorgo.config.model import ClientsConfig
-from gorgo.errors import ConfigError
+from gorgo.errors import InvalidValueError
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import KEYS, Header
 
@@ -29,6 +29,7 @@ _ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62}):([0-9a-fA-F]{64})")
 #: Hashes of nothing, and of the line end that `echo` adds to it.
 _EMPTY = frozenset(sha256(key).digest() for key in (b"", b"\n", b"\r\n", b" "))
 _CHALLENGE = ((b"www-authenticate", b"Bearer"),)
+_PLACE = "clients.keys_file"
 _EXPECTED = "NAME:SHA256, the key's hash as 64 hexadecimal digits"
 
 
@@ -73,13 +74,14 @@ def read_client_keys(clients: ClientsConfig) -> ClientKeys | None:
     """
     if clients.keys_file is None:
         return None
-    known = _entries(_read(clients.keys_file).splitlines(), f"clients.keys_file {clients.keys_file!r}: line")
+    path = clients.keys_file
+    known = _entries(_read(path).splitlines(), path)
     if not 0 < len(known) <= MAX_KEYS:
-        raise ConfigError(f"clients: {len(known)} keys; expected 1 to {MAX_KEYS}, each as {_EXPECTED}")
+        raise InvalidValueError(_PLACE, f"{path!r}: {len(known)} keys", f"1 to {MAX_KEYS}, each as {_EXPECTED}")
     return ClientKeys(known)
 
 
-def _entries(lines: Iterable[str], place: str) -> list[tuple[str, bytes]]:
+def _entries(lines: Iterable[str], path: str) -> list[tuple[str, bytes]]:
     """Parse entries. Errors name a line by its number: it may be a key that was not hashed."""
     known = []
     for number, line in enumerate(lines, 1):
@@ -88,10 +90,11 @@ def _entries(lines: Iterable[str], place: str) -> list[tuple[str, bytes]]:
             continue
         match = _ENTRY.fullmatch(text)
         if match is None:
-            raise ConfigError(f"{place} {number}: expected {_EXPECTED}")
+            raise InvalidValueError(_PLACE, f"{path!r}: line {number} is no entry", _EXPECTED)
         digest = bytes.fromhex(match[2])
         if digest in _EMPTY:
-            raise ConfigError(f"{place} {number}: the hash of an empty key; was the variable with the key not set?")
+            found = f"{path!r}: line {number} has the hash of an empty key; was the variable with the key not set?"
+            raise InvalidValueError(_PLACE, found, _EXPECTED)
         known.append((match[1], digest))
     return known
 
@@ -104,9 +107,9 @@ def _read(path: str) -> str:
             content = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as failure:
         reason = getattr(failure, "strerror", None) or str(failure)
-        raise ConfigError(f"clients.keys_file {path!r}: {reason}; expected a file of client keys") from failure
+        raise InvalidValueError(_PLACE, f"{path!r}: {reason}", "a file of client keys") from failure
     if len(content) > _MAX_FILE_BYTES:
-        raise ConfigError(f"clients.keys_file {path!r}: larger than {_MAX_FILE_BYTES} bytes")
+        raise InvalidValueError(_PLACE, f"{path!r}: larger than {_MAX_FILE_BYTES} bytes", "a file of client keys")
     return content.decode("utf-8", "replace")
 
 

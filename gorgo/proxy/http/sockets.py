@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gorgo.config.addresses import split_bind
-from gorgo.errors import ConfigError
+from gorgo.errors import InvalidValueError
 
 #: Connections that may wait to be accepted; a burst of clients is larger than the usual 100.
 BACKLOG = 1024
@@ -45,9 +46,27 @@ def listening(bind: str, key: str) -> Iterator[socket.socket]:
             listener.bind((host, port))
             listener.listen(BACKLOG)
         except OSError as error:
-            expected = "expected an address of this machine and a free port"
-            raise ConfigError(f"proxy.{key}: cannot listen on {bind}: {error.strerror}; {expected}") from error
+            raise _cannot_listen(bind, key, error) from error
         yield listener
+
+
+def check_bind(bind: str, key: str) -> bool:
+    """Return whether the port is free. Raises `InvalidValueError` for an address that no process here can listen on."""
+    host, port = split_bind(bind)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise _cannot_listen(bind, key, error) from error
+    return True
+
+
+def _cannot_listen(bind: str, key: str, error: OSError) -> InvalidValueError:
+    found = f"cannot listen on {bind}: {error.strerror}"
+    return InvalidValueError(f"proxy.{key}", found, "an address of this machine and a free port")
 
 
 def address_of(listener: socket.socket) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gorgo.config.model import ReplicaConfig, TlsConfig
-from gorgo.errors import ConfigError
+from gorgo.errors import InvalidValueError
 
 _NO_PASSWORD = "a private key without a passphrase"
 
@@ -61,13 +61,13 @@ def _server_context(cert: str, key: str) -> ssl.SSLContext:
 
 def _trusting(place: str, ca_file: str) -> ssl.SSLContext:
     """Trust the file's authorities alone: one of the system's could issue for any name inside the fleet."""
-    with _explained(f"{place}: ca_file {ca_file!r}", "certificates of authorities in PEM form"):
+    with _explained(place, f"ca_file {ca_file!r}", "certificates of authorities in PEM form"):
         _no_pipe(ca_file)
         return ssl.create_default_context(cafile=ca_file)
 
 
 def _load(place: str, context: ssl.SSLContext, cert: str, key: str) -> None:
-    with _explained(f"{place}: {cert!r} with {key!r}", f"a certificate chain and {_NO_PASSWORD}, both in PEM form"):
+    with _explained(place, f"{cert!r} with {key!r}", f"a certificate chain and {_NO_PASSWORD}, both in PEM form"):
         _no_pipe(cert, key)
         context.load_cert_chain(cert, key, password=_no_password)
 
@@ -85,9 +85,9 @@ def _no_password() -> str:
 
 
 @contextmanager
-def _explained(subject: str, expected: str) -> Iterator[None]:
+def _explained(place: str, subject: str, expected: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as failure:  # `ssl.SSLError` is an `OSError`
         reason = getattr(failure, "strerror", None) or str(failure)
-        raise ConfigError(f"{subject}: {reason}; expected {expected}") from failure
+        raise InvalidValueError(place, f"{subject}: {reason}", expected) from failure

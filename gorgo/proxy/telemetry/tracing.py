@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from gorgo.proxy.telemetry.spans import Tracing
 
 
+def require_extra() -> None:
+    """Raise `MissingExtra` without the extra `otel`."""
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"proxy.tracing needs {error.name}, which is not installed: pip install 'gorgo-router[otel]'"
+        ) from error
+
+
 def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing | None:
     """Return the tracing of the configuration, `None` without an endpoint.
 
@@ -23,17 +34,14 @@ def make_tracing(config: TracingConfig, *, region: str, count: Count) -> Tracing
     """
     if config.endpoint is None:
         return None
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
+    require_extra()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
 
-        from gorgo.proxy.telemetry.span_export import EXPORT_S, SpanExport
-        from gorgo.proxy.telemetry.spans import Tracing
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"proxy.tracing needs {error.name}, which is not installed: pip install 'gorgo-router[otel]'"
-        ) from error
+    from gorgo.proxy.telemetry.span_export import EXPORT_S, SpanExport
+    from gorgo.proxy.telemetry.spans import Tracing
+
     # `SpanExport` logs a failing collector once, in the proxy's own form.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     export = SpanExport(OTLPSpanExporter(endpoint=config.endpoint, timeout=EXPORT_S), count)

@@ -17,7 +17,7 @@ from gorgo.engines.base import EngineDialect
 from gorgo.engines.discovery import FoundEngine
 from gorgo.engines.registry import dialect
 from gorgo.engines.reports import ReportWatch
-from gorgo.errors import ConfigError
+from gorgo.errors import InvalidValueError
 from gorgo.proxy.upstream.client import UpstreamClient
 
 
@@ -114,7 +114,7 @@ def api_key(replica: ReplicaConfig, environ: Mapping[str, str]) -> str | None:
         return None
     key = environ.get(replica.api_key_env, "").strip()
     if not key or not key.isascii() or not key.isprintable():
-        raise ConfigError(
-            f"replica {replica.name!r}: the environment variable {replica.api_key_env} must hold its API key"
-        )
+        lacking = "is not set" if not key else "holds what no header can"
+        found = f"the environment variable {replica.api_key_env} {lacking}"
+        raise InvalidValueError(f"replica {replica.name!r}", found, "it to hold the replica's API key")
     return key

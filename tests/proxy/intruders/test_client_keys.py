@@ -153,10 +153,10 @@ def test_no_list_is_no_check() -> None:
     [
         (b"", "0 keys; expected 1 to 1024"),
         (b"# nobody\n", "0 keys"),
-        (KEY.encode(), "line 1: expected NAME:SHA256"),
-        (f"\n{KEY}:{KEY}".encode(), "line 2: expected NAME:SHA256"),
-        (b"team-a:" + b"0" * 63, "line 1: expected NAME:SHA256"),
-        (b"\xff\xfe:" + b"0" * 64, "line 1: expected NAME:SHA256"),
+        (KEY.encode(), "line 1 is no entry; expected NAME:SHA256"),
+        (f"\n{KEY}:{KEY}".encode(), "line 2 is no entry; expected NAME:SHA256"),
+        (b"team-a:" + b"0" * 63, "line 1 is no entry; expected NAME:SHA256"),
+        (b"\xff\xfe:" + b"0" * 64, "line 1 is no entry; expected NAME:SHA256"),
         (b"x" * (1 << 21), "larger than"),
         (b"a:" + b"0" * 64 + b"\n", None),
         (b"\n".join(b"a:%064x" % n for n in range(MAX_KEYS + 1)), f"{MAX_KEYS + 1} keys"),
@@ -230,7 +230,7 @@ def test_refusal_says_the_same_whatever_is_wrong() -> None:
 
 def test_pipe_is_no_list_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "keys")
-    with pytest.raises(ConfigError, match=r"keys_file .*/keys': is a pipe; expected a file of client keys"):
+    with pytest.raises(ConfigError, match=r"keys_file: .*/keys': is a pipe; expected a file of client keys"):
         read_client_keys(ClientsConfig(keys_file=str(tmp_path / "keys")))
 
 
@@ -244,7 +244,7 @@ def test_a_client_s_name_has_at_most_63_characters(length: int, taken: bool, tmp
         assert keys is not None
         assert keys.name_of(KEY.encode()) == "a" * length
         return
-    with pytest.raises(ConfigError, match="line 1: expected"):
+    with pytest.raises(ConfigError, match="line 1 is no entry; expected"):
         read_client_keys(clients)
 
 
@@ -268,7 +268,7 @@ def test_the_hash_of_nothing_is_no_key(empty: bytes, tmp_path: Path) -> None:
     """As a recipe writes it whose variable was not set."""
     path = tmp_path / "clients.keys"
     path.write_text(f"{entry('a', KEY)}\nb:{sha256(empty).hexdigest()}\n")
-    with pytest.raises(ConfigError, match="line 2: the hash of an empty key"):
+    with pytest.raises(ConfigError, match="line 2 has the hash of an empty key"):
         read_client_keys(ClientsConfig(keys_file=str(path)))
 
 

@@ -1,0 +1,129 @@
+"""What regions.yaml needs of this machine: TLS files, client keys, API keys in the environment, addresses, packages.
+
+Reads plain data; each check is the one that `gorgo serve` makes when it uses the value.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+
+from gorgo.config.addresses import checked_bind
+from gorgo.config.document import Document, Path, Problem
+from gorgo.config.load import inside, items
+from gorgo.config.model import ClientsConfig, ProxyConfig, ReplicaConfig, TlsConfig
+from gorgo.errors import InvalidValueError, MissingExtra
+from gorgo.proxy.http.client_auth import read_client_keys
+from gorgo.proxy.http.sockets import check_bind
+from gorgo.proxy.http.tls import served_tls, upstream_tls
+from gorgo.proxy.telemetry.tracing import require_extra
+from gorgo.proxy.upstream.target import api_key
+
+#: As in the model: another value is an error already, and may be a key.
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+def machine_problems(
+    document: Document, *, environ: Mapping[str, str], binds: Mapping[str, str | None] | None
+) -> Iterator[Problem]:
+    """Yield every error. `binds` has addresses that take precedence over the file's; `None` checks no address."""
+    proxy = inside(document.data, "proxy")
+    tls = _texts(inside(proxy, "tls"), "cert", "key")
+    if len(tls) == 2:
+        files = TlsConfig(**tls)
+        yield from _checked(document, ("proxy", "tls", "cert"), partial(served_tls, files))
+    keys_file = _texts(inside(document.data, "clients"), "keys_file").get("keys_file")
+    if keys_file is not None:
+        yield from _checked(
+            document, ("clients", "keys_file"), partial(read_client_keys, ClientsConfig(keys_file=keys_file))
+        )
+    yield from _tracing(document, proxy)
+    yield from _replicas(document, environ)
+    for key, given in (binds or {}).items():
+        yield from _address(document, key, given, proxy.get(key, getattr(_DEFAULT, key)))
+
+
+def ports_in_use(binds: Mapping[str, str]) -> list[str]:
+    """Return a line for each address on which another process listens."""
+    lines = []
+    for key, bind in binds.items():
+        with suppress(InvalidValueError):
+            if not check_bind(bind, key):
+                lines.append(f"proxy.{key}: {bind} is in use; `gorgo serve` needs it, unless it is running already")
+    return lines
+
+
+_DEFAULT = ProxyConfig(region="-")
+
+
+def _address(document: Document, key: str, given: str | None, bind: object) -> Iterator[Problem]:
+    if given is None:
+        try:
+            bind = checked_bind(bind) if isinstance(bind, str) else None
+        except ValueError:
+            return  # reported as such
+    address = given or bind
+    if isinstance(address, str):
+        path: Path = ("proxy", key) if given is None else (f"--{key.replace('_', '-')}",)
+        yield from _checked(document, path, partial(check_bind, address, key))
+
+
+def _tracing(document: Document, proxy: Mapping[str, object]) -> Iterator[Problem]:
+    if _texts(inside(proxy, "tracing"), "endpoint"):
+        try:
+            require_extra()
+        except MissingExtra as error:
+            path = ("proxy", "tracing", "endpoint")
+            yield Problem(path, document.line(path), str(error), "the extra otel to be installed")
+
+
+def _replicas(document: Document, environ: Mapping[str, str]) -> Iterator[Problem]:
+    #: Errors by files: a thousand replicas share a few.
+    errors: dict[ReplicaConfig, InvalidValueError | None] = {}
+    shared = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for number, item in enumerate(items(document.data, "replicas")):
+        if not isinstance(item, Mapping):
+            continue
+        variable = _texts(item, "api_key_env").get("api_key_env")
+        if variable is not None and _VARIABLE.fullmatch(variable):
+            entry = _replica(api_key_env=variable)
+            yield from _checked(document, ("replicas", number, "api_key_env"), partial(api_key, entry, environ))
+        pair = _texts(item, "client_cert", "client_key")
+        for key, files in (("ca_file", _texts(item, "ca_file")), ("client_cert", pair if len(pair) == 2 else {})):
+            if not files:
+                continue
+            entry = _replica(**files)
+            if entry not in errors:
+                errors[entry] = _error(partial(upstream_tls, entry, shared))
+            error = errors[entry]
+            if error is not None:
+                path = ("replicas", number, key)
+                yield Problem(path, document.line(path), error.found, error.expected)
+
+
+def _replica(**values: str) -> ReplicaConfig:
+    return ReplicaConfig(name="-", region="-", url="-", **values)  # type: ignore[arg-type] # texts alone
+
+
+def _texts(data: Mapping[str, object], *keys: str) -> dict[str, str]:
+    """Return the values that are texts; others are errors already."""
+    found = ((key, data.get(key)) for key in keys)
+    return {key: value for key, value in found if isinstance(value, str) and value}
+
+
+def _checked(document: Document, path: Path, check: Callable[[], object]) -> Iterator[Problem]:
+    error = _error(check)
+    if error is not None:
+        option = str(path[0]).startswith("--")
+        yield Problem(path, 0 if option else document.line(path), error.found, error.expected)
+
+
+def _error(check: Callable[[], object]) -> InvalidValueError | None:
+    try:
+        check()
+    except InvalidValueError as error:
+        return error
+    return None

@@ -1,0 +1,211 @@
+"""One verdict on regions.yaml for `gorgo check`, `gorgo serve` and each reload: every error in one list.
+
+Owns the checks that need policies, engines and profiles; `machine_checks` has those of files, variables and addresses.
+They read plain data, so that no other error hides them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from gorgo.cli.machine_checks import machine_problems
+from gorgo.cli.policy_setup import compose_policy
+from gorgo.config.document import Document, Problem
+from gorgo.config.document import Path as Place
+from gorgo.config.load import check_text, inside, items, problems_error
+from gorgo.config.model import Config, ProxyConfig, SimulationConfig
+from gorgo.core.numeric import is_number
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
+from gorgo.engines.registry import dialect
+from gorgo.errors import ConfigError, GorgoError, UnknownPolicy, closest
+from gorgo.policies.registry import make_policy, make_shadow, policy_names
+from gorgo.sim.engine.profiles import PROFILES
+
+_DEFAULTS: Mapping[str, Any] = {one.name: one.default for one in (*fields(ProxyConfig), *fields(SimulationConfig))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """Options that take precedence over the file, and the parts of the machine that are checked.
+
+    Parameters
+    ----------
+    environ:
+        Variables of the file, and API keys.
+    policy, weights_file, bind, admin_bind:
+        As the options of `gorgo serve`; addresses are valid.
+    pinned:
+        Policy and weights of a weights file that was read before.
+    machine:
+        Check files and the environment; without it their absence is no error.
+    ports:
+        Check that this machine can listen on the addresses.
+    """
+
+    environ: Mapping[str, str]
+    policy: str | None = None
+    weights_file: Path | None = None
+    pinned: tuple[Policy, Weights] | None = None
+    bind: str | None = None
+    admin_bind: str | None = None
+    machine: bool = True
+    ports: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ValidConfig:
+    """A valid file with the options."""
+
+    config: Config
+    policy: Policy
+    weights: Weights
+
+
+def validate(text: bytes, *, source: Path, overrides: Overrides) -> ValidConfig:
+    """Check the text of a regions file with the options. Raises `ConfigError` with every error."""
+    _, found = examine(text, source=source, overrides=overrides)
+    assert found is not None, "without `machine` a value may be unknown"
+    return found
+
+
+def examine(text: bytes, *, source: Path, overrides: Overrides) -> tuple[Document, ValidConfig | None]:
+    """As `validate`, without a result if the file is valid but a value depends on a variable that is not set here."""
+
+    def further(document: Document) -> Iterator[Problem]:
+        yield from _routing(document, overrides)
+        yield from _profile(document)
+        yield from _engines(document)
+        if overrides.machine:
+            binds = {"bind": overrides.bind, "admin_bind": overrides.admin_bind} if overrides.ports else None
+            yield from machine_problems(document, environ=overrides.environ, binds=binds)
+
+    document, config = check_text(text, environ=overrides.environ, further=further, allow_unset=not overrides.machine)
+    if document.problems or (config is None and not document.unknown):
+        raise problems_error(str(source), document)
+    if config is None:
+        return document, None
+    policy, weights = overrides.pinned or compose_policy(
+        config, source=source, policy=overrides.policy, weights_file=overrides.weights_file
+    )
+    proxy = replace(config.proxy, policy=policy.name, weights=dict(weights))
+    proxy = replace(proxy, bind=overrides.bind or proxy.bind, admin_bind=overrides.admin_bind or proxy.admin_bind)
+    config = replace(config, proxy=proxy)
+    return document, ValidConfig(config, policy, weights)
+
+
+# -- checks of names
+
+
+def _routing(document: Document, overrides: Overrides) -> Iterator[Problem]:
+    """Yield errors of policy, weights and shadow policy, in the file and in the options."""
+    proxy = inside(document.data, "proxy")
+    name = proxy.get("policy", _DEFAULTS["policy"])
+    own = yield from _policy(document, ("proxy", "policy"), name)
+    if own is not None:
+        yield from _weights(document, own, inside(proxy, "weights"))
+    chosen = yield from _chosen(document, overrides, own)
+    shadow = proxy.get("shadow_policy")
+    scoring = yield from _policy(document, ("proxy", "shadow_policy"), shadow)
+    if isinstance(shadow, str) and scoring is not None and chosen is not None:
+        try:
+            make_shadow(shadow, chosen)
+        except ConfigError as error:
+            yield _problem(document, ("proxy", "shadow_policy"), error)
+
+
+def _chosen(document: Document, overrides: Overrides, own: Policy | None) -> Iterator[Problem] | Any:
+    """Yield errors of --policy and --weights; return the policy that they choose."""
+    if overrides.pinned is not None:
+        return overrides.pinned[0]
+    if overrides.weights_file is None and overrides.policy is None:
+        return own
+    option = "--policy" if overrides.weights_file is None else "--weights"
+    bare = Config(proxy=ProxyConfig(region="-", policy=own.name if own else "random"), regions=(), replicas=())
+    try:
+        policy, _ = compose_policy(
+            bare, source=Path(option), policy=overrides.policy, weights_file=overrides.weights_file
+        )
+    except ConfigError as error:
+        if option == "--policy":
+            return (yield from _policy(document, (option,), overrides.policy))
+        yield _problem(document, (option,), error)
+        return None
+    return policy
+
+
+def _policy(document: Document, path: Place, name: object) -> Any:
+    """Yield an error if no policy has this name; return the policy."""
+    if not isinstance(name, str):
+        return None
+    try:
+        return make_policy(name)
+    except UnknownPolicy as error:
+        names = policy_names()
+        if name in names:
+            yield _problem(document, path, error)  # the entry point of another package is broken
+        else:
+            yield _unknown(document, path, name, "policy", names)
+        return None
+
+
+def _weights(document: Document, policy: Policy, values: Mapping[str, object]) -> Iterator[Problem]:
+    specs = {spec.name: spec for spec in policy.weight_specs}
+    for name, value in values.items():
+        path = ("proxy", "weights", name)
+        spec = specs.get(name)
+        if spec is None:
+            names = ", ".join(specs) or f"none: {policy.name} has no weights"
+            found = f"unknown weight of {policy.name}{closest(name, specs)}"
+            yield Problem(path, document.line(path), found, f"one of {names}" if specs else names)
+        elif is_number(value) and not spec.low <= value <= spec.high:
+            expected = f"a number in [{spec.low:g}, {spec.high:g}]"
+            yield Problem(path, document.line(path), f"{value:g}", expected)
+
+
+def _profile(document: Document) -> Iterator[Problem]:
+    name = inside(document.data, "simulation").get("profile")
+    if isinstance(name, str) and name not in PROFILES:
+        yield _unknown(document, ("simulation", "profile"), name, "engine profile", PROFILES)
+
+
+def _engines(document: Document) -> Iterator[Problem]:
+    """Yield dialects of other packages that cannot be loaded."""
+    broken: dict[str, ConfigError | None] = {}
+    for number, item in enumerate(items(document.data, "replicas")):
+        name = item.get("engine") if isinstance(item, Mapping) else None
+        if not isinstance(name, str):
+            continue
+        if name not in broken:
+            broken[name] = _dialect_error(name)
+        error = broken[name]
+        if error is not None:
+            yield _problem(document, ("replicas", number, "engine"), error)
+
+
+def _dialect_error(name: str) -> ConfigError | None:
+    try:
+        dialect(name)
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _unknown(document: Document, path: Place, name: str, kind: str, names: Iterable[str]) -> Problem:
+    known = list(names)
+    found = f"{json.dumps(name[:60])} is not a known {kind}{closest(name, known)}"
+    return Problem(path, _line(document, path), found, f"one of {', '.join(known)}")
+
+
+def _problem(document: Document, path: Place, error: GorgoError) -> Problem:
+    found, _, expected = str(error).partition("; expected ")
+    return Problem(path, _line(document, path), found, expected or "one that can be loaded")
+
+
+def _line(document: Document, path: Place) -> int:
+    """Return the line of a key, 0 for an option."""
+    return 0 if str(path[0]).startswith("--") else document.line(path)
