@@ -72,7 +72,8 @@ def check_text(
 ) -> tuple[Document, Config | None]:
     """Return the checked document with its errors, and the configuration if there are none.
 
-    `further` yields more errors of the plain data. With `allow_unset` a variable that is not set is no error, and there is no configuration.
+    `further` yields more errors of the plain data. With `allow_unset` a variable that is not set is no error, and there
+    is no configuration.
     """
     document = read_document(text, environ, allow_unset=allow_unset)
     if not document.lines and not document.problems:
