@@ -234,3 +234,14 @@ async def test_an_engine_without_metrics_is_told_apart_once_with_its_flag(
     (told,) = [vars(record)["fields"] for record in caplog.records if record.getMessage() == "report_missing"]
     assert told["replica"] == "silent"
     assert told["advice"].endswith("start the engine with --metrics")
+
+
+async def test_the_engine_and_its_model_are_found_by_asking(llama_servers: tuple[LlamaServer, LlamaServer]) -> None:
+    engines = dict(zip(("left", "right"), llama_servers, strict=True))
+    async with served({name: engine.url for name, engine in engines.items()}, engine="auto") as proxy:
+        for row in await proxy.fleet():
+            assert row["engine"]["name"] == "llamacpp"
+            assert row["engine"]["version"]
+            assert (row["models"], row["max_running_requests"]) == (["tiny"], 4)
+        async with httpx.AsyncClient(base_url=proxy.url, timeout=30) as http:
+            assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["tiny"]
