@@ -16,6 +16,9 @@ from gorgo.cli.tables import table
 if TYPE_CHECKING:
     from gorgo.cli.connectivity import Reached
 
+#: Names in a row; a replica with adapters lists hundreds.
+MODELS_SHOWN = 4
+
 
 def check(
     config: options.Config = options.REGIONS_YAML,
@@ -70,5 +73,13 @@ def check(
 
 def _print_reached(reached: Sequence[Reached]) -> None:
     if reached:
-        rows = [[row.name, row.region, row.url, row.rtt_ms, row.error or "reached"] for row in reached]
-        typer.echo(table(["replica", "region", "url", "ms", "result"], rows))
+        rows = [
+            [row.name, row.region, row.url, row.rtt_ms, row.error or "reached", row.engine or "-", _some(row.models)]
+            for row in reached
+        ]
+        typer.echo(table(["replica", "region", "url", "ms", "result", "engine", "models"], rows))
+
+
+def _some(models: Sequence[str]) -> str:
+    more = f" and {len(models) - MODELS_SHOWN} more" if len(models) > MODELS_SHOWN else ""
+    return (", ".join(models[:MODELS_SHOWN]) or "-") + more

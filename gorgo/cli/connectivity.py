@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 
+from gorgo.config.engine_names import AUTO
 from gorgo.config.model import ReplicaConfig
 from gorgo.config.replica_advice import remedy
 from gorgo.engines.probe import is_well, probe_paths
 from gorgo.engines.registry import dialect
 from gorgo.errors import ConfigError
+from gorgo.proxy.monitor.discovery import discover
 from gorgo.proxy.upstream.connect_cause import connect_cause
 from gorgo.proxy.upstream.target import api_key
 
@@ -28,6 +30,10 @@ class Reached:
     rtt_ms: float | None = None
     status: int | None = None
     error: str | None = None
+    #: Kind of engine and version, as found for `engine: auto`; None if unknown.
+    engine: str | None = None
+    #: Models that the replica lists.
+    models: tuple[str, ...] = ()
 
 
 def reach_all(replicas: Sequence[ReplicaConfig], *, environ: Mapping[str, str], timeout_s: float) -> list[Reached]:
@@ -62,7 +68,26 @@ async def _reach(client: httpx.AsyncClient, replica: ReplicaConfig, environ: Map
         return _failed(base, connect_cause(error) or f"{type(error).__name__}: {error}".rstrip(": "))
     rtt_ms = (time.perf_counter() - started_s) * 1e3
     bad = None if is_well(response.status_code) else _refusal(replica, response.status_code)
-    return Reached(replica.name, replica.region, replica.url, rtt_ms, response.status_code, bad)
+    reached = Reached(replica.name, replica.region, replica.url, rtt_ms, response.status_code, bad)
+    return reached if bad else await _described(client, reached, replica, headers)
+
+
+async def _described(
+    client: httpx.AsyncClient, reached: Reached, replica: ReplicaConfig, headers: Mapping[str, str]
+) -> Reached:
+    """Return the row with what the replica says of its engine and models."""
+
+    async def answer(path: str) -> object:
+        try:
+            response = await client.get(replica.url.rstrip("/") + path, headers=headers)
+            return response.json() if response.status_code == 200 else None
+        except (httpx.HTTPError, ValueError, RecursionError):
+            return None
+
+    found = await discover(answer, identify=replica.engine == AUTO)
+    engine = None if found.engine is None else " ".join(filter(None, (found.engine.name, found.engine.version)))
+    models = tuple(model.name for model in found.models or ())
+    return replace(reached, engine=engine if replica.engine == AUTO else replica.engine, models=models)
 
 
 def _refusal(replica: ReplicaConfig, status: int) -> str:

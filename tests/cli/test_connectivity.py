@@ -68,3 +68,26 @@ async def test_a_refusal_comes_with_what_to_change() -> None:
     assert await error_of(200, path="/v1/") == "answered 404: write its url without /v1: URL"
     assert await error_of(405) == "answered 405: check its url and engine: it has no such route"
     assert await error_of(503) == "answered 503"
+
+
+@pytest.mark.parametrize(("configured", "shown"), [("auto", "vllm 0.33.0"), ("sglang", "sglang")])
+async def test_an_engine_says_its_kind_and_its_models(configured: str, shown: str) -> None:
+    listed = {"data": [{"id": "base", "owned_by": "vllm"}, {"id": "sql", "owned_by": "vllm", "parent": "base"}]}
+    answers = {"/v1/models": listed, "/version": {"version": "0.33.0"}, "/ping": {}, "/health": {}}
+
+    async def answer(request: web.Request) -> web.Response:
+        found = answers.get(request.path)
+        return web.Response(status=404) if found is None else web.json_response(found)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        replica = ReplicaConfig(name="r", region="a", url=url, engine=configured)
+        (found,) = await asyncio.to_thread(reach_all, [replica], environ={}, timeout_s=5.0)
+    finally:
+        await runner.cleanup()
+    assert (found.error, found.engine, found.models) == (None, shown, ("base", "sql"))

@@ -39,6 +39,27 @@ class Discovered:
     engine: FoundEngine | None = None
 
 
+async def discover(answer: Callable[[str], Awaitable[object]], *, identify: bool) -> Discovered:
+    """Return the models of a replica and, with `identify`, its kind of engine.
+
+    `answer` returns the JSON of a route, `None` without one.
+    """
+    listed = await answer(MODELS_PATH)
+    models = read_models(listed)
+    engine = await _engine(answer, owner_of(listed)) if identify else None
+    if engine is None and models is not None and identify:
+        engine = FoundEngine("openai")
+    return Discovered(models, engine)
+
+
+async def _engine(answer: Callable[[str], Awaitable[object]], owner: str | None) -> FoundEngine | None:
+    for path in identifying_routes(owner):
+        found = recognise(path, await answer(path))
+        if found is not None:
+            return found
+    return None if owner is None else FoundEngine(owner)
+
+
 class Discovery:
     """Asks one replica.
 
@@ -60,12 +81,7 @@ class Discovery:
 
     async def request(self) -> Discovered:
         """Ask for the models, and for the kind of engine where it is not known."""
-        answer = await self._answer(MODELS_PATH)
-        models = read_models(answer)
-        engine = await self._engine(answer) if self._identify else None
-        if engine is None and models is not None and self._identify:
-            engine = FoundEngine("openai")
-        return Discovered(models, engine)
+        return await discover(self._answer, identify=self._identify)
 
     def publish(self, found: Discovered) -> bool:
         """Use what was found, unless another process has this name now. Return whether the kind of engine changed."""
@@ -79,14 +95,6 @@ class Discovery:
     def apply_engine(self, found: Discovered) -> bool:
         """Use the kind of engine that was found. Return whether it changed."""
         return found.engine is not None and self._use_engine(found.engine)
-
-    async def _engine(self, models: object) -> FoundEngine | None:
-        owner = owner_of(models)
-        for path in identifying_routes(owner):
-            found = recognise(path, await self._answer(path))
-            if found is not None:
-                return found
-        return None if owner is None else FoundEngine(owner)
 
     def _use_engine(self, engine: FoundEngine) -> bool:
         self._identify = False
