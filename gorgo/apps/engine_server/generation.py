@@ -1,6 +1,6 @@
-"""The routes that generate: chat, completions, `/generate`, embeddings.
+"""The routes that generate: chat, completions, responses, messages, `/generate`, embeddings.
 
-Owns a request's way from body to response. Everything between is `replica`, `streams` and the engine model.
+Owns a request's way from body to response. Everything between is `replica`, `streams`, `apis` and the engine model.
 """
 
 from __future__ import annotations
@@ -12,22 +12,32 @@ from typing import cast
 from aiohttp import HttpVersion11, web
 
 from gorgo.apps.engine_server import shapes
+from gorgo.apps.engine_server.apis.chat import ChatFormat, CompletionFormat
+from gorgo.apps.engine_server.apis.messages import MessagesFormat
+from gorgo.apps.engine_server.apis.responses import ResponsesFormat
+from gorgo.apps.engine_server.apis.sglang import EmbeddingFormat, GenerateFormat, GenerateStream
 from gorgo.apps.engine_server.faults import FaultKind
-from gorgo.apps.engine_server.job import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, Job, read_job
+from gorgo.apps.engine_server.job import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, MESSAGES, RESPONSES, Job, read_job
 from gorgo.apps.engine_server.replica import SimulatedReplica
-from gorgo.apps.engine_server.streams import GenerateStream, Served, Streamed, TokenStream, Whole
-from gorgo.apps.engine_server.text import token_count
+from gorgo.apps.engine_server.streams import EventStream, ResponseFormat, Served, Streamed, TokenStream, Whole, join
 from gorgo.errors import BadRequest
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
-#: Before the ids of answers, as OpenAI's API has it.
-_ID_PREFIX = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", GENERATE: "", EMBEDDINGS: "embd-"}
+#: Before the ids of answers, as in the API of each route.
+_ID_PREFIX = {
+    CHAT: "chatcmpl-",
+    COMPLETIONS: "cmpl-",
+    GENERATE: "",
+    EMBEDDINGS: "embd-",
+    RESPONSES: "resp_",
+    MESSAGES: "msg_",
+}
 
 
 def add_routes(app: web.Application, replica: SimulatedReplica) -> None:
     """Put the generating routes onto `app`."""
-    for route in (CHAT, COMPLETIONS, GENERATE, EMBEDDINGS):
+    for route in _ID_PREFIX:
         app.router.add_post(route, _Generation(replica, route).handle)
 
 
@@ -49,38 +59,72 @@ class _Generation:
         if fault is FaultKind.ERROR:
             return await self._refuse(inbound_s, "injected fault", 500)
         try:
-            job = read_job(self._route, raw)
+            job = read_job(self._route, raw, replica.text_of)
             rid = replica.new_id(job.rid, _ID_PREFIX[self._route])
-            replica.engine.profile.check_size(token_count(job.text), job.output_tokens)
+            answers = self._serve(job, rid, request)
+            for served in answers:
+                replica.engine.profile.check_size(served.prompt_tokens, served.output_tokens)
         except BadRequest as error:
             return await self._refuse(inbound_s, str(error), 400)
-        served = self._serve(job, rid, request)
-        _afflict(served, fault)
-        replica.admit(served, received_s + inbound_s)
+        lead = join(answers)
+        _afflict(lead, fault)
+        for served in answers[:: job.samples]:
+            replica.admit(served, received_s + inbound_s)
         try:
-            return await _respond(served, request)
+            return await _respond(lead, request)
         finally:
-            replica.leave(served)
+            for served in answers:
+                replica.leave(served)
 
-    def _serve(self, job: Job, rid: str, request: web.Request) -> Served:
+    def _serve(self, job: Job, rid: str, request: web.Request) -> list[Served]:
+        """Return an answer per prompt and sample; the ids of all but the first are the engine's alone."""
         replica = self._replica
-        made = Whole if not job.stream else GenerateStream if job.route == GENERATE else TokenStream
-        return made(
-            job,
-            rid=rid,
-            model_name=replica.model_name,
-            created=int(time()),
-            tape=replica.tape,
-            send=replica.deliveries.send,
-            transport=cast(asyncio.Transport, request.transport),
-            chunked=request.version >= HttpVersion11,
-        )
+        form = self._format()
+        made: type[Served] = Whole
+        if job.stream:
+            is_plain = job.route in (CHAT, COMPLETIONS) and job.output.json is None
+            made = GenerateStream if job.route == GENERATE else TokenStream if is_plain else EventStream
+        head = {"id": rid, "created": int(time()), "model": replica.model_name}
+        return [
+            made(
+                job,
+                index,
+                rid=f"{rid}/{index}" if index else rid,
+                head=head,
+                form=form,
+                tape=replica.tape,
+                send=replica.deliveries.send,
+                transport=cast(asyncio.Transport, request.transport),
+                chunked=request.version >= HttpVersion11,
+            )
+            for index in range(len(job.prompts) * job.samples)
+        ]
+
+    def _format(self) -> ResponseFormat:
+        if self._route == RESPONSES:
+            return ResponsesFormat(self._replica.remember)
+        return _FORMATS[self._route]
 
     async def _refuse(self, inbound_s: float, message: str, status: int) -> web.Response:
         await self._replica.travel(inbound_s + self._replica.path.one_way_s())
-        generating = self._route == GENERATE
-        body = shapes.generate_error(message) if generating else shapes.error(message, status)
-        return web.json_response(body, status=status)
+        return web.json_response(_error(self._route, message, status), status=status)
+
+
+_FORMATS: dict[str, ResponseFormat] = {
+    CHAT: ChatFormat(),
+    COMPLETIONS: CompletionFormat(),
+    GENERATE: GenerateFormat(),
+    EMBEDDINGS: EmbeddingFormat(),
+    MESSAGES: MessagesFormat(),
+}
+
+
+def _error(route: str, message: str, status: int) -> dict[str, object]:
+    if route == GENERATE:
+        return shapes.generate_error(message)
+    if route == RESPONSES:
+        return shapes.responses_error(message, status)
+    return shapes.messages_error(message, status) if route == MESSAGES else shapes.error(message, status)
 
 
 async def _respond(served: Served, request: web.Request) -> web.StreamResponse:

@@ -6,6 +6,7 @@ Owns the path of a request into the engine and of its response back. The routes 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from time import monotonic, time
 from uuid import uuid4
 from weakref import WeakKeyDictionary
@@ -25,6 +26,9 @@ from gorgo.sim.engine.profiles import EngineProfile
 from gorgo.sim.engine.request import Stage
 from gorgo.sim.network.links import Link, Path, SimConnection
 
+#: Stored responses; each has at most the context of the engine, 128 kB, so that all have 32 MB.
+MAX_RESPONSES = 256
+
 
 class SimulatedReplica:
     """One engine at the end of one network path."""
@@ -42,6 +46,7 @@ class SimulatedReplica:
         self.faults = EngineFaults()
         self.tape = Tape(longest=profile.context_tokens)
         self.serving: dict[str, Served] = {}
+        self._responses: OrderedDict[str, bytes] = OrderedDict()
         self._connections: WeakKeyDictionary[asyncio.Transport, SimConnection] = WeakKeyDictionary()
         self._slow_timer: asyncio.TimerHandle | None = None
 
@@ -108,7 +113,19 @@ class SimulatedReplica:
         if self.serving.get(served.rid) is served and served.stage is Stage.NEW:
             self.steps.submit(served, arrives_s)
 
+    def remember(self, response_id: str, text: bytes) -> None:
+        """Store the text of a response and its prompt, for the one that names it as previous."""
+        self._responses[response_id] = text
+        if len(self._responses) > MAX_RESPONSES:
+            self._responses.popitem(last=False)
+
+    def text_of(self, response_id: str) -> bytes | None:
+        """Return what `remember` stored; None for an unknown id."""
+        return self._responses.get(response_id)
+
     def _emit(self, served: Served, now: float) -> None:
         if served.emitted == 1:
             self.stats.first_token(served, now)
+            for follower in served.followers:  # their prompt is cached now
+                self.admit(follower, now)
         served.emit(now)

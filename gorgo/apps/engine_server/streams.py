@@ -1,9 +1,9 @@
-"""One request in the simulated engine, from its first token to its last byte: a class per kind of answer.
+"""One answer in the simulated engine, from its first token to its last byte: a class per kind of response.
 
-Owns what is sent when a token comes. `Served` is both the request that the engine model steps and the stream that the
-pieces of its response arrive at; subclasses say how a token looks. A streamed response is written straight to the
-connection's transport by whoever delivers it, with no task in between: its handler sends the headers and waits for the
-end.
+Owns what is sent when a token comes. `Served` is the request that the engine model steps. Those of one HTTP request,
+one per prompt and sample, are siblings; the first is the stream that the pieces of the response arrive at. Subclasses
+say how a token looks. A streamed response is written straight to the connection's transport by whoever delivers it,
+with no task in between: its handler sends the headers and waits for the end.
 """
 
 from __future__ import annotations
@@ -11,32 +11,54 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gorgo.apps.engine_server import shapes
-from gorgo.apps.engine_server.job import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, Job
-from gorgo.apps.engine_server.text import TOKEN_BYTES, Tape, cache_key, token_count, vector
+from gorgo.apps.engine_server.job import CHAT, Job
+from gorgo.apps.engine_server.text import TOKEN_BYTES, JsonAnswer, Tape, WordAnswer, cache_key, token_count
 from gorgo.sim.engine.request import EngineRequest
 
 #: A client that leaves this much unread is cut off: some 20,000 events, more than an answer has.
 _MAX_UNREAD_BYTES = 4 * 1024 * 1024
 
-#: Finish reason of every answer: it has all requested tokens.
-_FINISH = "length"
 #: Arrives in place of a piece where a fault resets the connection.
 _RESET = b"reset"
 
 Send = Callable[["Served", bytes, float], None]
 
 
+class ResponseFormat(ABC):
+    """The JSON of one API: of a whole response, and of the events of a stream."""
+
+    @abstractmethod
+    def whole(self, answers: Sequence[Served]) -> object:
+        """Return the response to all prompts and samples."""
+
+    def opening(self, _served: Served) -> bytes:
+        """Return what precedes the first token of an answer."""
+        return b""
+
+    def delta(self, _served: Served, _token: str) -> bytes:
+        """Return the event of one token."""
+        return b""
+
+    def closing(self, _served: Served) -> bytes:
+        """Return the end of an answer, and that of the response if all answers are finished."""
+        return b""
+
+
 class Served(EngineRequest, ABC):
-    """A request and its response.
+    """A request and its answer.
 
     Parameters
     ----------
-    job, rid, model_name, created:
-        The parsed body, the id, and fields of the answer.
+    job, index:
+        The parsed body, and which of its answers this is: the samples of the first prompt, then those of the next.
+    rid, head:
+        The id in the engine, and the fields that start each object of the response.
+    form:
+        The JSON of the API.
     tape:
         Source of the answer's text.
     send:
@@ -48,27 +70,39 @@ class Served(EngineRequest, ABC):
     def __init__(
         self,
         job: Job,
+        index: int,
         *,
         rid: str,
-        model_name: str,
-        created: int,
+        head: dict[str, Any],
+        form: ResponseFormat,
         tape: Tape,
         send: Send,
         transport: asyncio.Transport,
         chunked: bool = True,
     ) -> None:
-        self._tape = tape
-        self._text_start = tape.start(job.text)
+        prompt, sample = divmod(index, job.samples)
+        text = job.prompts[prompt] if job.prompts else job.text
+        self.answer = _answer(job, tape, text, sample)
         super().__init__(
-            cache_key(job.text),
-            prompt_tokens=token_count(job.text),
-            output_tokens=job.output_tokens,
-            output_key=tape.text(self._text_start, job.output_tokens),
+            cache_key(text),
+            prompt_tokens=token_count(text),
+            output_tokens=self.answer.tokens,
+            output_key=self.answer.key,
         )
         self.job = job
+        self.index = index
+        self.prompt = text
         self.rid = rid
-        self.head: Mapping[str, Any] = {"id": rid, "created": created, "model": model_name}
+        self.head = head
+        self.form = form
         self.transport = transport
+        #: All answers of the HTTP request; `join` makes them one response.
+        self.siblings: Sequence[Served] = (self,)
+        self.lead: Served = self
+        #: The samples of the same prompt, which start when it is cached.
+        self.followers: Sequence[Served] = ()
+        #: When the engine made the last token.
+        self.ended_s: float | None = None
         #: When the latest piece arrives; infinite for a response that hangs.
         self.last_arrival_s = 0.0
         #: The first piece is there, the last one is there.
@@ -100,39 +134,36 @@ class Served(EngineRequest, ABC):
         self._opened = False
 
     @property
+    def all_finished(self) -> bool:
+        """Whether this was the last answer of the response: a step ends several before the first of them is sent."""
+        return all(one.ended_s is not None for one in self.siblings)
+
+    @property
     def usage(self) -> dict[str, Any]:
+        """Tokens of all answers; a prompt counts once, as cached as its first sample found it."""
+        prompts = self.siblings[:: self.job.samples]
         return shapes.usage(
-            prompt_tokens=self.prompt_tokens, output_tokens=self.emitted, cached_tokens=self.cached_tokens
+            prompt_tokens=sum(one.prompt_tokens for one in prompts),
+            output_tokens=sum(one.emitted for one in self.siblings),
+            cached_tokens=sum(one.cached_tokens for one in prompts),
         )
 
     @property
     def text(self) -> str:
         """The answer so far."""
-        return self._tape.text(self._text_start, self.emitted).decode("ascii")
+        return self.answer.text(self.emitted).decode("ascii")
 
-    def meta_info(self, now: float, finish: str | None) -> dict[str, Any]:
-        """SGLang's account of a generation."""
-        meta: dict[str, Any] = {
-            "id": self.rid,
-            "finish_reason": None if finish is None else {"type": finish, "length": self.emitted},
-            "prompt_tokens": self.prompt_tokens,
-            "weight_version": "default",
-            "completion_tokens": self.emitted,
-            "cached_tokens": self.cached_tokens,
-        }
-        if finish is not None:
-            meta["e2e_latency"] = now - self.submitted_s
-        return meta
-
-    def generated(self, now: float, finish: str | None) -> dict[str, Any]:
-        """`/generate`'s answer so far."""
-        ids = self._tape.ids(self._text_start, self.emitted)
-        return {"text": self.text, "output_ids": ids, "meta_info": self.meta_info(now, finish)}
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer ends at the given length, not at its own end."""
+        if isinstance(self.answer, JsonAnswer):
+            return not self.answer.is_whole
+        return self.job.is_limited
 
     def _end(self, piece: bytes, now: float) -> None:
-        """Send the last piece."""
-        self._last_piece = piece
-        self._send(self, piece, now)
+        """Send the last piece of the response."""
+        self.lead._last_piece = piece
+        self._send(self.lead, piece, now)
 
     def _strike(self, now: float) -> None:
         """Let an injected fault happen where the response has got to."""
@@ -140,6 +171,22 @@ class Served(EngineRequest, ABC):
             self._send(self, _RESET, now)
         if self.emitted in (self.hangs_at, self.resets_at):
             self.last_arrival_s = float("inf")
+
+
+def _answer(job: Job, tape: Tape, text: bytes, sample: int) -> WordAnswer | JsonAnswer:
+    if job.output.json is not None:
+        return JsonAnswer(job.output.json, job.output_tokens if job.is_limited else token_count(job.output.json))
+    return WordAnswer(tape, text + b"\0%d" % sample if sample else text, job.output_tokens)
+
+
+def join(answers: Sequence[Served]) -> Served:
+    """Make them the answers of one response, and return the first, at which its pieces arrive."""
+    samples = answers[0].job.samples
+    for answer in answers:
+        answer.siblings, answer.lead = answers, answers[0]
+    for first in range(0, len(answers), samples):
+        answers[first].followers = answers[first + 1 : first + samples]
+    return answers[0]
 
 
 class Streamed(Served):
@@ -167,14 +214,37 @@ class Streamed(Served):
             if piece is self._last_piece and not self.done.done():
                 self.done.set_result(None)
 
+    def _send_edge(self, opening: bytes, piece: bytes, now: float) -> None:
+        """Send the first token with all that starts the answer, or the last one with all that ends it."""
+        piece = opening + piece
+        if self.finished:
+            self.ended_s = now
+            piece += self.form.closing(self)
+        if self.finished and self.all_finished:
+            self._end(self._frame(piece), now)
+        else:
+            self._send(self.lead, self._frame(piece), now)
+
+
+class EventStream(Streamed):
+    """A stream whose events its API makes one by one."""
+
+    def emit(self, now: float) -> None:
+        opening = self.form.opening(self) if self.emitted == 1 else b""
+        piece = self.form.delta(self, self.answer.token(self.emitted).decode("ascii"))
+        if 1 < self.emitted < self.output_tokens:
+            self._send(self.lead, self._frame(piece), now)
+        else:
+            self._send_edge(opening, piece, now)
+        self._strike(now)
+
 
 class TokenStream(Streamed):
-    """Chat and text completions: an event per token, of which only the token differs."""
+    """Words of chat and text completions: an event per token, of which only the token differs."""
 
     def _prepare(self) -> None:
-        self._is_chat = self.job.route == CHAT
-        make = shapes.chat_token_event if self._is_chat else shapes.completion_token_event
-        self._before, self._after = make(self.head)
+        make = shapes.chat_token_event if self.job.route == CHAT else shapes.completion_token_event
+        self._before, self._after = make(self.head, self.index)
         #: The same, framed: tokens are all of one length, so that the frame is too.
         gap = b"\0" * TOKEN_BYTES
         framed = self._frame(self._before + gap + self._after)
@@ -182,50 +252,18 @@ class TokenStream(Streamed):
 
     def emit(self, now: float) -> None:
         number = self.emitted
-        token = self._tape.token(self._text_start, number)
+        token = self.answer.token(number)
         if 1 < number < self.output_tokens:
-            self._send(self, self._framed_before + token + self._framed_after, now)
+            self._send(self.lead, self._framed_before + token + self._framed_after, now)
         else:
-            self._emit_edge(token, now)
+            opening = self.form.opening(self) if number == 1 else b""
+            self._send_edge(opening, self._before + token + self._after, now)
         if self.hangs_at is not None or self.resets_at is not None:
             self._strike(now)
 
-    def _emit_edge(self, token: bytes, now: float) -> None:
-        """The first token comes with the role before it, the last one with all that ends the stream."""
-        piece = self._before + token + self._after
-        if self.emitted == 1:
-            piece = self._opening() + piece
-        if self.finished:
-            self._end(self._frame(piece + self._closing()), now)
-        else:
-            self._send(self, self._frame(piece), now)
-
-    def _opening(self) -> bytes:
-        if not self._is_chat:
-            return b""
-        return shapes.event(shapes.chat_chunk(self.head, {"role": "assistant", "content": ""}, None))
-
-    def _closing(self) -> bytes:
-        chunk: Callable[..., dict[str, Any]] = shapes.chat_chunk if self._is_chat else shapes.completion_chunk
-        closing = shapes.event(chunk(self.head, {} if self._is_chat else "", _FINISH))
-        if self.job.include_usage:
-            closing += shapes.event(chunk(self.head, None, None, self.usage))
-        return closing + shapes.DONE
-
-
-class GenerateStream(Streamed):
-    """SGLang's own `/generate`: every event has the whole answer so far."""
-
-    def emit(self, now: float) -> None:
-        if self.finished:
-            self._end(self._frame(shapes.event(self.generated(now, _FINISH)) + shapes.DONE), now)
-        else:
-            self._send(self, self._frame(shapes.event(self.generated(now, None))), now)
-        self._strike(now)
-
 
 class Whole(Served):
-    """An answer in one piece, once the last token is there."""
+    """An answer in one piece, once the last token of all answers is there."""
 
     body = b""
 
@@ -233,7 +271,9 @@ class Whole(Served):
         if self.hangs_at is not None or self.resets_at is not None:
             self._strike(now)
         if self.finished:
-            self._end(json.dumps(self._answer(now)).encode(), now)
+            self.ended_s = now
+            if self.all_finished:
+                self._end(json.dumps(self.form.whole(self.siblings)).encode(), now)
 
     def deliver(self, piece: bytes) -> None:
         if piece is _RESET:
@@ -241,14 +281,3 @@ class Whole(Served):
         elif not self.done.done():
             self.body = piece
             self.done.set_result(None)
-
-    def _answer(self, now: float) -> dict[str, Any]:
-        route = self.job.route
-        if route == CHAT:
-            return shapes.chat_answer(self.head, self.text, _FINISH, self.usage)
-        if route == COMPLETIONS:
-            return shapes.completion_chunk(self.head, self.text, _FINISH, self.usage)
-        if route == GENERATE:
-            return self.generated(now, _FINISH)
-        assert route == EMBEDDINGS, "every generating route has its answer"
-        return shapes.embedding_answer(self.head, vector(self.job.text), self.prompt_tokens)

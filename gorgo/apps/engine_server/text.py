@@ -1,7 +1,8 @@
 """Text of a simulated engine: four ASCII bytes per token, the same answer to the same prompt.
 
 Owns the words and the rule that one token is four bytes of UTF-8 text. The words stand on one long tape; an answer is a
-stretch of it that starts at a place given by the prompt, so that a token, a text or a cache key is one slice.
+stretch of it that starts at a place given by the prompt, so that a token, a text or a cache key is one slice. An answer
+in JSON is cut into tokens in the same way; its last token may be shorter.
 """
 
 from __future__ import annotations
@@ -67,6 +68,47 @@ class Tape:
         """Token ids of that text."""
         first = start // TOKEN_BYTES
         return [number % _WORDS for number in range(first, first + tokens)]
+
+
+class WordAnswer:
+    """An answer of `tokens` words of a tape."""
+
+    def __init__(self, tape: Tape, prompt: bytes, tokens: int) -> None:
+        self._tape = tape
+        self._start = tape.start(prompt)
+        self.tokens = tokens
+        self.key = tape.text(self._start, tokens)
+
+    def token(self, number: int) -> bytes:
+        return self._tape.token(self._start, number)
+
+    def text(self, tokens: int) -> bytes:
+        return self._tape.text(self._start, tokens)
+
+    def ids(self, tokens: int) -> list[int]:
+        return self._tape.ids(self._start, tokens)
+
+
+class JsonAnswer:
+    """An answer of given text, cut off after `limit` tokens."""
+
+    def __init__(self, data: bytes, limit: int) -> None:
+        self._data = data
+        self.tokens = min(limit, token_count(data))
+        self.key = cache_key(self.text(self.tokens))
+
+    @property
+    def is_whole(self) -> bool:
+        return self.tokens * TOKEN_BYTES >= len(self._data)
+
+    def token(self, number: int) -> bytes:
+        return self._data[(number - 1) * TOKEN_BYTES : number * TOKEN_BYTES]
+
+    def text(self, tokens: int) -> bytes:
+        return self._data[: tokens * TOKEN_BYTES]
+
+    def ids(self, tokens: int) -> list[int]:
+        return list(range(tokens))
 
 
 def _word(number: int) -> bytes:
