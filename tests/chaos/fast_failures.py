@@ -146,7 +146,12 @@ async def measure_all(faults: Sequence[str], *, lanes: int, tree: Path, folder: 
     found: dict[tuple[str, str], Row] = {}
     drawn = draw_questions(SEED, seconds=BEFORE_S + FAILING_S, per_s=PER_S)
     questions = [replace(question, leaves_after_s=None) for question in drawn]
-    environ = {**os.environ, "PYTHONPATH": str(tree), "GORGO_ADMIN_TOKEN": "token", "PYTHONUNBUFFERED": "1"}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "GORGO_ADMIN_TOKEN": "token-of-the-tests",
+        "PYTHONUNBUFFERED": "1",
+    }
 
     async def run_lane(number: int) -> None:
         place = folder / str(number)

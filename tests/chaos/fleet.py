@@ -28,7 +28,7 @@ from tests.chaos.questions import MODEL
 #: demo, so that all three have requests at a load that leaves the cores to those who are tested.
 REGIONS = {"ashburn-0": ("us-ashburn", 2), "frankfurt-0": ("eu-frankfurt", 24), "seoul-0": ("ap-seoul", 45)}
 REPLICAS = tuple(REGIONS)
-TOKEN = "token-of-chaos"
+TOKEN = "token-of-the-chaos"
 #: For a process to say that it listens; the cores are shared.
 START_S = 60.0
 _RELOADED, _POLL_S = re.compile(r'"event": ?"config_re(?:loaded|fused)"'), 0.05

@@ -19,7 +19,7 @@ import pytest
 from gorgo.config.load import load_config
 
 ROOT = Path(__file__).parents[2]
-TOKEN = "token-of-a-test"
+TOKEN = "token-of-the-tests"
 #: A first start compiles nothing and loads little, but two cores are shared with other tests.
 STOP_TIMEOUT_S = 30.0
 
@@ -185,6 +185,14 @@ atexit.register(lambda: print("imported", *sorted({name.partition(".")[0] for na
 from gorgo.cli import main
 main()
 """
+
+
+def test_serve_refuses_an_admin_token_that_can_be_guessed() -> None:
+    environment = {**environ(), "GORGO_ADMIN_TOKEN": "fifteen-letters"}
+    words = gorgo("serve", "--config", ROOT / "regions.yaml")
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "expected at least 16 characters, found 15" in " ".join(done.stderr.split())
 
 
 def test_serve_imports_no_package_of_the_tuner() -> None:

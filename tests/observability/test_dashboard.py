@@ -89,7 +89,8 @@ def test_rates_are_over_grafana_s_own_interval() -> None:
 def test_every_metric_has_a_panel_an_alert_or_a_reason_not_to() -> None:
     #: Told by others: what was built, sizes of what is drawn as times, of the index, and times that alerts need no more
     #: than a person.
-    beside = {"gorgo_build_info", "gorgo_in_flight_tokens"}
+    # Wrong admin tokens are a line of the log, which an operator reads where a guess is of interest.
+    beside = {"gorgo_build_info", "gorgo_in_flight_tokens", "gorgo_admin_refused_total"}
     beside |= {"gorgo_queued_prefill_tokens", "gorgo_index_blocks", "gorgo_output_tokens_total"}
     beside |= {"gorgo_config_reloads_total", "gorgo_config_last_reload_timestamp_seconds"}
     queried = {re.sub(r"_(bucket|sum|count)$", "", name) for target in TARGETS for name in target.names}

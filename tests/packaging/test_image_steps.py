@@ -25,7 +25,7 @@ from tests.packaging.containerfile import stages
 pytestmark = pytest.mark.system
 
 BUILDER, IMAGE = stages((ROOT / "packaging/Containerfile").read_text())
-TOKEN = "token-of-a-test"
+TOKEN = "token-of-the-tests"
 START_S = 60.0
 
 #: A mount namespace in which only `state` can be written; a Python below a home that is root's alone is shown to all.

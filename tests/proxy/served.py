@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-TOKEN = "t"
+TOKEN = "token-of-the-tests"
 
 
 @dataclass

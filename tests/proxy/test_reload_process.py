@@ -49,7 +49,12 @@ class Served:
 async def served(path: Path, *options: str) -> AsyncIterator[Served]:
     words = ("serve", "--config", str(path), "--bind", "127.0.0.1:0", "--admin-bind", "127.0.0.1:0", *options)
     pipe = asyncio.subprocess.PIPE
-    environ = {**os.environ, "GORGO_ADMIN_TOKEN": "t", "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "error"}
+    environ = {
+        **os.environ,
+        "GORGO_ADMIN_TOKEN": "token-of-the-tests",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "error",
+    }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gorgo", *words, stdout=pipe, stderr=pipe, env=environ
     )

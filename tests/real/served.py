@@ -15,7 +15,7 @@ from gorgo.policies.registry import make_policy
 from gorgo.proxy.http.sockets import ServerAddresses
 from gorgo.proxy.server import serve
 
-_TOKEN = "token-of-a-test"
+_TOKEN = "token-of-the-tests"
 _START_TIMEOUT_S = 10.0
 
 

@@ -18,7 +18,7 @@ import httpx
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 40.0
-TOKEN = "token-of-a-test"
+TOKEN = "token-of-the-tests"
 _LISTENING = re.compile(r"gorgo serve listening on (?P<data>\S+) \(admin (?P<admin>\S+)\)")
 
 _REGIONS = """

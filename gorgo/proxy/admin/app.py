@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -32,6 +31,7 @@ from gorgo.proxy.admin.decision_routes import DecisionRoutes
 from gorgo.proxy.admin.fleet_routes import FleetRoutes
 from gorgo.proxy.admin.page.routes import Page
 from gorgo.proxy.admin.self_check import self_check
+from gorgo.proxy.admin.token_check import TokenCheck
 from gorgo.proxy.control.fleet_changes import FleetChanges
 from gorgo.proxy.http.errors import HttpError, error_json
 from gorgo.proxy.http.unknown_route import unknown_route
@@ -53,7 +53,7 @@ class Admin:
 
     def __init__(self, state: RunningProxy, changes: FleetChanges, token: str | None, closing: asyncio.Event) -> None:
         self._state = state
-        self._token = None if token is None else token.encode()
+        self._token = TokenCheck(token, lambda: state.clock(), lambda: state.metrics.admin_refused())
         self._control = ControlRoutes(state)
         self._decisions = DecisionRoutes(state)
         self._fleet = FleetRoutes(state, changes)
@@ -128,18 +128,20 @@ class Admin:
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
-            self._check(request)
+            await self._check(request)
             return await handler(request)
 
         return guarded
 
-    def _check(self, request: Request) -> None:
-        """Check the token in constant time, before the rest of the request."""
-        if self._token is None:
+    async def _check(self, request: Request) -> None:
+        """Check the token before the rest of the request. Raises `HttpError` (401)."""
+        if self._token.token is None:
             message = f"the admin API is off: start the proxy with a token in {TOKEN_VARIABLE}"
             raise HttpError(401, "admin_off", message, headers=_CHALLENGE)
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
+        if scheme.lower() != "bearer" or not self._token.is_right(given.strip().encode()):
+            if scheme:
+                await self._token.refuse()
             message = f"expected Authorization: Bearer and the token in {TOKEN_VARIABLE}"
             raise HttpError(401, "unauthorized", message, headers=_CHALLENGE)
 

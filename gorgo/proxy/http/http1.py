@@ -57,7 +57,10 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """Bounds of a request's head: its bytes, and the time from its first byte to its last, s."""
+    """Bounds of a request's head: its bytes, and the time to its last byte, s.
+
+    The time counts from the head's first byte; that of the first head from the connection's start.
+    """
 
     size_bytes: int
     timeout_s: float
@@ -73,6 +76,7 @@ class StrictConnection(h11.Connection):
         #: An incomplete line end behind a chunk.
         self._partial_end = b""
         self.refused = False
+        self._has_had_request = False
 
     @property
     def has_more(self) -> bool:
@@ -84,6 +88,11 @@ class StrictConnection(h11.Connection):
         """Whether a head is incomplete."""
         return not self.refused and self.has_more
 
+    @property
+    def awaits_first(self) -> bool:
+        """Whether no request has come yet."""
+        return not self.refused and not self._has_had_request
+
     def receive_data(self, data: bytes) -> None:
         if not data or self.their_state is not h11.MUST_CLOSE:
             super().receive_data(data)
@@ -94,7 +103,10 @@ class StrictConnection(h11.Connection):
         if self.their_state is h11.IDLE:
             self._check_head(self.trailing_data[0])
             event = super().next_event()
-            return self._without_upgrade(event) if isinstance(event, h11.Request) else event
+            if not isinstance(event, h11.Request):
+                return event
+            self._has_had_request = True
+            return self._without_upgrade(event)
         if self._chunked and self.their_state is h11.SEND_BODY:
             return self._checked_chunk()
         if self.their_state is h11.MUST_CLOSE:
@@ -192,6 +204,10 @@ class StrictProtocol(H11Protocol):
         #: Held by the task that parses: the connection's, or one for bytes that came early.
         self._reading = asyncio.Lock()
 
+    async def initiate(self) -> None:
+        await super().initiate()
+        self._timer = asyncio.get_running_loop().call_later(self._limits.timeout_s, self._on_timeout)
+
     async def handle(self, event: Event) -> None:
         self._disconnected = self._disconnected or isinstance(event, Closed)
         try:
@@ -213,7 +229,8 @@ class StrictProtocol(H11Protocol):
 
     def _update_timer(self) -> None:
         """Set or cancel the head's timer. Nearly every head comes in one piece and has none."""
-        begun = not self._disconnected and isinstance(self.connection, StrictConnection) and self._strict.has_begun
+        strict = not self._disconnected and isinstance(self.connection, StrictConnection)
+        begun = strict and (self._strict.has_begun or self._strict.awaits_first)
         if begun and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._limits.timeout_s, self._on_timeout)
         elif not begun and self._timer is not None:
@@ -225,7 +242,8 @@ class StrictProtocol(H11Protocol):
         self.task_group.spawn(self._send_timeout)
 
     async def _send_timeout(self) -> None:
-        await self._send_error_response(408)
+        if self._strict.trailing_data[0]:  # a client that has sent nothing waits for nothing
+            await self._send_error_response(408)
         await self.send(Closed())
 
     async def _maybe_recycle(self) -> None:

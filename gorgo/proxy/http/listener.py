@@ -16,9 +16,11 @@ import logging
 import socket
 import ssl
 import struct
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hypercorn.asyncio.task_group import TaskGroup
@@ -44,8 +46,8 @@ _ACCEPT_AGAIN_S = 1.0
 class AcceptLimits:
     """Limits of new connections.
 
-    `connections` may be open at once; one more is closed without a response, which would need the resources in short
-    supply.
+    `connections` may be open at once. One more ends the connection that has been idle for longest. If none is idle, it
+    is closed without a response, which would need the resources in short supply.
     """
 
     head: HeadLimits
@@ -85,6 +87,8 @@ class Connection(TCPServer):
 
     _disconnected = False
     _reset = False
+    #: Called with whether the connection waits for a request, at each change.
+    on_idle: Callable[[bool], None] = staticmethod(lambda _: None)
     head_limits = HeadLimits(64 * 1024, 10.0)
 
     async def run(self) -> None:
@@ -109,8 +113,11 @@ class Connection(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         # The end of a response to a disconnected client must not start the wait for the next request.
-        if not (self._disconnected and isinstance(event, Updated)):
-            await super().protocol_send(event)
+        if isinstance(event, Updated):
+            self.on_idle(event.idle)
+            if self._disconnected:
+                return
+        await super().protocol_send(event)
 
     def reset(self) -> None:
         """Reset the connection; unsent bytes are dropped."""
@@ -176,6 +183,8 @@ class _Connections:
         self._limits = limits
         #: No writer during the TLS handshake.
         self._open: dict[asyncio.Task[Any], asyncio.StreamWriter | None] = {}
+        #: Those without a request in progress, the one that is idle for longest first; none is evicted twice.
+        self._idle: OrderedDict[asyncio.Task[Any], None] = OrderedDict()
         self.context = WorkerContext(None)
 
     async def accept_socket(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -213,13 +222,35 @@ class _Connections:
         await self._wait_closed(limit_s)
 
     def _admit(self) -> HeadLimits | None:
-        """Return the head limits of a new connection; None if there are too many."""
+        """Return the head limits of a new connection; None if there are too many, all with a request."""
         limits = self._limits()
-        return limits.head if len(self._open) < limits.connections else None
+        if len(self._open) < limits.connections:
+            return limits.head
+        if not self._idle:
+            return None
+        task, _ = self._idle.popitem(last=False)
+        writer = self._open.pop(task)  # no longer counted
+        if writer is None:
+            task.cancel()
+        else:
+            writer.transport.abort()
+        return limits.head
 
     def _track(self, task: asyncio.Task[Any]) -> None:
         self._open[task] = None
-        task.add_done_callback(self._open.pop)
+        self._idle[task] = None
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._open.pop(task, None)
+        self._idle.pop(task, None)
+
+    def _set_idle(self, task: asyncio.Task[Any], idle: bool) -> None:
+        if not idle:
+            self._idle.pop(task, None)
+        elif task in self._open:
+            self._idle[task] = None
+            self._idle.move_to_end(task)
 
     async def _handshake(self, client: socket.socket, tls: ssl.SSLContext, head: HeadLimits) -> None:
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
@@ -241,6 +272,7 @@ class _Connections:
         connection = Connection(self._app, loop, self._config, self.context, shared, reader, writer)
         shared["reset"] = connection.reset
         connection.head_limits = head
+        connection.on_idle = partial(self._set_idle, task)
         with suppress(OSError):  # the client may fail the TLS shutdown
             await connection
 

@@ -23,6 +23,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_hedges_total", "counter", _REPLICA, "Hedges sent to the replica."),
     MetricSpec("gorgo_body_read_seconds", "histogram", (), "Request received to the end of its body."),
     MetricSpec("gorgo_queue_seconds", "histogram", (), "Queue time of queued requests."),
+    MetricSpec("gorgo_admin_refused_total", "counter", (), "Wrong tokens on the admin listener."),
     MetricSpec("gorgo_client_aborts_total", "counter", (), "Requests whose client disconnected."),
     MetricSpec("gorgo_ttft_seconds", "histogram", _REPLICA, "Request received to first content, retries included."),
     MetricSpec(

@@ -112,6 +112,9 @@ class Metrics:
     def client_disconnected(self) -> None:
         self._count("gorgo_client_aborts_total").inc()
 
+    def admin_refused(self) -> None:
+        self._count("gorgo_admin_refused_total").inc()
+
     def probe_failed(self, replica: str, region: str) -> None:
         self._count("gorgo_probe_failures_total", replica, region).inc()
 

@@ -12,7 +12,6 @@ import pytest
 
 from gorgo.config.model import ClientsConfig
 from gorgo.errors import ConfigError
-from gorgo.proxy.admin.page.sessions import Sessions
 from gorgo.proxy.http import client_auth
 from gorgo.proxy.http.client_auth import MAX_KEYS, ClientKeys, read_client_keys
 from gorgo.proxy.http.errors import HttpError
@@ -215,7 +214,8 @@ async def test_compare_digest_alone_decides_on_every_secret(
         await fleet.admin.get("/admin/fleet", headers={"authorization": f"Bearer {token}"}),
     ]
     assert [answer.status_code for answer in answers] == [200 if equal else 401] * 2
-    assert (Sessions(TOKEN.encode(), lambda: 0.0).sign_in(token.encode()) is not None) == equal
+    signed_in = await fleet.admin.post("/admin/page/login", content=f"token={token}".encode())
+    assert (signed_in.status_code == 303) == equal
 
 
 def test_refusal_says_the_same_whatever_is_wrong() -> None:

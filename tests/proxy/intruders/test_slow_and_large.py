@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 
@@ -78,10 +78,10 @@ async def test_connection_that_is_idle_between_requests_is_not_late(start: Start
     fleet = await start.fleet([answer(200)], header_timeout_s=0.05)
     async with connected(fleet.addresses.data) as client:
         for _ in range(2):
-            await asyncio.sleep(0.1)  # twice the limit
             await client.post(CHAT, chat())
             assert b" 200 " in await client.head()
             await client.reader.readexactly(2)
+            await asyncio.sleep(0.1)  # twice the limit
 
 
 async def test_body_that_stops_is_a_408(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,23 +147,52 @@ async def test_endless_head_is_cut_while_it_comes(start: Start) -> None:
     await fleet.idle()
 
 
-async def test_one_connection_too_many_is_closed_and_the_others_stay(start: Start) -> None:
-    fleet = await start.fleet([stream(delta("good"), DONE)], max_connections=4)
+async def test_one_connection_too_many_is_closed_and_those_with_a_request_stay(start: Start) -> None:
+    fleet = await start.fleet([hang(delta("good"), rest=(DONE,))], max_connections=4)
     async with AsyncExitStack() as stack:
         held = []
         for _ in range(4):
             held.append(await stack.enter_async_context(connected(fleet.addresses.data)))
-            await held[-1].post("/health", b"")
-            await held[-1].head()
+            await held[-1].post(CHAT, chat(stream=True))
+            assert b"good" in await held[-1].reader.readuntil(b"good")
         async with connected(fleet.addresses.data) as late:
             assert await late.rest() == b""
+        fleet.replicas[0].release.set()
         for client in held:
-            await client.reader.readuntil(b"}}")
-            await client.post(CHAT, chat(stream=True))
-            assert b"good" in await client.reader.readuntil(b"0\r\n\r\n")
+            await client.reader.readuntil(b"0\r\n\r\n")
     async with asyncio.timeout(10):
         while not await served(fleet.addresses.data):  # until the server has seen that they left
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("used", [False, True])
+async def test_connection_that_is_idle_for_longest_makes_room_for_a_new_one(start: Start, used: bool) -> None:
+    fleet = await start.fleet([stream(delta("good"), DONE)], max_connections=4)
+    async with AsyncExitStack() as stack:
+        idle = []
+        for _ in range(4):
+            idle.append(await stack.enter_async_context(connected(fleet.addresses.data)))
+            if used:
+                await idle[-1].post(CHAT, chat(stream=True))
+                assert b"good" in await idle[-1].reader.readuntil(b"0\r\n\r\n")
+        if used:  # the first is used again, so the second is idle for longest
+            await idle[0].post(CHAT, chat(stream=True))
+            await idle[0].reader.readuntil(b"0\r\n\r\n")
+            idle = [*idle[1:], idle[0]]
+        late = await stack.enter_async_context(connected(fleet.addresses.data))
+        await late.post(CHAT, chat(stream=True))
+        assert b"good" in await late.reader.readuntil(b"0\r\n\r\n")
+        with suppress(ConnectionError):
+            assert await idle[0].rest() == b""
+        for client in idle[1:]:
+            await client.post(CHAT, chat(stream=True))
+            assert b"good" in await client.reader.readuntil(b"0\r\n\r\n")
+
+
+async def test_connection_without_a_request_ends_when_a_head_is_due(start: Start) -> None:
+    fleet = await start.fleet([stream(delta("good"), DONE)], header_timeout_s=0.05)
+    async with asyncio.timeout(10), connected(fleet.addresses.data) as silent:
+        assert await silent.rest() == b""
 
 
 async def test_client_that_does_not_read_does_not_keep_its_connection(

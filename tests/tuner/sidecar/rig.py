@@ -17,7 +17,7 @@ import yaml
 
 from gorgo.apps.demo.processes import Processes
 
-TOKEN = "token-of-a-test"
+TOKEN = "token-of-the-tests"
 REPLICAS = {"near": 1, "far": 15}
 #: Of everything that is waited for: twice the tuner's longest pause between attempts to write, for two cores are shared
 #: with other tests.

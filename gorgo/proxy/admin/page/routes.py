@@ -21,6 +21,7 @@ from gorgo.proxy.admin.page.document import ROOT, Writer, login_page, off_page, 
 from gorgo.proxy.admin.page.live import LiveUpdates, TakeSnapshot
 from gorgo.proxy.admin.page.sessions import SESSION_S, Sessions
 from gorgo.proxy.admin.page.snapshot import take_snapshot
+from gorgo.proxy.admin.token_check import TokenCheck
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.state import RunningProxy
 
@@ -59,17 +60,22 @@ class Page:
     token:
         Opens a session; without one nothing does.
     refuse:
-        Raises `HttpError` for a request that does not bear the token.
+        Raises `HttpError` for a request that does not bear the token, a wrong one late.
     closing:
         Ends the updates when it is set.
     """
 
     def __init__(
-        self, state: RunningProxy, token: bytes | None, refuse: Callable[[Request], None], closing: asyncio.Event
+        self,
+        state: RunningProxy,
+        token: TokenCheck,
+        refuse: Callable[[Request], Awaitable[None]],
+        closing: asyncio.Event,
     ) -> None:
         self._state = state
         self._refuse = refuse
-        self._sessions = None if token is None else Sessions(token, lambda: state.clock())
+        self._token = token
+        self._sessions = None if token.token is None else Sessions(lambda: state.clock())
         self._writer = Writer()
         self.live = LiveUpdates(self._take_snapshot, closing)
 
@@ -109,10 +115,10 @@ class Page:
         token = await _token_of(request)
         if self._sessions is None:
             return _html(off_page("GORGO_ADMIN_TOKEN"), 401)
-        key = self._sessions.sign_in(token)
-        if key is None:
+        if not self._token.is_right(token):
+            await self._token.refuse()
             return _html(login_page(wrong=True), 403)
-        answer = _to(ROOT)
+        key, answer = self._sessions.open(), _to(ROOT)
         secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
         answer.set_cookie(
             COOKIE, key, max_age=int(SESSION_S), path=ROOT, secure=secure, httponly=True, samesite="strict"
@@ -128,11 +134,11 @@ class Page:
 
     async def events(self, request: Request) -> Response:
         if not self._signed_in(request):
-            self._refuse(request)
+            await self._refuse(request)
         return _Streamed(self.live)
 
     async def status(self, request: Request) -> Response:
-        self._refuse(request)
+        await self._refuse(request)
         return json_response(take_snapshot(self._state).as_dict())
 
     def _signed_in(self, request: Request) -> bool:

@@ -6,23 +6,19 @@ from gorgo.proxy.admin.page.sessions import SESSION_S, SESSIONS, Sessions
 from gorgo.proxy.telemetry.probe_history import MAX_PROBES, MAX_REPLICAS, ProbeHistory
 
 
-def test_only_the_token_begins_a_session_and_its_key_is_not_the_token() -> None:
-    sessions = Sessions(b"token", lambda: 0.0)
-    assert sessions.sign_in(b"toke") is None
-    assert sessions.sign_in(b"") is None
-    key = sessions.sign_in(b"token")
-    assert key is not None
-    assert "token" not in key
+def test_a_session_is_valid_for_its_key_alone() -> None:
+    sessions = Sessions(lambda: 0.0)
+    key = sessions.open()
     assert sessions.holds(key)
     assert not sessions.holds(None)
-    assert not sessions.holds("token")
+    assert not sessions.holds("")
     assert not sessions.holds(key + "x")
 
 
 def test_session_ends_by_itself_and_by_signing_out() -> None:
     now = [0.0]
-    sessions = Sessions(b"token", lambda: now[0])
-    first, second = sessions.sign_in(b"token"), sessions.sign_in(b"token")
+    sessions = Sessions(lambda: now[0])
+    first, second = sessions.open(), sessions.open()
     sessions.end(first)
     sessions.end(first)
     sessions.end(None)
@@ -34,8 +30,8 @@ def test_session_ends_by_itself_and_by_signing_out() -> None:
 
 
 def test_one_session_too_many_ends_the_oldest() -> None:
-    sessions = Sessions(b"token", lambda: 0.0)
-    keys = [sessions.sign_in(b"token") for _ in range(SESSIONS + 1)]
+    sessions = Sessions(lambda: 0.0)
+    keys = [sessions.open() for _ in range(SESSIONS + 1)]
     assert [sessions.holds(key) for key in keys] == [False] + [True] * SESSIONS
     assert len(sessions) == SESSIONS
 
