@@ -16,7 +16,7 @@ from gorgo.apps.results import ResultRow, load_text, results_table
 from gorgo.apps.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95
 from gorgo.apps.simulate.job import BASELINES
 
-_SEEDS = "mean [95 % interval] over {} seeds with common random numbers"
+_SEEDS = "mean [95 % interval] over {} seeds, paired"
 _RATIOS: tuple[tuple[str, Figure], ...] = (("p95 TTFT", ttft_ms_p95), ("p95 E2E", e2e_s_p95))
 
 
@@ -32,9 +32,8 @@ def show_rows(rows: Sequence[ResultRow], policies: Sequence[str], console: Conso
         if seeds > 1 and len(groups) > 1:
             console.print()
             console.print(_ratios(groups))
-            console.print(
-                f"{groups[0][0].policy}'s figure / the row's, below 1 is better: {_SEEDS.format(seeds)}", style="dim"
-            )
+            divided = f"{groups[0][0].policy}'s figure / the row's, below 1 is better"
+            console.print(f"{divided}: {_SEEDS.format(seeds)}", style="dim", soft_wrap=True)
         for line in _failures([mean_row(group) for group in groups]):
             console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
         console.print()

@@ -69,10 +69,7 @@ def test_ratios_are_of_the_first_policy_to_each_other_seed_by_seed() -> None:
         ("0.250", f"{low:.3f}", f"{high:.3f}", "0.250")
     ]
     assert "2.000 [2.000, 2.000]" in text
-    assert (
-        "gorgo's figure / the row's, below 1 is better: mean [95 % interval] over 2 seeds with common random numbers"
-        in text
-    )
+    assert "gorgo's figure / the row's, below 1 is better: mean [95 % interval] over 2 seeds, paired" in text
 
 
 @pytest.mark.parametrize(
