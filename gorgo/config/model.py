@@ -100,6 +100,7 @@ class ClientRuleConfig:
     name: Name
     max_in_flight: Count | None = None
     requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
     #: Default priority of its queued requests, and the highest that a header may set.
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     #: Regions that may serve it; empty means any.
@@ -130,6 +131,7 @@ class ClientsConfig:
     #: Quotas of each client without own rule.
     max_in_flight: Count | None = None
     requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None
     rules: tuple[ClientRuleConfig, ...] = ()
 
 

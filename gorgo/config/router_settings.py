@@ -70,11 +70,16 @@ def replica_spec(replica: ReplicaConfig) -> ReplicaSpec:
 def client_rules(config: Config) -> ClientRules:
     """Return the quotas of all clients, per second."""
     clients = config.clients
-    default = ClientLimits(clients.max_in_flight, _per_s(clients.requests_per_minute))
+    default = ClientLimits(
+        clients.max_in_flight,
+        _per_s(clients.requests_per_minute),
+        tokens_per_s=_per_s(clients.tokens_per_minute),
+    )
     named = {
         rule.name: ClientLimits(
             rule.max_in_flight or clients.max_in_flight,
             _per_s(rule.requests_per_minute or clients.requests_per_minute),
+            tokens_per_s=_per_s(rule.tokens_per_minute or clients.tokens_per_minute),
         )
         for rule in clients.rules
     }

@@ -83,23 +83,34 @@ class HedgeLimits:
     grace_s: float = 0.1
 
 
+#: What a client may use at once of its rate, s.
+BURST_S = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
     """Quota of one client; `None` is no bound.
 
     `burst` requests may come at once before `requests_per_s` counts; by default as many as in ten seconds.
+    `tokens_per_s` bounds prompt and output tokens together, with ten seconds' worth at once.
     """
 
     max_in_flight: int | None = None
     requests_per_s: float | None = None
     burst: float | None = None
+    tokens_per_s: float | None = None
 
     @property
     def bucket(self) -> float:
-        """Tokens of a full bucket."""
+        """Requests of a full bucket."""
         if self.burst is not None:
             return self.burst
-        return max(1.0, 10.0 * (self.requests_per_s or 0.0))
+        return max(1.0, BURST_S * (self.requests_per_s or 0.0))
+
+    @property
+    def most_tokens(self) -> float:
+        """Tokens of a full allowance."""
+        return BURST_S * (self.tokens_per_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,9 @@
-"""Quotas: requests in flight and requests per second of each client. Pure, on the caller's clock.
+"""Quotas: requests in flight, requests per second and tokens per second of each client. Pure, on the caller's clock.
+
+Theory of operation. Requests are paid before: a bucket is emptied by one. Tokens are paid afterwards, because the
+length of an answer is not known before: a prompt is charged on arrival, the rest at the end, and the allowance may be
+negative. A client with none left waits until it has some again, so its rate holds in the long run, and a prompt may be
+larger than an allowance.
 
 Memory is bounded: a client with nothing in flight and a full bucket is like one that never came.
 """
@@ -28,6 +33,7 @@ class QuotaExceeded:
 
 @dataclass(slots=True)
 class _Quota:
+    requests: float
     tokens: float
     filled_s: float
     in_flight: int = 0
@@ -58,8 +64,8 @@ class ClientQuotas:
         """Return whether a request of `client` is counted now, and so has to be released."""
         return client is not None and self._counting
 
-    def acquire(self, client: str | None, *, now: float) -> QuotaExceeded | None:
-        """Count one more request of `client`, or return the quota that it exceeds."""
+    def acquire(self, client: str | None, *, now: float, tokens: int = 0) -> QuotaExceeded | None:
+        """Count one more request of `client` with a prompt of `tokens`, or return the quota that it exceeds."""
         if client is None or not self._counting:
             return None
         exceeded = self.check(client)
@@ -67,12 +73,13 @@ class ClientQuotas:
             return exceeded
         limits = self._rules.for_client(client)
         quota = self._quota(client, limits, now)
+        exceeded = _exceeded(quota, limits)
+        if exceeded is not None:
+            return exceeded
         if limits.requests_per_s is not None:
-            if quota.tokens < 1.0 - _NOISE:
-                wait_s = (1.0 - quota.tokens) / limits.requests_per_s
-                message = f"this key may send {limits.requests_per_s * 60:g} requests a minute"
-                return QuotaExceeded("client_rate", message, wait_s)
-            quota.tokens -= 1.0
+            quota.requests -= 1.0
+        if limits.tokens_per_s is not None:
+            quota.tokens -= tokens
         quota.in_flight += 1
         return None
 
@@ -90,26 +97,51 @@ class ClientQuotas:
         quota = self._quotas.get(client)
         return 0 if quota is None else quota.in_flight
 
-    def release(self, client: str | None) -> None:
-        """Release a counted request of `client`."""
+    def release(self, client: str | None, *, tokens: int = 0, used: int = 0) -> None:
+        """Release a counted request of `client`: `tokens` were charged on arrival, `used` is what it has used."""
         quota = None if client is None else self._quotas.get(client)
-        if quota is not None and quota.in_flight:
+        if quota is None or client is None:
+            return
+        if quota.in_flight:
             quota.in_flight -= 1
+        limits = self._rules.for_client(client)
+        if limits.tokens_per_s is not None:
+            quota.tokens = min(limits.most_tokens, quota.tokens + tokens - used)
 
     def _quota(self, client: str, limits: ClientLimits, now: float) -> _Quota:
         quota = self._quotas.get(client)
         if quota is None:
             if len(self._quotas) >= MAX_CLIENTS:
                 self._forget(now)
-            quota = self._quotas[client] = _Quota(limits.bucket, now)
-        rate = limits.requests_per_s or 0.0
-        quota.tokens = min(limits.bucket, quota.tokens + rate * max(0.0, now - quota.filled_s))
+            quota = self._quotas[client] = _Quota(limits.bucket, limits.most_tokens, now)
+        passed_s = max(0.0, now - quota.filled_s)
+        quota.requests = min(limits.bucket, quota.requests + (limits.requests_per_s or 0.0) * passed_s)
+        quota.tokens = min(limits.most_tokens, quota.tokens + (limits.tokens_per_s or 0.0) * passed_s)
         quota.filled_s = max(quota.filled_s, now)
         return quota
 
     def _forget(self, now: float) -> None:
         for name in list(self._quotas):
             quota, limits = self._quotas[name], self._rules.for_client(name)
-            full_s = (limits.bucket - quota.tokens) / (limits.requests_per_s or float("inf"))
+            full_s = max(
+                _refill_s(limits.bucket - quota.requests, limits.requests_per_s),
+                _refill_s(limits.most_tokens - quota.tokens, limits.tokens_per_s),
+            )
             if not quota.in_flight and now - quota.filled_s >= full_s:
                 del self._quotas[name]
+
+
+def _exceeded(quota: _Quota, limits: ClientLimits) -> QuotaExceeded | None:
+    """Return the rate that one more request exceeds."""
+    if limits.requests_per_s is not None and quota.requests < 1.0 - _NOISE:
+        message = f"this key may send {limits.requests_per_s * 60:g} requests a minute"
+        return QuotaExceeded("client_rate", message, _refill_s(1.0 - quota.requests, limits.requests_per_s))
+    if limits.tokens_per_s is not None and quota.tokens <= -_NOISE:
+        message = f"this key may use {limits.tokens_per_s * 60:g} tokens a minute, prompts and answers together"
+        return QuotaExceeded("client_tokens", message, _refill_s(-quota.tokens, limits.tokens_per_s))
+    return None
+
+
+def _refill_s(missing: float, per_s: float | None) -> float:
+    """Return the time until `missing` has come back; 0 without a rate, where nothing is counted."""
+    return 0.0 if per_s is None else max(0.0, missing / per_s)

@@ -381,7 +381,7 @@ class Router:
     def _release_quota(self, state: RequestState) -> None:
         """Release the client's quota of a request that was not dispatched."""
         if state.has_quota:
-            self._quotas.release(state.request.client)
+            self._quotas.release(state.request.client, tokens=state.request.prompt_tokens)
 
     def _refuse(self, request: RouteRequest, now: float) -> Reject | None:
         """Reject a request that no replica can serve or that is over a limit; else count it for its client."""
@@ -393,7 +393,7 @@ class Router:
             return replica_not_found(request)
         if request.regions is not None and not self._parts.filter.has_replica_in(request.regions, request):
             return region_not_allowed(request)
-        exceeded = self._quotas.acquire(request.client, now=now)
+        exceeded = self._quotas.acquire(request.client, now=now, tokens=request.prompt_tokens)
         return None if exceeded is None else quota_exceeded(request, exceeded)
 
     def _snapshot(self, replica: Replica, now: float) -> ReplicaSnapshot:

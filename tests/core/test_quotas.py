@@ -149,3 +149,82 @@ def test_memory_is_bounded_and_debts_are_kept() -> None:
     for number in range(MAX_CLIENTS + 10):
         bounded.acquire(str(number), now=0.0)
     assert bounded.acquire("debtor", now=1.0) is not None
+
+
+# -- tokens per second
+
+
+def tokens(per_s: float = 10.0, **more: float) -> ClientQuotas:
+    return book(ClientLimits(tokens_per_s=per_s, **more))  # type: ignore[arg-type]
+
+
+def test_prompt_is_charged_on_arrival_and_the_answer_at_its_end() -> None:
+    """100 tokens at once, ten more a second."""
+    quotas = tokens()
+    assert quotas.acquire("a", now=0.0, tokens=60) is None
+    quotas.release("a", tokens=60, used=80)
+    assert quotas.acquire("a", now=0.0, tokens=50) is None
+    exceeded = quotas.acquire("a", now=0.0, tokens=1)
+    assert exceeded is not None
+    assert (exceeded.code, exceeded.retry_after_s) == ("client_tokens", 3.0)
+    assert exceeded.message == "this key may use 600 tokens a minute, prompts and answers together"
+    assert quotas.acquire("b", now=0.0, tokens=1) is None
+
+
+def test_a_client_that_comes_at_its_retry_after_is_admitted() -> None:
+    quotas = tokens(0.7)
+    now = 1_700_000_000.3
+    quotas.acquire("a", now=now, tokens=1000)
+    exceeded = quotas.acquire("a", now=now, tokens=1)
+    assert exceeded is not None
+    assert quotas.acquire("a", now=now + exceeded.retry_after_s - 0.1, tokens=1) is not None
+    assert quotas.acquire("a", now=now + exceeded.retry_after_s, tokens=1) is None
+
+
+def test_request_that_used_nothing_costs_nothing() -> None:
+    quotas = tokens()
+    quotas.acquire("a", now=0.0, tokens=500)
+    quotas.release("a", tokens=500)
+    assert quotas.acquire("a", now=0.0, tokens=100) is None
+    assert quotas.acquire("a", now=0.0, tokens=1) is None
+    assert quotas.acquire("a", now=0.0, tokens=1) is not None
+
+
+def test_allowance_is_never_more_than_ten_seconds_worth() -> None:
+    quotas = tokens()
+    quotas.acquire("a", now=0.0, tokens=10)
+    quotas.release("a", tokens=10, used=0)
+    quotas.acquire("a", now=1000.0, tokens=101)
+    exceeded = quotas.acquire("a", now=1000.0)
+    assert exceeded is not None
+    assert exceeded.retry_after_s == pytest.approx(0.1)
+
+
+def test_request_over_its_tokens_is_not_counted_against_the_other_rate() -> None:
+    quotas = tokens(1.0, requests_per_s=0.1, burst=2)
+    quotas.acquire("a", now=0.0, tokens=20)
+    for _ in range(3):
+        exceeded = quotas.acquire("a", now=0.0)
+        assert exceeded is not None
+        assert exceeded.code == "client_tokens"
+    assert quotas.acquire("a", now=10.0) is None
+
+
+def test_client_that_owes_tokens_is_not_forgotten() -> None:
+    quotas = tokens()
+    quotas.acquire("owes", now=0.0, tokens=10_000)
+    quotas.release("owes", tokens=10_000, used=10_000)
+    for number in range(MAX_CLIENTS):
+        quotas.acquire(f"c{number}", now=100.0)
+        quotas.release(f"c{number}")
+    assert quotas.acquire("owes", now=100.0) is not None
+
+
+def test_long_run_holds_the_rate_whatever_the_answers_are() -> None:
+    quotas, used, now = tokens(), 0, 0.0
+    while now < 1000.0:
+        if quotas.acquire("a", now=now, tokens=70) is None:
+            quotas.release("a", tokens=70, used=190)
+            used += 190
+        now += 0.5
+    assert 10_000 - 190 <= used <= 10_000 + 100 + 190

@@ -58,3 +58,52 @@ async def test_name_and_model_are_in_each_record_and_the_key_in_none(
     shown = [json.dumps(lines), json.dumps(samples), one.text, (tmp_path / "requests.jsonl").read_text()]
     shown.append((await fleet.admin.get("/admin/status")).text)
     assert not [key for key in KEYS.values() for text in shown if key in text]
+
+
+async def test_tokens_and_429s_of_each_client_are_metrics_and_in_the_status(start: Start, tmp_path: Path) -> None:
+    fleet = await served(start, tmp_path, ClientRuleConfig(name="team-b", requests_per_minute=6.0))
+    for client, model, status in (
+        ("team-a", "m", 200),
+        ("team-a", "n", 200),
+        ("team-b", "m", 200),
+        ("team-b", "m", 429),
+        ("team-a", "canary", 404),
+    ):
+        assert (await post(fleet, client, model=model)).status_code == status
+    text = (await fleet.client.get("/metrics")).text
+    lines = {line for line in text.splitlines() if line.startswith("gorgo_client_") and "_created" not in line}
+    assert {line for line in lines if "aborts" not in line} == {
+        'gorgo_client_requests_total{client="team-a",model="m",status="2xx"} 1.0',
+        'gorgo_client_requests_total{client="team-a",model="n",status="2xx"} 1.0',
+        'gorgo_client_requests_total{client="team-a",model="other",status="4xx"} 1.0',
+        'gorgo_client_requests_total{client="team-b",model="m",status="2xx"} 1.0',
+        'gorgo_client_requests_total{client="team-b",model="m",status="4xx"} 1.0',
+        'gorgo_client_tokens_total{client="team-a",kind="output",model="m"} 20.0',
+        'gorgo_client_tokens_total{client="team-a",kind="output",model="n"} 20.0',
+        'gorgo_client_tokens_total{client="team-a",kind="prompt",model="m"} 100.0',
+        'gorgo_client_tokens_total{client="team-a",kind="prompt",model="n"} 100.0',
+        'gorgo_client_tokens_total{client="team-b",kind="output",model="m"} 20.0',
+        'gorgo_client_tokens_total{client="team-b",kind="prompt",model="m"} 100.0',
+        'gorgo_client_rejects_total{client="team-b",reason="client_rate"} 1.0',
+    }
+    shown = (await fleet.admin.get("/admin/status")).json()["clients"]
+    assert shown == [
+        {"name": "team-a", "requests": 3, "tokens": 240, "rejected": 0},
+        {"name": "team-b", "requests": 2, "tokens": 120, "rejected": 1},
+    ]
+
+
+async def test_a_client_over_its_tokens_per_minute_gets_a_429_with_retry_after_and_others_do_not(
+    start: Start, tmp_path: Path
+) -> None:
+    """120 tokens of the first answer against 10 at once: the allowance is back after 110 s at one a second."""
+    fleet = await served(start, tmp_path, ClientRuleConfig(name="team-a", tokens_per_minute=60.0))
+    assert (await post(fleet, "team-a", model="m")).status_code == 200
+    await until(lambda: fleet.state.router.in_flight == 0)
+    refused = await post(fleet, "team-a", model="m")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "client_tokens")
+    assert refused.json()["error"]["message"] == ("this key may use 60 tokens a minute, prompts and answers together")
+    assert 100 < int(refused.headers["retry-after"]) <= 110
+    assert [(await post(fleet, "team-b", model="m")).status_code for _ in range(3)] == [200, 200, 200]
+    rows = {row["name"]: row for row in (await fleet.admin.get("/admin/status")).json()["clients"]}
+    assert (rows["team-a"]["rejected"], rows["team-b"]["rejected"], rows["team-b"]["tokens"]) == (1, 0, 360)

@@ -213,6 +213,7 @@ EFFECTS = [
     ),
     one("clients.max_in_flight", 1, beside(next_one(key=KEY), key=KEY), "goes", "429 client_concurrency", KEYED),
     one("clients.requests_per_minute", 6.0, two_requests, ["200", "200"], ["200", "429 client_rate"], KEYED),
+    one("clients.tokens_per_minute", 0.6, two_requests, ["200", "200"], ["200", "429 client_tokens"], KEYED),
     one(
         "clients.rules[].name",
         "team",
@@ -223,6 +224,7 @@ EFFECTS = [
     ),
     one("clients.rules[].max_in_flight", 1, beside(next_one(key=KEY), key=KEY), "goes", "429 client_concurrency", TEAM),
     one("clients.rules[].requests_per_minute", 6.0, two_requests, ["200", "200"], ["200", "429 client_rate"], TEAM),
+    one("clients.rules[].tokens_per_minute", 0.6, two_requests, ["200", "200"], ["200", "429 client_tokens"], TEAM),
     one("clients.rules[].priority", -1, order_of_two_who_wait, ["team", "other"], ["other", "team"], TEAM | FULL),
     one(
         "clients.rules[].allowed_regions", ["there"], both_keys, ["200", "200"], ["403 region_not_allowed", "200"], TEAM

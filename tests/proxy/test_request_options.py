@@ -98,10 +98,13 @@ def test_regions_of_client_and_model_both_hold() -> None:
 
 
 def test_limits_of_a_rule_go_before_those_of_all() -> None:
-    rules = (ClientRuleConfig(name="batch", max_in_flight=50),)
-    found = client_rules(config(ClientsConfig(max_in_flight=5, requests_per_minute=120.0, rules=rules)))
-    assert found.for_client("anyone") == ClientLimits(5, 2.0)
-    assert found.for_client("batch") == ClientLimits(50, 2.0)
+    rules: tuple[ClientRuleConfig, ...] = (ClientRuleConfig(name="batch", max_in_flight=50),)
+    rules += (ClientRuleConfig(name="small", tokens_per_minute=60.0),)
+    clients = ClientsConfig(max_in_flight=5, requests_per_minute=120.0, tokens_per_minute=600.0, rules=rules)
+    found = client_rules(config(clients))
+    assert found.for_client("anyone") == ClientLimits(5, 2.0, tokens_per_s=10.0)
+    assert found.for_client("batch") == ClientLimits(50, 2.0, tokens_per_s=10.0)
+    assert found.for_client("small") == ClientLimits(5, 2.0, tokens_per_s=1.0)
 
 
 def test_without_limits_nothing_is_counted() -> None:

@@ -20,6 +20,7 @@ from gorgo.proxy.admin.page import formatting
 WIDE = 172
 CANDIDATES_SHOWN = 8
 DECISIONS_SHOWN = 3
+CLIENTS_SHOWN = 12
 VERSIONS_SHOWN = 6
 ENGINES_SHOWN = 6
 NAMES_SHOWN = 6
@@ -37,6 +38,8 @@ def status_view(status: Row, *, width: int) -> RenderableType:
     wide = width >= WIDE
     parts.append(_fleet(status, wide=wide))
     parts += _engines(status)
+    if status["clients"]:
+        parts += [Text(), _clients(status["clients"])]
     if status["decisions"]:
         parts += [Text(), _decisions(status["decisions"][:DECISIONS_SHOWN], wide=wide)]
     return Group(*parts, Text(), _history(status), *_differences(status), _in_force(status))
@@ -157,6 +160,19 @@ def _state(row: Row) -> Text:
     if since_s is not None:
         state.append(f" {formatting.age(since_s)}", style="not bold dim")
     return state.append(", registered", style="not bold dim") if row["registered"] else state
+
+
+# -- clients
+
+
+def _clients(clients: Sequence[Row]) -> Table:
+    """Return a line per client with the counts of the last minute."""
+    table = _table("client")
+    for name in ("requests/min", "tokens/min", "429/min"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in clients[:CLIENTS_SHOWN]:
+        table.add_row(plain(row["name"]), *(formatting.count(row[name]) for name in ("requests", "tokens", "rejected")))
+    return table
 
 
 # -- decisions

@@ -175,7 +175,9 @@ class RequestLifecycle:
     def _close(self, attempt: Attempt, outcome: Outcome, status: int, now: float) -> None:
         attempt.state.closed = True
         if attempt.state.has_quota:
-            self._quotas.release(attempt.state.request.client)
+            request = attempt.state.request
+            used = outcome.used_tokens(request.prompt_tokens, has_content=attempt.first_token_s is not None)
+            self._quotas.release(request.client, tokens=request.prompt_tokens, used=sum(used))
         self._samples.append(to_sample(attempt, outcome, status, seq=self._samples.next_seq, now=now))
 
 

@@ -150,6 +150,16 @@ class Outcome:
     retry_after_s: float | None = None
     unsent: bool = False
 
+    def used_tokens(self, estimated_prompt: int, *, has_content: bool) -> tuple[int, int]:
+        """Return prompt and output tokens of the client's account: as reported, else the estimate and none.
+
+        An attempt without an answer or content costs nothing.
+        """
+        if not has_content and self.result is not AttemptResult.COMPLETED:
+            return 0, 0
+        prompt = estimated_prompt if self.prompt_tokens is None else self.prompt_tokens
+        return prompt, self.output_tokens or 0
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:

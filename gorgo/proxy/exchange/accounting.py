@@ -84,6 +84,7 @@ class RequestRecord:
             state.metrics.client_disconnected()
         status = self.status or sent_status or 500
         state.metrics.request(route, state.router.policy.name, status)
+        self._count_for_client(state, status)
         if state.request_log is not None and self.request is not None:
             self._write_request_log(state, self.request, status)
         if self.trace is not None:
@@ -91,6 +92,18 @@ class RequestRecord:
                 status=status, code=self.code, retries=self._retries, hedged=self.hedged, now=state.clock()
             )
         self._log(state, route, request_id, status)
+
+    def _count_for_client(self, state: RunningProxy, status: int) -> None:
+        """Count the request and the tokens of its answer for its client."""
+        request, outcome = self.request, self.outcome
+        model = None if request is None else request.route.model
+        prompt_tokens = output_tokens = 0
+        if request is not None and outcome is not None:
+            has_content = self.ttft_s is not None
+            prompt_tokens, output_tokens = outcome.used_tokens(request.route.prompt_tokens, has_content=has_content)
+        state.metrics.clients.finished(
+            self.client, model, status, prompt_tokens=prompt_tokens, output_tokens=output_tokens
+        )
 
     @property
     def _retries(self) -> int:

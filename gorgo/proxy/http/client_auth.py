@@ -44,6 +44,11 @@ class ClientKeys:
     def __len__(self) -> int:
         return len(self._names)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the clients."""
+        return frozenset(name for name, _ in self._names)
+
     def name_of(self, key: bytes) -> str | None:
         """Return the name of a key, None for an unknown one. Takes equally long for each."""
         digest = sha256(key).digest()

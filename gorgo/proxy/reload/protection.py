@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from gorgo.config.model import ClientRuleConfig, Config
 from gorgo.errors import ConfigError
 
-_QUOTAS = ("max_in_flight", "requests_per_minute")
+_QUOTAS = ("max_in_flight", "requests_per_minute", "tokens_per_minute")
 
 
 def refuse_loss(old: Config, new: Config) -> None:

@@ -160,6 +160,7 @@ class Reloader:
             left, changes = self._change(changes, config, keys, policy, weights, shadow, results)
             self._state.file_config = from_file
             self._state.client_keys = client_keys
+            self._state.metrics.clients.retain(() if client_keys is None else client_keys.names)
             file.watch_also(config.clients.keys_file)
             for name, tls in tls_of.items():
                 self._state.targets[name].upstream.set_tls(tls)

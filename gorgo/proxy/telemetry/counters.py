@@ -103,6 +103,11 @@ class MetricStore(Collector):
         return families.values()
 
 
+def status_class(status: int) -> str:
+    """Return the class of a status; 499 (client disconnected) is its own."""
+    return "499" if status == 499 else f"{status // 100}xx"
+
+
 def _family(spec: MetricSpec) -> CounterMetricFamily | HistogramMetricFamily:
     kind = CounterMetricFamily if spec.kind == "counter" else HistogramMetricFamily
     return kind(spec.name, spec.description, labels=spec.labels)

@@ -25,6 +25,19 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_queue_seconds", "histogram", (), "Queue time of queued requests."),
     MetricSpec("gorgo_admin_refused_total", "counter", (), "Wrong tokens on the admin listener."),
     MetricSpec("gorgo_client_aborts_total", "counter", (), "Requests whose client disconnected."),
+    MetricSpec(
+        "gorgo_client_requests_total",
+        "counter",
+        ("client", "model", "status"),
+        "Requests answered, by client and model.",
+    ),
+    MetricSpec(
+        "gorgo_client_tokens_total",
+        "counter",
+        ("client", "model", "kind"),
+        "Tokens of answered requests; prompts are estimated unless reported, output is reported.",
+    ),
+    MetricSpec("gorgo_client_rejects_total", "counter", ("client", "reason"), "Requests answered with 429."),
     MetricSpec("gorgo_ttft_seconds", "histogram", _REPLICA, "Request received to first content, retries included."),
     MetricSpec(
         "gorgo_ttft_part_seconds",
@@ -112,6 +125,7 @@ METRICS: tuple[MetricSpec, ...] = (
 REJECT_CODES = (
     "client_concurrency",
     "client_rate",
+    "client_tokens",
     "deadline_unreachable",
     "internal_error",
     "invalid_api_key",
@@ -137,6 +151,17 @@ REJECT_CODES = (
     "upstream_timeout",
 )
 
+#: Those of a 429.
+BUSY_CODES = (
+    "client_concurrency",
+    "client_rate",
+    "client_tokens",
+    "deadline_unreachable",
+    "queue_full",
+    "replicas_busy",
+    "too_many_in_flight",
+)
+
 LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("replica", (), "names in regions.yaml", bound="replicas"),
     LabelSpec("region", (), "regions of those replicas", bound="regions"),
@@ -152,6 +177,10 @@ LABELS: tuple[LabelSpec, ...] = (
         tuple(result.value for result in AttemptResult if result.retryable),
     ),
     LabelSpec("reason", ("gorgo_rejects_total",), "`code` of the error", REJECT_CODES),
+    LabelSpec("client", (), "names of keys; `other` beyond 64, `none` without keys", bound="66"),
+    LabelSpec("model", (), "models that replicas list; `other` beyond 64 and for the rest, `none`", bound="66"),
+    LabelSpec("kind", (), "of tokens", ("prompt", "output")),
+    LabelSpec("reason", ("gorgo_client_rejects_total",), "`code` of the error", BUSY_CODES),
     LabelSpec("direction", (), "above or below the measurement or report", ("over", "under")),
     LabelSpec("part", (), "of a TTFT, in order", PARTS),
     LabelSpec("result", ("gorgo_state_writes_total",), "of a write", ("written", "failed")),

@@ -19,7 +19,8 @@ from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import Outcome
 from gorgo.core.metric_spec import MetricSpec
 from gorgo.core.router import Router
-from gorgo.proxy.telemetry.counters import Counter, Histogram, Key, MetricStore
+from gorgo.proxy.telemetry.client_usage import ClientUsage
+from gorgo.proxy.telemetry.counters import Counter, Histogram, Key, MetricStore, status_class
 from gorgo.proxy.telemetry.metric_table import METRICS
 
 __all__ = ["METRICS", "ActiveConfig", "Metrics"]
@@ -41,6 +42,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._cells = MetricStore(METRICS)
         self._count, self._histogram = self._cells.count, self._cells.histogram
+        self.clients = ClientUsage(self._cells, router.lists, clock)
         #: Series of the parts of TTFTs, by replica and region.
         self._parts: dict[tuple[str, str], list[tuple[Counter, Histogram]]] = {}
         self._decision = self._histogram("gorgo_decision_seconds")
@@ -51,7 +53,7 @@ class Metrics:
         ProcessCollector(namespace="gorgo", registry=self.registry)
 
     def request(self, route: str, policy: str, status: int) -> None:
-        self._count("gorgo_requests_total", route, policy, _status_class(status)).inc()
+        self._count("gorgo_requests_total", route, policy, status_class(status)).inc()
 
     def body_read(self, seconds: float) -> None:
         self._body_read.observe(seconds)
@@ -224,8 +226,3 @@ def _gauge(spec: MetricSpec) -> GaugeMetricFamily:
 
 def _side(guess: float, truth: float) -> str:
     return "over" if guess > truth else "under"
-
-
-def _status_class(status: int) -> str:
-    """Return the class of a status; 499 (client disconnected) is its own."""
-    return "499" if status == 499 else f"{status // 100}xx"

@@ -21,6 +21,7 @@ from gorgo.proxy.admin.page.formatting import ms
 from gorgo.proxy.admin.page.recent_stats import RecentStats
 from gorgo.proxy.admin.page.snapshot import DecisionStatus
 from gorgo.proxy.control.state_file import Frozen
+from gorgo.proxy.telemetry.client_usage import ClientRow
 from tests.proxy.admin.page.made import change, decision, row, sample, status, view
 
 NASTY = "[bold]\x1b[2J\x07x"
@@ -137,6 +138,18 @@ def test_the_figures_are_those_of_the_last_minutes() -> None:
 def test_what_no_request_has_shown_yet_is_left_out_of_the_sentence() -> None:
     shown = look(stats=RecentStats.of(()), span_s=12.0, in_flight=1, queued=0)
     assert "\nno request finished in 12 s; 1 in flight, 0 queued\n" in printed(shown)
+
+
+def test_last_minute_of_each_client_is_a_line() -> None:
+    clients = [ClientRow("team-a", 12, 45_678, 0), ClientRow("team\x1b-b", 3, 90, 2)]
+    lines = printed(look(clients=clients)).splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("client "))
+    assert lines[start].split() == ["client", "requests/min", "tokens/min", "429/min"]
+    assert [line.split() for line in lines[start + 2 : start + 4]] == [
+        ["team-a", "12", "45.7k", "0"],
+        ["team?-b", "3", "90", "2"],
+    ]
+    assert "tokens/min" not in printed(look())
 
 
 def test_a_decision_tells_what_was_predicted_and_what_came_of_it() -> None:

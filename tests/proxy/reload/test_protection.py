@@ -12,10 +12,14 @@ from gorgo.errors import ConfigError
 from gorgo.proxy.reload.protection import refuse_loss
 from tests.proxy.reload.test_config_diff import OLD
 
-RULE = ClientRuleConfig(name="team", max_in_flight=2, requests_per_minute=60.0, allowed_regions=("here",))
+RULE = ClientRuleConfig(
+    name="team", max_in_flight=2, requests_per_minute=60.0, tokens_per_minute=600.0, allowed_regions=("here",)
+)
 PROTECTED = replace(
     OLD,
-    clients=ClientsConfig(keys_file="KEYS", max_in_flight=8, requests_per_minute=600.0, rules=(RULE,)),
+    clients=ClientsConfig(
+        keys_file="KEYS", max_in_flight=8, requests_per_minute=600.0, tokens_per_minute=6000.0, rules=(RULE,)
+    ),
     models=(ModelConfig(name="m", allowed_regions=("here",)), ModelConfig(name="free")),
 )
 
@@ -28,9 +32,11 @@ LOSSES = {
     "clients.keys_file": without(keys_file=None),
     "clients.max_in_flight": without(max_in_flight=None),
     "clients.requests_per_minute": without(requests_per_minute=None),
+    "clients.tokens_per_minute": without(tokens_per_minute=None),
     "the rule of client 'team'": without(rules=()),
     "max_in_flight of client 'team'": without(rules=(replace(RULE, max_in_flight=None),)),
     "requests_per_minute of client 'team'": without(rules=(replace(RULE, requests_per_minute=None),)),
+    "tokens_per_minute of client 'team'": without(rules=(replace(RULE, tokens_per_minute=None),)),
     "allowed_regions of client 'team'": without(rules=(replace(RULE, allowed_regions=()),)),
     "allowed_regions of model 'm'": replace(PROTECTED, models=(ModelConfig(name="m"),)),
 }

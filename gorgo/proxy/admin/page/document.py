@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 from gorgo.proxy.admin.page import formatting
+from gorgo.proxy.admin.page.clients_section import clients_section
 from gorgo.proxy.admin.page.decisions_section import DecisionsSection
 from gorgo.proxy.admin.page.fleet_section import fleet_section
 from gorgo.proxy.admin.page.markup import Child, Html, joined, tag, void
@@ -37,6 +38,7 @@ class Writer:
             "stats": stats_section,
             "chart": chart_section,
             "fleet": fleet_section,
+            "clients": clients_section,
             "decisions": DecisionsSection(),
             "weights": WeightsSection(),
         }
@@ -102,6 +104,7 @@ def _sections(parts: Mapping[str, Html]) -> list[Html]:
     wait = tag("span", "newer ones wait while one is open", class_="quiet waits", hidden=True)
     return [
         tag("section", tag("h2", "Fleet"), _part(parts, "fleet")),
+        _part(parts, "clients"),
         tag("section", tag("h2", "Last decisions ", wait), _part(parts, "decisions")),
         tag("section", tag("h2", "Weights"), _part(parts, "weights")),
     ]

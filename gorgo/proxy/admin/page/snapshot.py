@@ -23,6 +23,7 @@ from gorgo.proxy.admin.page.recent_stats import (
 from gorgo.proxy.control.state_file import Frozen
 from gorgo.proxy.control.transactions import WeightsChange
 from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.telemetry.client_usage import ClientRow
 from gorgo.proxy.telemetry.probe_history import ProbeTime
 
 #: Enough to see a pattern; the rest is at `/admin/decisions/{request_id}`.
@@ -104,6 +105,8 @@ class Snapshot:
     history: Sequence[WeightsChange]
     #: Newest first.
     decisions: Sequence[DecisionStatus]
+    #: The last minute of each client, most tokens first; empty while clients need no key.
+    clients: Sequence[ClientRow] = ()
 
     @property
     def per_s(self) -> float | None:
@@ -137,6 +140,7 @@ class Snapshot:
             "history": [change.as_dict() for change in self.history],
             "unreachable_regions": sorted(self.unreachable_regions),
             "replicas": [row.as_dict() for row in rows],
+            "clients": [asdict(row) for row in self.clients],
             "decisions": [row.as_dict() for row in self.decisions],
         }
 
@@ -185,6 +189,7 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
         differences=differing,
         history=control.history,
         decisions=decision_rows(router.newest_decisions(DECISIONS_SHOWN), samples, views),
+        clients=() if state.client_keys is None else state.metrics.clients.last_minute(),
     )
 
 
