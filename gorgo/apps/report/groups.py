@@ -14,6 +14,8 @@ from gorgo.apps.report.style import BROAD, Layout, LineStyle, add_legend, panels
 
 #: Of the distance of two groups that the policies of one group take.
 GROUP_WIDTH = 0.76
+#: Factor beyond the ratios at which bars are cut: an interval of two runs may span three decades.
+RATIO_MARGIN = 1.6
 #: Characters of a group's name below its axis.
 MAX_GROUP_NAME = 14
 
@@ -30,6 +32,8 @@ def ratio_plot(comparison: Comparison, series: PlotSeries, layout: Layout = BROA
         panel.set_xlabel(LOAD_AXIS)
         panel.tick_params(labelbottom=True)
         panel.set_title(f"{title} (log scale)")
+    values = [point.value for point in series.points]
+    axes[0].set_ylim(min(0.8, *values) / RATIO_MARGIN, max(1.25, *values) * RATIO_MARGIN)
     set_log_ticks(axes[0], "y")
     add_legend(figure, [style.line(label) for label, style in styles.items()])
     return figure

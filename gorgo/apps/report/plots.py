@@ -29,6 +29,7 @@ NO_P95 = "Left out: no run has a p95."
 NO_BASELINE = "Left out: no run to compare with one of the paper's baselines."
 NO_GROUP = f"Left out: no group has {MIN_REQUESTS} requests of a run."
 FEW = f"Groups of fewer than {MIN_REQUESTS} requests of a run are left out."
+LONG_BARS = "Longer intervals are cut at the frame; the table has them whole."
 FAILED = "A failed request is not within an SLO."
 
 
@@ -74,7 +75,7 @@ def comparison_plots(comparison: Comparison, slos_ms: Sequence[float]) -> list[P
     region_title, prompt_title = "TTFT by region of the replica", "TTFT by prompt length"
     return [
         plan("p95-against-load", "p95 against load", p95, load_plot, single or ("" if p95.points else NO_P95), curves),
-        plan("ratio", ratio_title, ratios, ratio_plot, "" if ratios.points else NO_BASELINE, curves),
+        plan("ratio", ratio_title, ratios, ratio_plot, "" if ratios.points else NO_BASELINE, LONG_BARS, curves),
         plan("slo-against-load", slo_title, slos, slo_plot, unsaved or single, FAILED, curves),
         plan("ttft-tail", "TTFT, tail of the distribution", tails, tail_plot, unsaved, panels),
         plan("ttft-by-region", region_title, regions, region_plot, unsaved or few_regions, FEW, panels),

@@ -48,7 +48,7 @@ class PageTable:
 
 
 def load_table(comparison: Comparison, time_scale: float) -> PageTable:
-    """Return all policies at one load: counts, means over seeds, the best in bold. Unknown measures have no column."""
+    """Return all policies at one load: means over runs, the best in bold, and counts; unknown measures are left out."""
     cells = comparison.loads[time_scale]
     policies = [cell for cell in cells if not cell.is_reference]
     measures = [one for one in MEASURES if any(mean(cell, one) is not None for cell in cells)]
@@ -57,10 +57,10 @@ def load_table(comparison: Comparison, time_scale: float) -> PageTable:
     for cell in cells[:MAX_ROWS]:
         size = (f"{len(cell.runs):,}", _requests_text(cell), f"{sum(run.row.errors for run in cell.runs):,}")
         texts = [measure.format(mean(cell, measure)) for measure in measures]
-        bold = {len(size) + place for place, text in enumerate(texts) if text == best[place] and not cell.is_reference}
-        rows.append(TableRow(cell.label, (*size, *texts), frozenset(bold), cell.is_reference))
+        bold = {place for place, text in enumerate(texts) if text == best[place] and not cell.is_reference}
+        rows.append(TableRow(cell.label, (*texts, *size), frozenset(bold), cell.is_reference))
     caption = f"{load_text(time_scale)}, {comparison.source}"
-    header = ("policy", "runs", "requests", "errors", *(measure.title for measure in measures))
+    header = ("policy", *(measure.title for measure in measures), "runs", "requests", "errors")
     return PageTable(caption, header, *_bounded(rows, len(cells)))
 
 

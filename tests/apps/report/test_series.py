@@ -93,6 +93,9 @@ def test_a_ratio_names_its_baseline_and_has_its_interval() -> None:
     figure = ratio_plot(found, series)
     assert [panel.get_yscale() for panel in figure.axes] == ["log"] * 2
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0.5"]
+    low, high = figure.axes[0].get_ylim()
+    assert 0.1 < low < 0.25  # the least ratio
+    assert 1.25 < high < 3  # not the interval of two runs, up to 2,676
 
 
 def test_the_p95_of_the_tail_is_the_p95_of_the_load_plot() -> None:
