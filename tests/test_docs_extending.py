@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from itertools import product
 from math import log
 from pathlib import Path
@@ -20,6 +21,8 @@ from typer.testing import CliRunner
 
 from gorgo.cli import app
 from gorgo.config.load import parse_config
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.weights import WeightSpec
 from gorgo.engines import registry as engines
 from gorgo.engines.registry import dialect
@@ -96,20 +99,20 @@ def held_to(module: ModuleType, name: str) -> int:
 
 @pytest.mark.usefixtures("installed")
 def test_the_policy_of_the_page_keeps_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = type(make_policy("shortest-line"))
-    monkeypatch.setattr(policies, "POLICIES", {**policies.POLICIES, "shortest-line": kind})
-    assert held_to(policy_contract, "shortest-line") >= 8
+    kind = type(make_policy("least-work"))
+    monkeypatch.setattr(policies, "POLICIES", {**policies.POLICIES, "least-work": kind})
+    assert held_to(policy_contract, "least-work") >= 8
 
 
 @pytest.mark.usefixtures("installed")
 def test_the_policy_of_the_page_is_listed_and_simulated_by_its_name() -> None:
     listed = CliRunner().invoke(app, ["policies", "--json"])
-    assert "shortest-line" in {row["name"] for row in json.loads(listed.stdout)}
+    assert "least-work" in {row["name"] for row in json.loads(listed.stdout)}
     asked = [
         "simulate",
         "chat-small",
         "--policy",
-        "shortest-line",
+        "least-work",
         "--policy",
         "random",
         "--limit",
@@ -119,8 +122,18 @@ def test_the_policy_of_the_page_is_listed_and_simulated_by_its_name() -> None:
     ]
     ran = CliRunner().invoke(app, [*asked, "--json"])
     rows = {row["policy"]: row for row in json.loads(ran.stdout)}
-    assert rows["shortest-line"]["weights"] == {"ms_per_token": 0.09}
-    assert rows["shortest-line"]["ttft_ms"]["mean"] < rows["random"]["ttft_ms"]["mean"]
+    assert rows["least-work"]["weights"] == {"ms_per_token": 0.09}
+    assert rows["least-work"]["ttft_ms"]["mean"] < rows["random"]["ttft_ms"]["mean"]
+
+
+def test_the_page_names_everything_that_a_policy_may_read() -> None:
+    listed = {
+        name for line in re.findall(r"^- (`.*?): ", PAGE, flags=re.MULTILINE) for name in re.findall(r"`(\w+)`", line)
+    }
+    internal = {"slots", "columns", "matched_tokens", "is_all"}
+    assert listed == {name for name in dir(Candidates) if not name.startswith("_")} - internal
+    (request,) = re.findall(r"^`request`: (.*?)\.", PAGE, flags=re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", request)) <= {field.name for field in fields(RouteRequest)}
 
 
 def test_the_engine_of_the_page_keeps_the_contract(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

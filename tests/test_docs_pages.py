@@ -6,8 +6,8 @@ import doctest
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,26 +15,32 @@ import pytest
 from gorgo.core.fleet.columns import Columns
 from gorgo.core.latency.prefill import PrefillPrior
 from gorgo.core.messages.decision import Decision
-from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
-from gorgo.core.policy.weights import Weights
+from gorgo.core.policy.weights import Weights, WeightSpec
+from gorgo.policies import registry
 from gorgo.policies.registry import POLICIES, make_policy
-from tests.core.routers import a_request, blocks_of, dispatched, make_router, submitted
-from tests.documents import DOCS, Row, blocks, code, headings, rows_of, section, tables
+from tests.core.routers import a_request, dispatched, make_router, submitted
+from tests.documents import Row, blocks, code, headings, rows_of, section, tables
+from tests.policies import pages as policy_pages
+from tests.policies.pages import (
+    OWN_PAGE,
+    PAGES,
+    SIGNALS,
+    TABLE,
+    Line,
+    cold_fallback,
+    is_corrected,
+    missing,
+    reads,
+    terms_of,
+    unknown_is_the_worst_known,
+    write,
+)
 
-PAGES = DOCS / "policies"
 OVERVIEW = (PAGES / "README.md").read_text()
-#: Policies with a page of their own; the others are sections of one page.
-OWN_PAGE = ("gorgo", "gorgo-ms")
 SECTIONS = ["Rule", "Parameters", "A worked example", "When to use it"]
-#: Columns of the table of missing signals, and the columns of candidates that hold the signal.
-SIGNALS = {
-    "unknown RTT": ("rtt_s",),
-    "unknown engine metrics": ("running_requests", "queued_requests", "used_tokens"),
-    "no `cached_tokens` in answers": (),
-    "cold index": ("cached_tokens",),
-}
 
 
 def page(name: str) -> str:
@@ -43,18 +49,37 @@ def page(name: str) -> str:
     return section((PAGES / "baselines.md").read_text(), f"## `{name}`")
 
 
+def test_no_policy_lacks_its_lines() -> None:
+    lines = [str(line) for line in missing()]
+    assert lines == [], "\n".join(["run `python -m tests.policies.pages`, or add:", *lines])
+
+
+def test_lines_of_a_new_policy_are_made_from_its_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class NearestCached(type(make_policy("nearest"))):  # type: ignore[misc]
+        name = "nearest-cached"
+        weight_specs = (WeightSpec("w", 0.5, 0.1, 2.0, "of nothing"),)
+
+    monkeypatch.setattr(policy_pages, "POLICIES", {**POLICIES, "nearest-cached": NearestCached})
+    monkeypatch.setattr(registry, "POLICIES", {**POLICIES, "nearest-cached": NearestCached})
+    lines = missing()
+    overview, section_of_it, signals = (line.text for line in lines)
+    assert overview == "| [`nearest-cached`](baselines.md#nearest-cached) | ms | `any` | `rtt` | not measured |\n"
+    assert section_of_it.startswith(f"\n## `nearest-cached`\n\n{NearestCached.summary}.\n")
+    assert section_of_it.endswith("| `w` | `0.5` | `0.1` to `2.0` | yes | of nothing |\n")
+    assert signals == "| `nearest-cached` | worst known, else 0 | not read | not read | not read |\n"
+    copies = [Line(tmp_path / line.page.name, line.after, line.text) for line in lines]
+    for line, copy in zip(lines, copies, strict=True):
+        copy.page.write_text(line.page.read_text())
+    write(copies)
+    assert all(copy.text in copy.page.read_text() for copy in copies)
+
+
 def test_every_policy_has_a_row_with_unit_index_and_terms_and_its_own_description() -> None:
-    documented = {
-        code(row[0])[0]: (row[1], code(row[2]), code(row[3]))
-        for row in rows_of(OVERVIEW, "policy", "cost in", "index", "terms of a decision", "when")
-    }
-    made = {name: dispatched(submitted(make_router("a", "b", policy=name), a_request(), now=0.0)) for name in POLICIES}
-    assert documented == {
-        name: (kind.unit or "-", [kind.index], list(made[name].decision.terms)) for name, kind in POLICIES.items()
-    }
+    documented = {code(row[0])[0]: (row[1], code(row[2]), code(row[3])) for row in rows_of(OVERVIEW, *TABLE)}
+    assert documented == {name: (kind.unit or "-", [kind.index], terms_of(name)) for name, kind in POLICIES.items()}
     assert [n for n, kind in POLICIES.items() if kind.summary not in page(n).replace("\n", " ")] == []
     baselines = headings((PAGES / "baselines.md").read_text())
-    assert [heading.strip("`") for heading in baselines] == [name for name in POLICIES if name not in OWN_PAGE]
+    assert sorted(heading.strip("`") for heading in baselines) == sorted(set(POLICIES) - set(OWN_PAGE))
     assert all(set(headings(page(name))) >= set(SECTIONS) for name in OWN_PAGE)
 
 
@@ -170,60 +195,19 @@ def behaviour() -> dict[str, dict[str, str]]:
     return {name: listed.pop(name, dict.fromkeys(SIGNALS, "not read")) for name in POLICIES} | listed
 
 
-def _choose(name: str, cells: dict[str, Any]) -> tuple[int, dict[str, list[float]]]:
-    """Row and terms for three replicas of which everything is known, but for `cells`."""
-    columns = Columns.empty()
-    for _ in range(3):
-        columns.grow()
-    for place, item in enumerate(fields(Columns)):
-        getattr(columns, item.name)[:] = cells.get(item.name, [place + 1, place + 2, place + 3])
-    cached = np.array(cells.get("cached_tokens", [0.0, 640.0, 320.0]), dtype=float)
-    candidates = Candidates(np.arange(3), ("a", "b", "c"), columns, cached, 1000, is_all=True, now=0.0)
-    policy = make_policy(name)
-    request = RouteRequest("r", 0.0, 1000, b"", 64.0, 7)
-    choice = policy.choose(request, candidates, Weights.of(policy.weight_specs), np.random.default_rng(0))
-    return choice.row, {term: column.tolist() for term, column in choice.terms.items()}
-
-
-def _reads(name: str, signal: str) -> bool:
-    return any(_choose(name, {column: [900.0, 10.0, 500.0]}) != _choose(name, {}) for column in SIGNALS[signal])
-
-
-def _unknown_is_the_worst_known(name: str, column: str) -> bool:
-    one_unknown = _choose(name, {column: [np.nan, 10.0, 500.0]}) == _choose(name, {column: [500.0, 10.0, 500.0]})
-    none_known = _choose(name, {column: [np.nan] * 3}) == _choose(name, {column: [0.0] * 3})
-    return one_unknown and none_known
-
-
-def _is_corrected(name: str) -> bool:
-    """Whether a report of no cached tokens evicts an older prompt from the index."""
-    router = make_router("a", policy=name)
-    older, newer = blocks_of(*range(100)), blocks_of(*range(100, 200))
-    for prompt in (older, newer, newer):
-        attempt = dispatched(submitted(router, a_request(prompt_tokens=6400, blocks=prompt), now=0.0)).attempt_id
-        router.on_first_token(attempt, now=1.0)
-        outcome = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=6400, cached_tokens=0, output_tokens=1)
-        router.on_finish(attempt, outcome, now=2.0)
-    return bool(router.index.match(older, 1)[0] < 100)
-
-
 def test_the_table_of_missing_signals_says_what_each_policy_does() -> None:
     documented = behaviour()
     assert list(documented) == list(POLICIES)
     for name, cells in documented.items():
         read = {signal: not cell.startswith("not read") for signal, cell in cells.items()}
         assert read == {
-            signal: _reads(name, signal) if columns else _is_corrected(name) for signal, columns in SIGNALS.items()
+            signal: reads(name, signal) if columns else is_corrected(name) for signal, columns in SIGNALS.items()
         }, name
         for signal in ("unknown RTT", "unknown engine metrics"):
             assert ("worst known" in cells[signal]) == read[signal], name
-            assert not read[signal] or all(_unknown_is_the_worst_known(name, column) for column in SIGNALS[signal])
+            assert not read[signal] or all(unknown_is_the_worst_known(name, column) for column in SIGNALS[signal])
         fallback = code(cells["cold index"])
-        assert fallback == [] or _cold_fallback(name) == fallback[0], name
-
-
-def _cold_fallback(name: str) -> str | None:
-    return dispatched(submitted(make_router("a", "b", policy=name), a_request(), now=0.0)).decision.fallback
+        assert fallback == [] or cold_fallback(name) == fallback[0], name
 
 
 def test_with_all_replicas_ejected_or_only_one_every_policy_chooses() -> None:

@@ -6,45 +6,42 @@ A new policy here is one file and one line below. Another package adds its own b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from types import MappingProxyType
+from typing import get_args
 
-from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.interface import IndexKind, Policy
 from gorgo.core.policy.shadow import validate_shadow
 from gorgo.errors import UnknownPolicy, closest
-from gorgo.policies.gorgo import Gorgo
-from gorgo.policies.gorgo_ms import GorgoMs
-from gorgo.policies.least_load import LeastLoad
-from gorgo.policies.least_request import LeastRequest
-from gorgo.policies.nearest import Nearest
-from gorgo.policies.power_of_two import PowerOfTwo
-from gorgo.policies.prefix_cache import PrefixCache
-from gorgo.policies.prefix_cache_and_load import PrefixCacheAndLoad
-from gorgo.policies.prefix_threshold import PrefixThreshold
-from gorgo.policies.random import Random
-from gorgo.policies.round_robin import RoundRobin
-from gorgo.policies.session_affinity import SimpleSessionAffinity
 
 ENTRY_POINTS = "gorgo.policies"
 
-_BUILT_IN: tuple[type[Policy], ...] = (
-    Gorgo,
-    GorgoMs,
-    LeastLoad,
-    LeastRequest,
-    PrefixCache,
-    SimpleSessionAffinity,
-    Random,
-    RoundRobin,
-    PowerOfTwo,
-    Nearest,
-    PrefixCacheAndLoad,
-    PrefixThreshold,
+#: A policy per line, in the order of the documentation: module of `gorgo.policies` and class.
+_BUILT_IN = (
+    "gorgo:Gorgo",
+    "gorgo_ms:GorgoMs",
+    "least_load:LeastLoad",
+    "least_request:LeastRequest",
+    "prefix_cache:PrefixCache",
+    "session_affinity:SimpleSessionAffinity",
+    "random:Random",
+    "round_robin:RoundRobin",
+    "power_of_two:PowerOfTwo",
+    "nearest:Nearest",
+    "prefix_cache_and_load:PrefixCacheAndLoad",
+    "prefix_threshold:PrefixThreshold",
 )
 
+
+def _load(lines: Iterable[str]) -> Mapping[str, type[Policy]]:
+    kinds: list[type[Policy]] = [resolve_name(f"gorgo.policies.{line}") for line in lines]
+    return MappingProxyType({kind.name: kind for kind in kinds})
+
+
 #: The policies of this package, in the order of the README's table.
-POLICIES: Mapping[str, type[Policy]] = MappingProxyType({policy.name: policy for policy in _BUILT_IN})
+POLICIES = _load(_BUILT_IN)
 
 
 def policy_names() -> list[str]:
@@ -66,16 +63,7 @@ def make_policy(name: str) -> Policy:
     if offered is None:
         names = policy_names()
         raise UnknownPolicy(f"no policy named {name!r}{closest(name, names)}; there are: {', '.join(names)}")
-    try:
-        policy = offered.load()()
-    except Exception as error:
-        where = f"{offered.value} of the entry point {name!r}"
-        raise UnknownPolicy(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(policy, Policy):
-        raise UnknownPolicy(
-            f"{offered.value} of the entry point {name!r} is not a policy (gorgo.core.policy.interface.Policy)"
-        )
-    return policy
+    return _loaded(offered)
 
 
 def make_shadow(name: str | None, policy: Policy) -> Policy | None:
@@ -88,6 +76,24 @@ def make_shadow(name: str | None, policy: Policy) -> Policy | None:
     shadow = make_policy(name)
     validate_shadow(policy, shadow)
     return shadow
+
+
+def _loaded(offered: EntryPoint) -> Policy:
+    place = f"the policy {offered.name!r} of the entry point {offered.value}"
+    try:
+        policy = offered.load()()
+    except Exception as error:
+        raise UnknownPolicy(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
+    missing = [name for name in (*Policy.__annotations__, "choose") if not hasattr(policy, name)]
+    if missing or not isinstance(policy, Policy):
+        raise UnknownPolicy(
+            f"{place} has no {', '.join(missing)}; expected what gorgo.core.policy.interface.Policy has"
+        )
+    if policy.index not in get_args(IndexKind):
+        raise UnknownPolicy(f"{place} has the index {policy.index!r}; expected one of {', '.join(get_args(IndexKind))}")
+    if policy.name != offered.name:
+        raise UnknownPolicy(f"{place} has the name {policy.name!r}; expected that of the entry point")
+    return policy
 
 
 def _third_party() -> dict[str, EntryPoint]:

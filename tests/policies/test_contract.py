@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ def test_declares_what_the_table_of_policies_shows(name: str) -> None:
     policy = make_policy(name)
     assert isinstance(policy, Policy)
     assert policy.name == name
+    assert list(signature(policy.choose).parameters) == ["request", "candidates", "weights", "rng"]
     assert policy.summary
     assert "\n" not in policy.summary
     assert policy.index in ("published", "bounded", "any")
