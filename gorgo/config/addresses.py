@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 URL_EXPECTED = "an http:// or https:// URL with a host and no user, query or fragment, such as http://10.0.0.5:30000"
+ORIGIN_EXPECTED = "'*', or an origin in lower case without a path, such as https://chat.example.com"
 BIND_EXPECTED = "host:port with a port of 0 to 65535, such as 127.0.0.1:8080 or [::1]:8080"
 
 _BIND = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})", re.ASCII)
@@ -25,6 +26,17 @@ def checked_url(text: str) -> str:
     """
     if not _is_url(text):
         raise ValueError(URL_EXPECTED)
+    return text
+
+
+def checked_origin(text: str) -> str:
+    """Return `text` if it is `*` or the origin of web pages, as browsers send it.
+
+    >>> checked_origin("https://chat.example.com")
+    'https://chat.example.com'
+    """
+    if text != "*" and (not _is_url(text) or text != text.lower() or urlsplit(text).path):
+        raise ValueError(ORIGIN_EXPECTED)
     return text
 
 

@@ -31,6 +31,7 @@ _EXPECTED = {
     "greater_than_equal": "a number of at least {ge:g}",
     "int_type": "a whole number",
     "less_than_equal": "a number of at most {le:g}",
+    "literal_error": "{expected}",
     "mapping_type": "a mapping",
     "string_too_long": "at most {max_length} characters",
     "string_too_short": "text that is not empty",

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, with_config
 
-from gorgo.config.addresses import checked_bind, checked_url
+from gorgo.config.addresses import checked_bind, checked_origin, checked_url
 from gorgo.config.constants import CONNECTIONS_PER_REPLICA, FIRST_TOKEN_TIMEOUT_S
 from gorgo.config.engine_names import checked_engine
 from gorgo.config.header_names import checked_header
@@ -34,6 +34,7 @@ Text = Annotated[str, Field(min_length=1, max_length=256)]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Url = Annotated[str, AfterValidator(checked_url)]
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
+Origin = Annotated[str, AfterValidator(checked_origin)]
 Bind = Annotated[str, AfterValidator(checked_bind)]
 EngineName = Annotated[str, AfterValidator(checked_engine)]
 HeaderName = Annotated[str, AfterValidator(checked_header)]
@@ -148,6 +149,14 @@ class TracingConfig:
 
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CorsConfig:
+    """Web pages whose scripts may call the data listener; off without an origin."""
+
+    allow_origins: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
     """The regional proxy itself."""
 
@@ -160,6 +169,9 @@ class ProxyConfig:
     admin_bind: Bind = "127.0.0.1:9090"
     tls: Annotated[TlsConfig, AfterValidator(_paired)] = field(default_factory=TlsConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
+    cors: CorsConfig = field(default_factory=CorsConfig)
+    #: The admin listener has `/metrics` too; `admin`: it alone.
+    metrics_listener: Literal["data", "admin"] = "data"
     probe_interval_s: Positive = 30.0
     scrape_interval_s: Positive = 30.0
     #: Headers that pass in both directions beside those that always do (`proxy.http.headers`).

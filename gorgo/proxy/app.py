@@ -6,23 +6,23 @@ Owns the table of routes and the small GET responses.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Route, Router
 
+from gorgo.config.model import CorsConfig
 from gorgo.proxy.exchange.handler import InferenceEndpoint
 from gorgo.proxy.http.body import draining
+from gorgo.proxy.http.cors import Cors
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, send_error, send_json
-from gorgo.proxy.http.headers import upstream_headers
 from gorgo.proxy.http.unknown_route import unknown_route
 from gorgo.proxy.logs import log
+from gorgo.proxy.model_routes import model, models
 from gorgo.proxy.openapi.documents import client_document
 from gorgo.proxy.readiness import why_not_ready
 from gorgo.proxy.state import RunningProxy
-from gorgo.proxy.upstream.client import UpstreamError
 
 #: Routes that carry a prompt.
 INFERENCE_ROUTES = (
@@ -34,12 +34,9 @@ INFERENCE_ROUTES = (
     "/v1/messages",
 )
 #: For load balancers, Prometheus and generators of clients: no client's key is required.
-PUBLIC_ROUTES = ("/health", "/ready", "/metrics", "/openapi.json")
-#: After this the next replica is asked for its models.
-_MODELS_TIMEOUT_S = 5.0
-
-#: Headers with which a replica's list of models could be partial, encoded or a 304.
-_NEGOTIATION = (b"accept", b"if-", b"range")
+PUBLIC_ROUTES = ("/health", "/healthz", "/livez", "/ready", "/readyz", "/metrics", "/openapi.json")
+#: Names of models in the path, percent-encoded by some clients.
+_MODELS_PREFIX = b"/v1/models/"
 
 Responder = Callable[[RunningProxy, Message, Send], Awaitable[None]]
 
@@ -81,41 +78,13 @@ async def ready(state: RunningProxy, scope: Message, send: Send) -> None:  # noq
 
 
 async def metrics(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
+    """Return the metrics, unless the admin listener alone has them."""
+    if state.config.proxy.metrics_listener != "data":
+        raise HttpError(404, "not_found", "the admin listener has the metrics")
     body = state.metrics.exposition()
     headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def models(state: RunningProxy, scope: Message, send: Send) -> None:
-    """Return the models of regions.yaml and those that replicas list; a replica's own answer without any."""
-    rows = state.models.rows()
-    if rows:
-        await send_json(send, 200, json.dumps({"object": "list", "data": rows}).encode())
-        return
-    await send_json(send, 200, await _fetch_models(state, scope))
-
-
-async def _fetch_models(state: RunningProxy, scope: Message) -> bytes:
-    views = sorted(state.router.fleet_view(now=state.clock()), key=lambda view: not view.eligible)
-    for view in views:
-        target = state.targets.get(view.name)
-        if target is None:
-            continue  # removed while another replica was asked
-        passed = upstream_headers(
-            scope["headers"], request_id="models", api_key=target.api_key, passed=state.passed_headers
-        )
-        headers = [pair for pair in passed if not pair[0].startswith(_NEGOTIATION)]
-        target.acquire()
-        try:
-            status, body = await target.upstream.fetch("/v1/models", headers, timeout_s=_MODELS_TIMEOUT_S)
-        except UpstreamError:
-            continue
-        finally:
-            target.release()
-        if status == 200:
-            return body
-    raise HttpError(503, "no_replica", "no replica could list its models")
 
 
 async def description(state: RunningProxy, scope: Message, send: Send) -> None:  # noqa: ARG001
@@ -126,16 +95,24 @@ async def description(state: RunningProxy, scope: Message, send: Send) -> None: 
 class DataRouter(Router):
     """The table of routes behind two checks of every request: a plain path, and a client's key where one is required.
 
-    A route has one spelling. Percent signs would allow others, which a filter of paths before the proxy does not know.
+    A route has one spelling. Percent signs would allow others, which a filter of paths before the proxy does not know;
+    they are accepted in the name of a model alone.
     """
 
     def __init__(self, state: RunningProxy, routes: list[Route], open_paths: Collection[str]) -> None:
         super().__init__(routes, redirect_slashes=False, default=self._not_found)
         self._state = state
         self._open_paths = frozenset(open_paths)
+        self._cors: Cors | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            cors = self._state.config.proxy.cors
+            if cors.allow_origins:
+                rules = self._cors_rules(cors)
+                if await rules.preflight(scope, receive, send):
+                    return
+                send = rules.wrap(scope, send)
             try:
                 self._admit(scope)
             except HttpError as error:
@@ -147,12 +124,18 @@ class DataRouter(Router):
         await super().__call__(scope, receive, send)
 
     def _admit(self, scope: Message) -> None:
-        if b"%" in scope["raw_path"]:
+        if b"%" in scope["raw_path"] and not scope["raw_path"].startswith(_MODELS_PREFIX):
             raise HttpError(404, "not_found", "no such route; expected a path without percent signs")
         keys = self._state.client_keys
         if keys is not None and scope["path"] not in self._open_paths:
             # The key was for the proxy: it is removed from the headers.
             scope["gorgo.client"], scope["headers"] = keys.admit(scope["headers"])
+
+    def _cors_rules(self, config: CorsConfig) -> Cors:
+        """Return the rules of the configuration in force, made once per configuration."""
+        if self._cors is None or self._cors.config is not config:
+            self._cors = Cors(config)
+        return self._cors
 
     async def _not_found(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -167,9 +150,13 @@ def data_app(state: RunningProxy) -> Any:
     routes = [Route(path, InferenceEndpoint(state, path)) for path in INFERENCE_ROUTES]
     small = {
         "/health": health,
+        "/healthz": health,
+        "/livez": health,
         "/ready": ready,
+        "/readyz": ready,
         "/metrics": metrics,
         "/v1/models": models,
+        "/v1/models/{model:path}": model,
         "/openapi.json": description,
     }
     routes += [Route(path, GetEndpoint(state, respond)) for path, respond in small.items()]

@@ -329,6 +329,16 @@ async def common_name(rig: Rig) -> str:
     return str(dict(pair for (pair,) in shown["subject"])["commonName"])
 
 
+async def allowed_origin(rig: Rig) -> str | None:
+    answer = await rig.client.get("/health", headers={"origin": "https://a.test"})
+    found: str | None = answer.headers.get("access-control-allow-origin")
+    return found
+
+
+async def metrics_for_clients(rig: Rig) -> int:
+    return (await rig.client.get("/metrics")).status_code
+
+
 async def ready(rig: Rig) -> str:
     return said(await rig.client.get("/ready"))
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -79,6 +80,7 @@ class Admin:
             ("POST", "/admin/reload", fleet.reload),
             ("GET", "/admin/check", self.check),
             ("GET", "/admin/openapi.json", self.description),
+            ("GET", "/metrics", self.metrics),
         ]
         calls = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in table]
         return calls + self._page.routes()
@@ -118,6 +120,9 @@ class Admin:
         if not self._state.internal_routes:
             raise HttpError(404, "not_found", f"internal routes are off: start the proxy with {INTERNAL_VARIABLE}=1")
         return json_response(self_check(self._state))
+
+    async def metrics(self, request: Request) -> Response:  # noqa: ARG002
+        return Response(self._state.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def description(self, request: Request) -> Response:  # noqa: ARG002
         return Response(await asyncio.to_thread(admin_document), media_type="application/json")

@@ -196,7 +196,9 @@ class Exchange:
         if isinstance(step, Forward):
             await attempts.forward()
         elif step is not None:
-            raise unknown_model(self._state, request.route) if step.code == "model_not_found" else error_of(step)
+            if step.code == "model_not_found":
+                raise unknown_model(self._state, name=request.route.model or "", client=request.route.client)
+            raise error_of(step)
 
     async def _wait_in_queue(self, request_id: str) -> NextStep:
         limit_s = self._state.limits.request_timeout_s

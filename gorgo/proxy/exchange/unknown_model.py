@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gorgo.core.messages.request import RouteRequest
+from collections.abc import Iterable
+
 from gorgo.errors import closest
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.state import RunningProxy
@@ -12,18 +13,15 @@ MODELS_SHOWN = 10
 NAME_SHOWN = 80
 
 
-def unknown_model(state: RunningProxy, request: RouteRequest) -> HttpError:
-    """Return the error for the model of `request`."""
-    name = request.model or ""
+def unknown_model(state: RunningProxy, *, name: str, client: str | None, listed: Iterable[object] = ()) -> HttpError:
+    """Return the error for `name`. `listed` are models of a list, where the Router knows none."""
     shown = repr(name if len(name) <= NAME_SHOWN else f"{name[:NAME_SHOWN]}...")
     may_use, governing = state.client_policies.may_use, state.models.governing
     usable = sorted(
         model
         for model, regions in state.router.models().items()
-        if may_use(
-            client=request.client, model=governing(model, state.client_policies.models) or model, regions=regions
-        )
-    )
+        if may_use(client=client, model=governing(model, state.client_policies.models) or model, regions=regions)
+    ) or [model for model in listed if isinstance(model, str)]
     return HttpError(
         404, "model_not_found", f"no replica serves the model {shown}{closest(name, usable)}; {_listed(usable)}"
     )

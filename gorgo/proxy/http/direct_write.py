@@ -27,6 +27,7 @@ import h11
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 
+from gorgo.proxy.http.cors import CorsSend
 from gorgo.proxy.http.listener import Connection
 
 #: The default at which asyncio and uvloop pause writers; below it, hypercorn would not wait either.
@@ -43,6 +44,8 @@ def no_direct_write(chunk: bytes) -> bool:  # noqa: ARG001 - a `TryWrite`
 
 def direct_write(send: object) -> TryWrite:
     """Return the `TryWrite` of a response whose head, without a length, was sent by the ASGI callable `send`."""
+    if isinstance(send, CorsSend):
+        send = send.wrapped  # It changes heads alone.
     try:
         transport = _transport(send)
     except AttributeError:

@@ -20,7 +20,7 @@ def unknown_route(path: str, routes: Iterable[BaseRoute]) -> HttpError:
     `/v1`.
     """
     known = [route for route in routes if isinstance(route, Route)]
-    paths = sorted({route.path for route in known})
+    paths = sorted({route.path.replace(":path}", "}") for route in known})
     bare = path[:200].rstrip("/")
     near = next((one for one in paths if bare and (one.endswith(bare) or bare.endswith(one))), None)
     hint = closest(bare, paths) if near is None else f" (did you mean {near!r}?)"
@@ -29,4 +29,5 @@ def unknown_route(path: str, routes: Iterable[BaseRoute]) -> HttpError:
 
 def _shown(route: Route) -> str:
     methods = sorted((route.methods or set()) - _IMPLIED)
-    return f"{'/'.join(methods)} {route.path}" if methods else route.path
+    path = route.path.replace(":path}", "}")
+    return f"{'/'.join(methods)} {path}" if methods else path

@@ -1,0 +1,67 @@
+"""`GET /v1/models` and `GET /v1/models/{model}`: known models, or a replica's own list where none is known."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gorgo.proxy.exchange.unknown_model import unknown_model
+from gorgo.proxy.http.errors import HttpError, Message, Send, send_json
+from gorgo.proxy.http.headers import upstream_headers
+from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.upstream.client import UpstreamError
+
+#: After this the next replica is asked for its models.
+_MODELS_TIMEOUT_S = 5.0
+#: Headers with which a replica's list of models could be partial, encoded or a 304.
+_NEGOTIATION = (b"accept", b"if-", b"range")
+
+
+async def models(state: RunningProxy, scope: Message, send: Send) -> None:
+    """Return the models of regions.yaml and those that replicas list; a replica's own answer without any."""
+    rows = state.models.rows()
+    if rows:
+        await send_json(send, 200, json.dumps({"object": "list", "data": rows}).encode())
+        return
+    await send_json(send, 200, await _fetch_models(state, scope))
+
+
+async def model(state: RunningProxy, scope: Message, send: Send) -> None:
+    """Return one row of the list; its id may have slashes. Raises `HttpError` (404) with the models that there are."""
+    name = scope["path_params"]["model"]
+    rows = state.models.rows() or _rows(await _fetch_models(state, scope))
+    row = next((row for row in rows if row.get("id") == name), None)
+    if row is None:
+        raise unknown_model(state, name=name, client=scope.get("gorgo.client"), listed=[row.get("id") for row in rows])
+    await send_json(send, 200, json.dumps(row).encode())
+
+
+def _rows(body: bytes) -> list[dict[str, Any]]:
+    """Return the rows of a replica's list; none if it is damaged."""
+    try:
+        data = json.loads(body)["data"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return []
+    return [row for row in data if isinstance(row, dict)] if isinstance(data, list) else []
+
+
+async def _fetch_models(state: RunningProxy, scope: Message) -> bytes:
+    views = sorted(state.router.fleet_view(now=state.clock()), key=lambda view: not view.eligible)
+    for view in views:
+        target = state.targets.get(view.name)
+        if target is None:
+            continue  # removed while another replica was asked
+        passed = upstream_headers(
+            scope["headers"], request_id="models", api_key=target.api_key, passed=state.passed_headers
+        )
+        headers = [pair for pair in passed if not pair[0].startswith(_NEGOTIATION)]
+        target.acquire()
+        try:
+            status, body = await target.upstream.fetch("/v1/models", headers, timeout_s=_MODELS_TIMEOUT_S)
+        except UpstreamError:
+            continue
+        finally:
+            target.release()
+        if status == 200:
+            return body
+    raise HttpError(503, "no_replica", "no replica could list its models")
