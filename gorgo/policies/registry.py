@@ -79,7 +79,7 @@ def make_shadow(name: str | None, policy: Policy) -> Policy | None:
 
 
 def _loaded(offered: EntryPoint) -> Policy:
-    place = f"the policy {offered.name!r} of the entry point {offered.value}"
+    place = f"{offered.value} of the entry point {offered.name!r}"
     try:
         policy = offered.load()()
     except Exception as error:

@@ -94,14 +94,14 @@ def test_another_package_can_add_a_policy_but_not_replace_one() -> None:
     [
         (
             "broken",
-            "the policy 'broken' of the entry point builtins:dict has no name, summary, unit, weight_specs, index",
+            "builtins:dict of the entry point 'broken' has no name, summary, unit, weight_specs, index",
         ),
         ("without-unit", "has no unit; expected what gorgo.core.policy.interface.Policy has"),
         ("odd-index", "has the index 'bound'; expected one of published, bounded, any"),
         ("other-name", "has the name 'others'; expected that of the entry point"),
         (
             "no-module",
-            "the policy 'no-module' of the entry point nowhere.at_all:Others cannot be loaded: ModuleNotFoundError",
+            "nowhere.at_all:Others of the entry point 'no-module' cannot be loaded: ModuleNotFoundError",
         ),
         ("no-class", "cannot be loaded: .*Othrs"),
     ],
