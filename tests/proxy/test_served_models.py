@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gorgo.config.model import Config, ModelConfig, ProxyConfig
 from gorgo.proxy.http.body import with_model
+from gorgo.proxy.http.errors import HttpError
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until, with_replica
 from tests.proxy.fakes import FakeReplica, answer, chat, stream
 from tests.proxy.test_requests import checked
@@ -173,6 +176,38 @@ async def test_an_answer_is_passed_as_it_is_whatever_name_the_engine_gives(start
 )  # fmt: skip
 def test_only_the_model_of_a_body_changes(body: bytes, sent: bytes) -> None:
     assert with_model(body, "llama") == sent
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["model", "a", '"']), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(["model", "messages", 'mo"del', "\\"]), VALUES),
+    st.sampled_from([None, 0, 3]),
+    st.booleans(),
+    st.sampled_from(["utf-8", "utf-16-le", "utf-32"]),
+)
+def test_any_object_is_the_same_but_for_its_model(
+    body: dict[str, Any], indent: int | None, ascii_only: bool, encoding: str
+) -> None:
+    raw = json.dumps(body, indent=indent, ensure_ascii=ascii_only).encode(encoding)
+    expected = body | ({"model": "llama\n\u00e9"} if "model" in body else {})
+    assert with_model(raw, "llama\n\u00e9") == json.dumps(expected, indent=indent, ensure_ascii=ascii_only).replace(
+        json.dumps("llama\n\u00e9", ensure_ascii=ascii_only), json.dumps("llama\n\u00e9")
+    ).encode(encoding)
+
+
+def test_a_body_that_is_parsed_at_the_edge_of_its_depth_is_the_clients_fault() -> None:
+    with pytest.raises(HttpError) as raised:
+        with_model(b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "model": "x"}', "llama")
+    assert (raised.value.status, raised.value.code) == (400, "invalid_json")
 
 
 # -- adapters

@@ -86,13 +86,20 @@ def request_usage(body: bytes) -> bytes:
 
 
 def with_model(body: bytes, name: str) -> bytes:
-    """Return the same object with another value of `model`; every other byte stays.
+    """Return the same object with another value of `model`; every other byte stays. Raises `HttpError` as `parse_body`.
 
     >>> with_model(b'{"model": "gpt-4", "messages": [{"model": 1.50}]}', "llama")
     b'{"model": "llama", "messages": [{"model": 1.50}]}'
     """
     encoding = json.detect_encoding(body)
-    text = body.decode(encoding, "surrogatepass")
+    try:
+        return _with_model(body.decode(encoding, "surrogatepass"), name).encode(encoding, "surrogatepass")
+    except RecursionError:
+        # Parsed once already, by a caller with a few frames less.
+        raise HttpError(400, "invalid_json", "the body is nested too deeply") from None
+
+
+def _with_model(text: str, name: str) -> str:
     parts: list[str] = []
     done, place = 0, _past_blanks(text, text.index("{") + 1)
     while text[place] != "}":
@@ -105,7 +112,7 @@ def with_model(body: bytes, name: str) -> bytes:
         place = _past_blanks(text, end)
         if text[place] == ",":
             place = _past_blanks(text, place + 1)
-    return "".join([*parts, text[done:]]).encode(encoding, "surrogatepass")
+    return "".join([*parts, text[done:]])
 
 
 def _past_blanks(text: str, place: int) -> int:
