@@ -6,6 +6,7 @@ Owns a request's way from body to response. Everything between is `replica`, `st
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from time import monotonic, time
 from typing import cast
 
@@ -60,6 +61,7 @@ class _Generation:
             return await self._refuse(inbound_s, "injected fault", 500)
         try:
             job = read_job(self._route, raw, replica.text_of)
+            job = replace(job, adapter=replica.adapter_of(job.body))
             rid = replica.new_id(job.rid, _ID_PREFIX[self._route])
             answers = self._serve(job, rid, request)
             for served in answers:

@@ -6,7 +6,7 @@ Owns their answers. Each takes the round trip of its region.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from time import monotonic, time
 from typing import Any
 
@@ -23,9 +23,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _HEALTH_S = 1.0
 
 
-def add_routes(app: web.Application, replica: SimulatedReplica, adapters: Sequence[str] = ()) -> None:
+def add_routes(app: web.Application, replica: SimulatedReplica) -> None:
     """Put the informing and administrating routes onto `app`."""
-    information = _Information(replica, adapters)
+    information = _Information(replica)
     for path in ("/health", "/health_generate"):
         app.router.add_get(path, _far(replica, information.health))
     for path in ("/ready", "/ping"):
@@ -59,9 +59,8 @@ def _far(replica: SimulatedReplica, handler: Handler) -> Handler:
 class _Information:
     """The answers."""
 
-    def __init__(self, replica: SimulatedReplica, adapters: Sequence[str]) -> None:
+    def __init__(self, replica: SimulatedReplica) -> None:
         self._replica = replica
-        self._adapters = adapters
         self._started_s = int(time())
 
     async def health(self, _: web.Request) -> web.Response:
@@ -79,7 +78,7 @@ class _Information:
         cards = [card | {"id": base, "root": base, "parent": None, "max_model_len": size}]
         cards += [
             card | {"id": name, "root": f"/loras/{name}", "parent": base, "max_model_len": None}
-            for name in self._adapters
+            for name in self._replica.adapters
         ]
         return web.json_response({"object": "list", "data": cards})
 

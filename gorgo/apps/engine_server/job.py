@@ -112,6 +112,8 @@ class Job:
     is_list: bool = False
     output: RequestedOutput = WORDS
     body: Mapping[str, Any] = field(default_factory=dict)
+    #: The LoRA adapter that answers: its cached prefixes are its own.
+    adapter: str | None = None
 
 
 def read_job(route: str, raw: bytes, text_of: Callable[[str], bytes | None] = lambda _: None) -> Job:

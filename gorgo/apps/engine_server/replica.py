@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from time import monotonic, time
 from uuid import uuid4
 from weakref import WeakKeyDictionary
@@ -34,10 +35,20 @@ class SimulatedReplica:
     """One engine at the end of one network path."""
 
     def __init__(
-        self, *, name: str, model_name: str, profile: EngineProfile, rtt_s: float, jitter: float, seed: int
+        self,
+        *,
+        name: str,
+        model_name: str,
+        profile: EngineProfile,
+        rtt_s: float,
+        jitter: float,
+        seed: int,
+        adapters: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.model_name = model_name
+        #: LoRA adapters that are loaded.
+        self.adapters = tuple(adapters)
         self.engine: EngineModel[Served] = EngineModel(profile)
         self.path = Path(Link(rtt_s=rtt_s, jitter=jitter), np.random.default_rng([seed, crc32(name.encode())]))
         self.deliveries = Deliveries(self.path)
@@ -77,6 +88,16 @@ class SimulatedReplica:
         if wanted in self.serving:
             raise BadRequest(f"duplicate request id {wanted!r}: a request of that id is being served")
         return wanted or prefix + uuid4().hex
+
+    def adapter_of(self, body: Mapping[str, object]) -> str | None:
+        """Return the adapter that a body names as SGLang's clients do, `BASE:ADAPTER` or in `lora_path`."""
+        model, path = body.get("model"), body.get("lora_path")
+        base, colon, name = model.partition(":") if isinstance(model, str) else ("", "", "")
+        if colon and base == self.model_name and name in self.adapters:
+            return name
+        if path is not None and path not in self.adapters:
+            raise BadRequest(f"lora_path: expected a loaded adapter, one of {', '.join(self.adapters) or 'none'}")
+        return path if isinstance(path, str) else None
 
     def admit(self, served: Served, arrives_s: float) -> None:
         """Put a request into the engine when it arrives."""

@@ -54,11 +54,11 @@ async def run_engine(
         Called with the bound address once connections are accepted.
     """
     replica = SimulatedReplica(
-        name=name, model_name=model, profile=profile, rtt_s=rtt_ms / 1e3, jitter=jitter, seed=seed
+        name=name, model_name=model, profile=profile, rtt_s=rtt_ms / 1e3, jitter=jitter, seed=seed, adapters=adapters
     )
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
     generation.add_routes(app, replica)
-    information.add_routes(app, replica, adapters)
+    information.add_routes(app, replica)
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, keepalive_timeout=keep_alive_s, shutdown_timeout=1.0
     )

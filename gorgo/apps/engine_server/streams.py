@@ -84,7 +84,7 @@ class Served(EngineRequest, ABC):
         text = job.prompts[prompt] if job.prompts else job.text
         self.answer = _answer(job, tape, text, sample)
         super().__init__(
-            cache_key(text),
+            cache_key(text, job.adapter),
             prompt_tokens=token_count(text),
             output_tokens=self.answer.tokens,
             output_key=self.answer.key,

@@ -24,9 +24,13 @@ def token_count(text: bytes) -> int:
     return max(1, -(-len(text) // TOKEN_BYTES))
 
 
-def cache_key(text: bytes) -> bytes:
-    """The text as whole tokens, the last one filled up."""
-    return text.ljust(token_count(text) * TOKEN_BYTES, b"\0")
+def cache_key(text: bytes, adapter: str | None = None) -> bytes:
+    """The text as whole tokens, the last one filled up; the first one differs for each adapter."""
+    key = text.ljust(token_count(text) * TOKEN_BYTES, b"\0")
+    if adapter is None:
+        return key
+    first = blake2b(key[:TOKEN_BYTES], key=adapter.encode("utf-8", "replace")[:64], digest_size=TOKEN_BYTES).digest()
+    return first + key[TOKEN_BYTES:]
 
 
 def vector(text: bytes) -> list[float]:

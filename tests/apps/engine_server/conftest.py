@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
@@ -31,7 +31,7 @@ Start = Callable[..., Awaitable[aiohttp.ClientSession]]
 
 @asynccontextmanager
 async def serving(
-    *, profile: EngineProfile = QUICK, rtt_ms: float = 0.0, jitter: float = 0.0
+    *, profile: EngineProfile = QUICK, rtt_ms: float = 0.0, jitter: float = 0.0, adapters: Sequence[str] = ()
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """A session whose base is a fresh replica."""
     stop = asyncio.Event()
@@ -51,6 +51,7 @@ async def serving(
             port=0,
             ready=ready,
             stop=stop,
+            adapters=adapters,
         )
     )
     try:
@@ -67,9 +68,10 @@ async def start() -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def begin(
-            *, profile: EngineProfile = QUICK, rtt_ms: float = 0.0, jitter: float = 0.0
+            *, profile: EngineProfile = QUICK, rtt_ms: float = 0.0, jitter: float = 0.0, adapters: Sequence[str] = ()
         ) -> aiohttp.ClientSession:
-            return await stack.enter_async_context(serving(profile=profile, rtt_ms=rtt_ms, jitter=jitter))
+            replica = serving(profile=profile, rtt_ms=rtt_ms, jitter=jitter, adapters=adapters)
+            return await stack.enter_async_context(replica)
 
         yield begin
 
