@@ -106,6 +106,10 @@ class ClientRuleConfig:
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     #: Regions that may serve it; empty means any.
     allowed_regions: tuple[Name, ...] = ()
+    #: Whether it gets the estimated cached tokens and the predicted TTFT.
+    estimates: bool = False
+    #: Fields of a body that steer the engine, and that it may send (`proxy.exchange.client_scope`).
+    engine_fields: Annotated[tuple[Text, ...], Field(max_length=64)] = ()
 
 
 @strict

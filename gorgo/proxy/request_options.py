@@ -41,12 +41,19 @@ class ClientPolicies:
 
     clients: Mapping[str, ClientRuleConfig] = field(default_factory=dict)
     models: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    #: Names in the configuration.
+    known_models: frozenset[str] = frozenset()
 
     @classmethod
     def for_client(cls, config: Config) -> ClientPolicies:
         clients = {rule.name: rule for rule in config.clients.rules}
         models = {model.name: frozenset(model.allowed_regions) for model in config.models if model.allowed_regions}
-        return cls(clients, models)
+        names = {model.name for model in config.models} | {name for row in config.replicas for name in row.models}
+        return cls(clients, models, frozenset(names))
+
+    def may_see_estimates(self, client: str | None) -> bool:
+        """Return whether `client` gets estimates of caches and of its TTFT; always without client keys."""
+        return client is None or (client in self.clients and self.clients[client].estimates)
 
     def request_options(self, headers: Iterable[Header], *, client: str | None, model: str | None) -> RequestOptions:
         """Return the options of the headers within the rules. Raises `HttpError` (400)."""
@@ -56,7 +63,9 @@ class ClientPolicies:
         if rule is None:
             if slo_s is None and priority is None and regions is None:
                 return _NOTHING
-            return RequestOptions(slo_s, priority or 0, regions)
+            # A key without a rule ranks no higher than one whose rule has no priority.
+            priority = priority or 0 if client is None else min(priority or 0, 0)
+            return RequestOptions(slo_s, priority, regions)
         if rule.allowed_regions:
             own = frozenset(rule.allowed_regions)
             regions = own if regions is None else own & regions

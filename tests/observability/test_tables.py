@@ -34,6 +34,7 @@ REFUSING_TOO = (
     "proxy/exchange/response.py",
     "proxy/exchange/attempts.py",
     "proxy/exchange/parse.py",
+    "proxy/exchange/client_scope.py",
 )
 
 

@@ -229,6 +229,15 @@ EFFECTS = [
     one("clients.rules[].max_in_flight", 1, beside(next_one(key=KEY), key=KEY), "goes", "429 client_concurrency", TEAM),
     one("clients.rules[].requests_per_minute", 6.0, two_requests, ["200", "200"], ["200", "429 client_rate"], TEAM),
     one("clients.rules[].tokens_per_minute", 0.6, two_requests, ["200", "200"], ["200", "429 client_tokens"], TEAM),
+    one("clients.rules[].estimates", True, header("x-gorgo-estimated-cached-tokens", key=KEY), None, "0", TEAM),
+    one(
+        "clients.rules[].engine_fields",
+        ["data_parallel_rank"],
+        asked(key=KEY, data_parallel_rank=1),
+        "400 field_not_allowed",
+        "200",
+        TEAM,
+    ),
     one("clients.rules[].priority", -1, order_of_two_who_wait, ["team", "other"], ["other", "team"], TEAM | FULL),
     one(
         "clients.rules[].allowed_regions", ["there"], both_keys, ["200", "200"], ["403 region_not_allowed", "200"], TEAM
@@ -237,7 +246,7 @@ EFFECTS = [
         "models[].name",
         "m",
         asked(),
-        "200",
+        "404 model_not_found",
         "403 region_not_allowed",
         {"clients.open": True, "models[].name": "x", "models[].allowed_regions": ["there"]},
     ),

@@ -70,7 +70,13 @@ def test_a_client_cannot_ask_for_more_than_its_rule_grants() -> None:
     assert wishes(grants, "batch").priority == -1
     assert wishes(grants, "batch", x_gorgo_priority="high").priority == -1
     assert wishes(grants, "batch", x_gorgo_priority="-5").priority == -5
-    assert wishes(grants, "other", x_gorgo_priority="high").priority == 1
+
+
+def test_a_key_without_a_rule_outranks_none_with_a_rule() -> None:
+    grants = ClientPolicies.for_client(config(ClientsConfig(rules=(ClientRuleConfig(name="batch"),))))
+    assert wishes(grants, "other", x_gorgo_priority="100").priority == 0
+    assert wishes(grants, "other", x_gorgo_priority="-3").priority == -3
+    assert wishes(grants, None, x_gorgo_priority="100").priority == 100  # without keys everybody is trusted
 
 
 def test_regions_of_client_and_model_both_hold() -> None:

@@ -218,11 +218,15 @@ class Attempts:
 
         def on_head(head: bytes) -> None:
             if self._state.targets.get(dispatch.replica) is target:
-                self._state.stored_responses.record(head, dispatch.replica)
+                self._state.stored_responses.record(head, dispatch.replica, client=self._request.route.client)
 
         return RelayOptions(
             route=self._route,
-            own_headers=_own_headers(self._response.request_id, dispatch),
+            own_headers=_own_headers(
+                self._response.request_id,
+                dispatch,
+                estimates=self._state.client_policies.may_see_estimates(self._request.route.client),
+            ),
             chunk_limit_s=target.deadlines.stream_idle_s,
             strip_usage=strip_usage,
             passed_headers=self._state.passed_headers,
@@ -253,7 +257,8 @@ class Attempts:
         return Outcome(AttemptResult.DEADLINE_EXCEEDED, status=self._response.writer.status, error="total_timeout")
 
 
-def _own_headers(request_id: str, dispatch: Dispatch) -> list[Header]:
+def _own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> list[Header]:
+    """Return the proxy's headers. `estimates` tell a client which prompts others have sent."""
     decision = dispatch.decision
     headers = [
         (b"x-request-id", request_id.encode()),
@@ -261,8 +266,10 @@ def _own_headers(request_id: str, dispatch: Dispatch) -> list[Header]:
         (b"x-gorgo-region", dispatch.region.encode()),
         (b"x-gorgo-policy", decision.policy.encode()),
         (b"x-gorgo-weights-version", b"%d" % decision.weights_version),
-        (b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens),
     ]
+    if not estimates:
+        return headers
+    headers.append((b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens))
     if decision.predicted_ttft_s is not None:
         headers.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
     return headers

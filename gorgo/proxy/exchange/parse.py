@@ -14,6 +14,7 @@ from gorgo.config.constants import BLOCK_BYTES
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prompt.parse import Prompt, read_prompt
 from gorgo.errors import BadRequest
+from gorgo.proxy.exchange.client_scope import refuse_engine_fields, require_known_model
 from gorgo.proxy.http.body import parse_body, request_usage, with_model
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import Header, session_id
@@ -62,6 +63,8 @@ def parse_request(
     named = _model(parsed)
     model = state.models.canonical(_adapter(state, parsed) or named)
     policies = state.client_policies
+    refuse_engine_fields(state, client, parsed)
+    require_known_model(state, model)
     governing = state.models.governing(model, policies.models)
     options = policies.request_options(headers, client=client, model=governing)
     ratio = _BYTES_PER_ID if prompt.tokens is not None else state.router.token_ratios.ratio(model)
@@ -75,7 +78,7 @@ def parse_request(
         prefix_hash=fingerprint.prefix_hash,
         model=model,
         session_id=session_id(headers),
-        pinned_replica=_stored_on(state, parsed) if route == "/v1/responses" else None,
+        pinned_replica=_stored_on(state, client, parsed) if route == "/v1/responses" else None,
         streamed=parsed.get("stream") is True,
         body_bytes=len(body),
         client=client,
@@ -104,12 +107,12 @@ def _is_idempotent(route: str, parsed: dict[str, Any]) -> bool:
     return parsed.get("store") is False if route == "/v1/responses" else parsed.get("store") is not True
 
 
-def _stored_on(state: RunningProxy, parsed: dict[str, Any]) -> str | None:
+def _stored_on(state: RunningProxy, client: str | None, parsed: dict[str, Any]) -> str | None:
     """Return the replica that has the response which this request continues."""
     previous = parsed.get("previous_response_id")
     if previous is None:
         return None
-    replica = state.stored_responses.find(previous) if isinstance(previous, str) else None
+    replica = state.stored_responses.find(previous, client=client) if isinstance(previous, str) else None
     if replica is None:
         message = "previous_response_id: unknown to this proxy"
         raise HttpError(404, "previous_response_not_found", message)

@@ -127,6 +127,7 @@ REJECT_CODES = (
     "client_rate",
     "client_tokens",
     "deadline_unreachable",
+    "field_not_allowed",
     "internal_error",
     "invalid_api_key",
     "invalid_header",

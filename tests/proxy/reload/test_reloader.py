@@ -143,7 +143,7 @@ async def test_another_url_is_another_process_with_nothing_believed_of_it(start:
     old = await start.replica(hang(delta("old"), rest=[DONE]))
     new = await start.replica(stream(delta("new"), DONE))
     followed = await follow(start, tmp_path, regions({"a": old}), [old, new])
-    followed.state.stored_responses.record(b'{"id": "resp_1"}', "a")
+    followed.state.stored_responses.record(b'{"id": "resp_1"}', "a", client=None)
     long = chat(stream=True, messages=[{"role": "user", "content": "x" * 4096}])
     async with followed.fleet.client.stream("POST", CHAT, content=long) as response:
         raw = response.aiter_raw()
@@ -152,7 +152,7 @@ async def test_another_url_is_another_process_with_nothing_believed_of_it(start:
         await followed.rewrite(regions({"a": new}))
         view = followed.view("a")
         assert (view.index_blocks, view.in_flight_requests, view.attempts) == (0, 0, 0)
-        assert followed.state.stored_responses.find("resp_1") is None
+        assert followed.state.stored_responses.find("resp_1", client=None) is None
         assert delta("new") in (await ask(followed, long)).content
         old.release.set()
         got += b"".join([chunk async for chunk in raw])
