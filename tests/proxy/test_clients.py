@@ -82,6 +82,8 @@ async def test_tokens_and_429s_of_each_client_are_metrics_and_in_the_status(star
         'gorgo_client_tokens_total{client="team-a",kind="output",model="n"} 20.0',
         'gorgo_client_tokens_total{client="team-a",kind="prompt",model="m"} 100.0',
         'gorgo_client_tokens_total{client="team-a",kind="prompt",model="n"} 100.0',
+        'gorgo_client_tokens_total{client="team-a",kind="output",model="other"} 0.0',
+        'gorgo_client_tokens_total{client="team-a",kind="prompt",model="other"} 0.0',
         'gorgo_client_tokens_total{client="team-b",kind="output",model="m"} 20.0',
         'gorgo_client_tokens_total{client="team-b",kind="prompt",model="m"} 100.0',
         'gorgo_client_rejects_total{client="team-b",reason="client_rate"} 1.0',

@@ -84,16 +84,15 @@ class RequestRecord:
             state.metrics.client_disconnected()
         status = self.status or sent_status or 500
         state.metrics.request(route, state.router.policy.name, status)
-        self._count_for_client(state, status)
+        now = state.clock()
+        self._count_for_client(state, status, now)
         if state.request_log is not None and self.request is not None:
             self._write_request_log(state, self.request, status)
         if self.trace is not None:
-            self.trace.close(
-                status=status, code=self.code, retries=self._retries, hedged=self.hedged, now=state.clock()
-            )
-        self._log(state, route, request_id, status)
+            self.trace.close(status=status, code=self.code, retries=self._retries, hedged=self.hedged, now=now)
+        self._log(route, request_id, status, now)
 
-    def _count_for_client(self, state: RunningProxy, status: int) -> None:
+    def _count_for_client(self, state: RunningProxy, status: int, now: float) -> None:
         """Count the request and the tokens of its answer for its client."""
         request, outcome = self.request, self.outcome
         model = None if request is None else request.route.model
@@ -102,14 +101,14 @@ class RequestRecord:
             has_content = self.ttft_s is not None
             prompt_tokens, output_tokens = outcome.used_tokens(request.route.prompt_tokens, has_content=has_content)
         state.metrics.clients.finished(
-            self.client, model, status, prompt_tokens=prompt_tokens, output_tokens=output_tokens
+            self.client, model, status, now=now, prompt_tokens=prompt_tokens, output_tokens=output_tokens
         )
 
     @property
     def _retries(self) -> int:
         return max(0, self.attempts - 1 - self.hedged)
 
-    def _log(self, state: RunningProxy, route: str, request_id: str, status: int) -> None:
+    def _log(self, route: str, request_id: str, status: int, now: float) -> None:
         outcome = self.outcome
         log(
             "request",
@@ -121,7 +120,7 @@ class RequestRecord:
             status=status,
             code=self.code,
             ttft_ms=None if self.ttft_s is None else round(self.ttft_s * 1e3, 1),
-            e2e_s=round(state.clock() - self.received_s, 4),
+            e2e_s=round(now - self.received_s, 4),
             prompt_tokens=None if outcome is None else outcome.prompt_tokens,
             cached_tokens=None if outcome is None else outcome.cached_tokens,
             output_tokens=None if outcome is None else outcome.output_tokens,

@@ -53,6 +53,10 @@ class _LastMinute:
         return ClientRow(name, *(sum(entry[place] for entry in recent) for place in (1, 2, 3)))
 
 
+#: Counters of requests, prompt tokens and output tokens, and the last minute.
+_Good = tuple[Counter, Counter, Counter, _LastMinute]
+
+
 class ClientUsage:
     """Usage by client.
 
@@ -72,27 +76,41 @@ class ClientUsage:
         self._clock = clock
         self._windows: dict[str, _LastMinute] = {}
         self._models: set[str] = set()
-        #: Counters of prompt and output tokens, by the labels of client and model.
-        self._tokens: dict[tuple[str, str], tuple[Counter, Counter]] = {}
+        #: What a good answer adds to, by client and model: as many as there are keys and labels of models.
+        self._good: dict[tuple[str | None, str | None], _Good] = {}
 
     def finished(
-        self, client: str | None, model: str | None, status: int, *, prompt_tokens: int = 0, output_tokens: int = 0
+        self,
+        client: str | None,
+        model: str | None,
+        status: int,
+        *,
+        now: float,
+        prompt_tokens: int = 0,
+        output_tokens: int = 0,
     ) -> None:
         """Record the end of a request."""
-        name, kind = self._client(client), self._model(model)
-        self._store.count("gorgo_client_requests_total", name, kind, status_class(status)).inc()
-        self._windows[name].add(self._clock(), requests=1, tokens=prompt_tokens + output_tokens)
-        if not prompt_tokens:
-            return
-        cells = self._tokens.get((name, kind))
-        if cells is None:
-            count = self._store.count
-            cells = self._tokens[name, kind] = (
-                count("gorgo_client_tokens_total", name, kind, "prompt"),
-                count("gorgo_client_tokens_total", name, kind, "output"),
-            )
-        cells[0].inc(prompt_tokens)
-        cells[1].inc(output_tokens)
+        good = self._good.get((client, model)) if status == 200 else None
+        if good is None:
+            good = self._series(client, model, status)
+        requests, prompt, output, window = good
+        requests.value += 1.0
+        if prompt_tokens:
+            prompt.value += prompt_tokens
+            output.value += output_tokens
+        window.add(now, requests=1, tokens=prompt_tokens + output_tokens)
+
+    def _series(self, client: str | None, model: str | None, status: int) -> _Good:
+        name, kind, count = self._client(client), self._model(model), self._store.count
+        found = (
+            count("gorgo_client_requests_total", name, kind, status_class(status)),
+            count("gorgo_client_tokens_total", name, kind, "prompt"),
+            count("gorgo_client_tokens_total", name, kind, "output"),
+            self._windows[name],
+        )
+        if status == 200 and kind != OTHER:
+            self._good[client, model] = found
+        return found
 
     def rejected(self, client: str | None, reason: str) -> None:
         """Record a 429 of the proxy's own."""
@@ -112,7 +130,7 @@ class ClientUsage:
         self._models = {model for model in self._models if self._lists_model(model)}
         models = {*self._models, OTHER, NONE}
         self._windows = {name: window for name, window in self._windows.items() if name in names}
-        self._tokens.clear()
+        self._good.clear()
 
         def wanted(spec_labels: Collection[str], values: Key) -> bool:
             found = dict(zip(spec_labels, values, strict=True))

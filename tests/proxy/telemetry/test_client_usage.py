@@ -23,11 +23,11 @@ class Rig:
 
 def test_tokens_and_rejections_are_of_the_last_minute() -> None:
     rig = Rig()
-    rig.usage.finished("a", "m", 200, prompt_tokens=100, output_tokens=20)
+    rig.usage.finished("a", "m", 200, prompt_tokens=100, output_tokens=20, now=rig.now)
     rig.now += 59.5
-    rig.usage.finished("a", "m", 200, prompt_tokens=1)
+    rig.usage.finished("a", "m", 200, prompt_tokens=1, now=rig.now)
     rig.usage.rejected("b", "client_rate")
-    rig.usage.finished("b", None, 429)
+    rig.usage.finished("b", None, 429, now=rig.now)
     assert rig.usage.last_minute() == [ClientRow("a", 2, 121, 0), ClientRow("b", 1, 0, 1)]
     rig.now += 1.0
     assert rig.usage.last_minute() == [ClientRow("a", 1, 1, 0), ClientRow("b", 1, 0, 1)]
@@ -39,9 +39,9 @@ def test_further_clients_and_models_are_other() -> None:
     rig = Rig()
     rig.models = {f"m{n}" for n in range(MAX_MODELS + 5)}
     for n in range(MAX_CLIENTS + 5):
-        rig.usage.finished(f"c{n}", f"m{n}", 200, prompt_tokens=1)
+        rig.usage.finished(f"c{n}", f"m{n}", 200, prompt_tokens=1, now=rig.now)
         rig.usage.rejected(f"c{n}", "client_rate")
-    rig.usage.finished(None, "not listed", 404)
+    rig.usage.finished(None, "not listed", 404, now=rig.now)
     clients = rig.labels("gorgo_client_requests_total", "client")
     assert (len(clients), {"other", "none"} <= clients) == (MAX_CLIENTS + 2, True)
     assert len(rig.labels("gorgo_client_tokens_total", "model")) == MAX_MODELS + 1
@@ -55,11 +55,11 @@ def test_series_of_a_client_or_model_that_left_end_and_make_room() -> None:
     rig.models |= {"n"}
     for client in ("a", "b"):
         for model in ("m", "n"):
-            rig.usage.finished(client, model, 200, prompt_tokens=1)
+            rig.usage.finished(client, model, 200, prompt_tokens=1, now=rig.now)
     rig.models = {"m"}
     rig.usage.retain({"b"})
     assert rig.labels("gorgo_client_tokens_total", "client") == {"b"}
     assert rig.labels("gorgo_client_requests_total", "model") == {"m"}
     assert [row.name for row in rig.usage.last_minute()] == ["b"]
-    rig.usage.finished("b", "m", 200, prompt_tokens=2)
+    rig.usage.finished("b", "m", 200, prompt_tokens=2, now=rig.now)
     assert rig.store.count("gorgo_client_tokens_total", "b", "m", "prompt").value == 3.0
