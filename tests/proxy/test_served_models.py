@@ -337,3 +337,13 @@ async def test_an_engine_that_answers_after_silence_may_be_another_kind(start: S
     replica.models = listing("m", owner="sglang")
     await until(lambda: fleet.state.targets["r0"].dialect.name == "sglang")
     assert (await engine_of(fleet))["version"] == "0.5.9"
+
+
+async def test_another_kind_of_engine_in_its_place_is_found_without_a_silence(start: Start) -> None:
+    replica = await start.replica(by_path(version={"version": "0.33.0"}))
+    replica.models = listing("m")
+    fleet = await auto(start, replica, replace(QUIET, scrape_interval_s=0.05))
+    assert (await engine_of(fleet))["name"] == "vllm"
+    replica.scripts[:] = [by_path(server_info={"version": "0.5.9", "internal_states": []})]
+    replica.models = listing("m", owner="sglang")
+    await until(lambda: fleet.state.targets["r0"].dialect.name == "sglang")

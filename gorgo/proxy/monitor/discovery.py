@@ -39,14 +39,17 @@ class Discovered:
     engine: FoundEngine | None = None
 
 
-async def discover(answer: Callable[[str], Awaitable[object]], *, identify: bool) -> Discovered:
-    """Return the models of a replica and, with `identify`, its kind of engine.
+async def discover(
+    answer: Callable[[str], Awaitable[object]], *, identify: bool, known: FoundEngine | None = None
+) -> Discovered:
+    """Return the models of a replica and, with `identify` or if it is not `known` any longer, its kind of engine.
 
     `answer` returns the JSON of a route, `None` without one.
     """
     listed = await answer(MODELS_PATH)
-    models = read_models(listed)
-    engine = await _engine(answer, owner_of(listed)) if identify else None
+    models, owner = read_models(listed), owner_of(listed)
+    identify = identify or (known is not None and owner not in (None, known.name))
+    engine = await _engine(answer, owner) if identify else None
     if engine is None and models is not None and identify:
         engine = FoundEngine("openai")
     return Discovered(models, engine)
@@ -81,7 +84,7 @@ class Discovery:
 
     async def request(self) -> Discovered:
         """Ask for the models, and for the kind of engine where it is not known."""
-        return await discover(self._answer, identify=self._identify)
+        return await discover(self._answer, identify=self._identify, known=self._target.found_engine)
 
     def publish(self, found: Discovered) -> bool:
         """Use what was found, unless another process has this name now. Return whether the kind of engine changed."""
