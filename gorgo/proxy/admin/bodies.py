@@ -93,7 +93,7 @@ def parse_body(body: Mapping[str, Any], keys: Mapping[str, tuple[Check, str]]) -
     """Check `body` by the check of each key. Raises `HttpError` for the first wrong key. Null is as a missing key."""
     for key, value in body.items():
         if key not in keys:
-            raise HttpError(400, "invalid_request", f"{key[:60]!r}: unknown key; expected {', '.join(keys)}")
+            raise HttpError(400, "invalid_request", f"{key[:60]!r}: unknown key; expected {', '.join(keys) or 'none'}")
         check, expected = keys[key]
         if value is not None and not check(value):
             raise HttpError(400, "invalid_request", f"{key}: expected {expected}")
