@@ -83,6 +83,17 @@ class ClientQuotas:
         quota.in_flight += 1
         return None
 
+    def count(self, client: str | None, *, now: float) -> QuotaExceeded | None:
+        """Count a request that needs no replica's work, against the rates alone; return the one that it exceeds."""
+        if client is None or not self._counting:
+            return None
+        limits = self._rules.for_client(client)
+        quota = self._quota(client, limits, now)
+        exceeded = _exceeded(quota, limits)
+        if exceeded is None and limits.requests_per_s is not None:
+            quota.requests -= 1.0
+        return exceeded
+
     def check(self, client: str, *, coming: int = 0) -> QuotaExceeded | None:
         """Return the quota that one more request in flight exceeds; `coming` are not counted yet. Counts nothing."""
         most = self._rules.for_client(client).max_in_flight

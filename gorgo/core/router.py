@@ -328,6 +328,10 @@ class Router:
         """Return the models that replicas list, and the regions in which each is served."""
         return self._fleet.eligibility.regions_of_models()
 
+    def count_request(self, client: str | None, *, now: float) -> QuotaExceeded | None:
+        """Count a request that the proxy answers itself against the rates of `client`; return the one it exceeds."""
+        return self._quotas.count(client, now=now)
+
     def quota_error(self, client: str, *, coming: int) -> QuotaExceeded | None:
         """Return why `client` may not have one more request open; `coming` have not been submitted yet."""
         return self._quotas.check(client, coming=coming)

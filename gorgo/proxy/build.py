@@ -27,6 +27,7 @@ from gorgo.proxy.control.state_file import PersistedState, StateFile
 from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.tls import served_tls, upstream_tls
 from gorgo.proxy.logs import log
+from gorgo.proxy.model_lists import ModelLists
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.served_models import ServedModels
@@ -100,6 +101,7 @@ def build_proxy(
         fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),
         uploads=UploadCounter(router),
         started_s=clock(),
+        model_lists=ModelLists(clock),
         models=ServedModels(config),
         client_keys=client_keys,
         served_tls=served,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import ceil
 from typing import Any
 
 from gorgo.proxy.exchange.unknown_model import unknown_model
@@ -19,17 +20,19 @@ _NEGOTIATION = (b"accept", b"if-", b"range")
 
 async def models(state: RunningProxy, scope: Message, send: Send) -> None:
     """Return the models of regions.yaml and those that replicas list; a replica's own answer without any."""
+    _count(state, scope)
     rows = state.models.rows()
     if rows:
         await send_json(send, 200, json.dumps({"object": "list", "data": rows}).encode())
         return
-    await send_json(send, 200, await _fetch_models(state, scope))
+    await send_json(send, 200, await _list(state, scope))
 
 
 async def model(state: RunningProxy, scope: Message, send: Send) -> None:
     """Return one row of the list; its id may have slashes. Raises `HttpError` (404) with the models that there are."""
+    _count(state, scope)
     name = scope["path_params"]["model"]
-    rows = state.models.rows() or _rows(await _fetch_models(state, scope))
+    rows = state.models.rows() or _rows(await _list(state, scope))
     row = next((row for row in rows if row.get("id") == name), None)
     if row is None:
         raise unknown_model(state, name=name, client=scope.get("gorgo.client"), listed=[row.get("id") for row in rows])
@@ -43,6 +46,19 @@ def _rows(body: bytes) -> list[dict[str, Any]]:
     except (ValueError, LookupError, TypeError, RecursionError):
         return []
     return [row for row in data if isinstance(row, dict)] if isinstance(data, list) else []
+
+
+def _count(state: RunningProxy, scope: Message) -> None:
+    """Count the request for its client. Raises `HttpError` (429)."""
+    exceeded = state.router.count_request(scope.get("gorgo.client"), now=state.clock())
+    if exceeded is not None:
+        state.metrics.rejected(exceeded.code)
+        retry = ((b"retry-after", b"%d" % ceil(exceeded.retry_after_s)),)
+        raise HttpError(429, exceeded.code, exceeded.message, headers=retry)
+
+
+async def _list(state: RunningProxy, scope: Message) -> bytes:
+    return await state.model_lists.get(scope["headers"], lambda: _fetch_models(state, scope))
 
 
 async def _fetch_models(state: RunningProxy, scope: Message) -> bytes:

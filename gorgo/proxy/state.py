@@ -15,6 +15,7 @@ from gorgo.proxy.clock import Clock
 from gorgo.proxy.control.service import ControlService
 from gorgo.proxy.http.client_auth import ClientKeys
 from gorgo.proxy.http.tls import ServedTls
+from gorgo.proxy.model_lists import ModelLists
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.served_models import ServedModels
@@ -62,6 +63,8 @@ class RunningProxy:
     started_s: float
     #: Aliases, and the models that replicas list.
     models: ServedModels
+    #: Answers of replicas to `GET /v1/models`.
+    model_lists: ModelLists
     #: `None` while clients need no key.
     client_keys: ClientKeys | None = None
     #: `None` without TLS on the data listener.
