@@ -85,7 +85,7 @@ def serve(
         proxy = {"policy": policy, "bind": bind, "admin_bind": admin_bind}
         text = config_text(replica or (), engine=engine, proxy=proxy, environ=os.environ).encode()
     else:
-        text = read_text(config)
+        text = read_text(config, expected="a regions.yaml file, or gorgo serve --replica URL")
     started = validate(text, source=config, overrides=overrides)
     # A weights file is read once and takes precedence over regions.yaml at each reload too. Addresses need a restart.
     pinned = None if weights is None else (started.policy, started.weights)

@@ -188,7 +188,11 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> Problem:
     if isinstance(error, _Refused):
         return Problem((), line, str(error.problem), str(error.note), shown)
     said = getattr(error, "problem", None) or getattr(error, "reason", None) or "a syntax error"
-    return Problem((), line, f"not YAML: {_short(said)}", "YAML", shown)
+    # A mapping in braces ends at the brace of a reference without quotes.
+    lines = text.splitlines()
+    row = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
+    is_reference = mark is not None and row[: mark.column + 1].endswith("${")
+    return Problem((), line, f"not YAML: {_short(said)}", "quotes around ${NAME}" if is_reference else "YAML", shown)
 
 
 class _YamlReader:

@@ -1,7 +1,7 @@
 """A regions.yaml from the URLs of replicas: what `gorgo serve --replica` runs, and prints for a user who needs a file.
 
 `URL` is a replica in the region `local`, where the proxy is, and `REGION=URL` one in another. Names are the region and
-a number.
+a number. A `/v1` at the end, as clients of OpenAI write it, is left out.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _region_and_url(text: str) -> tuple[str, str]:
     named = _NAMED.fullmatch(text)
     region, url = (LOCAL, text) if named is None else (named["region"], named["url"])
     try:
-        return region, checked_url(url)
+        return region, checked_url(url).rstrip("/").removesuffix("/v1")
     except ValueError:
         shown = "text with '@', not shown because it may hold a password" if "@" in text else ascii(text[:100])
         raise ConfigError(f"--replica: {shown}; expected URL or REGION=URL with {URL_EXPECTED}") from None

@@ -77,6 +77,7 @@ def test_the_printed_configuration_is_the_file_to_go_on_with() -> None:
 def test_options_that_exclude_each_other_and_wrong_urls_are_usage_errors() -> None:
     for words, said in (
         (["--replica", "http://a", "--config", "regions.yaml"], "--config and --replica: expected one of them"),
+        (["--config", "none.yaml"], "expected a regions.yaml file, or gorgo serve --replica URL"),
         (["--engine", "vllm"], "--engine: expected --replica beside it"),
         (["--replica", "a:30000"], "expected URL or REGION=URL"),
         (["--replica", "http://a", "--engine", "tgi"], "replicas[0].engine"),

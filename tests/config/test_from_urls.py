@@ -28,6 +28,11 @@ def test_a_name_before_the_url_is_a_region_and_the_others_are_local() -> None:
     assert {replica.engine for replica in config.replicas} == {"auto"}
 
 
+def test_a_url_as_clients_write_it_is_taken_without_v1() -> None:
+    urls = [replica.url for replica in made("http://a/v1", "http://b/v1/", "http://c/x/v1", "http://d/").replicas]
+    assert urls == ["http://a", "http://b", "http://c/x", "http://d"]
+
+
 def test_options_of_the_command_are_keys_of_the_file() -> None:
     proxy = made("http://a", policy="nearest", bind="127.0.0.1:1", admin_bind=None).proxy
     assert (proxy.policy, proxy.bind, proxy.admin_bind) == ("nearest", "127.0.0.1:1", "127.0.0.1:9090")

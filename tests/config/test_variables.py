@@ -88,3 +88,11 @@ def test_a_file_reads_the_environment_of_the_process_at_each_reading(
     for host in ("a", "b"):
         monkeypatch.setenv("HOST", host)
         assert load_config(file).replicas[0].url == f"http://{host}:30000"
+
+
+def test_a_reference_within_braces_needs_quotes_and_the_error_says_so() -> None:
+    text = FILE + "  - {name: b, region: us, url: http://${HOST}:1}\n"
+    with pytest.raises(ConfigError, match=r"\(line 12\): not YAML: .*; expected quotes around \$\{NAME\}"):
+        parse_config(text.encode(), environ={})
+    quoted = text.replace("http://${HOST}:1}", '"http://${HOST}:1"}')
+    assert parse_config(quoted.encode(), environ={"PROBE_S": "1", "HOST": "h"}).replicas[1].url == "http://h:1"
