@@ -66,15 +66,16 @@ def serve(
     from gorgo.config.from_urls import config_text
     from gorgo.config.load import read_text
     from gorgo.proxy import gc_tuning
-    from gorgo.proxy.admin.token_check import MIN_TOKEN_CHARS
     from gorgo.proxy.control.state_file import StateFile
     from gorgo.proxy.http.sockets import ServerAddresses
     from gorgo.proxy.logs import log_config_warnings, set_up_logs
     from gorgo.proxy.reload.file_watch import ConfigFile
     from gorgo.proxy.server import serve as run_proxy
 
+    token = options.admin_token()
     overrides = Overrides(
         environ=os.environ,
+        admin_token=token,
         policy=policy,
         weights_file=weights,
         bind=_address("--bind", bind),
@@ -98,13 +99,8 @@ def serve(
     if print_config:
         typer.echo(text.decode(), nl=False)
         return
-    token = options.admin_token()
     if token is None:
         typer.echo("gorgo: GORGO_ADMIN_TOKEN is not set: the admin listener will reject every request", err=True)
-
-    elif len(token) < MIN_TOKEN_CHARS:
-        found = f"expected at least {MIN_TOKEN_CHARS} characters, found {len(token)}; openssl rand -hex 32 makes one"
-        raise typer.BadParameter(f"the admin token is too short: {found}")
 
     def ready(addresses: ServerAddresses) -> None:
         gc_tuning.freeze_startup_objects()

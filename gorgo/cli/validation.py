@@ -24,6 +24,7 @@ from gorgo.core.policy.weights import Weights
 from gorgo.engines.registry import dialect
 from gorgo.errors import ConfigError, GorgoError, UnknownPolicy, closest
 from gorgo.policies.registry import make_policy, make_shadow, policy_names
+from gorgo.proxy.admin.token_check import MIN_TOKEN_CHARS
 from gorgo.sim.engine.profiles import PROFILES
 
 _DEFAULTS: Mapping[str, Any] = {one.name: one.default for one in (*fields(ProxyConfig), *fields(SimulationConfig))}
@@ -37,6 +38,8 @@ class Overrides:
     ----------
     environ:
         Variables of the file, and API keys.
+    admin_token:
+        Of the admin listener, if one is set.
     policy, weights_file, bind, admin_bind:
         As the options of `gorgo serve`; addresses are valid.
     pinned:
@@ -48,6 +51,7 @@ class Overrides:
     """
 
     environ: Mapping[str, str]
+    admin_token: str | None = None
     policy: str | None = None
     weights_file: Path | None = None
     pinned: tuple[Policy, Weights] | None = None
@@ -80,6 +84,7 @@ def examine(text: bytes, *, source: Path, overrides: Overrides) -> tuple[Documen
         yield from _routing(document, overrides)
         yield from _profile(document)
         yield from _engines(document)
+        yield from _token(overrides.admin_token)
         if overrides.machine:
             binds = {"bind": overrides.bind, "admin_bind": overrides.admin_bind} if overrides.ports else None
             yield from machine_problems(document, environ=overrides.environ, binds=binds)
@@ -193,6 +198,12 @@ def _dialect_error(name: str) -> ConfigError | None:
     except ConfigError as error:
         return error
     return None
+
+
+def _token(token: str | None) -> Iterator[Problem]:
+    if token is not None and len(token) < MIN_TOKEN_CHARS:
+        expected = f"at least {MIN_TOKEN_CHARS}; openssl rand -hex 32 makes one"
+        yield Problem(("GORGO_ADMIN_TOKEN",), 0, f"a token of {len(token)} characters", expected)
 
 
 def _unknown(document: Document, path: Place, name: str, kind: str, names: Iterable[str]) -> Problem:

@@ -261,6 +261,20 @@ def test_value_of_a_variable_that_is_not_set_hides_no_other_error(folder: Path) 
     assert done.stdout == "regions.yaml: ok, 1 replicas in 1 regions, policy unknown without its variables\n"
 
 
+def test_short_admin_token_is_an_error_of_both_beside_those_of_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GORGO_ADMIN_TOKEN", "short")
+    (folder / "regions.yaml").write_text(proxy("policy: gorgo_ms,"))
+    code, lines = verdict("check")
+    assert (code, lines) == verdict("serve")
+    assert (code, lines[0]) == (2, "gorgo: regions.yaml: 2 errors")
+    assert lines[1].strip() == (
+        "GORGO_ADMIN_TOKEN: a token of 5 characters; expected at least 16; openssl rand -hex 32 makes one"
+    )
+    assert len(verdict("check", "--no-files")[1]) == 2
+
+
 def test_files_cannot_be_skipped_for_a_live_check(folder: Path) -> None:
     (folder / "regions.yaml").write_text(BASE)
     code, lines = verdict("check", "--live", "--no-files")
