@@ -21,7 +21,6 @@ from gorgo.proxy.http.unknown_route import unknown_route
 from gorgo.proxy.logs import log
 from gorgo.proxy.model_routes import model, models
 from gorgo.proxy.openapi.documents import client_document
-from gorgo.proxy.readiness import why_not_ready
 from gorgo.proxy.state import RunningProxy
 
 #: Routes that carry a prompt.
@@ -69,11 +68,9 @@ async def ready(state: RunningProxy, scope: Message, send: Send) -> None:  # noq
     """Return 200 if a load balancer should send requests here."""
     if state.stopping:
         raise HttpError(503, "stopping", "this proxy is stopping")
-    views = state.router.fleet_view(now=state.clock())
-    required = state.config.proxy.min_ready_replicas
-    missing = why_not_ready(views, state.client_policies.models, required=required)
+    missing = state.why_not_ready(required=state.config.proxy.min_ready_replicas)
     if missing is not None:
-        raise HttpError(503, *missing)
+        raise HttpError(503, missing.code, missing.message)
     await send_json(send, 200, b'{"status": "ready"}')
 
 

@@ -7,7 +7,8 @@ balancer with another proxy to choose should not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
 
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 
@@ -15,33 +16,47 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot
 AllowedRegions = Mapping[str, frozenset[str]]
 
 
-def why_not_ready(
-    views: Sequence[ReplicaSnapshot], allowed: AllowedRegions, *, required: int = 1
-) -> tuple[str, str] | None:
-    """Return code and message of the error if fewer than `required` replicas can serve a request.
+class NotReady(NamedTuple):
+    """Code and message of the error."""
 
-    A load balancer that requires several replicas counts those with a recent probe alone.
+    code: str
+    message: str
+
+
+def why_not_ready(
+    views: Sequence[ReplicaSnapshot],
+    allowed: AllowedRegions,
+    *,
+    required: int = 1,
+    unreachable: Container[str] = (),
+) -> NotReady | None:
+    """Return the error if fewer than `required` replicas can serve a request.
+
+    `unreachable` has the replicas whose last pings found no connection. A load balancer that requires several replicas
+    counts those with a recent probe alone.
     """
     if not views:
-        return "no_replica", "no replica can serve a request: the fleet is empty"
-    obstacles = [_obstacle(view, allowed) for view in views]
+        return NotReady("no_replica", "no replica can serve a request: the fleet is empty")
+    obstacles = [_obstacle(view, allowed, view.name in unreachable) for view in views]
     if all(obstacles):
         # Without names: this route needs no key.
         counts = Counter(obstacle for obstacle in obstacles if obstacle is not None)
         reasons = ", ".join(f"{n} {reason}" for reason, n in counts.most_common())
-        return "no_replica", f"no replica can serve a request: {reasons}"
+        return NotReady("no_replica", f"no replica can serve a request: {reasons}")
     ready = sum(view.state == "healthy" and view.rtt_ms is not None for view in views)
     # For 1, any replica that can serve counts: a single lost ping must not take the only one away.
     if ready < required and required > 1:
-        return "too_few_replicas", f"{ready} replicas are ready; {required} are required"
+        return NotReady("too_few_replicas", f"{ready} replicas are ready; {required} are required")
     return None
 
 
-def _obstacle(view: ReplicaSnapshot, allowed: AllowedRegions) -> str | None:
+def _obstacle(view: ReplicaSnapshot, allowed: AllowedRegions, unreachable: bool) -> str | None:
     if view.state == "draining":
         return "draining"
     if view.models and all(view.region not in allowed.get(model, (view.region,)) for model in view.models):
         return "without a model that its region may serve"
+    if unreachable:
+        return "without a connection"
     if view.state == "ejected":
         return "ejected after failed requests" if view.ejected_by == "attempts" else "without an answer to probes"
     if view.state == "half_open":

@@ -16,6 +16,7 @@ from gorgo.proxy.control.service import ControlService
 from gorgo.proxy.http.client_auth import ClientKeys
 from gorgo.proxy.http.tls import ServedTls
 from gorgo.proxy.model_lists import ModelLists
+from gorgo.proxy.readiness import NotReady, why_not_ready
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.served_models import ServedModels
@@ -84,6 +85,15 @@ class RunningProxy:
     exchanges: set[asyncio.Task[object]] = field(default_factory=set)
     #: Removed from the fleet, with streams in progress.
     draining_targets: set[Target] = field(default_factory=set)
+
+    def why_not_ready(self, *, required: int = 1) -> NotReady | None:
+        """Return why fewer than `required` replicas could serve a request now; `None` if so many could."""
+        return why_not_ready(
+            self.router.fleet_view(now=self.clock()),
+            self.client_policies.models,
+            required=required,
+            unreachable={name for name, target in self.targets.items() if target.unreachable},
+        )
 
     async def aclose(self) -> None:
         self.gateway.close()

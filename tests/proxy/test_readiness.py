@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -55,6 +56,12 @@ def test_reason_counts_the_replicas_of_each_kind_and_names_none() -> None:
     assert why_not_ready([*gone, view("d")], {}) is None
 
 
+def test_replica_whose_pings_find_no_connection_does_not_count_before_its_probes_eject_it() -> None:
+    expected = ("no_replica", "no replica can serve a request: 1 without a connection")
+    assert why_not_ready([view("a")], {}, unreachable={"a"}) == expected
+    assert why_not_ready([view("a"), view("b")], {}, unreachable={"a"}) is None
+
+
 def test_empty_fleet_is_not_ready() -> None:
     assert why_not_ready([], {}) == ("no_replica", "no replica can serve a request: the fleet is empty")
 
@@ -83,7 +90,7 @@ async def test_replica_whose_region_may_serve_none_of_its_models_does_not_make_t
     client = followed.fleet.client
     assert NOT_ALLOWED in (await client.get("/ready")).json()["error"]["message"]
     assert (await client.post("/v1/chat/completions", content=chat())).status_code == 403
-    await followed.rewrite(regions({"a": row}, regions=places))
+    await followed.rewrite(regions({"a": row}, regions=places, clients={"open": True}))
     assert (await client.get("/ready")).status_code == 200
 
 
@@ -128,5 +135,20 @@ async def test_processes_that_die_and_return_turn_ready_off_and_on(tmp_path: Pat
             async with engine(tmp_path, unused_tcp_port):
                 await ready_becomes(proxy.client, 200)
                 assert (await proxy.client.post("/v1/chat/completions", content=chat(max_tokens=2))).is_success
-            down = await ready_becomes(proxy.client, 503)
-            assert SILENT in down.json()["error"]["message"]
+            await ready_becomes(proxy.client, 503)
+
+
+async def test_death_shows_in_seconds_though_probes_are_half_a_minute_apart(
+    tmp_path: Path, unused_tcp_port: int
+) -> None:
+    row = {"url": f"http://127.0.0.1:{unused_tcp_port}"}
+    text = regions({"a": row}, proxy={"probe_interval_s": 30.0}, simulation={"rtt_ms": {"here": 1}})
+    (tmp_path / "engine.yaml").write_bytes(text)
+    (tmp_path / "regions.yaml").write_bytes(text)
+    async with engine(tmp_path, unused_tcp_port) as process, served(tmp_path / "regions.yaml") as proxy:
+        assert (await proxy.client.get("/ready")).status_code == 200
+        process.kill()
+        died_s = time.monotonic()
+        down = await ready_becomes(proxy.client, 503)
+        assert time.monotonic() - died_s < 20.0  # two rounds of pings, 2 s apart, and room for a busy machine
+        assert down.json()["error"]["message"] == "no replica can serve a request: 1 without a connection"

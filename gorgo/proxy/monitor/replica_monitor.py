@@ -227,8 +227,8 @@ class ReplicaMonitor:
         self._state.router.on_connection(self._target.name, connection, now=now)
 
     async def warm(self) -> None:
-        """Ping on several connections at once, if the replica answers probes."""
-        if not self._answers:
+        """Ping on several connections at once, unless the replica is known to be silent."""
+        if not self._answers and (self._target.unreachable or not self._target.unconnected_pings):
             return
         await asyncio.gather(*(self._ping_quietly() for _ in range(WARM_CONNECTIONS)))
 
@@ -240,7 +240,12 @@ class ReplicaMonitor:
     async def _ping(self) -> float:
         started = perf_counter()
         path = probe_paths(self._target.dialect)[self._second_path]
-        status, _ = await self._fetch(path, PROBE_TIMEOUT_S)
+        try:
+            status, _ = await self._fetch(path, PROBE_TIMEOUT_S)
+        except UpstreamError as failure:
+            self._target.unconnected_pings += failure.cause is not None
+            raise
+        self._target.unconnected_pings = 0
         if not is_well(status):
             raise UpstreamError(f"status_{status}")
         return perf_counter() - started

@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gorgo.config.constants import WARM_CONNECTIONS
 from gorgo.config.deadlines import Deadlines
 from gorgo.config.engine_names import AUTO
 from gorgo.config.model import LimitsConfig, ReplicaConfig
@@ -19,6 +20,9 @@ from gorgo.engines.registry import dialect
 from gorgo.engines.reports import ReportWatch
 from gorgo.errors import InvalidValueError
 from gorgo.proxy.upstream.client import UpstreamClient
+
+#: Two rounds of pings on warm connections: one that is refused may be an engine that restarts.
+UNREACHABLE_PINGS = 2 * WARM_CONNECTIONS
 
 
 @dataclass(slots=True, eq=False)
@@ -42,9 +46,16 @@ class Target:
     connection_lost: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
     #: Why the last attempt or probe found no connection or no answer, for operators; `None` after a good probe.
     last_failure: str | None = field(default=None, init=False)
+    #: Pings in a row, of probes and warm connections, that found no connection.
+    unconnected_pings: int = field(default=0, init=False)
     #: Attempts in progress, counted by `acquire` and `release`.
     active: int = field(default=0, init=False)
     _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether the last pings found no connection. Known in seconds; probes of long intervals eject later."""
+        return self.unconnected_pings >= UNREACHABLE_PINGS
 
     def acquire(self) -> None:
         self.active += 1

@@ -36,6 +36,8 @@ class Engine:
 
     takes_s: float = 0.0
     fails: dict[str, str] = field(default_factory=dict)
+    #: Paths without a connection.
+    refused: set[str] = field(default_factory=set)
     answers: dict[str, tuple[int, bytes]] = field(default_factory=lambda: {METRICS: (200, RUNNING)})
     asked: list[tuple[float, str]] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
@@ -54,6 +56,8 @@ class Engine:
                 await asyncio.sleep(self.takes_s)
         except TimeoutError:
             raise UpstreamError("timeout") from None
+        if path in self.refused:
+            raise UpstreamError("connect_failed", "connection refused")
         if path in self.fails:
             raise UpstreamError(self.fails[path])
         return self.answers.get(path, (200, b"{}"))
@@ -167,6 +171,33 @@ def test_silent_replica_is_kept_warm_no_more_until_a_probe_finds_it_again() -> N
         await watch.watcher.probe()
         await watch.run(19.0)
         assert len(watch.engine.times(PING)) == 1 + 2 + 9 * WARM_CONNECTIONS
+
+    watched(test, probe_interval_s=1000.0, scrape_interval_s=1000.0)
+
+
+def test_pings_that_find_no_connection_say_so_after_two_rounds_and_one_that_does_ends_it() -> None:
+    async def test(watch: Watch) -> None:
+        (target,) = watch.state.targets.values()
+        watch.engine.refused = {PING}
+        for unreachable in (False, True):
+            await watch.watcher.warm()
+            assert target.unreachable is unreachable
+        await watch.watcher.probe()
+        watch.engine.refused = set()
+        await watch.watcher.probe()
+        assert not target.unreachable
+
+    watched(test)
+
+
+def test_replica_that_a_probe_finds_gone_first_is_pinged_until_that_is_certain() -> None:
+    async def test(watch: Watch) -> None:
+        (target,) = watch.state.targets.values()
+        watch.engine.refused = {PING}
+        await watch.watcher.probe()
+        await watch.run(19.0)
+        assert target.unreachable
+        assert len(watch.engine.times(PING)) == 1 + 2 * WARM_CONNECTIONS
 
     watched(test, probe_interval_s=1000.0, scrape_interval_s=1000.0)
 

@@ -13,7 +13,6 @@ from gorgo.config.model import ReplicaConfig
 from gorgo.config.replica_advice import remedy, without_api_path
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.proxy.admin.page.recent_stats import RecentStats
-from gorgo.proxy.readiness import AllowedRegions, why_not_ready
 
 #: Ratio of failed requests above which they are an alert.
 FAILED_SHARE = 0.01
@@ -76,16 +75,19 @@ def alerts(
     config_refused: bool,
     out_of_range: Sequence[str],
     replicas: Mapping[str, ReplicaConfig],
-    allowed: AllowedRegions | None = None,
+    not_ready: str | None = None,
     waiting: Sequence[str] = (),
     failures: Mapping[str, str | None] | None = None,
 ) -> list[Alert]:
-    """Return all alerts, worst first; `failures` has the cause of a replica's last failure."""
+    """Return all alerts, worst first.
+
+    `failures` has the cause of a replica's last failure, `not_ready` why no request could be served.
+    """
     failures = failures or {}
     found = [
         *_of_refusals(views, replicas),
         *_of_proxy(stopping=stopping, config_refused=config_refused),
-        *_of_fleet(views, unreachable_regions, allowed or {}),
+        *_of_fleet(views, unreachable_regions, not_ready),
         *_of_traffic(stats, queued),
         *(alert for view in views for alert in _of_replica(view, unreachable_regions, failures.get(view.name))),
     ]
@@ -119,11 +121,10 @@ def _of_proxy(*, stopping: bool, config_refused: bool) -> Iterator[Alert]:
 
 
 def _of_fleet(
-    views: Sequence[ReplicaSnapshot], unreachable_regions: Iterable[str], allowed: AllowedRegions
+    views: Sequence[ReplicaSnapshot], unreachable_regions: Iterable[str], not_ready: str | None
 ) -> Iterator[Alert]:
-    missing = why_not_ready(views, allowed)
-    if missing is not None:
-        yield Alert("bad", f"{missing[1][0].upper()}{missing[1][1:]}")
+    if not_ready is not None:
+        yield Alert("bad", f"{not_ready[0].upper()}{not_ready[1:]}")
     elif any(view.panic for view in views):
         yield Alert(
             "bad", "Too few replicas are healthy: ejected ones are retried soon, and used if no other is eligible"

@@ -152,7 +152,7 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
     samples = recent_stats(router.samples.newest(RECENT_SAMPLES), now=now)
     stats = RecentStats.of(samples)
     specs = router.policy.weight_specs
-    differing = differences(state)
+    differing, missing = differences(state), state.why_not_ready()
     return Snapshot(
         boot_id=router.boot_id,
         region=state.config.proxy.region,
@@ -170,7 +170,7 @@ def take_snapshot(state: RunningProxy) -> Snapshot:
             config_refused=state.metrics.config.refused,
             out_of_range=router.weights.out_of_range(specs),
             replicas={replica.name: replica for replica in state.config.replicas},
-            allowed=state.client_policies.models,
+            not_ready=None if missing is None else missing.message,
             waiting=[str(difference) for difference in differing if difference.waits],
             failures={name: target.last_failure for name, target in state.targets.items()},
         ),

@@ -115,7 +115,8 @@ def test_a_replica_that_refuses_is_the_first_line_with_its_remedy(
 
 def test_region_that_is_cut_off_is_one_line_and_not_one_per_replica() -> None:
     gone = [view(name, state="ejected", ejected_by="region", eligible=False) for name in ("a", "b")]
-    (alert, other) = told(*gone, unreachable_regions=frozenset({"near"}))
+    reason = "no replica can serve a request: 2 without an answer to probes"
+    (alert, other) = told(*gone, unreachable_regions=frozenset({"near"}), not_ready=reason)
     assert alert.text == "No replica can serve a request: 2 without an answer to probes"
     assert other == Alert("bad", "Region near is unreachable: no replica there answers a probe")
 
