@@ -105,6 +105,7 @@ class FakeReplica:
         if "x-request-id" in request.headers:
             return await self.handle(request)
         self.monitored.append(request.path)
+        await self._unless_silent(request)
         return web.Response(status=404) if self.models is None else web.json_response(self.models)
 
 

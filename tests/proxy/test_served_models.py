@@ -347,3 +347,18 @@ async def test_another_kind_of_engine_in_its_place_is_found_without_a_silence(st
     replica.scripts[:] = [by_path(server_info={"version": "0.5.9", "internal_states": []})]
     replica.models = listing("m", owner="sglang")
     await until(lambda: fleet.state.targets["r0"].dialect.name == "sglang")
+
+
+async def test_an_engine_that_hangs_delays_the_start_for_a_time_only_and_serves_meanwhile(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gorgo.proxy.monitor.discovery.DISCOVERY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.FIRST_PROBE_TIMEOUT_S", 0.2)
+    replica = await start.replica(answer(200))
+    replica.silent, replica.models = "/v1/models", listing("m")
+    fleet = await auto(start, replica, replace(QUIET, scrape_interval_s=0.05))
+    assert (await engine_of(fleet))["name"] is None
+    assert await served_by(fleet, "anything") == {"r0"}
+    replica.silent = None
+    await until(lambda: fleet.state.router.lists("m"))
+    assert (await engine_of(fleet))["name"] == "vllm"
