@@ -26,7 +26,8 @@ class FleetRoutes:
         if self._state.stopping:
             raise HttpError(503, "stopping", "the proxy is stopping")
         done = await self._changes.register(body)
-        answer = {"replica": done.replica, "change": done.change, "durable": self._state.control.durable}
+        durable = self._state.control.durable
+        answer = {"replica": done.replica, "change": done.change, "warnings": done.warnings, "durable": durable}
         return json_response(answer, 201 if done.change == "added" else 200)
 
     async def remove(self, request: Request) -> Response:

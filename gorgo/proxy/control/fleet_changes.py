@@ -24,6 +24,8 @@ class Registration:
 
     replica: str
     change: Literal["added", "replaced", "updated", "none"]
+    #: What is valid in the entry and rarely meant, as `gorgo check` shows it.
+    warnings: tuple[str, ...] = ()
 
 
 class FleetChanges(Protocol):

@@ -15,6 +15,7 @@ from typing import Any
 
 from gorgo.config.model import ReplicaConfig
 from gorgo.config.registered import parse_entry
+from gorgo.config.replica_advice import url_warnings
 from gorgo.errors import GorgoError, ReplicaInFile, UnknownReplica, closest
 from gorgo.proxy.control.fleet_changes import AppliedReload, Registration
 from gorgo.proxy.http.tls import upstream_tls
@@ -54,12 +55,23 @@ class Registrar:
                 raise ReplicaInFile(f"regions.yaml names {name!r}: change it there")
             running = next((row for row in state.config.replicas if row.name == name), None)
             if registered.entries.get(name) == replica == running:
-                return Registration(name, "none")
+                return Registration(name, "none", self._warnings(name))
             await state.control.execute(partial(state.control.fleet.add, replica))
             changes = await self._reloader.apply_registered()
+        warnings = self._warnings(name)
+        for warning in warnings:
+            log("config_warning", level=logging.WARNING, replica=name, warning=warning)
         if any(row.name == name for row in changes.added):
-            return Registration(name, "added")
-        return Registration(name, "replaced" if any(row.name == name for row in changes.replaced) else "updated")
+            return Registration(name, "added", warnings)
+        replaced = any(row.name == name for row in changes.replaced)
+        return Registration(name, "replaced" if replaced else "updated", warnings)
+
+    def _warnings(self, name: str) -> tuple[str, ...]:
+        """Return the warnings of `gorgo check` about one replica."""
+        replicas = self._state.config.replicas
+        place = next(f"replicas[{number}]." for number, row in enumerate(replicas) if row.name == name)
+        found = (warning for warning in url_warnings(replicas) if warning.startswith(place))
+        return tuple(warning.removeprefix(place) for warning in found)
 
     async def remove(self, name: str) -> int:
         state, registered = self._state, self._state.control.registered

@@ -44,7 +44,8 @@ async def test_registered_replica_is_probed_and_takes_requests_and_is_shown_as_r
     a, b = await start.replica(QUICK), await start.replica(QUICK)
     followed = await follow(start, tmp_path, regions({"a": a}), [a, b])
     done = await post(followed, "b", b.url)
-    assert (done.status_code, done.json()) == (201, {"replica": "b", "change": "added", "durable": False})
+    assert done.status_code == 201
+    assert done.json() == {"replica": "b", "change": "added", "warnings": [], "durable": False}
     assert b.pings == 2
     assert await chosen(followed) == {"a", "b"}
     assert {name: row["registered"] for name, row in (await rows(followed)).items()} == {"a": False, "b": True}
@@ -79,7 +80,7 @@ async def test_same_entry_again_changes_nothing_and_another_one_replaces_it(star
         ({"engin": "vllm"}, "engin: unknown key (did you mean 'engine'?)"),
         ({"name": ".."}, "name: "),
         ({"client_cert": "c.pem"}, "client_cert: given for a url without TLS"),
-        ({"api_key_env": "NOT_SET_ANYWHERE"}, "the environment variable NOT_SET_ANYWHERE must hold its API key"),
+        ({"api_key_env": "NOT_SET_ANYWHERE"}, "the environment variable NOT_SET_ANYWHERE is not set"),
         ({"capacity": {"kv_tokens": 0}}, "capacity.kv_tokens: "),
     ],
 )
@@ -92,6 +93,15 @@ async def test_entry_is_checked_as_one_of_the_file(
     refused = await followed.fleet.admin.post("/admin/replicas", json=body)
     assert message in checked(refused, 400, "invalid_request")["message"]
     assert list(await rows(followed)) == ["a"]
+
+
+async def test_address_that_is_rarely_meant_is_a_warning_of_the_answer(start: Start, tmp_path: Path) -> None:
+    a = await start.replica(QUICK)
+    followed = await follow(start, tmp_path, regions({"a": a}), [a])
+    again = (await post(followed, "b", a.url)).json()["warnings"]
+    assert again == [f"url: {a.url} is that of replicas[0] (a): one engine would count as two"]
+    (path,) = (await post(followed, "b", "http://127.0.0.1:1/v1")).json()["warnings"]
+    assert path == "url: http://127.0.0.1:1/v1 ends in /v1, which the proxy adds itself; write http://127.0.0.1:1"
 
 
 async def test_replica_of_the_file_is_neither_registered_nor_removed(start: Start, tmp_path: Path) -> None:
@@ -206,4 +216,4 @@ async def test_full_disk_refuses_a_registration(start: Start, tmp_path: Path, mo
     checked(await post(followed, "b", b.url), 507, "state_not_written")
     assert list(await rows(followed)) == ["a"]
     monkeypatch.undo()
-    assert (await post(followed, "b", b.url)).json() == {"replica": "b", "change": "added", "durable": True}
+    assert (await post(followed, "b", b.url)).json()["durable"] is True
