@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gorgo.config.addresses import URL_EXPECTED, checked_url
+from gorgo.config.replica_advice import without_api_path
 from gorgo.errors import ConfigError
 
 LOCAL = "local"
@@ -74,7 +75,7 @@ def _region_and_url(text: str) -> tuple[str, str]:
     named = _NAMED.fullmatch(text)
     region, url = (LOCAL, text) if named is None else (named["region"], named["url"])
     try:
-        return region, checked_url(url).rstrip("/").removesuffix("/v1")
+        return region, without_api_path(checked_url(url))
     except ValueError:
         shown = "text with '@', not shown because it may hold a password" if "@" in text else ascii(text[:100])
         raise ConfigError(f"--replica: {shown}; expected URL or REGION=URL with {URL_EXPECTED}") from None

@@ -29,8 +29,9 @@ def test_a_name_before_the_url_is_a_region_and_the_others_are_local() -> None:
 
 
 def test_a_url_as_clients_write_it_is_taken_without_v1() -> None:
-    urls = [replica.url for replica in made("http://a/v1", "http://b/v1/", "http://c/x/v1", "http://d/").replicas]
-    assert urls == ["http://a", "http://b", "http://c/x", "http://d"]
+    written = ("http://a/v1", "http://b/v1/", "http://c/x/v1", "http://d/", "http://v1")
+    urls = [replica.url for replica in made(*written).replicas]
+    assert urls == ["http://a", "http://b", "http://c/x", "http://d", "http://v1"]
 
 
 def test_options_of_the_command_are_keys_of_the_file() -> None:
