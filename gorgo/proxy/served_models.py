@@ -92,6 +92,10 @@ class ServedModels:
         base = None if model in rules else self._parents.get(model or "")
         return model if base is None else self._aliases.get(base, base)
 
+    def names(self, model: str) -> list[str]:
+        """Return the names by which clients may call a model of the Router."""
+        return list(dict.fromkeys([model, *(alias for alias, name in self._aliases.items() if name == model)]))
+
     def rows(self) -> list[dict[str, object]]:
         """Return the rows of `/v1/models`: configured models, listed ones, and aliases; empty if none is known."""
         names = [name for replica in self._configured for name in self._configured[replica]]

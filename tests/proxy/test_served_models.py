@@ -144,6 +144,16 @@ async def test_an_alias_in_the_file_of_a_replica_is_the_name_that_it_knows(start
     assert [models_sent(replica) for replica in fleet.replicas] == [{"llama"}, {"llama-3"}]
 
 
+async def test_404_of_a_model_lists_aliases_too(start: Start) -> None:
+    replica = await start.replica(answer(200))
+    config = with_replica(config_for([replica]), 0, models=("llama",))
+    fleet = await start.proxy(replace(config, models=(ModelConfig(name="llama", aliases=("gpt-4",)),)), [replica])
+    refused = await fleet.client.post(CHAT, content=chat(model="gpt-4o"))
+    assert refused.json()["error"]["message"] == (
+        "no replica serves the model 'gpt-4o' (did you mean 'gpt-4'?); there are: gpt-4, llama"
+    )
+
+
 async def test_regions_of_a_model_hold_for_its_aliases(start: Start) -> None:
     named = [ModelConfig(name="llama", aliases=("gpt-4",), allowed_regions=("there",))]
     replica = await start.replica(answer(200))

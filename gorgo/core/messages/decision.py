@@ -56,7 +56,7 @@ class Decision:
     #: Replicas left out and the reason: `draining`, `ejected`, `tried`, `model`, `region`, `slow_start`, `full`.
     excluded: Mapping[str, str]
     shadow: ShadowScore | None = None
-    #: Name of the client's key, and the model as the request names it.
+    #: Name of the client's key, and the model under its name in the Router.
     client: str | None = None
     model: str | None = None
 

@@ -18,9 +18,10 @@ def unknown_model(state: RunningProxy, *, name: str, client: str | None, listed:
     shown = repr(name if len(name) <= NAME_SHOWN else f"{name[:NAME_SHOWN]}...")
     may_use, governing = state.client_policies.may_use, state.models.governing
     usable = sorted(
-        model
+        known
         for model, regions in state.router.models().items()
         if may_use(client=client, model=governing(model, state.client_policies.models) or model, regions=regions)
+        for known in state.models.names(model)
     ) or [model for model in listed if isinstance(model, str)]
     return HttpError(
         404, "model_not_found", f"no replica serves the model {shown}{closest(name, usable)}; {_listed(usable)}"
