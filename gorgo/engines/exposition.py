@@ -1,6 +1,10 @@
-"""Gauges of Prometheus's text format: only the requested names, in one pass, tolerant of everything else.
+"""Gauges of Prometheus's text format: only the requested names, tolerant of everything else.
 
 A full parser builds every sample of every histogram (thousands of lines per scrape, per replica) to read five gauges.
+
+Theory of operation. An engine may be hostile, so the work is bounded by counts, whatever the text is. Each name is
+found by a plain search, which is linear in the text. Regular expressions read the found lines alone, which are few and
+short; a text with more of them is not read.
 """
 
 from __future__ import annotations
@@ -11,11 +15,15 @@ from dataclasses import dataclass
 
 from gorgo.core.numeric import is_nonnegative
 
-#: More than 64 data-parallel ranks write. A text of more is not read: the megabytes that an answer may have could be
-#: millions of lines, and seconds in which nobody else is served.
-MAX_LINES = 200_000
-_LINE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)", re.ASCII)
-_LABEL = re.compile(r'(?P<key>[A-Za-z_]\w*)="(?P<value>(?:[^"\\]|\\.)*)"', re.ASCII)
+#: Longest text that is read; SGLang's is about 100 kB.
+MAX_TEXT = 4 * 1024 * 1024
+#: Longest line of a requested name: an engine's settings as labels take one or two thousand characters.
+MAX_LINE = 8 * 1024
+#: Lines of requested names, and their characters in all: 64 data-parallel ranks of 8 tensor-parallel ones write six
+#: each, of some 80 characters.
+MAX_LINES, MAX_CHARACTERS = 4096, 512 * 1024
+_LINE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*+)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)", re.ASCII)
+_LABEL = re.compile(r'(?<!\w)(?P<key>[A-Za-z_]\w*+)="(?P<value>(?:[^"\\]|\\.)*+)"', re.ASCII)
 _RANK = re.compile(r'(?:^|,)\s*dp_rank="(?P<rank>[^"]*)"')
 
 
@@ -60,15 +68,34 @@ def read_series(text: str, names: Collection[str]) -> dict[str, list[Series]]:
 
 def _lines(text: str, names: Collection[str]) -> Iterator[tuple[str, str, float]]:
     """Name, labels as text and value of each line with one of `names` and a usable value."""
-    if text.count("\n") > MAX_LINES:
-        return
-    for line in text.split("\n"):
+    for name, line in _selected(text, names):
         match = _LINE.match(line)
-        if match is None or match["name"] not in names:
+        if match is None or match["name"] != name:
             continue
         value = _number(match["value"])
         if value is not None:
-            yield match["name"], match["labels"] or "", value
+            yield name, match["labels"] or "", value
+
+
+def _selected(text: str, names: Collection[str]) -> list[tuple[str, str]]:
+    """Return the lines that start with one of `names`, name by name; none if they exceed a bound."""
+    selected: list[tuple[str, str]] = []
+    left = MAX_CHARACTERS
+    if len(text) > MAX_TEXT:
+        return []
+    for name in names:
+        start = 0 if text.startswith(name) else text.find("\n" + name) + 1
+        found = start > 0 or text.startswith(name)
+        while found:
+            end = text.find("\n", start)
+            end = len(text) if end < 0 else end
+            left -= end - start
+            if end - start > MAX_LINE or left < 0 or len(selected) == MAX_LINES:
+                return []
+            selected.append((name, text[start:end]))
+            start = text.find("\n" + name, end) + 1
+            found = start > 0
+    return selected
 
 
 def _number(text: str) -> float | None:

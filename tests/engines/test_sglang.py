@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gorgo.apps.engine_server.stats import EngineStats
+from gorgo.engines.exposition import MAX_TEXT
 from gorgo.engines.sglang import SGLang
 from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.profiles import PROFILES
@@ -35,10 +36,10 @@ def test_a_gauge_that_counts_nothing_real_is_unknown(value: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_text_of_more_lines_than_any_engine_writes_is_unknown(end: str) -> None:
+def test_a_longer_text_than_any_engine_writes_is_unknown(end: str) -> None:
     running = f"sglang:num_running_reqs 3{end}"
     assert SGLang().read_metrics(running + end * 100_000).running_requests == 3
-    assert SGLang().read_metrics(running + end * 200_000).running_requests is None
+    assert SGLang().read_metrics(running + end * MAX_TEXT).running_requests is None
 
 
 def test_a_simulated_engine_tells_what_it_prefilled() -> None:

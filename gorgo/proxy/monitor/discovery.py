@@ -9,6 +9,7 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from gorgo.core.json_cost import is_quick
 from gorgo.engines.discovery import (
     MODELS_PATH,
     FoundEngine,
@@ -126,6 +127,6 @@ class Discovery:
         """Return the JSON of a route, `None` without one."""
         try:
             status, body = await self._fetch(path, DISCOVERY_TIMEOUT_S)
-            return json.loads(body) if status == 200 else None
+            return json.loads(body) if status == 200 and is_quick(body) else None
         except (UpstreamError, ValueError, RecursionError):
             return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from gorgo.config.constants import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
+from gorgo.core.json_cost import is_quick
 from gorgo.core.messages.request import REFUSALS, EngineSample, OpenConnection
 from gorgo.engines.base import merged
 from gorgo.engines.probe import is_well, probe_paths
@@ -270,7 +271,8 @@ class ReplicaMonitor:
             return None
         try:
             status, body = await self._fetch(path, SCRAPE_TIMEOUT_S)
-            return self._target.dialect.read_capacity(json.loads(body)) if status == 200 else None
+            readable = status == 200 and is_quick(body)
+            return self._target.dialect.read_capacity(json.loads(body)) if readable else None
         except (UpstreamError, ValueError, RecursionError):
             return None
 

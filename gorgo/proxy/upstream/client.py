@@ -27,7 +27,7 @@ from gorgo.proxy.upstream.http1_call import CUT_OFF, FAILURES
 from gorgo.proxy.upstream.pool import UpstreamPool
 
 #: Bodies of the proxy's own small requests (pings, metrics) are cut here: SGLang's /metrics is about 100 kB.
-FETCH_LIMIT_BYTES = 8 * 1024 * 1024
+FETCH_LIMIT_BYTES = 4 * 1024 * 1024
 #: No connection was left for a request: the limit is reached, or the process has no descriptor for one more.
 POOL_EXHAUSTED = "connections_exhausted"
 #: The engine's process may have ended, and another may start in its place.

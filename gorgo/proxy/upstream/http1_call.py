@@ -34,6 +34,10 @@ WRITE_BYTES = 512 * 1024
 #: Up to here head and body are joined: copying them costs less than a write of two parts.
 _JOINED_BYTES = 64 * 1024
 
+#: Interim answers (1xx) before the final one, at most. Engines send one or none; of a flood each takes a
+#: turn of the event loop.
+MAX_INTERIM = 8
+
 #: Failures of a peer or the network during a call; `OSError` includes timeouts.
 FAILURES = (aiohttp.ClientError, HttpProcessingError, OSError)
 #: Failures of a body that is being read; anything else that is raised meanwhile is the reader's.
@@ -95,11 +99,12 @@ async def send(connection: Connection, head: bytes, body: bytes, *, sent: Callab
         writer = _send(protocol, head, body)
         if sent is not None:
             sent()
-        while True:
+        for _ in range(MAX_INTERIM + 1):
             message, payload = await protocol.read()
             if not 100 <= message.code < 200 or message.code == 101:
                 _check_coding(message)
                 return HttpCall(connection, message.code, message.raw_headers, payload, writer)
+        raise HttpProcessingError(message=f"more than {MAX_INTERIM} interim answers")
     except BaseException:
         if writer is not None:
             writer.cancel()

@@ -14,7 +14,7 @@ from aiohttp.connector import Connection
 
 from gorgo.proxy.upstream import http1_call
 from gorgo.proxy.upstream.client import ResponseSource, UpstreamClient, UpstreamError
-from gorgo.proxy.upstream.http1_call import WRITE_BYTES, _send, encode_head, send
+from gorgo.proxy.upstream.http1_call import MAX_INTERIM, WRITE_BYTES, _send, encode_head, send
 from tests.proxy.conftest import system_tls, until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -110,6 +110,22 @@ async def test_what_comes_before_the_answer_is_passed_over() -> None:
     async with engine(speak) as (upstream, _):
         source = await upstream.open("/v1", [], b"")
         assert (source.status, await whole(source)) == (200, b"ok")
+
+
+async def test_a_flood_of_interim_answers_is_a_failure_at_its_ninth() -> None:
+    sent = asyncio.Event()
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n" * (MAX_INTERIM + 1) + OK)
+        sent.set()
+        await reader.read()
+
+    async with engine(speak) as (upstream, found):
+        with pytest.raises(UpstreamError, match="protocol_error"):
+            await upstream.open("/v1", [], b"")
+        assert sent.is_set()
+        await until(lambda: found.open == 0)
 
 
 async def test_an_answer_that_came_before_the_body_was_sent_ends_its_connection() -> None:
