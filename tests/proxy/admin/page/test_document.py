@@ -20,6 +20,7 @@ from gorgo.proxy.admin.page.recent_stats import BINS, ttft_series
 from gorgo.proxy.admin.page.snapshot import DecisionStatus, Snapshot
 from gorgo.proxy.admin.page.weights_section import VERSIONS_SHOWN
 from gorgo.proxy.control.state_file import Frozen
+from gorgo.proxy.telemetry.client_usage import ClientRow
 from tests.proxy.admin.page.made import NOW, change, decision, row, sample, status, view
 
 NASTY = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;"
@@ -314,6 +315,7 @@ def test_every_class_of_the_page_has_a_style_and_every_style_its_class() -> None
         history=older,
         decisions=[DecisionStatus(decision(terms=terms), "us", sample(), followed=True)],
         regions={"us": [row(view("a"), trips=trips)]},
+        clients=[ClientRow("team-a", 1, 2, 3)],
     )
     pages = [page_of(status()), page_of(shown), page_of(nasty_status()), login_page(wrong=True), off_page("T")]
     used = {
