@@ -44,11 +44,10 @@ app = typer.Typer(
 )
 for _command in (
     *(serve, engine, replay, simulate, overload, claims, demo, report),
-    *(tune, tune_offline, history, status, explain, drain, policy, freeze, unfreeze, reload, check),
+    *(tune, tune_offline, history, status, explain, drain, set_weights, policy, freeze, unfreeze, reload, check),
     *(policies, scenarios, profiles, rank),
 ):
-    app.command()(_command)
-app.command("set")(set_weights)
+    app.command("set" if _command is set_weights else None)(_command)
 app.add_typer(datasets.app, name="datasets")
 
 

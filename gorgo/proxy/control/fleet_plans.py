@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gorgo.config.model import ReplicaConfig
+from gorgo.config.model import Config, ReplicaConfig
 from gorgo.config.registered import MAX_REGISTERED, RegisteredReplicas
 from gorgo.core.router import Router
 from gorgo.errors import TooManyReplicas, UnknownReplica, closest
 from gorgo.proxy.clock import Clock
 from gorgo.proxy.control.state_file import PersistedState
 from gorgo.proxy.control.transactions import PlannedChange
+from gorgo.proxy.logs import log
 
 
 class FleetPlans:
@@ -56,3 +57,12 @@ class FleetPlans:
                 self._router.drain(name, now=self._clock())
 
         return PlannedChange(replace(state, registered=tuple(after)), apply)
+
+    def hand_over(self, file: Config) -> None:
+        """Remove the entries that the file names, and the drain of those that were leaving; a reload writes the state."""
+        named = {row.name: row for row in file.replicas}
+        for name in self._registered.named_by(file):
+            if name in self._registered.leaving:
+                self._router.drain(name, named[name].draining, now=self._clock())
+            self._registered.remove(name)
+            log("registration_ended", replica=name, reason="regions.yaml names it")

@@ -193,6 +193,21 @@ async def test_reload_neither_loses_nor_doubles_a_registered_replica(start: Star
     assert list(await rows(followed)) == ["a"]
 
 
+async def test_replica_that_leaves_stays_if_the_file_names_it(start: Start, tmp_path: Path) -> None:
+    a, b = await start.replica(QUICK), await start.replica(hang(delta("b"), rest=(DONE,)), QUICK)
+    followed = await follow(start, tmp_path, regions({"a": a}), [a, b])
+    await post(followed, "b", b.url)
+    await followed.fleet.admin.post("/admin/replicas/a/drain")
+    async with followed.fleet.client.stream("POST", CHAT, content=chat(stream=True)) as found:
+        await delete(followed, "b")
+        await followed.rewrite(regions({"a": a, "b": b}))
+        b.release.set()
+        await found.aread()
+    await followed.fleet.admin.post("/admin/replicas/a/drain", json={"drain": False})
+    assert await chosen(followed) == {"a", "b"}
+    assert {name: row["registered"] for name, row in (await rows(followed)).items()} == {"a": False, "b": False}
+
+
 async def test_file_without_the_region_of_a_registered_replica_is_refused(start: Start, tmp_path: Path) -> None:
     a, b = await start.replica(QUICK), await start.replica(QUICK)
     two = json.loads(regions({"a": a}))

@@ -1,0 +1,104 @@
+"""`gorgo explain`: the lines of a decision, and of the list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from gorgo.cli import app
+from tests.proxy.admin.page.made import decision, sample
+
+NASTY = "[bold]\x1b[2J"
+
+
+@pytest.fixture
+def explained(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns the lines for an answer of the proxy."""
+
+    def lines(answer: Mapping[str, Any], *words: str) -> list[str]:
+        content = json.dumps(answer).encode()
+        monkeypatch.setattr(httpx, "request", lambda *_, **__: httpx.Response(200, content=content))
+        done = CliRunner().invoke(app, ["explain", *words])
+        assert done.exit_code == 0, done.output
+        return done.stdout.splitlines()
+
+    return lines
+
+
+def shown(*decisions: Any, ended: Any = None) -> dict[str, Any]:
+    rows = [one.as_dict() for one in decisions]
+    return {"request_id": "r1", "decisions": rows, "sample": None if ended is None else asdict(ended)}
+
+
+def test_candidates_are_in_the_order_of_cost_after_the_chosen_one(explained: Any) -> None:
+    names = ("a", "b", "c", "d")
+    cost = np.array([40.0, 20.0, np.nan, 30.0])
+    made = decision(candidates=names, row=3, terms={"rtt": cost, "queue": cost * 2}, cost=cost)
+    lines = explained(shown(made), "r1")
+    table = [line.split() for line in lines if line[:1] in "* " and line.strip()]
+    assert table[0] == ["candidate", "rtt", "queue", "cost,", "ms"]
+    assert [row[-4] for row in table[1:]] == ["d", "b", "a", "c"]
+    assert table[1] == ["*", "d", "30.0", "60.0", "30.0"]
+    assert table[4][1:] == ["-", "-", "-"]
+
+
+def test_rule_that_decided_is_named(explained: Any) -> None:
+    costs = decision()
+    assert explained(shown(costs), "r1")[0].endswith(f", the lowest cost of {costs.policy}")
+    bare = decision(terms={}, cost=None)
+    assert explained(shown(bare), "r1")[0].endswith(f", by {bare.policy}, which has no cost")
+    other = decision(fallback="no_match")
+    assert explained(shown(other), "r1")[0].endswith(f", by the fallback no_match of {other.policy}")
+
+
+def test_each_attempt_and_each_excluded_replica_has_its_line(explained: Any) -> None:
+    first, second = decision("r1"), decision("r1", attempt=2, excluded={"us-0": "tried", "ap-0": "draining"})
+    lines = explained(shown(first, second), "r1")
+    assert sum(line.startswith("r1") for line in lines) == 2
+    assert any(line.startswith("r1, attempt 2: ") for line in lines)
+    assert [line for line in lines if line.startswith("excluded")] == [
+        "excluded: ap-0 (draining)",
+        "excluded: us-0 (tried)",
+    ]
+
+
+def test_ended_request_has_what_was_observed_and_an_open_one_says_so(explained: Any) -> None:
+    assert explained(shown(decision()), "r1")[-1] == "the request has not ended"
+    ended = explained(shown(decision(), ended=sample(ttft_ms=95.9, status=200)), "r1")
+    assert ended[-2].startswith("observed TTFT: 95.9 ms")
+    assert ended[-1].startswith("status 200, ")
+
+
+def test_list_says_of_each_row_how_it_ended(explained: Any) -> None:
+    row = {
+        "request_id": "r",
+        "attempt": 1,
+        "client": None,
+        "model": None,
+        "decided_s": 0.0,
+        "policy": "gorgo-ms",
+        "replica": "a",
+        "fallback": None,
+        "predicted_ttft_ms": 30.0,
+        "ttft_ms": None,
+        "status": None,
+        "followed": False,
+    }
+    rows = [row, row | {"followed": True, "attempt": 2}, row | {"status": 503, "request_id": NASTY}]
+    lines = explained({"now_s": 0.0, "decisions": rows})
+    assert [line.split()[-1] for line in lines[1:]] == ["open", "retried", "503"]
+    assert lines[2].startswith("r #2 ")
+    assert lines[3].startswith("[bold]?[2J ")
+
+
+def test_words_of_clients_move_nothing_on_the_terminal(explained: Any) -> None:
+    lines = explained(shown(decision(NASTY, terms={NASTY: np.array([1.0, 2.0])})), "r1")
+    assert lines[0].startswith("[bold]?[2J: ")
+    assert not any("\x1b" in line for line in lines)
