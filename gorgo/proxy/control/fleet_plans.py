@@ -59,7 +59,7 @@ class FleetPlans:
         return PlannedChange(replace(state, registered=tuple(after)), apply)
 
     def hand_over(self, file: Config) -> None:
-        """Remove the entries that the file names, and the drain of those that were leaving; a reload writes the state."""
+        """Remove the entries that the file names, with the drain of those that were leaving."""
         named = {row.name: row for row in file.replicas}
         for name in self._registered.named_by(file):
             if name in self._registered.leaving:
