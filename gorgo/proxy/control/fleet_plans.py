@@ -58,7 +58,7 @@ class FleetPlans:
 
         return PlannedChange(replace(state, registered=tuple(after)), apply)
 
-    def hand_over(self, file: Config) -> None:
+    def drop_named(self, file: Config) -> None:
         """Remove the entries that the file names, with the drain of those that were leaving."""
         named = {row.name: row for row in file.replicas}
         for name in self._registered.named_by(file):

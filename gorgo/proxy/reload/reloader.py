@@ -154,7 +154,7 @@ class Reloader:
             log_failure("config_refused", failure)
             return ConfigError(f"the reload failed: {type(failure).__name__}; the log has the traceback")
         async with self._state.control.exclusive():
-            self._state.control.fleet.hand_over(from_file)
+            self._state.control.fleet.drop_named(from_file)
             left, changes = self._change(changes, config, keys, policy, weights, shadow, results)
             self._state.file_config = from_file
             self._state.client_keys = client_keys
