@@ -31,7 +31,8 @@ def stats_section(status: Snapshot) -> Iterator[Html]:
         ("prompt in cache", formatting.share(stats.cached_share), "", estimated),
         ("prediction error", formatting.ms(stats.error_ms_p50), "ms", "median"),
     )
-    covered = f"{stats.n:,} request{'' if stats.n == 1 else 's'} that finished in the last {formatting.age(status.span_s)}"
+    requests = "request" if stats.n == 1 else "requests"
+    covered = f"{stats.n:,} {requests} that finished in the last {formatting.age(status.span_s)}"
     up = f"up for {formatting.age(status.up_s)}"
     yield joined(
         [tag("div", *(_tile(*one) for one in tiles), class_="tiles"), tag("p", f"{covered}; {up}.", class_="quiet")]
