@@ -83,11 +83,11 @@ def test_image_without_words_serves_on_the_ports_that_it_names() -> None:
     assert only(IMAGE, "EXPOSE").words == ["8080", "9090"]
 
 
-def test_image_asks_its_own_readiness_with_what_it_has() -> None:
+def test_image_asks_whether_it_is_alive_with_what_it_has() -> None:
     check = only(IMAGE, "HEALTHCHECK")
     command = only([Instruction("CMD", {}, check.rest.removeprefix("CMD "))], "CMD").words
     copied = {one.words[-1]: one.words[0] for one in IMAGE if one.word == "COPY"}
-    assert command == ["python", "/opt/gorgo/healthcheck.py", "http://127.0.0.1:8080/ready"]
+    assert command == ["python", "/opt/gorgo/healthcheck.py", "http://127.0.0.1:8080/health"]
     assert copied[command[1]] == "packaging/healthcheck.py"
     assert seconds(check.options["timeout"]) > 2.0, "the script's own limit, so that its reason is heard"
 

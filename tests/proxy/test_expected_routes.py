@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from gorgo.config.model import ClientsConfig, CorsConfig
+from gorgo.proxy.http.direct_write import TryWrite, direct_write, no_direct_write
 from tests.proxy.conftest import QUIET, Running, Start, config_for, with_replica
 from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream
 from tests.proxy.followed import follow, regions
@@ -137,7 +138,16 @@ async def test_any_origin_may_be_allowed(start: Start) -> None:
     assert cors(await fleet.client.get("/health")) == {}
 
 
-async def test_streams_to_pages_are_neither_buffered_nor_written_by_a_slower_way(start: Start) -> None:
+async def test_streams_to_pages_are_neither_buffered_nor_written_by_a_slower_way(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: list[TryWrite] = []
+
+    def observed(send: object) -> TryWrite:
+        ways.append(direct_write(send))
+        return ways[-1]
+
+    monkeypatch.setattr("gorgo.proxy.http.response_writer.direct_write", observed)
     replica = await start.replica(hang(delta("a"), rest=[delta("b"), DONE]))
     proxy = replace(QUIET, cors=CorsConfig(allow_origins=(PAGE,)))
     fleet = await start.proxy(config_for([replica], proxy), [replica])
@@ -148,6 +158,8 @@ async def test_streams_to_pages_are_neither_buffered_nor_written_by_a_slower_way
         replica.release.set()
         got += b"".join([chunk async for chunk in raw])
     assert got == delta("a") + delta("b") + DONE
+    assert len(ways) == 1
+    assert ways[0] is not no_direct_write
 
 
 async def test_origins_follow_the_file(start: Start, tmp_path: Path) -> None:
