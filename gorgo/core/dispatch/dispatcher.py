@@ -151,7 +151,13 @@ class Dispatcher:
         )
         attempt = self._reserve(state, replica, decision, network, now)
         return Dispatch(
-            request.request_id, attempt.attempt_id, state.attempts, replica.spec.name, replica.spec.region, decision
+            request.request_id,
+            attempt.attempt_id,
+            state.attempts,
+            replica.spec.name,
+            replica.spec.region,
+            decision,
+            withhold=replica.doubtful and len(evaluation.eligible.replicas) > 1,
         )
 
     def _score_shadow(self, policy: Policy | None) -> Shadow | None:

@@ -29,6 +29,7 @@ from gorgo.core.quotas import ClientQuotas
 _REFUSED = "connect_failed"
 _NEVER_SENT = frozenset({_REFUSED, "connect_timeout", "connections_exhausted"})
 _FAILED = "disconnected"
+_STALLED = "timeout"
 
 
 class RequestLifecycle:
@@ -78,7 +79,9 @@ class RequestLifecycle:
 
     def on_first_token(self, attempt: Attempt, *, now: float) -> list[Action]:
         """Take the attempt as the answer; return Cancels for the request's other attempts."""
-        self._answered(attempt, now)
+        attempt.replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now, whole=False)
+        self._refusals.on_first_token(attempt, now=now)
+        self._busy.on_answer(attempt.replica)
         self._prefix_updater.on_first_token(attempt)
         state = attempt.state
         if state.winner is not None or state.closed:
@@ -92,7 +95,7 @@ class RequestLifecycle:
         Return the request's next action, and Cancels for its other attempts.
         """
         state, result = attempt.state, outcome.result
-        refused = result is AttemptResult.UPSTREAM_4XX and self._refusals.on_refusal(attempt, outcome)
+        refused = self._refusals.on_result(attempt, outcome)
         self._update_health(attempt, outcome, now, refused=refused)
         unanswered = result is AttemptResult.DEADLINE_EXCEEDED and outcome.status is None
         if state.closed or (state.open_attempts and (unanswered or refused or not result.final)):
@@ -105,17 +108,15 @@ class RequestLifecycle:
             action = self._retry_refused(attempt, now)
         else:
             action = upstream_error(state, outcome) if unanswered else self._retry(attempt, outcome, now)
+        if isinstance(action, Reject) and any(status is None for _, status in state.refused):
+            # A short answer is better than none.
+            action = Forward(state.request.request_id)
+            outcome = Outcome(AttemptResult.COMPLETED, status=200)
         if not isinstance(action, Dispatch):
             self._close(attempt, outcome, action.status if isinstance(action, Reject) else status_of(outcome), now)
         return action, []
 
     # -- helpers
-
-    def _answered(self, attempt: Attempt, now: float) -> None:
-        """Record that the replica answers."""
-        attempt.replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now)
-        self._refusals.on_answer(attempt, now=now)
-        self._busy.on_answer(attempt.replica)
 
     def _update_health(self, attempt: Attempt, outcome: Outcome, now: float, *, refused: bool) -> None:
         """Update the replica's concurrency limit and health, and the prefix index."""
@@ -129,15 +130,22 @@ class RequestLifecycle:
                 goal_s=self._slo_e2e_s,
                 tokens=outcome.output_tokens,
             )
-        if outcome.result is AttemptResult.COMPLETED:
-            self._answered(attempt, now)
-        elif outcome.result is AttemptResult.UPSTREAM_4XX and not refused:
-            # The client's fault, which proves the replica alive.
+        if refused:
+            pass  # What another replica makes of the request decides.
+        elif outcome.result is AttemptResult.COMPLETED:
             replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now)
+            self._refusals.on_answer(attempt, short=outcome.short, now=now)
+            self._busy.on_answer(replica)
+        elif outcome.result is AttemptResult.UPSTREAM_4XX:
+            # The client's fault, which proves the replica alive.
+            replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now, whole=False)
         elif _is_engine_busy(outcome):
             self._busy.on_busy(replica, dispatched_s=attempt.dispatched_s, retry_after_s=outcome.retry_after_s, now=now)
         elif outcome.result is AttemptResult.FAILED_BEFORE_CONTENT:
-            replica.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now)
+            by = "answers" if replica.health.breaks_answers else "attempts"
+            replica.health.attempt_failed(dispatched_s=attempt.dispatched_s, now=now, by=by)
+        elif outcome.result is AttemptResult.FAILED_AFTER_CONTENT and outcome.error != _STALLED:
+            replica.health.answer_broken(dispatched_s=attempt.dispatched_s, now=now)
         replica.failures += outcome.result.failed
         self._prefix_updater.on_result(attempt, outcome)
 
@@ -159,8 +167,10 @@ class RequestLifecycle:
         """Return the Dispatch to another replica, as long as there is one and budget, or the refusal for the client."""
         state = attempt.state
         left = self._filter.untried(state.request, state.tried_replicas, now)
-        if left.replicas and self._refusals.may_retry(attempt, now=now):
+        is_open = any(self._busy.is_open(replica, now=now) for replica in left.replicas)
+        if is_open and self._refusals.may_retry(attempt, now=now):
             return self._dispatch(state, left, now)
+        self._refusals.on_forward(state)
         return Forward(state.request.request_id)
 
     def _dispatch(self, state: RequestState, left: CandidateSet, now: float) -> Dispatch:

@@ -1,4 +1,4 @@
-"""Refusals: whether a 4xx is the client's fault or the replica's.
+"""Doubtful results: whether a 4xx or a short answer is the client's fault or the replica's.
 
 Theory of operation. A wrong key, path or model name of the replica is a 401, 403, 404 or 405 to every client, at once,
 and a replica that fails fast looks free. The same statuses can be the client's own fault, and then every replica
@@ -6,26 +6,29 @@ refuses alike. So such a request is tried elsewhere, and the verdict is by the s
 it, the ones that refused it have failed. If all refuse, the client gets the last refusal, and no replica is to blame.
 
 Any other 4xx is the client's fault until a replica has answered with nothing else `SUSPECT_AFTER` times in a row.
+Answers of one token or none are judged alike: after so many in a row they are withheld, and tried elsewhere. A replica
+whose short answers others repeat is trusted with the next `TRUSTED_ANSWERS`.
 """
 
 from __future__ import annotations
 
 from gorgo.core.dispatch.budget import RatioBudget
 from gorgo.core.dispatch.in_flight import Attempt, RequestState
+from gorgo.core.fleet.replica import SUSPECT_AFTER
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.request import REFUSALS, AttemptResult, Outcome
 
-#: Other 4xx in a row after which they may be the replica's fault.
-SUSPECT_AFTER = 3
+#: Bounds the retries of clients that want one token to one in thirty of their requests.
+TRUSTED_ANSWERS = 30
 
 
 class Refusals:
-    """Decides on attempts that ended with a 4xx of which nothing has been sent to the client.
+    """Decides on attempts that ended with a 4xx or a short answer of which nothing has been sent to the client.
 
     Parameters
     ----------
     limits:
-        Of the retry budget. Refused requests have one of their own: clients that are in the wrong may not use up the
+        Of the retry budget. Such requests have one of their own: clients that are in the wrong may not use up the
         retries of failed requests.
     """
 
@@ -42,31 +45,66 @@ class Refusals:
     def record_request(self, *, now: float) -> None:
         self._budget.record(now=now)
 
-    def on_refusal(self, attempt: Attempt, outcome: Outcome) -> bool:
-        """Record a 4xx. Return whether another replica may answer the request."""
+    def on_result(self, attempt: Attempt, outcome: Outcome) -> bool:
+        """Record the end of an attempt. Return whether it is doubtful: another replica may answer the request."""
         replica = attempt.replica
-        suspect = outcome.status in REFUSALS or replica.client_errors >= SUSPECT_AFTER
-        replica.client_errors += 1
-        if not (suspect and outcome.unsent and outcome.result is AttemptResult.UPSTREAM_4XX):
+        if outcome.short:
+            replica.short_answers += 1
+            doubtful = True
+        elif outcome.result is AttemptResult.UPSTREAM_4XX:
+            doubtful = outcome.status in REFUSALS or replica.client_errors >= SUSPECT_AFTER
+            replica.client_errors += 1
+        else:
             return False
-        attempt.state.refused.append((attempt, outcome.status))
+        if not (doubtful and outcome.unsent):
+            return False
+        attempt.state.refused.append((attempt, None if outcome.short else outcome.status))
         return True
 
     def may_retry(self, attempt: Attempt, *, now: float) -> bool:
         """Take a retry out of the budget. Free after a refusal that was proven to be the replica's fault."""
         return attempt.replica.refusal is not None or self._budget.try_spend(now=now)
 
-    def on_answer(self, attempt: Attempt, *, now: float) -> None:
+    def on_first_token(self, attempt: Attempt, *, now: float) -> None:
         """Blame the replicas that refused a request which `attempt` answers."""
         attempt.replica.client_errors, attempt.replica.refusal = 0, None
         if attempt.state.refused:
-            _blame(attempt.state, now)
+            attempt.state.refused = _blame(attempt.state, now, short=False)
+
+    def on_answer(self, attempt: Attempt, *, short: bool, now: float) -> None:
+        """Blame the replicas that refused what `attempt` answers; trust those whose short answers it repeats."""
+        self.on_first_token(attempt, now=now)
+        replica, state = attempt.replica, attempt.state
+        if not short:
+            replica.short_answers = min(replica.short_answers, 0)
+            state.refused = _blame(state, now, short=True)
+        elif state.refused:
+            _trust(attempt, *(refused for refused, _ in state.refused))
+            state.refused = []
+
+    def on_forward(self, state: RequestState) -> None:
+        """Trust replicas that all answered a request as shortly."""
+        short = [refused for refused, status in state.refused if status is None]
+        if len(short) > 1:
+            _trust(*short)
 
 
-def _blame(state: RequestState, now: float) -> None:
+def _blame(state: RequestState, now: float, *, short: bool) -> list[tuple[Attempt, int | None]]:
+    """Blame the replicas of refusals, or of all results; return the others."""
+    left: list[tuple[Attempt, int | None]] = []
     for refused, status in state.refused:
+        if status is None and not short:
+            left.append((refused, status))
+            continue
         replica = refused.replica
-        replica.refusal = status
         replica.failures += 1
-        replica.health.attempt_failed(dispatched_s=refused.dispatched_s, now=now, by="refusals")
-    state.refused.clear()
+        if status is not None:
+            replica.refusal = status
+        by = "answers" if status is None else "refusals"
+        replica.health.attempt_failed(dispatched_s=refused.dispatched_s, now=now, by=by)
+    return left
+
+
+def _trust(*attempts: Attempt) -> None:
+    for attempt in attempts:
+        attempt.replica.short_answers = -TRUSTED_ANSWERS

@@ -30,6 +30,8 @@ from gorgo.core.limits import OutlierLimits
 PANIC_BACK_OFF_S = 2.0
 
 
+#: Open answers that break off within this time are one event, s: the resets of one loss come closer together.
+TOGETHER_S = 0.1
 #: Causes of an ejection that are facts about the path.
 _UNREACHABLE = ("probes", "region")
 
@@ -55,6 +57,8 @@ class OutlierDetector:
     __slots__ = (
         "attempt_failures",
         "backoff_until_s",
+        "broken_answers",
+        "broken_s",
         "changed_s",
         "ejected_by",
         "ejected_since_s",
@@ -73,10 +77,13 @@ class OutlierDetector:
         self.state = HealthState.HEALTHY
         self.attempt_failures = 0
         self.probe_failures = 0
+        #: Answers in a row that broke off after content, and when the last one was counted.
+        self.broken_answers = 0
+        self.broken_s = float("-inf")
         #: Ejections since the last good attempt: the exponent of the back-off.
         self.ejections = 0
-        #: Cause of the last ejection: failed `attempts`, `refusals` of what others answer, a `busy` engine, failed
-        #: `probes`, or its unreachable `region`.
+        #: Cause of the last ejection: failed `attempts`, `refusals` of what others answer, broken or short
+        #: `answers`, a `busy` engine, failed `probes`, or its unreachable `region`.
         self.ejected_by: str | None = None
         #: First ejection since it was healthy, `None` while healthy.
         self.ejected_since_s: float | None = None
@@ -110,8 +117,18 @@ class OutlierDetector:
         self.probation = None
         return self._changed()
 
-    def attempt_succeeded(self, *, dispatched_s: float, now: float) -> bool:
+    @property
+    def breaks_answers(self) -> bool:
+        """Return whether answers broke off twice, or ejected it, without a whole one since."""
+        return self.broken_answers > 1 or (self.ejections > 0 and self.ejected_by == "answers")
+
+    def attempt_succeeded(self, *, dispatched_s: float, now: float, whole: bool = True) -> bool:
+        """Record an answer: `whole`, or its first token, which says nothing of a replica that breaks answers off."""
         if dispatched_s < self.changed_s:
+            return False
+        if whole:
+            self.broken_answers = 0
+        elif self.breaks_answers:
             return False
         self.attempt_failures = self.probe_failures = self.ejections = 0
         return self.state is not HealthState.HEALTHY and self._readmit(now)
@@ -121,6 +138,15 @@ class OutlierDetector:
             return False
         self.attempt_failures += 1
         return self.attempt_failures >= self._tolerated and self._eject(by, now)
+
+    def answer_broken(self, *, dispatched_s: float, now: float) -> bool:
+        """Record an answer that broke off after content. Several that were open at once are one event."""
+        together = dispatched_s < self.broken_s and now - self.broken_s < TOGETHER_S
+        if dispatched_s < self.changed_s or self.state is HealthState.EJECTED or together:
+            return False
+        self.broken_answers += 1
+        self.broken_s = now
+        return self.broken_answers >= self._tolerated and self._eject("answers", now)
 
     def attempt_busy(self, last: bool, *, dispatched_s: float, now: float) -> bool:
         """Eject an engine that was busy once too often: `last`, or again after it was ejected for that."""
@@ -170,7 +196,7 @@ class OutlierDetector:
         # 2 ** 32 base periods are past any maximum; the bound keeps the float finite.
         back_off = self.limits.base_s * 2.0 ** min(self.ejections, 32)
         self.ejections += 1
-        self.attempt_failures = self.probe_failures = 0
+        self.attempt_failures = self.probe_failures = self.broken_answers = 0
         self.state, self.changed_s, self.ejected_by = HealthState.EJECTED, now, by
         self.ejected_since_s = now if self.ejected_since_s is None else self.ejected_since_s
         self.backoff_until_s = now + min(back_off, self.limits.max_s)

@@ -27,6 +27,10 @@ from gorgo.core.prefix.cache_feedback import LearnedCapacity
 _CAPACITY_FIELDS = ("kv_capacity_tokens", "max_running_requests")
 
 
+#: Doubtful answers in a row (a 4xx, or one token) after which they may be the replica's fault.
+SUSPECT_AFTER = 3
+
+
 @dataclass(slots=True, eq=False)
 class Replica:
     """One replica while it is in the fleet."""
@@ -62,6 +66,8 @@ class Replica:
     probe_refusal: int | None = None
     #: 4xx in a row, since its last answer.
     client_errors: int = 0
+    #: Doubtfully short answers in a row; negative after other replicas have answered as shortly.
+    short_answers: int = 0
 
     @classmethod
     def create(cls, spec: ReplicaSpec, slot: int, columns: Columns, ejection: OutlierLimits) -> Replica:
@@ -80,6 +86,11 @@ class Replica:
     def models(self) -> tuple[str, ...]:
         """Models of the configuration, then others that the engine lists; empty means any."""
         return tuple(dict.fromkeys((*self.spec.models, *self.listed_models)))
+
+    @property
+    def doubtful(self) -> bool:
+        """Return whether its last answers broke off or were short."""
+        return self.short_answers >= SUSPECT_AFTER or self.health.breaks_answers
 
     def update(self, spec: ReplicaSpec) -> None:
         """Apply changed priors; an unchanged one must not undo what the engine has reported."""

@@ -27,7 +27,7 @@ class ReplicaSnapshot:
     #: Ejection is ignored because too few replicas are healthy.
     panic: bool
     ejected_for_s: float | None
-    #: Cause of the ejection: `attempts`, `refusals`, `busy`, `probes` or its `region`; `None` while healthy.
+    #: Cause of the ejection: `attempts`, `refusals`, `answers`, `busy`, `probes` or its `region`; `None` while healthy.
     ejected_by: str | None
     #: Time in its state, failed trials included; `None` is since it joined.
     in_state_for_s: float | None

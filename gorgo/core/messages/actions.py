@@ -11,7 +11,8 @@ from gorgo.core.messages.decision import Decision
 class Dispatch:
     """Send the request to `replica`; the load is already reserved under `attempt_id`.
 
-    `attempt` counts from 1; a retry is a new Dispatch with the next number.
+    `attempt` counts from 1; a retry is a new Dispatch with the next number. `withhold`: the replica's last answers
+    broke off or were doubtfully short, so the client is sent nothing before this one has proven longer.
     """
 
     request_id: str
@@ -20,6 +21,7 @@ class Dispatch:
     replica: str
     region: str
     decision: Decision
+    withhold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

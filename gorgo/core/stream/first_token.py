@@ -46,7 +46,7 @@ class FirstTokenDetector:
         self.ended = False
         self._state = StreamState.WAITING
         self._reader = SseReader()
-        self._has_content, self._is_end = _ROUTES.get(route, (_chat_content, _choice_end))
+        self._has_content, self._is_end = content_rule(route), end_rule(route)
 
     def feed(self, chunk: bytes) -> StreamState:
         if self._state is not StreamState.WAITING:
@@ -60,8 +60,8 @@ class FirstTokenDetector:
         return self._state
 
     def _judge(self, event: SseEvent) -> StreamState:
-        data = _parse(event.data)
-        self.error_status = _error_status(event.name, data)
+        data = parse_event(event.data)
+        self.error_status = error_status(event.name, data)
         if self.error_status is not None:
             return StreamState.ERROR
         if self._has_content(data):
@@ -130,7 +130,17 @@ _ROUTES: dict[str, tuple[_Rule, _Rule]] = {
 }
 
 
-def _error_status(name: str, data: Json) -> int | None:
+def content_rule(route: str) -> _Rule:
+    """Return the rule for an event with content on a route."""
+    return _ROUTES.get(route, (_chat_content, _choice_end))[0]
+
+
+def end_rule(route: str) -> _Rule:
+    """Return the rule for the event that ends an answer on a route."""
+    return _ROUTES.get(route, (_chat_content, _choice_end))[1]
+
+
+def error_status(name: str, data: Json) -> int | None:
     """Status that an error event stands for; `None` for any other event."""
     finish = _mapping(_mapping(data.get("meta_info")).get("finish_reason"))
     if finish.get("type") == "abort":
@@ -173,7 +183,7 @@ _STATUS_OF_WORD = {
 }
 
 
-def _parse(data: bytes) -> Json:
+def parse_event(data: bytes) -> Json:
     """An event's JSON object; empty for anything else, which is then neither content nor error."""
     try:
         return _mapping(json.loads(data))

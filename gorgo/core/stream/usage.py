@@ -62,6 +62,11 @@ class UsageReader:
         if len(tail) > TAIL_BYTES + SLACK_BYTES:
             del tail[:-TAIL_BYTES]
 
+    @property
+    def tail(self) -> bytes:
+        """The last bytes: all of a short stream."""
+        return bytes(self._tail[-TAIL_BYTES:])
+
     def usage(self) -> Usage | None:
         last = next(_usages(bytes(self._tail[-TAIL_BYTES:])), None)
         return _filled(last, next(_usages(self._head), None))
@@ -122,7 +127,7 @@ class UsageEventFilter:
         return b"".join(out)
 
     def flush(self) -> bytes:
-        """Return the rest of a stream that ends without ending its last event."""
+        """Return the rest of a stream that ends without end its last event."""
         rest, self._pending, self._searched = self._pending, b"", 0
         return rest
 

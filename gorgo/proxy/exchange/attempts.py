@@ -15,11 +15,13 @@ from time import monotonic
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.proxy.exchange.accounting import RequestRecord
+from gorgo.proxy.exchange.judgement import failure_of
 from gorgo.proxy.exchange.lease import Lease, NextStep
 from gorgo.proxy.exchange.parse import ParsedRequest
 from gorgo.proxy.exchange.race import Race
 from gorgo.proxy.exchange.refusal import Refusal
-from gorgo.proxy.exchange.relay import Relay, RelayOptions, failure_of
+from gorgo.proxy.exchange.relay import Relay
+from gorgo.proxy.exchange.relay_options import RelayOptions
 from gorgo.proxy.exchange.response import ClientResponse
 from gorgo.proxy.http.headers import Header, upstream_headers
 from gorgo.proxy.http.timeout import ResettableTimeout
@@ -203,7 +205,8 @@ class Attempts:
             options = self._relay_options(dispatch, target, strip_usage=strip_usage)
             relay = Relay(source, self._response.writer, timer, options)
             outcome = await relay.run()
-            if relay.refusal is not None:
+            if relay.refusal is not None and (self._refused is None or self._refused[1].status >= 400):
+                # A short answer is not replaced: it is better than another replica's refusal.
                 self._refused = dispatch, relay.refusal, target.deadlines.stream_idle_s
             return outcome
         finally:
@@ -233,6 +236,8 @@ class Attempts:
             on_content=on_content,
             on_commit=lambda: self._commit(dispatch),
             on_head=on_head if self._route == "/v1/responses" else None,
+            withhold=dispatch.withhold,
+            may_be_short=self._request.may_be_short,
         )
 
     def _commit(self, dispatch: Dispatch) -> None:

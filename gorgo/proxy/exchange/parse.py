@@ -15,6 +15,7 @@ from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prompt.parse import Prompt, read_prompt
 from gorgo.errors import BadRequest
 from gorgo.proxy.exchange.client_scope import refuse_engine_fields, require_known_model
+from gorgo.proxy.exchange.judgement import wants_more_than_one
 from gorgo.proxy.http.body import parse_body, request_usage, with_model
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import Header, session_id
@@ -37,6 +38,8 @@ class ParsedRequest:
     with_usage: bytes | None
     #: The model as the client names it.
     model: str | None = None
+    #: An answer of one token is less than the request asks for, and may be asked for again elsewhere.
+    may_be_short: bool = False
 
     def body_for(self, name: str | None, *, with_usage: bool) -> bytes:
         """Return the body for a replica that knows the model as `name`."""
@@ -88,7 +91,8 @@ def parse_request(
         idempotent=_is_idempotent(route, parsed),
         text_bytes=fingerprint.text_bytes if prompt.tokens is None else None,
     )
-    return ParsedRequest(body, prompt, request, _with_usage(route, body, parsed), named)
+    may_be_short = route != "/v1/embeddings" and request.idempotent and wants_more_than_one(parsed)
+    return ParsedRequest(body, prompt, request, _with_usage(route, body, parsed), named, may_be_short)
 
 
 def _model(parsed: dict[str, Any]) -> str | None:

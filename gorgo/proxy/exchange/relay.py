@@ -5,7 +5,8 @@ exchange. Bytes are never decoded, split or joined, except that the buffer is se
 
 Theory of operation: up to the first token (of an event stream) or the end (of any other body) nothing has been sent. A
 response that fails before can be replaced by another replica's without the client's notice. A 4xx is not sent at all:
-`refusal` has it for the Router's decision. Beyond `BUFFER_BYTES` the response is sent as it is.
+`refusal` has it for the Router's decision. Beyond `BUFFER_BYTES` the response is sent as it is. With `withhold` a short
+stream is treated like a 4xx, and one that breaks off like any failure.
 """
 
 from __future__ import annotations
@@ -13,15 +14,28 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from math import ceil
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from time import monotonic
 
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.core.stream import FirstTokenDetector, StreamState, Usage, UsageEventFilter, UsageReader, read_usage
+from gorgo.core.stream import (
+    FirstTokenDetector,
+    StreamEnd,
+    StreamState,
+    Usage,
+    UsageEventFilter,
+    UsageReader,
+    end_of_stream,
+    error_of_body,
+    is_json,
+    is_short,
+    read_usage,
+)
+from gorgo.proxy.exchange.judgement import failure_of, failure_of_event, p95, result_of_stream
 from gorgo.proxy.exchange.refusal import Refusal
-from gorgo.proxy.http.headers import Header, downstream_headers, find, is_encoded, is_event_stream
+from gorgo.proxy.exchange.relay_options import SHORT_BYTES, WITHHELD_BYTES, RelayOptions
+from gorgo.proxy.http.headers import downstream_headers, is_encoded, is_event_stream
 from gorgo.proxy.http.response_writer import ResponseWriter
 from gorgo.proxy.http.timeout import ResettableTimeout
 from gorgo.proxy.upstream.client import ResponseSource, UpstreamError
@@ -39,40 +53,6 @@ END_EVENTS = 4
 END_CHUNK_BYTES = 4 * 1024
 #: Routes on which each event of a stream has a name.
 _NAMED_EVENTS = frozenset({"/v1/responses", "/v1/messages"})
-
-
-@dataclass(frozen=True, slots=True)
-class RelayOptions:
-    """Options of one relay.
-
-    Parameters
-    ----------
-    route:
-        Path of the request, on which the form of a token depends.
-    own_headers:
-        Sent after the replica's.
-    chunk_limit_s:
-        Longest silence between two chunks after the first token, comments aside, and longest stall of the client.
-    strip_usage:
-        Remove the usage event: the proxy requested it, not the client.
-    passed_headers:
-        Allowed by an operator beside those that always pass.
-    on_content:
-        Called once, at the first token, before it is sent.
-    on_commit:
-        Called before anything is sent: from then on no other attempt may respond.
-    on_head:
-        Called with the first bytes that are sent.
-    """
-
-    route: str
-    own_headers: Sequence[Header]
-    chunk_limit_s: float
-    strip_usage: bool
-    on_content: Callable[[], None]
-    on_commit: Callable[[], None]
-    on_head: Callable[[bytes], None] | None = None
-    passed_headers: frozenset[bytes] = frozenset()
 
 
 class Relay:
@@ -119,7 +99,7 @@ class Relay:
             if size > YIELD_BYTES:
                 await asyncio.sleep(0)
         if scan is StreamState.ERROR:
-            if (failure := _failed(scanner.error_status)) is not None:
+            if (failure := failure_of_event(scanner.error_status)) is not None:
                 return failure
             async for chunk in chunks:
                 buffered.append(chunk)
@@ -128,16 +108,64 @@ class Relay:
                     break
             else:
                 return self._refused(b"".join(buffered), scanner.error_status)
+        if scan is StreamState.WAITING and size <= BUFFER_BYTES and not scanner.ended:
+            raise UpstreamError("no_content")
+        if self._options.withhold and scan is not StreamState.ERROR:
+            withheld = await self._withhold(buffered, chunks)
+            if withheld is not None:
+                return withheld
         if scan is StreamState.CONTENT:
             self._options.on_content()
-        elif scan is StreamState.WAITING and size <= BUFFER_BYTES and not scanner.ended:
-            raise UpstreamError("no_content")
         await self._commit(b"".join(buffered))
         if scan is StreamState.WAITING:
             await self._stream_to_first_token(chunks, scanner)
         await self._stream(chunks)
         self._drop_end_gaps()
-        return self._outcome(_result_of_stream(scanner.error_status), scanner.error_status)
+        if scanner.error_status is not None:
+            await self._finish()
+            return self._outcome(result_of_stream(scanner.error_status), scanner.error_status)
+        return await self._end()
+
+    async def _withhold(self, buffered: list[bytes], chunks: AsyncIterator[bytes]) -> Outcome | None:
+        """Buffer an answer to its end; return the outcome of a short or failed one, `None` for one to send."""
+        size = sum(map(len, buffered))
+        async for chunk in chunks:
+            buffered.append(chunk)
+            size += len(chunk)
+            self._timeout.extend(self._options.chunk_limit_s)
+            if size > WITHHELD_BYTES:
+                return None
+        stream = b"".join(buffered)
+        end = end_of_stream(self._options.route, stream)
+        if end is not StreamEnd.COMPLETE:
+            raise UpstreamError("truncated" if end is StreamEnd.MISSING else "error_event")
+        self._tail.feed(stream)
+        if not self._is_short(stream):
+            self._tail = UsageReader()
+            return None
+        if self._options.strip_usage:
+            self._filter = UsageEventFilter()
+            stream = self._filter.feed(stream) + self._filter.flush()
+        return self._hold(stream)
+
+    async def _end(self) -> Outcome:
+        """End a stream that began without an error; raise `UpstreamError` for one that has no end."""
+        tail = self._tail.tail
+        end = end_of_stream(self._options.route, tail)
+        if end is StreamEnd.MISSING:
+            raise UpstreamError("truncated")
+        await self._finish()
+        if end is StreamEnd.ERROR:
+            return replace(self._outcome(AttemptResult.FAILED_AFTER_CONTENT), error="error_event")
+        return replace(self._outcome(AttemptResult.COMPLETED), short=self._is_short(tail))
+
+    def _is_short(self, stream: bytes) -> bool:
+        if not self._options.may_be_short or len(stream) > SHORT_BYTES:
+            return False
+        return is_short(self._options.route, stream, self._tail.usage())
+
+    async def _finish(self) -> None:
+        await self._writer.finish(b"" if self._filter is None else self._filter.flush())
 
     async def _stream_to_first_token(self, chunks: AsyncIterator[bytes], scanner: FirstTokenDetector) -> None:
         """Relay a stream that outgrew the buffer before its first token, and detect that token."""
@@ -174,7 +202,6 @@ class Relay:
                 writer.sending = True
                 await writer.write(passed)
                 writer.sending = False
-        await writer.finish(b"" if strip is None else strip.flush())
 
     def _drop_end_gaps(self) -> None:
         """Remove the gaps of the last chunks without a token. Done once per stream, to keep the hot loop short."""
@@ -201,8 +228,7 @@ class Relay:
         """Send the buffer. Called for readable events only, of which a usage event can be removed."""
         if self._options.strip_usage:
             self._filter = UsageEventFilter()
-        await self._start(with_length=not self._options.strip_usage)
-        self._report_head(head)
+        await self._start(with_length=not self._options.strip_usage, head=head)
         await self._forward(head)
 
     async def _buffered(self, chunks: AsyncIterator[bytes], limit: int) -> Outcome:
@@ -220,41 +246,55 @@ class Relay:
         body = b"".join(buffered)
         if self._source.status >= 400:
             return self._refused(body)
-        await self._start()
-        self._report_head(body)
+        if not body or not is_encoded(self._source.headers):
+            if not is_json(body):
+                return self._hold(body)
+            error_status = error_of_body(body)
+            if error_status is not None:
+                return failure_of(error_status) or self._refused(body, error_status)
+        usage = read_usage(body)
+        tokens = None if usage is None else usage.output_tokens
+        short = self._options.may_be_short and tokens is not None and tokens <= 1
+        if short and self._options.withhold:
+            return self._hold(body, usage=usage)
+        await self._start(head=body)
         self._timeout.extend(self._options.chunk_limit_s)
         await self._writer.finish(body)
-        return self._outcome(self._result_of_buffered(), usage=read_usage(body))
+        return replace(self._outcome(AttemptResult.COMPLETED, usage=usage), short=short)
+
+    def _hold(self, body: bytes, *, usage: Usage | None = None) -> Outcome:
+        """Retain a doubtful answer for the Router's decision."""
+        self._retain(body)
+        return replace(self._outcome(AttemptResult.COMPLETED, usage=usage), short=True, unsent=True)
 
     def _refused(self, body: bytes, status: int | None = None) -> Outcome:
-        headers = downstream_headers(self._source.headers, passed=self._options.passed_headers)
+        self._retain(body)
+        return Outcome(AttemptResult.UPSTREAM_4XX, status=status or self._source.status, unsent=True)
+
+    def _retain(self, body: bytes) -> None:
+        # A 204 has no body: a client that reads its length would wait for one.
+        stripped = self._filter is not None or self._source.status == 204
+        headers = downstream_headers(
+            self._source.headers, with_length=not stripped, passed=self._options.passed_headers
+        )
         self.refusal = Refusal(self._source.status, [*headers, *self._options.own_headers], body)
-        status = self._source.status if status is None else status
-        return Outcome(AttemptResult.UPSTREAM_4XX, status=status, unsent=True)
 
     async def _oversized(self, head: bytes, chunks: AsyncIterator[bytes]) -> Outcome:
-        await self._start()
-        self._report_head(head)
+        await self._start(head=head)
         self._timeout.extend(self._options.chunk_limit_s)
         await self._forward(head)
         await self._stream(chunks)
+        await self._finish()
         # Pieces of one body are not tokens.
         del self._gaps[:]
-        return self._outcome(self._result_of_buffered())
+        return self._outcome(AttemptResult.COMPLETED if self._source.status < 400 else AttemptResult.UPSTREAM_4XX)
 
-    def _result_of_buffered(self) -> AttemptResult:
-        return AttemptResult.COMPLETED if self._source.status < 400 else AttemptResult.UPSTREAM_4XX
-
-    async def _start(self, *, with_length: bool = True) -> None:
+    async def _start(self, *, head: bytes, with_length: bool = True) -> None:
         self._options.on_commit()
-        # A 204 has no body: a client that reads its length would wait for one.
-        with_length = with_length and self._source.status != 204
         headers = downstream_headers(self._source.headers, with_length=with_length, passed=self._options.passed_headers)
         headers.extend(self._options.own_headers)
         named = self._options.route in _NAMED_EVENTS
         await self._writer.start(self._source.status, headers, names_events=named)
-
-    def _report_head(self, head: bytes) -> None:
         if self._options.on_head is not None:
             self._options.on_head(head)
 
@@ -266,36 +306,5 @@ class Relay:
             prompt_tokens=None if usage is None else usage.prompt_tokens,
             cached_tokens=None if usage is None else usage.cached_tokens,
             output_tokens=None if usage is None else usage.output_tokens,
-            itl_s_p95=_p95(self._gaps),
+            itl_s_p95=p95(self._gaps),
         )
-
-
-def failure_of(status: int, headers: Sequence[Header] = ()) -> Outcome | None:
-    """Return the outcome of an error status before any content: busy or failed; None for a response to relay."""
-    if status in (429, 503):
-        retry_after_s = _seconds(find(headers, b"retry-after") or b"")
-        return Outcome(AttemptResult.BUSY, status=status, error=f"status_{status}", retry_after_s=retry_after_s)
-    if not 200 <= status < 300 and not 400 <= status < 500:
-        # Redirects too: they are not followed.
-        return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=status, error=f"status_{status}")
-    return None
-
-
-def _result_of_stream(error_status: int | None) -> AttemptResult:
-    """Return the result of a complete stream; `error_status` is that of an error event before any content."""
-    if error_status is None:
-        return AttemptResult.COMPLETED
-    return AttemptResult.UPSTREAM_4XX if failure_of(error_status) is None else AttemptResult.FAILED_AFTER_CONTENT
-
-
-def _failed(error_status: int | None) -> Outcome | None:
-    return failure_of(500 if error_status is None else error_status)
-
-
-def _seconds(retry_after: bytes) -> float | None:
-    """Return the seconds of a `Retry-After`; `None` without one, or for a date."""
-    return float(retry_after) if retry_after.isdigit() and len(retry_after) < 10 else None
-
-
-def _p95(gaps: array[float]) -> float | None:
-    return sorted(gaps)[ceil(0.95 * len(gaps)) - 1] if gaps else None

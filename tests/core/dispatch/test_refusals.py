@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gorgo.core.dispatch.refusals import TRUSTED_ANSWERS
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch, Forward
 from gorgo.core.messages.request import AttemptResult, Outcome
@@ -114,3 +115,86 @@ def test_a_pinned_request_is_refused_by_its_only_replica() -> None:
         sent = dispatched(submitted(router, a_request(f"r{number}", pinned_replica="a"), now=1.0))
         assert finished(router, sent.attempt_id, refusal(404), now=1.0) == [Forward(f"r{number}")]
     assert router.health_states()["a"] == "healthy"
+
+
+# -- short answers
+
+
+def serve_short(router: Router, number: int, short: str, *, now: float) -> tuple[list[str], object]:
+    """Serve a request; the replicas named in `short` answer with one token, withheld where the Router says so."""
+    action: object = dispatched(submitted(router, a_request(f"r{number}", received_s=now), now=now))
+    names = []
+    while isinstance(action, Dispatch):
+        names.append(action.replica)
+        end = Outcome(AttemptResult.COMPLETED, status=200)
+        if action.replica in short:
+            end = Outcome(AttemptResult.COMPLETED, status=200, short=True, unsent=action.withhold)
+        if not (end.short and end.unsent):
+            router.on_first_token(action.attempt_id, now=now)
+        action = next(iter(finished(router, action.attempt_id, end, now=now)), None)
+    return names, action
+
+
+def test_a_replica_of_short_answers_loses_three_requests_and_is_ejected_for_what_others_answer() -> None:
+    router = make_router("a", "b")
+    served = [serve_short(router, number, "a", now=1.0 + number / 10) for number in range(40)]
+    assert [names for names, _ in served[:7]] == [["a"]] * 3 + [["a", "b"]] * 3 + [["b"]]
+    assert all(names[-1] == "b" for names, _ in served[3:])
+    (view, _) = router.fleet_view(now=4.0)
+    assert (view.state, view.ejected_by, view.refusal) == ("ejected", "answers", None)
+
+
+def test_answers_as_short_everywhere_are_the_client_s_wish_and_eject_none() -> None:
+    router = make_router("a", "b")
+    served = [serve_short(router, number, "ab", now=1.0 + number) for number in range(200)]
+    assert set(router.health_states().values()) == {"healthy"}
+    assert all(view.failures == 0 for view in router.fleet_view(now=300.0))
+    twice = sum(len(names) > 1 for names, _ in served)
+    assert 1 <= twice <= 200 // TRUSTED_ANSWERS
+
+
+def test_a_short_answer_is_better_than_the_failure_of_another_replica() -> None:
+    router = make_router("a", "b")
+    for number in range(3):
+        serve_short(router, number, "a", now=1.0)
+    first = dispatched(submitted(router, a_request("r9", received_s=2.0), now=2.0))
+    assert first.withhold
+    short = Outcome(AttemptResult.COMPLETED, status=200, short=True, unsent=True)
+    second = dispatched(finished(router, first.attempt_id, short, now=2.0))
+    assert finished(router, second.attempt_id, FAILED, now=2.0) == [Forward("r9")]
+    assert [sample.status for sample in router.samples][-1] == 200
+
+
+def test_a_long_answer_ends_the_doubt() -> None:
+    router = make_router("a", "b")
+    for number in range(30):
+        short = "" if number % 3 == 2 else "a"
+        assert serve_short(router, number, short, now=1.0 + number)[0] == ["a"]
+
+
+def test_a_replica_that_breaks_answers_off_is_withheld_after_the_second() -> None:
+    router = make_router("a", "b")
+    broken = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error="truncated")
+    for number in range(2):
+        sent = dispatched(submitted(router, a_request(f"r{number}"), now=1.0 + number))
+        assert not sent.withhold
+        router.on_first_token(sent.attempt_id, now=1.0 + number)
+        assert finished(router, sent.attempt_id, broken, now=1.0 + number) == []
+    for number in range(2, 5):
+        sent = dispatched(submitted(router, a_request(f"r{number}"), now=1.0 + number))
+        assert (sent.replica, sent.withhold) == ("a", True)
+        again = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=200, error="truncated")
+        sent = dispatched(finished(router, sent.attempt_id, again, now=1.0 + number))
+        assert (sent.replica, sent.withhold) == ("b", False)
+        finished(router, sent.attempt_id, COMPLETED, now=1.0 + number)
+    assert router.fleet_view(now=6.0)[0].ejected_by == "answers"
+
+
+def test_a_stalled_stream_is_no_broken_answer() -> None:
+    router = make_router("a", "b")
+    stalled = Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error="timeout")
+    for number in range(9):
+        sent = dispatched(submitted(router, a_request(f"r{number}"), now=1.0 + number))
+        assert sent.replica == "a"
+        router.on_first_token(sent.attempt_id, now=1.0 + number)
+        finished(router, sent.attempt_id, stalled, now=1.0 + number)

@@ -221,6 +221,48 @@ def test_the_longest_back_off_is_kept_after_hundreds_of_ejections() -> None:
     assert now - health.changed_s == 60.0
 
 
+def break_off(health: OutlierDetector, *, dispatched_s: float, now: float) -> bool:
+    """An answer that broke off after its first token."""
+    health.attempt_succeeded(dispatched_s=dispatched_s, now=now, whole=False)
+    return health.answer_broken(dispatched_s=dispatched_s, now=now)
+
+
+def test_answers_that_break_off_eject_though_each_has_a_first_token(health: OutlierDetector) -> None:
+    assert [break_off(health, dispatched_s=now, now=now + 0.01) for now in (0.0, 0.02, 0.04)] == [False, False, True]
+    assert (health.ejected_by, health.breaks_answers, health.probe_down) == ("answers", True, False)
+
+
+def test_a_whole_answer_in_between_starts_the_count_of_broken_ones_again(health: OutlierDetector) -> None:
+    for now in range(20):
+        assert not break_off(health, dispatched_s=2.0 * now, now=2.0 * now)
+        if now % 2:
+            health.attempt_succeeded(dispatched_s=2.0 * now, now=2.0 * now)
+            assert not health.breaks_answers
+
+
+def test_open_answers_that_break_off_together_are_one(health: OutlierDetector) -> None:
+    for number in range(100):
+        assert not break_off(health, dispatched_s=number / 1000, now=1.0 + number / 2000)
+    assert health.broken_answers == 1
+    assert not break_off(health, dispatched_s=0.5, now=1.15)
+    assert break_off(health, dispatched_s=0.5, now=1.3)
+
+
+def test_a_first_token_readmits_no_replica_that_breaks_answers_off_and_a_whole_answer_does(
+    health: OutlierDetector,
+) -> None:
+    for now in (0.0, 1.0, 2.0):
+        break_off(health, dispatched_s=now, now=now)
+    health.end_backoff(now=7.0)
+    assert not health.attempt_succeeded(dispatched_s=7.0, now=7.0, whole=False)
+    assert health.state is HealthState.HALF_OPEN
+    assert break_off(health, dispatched_s=7.0, now=8.0)
+    assert health.backoff_until_s == 18.0
+    health.end_backoff(now=18.0)
+    assert health.attempt_succeeded(dispatched_s=18.0, now=19.0)
+    assert (health.state, health.breaks_answers) == (HealthState.HEALTHY, False)
+
+
 def test_a_success_while_ejected_readmits() -> None:
     """In a panic requests go to ejected replicas as well; one that answers is well again."""
     health = OutlierDetector(OutlierLimits(failures=1))

@@ -12,7 +12,7 @@ import pytest
 from gorgo.config.model import Config
 from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
 from tests.proxy.conftest import Running, Start, config_for, until, with_replica
-from tests.proxy.fakes import DONE, ROLE, Script, answer, chat, delta, event, hang, reset_after, stream
+from tests.proxy.fakes import DONE, ROLE, USAGE, Script, answer, chat, delta, event, hang, reset_after, stream
 from tests.proxy.raw import connected
 
 GOOD = stream(ROLE, delta("good"), DONE)
@@ -40,6 +40,11 @@ BROKEN_BEFORE_CONTENT = {
     "closed after nothing": stream(),
     "error event": stream(ROLE, event({"error": {"message": "out of memory", "code": 500}})),
     "error event without a code": stream(event({"error": {"message": "no"}})),
+    "end without content for a whole answer": answer(200, b""),
+    "login page": answer(200, b"<html>log in</html>", {"content-type": "text/html"}),
+    "error object": answer(200, b'{"error": {"message": "out of memory"}}'),
+    "busy in an error object": answer(200, b'{"error": {"message": "full", "code": 429}}'),
+    "half an object": answer(200, b'{"choices": [{"message"'),
     "broken chunking": answer(200, b"", {"transfer-encoding": "chunked", "content-encoding": "identity"}),
 }
 
@@ -182,7 +187,7 @@ async def test_a_busy_engine_never_costs_a_request_while_another_is_open(start: 
         response = await ask(fleet)
         assert (response.status_code, response.content) == (200, GOOD_BYTES)
     await fleet.idle()
-    assert 1 <= len(fleet.replicas[0].seen) <= 6
+    assert 1 <= len(fleet.replicas[0].seen) <= 8
     assert fleet.state.router.fleet_view(now=fleet.state.clock())[0].failures == 0
 
 
@@ -191,6 +196,63 @@ async def test_retry_after_of_an_engine_reaches_the_client_if_there_is_no_other(
     response = await ask(fleet)
     assert (response.status_code, response.headers["retry-after"]) == (429, "17")
     await fleet.idle()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        stream(ROLE, delta("a")),
+        reset_after(ROLE, delta("a")),
+        stream(ROLE, delta("a"), event({"error": {"message": "out of memory", "code": 500}})),
+        stream(ROLE, delta("a"), DONE),
+        stream(ROLE, DONE),
+        answer(200, b'{"choices": [{}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}'),
+    ],
+    ids=["truncated", "reset", "error after content", "one token", "no token", "one token in a body"],
+)
+async def test_a_replica_whose_answers_end_too_early_costs_three_requests_and_no_more(
+    start: Start, script: Script
+) -> None:
+    long = stream(ROLE, delta("good"), delta(" and long"), DONE)
+    fleet = await start.fleet([script], [long])
+    got = [await ask(fleet) for _ in range(24)]
+    lost = [response for response in got if b"long" not in response.content]
+    assert 2 <= len(lost) <= 3
+    assert all(b"long" in response.content for response in got[6:])
+    await fleet.idle()
+    (view, _) = fleet.state.router.fleet_view(now=fleet.state.clock())
+    assert (view.state, view.ejected_by) == ("ejected", "answers")
+
+
+async def test_a_stream_without_its_end_tells_the_client(start: Start) -> None:
+    fleet = await start.fleet([stream(ROLE, delta("a"))])
+    response = await ask(fleet)
+    assert response.content.startswith(ROLE + delta("a"))
+    assert b'"code": "upstream_failed"' in response.content
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 1}, {"max_completion_tokens": 1}, {"store": True}])
+async def test_one_token_of_a_client_that_wants_no_more_is_a_good_answer(
+    start: Start, fields: dict[str, object]
+) -> None:
+    short = stream(ROLE, delta("yes"), DONE)
+    fleet = await start.fleet([short], [stream(ROLE, delta("yes"), delta(" or no"), DONE)])
+    for _ in range(20):
+        assert (await ask(fleet, **fields)).status_code == 200
+    await fleet.idle()
+    views = fleet.state.router.fleet_view(now=fleet.state.clock())
+    assert [(view.state, view.failures, view.attempts) for view in views] == [("healthy", 0, 10)] * 2
+
+
+async def test_one_token_everywhere_is_forwarded_unchanged(start: Start) -> None:
+    fleet = await start.fleet(*[[stream(ROLE, delta("yes"), USAGE, DONE)] for _ in range(2)])
+    for _ in range(20):
+        response = await ask(fleet)
+        assert (response.status_code, response.content) == (200, ROLE + delta("yes") + USAGE + DONE)
+        assert response.headers["x-gorgo-replica"] in ("r0", "r1")
+    await fleet.idle()
+    assert {view.state for view in fleet.state.router.fleet_view(now=fleet.state.clock())} == {"healthy"}
 
 
 async def test_error_event_that_blames_the_request_passes(start: Start) -> None:
@@ -224,14 +286,14 @@ async def test_silence_after_content_ends_the_stream_with_an_error_event(start: 
 
 async def test_body_of_declared_length_is_cut_when_its_replica_breaks_off(start: Start) -> None:
     headers = {"content-type": "application/json", "content-length": "1000000"}
-    fleet = await start.fleet([reset_after(b"x" * 100_000, headers=headers)])
+    fleet = await start.fleet([reset_after(b"{" + b"x" * 100_000, headers=headers)])
     with pytest.raises(httpx.RemoteProtocolError):
         await fleet.client.post("/v1/chat/completions", content=chat())
     await fleet.idle()
 
 
 async def test_body_without_a_length_is_cut_when_its_replica_breaks_off(start: Start) -> None:
-    fleet = await start.fleet([reset_after(b"x" * 100_000, headers={"content-type": "application/json"})])
+    fleet = await start.fleet([reset_after(b"{" + b"x" * 100_000, headers={"content-type": "application/json"})])
     with pytest.raises(httpx.RemoteProtocolError):
         await fleet.client.post("/v1/chat/completions", content=chat())
     await fleet.idle()

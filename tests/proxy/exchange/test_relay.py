@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gorgo.proxy.exchange import parse, relay, response
-from gorgo.proxy.exchange.relay import Relay, RelayOptions
+from gorgo.proxy.exchange.relay import Relay
+from gorgo.proxy.exchange.relay_options import RelayOptions
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.http.response_writer import ResponseWriter
 from gorgo.proxy.http.timeout import ResettableTimeout
@@ -62,16 +63,16 @@ async def test_p95_is_the_least_gap_that_19_in_20_do_not_exceed(
     gaps: int, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gaps of 1, 2, ... seconds, the longest first: the one at `place` is that of `place` seconds."""
-    source = PacedSource(tokens([float(number) for number in range(gaps, 0, -1)]))
+    source = PacedSource([*tokens([float(number) for number in range(gaps, 0, -1)]), (0.0, DONE)])
     assert await p95_of(source, monkeypatch) == pytest.approx(place)
 
 
 async def test_one_token_has_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await p95_of(PacedSource(tokens([])), monkeypatch) is None
+    assert await p95_of(PacedSource([*tokens([]), (5.0, DONE)]), monkeypatch) is None
 
 
 async def test_a_comment_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = PacedSource([*tokens([1.0]), (2.0, b": ping\n\n"), (3.0, delta("c"))])
+    source = PacedSource([*tokens([1.0]), (2.0, b": ping\n\n"), (3.0, delta("c")), (0.0, DONE)])
     assert await p95_of(source, monkeypatch) == pytest.approx(5.0)
 
 

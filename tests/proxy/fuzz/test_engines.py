@@ -17,7 +17,8 @@ from gorgo.apps.traces import load_trace
 from gorgo.config.model import Config, LimitsConfig, RegionConfig, ReplicaConfig
 from gorgo.core.messages.request import AttemptResult
 from gorgo.errors import TraceError
-from gorgo.proxy.exchange.relay import Relay, RelayOptions
+from gorgo.proxy.exchange.relay import Relay
+from gorgo.proxy.exchange.relay_options import RelayOptions
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.http.response_writer import ResponseWriter
 from gorgo.proxy.http.timeout import ResettableTimeout
@@ -136,7 +137,10 @@ async def test_mutated_stream_passes_as_it_is_or_not_at_all() -> None:
         cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(8)))
         parts = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
         got, ended = await relayed([part for part in parts if part])
-        assert got == (stream if isinstance(ended, AttemptResult) and got else b""), ended
+        if ended == "truncated":
+            assert stream.startswith(got)
+        else:
+            assert got == (stream if isinstance(ended, AttemptResult) and got else b""), ended
 
 
 def test_trace_file_with_faults_is_read_or_refused_by_an_error_of_ours(tmp_path: Path) -> None:

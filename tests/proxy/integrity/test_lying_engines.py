@@ -182,9 +182,9 @@ PASSED: dict[str, tuple[Speaker, int, bytes]] = {
     "another version": (says(b"HTTP/2.0 200 OK\r\ncontent-length: 2\r\n\r\n{}", close=True), 200, b"{}"),
     "deep nesting": (says(JSON + b"content-length: 50000\r\n\r\n" + b"[" * 50_000), 200, b"[" * 50_000),
     "an event in another coding": (
-        says(SSE + CHUNKED + chunk(b"data: \xff\xfe\n\n") + chunk(GOOD) + END),
+        says(SSE + CHUNKED + chunk(b"data: \xff\xfe\n\n") + chunk(GOOD + DONE) + END),
         200,
-        b"data: \xff\xfe\n\n" + GOOD,
+        b"data: \xff\xfe\n\n" + GOOD + DONE,
     ),
     "a line without its end": (
         says(SSE + CHUNKED + chunk(GOOD + b"data: ") + chunk(b"x" * 200_000) + END),

@@ -20,6 +20,7 @@ FAILED_SHARE = 0.01
 _EJECTED = {
     "attempts": "requests to it failed",
     "refusals": "it refuses what other replicas answer",
+    "answers": "its answers broke off or were too short",
     "busy": "its engine was busy for too long",
     "probes": "it does not answer probes",
     "region": "its whole region stopped answering",

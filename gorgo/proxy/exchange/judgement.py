@@ -1,0 +1,62 @@
+"""Results of attempts by what a replica answered: statuses, error events, and how long an answer may be.
+
+Owns the rules; the judgement of bytes is `core.stream`'s.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.proxy.http.headers import Header, find
+
+#: A request for fewer tokens may be answered with one.
+LEAST_TOKENS = 16
+_MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
+
+
+def failure_of(status: int, headers: Sequence[Header] = ()) -> Outcome | None:
+    """Return the outcome of an error status before any content: busy or failed; None for a response to relay."""
+    if status in (429, 503):
+        retry_after_s = _seconds(find(headers, b"retry-after") or b"")
+        return Outcome(AttemptResult.BUSY, status=status, error=f"status_{status}", retry_after_s=retry_after_s)
+    if not 200 <= status < 300 and not 400 <= status < 500:
+        # Redirects too: they are not followed.
+        return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=status, error=f"status_{status}")
+    return None
+
+
+def result_of_stream(error_status: int | None) -> AttemptResult:
+    """Return the result of a complete stream; `error_status` is that of an error event before any content."""
+    if error_status is None:
+        return AttemptResult.COMPLETED
+    return AttemptResult.UPSTREAM_4XX if failure_of(error_status) is None else AttemptResult.FAILED_AFTER_CONTENT
+
+
+def failure_of_event(error_status: int | None) -> Outcome | None:
+    """Return the outcome of an error event before any content; None for a 4xx."""
+    return failure_of(500 if error_status is None else error_status)
+
+
+def wants_more_than_one(parsed: Mapping[str, Any]) -> bool:
+    """Return whether a request leaves room for a longer answer than one token.
+
+    >>> wants_more_than_one({"messages": []}), wants_more_than_one({"max_tokens": 1})
+    (True, False)
+    """
+    options = [parsed, parsed.get("sampling_params")]
+    limits = [found.get(name) for found in options if isinstance(found, Mapping) for name in _MAX_TOKENS]
+    return all(limit >= LEAST_TOKENS for limit in limits if isinstance(limit, int))
+
+
+def _seconds(retry_after: bytes) -> float | None:
+    """Return the seconds of a `Retry-After`; `None` without one, or for a date."""
+    return float(retry_after) if retry_after.isdigit() and len(retry_after) < 10 else None
+
+
+def p95(gaps: array[float]) -> float | None:
+    """Return the 95th percentile of the gaps."""
+    return sorted(gaps)[ceil(0.95 * len(gaps)) - 1] if gaps else None
