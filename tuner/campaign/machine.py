@@ -12,7 +12,7 @@ Theory of operation.
 - `frozen`: the weights are pinned; nothing is put until they are unfrozen.
 - `stopped`: the incumbent is in force.
 
-Each sample counts once. `state()` has the decisions and, of a switchback, the scored pairs; a measurement that the end
+Each sample counts once. `saved` has the decisions and, of a switchback, the scored pairs; a measurement that the end
 of the process interrupted is repeated.
 
 `now` is Unix time: a resumed campaign continues with the same clock.
@@ -21,7 +21,6 @@ of the process interrupted is repeated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -30,13 +29,12 @@ from tuner.campaign.actions import Action, Freeze, PutWeights, RollBack, Stop, W
 from tuner.campaign.applied_weights import AppliedWeights
 from tuner.campaign.generation_log import GenerationLog
 from tuner.campaign.options import CampaignOptions
-from tuner.campaign.state import CampaignState, Phase, damage_as_error
+from tuner.campaign.state import Phase
 from tuner.campaign.switchback import Switchback
 from tuner.campaign.trial import Abandon, Outcome, Trial, Verdict
 from tuner.campaign.windows import Paper
 from tuner.objective import SampleCursor, TunerSample
-from tuner.optimizers.base import Optimizer, generator_of, generator_state
-from tuner.optimizers.registry import load_optimizer
+from tuner.optimizers.base import Optimizer
 from tuner.space import LogBox
 
 
@@ -92,7 +90,7 @@ class Campaign:
     # -- events
 
     def on_start(self, *, now: float) -> list[Action]:
-        """Put the weights that have to be in force: the first call, also after `from_state`."""
+        """Put the weights that have to be in force: the first call, also after `load_campaign`."""
         self.ledger.on_start(now)
         if self.phase == "stopped":
             self._out.append(Stop(self.stop_reason or "stopped"))
@@ -167,51 +165,6 @@ class Campaign:
         if self.phase == "comparing" and self.trial is not None:
             return self.trial.next_time()
         return self._applied_weights.ready_s() if self.phase == "warming" and self.saturated_since is None else None
-
-    # -- state
-
-    def state(self) -> dict[str, Any]:
-        """Return all that a restarted process needs, as JSON."""
-        ledger = self.ledger
-        return CampaignState(
-            mode=self.options.mode,
-            phase=self.phase,
-            stop_reason=self.stop_reason,
-            start=self.start,
-            incumbent=self.incumbent,
-            audited=self.audited,
-            saturated_since=self.saturated_since,
-            number=ledger.number,
-            anchor=ledger.anchor,
-            reference=ledger.reference,
-            started_s=ledger.started_s,
-            opened_s=ledger.opened_s,
-            cursor=(self.cursor.boot_id, self.cursor.last_seq),
-            rng=generator_state(self.rng),
-            optimizer=self.optimizer.state(),
-            trial=None if self.trial is None else self.trial.state(),
-        ).as_json()
-
-    @classmethod
-    def from_state(cls, box: LogBox, options: CampaignOptions, state: Mapping[str, Any]) -> Campaign:
-        """Return the campaign of a `state()`; `on_start` comes next. Raise `TunerError` for a damaged state."""
-        with damage_as_error():
-            saved = CampaignState.from_json(state, mode=options.mode)
-            start = {**saved.start, **{spec.name: saved.start[spec.name] for spec in box.specs}}
-            campaign = cls(box, load_optimizer(box, saved.optimizer), options, start=start, rng=generator_of(saved.rng))
-            campaign._restore(saved)
-        return campaign
-
-    def _restore(self, saved: CampaignState) -> None:
-        self.phase, self.stop_reason = saved.phase, saved.stop_reason
-        self.incumbent = {spec.name: float(saved.incumbent[spec.name]) for spec in self.box.specs}
-        self.audited, self.saturated_since = saved.audited, saved.saturated_since
-        self.cursor = SampleCursor(*saved.cursor)
-        self.ledger.number, self.ledger.anchor, self.ledger.reference = saved.number, saved.anchor, saved.reference
-        self.ledger.started_s, self.ledger.opened_s = saved.started_s, saved.opened_s
-        if saved.trial is not None:
-            self.trial = self.make_trial()
-            self.trial.load(saved.trial)
 
     # -- weights in force
 

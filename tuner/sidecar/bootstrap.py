@@ -20,6 +20,7 @@ from gorgo.errors import ProxyRefused, ProxyUnreachable, TunerError, WeightsErro
 from gorgo.policies.registry import make_policy
 from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
+from tuner.campaign.saved import load_campaign
 from tuner.history import History
 from tuner.optimizers.base import BUDGET
 from tuner.optimizers.registry import make_optimizer
@@ -198,7 +199,7 @@ class Bootstrap:
         assert row is not None, "a state belongs to a campaign"
         begun = CampaignStart(started_s=row.started_s, target=row.target, policy=row.policy, options=row.options)
         try:
-            return number, Campaign.from_state(self._box, self._options.campaign, state), begun
+            return number, load_campaign(self._box, self._options.campaign, state), begun
         except (TunerError, WeightsError) as error:
             kind = type(error)
             raise kind(f"campaign {number} cannot be resumed: {error}; --new starts another") from error

@@ -17,6 +17,7 @@ from typing import Any
 from gorgo.errors import ProxyRefused, ProxyUnreachable
 from tuner.campaign.actions import Action, Freeze, PutWeights, RecordGeneration, RollBack, Stop, Wait
 from tuner.campaign.machine import Campaign
+from tuner.campaign.saved import campaign_state
 from tuner.proxy_client import ProxyClient, ProxyWeights
 from tuner.sidecar.commands import Command, CommandQueue
 from tuner.sidecar.history_buffer import HistoryBuffer
@@ -284,7 +285,7 @@ class Sidecar:
 
     async def _save(self) -> None:
         """Write waiting rows, and the campaign's state if more than its cursor has changed."""
-        state = self.campaign.state()
+        state = campaign_state(self.campaign)
         compared = {key: value for key, value in state.items() if key != "cursor"}
         if compared != self._saved and self.stopped is None:
             self._saved = compared

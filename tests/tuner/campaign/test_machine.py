@@ -12,8 +12,8 @@ import pytest
 from gorgo.errors import TunerError, WeightsError
 from tests.tuner.campaign.fleet import BOX, START, Effect, Proxy, Run, bowl, nothing, sentence
 from tuner.campaign.actions import Action, Freeze, PutWeights, RollBack, Stop
-from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
+from tuner.campaign.saved import campaign_state, load_campaign
 
 #: Pairs follow one another without a rest.
 QUICK = CampaignOptions(max_generations=2, rest_blocks=0.0)
@@ -90,9 +90,9 @@ def test_samples_of_weights_that_it_did_not_put_count_for_nothing() -> None:
 
 def test_an_answer_to_an_older_order_is_ignored() -> None:
     run = comparing(Run(Proxy(), QUICK))
-    state = run.campaign.state()
+    state = campaign_state(run.campaign)
     assert run.campaign.on_weights_applied(99, ticket=1, now=run.now) == []
-    assert run.campaign.state() == state
+    assert campaign_state(run.campaign) == state
 
 
 def test_frozen_weights_are_left_alone_until_they_are_unfrozen() -> None:
@@ -112,12 +112,12 @@ def test_frozen_weights_are_left_alone_until_they_are_unfrozen() -> None:
 def test_a_restarted_proxy_gets_its_weights_again_and_the_pairs_before_still_count() -> None:
     run = comparing(Run(Proxy(bowl), QUICK))
     run.until(lambda: run.campaign.trial and run.campaign.trial.state()["pairs"])
-    kept = run.campaign.state()["trial"]["pairs"]
+    kept = campaign_state(run.campaign)["trial"]["pairs"]
     run.proxy.restart()
     run.step()
     assert any(s.endswith("the proxy has restarted") for s in run.sentences()[-2:])
     assert run.proxy.version == 2
-    assert run.campaign.state()["trial"]["pairs"] == kept
+    assert campaign_state(run.campaign)["trial"]["pairs"] == kept
     run.until(lambda: run.stopped)
 
 
@@ -245,9 +245,9 @@ def test_a_campaign_that_is_killed_at_any_moment_goes_on_and_counts_nothing_twic
         run.step()
         step += 1
         if step % 101 == 0:
-            saved = json.loads(json.dumps(run.campaign.state()))
-            loaded = Campaign.from_state(BOX, options, saved)
-            again = loaded.state()
+            saved = json.loads(json.dumps(campaign_state(run.campaign)))
+            loaded = load_campaign(BOX, options, saved)
+            again = campaign_state(loaded)
             assert {k: v for k, v in again.items() if k not in ("rng", "trial")} == {
                 k: v for k, v in saved.items() if k not in ("rng", "trial")
             }
@@ -263,8 +263,8 @@ def test_a_campaign_that_is_killed_at_any_moment_goes_on_and_counts_nothing_twic
 def test_a_campaign_that_goes_on_with_fewer_pairs_than_it_has_scored_decides_on_those() -> None:
     patient = replace(QUICK, futility_pairs=20, margin=9.0)
     run = comparing(Run(Proxy(), patient))
-    run.until(lambda: len(run.campaign.state()["trial"]["pairs"]) == 4)
-    run.campaign = Campaign.from_state(BOX, replace(patient, pairs=3), run.campaign.state())
+    run.until(lambda: len(campaign_state(run.campaign)["trial"]["pairs"]) == 4)
+    run.campaign = load_campaign(BOX, replace(patient, pairs=3), campaign_state(run.campaign))
     run.do(run.campaign.on_start(now=run.now))
     run.until(lambda: len(run.rows) == 2)
     assert run.rows[1].reason.endswith("in 5 pairs of blocks: not shown to be better")
@@ -273,24 +273,24 @@ def test_a_campaign_that_goes_on_with_fewer_pairs_than_it_has_scored_decides_on_
 def test_a_campaign_that_is_over_stays_over() -> None:
     run = Run(Proxy(), CampaignOptions(max_generations=1, rest_blocks=0.0))
     run.until(lambda: run.stopped)
-    loaded = Campaign.from_state(BOX, run.campaign.options, run.campaign.state())
+    loaded = load_campaign(BOX, run.campaign.options, campaign_state(run.campaign))
     assert loaded.on_start(now=run.now) == [Stop("1 generations")]
     assert loaded.on_time(now=run.now + 9999) == []
 
 
 def test_a_state_of_another_mode_or_a_damaged_one_is_refused() -> None:
-    state = comparing(Run(Proxy(), QUICK)).campaign.state()
+    state = campaign_state(comparing(Run(Proxy(), QUICK)).campaign)
     with pytest.raises(TunerError, match="expected format 1, mode 'paper'"):
-        Campaign.from_state(BOX, CampaignOptions(mode="paper"), state)
+        load_campaign(BOX, CampaignOptions(mode="paper"), state)
     for key in ("start", "optimizer", "cursor", "trial", "phase", "rng"):
         with pytest.raises(TunerError, match=r"damaged|is in phase|optimizer 'None' is unknown"):
-            Campaign.from_state(BOX, QUICK, {**state, key: {}})
+            load_campaign(BOX, QUICK, {**state, key: {}})
 
 
 @pytest.mark.parametrize("value", ["much", 10**400, float("inf"), float("nan"), None, [], {}])
 def test_no_value_in_a_damaged_state_is_a_fault_of_ours(value: Any) -> None:
     """Every leaf in turn; what can be loaded in spite of it can be saved again."""
-    state = comparing(Run(Proxy(), QUICK)).campaign.state()
+    state = campaign_state(comparing(Run(Proxy(), QUICK)).campaign)
     for path in leaves(state):
         damaged = json.loads(json.dumps(state))
         inner = damaged
@@ -298,10 +298,10 @@ def test_no_value_in_a_damaged_state_is_a_fault_of_ours(value: Any) -> None:
             inner = inner[key]
         inner[path[-1]] = value
         try:
-            loaded = Campaign.from_state(BOX, QUICK, damaged)
+            loaded = load_campaign(BOX, QUICK, damaged)
         except (TunerError, WeightsError):
             continue
-        json.dumps(loaded.state())
+        json.dumps(campaign_state(loaded))
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -15,6 +15,7 @@ from tuner.campaign.actions import Action, Freeze, PutWeights, RecordGeneration,
 from tuner.campaign.generation import Generation
 from tuner.campaign.machine import Campaign
 from tuner.campaign.options import CampaignOptions
+from tuner.campaign.saved import campaign_state, load_campaign
 from tuner.objective import TunerSample
 from tuner.optimizers.es import OnePlusOneES
 
@@ -98,11 +99,11 @@ class Wire:
         return [action.generation for action in self.actions if isinstance(action, RecordGeneration)]
 
     def saved(self, key: str) -> Any:
-        return self.campaign.state()[key]
+        return campaign_state(self.campaign)[key]
 
     def reload(self) -> list[Action]:
         """Another process goes on from the saved state."""
-        self.campaign = Campaign.from_state(BOX, self.options, self.campaign.state())
+        self.campaign = load_campaign(BOX, self.options, campaign_state(self.campaign))
         return self.do(self.campaign.on_start(now=self.now))
 
 
@@ -579,8 +580,8 @@ def test_everything_that_was_decided_outlives_the_process() -> None:
     wire.do(wire.campaign.on_frozen(now=wire.now))
     kept = wire.campaign
     kept.saturated_since, kept.stop_reason = 7.0, "r"
-    loaded = Campaign.from_state(BOX, wire.options, kept.state())
-    assert loaded.state() == kept.state()
+    loaded = load_campaign(BOX, wire.options, campaign_state(kept))
+    assert campaign_state(loaded) == campaign_state(kept)
     assert (loaded.phase, loaded.stop_reason, loaded.audited) == ("frozen", "r", True)
     assert (loaded.start, loaded.incumbent, loaded.saturated_since) == (kept.start, kept.incumbent, 7.0)
     assert (loaded.cursor.boot_id, loaded.cursor.last_seq) == ("boot-1", wire.seq)
