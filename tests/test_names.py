@@ -125,6 +125,8 @@ FIELD_NAMES: Mapping[str, str] = {
     "held_out_from_s": "tuner/",
     "held_out_seed": "tuner/",
     "held_out_seeds": "",
+    # A field of SGLang's requests.
+    "bootstrap_room": "gorgo/proxy/exchange/",
     # Networking: one-way delay.
     "one_way_s": "",
     # Reading a bounded number of items before they are due.

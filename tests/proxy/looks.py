@@ -350,8 +350,8 @@ async def probed(rig: Rig) -> bool:
 
 
 async def probed_by(rig: Rig) -> str:
-    """The path of the last round trips: a replica that joins is asked for two, and for its models."""
-    last = rig.ground.a.monitored[-3:]
+    """The path of the last round trips: a replica that joins is asked for two at least."""
+    last = rig.ground.a.monitored[-2:]
     return "/ping" if "/ping" in last else last[-1]
 
 
