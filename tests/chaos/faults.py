@@ -12,6 +12,7 @@ from time import monotonic
 
 import aiohttp
 
+from tests.chaos.failing import FastFailure
 from tests.chaos.fleet import REPLICAS, Fleet
 from tests.chaos.schedule import RECOVERY_S, Kind, Planned
 
@@ -99,6 +100,8 @@ class Saboteur:
                 await self._stale(fault)
             case Kind.RELOAD:
                 await self._reload(fault)
+            case Kind.REFUSING | Kind.BUSY | Kind.BAD_ANSWERS:
+                await self._fail_fast(fault)
             case Kind.TUNER:
                 await self._kill_sidecar(fault)
             case kind:
@@ -138,6 +141,12 @@ class Saboteur:
         await asyncio.sleep(fault.length_s)
         gate.figures = "told"
 
+    async def _fail_fast(self, fault: Planned) -> None:
+        gate = self._fleet.gates[fault.target]
+        gate.failure = FastFailure(fault.variant)
+        await asyncio.sleep(fault.length_s)
+        gate.failure = None
+
     async def _reload(self, fault: Planned) -> None:
         """An edit and, later, its opposite; each by SIGHUP."""
         async with self._edited(fault):
@@ -146,7 +155,12 @@ class Saboteur:
     @asynccontextmanager
     async def _edited(self, fault: Planned) -> AsyncIterator[None]:
         edits, name = self._fleet.edits, fault.target
-        marks = {"leave": edits.left_out, "drain": edits.draining, "move": edits.moved}.get(fault.variant)
+        marks = {
+            "leave": edits.left_out,
+            "drain": edits.draining,
+            "move": edits.moved,
+            "wrong-path": edits.wrong_path,
+        }.get(fault.variant)
         if marks is not None:
             marks.add(name)
         edits.broken = fault.variant == "refused"

@@ -58,6 +58,8 @@ class Edits:
     draining: set[str] = field(default_factory=set)
     #: Replicas that are reached by their gate's second door.
     moved: set[str] = field(default_factory=set)
+    #: Replicas whose url ends in `/v1`.
+    wrong_path: set[str] = field(default_factory=set)
     limits: dict[str, float] = field(default_factory=dict)
     #: A file that must be refused.
     broken: bool = False
@@ -168,6 +170,7 @@ class Fleet:
         document = _document(urls, names, {**self.limits, **edits.limits})
         for row in document["replicas"]:
             row["draining"] = row["name"] in edits.draining
+            row["url"] += "/v1" if row["name"] in edits.wrong_path else ""
         return document
 
     async def open_gates(self) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 from tests.chaos.faults import Applied, HistorySeen
 from tests.chaos.load import Note
+from tests.chaos.losses import LOST_FIRST, fast_failures, lost_fast, well_throughout
 from tests.chaos.observe import Look, Watch, left_over
 from tests.chaos.questions import Ending, Question
-from tests.chaos.schedule import RECOVERY_S, Kind
+from tests.chaos.schedule import Kind
 
 #: Violations that are shown in full.
 SHOWN = 5
@@ -82,11 +83,12 @@ def ends_once(run: Run) -> Finding:
 
 
 def answers_right(run: Run) -> Finding:
-    """Nothing came that was wrong, and what came whole has the right hash."""
+    """Nothing came that was wrong, but from a replica that fails fast, and what came whole has the right hash."""
+    excused = {note.question.request_id for _, lost in lost_fast(run) for note in lost}
     wrong = [
         f"{note.question.request_id} ({note.question.route}, {note.replica}): {note.verdict.reason}"
         for note in run.notes
-        if note.verdict.ending is Ending.WRONG
+        if note.verdict.ending is Ending.WRONG and note.question.request_id not in excused
     ]
     complete = sum(note.verdict.ending is Ending.COMPLETE for note in run.notes)
     cut = sum(note.verdict.ending in (Ending.REFUSED, Ending.CUT) for note in run.notes)
@@ -123,11 +125,9 @@ def nothing_lost(run: Run) -> Finding:
     )
 
 
-def well_throughout(run: Run, from_s: float, to_s: float) -> list[str]:
-    """Replicas that nothing was wrong with, nor a short while before."""
-    within = [each for each in run.applied if each.began_s <= to_s and from_s - RECOVERY_S <= each.ended_s]
-    ill = {name for each in within for name in each.planned.lays_low(run.replicas)}
-    return [name for name in run.replicas if name not in ill]
+def fast_failures_bounded(run: Run) -> Finding:
+    """A replica that answers at once, and wrongly, gets no more than its first requests while another one is well."""
+    return Finding(f"none but the first {LOST_FIRST} lost to a fast failure", *fast_failures(run))
 
 
 def nothing_shed(run: Run) -> Finding:
@@ -234,6 +234,7 @@ INVARIANTS: Sequence[Callable[[Run], Finding]] = (
     answers_right,
     statuses_agree,
     nothing_lost,
+    fast_failures_bounded,
     nothing_shed,
     no_own_faults,
     ledger_empty,

@@ -40,10 +40,10 @@ class Plan:
 
 #: With starting and settling nine and a half minutes, one minute, and a quarter of a minute.
 FULL = Plan(load_s=500.0, per_s=6.0, every_s=4.5, length_s=(2.0, 7.0))
-SHORT = Plan(load_s=44.0, per_s=6.0, every_s=1.5, length_s=(1.2, 2.4))
+SHORT = Plan(load_s=52.0, per_s=6.0, every_s=1.5, length_s=(1.2, 2.4))
 #: No fault is so long that a time-out ends it, and no time-out so short that a busy machine exceeds it.
 BRIEF = Plan(
-    load_s=8.0,
+    load_s=10.0,
     per_s=12.0,
     every_s=0.45,
     length_s=(0.6, 0.9),

@@ -13,6 +13,8 @@ from enum import Enum
 
 import numpy as np
 
+from tests.chaos.failing import FastFailure
+
 #: So long after a fault a replica may still be thought ill: a back-off (5 s), a probe (1 s), and a busy machine.
 RECOVERY_S = 6.0
 #: Of a process: so long its replica stays away after the fault itself.
@@ -35,6 +37,9 @@ class Kind(Enum):
     CUT = "region cut off"
     BLACKOUT = "all regions cut off"
     STALE = "stale metrics"
+    REFUSING = "refuses everything"
+    BUSY = "busy for ever"
+    BAD_ANSWERS = "bad answers at once"
     RELOAD = "regions.yaml rewritten, SIGHUP"
     TUNER = "kill -9 of the sidecar"
 
@@ -43,11 +48,16 @@ VARIANTS: dict[Kind, tuple[str, ...]] = {
     # Connections refused and reset; taken, and what is sent arrives late; not even the SYN is answered.
     Kind.CUT: ("refused", "silent", "dark"),
     Kind.STALE: ("hang", "frozen"),
-    Kind.RELOAD: ("leave", "drain", "move", "refused", "limits"),
+    Kind.RELOAD: ("leave", "drain", "move", "refused", "limits", "wrong-path"),
+    Kind.REFUSING: tuple(each.value for each in FastFailure if each.on_probes),
+    Kind.BUSY: tuple(each.value for each in FastFailure if each.status != 200 and not each.on_probes),
+    Kind.BAD_ANSWERS: tuple(each.value for each in FastFailure if each.status == 200),
 }
 #: Kinds and variants during which the replica that they hit cannot be counted on.
-_ILL = (Kind.KILL, Kind.RESTART, Kind.HANG, Kind.RESET, Kind.ERRORS, Kind.CUT, Kind.BLACKOUT)
-_ILL_RELOADS = ("leave", "drain")
+_FAST = (Kind.REFUSING, Kind.BUSY, Kind.BAD_ANSWERS)
+_ILL = (Kind.KILL, Kind.RESTART, Kind.HANG, Kind.RESET, Kind.ERRORS, Kind.CUT, Kind.BLACKOUT, *_FAST)
+_WRONG_PATH = "wrong-path"
+_ILL_RELOADS = ("leave", "drain", _WRONG_PATH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,11 @@ class Planned:
     def ill(self) -> bool:
         """Whether a replica cannot be counted on while it lasts."""
         return self.kind in _ILL or self.variant in _ILL_RELOADS
+
+    @property
+    def fails_fast(self) -> bool:
+        """Whether a replica answers at once meanwhile, and wrongly."""
+        return self.kind in _FAST or self.variant == _WRONG_PATH
 
     def takes(self, replicas: Sequence[str]) -> tuple[str, ...]:
         """Whom nothing else may happen to meanwhile."""

@@ -70,6 +70,7 @@ def good() -> Run:
             applied(Kind.BLACKOUT, "a", 49.0, 53.0),
             applied(Kind.SLOW, "b", 1.0, 3.0),
             applied(Kind.TUNER, "sidecar", 5.0, 6.0),
+            applied(Kind.REFUSING, "c", 100.0, 110.0, "404 to everything"),
         ],
         watch=Watch(
             [look()] * 3,
@@ -83,6 +84,7 @@ def good() -> Run:
         reloads=2,
         refusals=1,
         fleet=[{"name": name, "state": "healthy"} for name in REPLICAS],
+        passed={"c": [(f"r{number}", 101.0) for number in range(100, 110)]},
     )
 
 
@@ -108,6 +110,7 @@ ONCE = "every request ends exactly once"
 RIGHT = "complete and hash-checked, or a well-formed error"
 AGREES = "the proxy's log agrees with its clients"
 LOST = "nothing without content is lost while a replica is well"
+FAST = "none but the first 5 lost to a fast failure"
 SHED = "nobody is turned away for load"
 OWN = "no fault of the code's own"
 LEDGER = "ledger back to zero"
@@ -128,6 +131,15 @@ def refuse(run: Run, **changes: Any) -> None:
 def shed(run: Run) -> None:
     refuse(run, status=429)
     run.log[2] = line(2, 429)
+
+
+def lose_fast(run: Run, count: int) -> None:
+    """Wrong answers of the replica that fails fast."""
+    for number in range(100, 100 + count):
+        lost = note(number, Verdict(Ending.WRONG, reason="404"), status=404, asked_s=101.0, ended_s=101.5)
+        run.notes.append(lost)
+        run.questions = [*run.questions, lost.question]
+        run.log.append(line(number, 404))
 
 
 def after(run: Run, **inside: Any) -> None:
@@ -159,6 +171,7 @@ BREAKS: list[tuple[str, str, Break]] = [
         "a stream cut before its content",
         lambda run: run.notes.__setitem__(1, note(1, Verdict(Ending.CUT, "upstream_failed", content=0))),
     ),
+    (FAST, "a sixth request lost to a replica that fails fast", lambda run: lose_fast(run, 6)),
     (SHED, "a 429", shed),
     (OWN, "an internal error", lambda run: run.log.append({"event": "internal_error", "error": "KeyError"})),
     (OWN, "a traceback", lambda run: run.said.update({"tune-1": "Traceback (most recent call last):\n"})),
@@ -198,6 +211,22 @@ def test_what_is_broken_is_found_and_nothing_else(name: str, what: str, change: 
     assert broken(run) == [name], what
 
 
+def test_the_first_requests_lost_to_a_fast_failure_are_no_violation_nor_are_those_while_none_is_well() -> None:
+    run = good()
+    lose_fast(run, 5)
+    assert broken(run) == []
+    lose_fast(run := good(), 6)
+    run.applied.append(applied(Kind.BLACKOUT, "a", 100.0, 110.0))
+    assert broken(run) == []
+
+
+def test_a_wrong_answer_of_another_replica_is_not_excused_by_a_fast_failure() -> None:
+    run = good()
+    lose_fast(run, 1)
+    run.passed = {"b": run.passed["c"]}
+    assert broken(run) == [RIGHT]
+
+
 def test_what_probes_open_for_a_moment_is_no_leak() -> None:
     run = good()
     run.watch.after[:] = [look(descriptors=21), look(open_responses={"a": 1})]
@@ -205,14 +234,14 @@ def test_what_probes_open_for_a_moment_is_no_leak() -> None:
 
 
 def test_a_run_too_short_to_judge_memory_does_not_count_it_as_held() -> None:
-    assert tally(judge_run(good())) == "14 of 14 judged invariants hold"
+    assert tally(judge_run(good())) == "15 of 15 judged invariants hold"
     run = good()
     run.watch.during = run.watch.during[: 3 * RSS_LOOKS - 1]
     (memory,) = (finding for finding in judge_run(run) if not finding.judged)
     assert (memory.name, memory.figures) == (MEMORY, f"{3 * RSS_LOOKS - 1} looks are too few (grew by 0.0 MB)")
-    assert tally(judge_run(run)) == "13 of 13 judged invariants hold; 1 not judged (memory flat)"
+    assert tally(judge_run(run)) == "14 of 14 judged invariants hold; 1 not judged (memory flat)"
     shed(run)
-    assert tally(judge_run(run)) == "12 of 13 judged invariants hold; 1 not judged (memory flat)"
+    assert tally(judge_run(run)) == "13 of 14 judged invariants hold; 1 not judged (memory flat)"
     (row,) = (line for line in printed(run) if line.startswith(MEMORY))
     assert row.endswith("not judged")
 

@@ -13,15 +13,15 @@ from tests.chaos.run import BRIEF, SHORT, Plan, run_chaos
 
 #: `make chaos-short` draws another one each time.
 SEED = 11
-#: Ten kinds of fault of the eleven, the sidecar killed in the middle (`test_schedule.py`).
-BRIEF_SEED = 50
+#: Thirteen kinds of fault of the fourteen, the sidecar killed in the middle (`test_schedule.py`).
+BRIEF_SEED = 43
 
 
 @pytest.mark.timeout(300)
 async def test_a_quarter_of_a_minute_of_chaos_breaks_nothing(tmp_path: Path) -> None:
     run = await judged(BRIEF, BRIEF_SEED, tmp_path)
     # A slow machine has time for fewer faults, as each waits for the processes of the one before.
-    assert len({each.planned.kind for each in run.applied}) >= 7
+    assert len({each.planned.kind for each in run.applied}) >= 9
 
 
 @pytest.mark.system
@@ -37,5 +37,5 @@ async def judged(plan: Plan, seed: int, folder: Path) -> Run:
     print_report(run, findings, Console(width=150))
     starved = starved_s(run)
     slow = f", on a machine that took {starved:.2f} s for half of the answers to a look" if starved else ""
-    assert tally(findings) == "13 of 13 judged invariants hold; 1 not judged (memory flat)", f"see the report{slow}"
+    assert tally(findings) == "14 of 14 judged invariants hold; 1 not judged (memory flat)", f"see the report{slow}"
     return run
