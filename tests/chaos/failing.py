@@ -86,11 +86,10 @@ def answer_to(request: Received, failure: FastFailure) -> Answer:
         return Answer(_head(200, kind, 0))
     if not request.stream:
         return _whole(request, failure)
-    events = b"".join(b"data: %s\n\n" % each for each in _events(request, failure))
+    chunks = b"".join(_chunk(b"data: %s\n\n" % each) for each in _events(request, failure))
     if failure is FastFailure.TRUNCATED:
-        # The length says that more comes: what is there ends in the middle of an event.
-        return Answer(_head(200, kind, 10 * len(events)) + events[:-9], closes=True)
-    return Answer(_head(200, kind, len(events)) + events)
+        return Answer(_CHUNKED + chunks[:-9], closes=True)
+    return Answer(_CHUNKED + chunks + b"0\r\n\r\n")
 
 
 def _error(status: HTTPStatus) -> Answer:
@@ -156,6 +155,14 @@ def _generated(text: str, finish: str | None) -> dict[str, Any]:
 
 def _usage(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": 1 + tokens}
+
+
+#: As engines send streams: an error can follow what was sent.
+_CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def _head(status: int, kind: bytes, length: int) -> bytes:

@@ -42,7 +42,7 @@ WELL, FAILING = "well", "failing"
 WRONG_PATH = "url that ends in /v1"
 START, MIDDLE = "from the start", "from the middle"
 #: Lanes share the cores; a process may take long to start.
-LANES, START_S = 6, 60.0
+LANES, START_S = 9, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class Lane:
     async def __aexit__(self, *_: object) -> None:
         await self._gate.close()
 
-    async def measure(self, fault: str, begins: str, questions: Sequence[Question]) -> Row:
-        """Return what a minute of the failure costs."""
+    async def measure(self, fault: str, begins: str, questions: Sequence[Question], failing_s: float) -> Row:
+        """Return what the failure costs in that time."""
         config = self._folder / "regions.yaml"
         before_s = BEFORE_S if begins == MIDDLE else 0.0
         if begins == START:
@@ -97,7 +97,7 @@ class Lane:
         name = f"serve-{self._proxies}"
         url = await self._start(name, ["serve", "--config", str(config), "--seed", "0"], r"listening on (http://\S+)")
         process = self._processes._running[name]
-        load = Load(url, [question for question in questions if question.at_s < before_s + FAILING_S])
+        load = Load(url, [question for question in questions if question.at_s < before_s + failing_s])
         loading = asyncio.create_task(load.run())
         began_s = monotonic() + before_s
         if begins == MIDDLE:
@@ -139,9 +139,10 @@ def _row(fault: str, begins: str, notes: Sequence[Note], sent: int) -> Row:
     return Row(fault, begins, len(notes), lost, sent)
 
 
-async def measure_all(faults: Sequence[str], *, lanes: int, tree: Path, folder: Path) -> list[Row]:
-    """Measure each failure in both variants; rows in the order of `faults`."""
-    wanted = [(fault, begins) for fault in faults for begins in (START, MIDDLE)]
+async def measure_all(
+    wanted: Sequence[tuple[str, str]], *, lanes: int, tree: Path, folder: Path, failing_s: float = FAILING_S
+) -> list[Row]:
+    """Measure each failure, by its name and when it begins, with the proxy of the checkout `tree`; rows in order."""
     left = list(reversed(wanted))
     found: dict[tuple[str, str], Row] = {}
     drawn = draw_questions(SEED, seconds=BEFORE_S + FAILING_S, per_s=PER_S)
@@ -160,7 +161,7 @@ async def measure_all(faults: Sequence[str], *, lanes: int, tree: Path, folder: 
             async with Lane(processes, place) as lane:
                 while left:
                     one = left.pop()
-                    found[one] = await lane.measure(*one, questions)
+                    found[one] = await lane.measure(*one, questions, failing_s)
                     print(found[one], file=sys.stderr)
 
     async with asyncio.TaskGroup() as running:
@@ -175,10 +176,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lanes", type=int, default=LANES, help="fleets beside each other")
     parser.add_argument("--fault", action="append", help="only this one; repeatable")
     wanted = parser.parse_args(arguments)
-    faults = [WRONG_PATH, *(each.value for each in FastFailure)]
+    faults = wanted.fault or [WRONG_PATH, *(each.value for each in FastFailure)]
+    cells = [(fault, begins) for fault in faults for begins in (START, MIDDLE)]
     with tempfile.TemporaryDirectory(prefix="gorgo-fast-failures-") as scratch:
         tree = ROOT if wanted.at is None else _checkout(wanted.at, Path(scratch) / "tree")
-        rows = asyncio.run(measure_all(wanted.fault or faults, lanes=wanted.lanes, tree=tree, folder=Path(scratch)))
+        rows = asyncio.run(measure_all(cells, lanes=wanted.lanes, tree=tree, folder=Path(scratch)))
     print(json.dumps({"of": wanted.at, "rows": [asdict(row) for row in rows]}))
     return 0
 

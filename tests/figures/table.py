@@ -15,6 +15,7 @@ from typing import Any
 
 from gorgo.apps.demo.options import BASELINES
 from tests.documents import tables
+from tests.figures.fast_failures import BEFORE, fast_failures
 from tests.figures.marked import Cell, Table, View
 from tests.figures.stored import read_stored
 
@@ -38,7 +39,8 @@ def view_of(names: Sequence[str]) -> View:
 def _view(name: str) -> View:
     figure, stored = FIGURES[name], read_stored(name)
     dates = frozenset(run.date for run in stored.runs)
-    return replace(figure.view(stored.results), commits=frozenset({stored.commit}), dates=dates)
+    view = figure.view(stored.results)
+    return replace(view, commits=view.commits | {stored.commit}, dates=dates)
 
 
 # -- tables of results, as replay, demo and simulate print them
@@ -308,6 +310,9 @@ FIGURES: Mapping[str, Figure] = {
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
     "chaos": Figure(["python -m tests.chaos --short --seed 2026"], _printed),
+    "fast-failures": Figure(
+        [f"python -m tests.chaos.fast_failures --at {BEFORE}", "python -m tests.chaos.fast_failures"], fast_failures
+    ),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "chat-small": Figure(["gorgo datasets describe chat-small --json"], _chat_small),
     "windows": Figure(

@@ -169,3 +169,23 @@ def test_benches_are_read_from_what_they_print() -> None:
         "p95 E2E, s": [7.42, 0.94],
         "hedged": 2.5,
     }
+
+
+def test_fast_failures_show_the_share_of_lost_requests_before_and_after() -> None:
+    def measured(of: str | None, *lost: int) -> dict[str, Any]:
+        begins = ("from the start", "from the middle")
+        rows = [
+            {"fault": "empty 200", "begins": when, "requests": 200, "lost": count, "sent": 9}
+            for when, count in zip(begins, lost, strict=True)
+        ]
+        return {"of": of, "rows": rows}
+
+    shown = view("fast-failures", measured("985ee88", 50, 101), measured(None, 0, 1))
+    assert row(shown, "empty 200") == {
+        "at the start, before": 25.0,
+        "later, before": 50.5,
+        "at the start, after": 0.0,
+        "later, after": 0.5,
+    }
+    assert shown.commits == {"985ee88"}
+    assert (shown.values["most lost"], shown.values["failures"]) == (1, 1)
