@@ -192,7 +192,7 @@ def test_serve_refuses_an_admin_token_that_can_be_guessed() -> None:
     words = gorgo("serve", "--config", ROOT / "regions.yaml")
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
-    assert "expected at least 16 characters, found 15" in " ".join(done.stderr.split())
+    assert "GORGO_ADMIN_TOKEN: a token of 15 characters; expected at least 16" in " ".join(done.stderr.split())
 
 
 def test_serve_imports_no_package_of_the_tuner() -> None:
