@@ -34,6 +34,10 @@ class ModelLists:
         self._clock = clock
         self._lists: OrderedDict[_Credentials, tuple[float, asyncio.Task[bytes]]] = OrderedDict()
 
+    def clear(self) -> None:
+        """Forget all answers, after a change of the fleet."""
+        self._lists.clear()
+
     async def get(self, headers: Iterable[Header], fetch: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the answer for the credentials in `headers`, fetched if there is no fresh one. Raises as `fetch`."""
         key = tuple(pair for pair in headers if pair[0] in KEYS)

@@ -236,6 +236,8 @@ class Reloader:
         self._start_monitors(changes, results)
         for target in removed:
             state.stored_responses.forget(target.name)
+        if changes.fleet:
+            state.model_lists.clear()
         self._retain_series()
         return left, replace(changes, not_in_force=waiting)
 
