@@ -126,7 +126,7 @@ FIELD_NAMES: Mapping[str, str] = {
     "held_out_seed": "tuner/",
     "held_out_seeds": "",
     # A field of SGLang's requests.
-    "bootstrap_room": "gorgo/proxy/exchange/",
+    "bootstrap_room": "gorgo/proxy/parsing/",
     # Networking: one-way delay.
     "one_way_s": "",
     # Reading a bounded number of items before they are due.

@@ -28,6 +28,7 @@ from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.tls import served_tls, upstream_tls
 from gorgo.proxy.logs import log
 from gorgo.proxy.model_lists import ModelLists
+from gorgo.proxy.parsing.workers import BodyWorkers
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.served_models import ServedModels
@@ -63,6 +64,7 @@ def build_proxy(
     keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
     client_keys = read_client_keys(config.clients)
     served = served_tls(config.proxy.tls)
+    fingerprinter = Fingerprinter(key=key, block_bytes=BLOCK_BYTES)
     tls = tls or ssl.create_default_context()
     tls_of = {replica.name: upstream_tls(replica, tls) for replica in config.replicas}
     clock = epoch_clock()
@@ -98,7 +100,8 @@ def build_proxy(
         passed_headers=frozenset(name.encode() for name in config.proxy.pass_headers),
         targets=targets,
         tls=tls,
-        fingerprinter=Fingerprinter(key=key, block_bytes=BLOCK_BYTES),
+        fingerprinter=fingerprinter,
+        body_workers=BodyWorkers(fingerprinter),
         uploads=UploadCounter(router),
         started_s=clock(),
         model_lists=ModelLists(clock),

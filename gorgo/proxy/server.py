@@ -38,6 +38,7 @@ from gorgo.proxy.http.sockets import BACKLOG, ServerAddresses, address_of, liste
 from gorgo.proxy.logs import LOGGER, log
 from gorgo.proxy.monitor.fleet_monitor import FleetMonitor, probe_all, run_timers
 from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
+from gorgo.proxy.parsing.json_body import limit_digits
 from gorgo.proxy.reload.file_watch import ConfigFile
 from gorgo.proxy.reload.registrar import Registrar
 from gorgo.proxy.reload.reloader import Reloader
@@ -98,6 +99,7 @@ async def serve(
     shutdown:
         Stops the proxy when set. Without it, SIGTERM and SIGINT do.
     """
+    limit_digits()
     persisted = None if state_file is None else state_file.read()
     with listening(config.proxy.bind, "bind") as data, listening(config.proxy.admin_bind, "admin_bind") as admin:
         state = build_proxy(

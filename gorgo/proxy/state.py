@@ -16,6 +16,7 @@ from gorgo.proxy.control.service import ControlService
 from gorgo.proxy.http.client_auth import ClientKeys
 from gorgo.proxy.http.tls import ServedTls
 from gorgo.proxy.model_lists import ModelLists
+from gorgo.proxy.parsing.workers import BodyWorkers
 from gorgo.proxy.readiness import NotReady, why_not_ready
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.router_gateway import RouterGateway
@@ -59,6 +60,8 @@ class RunningProxy:
     #: For all replicas, those of later reloads included.
     tls: ssl.SSLContext
     fingerprinter: Fingerprinter
+    #: Read the bodies that would hold the event loop.
+    body_workers: BodyWorkers
     uploads: UploadCounter
     #: By `clock`.
     started_s: float
@@ -98,6 +101,7 @@ class RunningProxy:
     async def aclose(self) -> None:
         self.gateway.close()
         await self.control.aclose()
+        await self.body_workers.aclose()
         if self.request_log is not None:
             self.request_log.close()
         if self.tracing is not None:

@@ -27,6 +27,9 @@ REFUSING = (
     "core/quotas.py",
     "proxy/http/body.py",
     "proxy/http/client_auth.py",
+    "proxy/parsing/json_body.py",
+    "proxy/parsing/fields.py",
+    "proxy/parsing/workers.py",
     "proxy/request_options.py",
 )
 REFUSING_TOO = (

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gorgo.config.model import Config, ModelConfig, ProxyConfig
-from gorgo.proxy.http.body import with_model
 from gorgo.proxy.http.errors import HttpError
+from gorgo.proxy.parsing.json_body import with_model
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until, with_replica
 from tests.proxy.fakes import FakeReplica, answer, chat, stream
 from tests.proxy.test_requests import checked

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,9 @@ Words = NDArray[np.uint64]
 
 #: Bytes of the prompt that `Fingerprint.head` covers: 256 tokens of 4 bytes.
 HEAD_BYTES = 1024
+#: Blocks of one prompt: 4 MiB of text, a million tokens. The rest of a longer one is counted, but not compared: one
+#: request must not replace a large part of the prefix index, nor delay others by its comparison.
+MAX_BLOCKS = 16_384
 #: Powers of the chain's base are stored for so many blocks at first, and twice as many whenever that is too few.
 _FIRST_POWERS = 1024
 
@@ -33,17 +37,32 @@ class Fingerprint:
     Parameters
     ----------
     blocks:
-        8 bytes per full block, little-endian, in order; each hash stands for the whole prefix up to its block's end.
+        8 bytes per full block up to `MAX_BLOCKS`, little-endian, in order; each hash stands for the whole prefix up to
+        its block's end.
     head:
         64-bit hash of the first 1,024 bytes (or of the whole, if shorter) and the marks in them.
     boundaries:
-        Number of full blocks at the end of each message.
+        Number of full blocks at the end of each message, at most `MAX_BLOCKS`.
     text_bytes:
         Length of the prompt's text.
     """
 
     blocks: bytes
     prefix_hash: int
+    boundaries: tuple[int, ...]
+    text_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptSketch:
+    """A prompt reduced to what its fingerprint is made of, whatever the adapter: small enough to pass on.
+
+    `sums` has one number per block, the marks in it included; `head_marks` are the marks within `head`.
+    """
+
+    sums: Words
+    head: bytes
+    head_marks: tuple[tuple[int, str], ...]
     boundaries: tuple[int, ...]
     text_bytes: int
 
@@ -79,21 +98,37 @@ class Fingerprinter:
 
     def __call__(self, prompt: Prompt, *, adapter: str | None = None) -> Fingerprint:
         """Return the fingerprint of a prompt; one for an adapter shares no block with any other's."""
+        return self.hash_sketch(self.sketch(prompt), adapter=adapter)
+
+    def sketch(self, prompt: Prompt) -> PromptSketch:
+        """Return what is needed of a prompt for its fingerprint: a sum per block instead of its text."""
         text, marks = prompt.text, prompt.message_starts
-        count = len(text) // self.block_bytes
+        count = min(len(text) // self.block_bytes, MAX_BLOCKS)
         sums = self._block_sums(text, count)
-        if adapter is not None:
-            sums[:1] += np.uint64(self._named_hash("adapter", adapter))
         ends = [len(text)]
         if marks:
             offsets = np.array([offset for offset, _ in marks], dtype=np.int64)
             ends = [*offsets[1:].tolist(), len(text)]
             self._add_marks(sums, offsets, [role for _, role in marks])
+        return PromptSketch(
+            sums=sums,
+            head=text[:HEAD_BYTES],
+            head_marks=tuple(takewhile(lambda mark: mark[0] < HEAD_BYTES, marks)),
+            boundaries=tuple(min(end // self.block_bytes, count) for end in ends),
+            text_bytes=len(text),
+        )
+
+    def hash_sketch(self, sketch: PromptSketch, *, adapter: str | None = None) -> Fingerprint:
+        """Return the fingerprint of a sketch."""
+        sums = sketch.sums
+        if adapter is not None:
+            sums = sums.copy()
+            sums[:1] += np.uint64(self._named_hash("adapter", adapter))
         return Fingerprint(
             blocks=self._chain(sums).astype("<u8", copy=False).tobytes(),
-            prefix_hash=self._head(prompt, adapter),
-            boundaries=tuple(end // self.block_bytes for end in ends),
-            text_bytes=len(text),
+            prefix_hash=self._head(sketch, adapter),
+            boundaries=sketch.boundaries,
+            text_bytes=sketch.text_bytes,
         )
 
     def _block_sums(self, text: bytes, count: int) -> Words:
@@ -118,13 +153,11 @@ class Fingerprinter:
         chained: Words = np.cumsum(_mix(sums) * self._powers[: len(sums)], dtype=np.uint64)
         return _mix(chained)
 
-    def _head(self, prompt: Prompt, adapter: str | None) -> int:
-        digest = blake2b(prompt.text[:HEAD_BYTES], key=self._secret, digest_size=8)
+    def _head(self, sketch: PromptSketch, adapter: str | None) -> int:
+        digest = blake2b(sketch.head, key=self._secret, digest_size=8)
         if adapter is not None:
             digest.update(b"adapter %d\0" % self._named_hash("adapter", adapter))
-        for offset, role in prompt.message_starts:
-            if offset >= HEAD_BYTES:
-                break
+        for offset, role in sketch.head_marks:
             digest.update(b"%d %s\0" % (offset, role.encode("utf-8", "surrogatepass")))
         return int.from_bytes(digest.digest(), "little")
 

@@ -151,7 +151,7 @@ class RequestRecord:
             input_tokens=request.route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,
             # An incomplete response would have been longer.
             output_tokens=outcome.output_tokens if outcome.result is AttemptResult.COMPLETED else None,
-            text_bytes=len(request.prompt.text),
+            text_bytes=request.text_bytes,
             status=status,
             blocks=request.route.blocks,
         )

@@ -10,16 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gorgo.proxy.http.errors import HttpError
+from gorgo.proxy.parsing.fields import ENGINE_FIELDS
 from gorgo.proxy.state import RunningProxy
-
-#: Fields by which engines and gateways pick a worker, a host or a priority, or name a request of another client.
-ENGINE_FIELDS = frozenset(
-    {
-        *("bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "data_parallel_rank_decode"),
-        *("disagg_prefill_dp_rank", "ec_transfer_params", "extra_args", "kv_transfer_params", "nvext", "priority"),
-        *("request_id", "rid", "routed_dp_rank", "session_params", "vllm_xargs"),
-    }
-)
 
 
 def refuse_engine_fields(state: RunningProxy, client: str | None, parsed: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import asyncio
 from time import perf_counter
 from typing import Any
 
+from gorgo.core.json_cost import is_quick
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Hold, Reject
 from gorgo.proxy.exchange.accounting import RequestRecord
 from gorgo.proxy.exchange.attempts import Attempts
@@ -24,6 +25,8 @@ from gorgo.proxy.http.body import ClientDisconnected, draining, read_body
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, error_of
 from gorgo.proxy.http.headers import Header, request_id
 from gorgo.proxy.logs import log_failure
+from gorgo.proxy.parsing.fields import BodyFields, read_fields
+from gorgo.proxy.parsing.json_body import check_media_type
 from gorgo.proxy.state import RunningProxy
 
 _RETRY_SOON = ((b"retry-after", b"1"),)
@@ -156,13 +159,23 @@ class Exchange:
     async def _parse(self, body: bytes) -> ParsedRequest:
         """Parse the body; look for a model that no replica is known to serve."""
         state = self._state
-        request = self._parse_now(body)
+        started = perf_counter()
+        fields = await self._read_fields(body)
+        self._record.decision_s = perf_counter() - started
+        request = self._parse_now(body, fields)
         model = request.route.model
         if model is None or state.router.lists(model) or not await state.models.find_missing(model, now=state.clock()):
             return request
-        return self._parse_now(body)
+        return self._parse_now(body, fields)
 
-    def _parse_now(self, body: bytes) -> ParsedRequest:
+    async def _read_fields(self, body: bytes) -> BodyFields:
+        """Read the body: here if that takes milliseconds, else in another process."""
+        check_media_type(self._headers)
+        if is_quick(body):
+            return read_fields(self._route, body, self._state.fingerprinter)
+        return await self._state.body_workers.read(self._route, body)
+
+    def _parse_now(self, body: bytes, fields: BodyFields) -> ParsedRequest:
         assert self._router_id is not None
         started = perf_counter()
         request = parse_request(
@@ -170,11 +183,12 @@ class Exchange:
             self._route,
             self._headers,
             body,
+            fields,
             request_id=self._router_id,
             received_s=self._received_s,
             client=self._client,
         )
-        self._record.decision_s = perf_counter() - started
+        self._record.decision_s += perf_counter() - started
         return request
 
     # -- its attempts

@@ -5,20 +5,19 @@ The body itself is not changed, but for a model that the replica knows by anothe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 from gorgo.config.constants import BLOCK_BYTES
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.prompt.parse import Prompt, read_prompt
-from gorgo.errors import BadRequest
 from gorgo.proxy.exchange.client_scope import refuse_engine_fields, require_known_model
 from gorgo.proxy.exchange.judgement import wants_more_than_one
-from gorgo.proxy.http.body import parse_body, request_usage, with_model
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import Header, session_id
+from gorgo.proxy.parsing.fields import BodyFields
+from gorgo.proxy.parsing.json_body import Spans, request_usage, with_model
 from gorgo.proxy.state import RunningProxy
 
 #: Routes on which the engines know `stream_options`.
@@ -32,7 +31,7 @@ class ParsedRequest:
     """One request, parsed."""
 
     body: bytes
-    prompt: Prompt
+    text_bytes: int
     route: RouteRequest
     #: The body as an attempt with `request_usage` sends it; None if usage need not be requested.
     with_usage: bytes | None
@@ -40,11 +39,13 @@ class ParsedRequest:
     model: str | None = None
     #: An answer of one token is less than the request asks for, and may be asked for again elsewhere.
     may_be_short: bool = False
+    #: Places of that name in `body` and `with_usage`; None if they are not known.
+    spans: Spans | None = None
 
     def body_for(self, name: str | None, *, with_usage: bool) -> bytes:
         """Return the body for a replica that knows the model as `name`."""
         body = self.with_usage if with_usage and self.with_usage is not None else self.body
-        return body if name is None or name == self.model else with_model(body, name)
+        return body if name is None or name == self.model else with_model(body, name, self.spans)
 
 
 def parse_request(
@@ -52,17 +53,14 @@ def parse_request(
     route: str,
     headers: Sequence[Header],
     body: bytes,
+    fields: BodyFields,
     *,
     request_id: str,
     received_s: float,
     client: str | None = None,
 ) -> ParsedRequest:
-    """Parse `body` once. Raises `HttpError` if it cannot be routed."""
-    parsed = parse_body(body, headers)
-    try:
-        prompt = read_prompt(route, parsed)
-    except BadRequest as error:
-        raise HttpError(400, "invalid_request", str(error)) from None
+    """Return the request of a body and its `fields`. Raises `HttpError` if it cannot be routed."""
+    parsed, tokens = fields.values, fields.tokens
     named = _model(parsed)
     model = state.models.canonical(_adapter(state, parsed) or named)
     policies = state.client_policies
@@ -70,12 +68,14 @@ def parse_request(
     require_known_model(state, model)
     governing = state.models.governing(model, policies.models)
     options = policies.request_options(headers, client=client, model=governing)
-    ratio = _BYTES_PER_ID if prompt.tokens is not None else state.router.token_ratios.ratio(model)
-    fingerprint = state.fingerprinter(prompt, adapter=model if state.models.is_adapter(model) else None)
+    ratio = _BYTES_PER_ID if tokens is not None else state.router.token_ratios.ratio(model)
+    fingerprint = state.fingerprinter.hash_sketch(
+        fields.sketch, adapter=model if state.models.is_adapter(model) else None
+    )
     request = RouteRequest(
         request_id=request_id,
         received_s=received_s,
-        prompt_tokens=ceil(fingerprint.text_bytes / ratio) if prompt.tokens is None else prompt.tokens,
+        prompt_tokens=ceil(fingerprint.text_bytes / ratio) if tokens is None else tokens,
         blocks=fingerprint.blocks,
         block_tokens=BLOCK_BYTES / ratio,
         prefix_hash=fingerprint.prefix_hash,
@@ -89,29 +89,30 @@ def parse_request(
         priority=options.priority,
         regions=options.regions,
         idempotent=_is_idempotent(route, parsed),
-        text_bytes=fingerprint.text_bytes if prompt.tokens is None else None,
+        text_bytes=fingerprint.text_bytes if tokens is None else None,
     )
     may_be_short = route != "/v1/embeddings" and request.idempotent and wants_more_than_one(parsed)
-    return ParsedRequest(body, prompt, request, _with_usage(route, body, parsed), named, may_be_short)
+    with_usage = _with_usage(route, body, parsed)
+    return ParsedRequest(body, fingerprint.text_bytes, request, with_usage, named, may_be_short, fields.spans)
 
 
-def _model(parsed: dict[str, Any]) -> str | None:
+def _model(parsed: Mapping[str, Any]) -> str | None:
     model = parsed.get("model")
     return model if isinstance(model, str) and model else None
 
 
-def _adapter(state: RunningProxy, parsed: dict[str, Any]) -> str | None:
+def _adapter(state: RunningProxy, parsed: Mapping[str, Any]) -> str | None:
     """Return the adapter that a body names by SGLang's own field; one that no replica lists is left to the engine."""
     name = parsed.get("lora_path")
     return name if isinstance(name, str) and state.models.is_adapter(name) else None
 
 
-def _is_idempotent(route: str, parsed: dict[str, Any]) -> bool:
+def _is_idempotent(route: str, parsed: Mapping[str, Any]) -> bool:
     """Whether the engine stores no response, so that a second attempt leaves no second one. `/v1/responses` stores."""
     return parsed.get("store") is False if route == "/v1/responses" else parsed.get("store") is not True
 
 
-def _stored_on(state: RunningProxy, client: str | None, parsed: dict[str, Any]) -> str | None:
+def _stored_on(state: RunningProxy, client: str | None, parsed: Mapping[str, Any]) -> str | None:
     """Return the replica that has the response which this request continues."""
     previous = parsed.get("previous_response_id")
     if previous is None:
@@ -123,7 +124,7 @@ def _stored_on(state: RunningProxy, client: str | None, parsed: dict[str, Any]) 
     return replica
 
 
-def _with_usage(route: str, body: bytes, parsed: dict[str, Any]) -> bytes | None:
+def _with_usage(route: str, body: bytes, parsed: Mapping[str, Any]) -> bytes | None:
     wanted = parsed.get("stream") is True and "stream_options" not in parsed and route in _USAGE_ROUTES
     # A zero byte can only come from UTF-16 or UTF-32, where a brace is not one byte.
     return request_usage(body) if wanted and b"\0" not in body else None

@@ -15,6 +15,8 @@ from gorgo.core.prompt.token_ratio import BytesPerToken
 from gorgo.proxy.app import INFERENCE_ROUTES
 from gorgo.proxy.exchange.parse import ParsedRequest, parse_request
 from gorgo.proxy.http.errors import HttpError
+from gorgo.proxy.parsing.fields import read_fields
+from gorgo.proxy.parsing.json_body import check_media_type
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.served_models import ServedModels
 from gorgo.proxy.state import RunningProxy
@@ -52,7 +54,9 @@ names = st.sampled_from(
 def ask(route: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> ParsedRequest | None:
     """What is read of it; nothing if it is refused, which it may be as the client's fault alone."""
     try:
-        return parse_request(STATE, route, headers, body, request_id="r", received_s=0.0)
+        check_media_type(headers)
+        fields = read_fields(route, body, STATE.fingerprinter)
+        return parse_request(STATE, route, headers, body, fields, request_id="r", received_s=0.0)
     except HttpError as refusal:
         refused = refusal
     assert refused.status in (400, 404, 415)

@@ -1,4 +1,4 @@
-"""What a body may be, how long it may take, and how one is refused that is too large."""
+"""How long a body may take, and how one is refused that is too large."""
 
 from __future__ import annotations
 
@@ -9,90 +9,12 @@ from typing import Any
 import pytest
 
 from gorgo.config.model import LimitsConfig
-from gorgo.proxy.http import body as body_module
-from gorgo.proxy.http.body import MAX_BRACKETS, ClientDisconnected, parse_body, read_body, request_usage
+from gorgo.proxy.http.body import ClientDisconnected, read_body
 from gorgo.proxy.http.errors import HttpError, Message
 from gorgo.proxy.http.headers import Header
 from tests.sim.live_shell import VirtualLoop
 
-JSON = (b"content-type", b"application/json")
 GONE = None
-
-
-def status_of(body: bytes, *headers: Header) -> int:
-    """200 for a body that is taken."""
-    try:
-        parse_body(body, headers)
-    except HttpError as error:
-        return error.status
-    return 200
-
-
-@pytest.mark.parametrize(
-    ("kind", "status"),
-    [
-        (None, 200),
-        (b"application/json", 200),
-        (b"Application/JSON ; charset=utf-8", 200),
-        (b"application/problem+json", 200),
-        (b"application/jsonx", 415),
-        (b"application/+jsonx", 415),
-        (b"text/x+json", 415),
-        (b"text/plain; application/json", 415),
-        (b"", 415),
-    ],
-)
-def test_content_type_is_json_or_not_said(kind: bytes | None, status: int) -> None:
-    assert status_of(b"{}", *([] if kind is None else [(b"content-type", kind)])) == status
-
-
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        (b"", "invalid_json"),
-        (b"{", "invalid_json"),
-        (b"[]", "invalid_json"),
-        (b"null", "invalid_json"),
-        (b'"text"', "invalid_json"),
-        (b"[" * 100_000, "invalid_json"),
-    ],
-)
-def test_what_is_no_object_is_refused(body: bytes, code: str) -> None:
-    with pytest.raises(HttpError) as caught:
-        parse_body(body, [JSON])
-    assert (caught.value.status, caught.value.code) == (400, code)
-
-
-def test_body_with_an_encoding_is_not_read() -> None:
-    assert status_of(b"{}", JSON, (b"content-encoding", b"gzip")) == 415
-    assert status_of(b"{}", JSON, (b"content-encoding", b"identity")) == 200
-
-
-@pytest.mark.parametrize(("lists", "taken"), [(9, True), (10, False)])
-def test_lists_and_objects_of_a_body_are_counted_together(
-    lists: int, taken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert MAX_BRACKETS == 1_048_576
-    monkeypatch.setattr(body_module, "MAX_BRACKETS", 10)
-    text = b'{"a":[' + b",".join([b"[]"] * (lists - 2)) + b"]" + b" " * 20 + b"}"
-    assert text.count(b"[") + text.count(b"{") == lists
-    assert status_of(text, JSON) == 200
-    assert status_of(text.replace(b'"a":', b'"a":[{}],"b":'), JSON) == (200 if lists + 2 <= 10 else 400)
-    assert status_of(text.replace(b'"a":', b'"[":'), JSON) == (200 if taken else 400), "one in a text counts too"
-
-
-@pytest.mark.parametrize(
-    ("body", "wanted"),
-    [
-        (b'{"a":1}', b'{"a":1,"stream_options":{"include_usage":true}}'),
-        (b'{"a":{}} \n', b'{"a":{},"stream_options":{"include_usage":true}} \n'),
-    ],
-)
-def test_usage_is_asked_for_as_the_last_key(body: bytes, wanted: bytes) -> None:
-    assert request_usage(body) == wanted
-
-
-# -- reading
 
 
 def read(

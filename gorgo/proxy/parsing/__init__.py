@@ -1,0 +1,1 @@
+"""Parsing: bodies of requests, read in this process or in another."""

@@ -1,0 +1,92 @@
+"""What routing needs of a request's body: some of its top-level fields, and a sketch of its prompt.
+
+Owns the one parse of a body, wherever it takes place: here, or in the process of `worker`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from gorgo.core.prompt.fingerprint import Fingerprinter, PromptSketch
+from gorgo.core.prompt.parse import read_prompt
+from gorgo.errors import BadRequest
+from gorgo.proxy.http.errors import HttpError
+from gorgo.proxy.parsing.json_body import Spans, check_counts, model_spans, parse_body
+
+#: Fields by which engines and gateways pick a worker, a host or a priority, or name a request of another client.
+ENGINE_FIELDS = frozenset(
+    {
+        *("bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "data_parallel_rank_decode"),
+        *("disagg_prefill_dp_rank", "ec_transfer_params", "extra_args", "kv_transfer_params", "nvext", "priority"),
+        *("request_id", "rid", "routed_dp_rank", "session_params", "vllm_xargs"),
+    }
+)
+#: Fields that are read after the parse.
+READ_FIELDS = ENGINE_FIELDS | {
+    *("model", "lora_path", "stream", "store", "previous_response_id", "stream_options", "sampling_params"),
+    *("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens"),
+}
+#: Characters of a field's text in a body that another process reads: names and ids are shorter.
+MAX_TEXT = 4096
+#: Members of a field's object in such a body; the rest is left out.
+MAX_MEMBERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFields:
+    """One body, read.
+
+    Parameters
+    ----------
+    values:
+        By name; all that are in `READ_FIELDS`, perhaps more.
+    sketch:
+        Of the prompt.
+    tokens:
+        Exact length of the prompt, where the client sent token ids.
+    spans:
+        Places of the model's name; `None` if they are not known.
+    """
+
+    values: Mapping[str, Any]
+    sketch: PromptSketch
+    tokens: int | None
+    spans: Spans | None = None
+
+
+def read_fields(route: str, body: bytes, fingerprinter: Fingerprinter) -> BodyFields:
+    """Read a body. Raises `HttpError` (400)."""
+    parsed = parse_body(body)
+    try:
+        prompt = read_prompt(route, parsed)
+    except BadRequest as error:
+        raise HttpError(400, "invalid_request", str(error)) from None
+    return BodyFields(parsed, fingerprinter.sketch(prompt), prompt.tokens)
+
+
+def check_large_body(body: bytes) -> None:
+    """Raise `HttpError` (400) for a body that no other process shall read."""
+    check_counts(body)
+    if b"\0" in body:
+        # UTF-16 and UTF-32 are full of them; JSON on the wire is UTF-8 (RFC 8259).
+        raise HttpError(400, "invalid_json", "expected a large body in UTF-8")
+
+
+def read_large_body(route: str, body: bytes, fingerprinter: Fingerprinter) -> BodyFields:
+    """Read a body of any size, for another process: only what is small is in the result."""
+    fields = read_fields(route, body, fingerprinter)
+    values = {name: _small(name, fields.values[name]) for name in READ_FIELDS & fields.values.keys()}
+    return BodyFields(values, fields.sketch, fields.tokens, model_spans(body))
+
+
+def _small(name: str, value: object) -> object:
+    """Return a value without lists, and without the containers in an object."""
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        raise HttpError(400, "invalid_request", f"{name}: expected at most {MAX_TEXT} characters")
+    if isinstance(value, dict):
+        members = islice(value.items(), MAX_MEMBERS)
+        return {key: member for key, member in members if isinstance(member, int | float | None)}
+    return [] if isinstance(value, list) else value

@@ -1,0 +1,124 @@
+"""Processes that read large bodies, one per lane: a body of many numbers delays no long text.
+
+Owns the processes and the order of their jobs. A process starts with its lane's first job, and is replaced after a
+failure. The event loop only passes bytes, in pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+
+from gorgo.core.json_cost import count_values
+from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.proxy.http.errors import HttpError
+from gorgo.proxy.parsing.fields import BodyFields, check_large_body
+from gorgo.proxy.parsing.worker import JOB, LENGTH, Refused, encode
+
+#: Values of a body in the lane of texts: some tenths of a second.
+TEXT_VALUES = 200_000
+#: Bodies in one lane, the one in progress included: more would wait for longer than a client does.
+MAX_WAITING = 32
+#: Time for one body, a start of its process included; the largest takes about 4 s.
+JOB_TIMEOUT_S = 30.0
+_PIECE_BYTES = 256 * 1024
+#: Variables of the environment that the process needs. The others have keys and tokens, which it does not.
+_PASSED = ("PATH", "LANG", "LD_LIBRARY_PATH")
+_RETRY_SOON = ((b"retry-after", b"1"),)
+
+
+class BodyWorkers:
+    """Two lanes: long texts, and bodies of many values."""
+
+    def __init__(self, fingerprinter: Fingerprinter) -> None:
+        self._texts, self._values = _Lane(fingerprinter), _Lane(fingerprinter)
+
+    async def read(self, route: str, body: bytes) -> BodyFields:
+        """Read a body. Raises `HttpError`: 400 if it is refused, 429 if too many wait, 500 if the process failed."""
+        check_large_body(body)
+        lane = self._values if count_values(body) > TEXT_VALUES else self._texts
+        return await lane.read(route, body)
+
+    async def aclose(self) -> None:
+        for lane in (self._texts, self._values):
+            await lane.aclose()
+
+
+class _Lane:
+    """One process, and its jobs one after the other."""
+
+    def __init__(self, fingerprinter: Fingerprinter) -> None:
+        self._fingerprinter = fingerprinter
+        self._process: Process | None = None
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+
+    async def read(self, route: str, body: bytes) -> BodyFields:
+        if self._waiting >= MAX_WAITING:
+            message = f"{MAX_WAITING} large bodies are being read, the limit of this proxy"
+            raise HttpError(429, "too_many_in_flight", message, headers=_RETRY_SOON)
+        self._waiting += 1
+        try:
+            async with self._lock:
+                result = await self._job(route, body)
+        finally:
+            self._waiting -= 1
+        if isinstance(result, tuple):
+            status, code, message = result
+            raise HttpError(status, code, message)
+        return result
+
+    async def _job(self, route: str, body: bytes) -> BodyFields | Refused:
+        whole = False
+        try:
+            async with asyncio.timeout(JOB_TIMEOUT_S):
+                process = self._process or await self._start()
+                result = await _exchange(process, route, body)
+            whole = True
+            return result
+        except (OSError, EOFError):  # a timeout is an OSError
+            raise HttpError(500, "internal_error", "the body could not be read") from None
+        finally:
+            if not whole:
+                await self.aclose()
+
+    async def _start(self) -> Process:
+        environ = {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith("PYTHON")}
+        command = (sys.executable, "-m", "gorgo.proxy.parsing.worker")
+        # One thread for the few sums: numpy's library starts one per processor.
+        environ["OPENBLAS_NUM_THREADS"] = "1"
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environ)
+        self._process = process
+        assert process.stdin is not None
+        process.stdin.write(encode(self._fingerprinter))
+        return process
+
+    async def aclose(self) -> None:
+        """End the process; the next job starts another."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+async def _exchange(process: Process, route: str, body: bytes) -> BodyFields | Refused:
+    """Pass a job to the process and return its result. Raises `OSError` or `EOFError` if the process failed."""
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None
+    assert stdout is not None
+    name, pieces = route.encode(), memoryview(body)
+    stdin.write(JOB.pack(len(name), len(body)) + name)
+    for start in range(0, len(body), _PIECE_BYTES):
+        stdin.write(bytes(pieces[start : start + _PIECE_BYTES]))
+        await stdin.drain()
+    (size,) = LENGTH.unpack(await stdout.readexactly(LENGTH.size))
+    result: BodyFields | Refused = pickle.loads(await stdout.readexactly(size))
+    return result
