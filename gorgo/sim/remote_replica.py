@@ -90,6 +90,8 @@ class RemoteReplica:
         self._in_transit: dict[SimAttempt, None] = {}
         self._dead = self._unreachable = False
         self._delay = (0.0, 0.0, 0.0)
+        #: Status of each answer while the engine fails at once.
+        self._failing: int | None = None
 
     # -- for observers
 
@@ -166,6 +168,10 @@ class RemoteReplica:
     def set_path_delay(self, share: float, low_s: float, high_s: float) -> None:
         self._delay = (share, low_s, high_s)
 
+    def set_failing(self, status: int | None) -> None:
+        """Answer each request that arrives with an error status; `None` ends it."""
+        self._failing = status
+
     def set_reachable(self, reachable: bool) -> None:
         """Cut the network: the cache stays, running requests are lost."""
         self._unreachable = not reachable
@@ -199,12 +205,16 @@ class RemoteReplica:
     def _arrive(self, sending: SimAttempt) -> None:
         if self._in_transit.pop(sending, True) is not None:
             return  # Lost on the way.
+        if self._failing is not None:
+            self._refuse(sending, _error(self._failing))
+            return
         try:
             self._engine.submit(sending)
         except BadRequest as refusal:
-            back_s = self._kernel.now + sending.trips.one_way_s(self.link)
-            outcome = Outcome(AttemptResult.UPSTREAM_4XX, status=400, error=str(refusal), unsent=True)
-            self._kernel.at(back_s, partial(self._end, sending, outcome))
+            self._refuse(sending, Outcome(AttemptResult.UPSTREAM_4XX, status=400, error=str(refusal), unsent=True))
+
+    def _refuse(self, sending: SimAttempt, outcome: Outcome) -> None:
+        self._kernel.at(self._kernel.now + sending.trips.one_way_s(self.link), partial(self._end, sending, outcome))
 
     def _first_token(self, sending: SimAttempt, at_s: float) -> None:
         sending.first_token_arrival_s = at_s + sending.trips.one_way_s(self.link)
@@ -270,3 +280,13 @@ class RemoteReplica:
                 reason = "connect_failed"
             self._kernel.at(heard_s, partial(self._fail, sending, reason))
         self._pool.lose_all()
+
+
+def _error(status: int) -> Outcome:
+    """Return the outcome of an error status, as the proxy judges it."""
+    error = f"status_{status}"
+    if status in (429, 503):
+        return Outcome(AttemptResult.BUSY, status=status, error=error)
+    if status < 500:
+        return Outcome(AttemptResult.UPSTREAM_4XX, status=status, unsent=True)
+    return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=status, error=error)

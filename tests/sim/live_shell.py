@@ -155,9 +155,9 @@ class LiveShell:
         except asyncio.CancelledError:
             cancel()
             raise
-        if outcome is not None:
+        if outcome is not None and outcome.status is None:
             raise UpstreamError(outcome.error or "disconnected")
-        return SiteSource(answer, cancel)
+        return SiteSource(answer, cancel, status=200 if outcome is None or outcome.status is None else outcome.status)
 
     # -- what sites tell
 
@@ -229,10 +229,10 @@ class SiteUpstream:
 class SiteSource:
     """An answer: the first token, then the rest when the last one is there."""
 
-    status = 200
     headers: Sequence[Header] = ((b"content-type", b"text/event-stream"),)
 
-    def __init__(self, answer: asyncio.Queue[Outcome | None], cancel: Callable[[], None]) -> None:
+    def __init__(self, answer: asyncio.Queue[Outcome | None], cancel: Callable[[], None], *, status: int) -> None:
+        self.status = status
         self._answer = answer
         self._cancel = cancel
 
@@ -245,6 +245,8 @@ class SiteSource:
         self._cancel()
 
     async def _events(self) -> AsyncIterator[bytes]:
+        if self.status != 200:
+            return
         yield ROLE + delta("first ")
         outcome = await self._answer.get()
         assert outcome is not None, "an answer ends once"

@@ -30,6 +30,7 @@ from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.telemetry.health_log import HealthLog
 from gorgo.sim.engine.profiles import find_profile
 from gorgo.sim.faults.injector import FaultInjector
+from gorgo.sim.faults.kinds import FailFast
 from gorgo.sim.fleet import SimFleet, SimReplica
 from gorgo.sim.network.links import Link
 from gorgo.sim.simulation import Simulation
@@ -86,13 +87,13 @@ def seen_of(router: Router, feed: Sequence[SimRequest]) -> Seen:
     return Seen({str(request.index): router.decisions(str(request.index)) for request in feed}, router)
 
 
-def simulated(policy: str, *, dies: bool) -> Seen:
+def simulated(policy: str, *, dies: bool, status: int | None = None) -> Seen:
     found = config(policy)
     simulation = Simulation(
         fleet_of(found),
         make_policy(policy),
         seed=SEED,
-        faults=[Dies()] if dies else [],
+        faults=[Dies()] if dies else [] if status is None else [FailFast(NEAR, status, KILLED_S, REVIVED_S)],
         limits=router_limits(found),
         probe_interval_s=found.proxy.probe_interval_s,
         scrape_interval_s=found.proxy.scrape_interval_s,
@@ -102,7 +103,7 @@ def simulated(policy: str, *, dies: bool) -> Seen:
     return seen_of(simulation.router, FEED)
 
 
-def live(policy: str, monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> Seen:
+def live(policy: str, monkeypatch: pytest.MonkeyPatch, *, dies: bool, status: int | None = None) -> Seen:
     found = config(policy)
 
     async def run() -> Seen:
@@ -120,9 +121,12 @@ def live(policy: str, monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> Seen:
         if dies:
             loop.call_at(KILLED_S, shell.engines[NEAR].kill)
             loop.call_at(REVIVED_S, shell.engines[NEAR].revive)
+        if status is not None:
+            loop.call_at(KILLED_S, shell.engines[NEAR].set_failing, status)
+            loop.call_at(REVIVED_S, shell.engines[NEAR].set_failing, None)
         bodies = {str(request.index): body_of(request, MODEL) for request in TRACE}
         answers = await shell.serve(bodies.__getitem__)
-        assert dies or all(answer.endswith(b"data: [DONE]\n\n") for answer in answers.values())
+        assert dies or status == 400 or all(answer.endswith(b"data: [DONE]\n\n") for answer in answers.values())
         return seen_of(state.router, FEED)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
@@ -147,6 +151,23 @@ def test_the_live_shell_and_the_simulator_decide_alike(
     _assert_samples_alike(mine.router, theirs.router)
     if dies:
         assert any(len(decisions) > 1 for decisions in theirs.decisions.values()), "somebody was sent elsewhere"
+
+
+@pytest.mark.parametrize("status", [401, 404, 400, 429, 503, 500])
+def test_both_decide_alike_while_a_replica_fails_fast_and_lose_nothing_to_it(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = simulated("gorgo-ms", dies=False, status=status)
+    mine = live("gorgo-ms", monkeypatch, dies=False, status=status)
+    for request_id, expected in theirs.decisions.items():
+        found = mine.decisions[request_id]
+        assert [decision.replica for decision in found] == [decision.replica for decision in expected], request_id
+        for one, other in zip(found, expected, strict=True):
+            _assert_alike(one, other)
+    _assert_samples_alike(mine.router, theirs.router)
+    lost = [sample for sample in theirs.router.samples if sample.status != 200]
+    assert len(lost) <= (3 if status == 400 else 0), "the first three are taken for the client's fault"
+    assert any(len(decisions) > 1 for decisions in theirs.decisions.values())
 
 
 def _assert_alike(one: Decision, other: Decision) -> None:

@@ -95,7 +95,7 @@ class RequestLifecycle:
         Return the request's next action, and Cancels for its other attempts.
         """
         state, result = attempt.state, outcome.result
-        refused = self._refusals.on_result(attempt, outcome)
+        refused = self._refusals.on_result(attempt, outcome, now=now)
         self._update_health(attempt, outcome, now, refused=refused)
         unanswered = result is AttemptResult.DEADLINE_EXCEEDED and outcome.status is None
         if state.closed or (state.open_attempts and (unanswered or refused or not result.final)):

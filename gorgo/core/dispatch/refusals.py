@@ -45,7 +45,7 @@ class Refusals:
     def record_request(self, *, now: float) -> None:
         self._budget.record(now=now)
 
-    def on_result(self, attempt: Attempt, outcome: Outcome) -> bool:
+    def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> bool:
         """Record the end of an attempt. Return whether it is doubtful: another replica may answer the request."""
         replica = attempt.replica
         if outcome.short:
@@ -53,6 +53,8 @@ class Refusals:
             doubtful = True
         elif outcome.result is AttemptResult.UPSTREAM_4XX:
             doubtful = outcome.status in REFUSALS or replica.client_errors >= SUSPECT_AFTER
+            if not replica.client_errors:
+                replica.client_errors_s = now
             replica.client_errors += 1
         else:
             return False
@@ -67,7 +69,8 @@ class Refusals:
 
     def on_first_token(self, attempt: Attempt, *, now: float) -> None:
         """Blame the replicas that refused a request which `attempt` answers."""
-        attempt.replica.client_errors, attempt.replica.refusal = 0, None
+        if attempt.dispatched_s >= attempt.replica.client_errors_s:
+            attempt.replica.client_errors, attempt.replica.refusal = 0, None
         if attempt.state.refused:
             attempt.state.refused = _blame(attempt.state, now, short=False)
 

@@ -64,8 +64,9 @@ class Replica:
     refusal: int | None = None
     #: Status of 4xx by which it refused its last probe; `None` if it did not.
     probe_refusal: int | None = None
-    #: 4xx in a row, since its last answer.
+    #: 4xx in a row, and when the first of them was: only an answer to a later request ends the count.
     client_errors: int = 0
+    client_errors_s: float = float("-inf")
     #: Doubtfully short answers in a row; negative after other replicas have answered as shortly.
     short_answers: int = 0
 

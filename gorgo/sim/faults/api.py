@@ -82,6 +82,9 @@ class FaultApi(Protocol):
     def set_probes(self, replica: str, reported: bool) -> None:
         """Whether it answers pings."""
 
+    def set_failing(self, replica: str, status: int | None) -> None:
+        """It answers each request with that status at once, and probes as before; `None` ends it."""
+
     def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:
         """That share of requests to the region takes so much longer to arrive; a share of 0 ends it."""
 

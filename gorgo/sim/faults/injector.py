@@ -58,6 +58,10 @@ class FaultInjector:
         """Whether probes are answered."""
         self._site(replica).background.reports_probes = reported
 
+    def set_failing(self, replica: str, status: int | None) -> None:
+        """Answer each request with an error status at once."""
+        self._site(replica).set_failing(status)
+
     def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:
         """That share of requests to the region takes so much longer to get there, uniform between the two."""
         for site in self._sites(region):

@@ -81,6 +81,26 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class FailFast:
+    """A replica answers each request with an error status at once, and its probes as before."""
+
+    replica: str
+    status: int
+    start_s: float
+    end_s: float = inf
+
+    def start(self, world: FaultApi) -> None:
+        _replica(world, self.replica)
+        _from_to(
+            world,
+            self.start_s,
+            lambda: world.set_failing(self.replica, self.status),
+            self.end_s,
+            lambda: world.set_failing(self.replica, None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StaleMetrics:
     """A replica, or all, report no load."""
 

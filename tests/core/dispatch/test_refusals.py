@@ -94,6 +94,15 @@ def test_any_other_4xx_is_the_client_s_until_a_replica_answers_nothing_else() ->
     assert router.fleet_view(now=3.0)[0].ejected_by == "refusals"
 
 
+def test_an_answer_to_an_earlier_request_says_nothing_of_a_replica_that_began_to_refuse() -> None:
+    router = make_router("a", "b")
+    earlier = [dispatched(submitted(router, a_request(f"e{number}"), now=0.5)) for number in range(10)]
+    for number in range(3):
+        assert serve(router, number, {"a": refusal(400)}, now=1.0 + number)[0] == ["a"]
+        router.on_first_token(earlier[number].attempt_id, now=1.5 + number)
+    assert serve(router, 3, {"a": refusal(400)}, now=5.0)[0] == ["a", "b"]
+
+
 def test_a_bad_request_among_good_ones_is_forwarded_at_once() -> None:
     router = make_router("a", "b")
     for number in range(30):

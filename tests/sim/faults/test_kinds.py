@@ -13,6 +13,7 @@ from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.faults.api import EngineView, FaultApi
 from gorgo.sim.faults.kinds import (
     DelaySpikes,
+    FailFast,
     Fault,
     Kill,
     Partition,
@@ -59,6 +60,9 @@ class Diary:
     def set_probes(self, replica: str, told: bool) -> None:
         self._note("probes", replica, told)
 
+    def set_failing(self, replica: str, status: int | None) -> None:
+        self._note("failing", replica, status)
+
     def set_path_delay(self, region: str, share: float, low_s: float, high_s: float) -> None:
         self._note("path", region, share, low_s, high_s)
 
@@ -94,6 +98,10 @@ def diary(*faults: Fault, world: Diary | None = None) -> list[tuple[object, ...]
         (
             StaleMetrics("us-ashburn-0", 1.0, 2.0),
             [(1.0, "metrics", "us-ashburn-0", False), (2.0, "metrics", "us-ashburn-0", True)],
+        ),
+        (
+            FailFast("us-ashburn-0", 401, 1.0, 2.0),
+            [(1.0, "failing", "us-ashburn-0", 401), (2.0, "failing", "us-ashburn-0", None)],
         ),
         (StaleProbes("ap-seoul-0", 1.0), [(1.0, "probes", "ap-seoul-0", False)]),
         (
