@@ -12,9 +12,9 @@ from contextlib import suppress
 from functools import partial
 
 from gorgo.config.addresses import checked_bind
-from gorgo.config.document import Document, Path, Problem
 from gorgo.config.load import inside, items
 from gorgo.config.model import ClientsConfig, ProxyConfig, ReplicaConfig, TlsConfig
+from gorgo.config.parsing.document import Document, Path, Problem
 from gorgo.errors import InvalidValueError, MissingExtra
 from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.sockets import check_bind

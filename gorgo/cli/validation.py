@@ -14,10 +14,10 @@ from typing import Any
 
 from gorgo.cli.machine_checks import machine_problems
 from gorgo.cli.policy_setup import compose_policy
-from gorgo.config.document import Document, Problem
-from gorgo.config.document import Path as Place
 from gorgo.config.load import check_text, inside, items, problems_error
 from gorgo.config.model import Config, ProxyConfig, SimulationConfig
+from gorgo.config.parsing.document import Document, Problem
+from gorgo.config.parsing.document import Path as Place
 from gorgo.core.numeric import is_number
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights

@@ -15,10 +15,10 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from gorgo.config.document import MAX_BYTES, Document, Path, Problem, read_document, show_path
-from gorgo.config.explain import explain
 from gorgo.config.model import Config
-from gorgo.config.renamed import renamed_keys
+from gorgo.config.parsing.document import MAX_BYTES, Document, Path, Problem, read_document, show_path
+from gorgo.config.parsing.explain import explain
+from gorgo.config.parsing.renamed import renamed_keys
 from gorgo.core.numeric import is_number
 from gorgo.errors import ConfigError, closest
 

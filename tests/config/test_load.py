@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.config import explain
 from gorgo.config.deadlines import Deadlines, deadlines_by_region
 from gorgo.config.load import MAX_PROBLEMS_SHOWN, load_config, parse_config
 from gorgo.config.model import CapacityConfig, Config, LimitsConfig, ProxyConfig, ReplicaConfig, SimulationConfig
+from gorgo.config.parsing import explain
 from gorgo.errors import ConfigError
 
 GOOD = """\

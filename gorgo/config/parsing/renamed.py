@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gorgo.config.document import Document, Path, Problem
-from gorgo.config.explain import keys_at
+from gorgo.config.parsing.document import Document, Path, Problem
+from gorgo.config.parsing.explain import keys_at
 
 _EVERY_REGION = "set for all regions in limits"
 

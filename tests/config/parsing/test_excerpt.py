@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.config.excerpt import WIDTH, excerpt, masked
 from gorgo.config.load import parse_config
+from gorgo.config.parsing.excerpt import WIDTH, excerpt, masked
 from gorgo.errors import ConfigError
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gorgo.config.document import Path
-from gorgo.config.explain import keys_at
 from gorgo.config.load import parse_config
-from gorgo.config.renamed import RENAMED
+from gorgo.config.parsing.document import Path
+from gorgo.config.parsing.explain import keys_at
+from gorgo.config.parsing.renamed import RENAMED
 from gorgo.errors import ConfigError
 
 OLD = {

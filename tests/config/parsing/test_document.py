@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.config.document import read_document, show_path, show_value
+from gorgo.config.parsing.document import read_document, show_path, show_value
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic_core import ErrorDetails
 
-from gorgo.config.document import Document, Path, Problem, show_value
 from gorgo.config.model import Config
+from gorgo.config.parsing.document import Document, Path, Problem, show_value
 from gorgo.errors import closest
 
 #: Its value is the name of a variable; a pasted key must not be shown.

@@ -16,8 +16,8 @@ import yaml
 from yaml.events import AliasEvent, Event
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gorgo.config.excerpt import excerpt
-from gorgo.config.variables import UnsetVariableError, VariableError, Variables, has_reference
+from gorgo.config.parsing.excerpt import excerpt
+from gorgo.config.parsing.variables import UnsetVariableError, VariableError, Variables, has_reference
 
 #: Thousands of replicas fit in a tenth of it; PyYAML needs about eight seconds for a full one.
 MAX_BYTES = 1024 * 1024

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gorgo.config.load import load_config, parse_config
-from gorgo.config.variables import MAX_EXPANDED, VariableError, Variables
+from gorgo.config.parsing.variables import MAX_EXPANDED, VariableError, Variables
 from gorgo.errors import ConfigError
 
 FILE = """\
