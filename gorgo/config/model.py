@@ -194,6 +194,8 @@ class LimitsConfig:
     header_timeout_s: Positive = 10.0
     max_body_bytes: Count = 32 * 1024 * 1024
     body_timeout_s: Positive = 60.0
+    #: Default: a share of the memory (`config.machine_memory`).
+    max_buffered_bytes: Count | None = None
     max_attempts: Count = 3
     max_in_flight: Count = 4096
     connections_per_replica: Count = CONNECTIONS_PER_REPLICA

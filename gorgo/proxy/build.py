@@ -11,9 +11,11 @@ import numpy as np
 
 from gorgo.config.constants import BLOCK_BYTES
 from gorgo.config.deadlines import deadlines_by_region
+from gorgo.config.machine_memory import max_buffered_bytes
 from gorgo.config.model import Config
 from gorgo.config.registered import RegisteredReplicas
 from gorgo.config.router_settings import replica_specs, router_limits
+from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prompt.fingerprint import Fingerprinter
@@ -79,7 +81,8 @@ def build_proxy(
     )
     for name in sorted(start.draining):
         router.drain(name, now=clock())
-    metrics = Metrics(router, clock)
+    buffers = BufferBudget(max_buffered_bytes(config.limits))
+    metrics = Metrics(router, clock, buffers)
     deadlines = deadlines_by_region(config)
     targets = {
         replica.name: make_target(
@@ -103,6 +106,7 @@ def build_proxy(
         fingerprinter=fingerprinter,
         body_workers=BodyWorkers(fingerprinter),
         uploads=UploadCounter(router),
+        buffers=buffers,
         started_s=clock(),
         model_lists=ModelLists(clock),
         models=ServedModels(config),

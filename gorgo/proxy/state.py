@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gorgo.config.model import Config, LimitsConfig
+from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
 from gorgo.proxy.clock import Clock
@@ -63,6 +64,8 @@ class RunningProxy:
     #: Read the bodies that would hold the event loop.
     body_workers: BodyWorkers
     uploads: UploadCounter
+    #: Buffered bytes of requests and fetches.
+    buffers: BufferBudget
     #: By `clock`.
     started_s: float
     #: Aliases, and the models that replicas list.

@@ -12,6 +12,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.metric_spec import label_of
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
@@ -40,7 +41,7 @@ _OTHERS = ("up",)
 def shown() -> set[str]:
     """Every series name of the two expositions, read back from their text."""
     router = Router(specs("a"), make_policy("gorgo-ms"), rng=np.random.default_rng(0), boot_id="boot")
-    texts = (Metrics(router, lambda: 0.0).exposition(), generate_latest(TunerMetrics().registry))
+    texts = (Metrics(router, lambda: 0.0, BufferBudget(1)).exposition(), generate_latest(TunerMetrics().registry))
     names: set[str] = set()
     for text in texts:
         for family in text_string_to_metric_families(text.decode()):
@@ -91,6 +92,8 @@ def test_every_metric_has_a_panel_an_alert_or_a_reason_not_to() -> None:
     #: than a person.
     # Wrong admin tokens are a line of the log, which an operator reads where a guess is of interest.
     beside = {"gorgo_build_info", "gorgo_in_flight_tokens", "gorgo_admin_refused_total"}
+    # Refusals are drawn by reason; the bytes say how near the next one is.
+    beside |= {"gorgo_buffered_bytes"}
     beside |= {"gorgo_queued_prefill_tokens", "gorgo_index_blocks", "gorgo_output_tokens_total"}
     beside |= {"gorgo_config_reloads_total", "gorgo_config_last_reload_timestamp_seconds"}
     queried = {re.sub(r"_(bucket|sum|count)$", "", name) for target in TARGETS for name in target.names}

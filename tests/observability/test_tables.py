@@ -27,6 +27,7 @@ REFUSING = (
     "core/quotas.py",
     "proxy/http/body.py",
     "proxy/http/client_auth.py",
+    "proxy/http/request_buffer.py",
     "proxy/parsing/json_body.py",
     "proxy/parsing/fields.py",
     "proxy/parsing/workers.py",

@@ -266,6 +266,7 @@ EFFECTS = [
     one("limits.header_timeout_s", SHORT_S, raw(half_a_head), NOT_TAKEN, "408", {"limits.header_timeout_s": LONG_S}),
     one("limits.max_body_bytes", 1000, asked("x" * 1000), "200", "413 request_too_large"),
     one("limits.body_timeout_s", SHORT_S, raw(half_a_body), NOT_TAKEN, "408", {"limits.body_timeout_s": LONG_S}),
+    one("limits.max_buffered_bytes", 4000, asked("x" * 1000), "200", "413 request_too_large"),
     one("limits.max_attempts", 1, asked_of_one_that_fails, "200", "502 upstream_failed", second()),
     one("limits.max_in_flight", 1, beside(next_one()), "goes", "429 too_many_in_flight"),
     one("limits.connections_per_replica", 1, beside(next_one()), "goes", "503 replicas_busy"),

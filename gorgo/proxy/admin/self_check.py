@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gorgo.core.buffer_budget import BufferBudget
     from gorgo.core.router import Router
     from gorgo.proxy.state import RunningProxy
 
@@ -19,11 +20,13 @@ def self_check(state: RunningProxy) -> dict[str, Any]:
     """Return open resources and the first violated invariant, `None` if all hold."""
     router = state.router
     return {
-        "violation": _violation(router),
+        "violation": _violation(router, state.buffers),
         "index": {"blocks": router.index.stored_blocks, "nodes": router.index.nodes},
         "in_flight": router.in_flight,
         "queued": router.queued,
         "exchanges": len(state.exchanges),
+        "buffered_bytes": state.buffers.used_bytes,
+        "buffers": len(state.buffers),
         "draining": len(state.draining_targets),
         "active": {name: target.active for name, target in state.targets.items()},
         "open_responses": {name: target.upstream.open_responses for name, target in state.targets.items()},
@@ -32,9 +35,10 @@ def self_check(state: RunningProxy) -> dict[str, Any]:
     }
 
 
-def _violation(router: Router) -> str | None:
+def _violation(router: Router, buffers: BufferBudget) -> str | None:
     try:
         router.check()
+        buffers.check()
     except AssertionError as broken:
         return str(broken) or _place(broken)
     return None

@@ -185,7 +185,7 @@ class Attempts:
             return await self._upstream_failed("timeout")
 
     async def _relay(self, dispatch: Dispatch, target: Target, timer: ResettableTimeout) -> Outcome:
-        strip_usage = target.request_usage and self._request.with_usage is not None
+        strip_usage = target.request_usage and self._request.adds_usage
         headers = upstream_headers(
             self._headers,
             request_id=self._response.request_id,

@@ -24,6 +24,7 @@ from gorgo.proxy.exchange.unknown_model import unknown_model
 from gorgo.proxy.http.body import ClientDisconnected, draining, read_body
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, error_of
 from gorgo.proxy.http.headers import Header, request_id
+from gorgo.proxy.http.request_buffer import RequestBuffer, buffer_client
 from gorgo.proxy.logs import log_failure
 from gorgo.proxy.parsing.fields import BodyFields, read_fields
 from gorgo.proxy.parsing.json_body import check_media_type
@@ -55,6 +56,7 @@ class Exchange:
 
     __slots__ = (
         "_attempts",
+        "_buffer",
         "_client",
         "_headers",
         "_id",
@@ -76,6 +78,7 @@ class Exchange:
         #: The name of the client's key, where clients need one.
         self._client: str | None = scope.get("gorgo.client")
         self._headers: list[Header] = scope["headers"]
+        self._buffer = RequestBuffer(state.buffers, buffer_client(scope))
         self._receive = receive
         self._received_s = state.clock()
         self._id = request_id(self._headers)
@@ -128,6 +131,7 @@ class Exchange:
                 await self._attempts.stop_hedge()
             if self._router_id is not None:
                 self._state.gateway.unregister(self._router_id)
+            self._buffer.release()
             self._record.close(
                 self._state,
                 self._route,
@@ -149,7 +153,8 @@ class Exchange:
         if self._state.stopping:
             raise HttpError(503, "stopping", "this proxy is stopping", headers=_RETRY_SOON)
         with self._state.uploads.track(self._client):
-            body = await read_body(self._receive, self._headers, limits=self._state.limits)
+            limits = self._state.limits
+            body = await read_body(self._receive, self._headers, limits=limits, buffer=self._buffer)
         self._record.body_read(self._state)
         self._router_id = self._state.gateway.register(self._id, self)
         request = await self._parse(body)

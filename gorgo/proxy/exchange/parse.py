@@ -31,10 +31,11 @@ class ParsedRequest:
     """One request, parsed."""
 
     body: bytes
+    #: Size of the prompt's text, which is not stored.
     text_bytes: int
     route: RouteRequest
-    #: The body as an attempt with `request_usage` sends it; None if usage need not be requested.
-    with_usage: bytes | None
+    #: Whether an attempt with `request_usage` sends a body that requests it.
+    adds_usage: bool
     #: The model as the client names it.
     model: str | None = None
     #: An answer of one token is less than the request asks for, and may be asked for again elsewhere.
@@ -44,7 +45,7 @@ class ParsedRequest:
 
     def body_for(self, name: str | None, *, with_usage: bool) -> bytes:
         """Return the body for a replica that knows the model as `name`."""
-        body = self.with_usage if with_usage and self.with_usage is not None else self.body
+        body = request_usage(self.body) if with_usage and self.adds_usage else self.body
         return body if name is None or name == self.model else with_model(body, name, self.spans)
 
 
@@ -92,8 +93,8 @@ def parse_request(
         text_bytes=fingerprint.text_bytes if tokens is None else None,
     )
     may_be_short = route != "/v1/embeddings" and request.idempotent and wants_more_than_one(parsed)
-    with_usage = _with_usage(route, body, parsed)
-    return ParsedRequest(body, fingerprint.text_bytes, request, with_usage, named, may_be_short, fields.spans)
+    adds_usage = _adds_usage(route, body, parsed)
+    return ParsedRequest(body, fingerprint.text_bytes, request, adds_usage, named, may_be_short, fields.spans)
 
 
 def _model(parsed: Mapping[str, Any]) -> str | None:
@@ -124,7 +125,7 @@ def _stored_on(state: RunningProxy, client: str | None, parsed: Mapping[str, Any
     return replica
 
 
-def _with_usage(route: str, body: bytes, parsed: Mapping[str, Any]) -> bytes | None:
+def _adds_usage(route: str, body: bytes, parsed: Mapping[str, Any]) -> bool:
     wanted = parsed.get("stream") is True and "stream_options" not in parsed and route in _USAGE_ROUTES
     # A zero byte can only come from UTF-16 or UTF-32, where a brace is not one byte.
-    return request_usage(body) if wanted and b"\0" not in body else None
+    return wanted and b"\0" not in body

@@ -1,6 +1,6 @@
 """A request's body: read within limits of size and time.
 
-Owns the statuses 408 and 413. See `gorgo.proxy.parsing` for what the bytes mean.
+Owns the statuses 408 and 413; 503 is `request_buffer`'s. See `gorgo.proxy.parsing` for what the bytes mean.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from time import monotonic
 from typing import NoReturn
 
 from gorgo.config.model import LimitsConfig
 from gorgo.proxy.http.errors import HttpError, Message, Receive
 from gorgo.proxy.http.headers import Header, find
+from gorgo.proxy.http.request_buffer import RequestBuffer
 from gorgo.proxy.http.timeout import ResettableTimeout
 
 #: Longest pause between two pieces of a body: several retransmissions of a lossy path.
@@ -26,12 +28,21 @@ class ClientDisconnected(Exception):  # noqa: N818 - reads as the fact
     """The client disconnected before its request was complete."""
 
 
-async def read_body(receive: Receive, headers: Iterable[Header], *, limits: LimitsConfig) -> bytes:
-    """Return the whole body. Raises `ClientDisconnected`, or `HttpError` for a body too large or too slow."""
+async def read_body(
+    receive: Receive, headers: Iterable[Header], *, limits: LimitsConfig, buffer: RequestBuffer
+) -> bytes:
+    """Return the whole body, reserved in `buffer`.
+
+    Raises `ClientDisconnected`, or `HttpError` for a body too large or too slow, or without memory for it.
+    """
     try:
         with ResettableTimeout(min(limits.body_timeout_s, IDLE_TIMEOUT_S)) as timeout:
-            return await _gather(_with_timeout(receive, timeout, limits), headers, limits.max_body_bytes)
+            buffer.begin_upload(partial(timeout.extend, 0.0))
+            receive = _with_timeout(receive, timeout, limits)
+            return await _gather(receive, headers, min(limits.max_body_bytes, buffer.body_limit), buffer)
     except TimeoutError:
+        if buffer.evicted:
+            raise buffer.eviction() from None
         limit = f"within {limits.body_timeout_s:g} s, with pauses of at most {IDLE_TIMEOUT_S:g} s"
         raise HttpError(408, "request_timeout", f"expected the whole body {limit}") from None
 
@@ -67,27 +78,49 @@ async def discard(receive: Receive) -> NoReturn:
         await receive()
 
 
-async def _gather(receive: Receive, headers: Iterable[Header], limit: int) -> bytes:
-    declared = find(headers, b"content-length")
-    if declared is not None and declared.isdigit() and int(declared) > limit:
-        await _reject(receive, limit)
+async def _gather(receive: Receive, headers: Iterable[Header], limit: int, buffer: RequestBuffer) -> bytes:
+    try:
+        declared = find(headers, b"content-length")
+        if declared is not None and declared.isdigit():
+            _check_size(int(declared), limit)
+            buffer.reserve_body(int(declared))
+        return await _collect(receive, limit, buffer)
+    except HttpError as refused:
+        if refused.status != 408:
+            await _discard_rest(receive, limit)
+        raise
+    finally:
+        buffer.end_upload()
+
+
+async def _collect(receive: Receive, limit: int, buffer: RequestBuffer) -> bytes:
     parts: list[bytes] = []
     size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            parts.clear()
-            await _reject(receive, limit)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected
+            chunk: bytes = message.get("body", b"")
+            size += len(chunk)
+            _check_size(size, limit)
+            buffer.received(len(chunk))
+            buffer.reserve_body(size)
+            parts.append(chunk)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+    finally:
+        # The traceback of a failure refers to the list while the error is sent.
+        parts.clear()
 
 
-async def _reject(receive: Receive, limit: int) -> None:
-    """Discard up to `limit` more bytes, then raise 413: some clients read only after they have written.
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")
+
+
+async def _discard_rest(receive: Receive, limit: int) -> None:
+    """Discard up to `limit` more bytes of a refused body: some clients read only after they have written.
 
     A client that pauses is waiting for the response.
     """
@@ -102,4 +135,3 @@ async def _reject(receive: Receive, limit: int) -> None:
                 if not message.get("more_body", False):
                     break
                 pause.reschedule(now() + _LINGER_S)
-    raise HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")

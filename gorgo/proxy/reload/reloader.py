@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from gorgo.config.deadlines import deadlines_by_region
+from gorgo.config.machine_memory import max_buffered_bytes
 from gorgo.config.model import Config
 from gorgo.config.router_settings import replica_specs, router_limits
 from gorgo.core.policy.interface import Policy
@@ -231,6 +232,7 @@ class Reloader:
         for name in state.targets:
             state.gateway.apply(state.router.on_models(name, state.models.listed(name), now=state.clock()))
         state.config, state.limits = keep_restart_only(state.config, config), config.limits
+        state.buffers.limit_bytes = max_buffered_bytes(config.limits)
         state.draining_targets.update(removed)
         left = [(target, self._monitors.stop(target.name)) for target in removed]
         self._start_monitors(changes, results)

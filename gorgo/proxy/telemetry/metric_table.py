@@ -103,6 +103,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_replica_eligible", "gauge", _REPLICA, "1 if the replica is eligible."),
     MetricSpec("gorgo_region_unreachable", "gauge", ("region",), "1 while no replica of the region answers a probe."),
     MetricSpec("gorgo_queue_requests", "gauge", (), "Queued requests."),
+    MetricSpec("gorgo_buffered_bytes", "gauge", (), "Buffered bytes, reserved ones included."),
     MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Prefix index blocks."),
     MetricSpec("gorgo_weight", "gauge", ("policy", "weight"), "Weights in force."),
     MetricSpec("gorgo_weights_version", "gauge", (), "Version of the weights in force."),
@@ -123,6 +124,7 @@ METRICS: tuple[MetricSpec, ...] = (
 
 #: `code` of every error that the proxy itself answers a request for a replica with.
 REJECT_CODES = (
+    "buffers_full",
     "client_concurrency",
     "client_rate",
     "client_tokens",
@@ -148,6 +150,7 @@ REJECT_CODES = (
     "too_many_in_flight",
     "total_timeout",
     "unsupported_media_type",
+    "upload_evicted",
     "upstream_failed",
     "upstream_timeout",
 )

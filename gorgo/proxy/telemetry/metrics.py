@@ -13,6 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gorgo import __version__
+from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.latency.ttft import PARTS, TtftParts
 from gorgo.core.messages.decision import Decision
@@ -38,7 +39,7 @@ class ActiveConfig:
 class Metrics:
     """The registry of one proxy. Each method records one event."""
 
-    def __init__(self, router: Router, clock: Callable[[], float]) -> None:
+    def __init__(self, router: Router, clock: Callable[[], float], buffers: BufferBudget) -> None:
         self.registry = CollectorRegistry()
         self._cells = MetricStore(METRICS)
         self._count, self._histogram = self._cells.count, self._cells.histogram
@@ -49,7 +50,7 @@ class Metrics:
         self._body_read = self._histogram("gorgo_body_read_seconds")
         self.config = ActiveConfig(taken_s=clock())
         self.registry.register(self._cells)
-        self.registry.register(_RouterGauges(router, clock, self.config))
+        self.registry.register(_RouterGauges(router, clock, self.config, buffers))
         ProcessCollector(namespace="gorgo", registry=self.registry)
 
     def request(self, route: str, policy: str, status: int) -> None:
@@ -176,7 +177,8 @@ class Metrics:
 class _RouterGauges(Collector):
     """Gauges, read from the Router at a scrape."""
 
-    def __init__(self, router: Router, clock: Callable[[], float], config: ActiveConfig) -> None:
+    def __init__(self, router: Router, clock: Callable[[], float], config: ActiveConfig, buffers: BufferBudget) -> None:
+        self._buffers = buffers
         self._router = router
         self._clock = clock
         self._config = config
@@ -196,6 +198,7 @@ class _RouterGauges(Collector):
         for region in sorted({view.region for view in views}):
             families["gorgo_region_unreachable"].add_metric((region,), float(region in unreachable))
         families["gorgo_queue_requests"].add_metric((), self._router.queued)
+        families["gorgo_buffered_bytes"].add_metric((), self._buffers.used_bytes)
         families["gorgo_weights_version"].add_metric((), self._router.weights.version)
         families["gorgo_weights_frozen"].add_metric((), float(self._config.frozen))
         families["gorgo_config_reload_failed"].add_metric((), float(self._config.refused))

@@ -30,6 +30,7 @@ async def test_an_idle_proxy_has_nothing_open_and_every_invariant_holds(fleet: R
     inside = (await fleet.admin.get("/admin/check")).json()
     assert inside["violation"] is None
     assert (inside["in_flight"], inside["queued"], inside["exchanges"], inside["draining"]) == (0, 0, 0, 0)
+    assert (inside["buffered_bytes"], inside["buffers"]) == (0, 0)
     assert set(inside["active"].values()) == set(inside["open_responses"].values()) == {0}
     assert inside["index"].keys() == {"blocks", "nodes"}
     assert min(inside["index"].values()) > 0
@@ -41,6 +42,12 @@ async def test_an_index_that_miscounts_is_named(fleet: Running) -> None:
     fleet.state.router.index.stored_blocks += 1
     said = (await fleet.admin.get("/admin/check")).json()["violation"]
     assert "PrefixIndex.check, line" in said
+
+
+async def test_buffered_bytes_without_a_request_are_named(fleet: Running) -> None:
+    fleet.state.buffers.used_bytes += 1
+    assert (await fleet.admin.get("/admin/check")).json()["violation"] == "buffered bytes in sum"
+    fleet.state.buffers.used_bytes -= 1
 
 
 async def test_a_reservation_without_an_attempt_is_named(fleet: Running) -> None:

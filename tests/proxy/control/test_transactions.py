@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.router import Router
 from gorgo.errors import StateError
 from gorgo.policies.registry import make_policy
@@ -46,7 +47,7 @@ def state(version: int) -> PersistedState:
 class Rig:
     def __init__(self, disk: Disk | None) -> None:
         router = Router([], make_policy("random"), rng=np.random.default_rng(0), boot_id="test")
-        self.metrics = Metrics(router, lambda: 0.0)
+        self.metrics = Metrics(router, lambda: 0.0, BufferBudget(1))
         self.queue = ChangeQueue(disk, self.metrics)
         self.applied: list[int] = []
 

@@ -72,7 +72,9 @@ def test_body_of_any_shape_is_read_as_it_came_or_refused(route: str, body: dict[
     if found is not None:
         assert found.body == raw
         assert found.route.prompt_tokens >= 0
-        assert found.with_usage is None or json.loads(found.with_usage)["stream_options"] == {"include_usage": True}
+        assert not found.adds_usage or json.loads(found.body_for(None, with_usage=True))["stream_options"] == {
+            "include_usage": True
+        }
 
 
 @bounded

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from gorgo.config.model import LimitsConfig
+from gorgo.core.buffer_budget import BufferBudget
 from gorgo.proxy.http.body import ClientDisconnected, read_body
 from gorgo.proxy.http.errors import HttpError, Message
 from gorgo.proxy.http.headers import Header
+from gorgo.proxy.http.request_buffer import RequestBuffer
 from tests.sim.live_shell import VirtualLoop
 
 GONE = None
@@ -41,7 +43,7 @@ def read(
         limits = LimitsConfig(max_body_bytes=limit)
         found: object
         try:
-            found = await read_body(receive, headers, limits=limits)
+            found = await read_body(receive, headers, limits=limits, buffer=RequestBuffer(BufferBudget(1 << 30), "a"))
         except HttpError as error:
             found = error.status
         except ClientDisconnected:

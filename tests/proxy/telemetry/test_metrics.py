@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.latency.ttft import PARTS, TtftParts
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.metric_spec import label_of
@@ -163,7 +164,7 @@ async def test_series_of_a_replica_and_of_a_region_go_with_the_last_who_had_them
 
 def test_each_region_says_whether_it_is_cut_off() -> None:
     router = make_router(replicas=[timed("a", "here"), timed("b", "there"), timed("c", "there")])
-    metrics = Metrics(router, lambda: 40.0)
+    metrics = Metrics(router, lambda: 40.0, BufferBudget(1))
 
     def cut_off() -> dict[str, float]:
         families = text_string_to_metric_families(metrics.exposition().decode())
