@@ -281,6 +281,7 @@ class Router:
         self._parts.prefix_updater.on_fleet_change(change)
         self._parts.regions.on_fleet_change()
         self._parts.busy.on_fleet_change()
+        self._parts.refused_kinds.on_fleet_change()
         for replica in () if was_empty else change.joined:
             self._parts.slow_start.begin(replica, now=now)
         self._admission.needs_drain = True

@@ -15,6 +15,7 @@ from gorgo.core.dispatch.lifecycle import RequestLifecycle
 from gorgo.core.dispatch.prefix_updates import PrefixUpdater
 from gorgo.core.fleet.busy import BusyPauses
 from gorgo.core.fleet.fleet import Fleet
+from gorgo.core.fleet.refused_kinds import RefusedKinds
 from gorgo.core.fleet.region_outage import RegionOutages
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.fleet.slow_start import SlowStart
@@ -44,6 +45,7 @@ class RouterParts:
     prefix_updater: PrefixUpdater
     slow_start: SlowStart
     busy: BusyPauses
+    refused_kinds: RefusedKinds
     regions: RegionOutages
     quotas: ClientQuotas
 
@@ -89,8 +91,8 @@ def build_parts(
     )
     table = InFlightTable(fleet)
     slow_start = SlowStart(fleet, ramp_s=limits.slow_start_s)
-    busy = BusyPauses()
-    request_filter = RequestFilter(fleet, slow_start, busy)
+    busy, refused_kinds = BusyPauses(), RefusedKinds()
+    request_filter = RequestFilter(fleet, slow_start, busy, refused_kinds)
     dispatcher = Dispatcher(
         fleet,
         table,
@@ -115,10 +117,13 @@ def build_parts(
         hedger=Hedger(
             dispatcher, admission.saturation, request_filter, limits.hedging, max_attempts=limits.max_attempts
         ),
-        lifecycle=RequestLifecycle(dispatcher, prefix_updater, quotas, samples, request_filter, busy, limits),
+        lifecycle=RequestLifecycle(
+            dispatcher, prefix_updater, quotas, samples, request_filter, busy, refused_kinds, limits
+        ),
         prefix_updater=prefix_updater,
         slow_start=slow_start,
         busy=busy,
+        refused_kinds=refused_kinds,
         regions=RegionOutages(fleet, window_s=limits.region_window_s),
         quotas=quotas,
     )

@@ -18,6 +18,7 @@ from gorgo.core.dispatch.refusals import Refusals
 from gorgo.core.fleet.busy import BusyPauses
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.outlier import HealthState
+from gorgo.core.fleet.refused_kinds import RefusedKinds
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Reject, RetryAction
@@ -39,8 +40,8 @@ class RequestLifecycle:
     ----------
     dispatcher, prefix_updater, quotas, samples:
         The Router's.
-    request_filter, busy:
-        Candidates of a request, and pauses of busy engines.
+    request_filter, busy, refused_kinds:
+        Candidates of a request, pauses of busy engines, and kinds of requests that replicas refuse.
     limits:
         May be replaced by `set_limits`.
     """
@@ -53,6 +54,7 @@ class RequestLifecycle:
         samples: SampleRing,
         request_filter: RequestFilter,
         busy: BusyPauses,
+        refused_kinds: RefusedKinds,
         limits: RouterLimits,
     ) -> None:
         self._dispatcher = dispatcher
@@ -61,7 +63,7 @@ class RequestLifecycle:
         self._samples = samples
         self._filter = request_filter
         self._busy = busy
-        self._refusals = Refusals(limits)
+        self._refusals = Refusals(limits, refused_kinds)
         self.set_limits(limits)
 
     def set_limits(self, limits: RouterLimits) -> None:

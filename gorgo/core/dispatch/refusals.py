@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from gorgo.core.dispatch.budget import RatioBudget
 from gorgo.core.dispatch.in_flight import Attempt, RequestState
+from gorgo.core.fleet.refused_kinds import RefusedKinds
 from gorgo.core.fleet.replica import SUSPECT_AFTER
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.request import REFUSALS, AttemptResult, Outcome
@@ -30,11 +31,14 @@ class Refusals:
     limits:
         Of the retry budget. Such requests have one of their own: clients that are in the wrong may not use up the
         retries of failed requests.
+    kinds:
+        Kinds of requests that replicas refuse.
     """
 
-    __slots__ = ("_budget",)
+    __slots__ = ("_budget", "_kinds")
 
-    def __init__(self, limits: RouterLimits) -> None:
+    def __init__(self, limits: RouterLimits, kinds: RefusedKinds) -> None:
+        self._kinds = kinds
         self.set_limits(limits)
 
     def set_limits(self, limits: RouterLimits) -> None:
@@ -71,8 +75,9 @@ class Refusals:
         """Blame the replicas that refused a request which `attempt` answers."""
         if attempt.dispatched_s >= attempt.replica.client_errors_s:
             attempt.replica.client_errors, attempt.replica.refusal = 0, None
+        self._kinds.on_answer(attempt.replica, attempt.state.request)
         if attempt.state.refused:
-            attempt.state.refused = _blame(attempt.state, now, short=False)
+            attempt.state.refused = self._blame(attempt.state, now, short=False)
 
     def on_answer(self, attempt: Attempt, *, short: bool, now: float) -> None:
         """Blame the replicas that refused what `attempt` answers; trust those whose short answers it repeats."""
@@ -80,7 +85,7 @@ class Refusals:
         replica, state = attempt.replica, attempt.state
         if not short:
             replica.short_answers = min(replica.short_answers, 0)
-            state.refused = _blame(state, now, short=True)
+            state.refused = self._blame(state, now, short=True)
         elif state.refused:
             _trust(attempt, *(refused for refused, _ in state.refused))
             state.refused = []
@@ -91,21 +96,21 @@ class Refusals:
         if len(short) > 1:
             _trust(*short)
 
-
-def _blame(state: RequestState, now: float, *, short: bool) -> list[tuple[Attempt, int | None]]:
-    """Blame the replicas of refusals, or of all results; return the others."""
-    left: list[tuple[Attempt, int | None]] = []
-    for refused, status in state.refused:
-        if status is None and not short:
-            left.append((refused, status))
-            continue
-        replica = refused.replica
-        replica.failures += 1
-        if status is not None:
-            replica.refusal = status
-        by = "answers" if status is None else "refusals"
-        replica.health.attempt_failed(dispatched_s=refused.dispatched_s, now=now, by=by)
-    return left
+    def _blame(self, state: RequestState, now: float, *, short: bool) -> list[tuple[Attempt, int | None]]:
+        """Blame the replicas of refusals, or of all results; return the others."""
+        left: list[tuple[Attempt, int | None]] = []
+        for refused, status in state.refused:
+            if status is None and not short:
+                left.append((refused, status))
+                continue
+            replica = refused.replica
+            replica.failures += 1
+            if status is not None:
+                replica.refusal = status
+                self._kinds.on_proven(replica, state.request, now=now)
+            by = "answers" if status is None else "refusals"
+            replica.health.attempt_failed(dispatched_s=refused.dispatched_s, now=now, by=by)
+        return left
 
 
 def _trust(*attempts: Attempt) -> None:

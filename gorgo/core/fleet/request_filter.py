@@ -7,6 +7,7 @@ from collections.abc import Set
 from gorgo.core.fleet.busy import BusyPauses
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
+from gorgo.core.fleet.refused_kinds import RefusedKinds
 from gorgo.core.fleet.slow_start import SlowStart
 from gorgo.core.messages.request import RouteRequest
 
@@ -16,22 +17,23 @@ class RequestFilter:
 
     Parameters
     ----------
-    fleet, slow_start, busy:
+    fleet, slow_start, busy, refused_kinds:
         The Router's.
     """
 
-    __slots__ = ("_busy", "_fleet", "_slow_start")
+    __slots__ = ("_busy", "_fleet", "_refused_kinds", "_slow_start")
 
-    def __init__(self, fleet: Fleet, slow_start: SlowStart, busy: BusyPauses) -> None:
+    def __init__(self, fleet: Fleet, slow_start: SlowStart, busy: BusyPauses, refused_kinds: RefusedKinds) -> None:
         self._fleet = fleet
         self._slow_start = slow_start
         self._busy = busy
+        self._refused_kinds = refused_kinds
 
     def eligible(self, request: RouteRequest, now: float) -> CandidateSet:
         """Return the candidates; none if the pinned replica has left or is outside the request's regions."""
         eligibility = self._fleet.eligibility
         if request.pinned_replica is None:
-            return self._open(eligibility.for_model(request.model, request.regions), now)
+            return self._open(eligibility.for_model(request.model, request.regions), request, now)
         pinned = self._fleet.replicas.get(request.pinned_replica)
         # It may have moved to another region while the request was queued.
         if pinned is None or (request.regions is not None and pinned.spec.region not in request.regions):
@@ -44,7 +46,7 @@ class RequestFilter:
         if request.pinned_replica is not None:
             return eligibility.none
         # Slow start last: a replica at its limit is excluded beside others that can serve, not beside those tried.
-        return self._open(eligibility.for_model(request.model, request.regions).excluding(tried), now)
+        return self._open(eligibility.for_model(request.model, request.regions).excluding(tried), request, now)
 
     def has_replica_in(self, regions: frozenset[str], request: RouteRequest) -> bool:
         """Return whether a replica in `regions` would serve the request, healthy or not."""
@@ -52,5 +54,6 @@ class RequestFilter:
             return self._fleet.eligibility.has_replica_in(regions, request.model)
         return self._fleet.replicas[request.pinned_replica].spec.region in regions
 
-    def _open(self, eligible: CandidateSet, now: float) -> CandidateSet:
+    def _open(self, eligible: CandidateSet, request: RouteRequest, now: float) -> CandidateSet:
+        eligible = self._refused_kinds.exclude_refusing(eligible, request, now=now)
         return self._slow_start.exclude_full(self._busy.exclude_paused(eligible, now=now), now=now)

@@ -54,6 +54,8 @@ class RouteRequest:
         Whether it may be hedged: no replica stores anything of it.
     text_bytes:
         Size of the prompt's text, from which `prompt_tokens` was estimated; `None` if that is exact.
+    route:
+        Path of the request: a replica may lack one.
     """
 
     request_id: str
@@ -73,6 +75,7 @@ class RouteRequest:
     regions: frozenset[str] | None = None
     idempotent: bool = True
     text_bytes: int | None = None
+    route: str = ""
 
     @property
     def recorded_model(self) -> str | None:

@@ -91,6 +91,7 @@ def parse_request(
         regions=options.regions,
         idempotent=_is_idempotent(route, parsed),
         text_bytes=fingerprint.text_bytes if tokens is None else None,
+        route=route,
     )
     may_be_short = route != "/v1/embeddings" and request.idempotent and wants_more_than_one(parsed)
     adds_usage = _adds_usage(route, body, parsed)

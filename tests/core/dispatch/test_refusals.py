@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gorgo.core.dispatch.refusals import TRUSTED_ANSWERS
@@ -9,7 +11,7 @@ from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Dispatch, Forward
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.core.router import Router
-from tests.core.routers import COMPLETED, FAILED, a_request, dispatched, finished, make_router, submitted
+from tests.core.routers import COMPLETED, FAILED, a_request, dispatched, finished, make_router, specs, submitted
 
 
 def refusal(status: int) -> Outcome:
@@ -116,6 +118,42 @@ def test_a_refusal_that_has_been_sent_ends_the_request() -> None:
     sent = dispatched(submitted(router, a_request(), now=1.0))
     assert finished(router, sent.attempt_id, Outcome(AttemptResult.UPSTREAM_4XX, status=404), now=1.0) == []
     assert [sample.status for sample in router.samples] == [404]
+
+
+def test_a_replica_without_a_route_gets_none_of_its_requests_and_all_others() -> None:
+    """Its failures are never three in a row, and retries of so many requests would be over any budget."""
+    limits = RouterLimits(retry_budget_ratio=0.0, retry_budget_minimum=3)
+    router = make_router("a", "b", limits=limits)
+    for number in range(200):
+        now = 1.0 + number / 100
+        request = replace(a_request(f"m{number}", received_s=now), route="/v1/messages")
+        action: object = dispatched(submitted(router, request, now=now))
+        names = []
+        while isinstance(action, Dispatch):
+            names.append(action.replica)
+            end = refusal(404) if action.replica == "a" else COMPLETED
+            action = next(iter(finished(router, action.attempt_id, end, now=now)), None)
+        assert names == (["a", "b"] if number < 3 else ["b"])
+        assert serve(router, number, {}, now=now)[0] == ["a"], "other routes go there as before"
+    assert router.health_states()["a"] == "healthy"
+    later = replace(a_request("later", received_s=20.0), route="/v1/messages")
+    assert dispatched(submitted(router, later, now=20.0)).replica == "a", "tried again after a while"
+
+
+def test_a_replica_that_refuses_a_kind_is_tried_again_when_it_is_alone_or_has_joined_anew() -> None:
+    router = make_router("a", "b")
+    for number in range(3):
+        serve(router, 2 * number, {"a": refusal(404)}, now=1.0)
+        other = replace(a_request(f"other{number}"), route="/generate")
+        finished(router, dispatched(submitted(router, other, now=1.0)).attempt_id, COMPLETED, now=1.0)
+    assert serve(router, 10, {}, now=2.0)[0] == ["b"]
+    router.drain("b", now=2.0)
+    assert serve(router, 11, {"a": refusal(404)}, now=2.0)[0] == ["a"]
+    router.drain("b", False, now=2.0)
+    router.set_fleet(specs("b"), now=3.0)
+    router.set_fleet(specs("a", "b"), now=3.0)
+    router.on_probe("a", 0.001, now=3.0)
+    assert serve(router, 12, {}, now=3.0)[0] == ["a"]
 
 
 def test_a_pinned_request_is_refused_by_its_only_replica() -> None:
