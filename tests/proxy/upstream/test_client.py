@@ -108,8 +108,8 @@ async def test_request_beyond_the_limit_is_rejected_until_a_response_is_closed()
     await upstream.aclose()
 
 
-@pytest.mark.parametrize(("size", "fits"), [(8 << 20, True), ((8 << 20) + 1, False)])
-async def test_a_small_response_has_at_most_eight_mebibytes_in_all_its_chunks(size: int, fits: bool) -> None:
+@pytest.mark.parametrize(("size", "fits"), [(4 << 20, True), ((4 << 20) + 1, False)])
+async def test_a_small_response_has_at_most_four_mebibytes_in_all_its_chunks(size: int, fits: bool) -> None:
     whole = bytes(size)
 
     class Large(httpx.AsyncByteStream):

@@ -28,5 +28,5 @@ async def test_connections_opened_from_now_on_use_the_new_context_and_no_earlier
         await upstream.aclose()
 
 
-def test_a_lost_connection_was_stale_within_half_a_second_and_a_small_response_has_eight_mebibytes() -> None:
-    assert (pool.STALE_S, client.FETCH_LIMIT_BYTES) == (0.5, 8_388_608)
+def test_a_lost_connection_was_stale_within_half_a_second_and_a_small_response_has_four_mebibytes() -> None:
+    assert (pool.STALE_S, client.FETCH_LIMIT_BYTES) == (0.5, 4_194_304)

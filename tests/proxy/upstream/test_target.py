@@ -12,6 +12,7 @@ def test_the_key_is_in_no_log_and_counts_are_the_target_s_own() -> None:
         "found_engine",
         "connection_lost",
         "last_failure",
+        "unconnected_pings",
         "active",
         "_drained",
     ]
@@ -22,5 +23,6 @@ def test_the_key_is_in_no_log_and_counts_are_the_target_s_own() -> None:
         "detects_engine": False,
         "found_engine": None,
         "last_failure": None,
+        "unconnected_pings": 0,
         "active": 0,
     }
