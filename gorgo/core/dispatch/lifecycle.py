@@ -135,7 +135,8 @@ class RequestLifecycle:
         if refused:
             pass  # What another replica makes of the request decides.
         elif outcome.result is AttemptResult.COMPLETED:
-            replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now)
+            whole = outcome.short is not None
+            replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now, whole=whole)
             self._refusals.on_answer(attempt, short=outcome.short, now=now)
             self._busy.on_answer(replica)
         elif outcome.result is AttemptResult.UPSTREAM_4XX:

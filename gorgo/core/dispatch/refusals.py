@@ -79,12 +79,13 @@ class Refusals:
         if attempt.state.refused:
             attempt.state.refused = self._blame(attempt.state, now, short=False)
 
-    def on_answer(self, attempt: Attempt, *, short: bool, now: float) -> None:
+    def on_answer(self, attempt: Attempt, *, short: bool | None, now: float) -> None:
         """Blame the replicas that refused what `attempt` answers; trust those whose short answers it repeats."""
         self.on_first_token(attempt, now=now)
         replica, state = attempt.replica, attempt.state
         if not short:
-            replica.short_answers = min(replica.short_answers, 0)
+            if short is not None:
+                replica.short_answers = min(replica.short_answers, 0)
             state.refused = self._blame(state, now, short=True)
         elif state.refused:
             _trust(attempt, *(refused for refused, _ in state.refused))

@@ -141,7 +141,8 @@ class Outcome:
     `status` is the HTTP status sent by the replica, `None` if it sent none. Token counts come from the response's
     `usage`; `None` where it had none. `itl_s_p95` is the 95th percentile of gaps between content events.
     `retry_after_s` is the replica's own. `unsent`: the response is complete, and the client was sent none of it.
-    `short`: an answer of one token or none to a request that allows more, or a body that is no JSON.
+    `short`: an answer of one token or none to a request that allows more, or a body that is no JSON; `None` for one to
+    a request that allows no more, which says nothing of the replica.
     """
 
     result: AttemptResult
@@ -153,7 +154,7 @@ class Outcome:
     error: str | None = None
     retry_after_s: float | None = None
     unsent: bool = False
-    short: bool = False
+    short: bool | None = False
 
     def used_tokens(self, estimated_prompt: int, *, has_content: bool) -> tuple[int, int]:
         """Return prompt and output tokens of the client's account: as reported, else the estimate and none.

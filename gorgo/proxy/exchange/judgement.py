@@ -13,8 +13,8 @@ from typing import Any
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.proxy.http.headers import Header, find
 
-#: A request for fewer tokens may be answered with one.
-LEAST_TOKENS = 16
+#: A request for fewer tokens can be answered with no more than one.
+LEAST_TOKENS = 2
 _MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 
 
@@ -44,7 +44,7 @@ def failure_of_event(error_status: int | None) -> Outcome | None:
 def wants_more_than_one(parsed: Mapping[str, Any]) -> bool:
     """Return whether a request leaves room for a longer answer than one token.
 
-    >>> wants_more_than_one({"messages": []}), wants_more_than_one({"max_tokens": 1})
+    >>> wants_more_than_one({"max_tokens": 2}), wants_more_than_one({"max_tokens": 1})
     (True, False)
     """
     options = [parsed, parsed.get("sampling_params")]

@@ -159,10 +159,10 @@ class Relay:
             return replace(self._outcome(AttemptResult.FAILED_AFTER_CONTENT), error="error_event")
         return replace(self._outcome(AttemptResult.COMPLETED), short=self._is_short(tail))
 
-    def _is_short(self, stream: bytes) -> bool:
-        if not self._options.may_be_short or len(stream) > SHORT_BYTES:
+    def _is_short(self, stream: bytes) -> bool | None:
+        if len(stream) > SHORT_BYTES or not is_short(self._options.route, stream, self._tail.usage()):
             return False
-        return is_short(self._options.route, stream, self._tail.usage())
+        return True if self._options.may_be_short else None
 
     async def _finish(self) -> None:
         await self._writer.finish(b"" if self._filter is None else self._filter.flush())
@@ -254,7 +254,7 @@ class Relay:
                 return failure_of(error_status) or self._refused(body, error_status)
         usage = read_usage(body)
         tokens = None if usage is None else usage.output_tokens
-        short = self._options.may_be_short and tokens is not None and tokens <= 1
+        short = (True if self._options.may_be_short else None) if tokens is not None and tokens <= 1 else False
         if short and self._options.withhold:
             return self._hold(body, usage=usage)
         await self._start(head=body)

@@ -191,6 +191,17 @@ def test_a_replica_of_short_answers_loses_three_requests_and_is_ejected_for_what
     assert (view.state, view.ejected_by, view.refusal) == ("ejected", "answers", None)
 
 
+def test_an_answer_of_one_token_to_a_request_for_no_more_says_nothing_of_the_replica() -> None:
+    router = make_router("a", "b")
+    for number in range(3):
+        serve_short(router, number, "a", now=1.0)
+    first = dispatched(submitted(router, a_request("r-wanted"), now=1.5))
+    assert (first.replica, first.withhold) == ("a", True)
+    router.on_first_token(first.attempt_id, now=1.6)
+    router.on_finish(first.attempt_id, Outcome(AttemptResult.COMPLETED, status=200, short=None), now=1.7)
+    assert dispatched(submitted(router, a_request("r-next"), now=1.8)).withhold, "and it is suspect as before"
+
+
 def test_answers_as_short_everywhere_are_the_client_s_wish_and_eject_none() -> None:
     router = make_router("a", "b")
     served = [serve_short(router, number, "ab", now=1.0 + number) for number in range(200)]
