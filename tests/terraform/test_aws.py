@@ -160,6 +160,7 @@ def test_apply_makes_the_papers_fleet_and_destroy_leaves_nothing(
             {
                 "server_name": "llm.example.org",
                 "client_cidrs": ["198.51.100.0/24"],
+                "engine_image": f"lmsysorg/sglang@sha256:{'5' * 64}",
                 "wheel": "tests/gorgo_router-0.0.0-py3-none-any.whl",
                 "router_image_parameter": "/test/image",
                 "gpu_image_parameter": "/test/image",

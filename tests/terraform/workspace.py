@@ -25,7 +25,7 @@ module "core" {
   regions_file  = "../regions.yaml"
   places        = yamldecode(file("envs/paper/places.yaml"))
   model         = { repository = "Qwen/Qwen3.5-35B-A3B-FP8", served_name = "qwen3.5-35b-a3b" }
-  engine_image  = "lmsysorg/sglang:v0.5.23"
+  engine_image  = "lmsysorg/sglang:v0.5.23@sha256:5555555555555555555555555555555555555555555555555555555555555555"
   secrets       = { prefix = "/gorgo/paper" }
   server_name   = "llm.example.org"
   metrics_cidrs = ["203.0.113.0/24"]

@@ -14,19 +14,21 @@ locals {
 }
 
 module "core" {
-  source           = "../../modules/core"
-  name             = var.name
-  regions_file     = var.regions_file
-  places           = local.places
-  share_instances  = var.share_instances
-  model            = var.model
-  engine_image     = var.engine_image
-  engine_arguments = var.engine_arguments
-  secrets          = { prefix = var.secrets_prefix }
-  server_name      = var.server_name
-  metrics_cidrs    = var.metrics_cidrs
-  tuner            = var.tuner
-  artefacts        = "s3://${local.bucket}"
+  source          = "../../modules/core"
+  name            = var.name
+  regions_file    = var.regions_file
+  places          = local.places
+  share_instances = var.share_instances
+  model           = var.model
+  engine_image    = var.engine_image
+
+  engine_image_by_tag = var.engine_image_by_tag
+  engine_arguments    = var.engine_arguments
+  secrets             = { prefix = var.secrets_prefix }
+  server_name         = var.server_name
+  metrics_cidrs       = var.metrics_cidrs
+  tuner               = var.tuner
+  artefacts           = "s3://${local.bucket}"
   package = {
     wheel       = basename(var.wheel)
     sha256      = filesha256(var.wheel)

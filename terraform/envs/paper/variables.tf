@@ -53,9 +53,14 @@ variable "model" {
 }
 
 variable "engine_image" {
-  description = "SGLang's container image, pinned."
+  description = "SGLang's container image: name@sha256:digest."
   type        = string
-  default     = "lmsysorg/sglang:v0.5.23"
+}
+
+variable "engine_image_by_tag" {
+  description = "Whether engine_image may be a tag, which can be moved to other content."
+  type        = bool
+  default     = false
 }
 
 variable "engine_arguments" {

@@ -8,7 +8,7 @@ locals {
     var.model.revision == null ? [] : ["--revision", var.model.revision],
     [
       "--served-model-name", var.model.served_name, "--context-length", tostring(var.model.context_length),
-      "--tp-size", tostring(engine.tensor_parallel), "--host", engine.address, "--port", tostring(engine.port),
+      "--tp-size", tostring(engine.tensor_parallel), "--host", "0.0.0.0", "--port", tostring(engine.port),
       "--max-running-requests", tostring(engine.running), "--enable-metrics", "--enable-cache-report",
     ],
     var.engine_arguments,
@@ -17,7 +17,7 @@ locals {
   engine_units = { for name, engine in local.engines : "gorgo-engine-${name}.service" => {
     instance = engine.instance
     text = templatefile("${path.module}/templates/gorgo-engine.service.tftpl", {
-      replica = name, gpus = engine.gpus, image = var.engine_image, arguments = join(" ", local.engine_arguments[name])
+      replica = name, gpus = engine.gpus, image = var.engine_image, address = engine.address, port = engine.port, arguments = join(" ", local.engine_arguments[name])
     })
   } }
 

@@ -5,6 +5,8 @@ locals {
   admin_bind = "127.0.0.1:9090" # reached by a session of the cloud's own, never over the network
   tuner_bind = "127.0.0.1:9091"
   key_name   = "GORGO_ENGINE_KEY"
+  # Where systemd puts the files that LoadCredential names, for nginx alone.
+  credentials = "/run/credentials/gorgo-tls.service"
 
   # regions.yaml with the addresses in it: what people wrote stays, where things are is filled in.
   regions_generated = join("\n", ["# Made by terraform from ${basename(var.regions_file)}: edit that file, and apply.", yamlencode(merge(local.document, {
@@ -28,6 +30,7 @@ locals {
     server_name    = var.server_name
     proxy          = local.proxy_bind
     tuner          = local.tuner_bind
+    credentials    = local.credentials
     max_body_bytes = local.max_body_bytes
     patience_s     = local.patience_s
     metrics_guard  = local.metrics_guard

@@ -90,12 +90,22 @@ variable "model" {
 }
 
 variable "engine_image" {
-  description = "SGLang's container image, pinned by a version or, better, a digest."
+  description = "SGLang's container image, pinned by digest: name@sha256:digest; by name:version only with engine_image_by_tag."
   type        = string
   validation {
-    condition     = can(regex("^[a-z0-9./-]+(:[A-Za-z0-9_.-]*[0-9][A-Za-z0-9_.-]*|@sha256:[0-9a-f]{64})$", var.engine_image))
-    error_message = "engine_image: expected name:version or name@sha256:digest; a tag without a number, as `latest`, is not pinned."
+    condition     = can(regex("^[a-z0-9./-]+(:[A-Za-z0-9_.-]*[0-9][A-Za-z0-9_.-]*)?(@sha256:[0-9a-f]{64})?$", var.engine_image)) && can(regex("[:@]", var.engine_image))
+    error_message = "engine_image: expected name@sha256:digest, or name:version with engine_image_by_tag; a tag without a number, as `latest`, is not pinned."
   }
+  validation {
+    condition     = var.engine_image_by_tag || can(regex("@sha256:", var.engine_image))
+    error_message = "engine_image: expected name@sha256:digest, because whoever may push can move a tag; `docker buildx imagetools inspect NAME:TAG` prints the digest. engine_image_by_tag = true allows a tag."
+  }
+}
+
+variable "engine_image_by_tag" {
+  description = "Whether engine_image may be a tag, which can be moved to other content."
+  type        = bool
+  default     = false
 }
 
 variable "engine_arguments" {

@@ -27,6 +27,7 @@ mock_provider "aws" {
 variables {
   server_name   = "llm.example.org"
   client_cidrs  = ["198.51.100.0/24"]
+  engine_image  = "lmsysorg/sglang@sha256:5555555555555555555555555555555555555555555555555555555555555555"
   metrics_cidrs = ["203.0.113.7/32"]
   wheel         = "tests/gorgo_router-0.0.0-py3-none-any.whl"
 }

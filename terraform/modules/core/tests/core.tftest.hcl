@@ -5,7 +5,7 @@ variables {
   regions_file = "tests/fleet.yaml"
   places       = { us-ashburn = "us-east-1", eu-frankfurt = "eu-central-1" }
   model        = { repository = "owner/model", served_name = "model" }
-  engine_image = "lmsysorg/sglang:v0.5.23"
+  engine_image = "lmsysorg/sglang@sha256:5555555555555555555555555555555555555555555555555555555555555555"
   secrets      = { prefix = "/gorgo/test" }
   server_name  = "llm.example.org"
   artefacts    = "s3://gorgo-test"
@@ -186,4 +186,20 @@ run "bad_variables_are_refused" {
     var.name, var.places, var.base_cidr, var.engine_image, var.server_name, var.metrics_cidrs, var.artefacts, var.model, var.tuner,
     var.secrets, var.engine_arguments,
   ]
+}
+
+run "an_image_by_tag_is_refused" {
+  command = plan
+  variables {
+    engine_image = "lmsysorg/sglang:v0.5.23"
+  }
+  expect_failures = [var.engine_image]
+}
+
+run "an_image_by_tag_is_taken_where_a_variable_says_so" {
+  command = plan
+  variables {
+    engine_image        = "lmsysorg/sglang:v0.5.23"
+    engine_image_by_tag = true
+  }
 }
