@@ -19,6 +19,7 @@ from gorgo.core.latency.ttft import PARTS
 from gorgo.errors import MissingExtra
 from gorgo.proxy.telemetry import span_export
 from gorgo.proxy.telemetry.span_export import SpanExport
+from gorgo.proxy.telemetry.spans import CLIENT_TRACES_PER_S
 from gorgo.proxy.telemetry.tracing import make_tracing
 from tests.observability.collector import Collector, Received, collecting
 from tests.proxy.conftest import QUIET, Running, Start
@@ -131,6 +132,27 @@ async def test_a_request_that_is_refused_is_a_span_with_its_code(start: Start, c
     (root,) = (await sent(fleet, collector))["POST /v1/chat/completions"]
     assert (root.attributes["http.response.status_code"], root.attributes["error.type"]) == (400, "invalid_json")
     assert not root.failed, "the client's own mistake"
+
+
+async def test_clients_start_a_bounded_number_of_traces_a_second(start: Start, collector: Collector) -> None:
+    fleet = await start.fleet([GOOD], proxy=traced(collector, ratio=0.0))
+    tracing = fleet.state.tracing
+    assert tracing is not None
+
+    def started(at_s: float, value: str = SAMPLED) -> int:
+        headers = [(b"traceparent", value.encode())]
+        many = range(3 * CLIENT_TRACES_PER_S)
+        traces = [tracing.start(headers, route=CHAT, request_id="r", received_s=at_s) for _ in many]
+        return sum(trace is not None for trace in traces)
+
+    assert started(5.0, NOT_SAMPLED) == 0
+    assert [started(at_s) for at_s in (5.0, 5.9, 6.0, 1.0)] == [
+        CLIENT_TRACES_PER_S,
+        0,
+        CLIENT_TRACES_PER_S,
+        CLIENT_TRACES_PER_S,
+    ]
+    await fleet.stop()
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])

@@ -20,6 +20,8 @@ Row = TypeVar("Row")
 
 #: Seconds since 1970 at the end of the year 9999; nothing that counts time by calendars goes beyond.
 MAX_TIME_S = 253_402_300_799.0
+#: Of a text: ten times the longest reason that the proxy takes.
+MAX_CHARACTERS = 10_000
 _TIMES = ("started_s", "finished_s", "at_s")
 
 
@@ -85,7 +87,7 @@ def _is(wanted: str, value: object) -> bool:
             json.dumps(value, allow_nan=False)  # numbers that JSON does not have are a ValueError
             return isinstance(value, Mapping)
         case _:
-            return isinstance(value, str)
+            return isinstance(value, str) and len(value) <= MAX_CHARACTERS
 
 
 def _short(value: object) -> str:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from gorgo.errors import HistoryError
 from tuner.campaign.generation import Generation
 from tuner.history.database import open_engine, reading, shown, writing
-from tuner.history.models import CampaignTable, EventTable, StateTable
+from tuner.history.models import WORD_CHARACTERS, CampaignTable, EventTable, StateTable
 from tuner.history.models import GenerationTable as GenerationTable
 from tuner.history.rows import CampaignRow, EventKind, EventRow, row_of, weights_in
 from tuner.history.schema import upgrade
@@ -178,6 +178,8 @@ class History:
                 select(CampaignTable.policy).where(CampaignTable.id == chosen)
             ).scalar_one_or_none()
             weights = None if found is None else weights_in(found.weights)
+            if policy is not None and not (isinstance(policy, str) and len(policy) <= WORD_CHARACTERS):
+                raise ValueError(f"policy has over {WORD_CHARACTERS} characters; expected a name")
         if weights is None or policy is None:
             where = "the history is empty" if chosen is None else f"campaign {chosen} has none"
             raise HistoryError(f"{self.url}: no generation {wanted!r}: {where}; `gorgo history` lists them")

@@ -33,6 +33,8 @@ USER_KEYS = ("user_id", "token_hash", "user_hash", "user")
 MAX_NUMBER = 2**53
 #: Ten times the longest context of any model; a replay holds such a prompt's text, four bytes a token, in memory.
 MAX_TOKENS = 10_000_000
+#: Values of a line, by its commas and brackets; prose of the longest prompt has fewer. Each takes some 40 bytes.
+MAX_VALUES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,9 @@ def _turns(value: object, body: Mapping[str, Any] | None) -> int | None:
 
 
 def _object(text: str, file: str, line_number: int) -> dict[str, Any]:
+    values = text.count(",") + text.count("[") + text.count("{")
+    if values > MAX_VALUES:
+        raise TraceError(f"{file}, line {line_number}: some {values:,} values; expected {MAX_VALUES:,} at most")
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:  # the second for absurd nesting

@@ -104,10 +104,12 @@ def _frozen(frozen: Mapping[str, str | None] | None) -> str:
 def _found(spec: str, database: str | None) -> tuple[WeightsFile, str | None]:
     """Return the weights that `--weights` names, and the history that they are from or that `--database` names.
 
-    A file of that name goes before an entry of the history.
+    A file of that name goes before an entry of the history. Whoever writes a history cannot widen the bounds.
     """
     from gorgo.cli.tune.options import DATABASE
     from gorgo.config.weights_file import WeightsFile, read_weights_file
+    from gorgo.core.policy.weights import Weights
+    from gorgo.errors import WeightsError
     from gorgo.policies.registry import make_policy
     from tuner.commands import weights_of
 
@@ -115,9 +117,13 @@ def _found(spec: str, database: str | None) -> tuple[WeightsFile, str | None]:
         return read_weights_file(Path(spec)), database
     database = database or DATABASE
     policy, values = weights_of(spec, database)
-    bounds = {one.name: one for one in make_policy(policy).weight_specs}
-    inside = all(name in bounds and bounds[name].low <= value <= bounds[name].high for name, value in values.items())
-    return WeightsFile(policy=policy, weights=values, widened=not inside), database
+    specs = make_policy(policy).weight_specs
+    try:
+        Weights.of(specs, values)
+    except WeightsError as error:
+        remedy = "a weights file with `widened: true` holds others"
+        raise fail(f"{database}: {error}; {remedy}", code=FAILED) from error
+    return WeightsFile(policy=policy, weights=values, widened=False), database
 
 
 def _note(database: str, pinned: Mapping[str, Any]) -> None:

@@ -11,6 +11,9 @@ from gorgo.cli.tables import Cell, table
 if TYPE_CHECKING:
     from tuner.commands import CampaignRow, EventRow, Generation
 
+#: Characters of a text in a table: a reason of the tuner has some 100.
+MAX_SHOWN = 300
+
 
 def campaign_in_words(
     database: str, row: CampaignRow | None, generations: Sequence[Generation], events: Sequence[EventRow]
@@ -19,8 +22,8 @@ def campaign_in_words(
     if row is None:
         return f"{database}: no campaign yet; `gorgo tune` starts one"
     ended = "running, or to be continued" if row.outcome is None else row.outcome
-    head = f"campaign {row.id}: {row.policy} on {row.target} since {moment(row.started_s)}; {ended}"
-    noted = [f"{moment(event.at_s)}  {event.kind}: {event.reason}" for event in events]
+    head = f"campaign {row.id}: {line(row.policy)} on {line(row.target)} since {moment(row.started_s)}; {line(ended)}"
+    noted = [f"{moment(event.at_s)}  {line(event.kind)}: {line(event.reason)}" for event in events]
     return "\n".join([head, "", generations_table(generations), *noted])
 
 
@@ -54,13 +57,19 @@ def _row(one: Generation) -> list[Cell]:
         one.e2e_s_p95,
         one.errors,
         "yes" if one.accepted else "no",
-        one.reason,
+        line(one.reason),
     ]
 
 
 def weights_in_words(weights: Mapping[str, float]) -> str:
     """Return the weights as `name=value` pairs."""
     return " ".join(f"{name}={value:.3g}" for name, value in weights.items())
+
+
+def line(text: str) -> str:
+    """Return a text of the history as part of one line: a terminal obeys control characters."""
+    shown = "".join(character if character.isprintable() else " " for character in text)
+    return shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 3] + "..."
 
 
 def moment(at_s: float) -> str:

@@ -2,7 +2,8 @@
 
 Theory of operation. A valid `traceparent` decides whether a request is traced; without one chance does. An untraced
 request costs nothing more, and its headers pass unchanged. Each attempt of a traced request is a span, and the replica
-gets its id as `traceparent`. Times are the proxy's clock; no context is attached, so tasks share nothing.
+gets its id as `traceparent`. Clients start a bounded number of traces a second, and so displace no other spans. Times
+are the proxy's clock; no context is attached, so tasks share nothing.
 
 Attributes are ids, names of the configuration, numbers and constants. Never a header, a key, a prompt, or the model's
 name, which is client input.
@@ -24,6 +25,8 @@ from gorgo.proxy.http.headers import Header
 from gorgo.proxy.telemetry.span_export import SpanExport
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
+#: Traces that clients may start in a second: some 400 spans, beside which those of other requests fit into the queue.
+CLIENT_TRACES_PER_S = 100
 
 
 class Tracing:
@@ -39,17 +42,25 @@ class Tracing:
         self._tracer = tracer
         self._ratio = sample_ratio
         self._chance = random.Random()
+        self._second, self._started = 0.0, 0
         self._propagator = TraceContextTextMapPropagator()
         self.export = export
 
     def start(self, headers: Sequence[Header], *, route: str, request_id: str, received_s: float) -> Trace | None:
         """Return the trace of a request, `None` if it is not traced."""
         parent = self._parent(headers)
-        if parent is None and self._chance.random() >= self._ratio:
-            return None
         if parent is not None and not _is_sampled(parent):
             return None
+        if (parent is None or not self._grants(received_s)) and self._chance.random() >= self._ratio:
+            return None
         return Trace(self._tracer, parent, route=route, request_id=request_id, received_s=received_s)
+
+    def _grants(self, now: float) -> bool:
+        """Return whether a client may start a trace; beyond `CLIENT_TRACES_PER_S` the ratio decides."""
+        if not 0.0 <= now - self._second < 1.0:
+            self._second, self._started = now, 0
+        self._started += 1
+        return self._started <= CLIENT_TRACES_PER_S
 
     def _parent(self, headers: Sequence[Header]) -> Context | None:
         """Return the context of a valid `traceparent`, else `None`."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gorgo.apps.traces.rows import TraceRequest, read_row
+from gorgo.apps.traces.rows import MAX_VALUES, TraceRequest, read_row
 from gorgo.errors import TraceError
 
 GOOD: dict[str, Any] = {"timestamp": 1500, "input_length": 600, "output_length": 7, "hash_ids": [3, 9]}
@@ -134,3 +134,30 @@ def test_blocks_of_256_tokens_in_a_row_with_a_body_become_blocks_of_512() -> Non
     assert ids(1100, "a", "b", "c", "d") == short[:2]  # full ones alone
     assert ids(1100, "7", "8", "9") == (7, 8, 9)  # blocks of 512
     assert ids(1100, "a") == ()  # of neither size: its text is its own
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"hash_ids": [' + "0," * MAX_VALUES + "0]}",
+        '{"hash_ids": ' + "[" * MAX_VALUES * 2,
+        '{"x": [' + "{}," * MAX_VALUES + "{}]}",
+    ],
+    ids=["ids", "nesting", "objects"],
+)
+def test_a_line_of_millions_of_values_is_refused_unread(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(_: str) -> None:
+        raise AssertionError("the line was parsed")
+
+    monkeypatch.setattr(json, "loads", parse)
+    with pytest.raises(TraceError, match=r"t\.jsonl, line 4: some [\d,]+ values; expected 1,000,000 at most"):
+        read_row(text, file="t.jsonl", line_number=4, index=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"timestamp": ' + "9" * 100_000 + "}", '{"timestamp": 1e999}', '{"timestamp": -Infinity}', "\x00"],
+)
+def test_a_line_that_no_writer_of_traces_makes_is_refused_by_its_place(text: str) -> None:
+    with pytest.raises(TraceError, match=r"t\.jsonl, line 4: .{1,300}$"):
+        read_row(text, file="t.jsonl", line_number=4, index=0)

@@ -6,6 +6,7 @@ import inspect
 import json
 import shutil
 import socket
+import sqlite3
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,62 @@ def test_freeze_takes_its_weights_from_the_history_and_leaves_an_event_there(
     missing = run("freeze", "--weights", "77", "--database", database)
     assert missing.exit_code == 1
     assert "no generation '77'" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("generation.weights", '{"w_rtt": 1e6, "w_queue": 0.5}', "w_rtt"),
+        ("generation.weights", '{"w_rtt": -1, "w_queue": 0.5}', "w_rtt"),
+        ("generation.weights", '{"w_rtt": NaN, "w_queue": 0.5}', "expected numbers by name"),
+        ("generation.weights", '{"__class__": 0.5}', "__class__"),
+        ("campaign.policy", "os.system", "os.system"),
+        ("campaign.policy", "x" * 10_000_000, "expected a name"),
+        ("generation.accepted", "yes", "no generation"),
+    ],
+    ids=["beyond the bounds", "negative", "NaN", "no weight", "no policy", "a huge name", "no truth value"],
+)
+def test_a_history_that_somebody_forged_sets_no_weights(
+    database: str, monkeypatch: pytest.MonkeyPatch, column: str, value: str, message: str
+) -> None:
+    def call(*_: object) -> dict[str, Any]:
+        raise AssertionError("the proxy was called")
+
+    monkeypatch.setattr(admin_call, "call_admin", call)
+    table, name = column.split(".")
+    with sqlite3.connect(database.removeprefix("sqlite:///")) as connection:
+        connection.execute(f"UPDATE {table} SET {name} = ?", (value,))
+    connection.close()
+    refused = run("freeze", "--weights", "best", "--database", database)
+    assert refused.exit_code in (1, 2)
+    assert message in refused.stderr
+    assert len(refused.stderr) < 1000
+    assert "Traceback" not in refused.stderr
+
+
+def forge(database: str, reason: str) -> None:
+    with sqlite3.connect(database.removeprefix("sqlite:///")) as connection:
+        connection.execute("UPDATE generation SET reason = ?", (reason,))
+        connection.execute("UPDATE campaign SET target = ?", (reason,))
+    connection.close()
+
+
+def test_texts_of_a_forged_history_are_cut_and_obeyed_by_no_terminal(database: str) -> None:
+    forge(database, "\x1b[31m\n\u202e<script>" * 500)
+    shown = CliRunner().invoke(app, ["history", "--database", database], color=True)
+    assert shown.exit_code == 0
+    assert "\x1b" not in shown.stdout
+    assert "\u202e" not in shown.stdout
+    assert len(shown.stdout.splitlines()) < 10
+    assert len(shown.stdout) < 5_000
+
+
+def test_a_text_that_no_program_of_ours_writes_is_damage(database: str) -> None:
+    forge(database, "x" * 1_000_000)
+    refused = run("history", "--database", database)
+    assert refused.exit_code == 1
+    assert "the file is damaged" in refused.stderr
+    assert len(refused.stderr) < 1000
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from gorgo.config.load import parse_config
 from gorgo.config.model import ReplicaConfig, TlsConfig
 from gorgo.errors import ConfigError
 from gorgo.proxy.http.tls import served_tls, upstream_tls
-from tests.proxy.authority import Authority, engine, needs_openssl
+from tests.proxy.authority import OPENSSL, Authority, engine, needs_openssl
 from tests.proxy.conftest import QUIET, Running, Start, config_for
 from tests.proxy.fakes import DONE, answer, chat, delta, stream
 from tests.proxy.followed import follow, regions
@@ -105,6 +106,53 @@ async def test_http_1_1_alone_and_no_old_tls_are_offered(
             assert delta("good") in said
     assert fleet.state.served_tls is not None
     assert fleet.state.served_tls.context.minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+async def test_a_client_renegotiates_nothing(start: Start, authority: Authority, pair: tuple[str, str]) -> None:
+    fleet = await served(start, pair)
+    assert fleet.state.served_tls is not None
+    assert fleet.state.served_tls.context.options & ssl.OP_NO_RENEGOTIATION
+    command = ("s_client", "-connect", "{}:{}".format(*fleet.addresses.data), "-tls1_2", "-CAfile", authority.ca)
+    assert OPENSSL is not None
+    pipe = asyncio.subprocess.PIPE
+    client = await asyncio.create_subprocess_exec(OPENSSL, *command, stdin=pipe, stdout=pipe, stderr=pipe)
+    async with asyncio.timeout(20):
+        _, said = await client.communicate(b"R\n")
+    assert b"no renegotiation" in said
+    async with over_tls(fleet, authority.trusting()) as other:
+        await other.post(CHAT, chat(stream=True), "connection: close")
+        assert b"good" in await other.rest()
+    await fleet.idle()
+
+
+async def test_a_handshake_that_drips_ends_with_the_time_of_a_head(start: Start, pair: tuple[str, str]) -> None:
+    fleet = await served(start, pair)
+    started = asyncio.get_running_loop().time()
+    async with connected(fleet.addresses.data) as client:
+        for byte in b"\x16\x03\x01\x00\xff\x01\x00\x00\xfb" + bytes(100):
+            client.writer.write(bytes([byte]))
+            if client.reader.at_eof() or client.writer.is_closing():
+                break
+            await asyncio.sleep(0.05)
+        assert await client.rest() == b""
+    assert asyncio.get_running_loop().time() - started < 5
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+async def test_old_protocols_find_no_handshake(
+    start: Start, authority: Authority, pair: tuple[str, str], version: ssl.TLSVersion
+) -> None:
+    fleet = await served(start, pair)
+    context = authority.trusting()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = context.maximum_version = version
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        async with over_tls(fleet, context):
+            pass
+    await fleet.idle()
 
 
 async def test_client_that_vanishes_in_the_middle_of_tls_leaves_nothing(
