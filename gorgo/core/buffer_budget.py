@@ -23,7 +23,7 @@ SLOW_BYTES_PER_S = 256 * 1024
 class Buffer:
     """The reservation of one request, or of one fetch.
 
-    `size` is reserved; `on_evict` is set while its upload can be evicted.
+    `size` is reserved; `on_evict` is set while its upload, or its unread answer, can be evicted.
     """
 
     __slots__ = ("_before", "_received", "_since_s", "_window_s", "client", "evicted", "on_evict", "size")
@@ -33,6 +33,12 @@ class Buffer:
         self.size = 0
         self.evicted = False
         self.on_evict: Callable[[], None] | None = None
+        self._since_s = self._window_s = now
+        self._received = self._before = 0
+
+    def make_evictable(self, on_evict: Callable[[], None], *, now: float) -> None:
+        """Let the reservation be evicted by `on_evict` from the grace on, unless bytes are `received`."""
+        self.on_evict = on_evict
         self._since_s = self._window_s = now
         self._received = self._before = 0
 
@@ -117,7 +123,7 @@ class BufferBudget:
 
     def shrink(self, buffer: Buffer, size: int) -> None:
         """Reduce a reservation to `size`."""
-        if size < buffer.size:
+        if buffer in self._buffers and size < buffer.size:
             self._resize(buffer, size)
 
     def client_bytes(self, client: str) -> int:

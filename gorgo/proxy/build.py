@@ -86,7 +86,7 @@ def build_proxy(
     deadlines = deadlines_by_region(config)
     targets = {
         replica.name: make_target(
-            replica, config.limits, deadlines[replica.region], keys[replica.name], tls_of[replica.name]
+            replica, config.limits, deadlines[replica.region], keys[replica.name], tls_of[replica.name], buffers
         )
         for replica in config.replicas
     }

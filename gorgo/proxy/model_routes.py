@@ -14,6 +14,8 @@ from gorgo.proxy.upstream.client import UpstreamError
 
 #: After this the next replica is asked for its models.
 _MODELS_TIMEOUT_S = 5.0
+#: A list of ten thousand models; one is stored for each of 64 keys.
+MAX_LIST_BYTES = 1024 * 1024
 #: Headers with which a replica's list of models could be partial, encoded or a 304.
 _NEGOTIATION = (b"accept", b"if-", b"range")
 
@@ -78,6 +80,6 @@ async def _fetch_models(state: RunningProxy, scope: Message) -> bytes:
             continue
         finally:
             target.release()
-        if status == 200:
+        if status == 200 and len(body) <= MAX_LIST_BYTES:
             return body
     raise HttpError(503, "no_replica", "no replica could list its models")

@@ -27,9 +27,9 @@ def test_one_client_leaves_half_and_two_leave_a_third() -> None:
     assert budget.reserve(a, 60, now=0.0)
     assert budget.reserve(b, 30, now=0.0)
     assert not budget.reserve(b, 31, now=0.0)
-    budget.shrink(a, 40)
-    assert budget.reserve(b, 40, now=0.0)
-    assert budget.used_bytes == 80
+    budget.close(a)
+    assert budget.reserve(b, 60, now=0.0)
+    assert budget.used_bytes == 60
 
 
 def test_slow_upload_of_another_makes_way_after_the_grace() -> None:
@@ -104,8 +104,6 @@ def test_sums_are_those_of_the_open_reservations_whatever_happens() -> None:
                 budget.reserve(buffer, chance.randrange(300), now=now)
             elif kind < 0.7:
                 buffer.received(chance.randrange(SLOW_BYTES_PER_S), now=now)
-            elif kind < 0.8:
-                budget.shrink(buffer, chance.randrange(100))
             else:
                 budget.close(buffer)
         budget.check()

@@ -24,6 +24,7 @@ from gorgo.proxy.exchange.relay import Relay
 from gorgo.proxy.exchange.relay_options import RelayOptions
 from gorgo.proxy.exchange.response import ClientResponse
 from gorgo.proxy.http.headers import Header, upstream_headers
+from gorgo.proxy.http.request_buffer import RequestBuffer
 from gorgo.proxy.http.timeout import ResettableTimeout
 from gorgo.proxy.logs import log_failure, log_missing
 from gorgo.proxy.state import RunningProxy
@@ -42,11 +43,11 @@ class Attempts:
         Path of the request.
     headers:
         As the client sent them.
-    request, response, record:
+    request, response, record, buffer:
         Of this request.
     """
 
-    __slots__ = ("_headers", "_race", "_record", "_refused", "_request", "_response", "_route", "_state")
+    __slots__ = ("_buffer", "_headers", "_race", "_record", "_refused", "_request", "_response", "_route", "_state")
 
     def __init__(
         self,
@@ -56,7 +57,9 @@ class Attempts:
         request: ParsedRequest,
         response: ClientResponse,
         record: RequestRecord,
+        buffer: RequestBuffer,
     ) -> None:
+        self._buffer = buffer
         self._state = state
         self._route = route
         self._headers = headers
@@ -235,6 +238,7 @@ class Attempts:
             passed_headers=self._state.passed_headers,
             on_content=on_content,
             on_commit=lambda: self._commit(dispatch),
+            buffer=self._buffer,
             on_head=on_head if self._route == "/v1/responses" else None,
             withhold=dispatch.withhold,
             may_be_short=self._request.may_be_short,

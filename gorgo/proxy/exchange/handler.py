@@ -200,7 +200,7 @@ class Exchange:
 
     async def _serve(self, request: ParsedRequest) -> None:
         attempts = self._attempts = Attempts(
-            self._state, self._route, self._headers, request, self._response, self._record
+            self._state, self._route, self._headers, request, self._response, self._record, self._buffer
         )
         started = perf_counter()
         action = self._state.gateway.submit(request.route)

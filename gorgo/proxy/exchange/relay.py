@@ -88,13 +88,16 @@ class Relay:
         """Relay an event stream, buffered up to its first token."""
         scanner = FirstTokenDetector(self._options.route)
         buffered: list[bytes] = []
-        size = 0
+        size, full = 0, False
         scan = StreamState.WAITING
         async for chunk in chunks:
             buffered.append(chunk)
             size += len(chunk)
             scan = scanner.feed(chunk)
-            if scan is not StreamState.WAITING or size > BUFFER_BYTES:
+            if scan is not StreamState.WAITING:
+                break
+            full = size > BUFFER_BYTES or not self._options.buffer.grow(len(chunk))
+            if full:
                 break
             if size > YIELD_BYTES:
                 await asyncio.sleep(0)
@@ -104,11 +107,11 @@ class Relay:
             async for chunk in chunks:
                 buffered.append(chunk)
                 size += len(chunk)
-                if size > BUFFER_BYTES:
+                if size > BUFFER_BYTES or not self._options.buffer.grow(len(chunk)):
                     break
             else:
                 return self._refused(b"".join(buffered), scanner.error_status)
-        if scan is StreamState.WAITING and size <= BUFFER_BYTES and not scanner.ended:
+        if scan is StreamState.WAITING and not full and not scanner.ended:
             raise UpstreamError("no_content")
         if self._options.withhold and scan is not StreamState.ERROR:
             withheld = await self._withhold(buffered, chunks)
@@ -133,7 +136,7 @@ class Relay:
             buffered.append(chunk)
             size += len(chunk)
             self._timeout.extend(self._options.chunk_limit_s)
-            if size > WITHHELD_BYTES:
+            if size > WITHHELD_BYTES or not self._options.buffer.grow(len(chunk)):
                 return None
         stream = b"".join(buffered)
         end = end_of_stream(self._options.route, stream)
@@ -181,7 +184,7 @@ class Relay:
     async def _stream(self, chunks: AsyncIterator[bytes]) -> None:
         """Relay the rest: the hot loop. `_forward` is inlined, because every event pays for each call."""
         timeout, gaps, limit_s = self._timeout, self._gaps, self._options.chunk_limit_s
-        writer, try_write, strip, feed_tail = self._writer, self._writer.try_write, self._filter, self._tail.feed
+        try_write, strip, feed_tail = self._writer.try_write, self._filter, self._tail.feed
         recent = self._recent
         last = monotonic()
         timeout.extend(limit_s)
@@ -199,9 +202,7 @@ class Relay:
             if passed is not chunk:
                 await asyncio.sleep(0)  # the chunk was split into its events
             if passed and not try_write(passed):
-                writer.sending = True
-                await writer.write(passed)
-                writer.sending = False
+                await self._write(passed)
 
     def _drop_end_gaps(self) -> None:
         """Remove the gaps of the last chunks without a token. Done once per stream, to keep the hot loop short."""
@@ -220,9 +221,13 @@ class Relay:
         if self._filter is not None:
             chunk = self._filter.feed(chunk)
         if chunk:
-            self._writer.sending = True
+            await self._write(chunk)
+
+    async def _write(self, chunk: bytes) -> None:
+        self._writer.sending = True
+        with self._options.buffer.stalled(self._timeout):
             await self._writer.write(chunk)
-            self._writer.sending = False
+        self._writer.sending = False
 
     async def _commit(self, head: bytes) -> None:
         """Send the buffer. Called for readable events only, of which a usage event can be removed."""
@@ -241,7 +246,7 @@ class Relay:
         async for chunk in chunks:
             buffered.append(chunk)
             size += len(chunk)
-            if size > limit:
+            if size > limit or not self._options.buffer.grow(len(chunk)):
                 return await self._oversized(b"".join(buffered), chunks)
         body = b"".join(buffered)
         if self._source.status >= 400:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gorgo.proxy.http.headers import Header
+from gorgo.proxy.http.request_buffer import RequestBuffer
 
 #: Buffer of a withheld answer: forty tokens, so that no long answer waits for its end.
 WITHHELD_BYTES = 8 * 1024
@@ -43,6 +44,8 @@ class RelayOptions:
     strip_usage: bool
     on_content: Callable[[], None]
     on_commit: Callable[[], None]
+    #: Of the request. Without memory for more of an answer, what is buffered is sent as it is.
+    buffer: RequestBuffer
     on_head: Callable[[bytes], None] | None = None
     #: Withhold the answer up to `WITHHELD_BYTES`, and whether one token is less than the request asks for.
     withhold: bool = False

@@ -4,18 +4,24 @@ Owns the errors of a refused or evicted upload, and what counts. Leaves who gets
 
 What counts. A body counts twice from its declaration, or as its chunks come, to the end of the request: as it is
 stored for retries, and as the joined or changed copy that is sent. The start of an answer counts while it is buffered,
-a fetch while it is read. Buffers of sockets do not count: they are bounded for each connection.
+a large fetch while it is read, and the buffers of both connections while a client does not read its answer. Buffers of
+other connections do not count.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from time import monotonic
 
 from gorgo.core.buffer_budget import GRACE_S, BufferBudget
 from gorgo.proxy.http.errors import HttpError, Message
+from gorgo.proxy.http.timeout import ResettableTimeout
 
+#: Buffers of an answer that its client does not read, in both connections: measured 0.6 MB.
+STALLED_BYTES = 640 * 1024
 #: Times that a body counts.
 BODY_COPIES = 2
 #: Of a refused or evicted upload: by then slow ones can be evicted.
@@ -52,7 +58,7 @@ class RequestBuffer:
 
     def begin_upload(self, on_evict: Callable[[], None]) -> None:
         """Let the upload be evicted, by `on_evict`, until `end_upload`."""
-        self._buffer.on_evict = on_evict
+        self._buffer.make_evictable(on_evict, now=monotonic())
 
     def end_upload(self) -> None:
         self._buffer.on_evict = None
@@ -77,12 +83,24 @@ class RequestBuffer:
         return HttpError(408, "upload_evicted", message, headers=_RETRY)
 
     def grow(self, count: int) -> bool:
-        """Reserve `count` more bytes of an answer. Return False if refused."""
+        """Reserve `count` more bytes, of an answer. Return False if refused."""
         return self._budget.reserve(self._buffer, self._buffer.size + count, now=monotonic())
 
-    def shrink(self, count: int) -> None:
-        """Release `count` bytes of an answer."""
-        self._budget.shrink(self._buffer, self._buffer.size - count)
+    @contextmanager
+    def stalled(self, timeout: ResettableTimeout) -> Iterator[None]:
+        """Count the buffers of both connections while the client does not read; `timeout` ends an evicted answer.
+
+        Without memory for them the client has the grace of an upload to read on.
+        """
+        size, now = self._buffer.size, monotonic()
+        if not self._budget.reserve(self._buffer, size + STALLED_BYTES, now=now):
+            timeout.extend(GRACE_S)
+        self._buffer.make_evictable(partial(timeout.extend, 0.0), now=now)
+        try:
+            yield
+        finally:
+            self._buffer.on_evict = None
+            self._budget.shrink(self._buffer, size)
 
     def release(self) -> None:
         """Release everything."""

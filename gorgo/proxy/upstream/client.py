@@ -14,12 +14,14 @@ import errno
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from time import monotonic
 from types import TracebackType
 from typing import Protocol, cast
 
 import aiohttp
 import httpx
 
+from gorgo.core.buffer_budget import Buffer, BufferBudget
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.upstream.connect_cause import connect_cause
 from gorgo.proxy.upstream.connection_state import OnChange
@@ -28,6 +30,10 @@ from gorgo.proxy.upstream.pool import UpstreamPool
 
 #: Bodies of the proxy's own small requests (pings, metrics) are cut here: SGLang's /metrics is about 100 kB.
 FETCH_LIMIT_BYTES = 4 * 1024 * 1024
+#: Fetches up to here are not reserved: a full proxy probes its replicas all the same.
+SMALL_FETCH_BYTES = 256 * 1024
+#: The client that large fetches of all replicas count for.
+FETCHES = "fetches of the proxy"
 #: No connection was left for a request: the limit is reached, or the process has no descriptor for one more.
 POOL_EXHAUSTED = "connections_exhausted"
 #: The engine's process may have ended, and another may start in its place.
@@ -113,6 +119,8 @@ class UpstreamClient:
         For name resolution, TCP and TLS together.
     tls:
         Shared by all replicas: loading the certificates takes 20 ms.
+    buffers:
+        Bounds large responses of `fetch` in sum; by default each has its own bound alone.
     transport:
         Sends the requests instead of the pool.
     """
@@ -124,12 +132,14 @@ class UpstreamClient:
         connections: int,
         connect_timeout_s: float,
         tls: ssl.SSLContext,
+        buffers: BufferBudget | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._base = base_url.rstrip("/")
         self._urls: dict[str, httpx.URL] = {}
         self._pool = UpstreamPool(self._base, tls=tls)
         self._transport = transport
+        self._buffers = buffers
         self.set_limits(connections=connections, connect_timeout_s=connect_timeout_s)
         self.open_responses = 0
 
@@ -164,7 +174,7 @@ class UpstreamClient:
             async with asyncio.timeout(timeout_s):
                 source = await self._open("GET", path, headers, b"")
                 try:
-                    return source.status, await _read_all(source)
+                    return source.status, await self._read_all(source)
                 finally:
                     await source.aclose()
         except TimeoutError:
@@ -187,6 +197,29 @@ class UpstreamClient:
                 cause = connect_cause(failure) if reason in _NOT_CONNECTED else None
                 raise UpstreamError(reason, cause) from failure.with_traceback(None)
             raise
+
+    async def _read_all(self, source: UpstreamResponse) -> bytes:
+        buffer = None if self._buffers is None else self._buffers.new_buffer(FETCHES, now=monotonic())
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with source.chunks() as chunks:
+                async for chunk in chunks:
+                    size += len(chunk)
+                    if size > FETCH_LIMIT_BYTES or not self._may_buffer(buffer, size):
+                        raise UpstreamError("answer_too_large")
+                    parts.append(chunk)
+            return b"".join(parts)
+        finally:
+            parts.clear()
+            if self._buffers is not None and buffer is not None:
+                self._buffers.close(buffer)
+
+    def _may_buffer(self, buffer: Buffer | None, size: int) -> bool:
+        if self._buffers is None or buffer is None or size <= SMALL_FETCH_BYTES:
+            return True
+        # The parts and their join.
+        return self._buffers.reserve(buffer, 2 * size, now=monotonic())
 
     def _release(self) -> None:
         self.open_responses -= 1
@@ -219,18 +252,6 @@ class _Body(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         yield self._data
-
-
-async def _read_all(source: UpstreamResponse) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async with source.chunks() as chunks:
-        async for chunk in chunks:
-            size += len(chunk)
-            if size > FETCH_LIMIT_BYTES:
-                raise UpstreamError("answer_too_large")
-            parts.append(chunk)
-    return b"".join(parts)
 
 
 def _reason(failure: BaseException) -> str:

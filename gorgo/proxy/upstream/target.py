@@ -14,6 +14,7 @@ from gorgo.config.constants import WARM_CONNECTIONS
 from gorgo.config.deadlines import Deadlines
 from gorgo.config.engine_names import AUTO
 from gorgo.config.model import LimitsConfig, ReplicaConfig
+from gorgo.core.buffer_budget import BufferBudget
 from gorgo.engines.base import EngineDialect
 from gorgo.engines.discovery import FoundEngine
 from gorgo.engines.registry import dialect
@@ -97,7 +98,12 @@ class Target:
 
 
 def make_target(
-    replica: ReplicaConfig, limits: LimitsConfig, deadlines: Deadlines, key: str | None, tls: ssl.SSLContext
+    replica: ReplicaConfig,
+    limits: LimitsConfig,
+    deadlines: Deadlines,
+    key: str | None,
+    tls: ssl.SSLContext,
+    buffers: BufferBudget,
 ) -> Target:
     """Return a target. Needs a running loop: connection pools belong to one."""
     engine = dialect(replica.engine)
@@ -109,6 +115,7 @@ def make_target(
             connections=limits.connections_per_replica,
             connect_timeout_s=deadlines.connect_s,
             tls=tls,
+            buffers=buffers,
         ),
         dialect=engine,
         reports=ReportWatch(engine),

@@ -8,16 +8,21 @@ from typing import Any
 
 import pytest
 
+from gorgo.core.buffer_budget import BufferBudget
 from gorgo.proxy.exchange import parse, relay, response
 from gorgo.proxy.exchange.relay import Relay
 from gorgo.proxy.exchange.relay_options import RelayOptions
 from gorgo.proxy.http.headers import Header
+from gorgo.proxy.http.request_buffer import RequestBuffer
 from gorgo.proxy.http.response_writer import ResponseWriter
 from gorgo.proxy.http.timeout import ResettableTimeout
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta, event
 
 CHAT = "/v1/chat/completions"
 FINISH = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+
+
+BUFFER = RequestBuffer(BufferBudget(1 << 40), "a")
 
 
 class PacedSource:
@@ -48,7 +53,7 @@ async def p95_of(source: PacedSource, monkeypatch: pytest.MonkeyPatch, route: st
         return
 
     monkeypatch.setattr("gorgo.proxy.exchange.relay.monotonic", lambda: source.now_s)
-    plan = RelayOptions(route, (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None)
+    plan = RelayOptions(route, (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None, buffer=BUFFER)
     with ResettableTimeout(1000.0) as dog:
         return (await Relay(source, ResponseWriter(send), dog, plan).run()).itl_s_p95
 
@@ -120,7 +125,7 @@ async def test_the_first_byte_of_an_encoded_stream_is_not_buffered() -> None:
         if message.get("body"):
             bodies.append((source.now_s, message["body"]))
 
-    plan = RelayOptions(CHAT, (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None)
+    plan = RelayOptions(CHAT, (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None, buffer=BUFFER)
     with ResettableTimeout(1000.0) as dog:
         await Relay(source, ResponseWriter(send), dog, plan).run()
     assert bodies == [(101.0, b"z"), (106.0, b"rest")]

@@ -15,11 +15,13 @@ import pytest
 
 from gorgo.apps.traces import load_trace
 from gorgo.config.model import Config, LimitsConfig, RegionConfig, ReplicaConfig
+from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.messages.request import AttemptResult
 from gorgo.errors import TraceError
 from gorgo.proxy.exchange.relay import Relay
 from gorgo.proxy.exchange.relay_options import RelayOptions
 from gorgo.proxy.http.headers import Header
+from gorgo.proxy.http.request_buffer import RequestBuffer
 from gorgo.proxy.http.response_writer import ResponseWriter
 from gorgo.proxy.http.timeout import ResettableTimeout
 from gorgo.proxy.upstream.client import UpstreamError
@@ -32,6 +34,9 @@ from tests.proxy.raw import connected
 CHAT = "/v1/chat/completions"
 STREAM = ROLE + b": ping\n\n" + delta("Hé") + delta("b") + USAGE + DONE
 WHOLE = b'{"choices": [], "usage": {"prompt_tokens": 3}}'
+
+
+BUFFER = RequestBuffer(BufferBudget(1 << 40), "a")
 
 
 def chunked(*parts: bytes) -> bytes:
@@ -104,7 +109,7 @@ async def relayed(
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
 
-    plan = RelayOptions(CHAT, (), 1000.0, strip, on_content=lambda: None, on_commit=lambda: None)
+    plan = RelayOptions(CHAT, (), 1000.0, strip, on_content=lambda: None, on_commit=lambda: None, buffer=BUFFER)
     with ResettableTimeout(1000.0) as dog:
         try:
             outcome = await Relay(Pieces(parts, breaks=breaks), ResponseWriter(send), dog, plan).run()

@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.proxy.conftest import Start, until
-from tests.proxy.fakes import answer, chat, hang
+from gorgo.proxy.http.request_buffer import STALLED_BYTES
+from gorgo.proxy.upstream.client import UpstreamError
+from tests.proxy.conftest import Start, config_for, until
+from tests.proxy.fakes import DONE, ROLE, answer, chat, delta, hang, stream
 from tests.proxy.raw import RawClient, connected
 from tests.proxy.served import Served, served
 
@@ -45,9 +48,9 @@ async def proxy(
         yield running
         assert memory(running, "VmHWM") < BUDGET + BESIDE
         async with asyncio.timeout(10):
-            while (inside := (await running.admin.get("/admin/check")).json())["exchanges"]:
+            while (inside := await checked(running))["exchanges"]:
                 await asyncio.sleep(0.01)
-        assert (inside["violation"], inside["buffered_bytes"], inside["buffers"]) == (None, 0, 0)
+        assert (inside["buffered_bytes"], inside["buffers"]) == (0, 0)
 
 
 def memory(running: Served, name: str) -> int:
@@ -79,9 +82,7 @@ class Uploads:
         tasks = [asyncio.create_task(self._upload(client, head, [piece] * pieces)) for client in clients]
         self._stack.callback(lambda: [task.cancel() for task in tasks])
         await until(lambda: len(self.answers) >= count - 1, 30)
-        inside = (await self._running.admin.get("/admin/check")).json()
-        assert inside["violation"] is None
-        assert inside["buffered_bytes"] <= BUDGET // 2
+        assert (await checked(self._running))["buffered_bytes"] <= BUDGET // 2
 
     async def _upload(self, client: RawClient, head: bytes, pieces: Iterable[bytes]) -> None:
         answer = b""
@@ -95,6 +96,13 @@ class Uploads:
 
     def statuses(self) -> set[bytes]:
         return {said[9:12] for said in self.answers}
+
+
+async def checked(running: Served) -> dict[str, Any]:
+    """What the process says of itself; no invariant is violated."""
+    inside: dict[str, Any] = (await running.admin.get("/admin/check")).json()
+    assert inside["violation"] is None
+    return inside
 
 
 async def from_another_address(running: Served) -> int:
@@ -186,4 +194,72 @@ async def test_queued_and_open_requests_are_counted_until_they_end(start: Start)
     assert fleet.state.buffers.used_bytes == 2 * len(body)
     fleet.replicas[0].release.set()
     await task
+    await fleet.idle()
+
+
+async def test_clients_that_do_not_read_are_bounded_in_sum(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = [b"[" + b" " * 65_535, *[b" " * 65_536] * 510, b" " * 65_535 + b"]"]
+    replica = await start.replica(stream(*pieces, headers={"content-type": "application/json"}))
+    async with proxy(tmp_path, [replica.url], monkeypatch) as running, AsyncExitStack() as stack:
+        for _ in range(150):
+            client = await stack.enter_async_context(connected(address_of(running)))
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await client.post(CHAT, chat())
+        most, open_now = 0, 150
+        async with asyncio.timeout(20):
+            while most < BUDGET // 4 or open_now > BUDGET // 2 // STALLED_BYTES:
+                inside = await checked(running)
+                most, open_now = max(most, inside["buffered_bytes"]), inside["exchanges"]
+                await asyncio.sleep(0.05)
+        assert most <= BUDGET // 2
+        response = await running.client.post(CHAT, content=chat())
+        assert (response.status_code, len(response.content)) == (200, 32 * MIB)
+
+
+async def test_answer_that_is_not_read_makes_way_for_a_body(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("gorgo.core.buffer_budget", "gorgo.proxy.http.request_buffer"):
+        monkeypatch.setattr(f"{module}.GRACE_S", 0.05)
+    flood = tuple(delta("x" * 60_000) for _ in range(200))
+    fleet = await start.fleet([hang(*flood, rest=(DONE,)), answer(200)], max_buffered_bytes=4 * MIB)
+    async with connected(fleet.addresses.data) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.post(CHAT, chat(stream=True))
+        await until(lambda: fleet.state.buffers.used_bytes > STALLED_BYTES)
+        async with asyncio.timeout(10):
+            while (await fleet.client.post(CHAT, content=chat(text="x" * 900_000))).status_code != 200:
+                await asyncio.sleep(0.02)
+        await until(lambda: len(fleet.state.exchanges) == 0)
+        client.reset()
+    fleet.replicas[0].release.set()
+    await fleet.idle()
+
+
+async def test_large_fetch_needs_memory_and_a_small_one_does_not(start: Start) -> None:
+    replica = await start.replica(answer(200, b"x" * 300_000), answer(200, b"x" * 200_000), answer(200, b"x" * 300_000))
+    fleet = await start.proxy(config_for([replica], max_buffered_bytes=1000), [replica])
+    upstream = fleet.state.targets["r0"].upstream
+    with pytest.raises(UpstreamError, match="answer_too_large"):
+        await upstream.fetch("/large", timeout_s=5)
+    assert len((await upstream.fetch("/small", timeout_s=5))[1]) == 200_000
+    fleet.state.buffers.limit_bytes = 10_000_000
+    assert len((await upstream.fetch("/large", timeout_s=5))[1]) == 300_000
+    await fleet.idle()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_start_of_an_answer_without_memory_is_sent_as_it_is(start: Start, streamed: bool) -> None:
+    kind = "text/event-stream" if streamed else "application/json"
+    fleet = await start.fleet(
+        [hang(ROLE if streamed else b"[1,", rest=(delta("a"), DONE), headers={"content-type": kind})]
+    )
+    body = chat(stream=streamed)
+    fleet.state.buffers.limit_bytes = 2 * 2 * len(body)
+    async with connected(fleet.addresses.data) as client:
+        await client.post(CHAT, body)
+        assert b" 200 " in await client.head()
+        assert await client.reader.readuntil(b"role" if streamed else b"[1,")
+        fleet.replicas[0].release.set()
+        await client.reader.readuntil(b"[DONE]")
     await fleet.idle()
