@@ -15,6 +15,8 @@ from typing import Any
 
 from gorgo.apps.demo.options import BASELINES
 from tests.documents import tables
+from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
+from tests.figures.attacks import attacks
 from tests.figures.fast_failures import BEFORE, fast_failures
 from tests.figures.marked import Cell, Table, View
 from tests.figures.stored import read_stored
@@ -313,6 +315,7 @@ FIGURES: Mapping[str, Figure] = {
     "fast-failures": Figure(
         [f"python -m tests.chaos.fast_failures --at {BEFORE}", "python -m tests.chaos.fast_failures"], fast_failures
     ),
+    "attacks": Figure([f"python -m tests.attacks --at {ATTACKS_BEFORE}", "python -m tests.attacks"], attacks),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "chat-small": Figure(["gorgo datasets describe chat-small --json"], _chat_small),
     "windows": Figure(

@@ -23,6 +23,8 @@ from gorgo.config.parsing.variables import UnsetVariableError, VariableError, Va
 MAX_BYTES = 1024 * 1024
 #: regions.yaml itself is four deep.
 MAX_DEPTH = 16
+#: Keys, values and lists: three thousand replicas with eight keys each have as many.
+MAX_NODES = 65_536
 #: Digits that still fit a 64-bit integer; longer ones become floats, which no whole-number key accepts.
 _MAX_DIGITS = 18
 
@@ -148,6 +150,7 @@ class _Composer(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.depth = 0
+        self.nodes = 0
 
     def resolve(self, kind: type[Node], _value: object, implicit: tuple[bool, bool] | bool | None) -> str:
         """Return the tag of an untagged node; for a scalar it says whether it was quoted."""
@@ -162,6 +165,9 @@ class _Composer(yaml.SafeLoader):
             raise _Refused(problem="an alias", problem_mark=mark, note="plain YAML without aliases")
         if self.depth == MAX_DEPTH:
             raise _Refused(problem="deep nesting", problem_mark=mark, note=f"at most {MAX_DEPTH} levels")
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise _Refused(problem="too many keys and values", problem_mark=mark, note=f"at most {MAX_NODES:,}")
         self.depth += 1
         node: Node | None = super().compose_node(parent, index)
         self.depth -= 1

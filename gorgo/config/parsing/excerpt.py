@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 
+#: Longest line that is searched for secrets and shown: what a text editor shows in a window.
+MAX_LINE = 4096
 #: Characters shown of a line, with the error among them.
 WIDTH = 80
 _MASK = "*"
+#: The breaks of YAML and no others, so that numbers are those of the error.
+_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 #: The value of a key that names a secret, a long mixed word, and what precedes the `@` of an address.
 _SECRETS = (
     re.compile(
@@ -25,14 +29,27 @@ def excerpt(text: str, line: int, column: int) -> str:
     2 | b: [2, }
       |        ^
     """
-    # The breaks of YAML and no others, so that numbers are those of the error.
-    lines = re.split("\r\n|[\n\r\x85\u2028\u2029]", text)
-    if not 0 < line <= len(lines) or not lines[line - 1].strip():
+    found = _line(text, line)
+    if len(found) > MAX_LINE or not found.strip():
         return ""
-    shown = masked("".join(one if one.isprintable() else " " for one in lines[line - 1]))
+    shown = masked("".join(one if one.isprintable() else " " for one in found))
     first = max(0, column - WIDTH // 2) if len(shown) > WIDTH else 0
     margin = f"{line} | "
     return f"{margin}{shown[first : first + WIDTH].rstrip()}\n{'| ':>{len(margin)}}{' ' * (column - first)}^"
+
+
+def _line(text: str, number: int) -> str:
+    """Return a line without its end; empty beyond the text."""
+    start = 0
+    if number < 1:
+        return ""
+    for _ in range(number - 1):
+        end = _BREAK.search(text, start)
+        if end is None:
+            return ""
+        start = end.end()
+    end = _BREAK.search(text, start)
+    return text[start:] if end is None else text[start : end.start()]
 
 
 def masked(line: str) -> str:

@@ -28,7 +28,7 @@ class StreamState(Enum):
 class FirstTokenDetector:
     """Reads a stream of events up to its first content or error, and nothing after it.
 
-    An event too long to buffer counts as content.
+    An event too long to buffer counts as content, and so do more lines than any stream has before its first.
 
     Example
     -------

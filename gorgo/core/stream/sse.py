@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 #: A longer event is passed on undecoded: the proxy buffers no more than that before it lets bytes through.
 MAX_EVENT_BYTES = 64 * 1024
+#: Lines that are read of one stream. Before its first token an engine sends a few, and a comment every some seconds; a
+#: hostile one could send thousands in each chunk, and each takes ten microseconds.
+MAX_LINES = 1024
 
 _BOM = b"\xef\xbb\xbf"
 #: The end of a line. A CR that is the last byte so far may be half of a CR LF, so it ends nothing yet.
@@ -36,7 +39,7 @@ class SseReader:
     """
 
     def __init__(self) -> None:
-        #: A line or an event was longer than `MAX_EVENT_BYTES`; nothing is read after it.
+        #: A bound was exceeded: bytes of a line or an event, or lines in all. Nothing is read after it.
         self.overflowed = False
         self._pending = b""
         self._searched = 0
@@ -44,6 +47,7 @@ class SseReader:
         self._name = ""
         self._data: list[bytes] = []
         self._data_bytes = 0
+        self._lines = 0
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Events that end in `chunk`."""
@@ -55,7 +59,8 @@ class SseReader:
             return events
         start = 0
         for end in _EOL.finditer(self._pending, self._searched):
-            if not self._line(self._pending[start : end.start()], events):
+            self._lines += 1
+            if self._lines > MAX_LINES or not self._line(self._pending[start : end.start()], events):
                 self.overflowed = True
                 return events
             start = end.end()

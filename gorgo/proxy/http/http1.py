@@ -53,6 +53,9 @@ _CODES = {
     501: ("transfer_encoding", "expected chunked as the only transfer coding"),
     505: ("http_version", "expected HTTP/1.1; for HTTP/2, put a load balancer or Envoy in front"),
 }
+#: Chunks of one body that may be of any size, and the least mean size beyond: each takes some ten microseconds, and a
+#: read could have ten thousand of one byte.
+SMALL_CHUNKS, MEAN_CHUNK_BYTES = 512, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class StrictConnection(h11.Connection):
         super().__init__(h11.SERVER, max_incomplete_event_size=limits.size_bytes)
         self._limits = limits
         self._chunked = False
+        #: Chunks of the body, and its bytes.
+        self._chunks = self._chunk_bytes = 0
         #: An incomplete line end behind a chunk.
         self._partial_end = b""
         self.refused = False
@@ -120,6 +125,11 @@ class StrictConnection(h11.Connection):
         """Return the next event of a chunked body, if its bytes have one reading."""
         before = self.trailing_data[0]
         event = super().next_event()
+        if isinstance(event, h11.Data):
+            self._chunks += 1
+            self._chunk_bytes += len(event.data)
+            if self._chunks > SMALL_CHUNKS and self._chunk_bytes < self._chunks * MEAN_CHUNK_BYTES:
+                self._reject("many small chunks")
         read = self._partial_end + before[: len(before) - len(self.trailing_data[0])]
         self._partial_end = read if event is h11.NEED_DATA else b""
         if isinstance(event, h11.EndOfMessage):
@@ -175,6 +185,7 @@ class StrictConnection(h11.Connection):
         if coding and version != b"1.1":
             self._reject("a transfer coding before HTTP/1.1")
         self._chunked = coding
+        self._chunks = self._chunk_bytes = 0
 
     def _reject(self, why: str, status: int = 400) -> None:
         self.refused = True

@@ -14,7 +14,7 @@ from gorgo.core.prompt.fingerprint import Fingerprinter, PromptSketch
 from gorgo.core.prompt.parse import read_prompt
 from gorgo.errors import BadRequest
 from gorgo.proxy.http.errors import HttpError
-from gorgo.proxy.parsing.json_body import Spans, check_counts, model_spans, parse_body
+from gorgo.proxy.parsing.json_body import Spans, model_spans, parse_body
 
 #: Fields by which engines and gateways pick a worker, a host or a priority, or name a request of another client.
 ENGINE_FIELDS = frozenset(
@@ -67,16 +67,11 @@ def read_fields(route: str, body: bytes, fingerprinter: Fingerprinter) -> BodyFi
     return BodyFields(parsed, fingerprinter.sketch(prompt), prompt.tokens)
 
 
-def check_large_body(body: bytes) -> None:
-    """Raise `HttpError` (400) for a body that no other process shall read."""
-    check_counts(body)
+def read_large_body(route: str, body: bytes, fingerprinter: Fingerprinter) -> BodyFields:
+    """Read a body of any size, for another process: only what is small is in the result."""
     if b"\0" in body:
         # UTF-16 and UTF-32 are full of them; JSON on the wire is UTF-8 (RFC 8259).
         raise HttpError(400, "invalid_json", "expected a large body in UTF-8")
-
-
-def read_large_body(route: str, body: bytes, fingerprinter: Fingerprinter) -> BodyFields:
-    """Read a body of any size, for another process: only what is small is in the result."""
     fields = read_fields(route, body, fingerprinter)
     values = {name: _small(name, fields.values[name]) for name in READ_FIELDS & fields.values.keys()}
     return BodyFields(values, fields.sketch, fields.tokens, model_spans(body))

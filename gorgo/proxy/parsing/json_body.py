@@ -66,7 +66,12 @@ def check_counts(body: bytes) -> None:
     if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
         raise HttpError(400, "invalid_json", f"expected at most {MAX_BRACKETS} lists and objects in the body")
     if count_values(body) > MAX_VALUES:
-        raise HttpError(400, "invalid_json", f"expected at most {MAX_VALUES} values in the body")
+        raise too_many_values()
+
+
+def too_many_values() -> HttpError:
+    """Return the refusal of a body of more than `MAX_VALUES` values."""
+    return HttpError(400, "invalid_json", f"expected at most {MAX_VALUES} values in the body")
 
 
 def request_usage(body: bytes) -> bytes:

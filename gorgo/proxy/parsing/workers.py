@@ -16,7 +16,8 @@ from contextlib import suppress
 from gorgo.core.json_cost import count_values
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.proxy.http.errors import HttpError
-from gorgo.proxy.parsing.fields import BodyFields, check_large_body
+from gorgo.proxy.parsing.fields import BodyFields
+from gorgo.proxy.parsing.json_body import MAX_VALUES, too_many_values
 from gorgo.proxy.parsing.worker import JOB, LENGTH, Refused, encode
 
 #: Values of a body in the lane of texts: some tenths of a second.
@@ -26,6 +27,8 @@ MAX_WAITING = 32
 #: Time for one body, a start of its process included; the largest takes about 4 s.
 JOB_TIMEOUT_S = 30.0
 _PIECE_BYTES = 256 * 1024
+#: Counted in one turn of the event loop: about a millisecond.
+_COUNTED_BYTES = 1024 * 1024
 #: Variables of the environment that the process needs. The others have keys and tokens, which it does not.
 _PASSED = ("PATH", "LANG", "LD_LIBRARY_PATH")
 _RETRY_SOON = ((b"retry-after", b"1"),)
@@ -39,13 +42,24 @@ class BodyWorkers:
 
     async def read(self, route: str, body: bytes) -> BodyFields:
         """Read a body. Raises `HttpError`: 400 if it is refused, 429 if too many wait, 500 if the process failed."""
-        check_large_body(body)
-        lane = self._values if count_values(body) > TEXT_VALUES else self._texts
+        values = await _count_values(body)
+        if values > MAX_VALUES:
+            raise too_many_values()
+        lane = self._values if values > TEXT_VALUES else self._texts
         return await lane.read(route, body)
 
     async def aclose(self) -> None:
         for lane in (self._texts, self._values):
             await lane.aclose()
+
+
+async def _count_values(body: bytes) -> int:
+    """Count the values of a body, other tasks running in between."""
+    count = 0
+    for start in range(0, len(body), _COUNTED_BYTES):
+        count += count_values(body[start : start + _COUNTED_BYTES])
+        await asyncio.sleep(0)
+    return count
 
 
 class _Lane:

@@ -27,6 +27,7 @@ from gorgo.core.latency.tcp import Pacing, TcpWindows
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.upstream.connection_state import ConnectionTracker, idling_shrinks
 from gorgo.proxy.upstream.http1_call import FAILURES, HttpCall, encode_head, send
+from gorgo.proxy.upstream.paced import PacedHandler
 from gorgo.proxy.upstream.tcp_info import bbr_state
 
 #: A connection that the server closed before a request fails within this, s: a round trip to anywhere. A replica that
@@ -95,23 +96,10 @@ def _is_stale(failure: BaseException) -> bool:
     return isinstance(failure, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError))
 
 
-class _Handler(ResponseHandler):
-    """aiohttp's protocol of one connection. A broken framing also fails the body that is being read.
-
-    aiohttp 3.14 closes the connection and leaves the reader to its timeout.
-    """
-
-    def set_exception(self, exc: Any, *cause: Any) -> None:
-        super().set_exception(exc, *cause)
-        payload = self._payload
-        if payload is not None and not payload.is_eof() and payload.exception() is None:
-            payload.set_exception(aiohttp.ClientPayloadError("the body's framing is broken"))
-
-
 class _Connector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._factory = cast("partial[ResponseHandler]", partial(_Handler, loop=self._loop))
+        self._factory = cast("partial[ResponseHandler]", partial(PacedHandler, loop=self._loop))
 
     def use(self, tls: ssl.SSLContext) -> None:
         """Set the context that aiohttp reads for each connection that it opens; it has no method for this."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.stream.sse import MAX_EVENT_BYTES, SseEvent, SseReader
+from gorgo.core.stream.sse import MAX_EVENT_BYTES, MAX_LINES, SseEvent, SseReader
 
 
 def read(*chunks: bytes) -> list[SseEvent]:
@@ -93,11 +93,13 @@ def test_a_reader_that_was_stopped_reads_nothing_again() -> None:
     assert reader.feed(b"\n") == []
 
 
-def test_endless_comments_are_not_kept() -> None:
+def test_comments_are_not_kept_and_endless_ones_not_read() -> None:
     reader = SseReader()
-    for _ in range(3):
-        reader.feed(b": ping\n" * MAX_EVENT_BYTES)
-    assert not reader.overflowed
+    for _ in range(MAX_LINES):
+        reader.feed(b": " + b"x" * 1000 + b"\n")
+        assert not reader.overflowed
+    assert reader.feed(b":\ndata: 1\n\n") == []
+    assert reader.overflowed
 
 
 PIECES = st.sampled_from(

@@ -7,7 +7,7 @@ from typing import Any
 import h11
 import pytest
 
-from gorgo.proxy.http.http1 import HeadLimits, StrictConnection
+from gorgo.proxy.http.http1 import MEAN_CHUNK_BYTES, SMALL_CHUNKS, HeadLimits, StrictConnection
 
 #: Of 1,000 bytes.
 LIMITS = HeadLimits(1000, 10.0)
@@ -208,3 +208,11 @@ def test_head_has_begun_with_its_first_byte_and_ends_with_its_last() -> None:
     made.receive_data(GET[1:] + b"\r\n")
     events(made)
     assert (made.has_begun, made.has_more) == (False, False)
+
+
+def test_many_small_chunks_are_a_400_and_a_few_or_larger_ones_are_read() -> None:
+    end = b"0\r\n\r\n"
+    assert len(body_of(connection(CHUNKED + b"1\r\nx\r\n" * SMALL_CHUNKS + end))) == SMALL_CHUNKS
+    assert refused(CHUNKED + b"1\r\nx\r\n" * (SMALL_CHUNKS + 1)) == 400
+    mean = b"%x\r\n%b\r\n" % (MEAN_CHUNK_BYTES, b"x" * MEAN_CHUNK_BYTES)
+    assert len(body_of(connection(CHUNKED + mean * (SMALL_CHUNKS + 1) + end))) == MEAN_CHUNK_BYTES * (SMALL_CHUNKS + 1)

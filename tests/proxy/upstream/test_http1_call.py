@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import cast
 
 import pytest
@@ -15,6 +15,7 @@ from aiohttp.connector import Connection
 from gorgo.proxy.upstream import http1_call
 from gorgo.proxy.upstream.client import ResponseSource, UpstreamClient, UpstreamError
 from gorgo.proxy.upstream.http1_call import MAX_INTERIM, WRITE_BYTES, _send, encode_head, send
+from gorgo.proxy.upstream.paced import SLICE_BYTES
 from tests.proxy.conftest import system_tls, until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -126,6 +127,40 @@ async def test_a_flood_of_interim_answers_is_a_failure_at_its_ninth() -> None:
             await upstream.open("/v1", [], b"")
         assert sent.is_set()
         await until(lambda: found.open == 0)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_chunks_of_one_byte_arrive_whole_and_others_run_between_them(ends: bool) -> None:
+    """With `ends` the connection ends with the answer, which has no last chunk then."""
+    size = 60_000
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + b"1\r\nx\r\n" * size + (b"" if ends else b"0\r\n\r\n"))
+        await writer.drain()
+        if not ends:
+            await reader.read()
+
+    async def count() -> None:
+        while True:
+            counted.append(None)
+            await asyncio.sleep(0)
+
+    counted: list[None] = []
+    async with engine(speak) as (upstream, found):
+        source = await upstream.open("/v1", [], b"")
+        counting = asyncio.create_task(count())
+        got = bytearray()
+        with pytest.raises(UpstreamError, match="disconnected") if ends else nullcontext():
+            async with source.chunks() as chunks:
+                async for chunk in chunks:
+                    got += chunk
+        counting.cancel()
+        await source.aclose()
+        assert got == b"x" * size
+        assert len(counted) >= 6 * size // SLICE_BYTES // 2
+        assert found.connections == 1
 
 
 async def test_an_answer_that_came_before_the_body_was_sent_ends_its_connection() -> None:

@@ -1,0 +1,1 @@
+"""Hostile input of every kind, and how long it delays everybody else."""

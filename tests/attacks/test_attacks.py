@@ -1,0 +1,55 @@
+"""Hostile bodies of 1 MiB in every field: refused, or read within counts; the generator is the harness's."""
+
+from __future__ import annotations
+
+import pytest
+
+from gorgo.core.json_cost import QUICK_BYTES, QUICK_VALUES, SMALL_BYTES, count_values, is_quick
+from gorgo.core.prompt.fingerprint import MAX_BLOCKS, Fingerprinter
+from gorgo.proxy.http.errors import HttpError
+from gorgo.proxy.parsing.fields import read_fields
+from gorgo.proxy.parsing.workers import BodyWorkers
+from tests.attacks.attacks import attacks
+from tests.attacks.bodies import MIB, SHOWN, hostile_bodies
+from tests.attacks.engine import metrics_texts
+
+FINGERPRINTER = Fingerprinter(key=7)
+BODIES = hostile_bodies()
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_body_is_read_at_once_only_if_its_counts_are_small(name: str) -> None:
+    body = BODIES[name].of_size(MIB)
+    assert len(body) <= MIB
+    assert is_quick(body) is (count_values(body) <= QUICK_VALUES)
+    small = BODIES[name].of_size(SMALL_BYTES)
+    status = 200
+    try:
+        read_fields(BODIES[name].route, small, FINGERPRINTER)
+    except HttpError as error:
+        status = error.status
+    assert status in (200, 400)
+
+
+async def test_large_body_of_any_kind_is_read_elsewhere_or_refused() -> None:
+    workers = BodyWorkers(FINGERPRINTER)
+    try:
+        for name in SHOWN:
+            body = BODIES[name].of_size(QUICK_BYTES + MIB)
+            assert not is_quick(body)
+            status, blocks = 200, 0
+            try:
+                blocks = len((await workers.read(BODIES[name].route, body)).sketch.sums)
+            except HttpError as error:
+                status = error.status
+            assert status in (200, 400), name
+            assert blocks <= MAX_BLOCKS, name
+    finally:
+        await workers.aclose()
+
+
+def test_every_attack_has_a_name_of_its_own_and_its_size() -> None:
+    names = [(attack.kind, attack.name) for attack in attacks(SMALL_BYTES, every=True)]
+    assert len(names) == len(set(names))
+    assert set(SHOWN) <= set(BODIES)
+    assert all(len(text) <= 2 * SMALL_BYTES for text in metrics_texts(SMALL_BYTES).values())
