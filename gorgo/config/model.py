@@ -19,6 +19,13 @@ from gorgo.config.header_names import checked_header
 _Entry = TypeVar("_Entry")
 
 
+def _printable(text: str) -> str:
+    """Reject control characters and marks of direction: names are in logs, tables and pages."""
+    if not text.isprintable():
+        raise ValueError("printable characters")
+    return text
+
+
 def _some(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
     """Reject an empty list. `min_length` would also fail where every entry is invalid by itself."""
     if not entries:
@@ -30,7 +37,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Text = Annotated[str, Field(min_length=1, max_length=256)]
+Text = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Url = Annotated[str, AfterValidator(checked_url)]
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]

@@ -13,8 +13,8 @@ from typing import Any
 
 from gorgo.errors import TraceError
 
-#: Two dozen parameters are 1 kB.
-MAX_BYTES = 65_536
+#: Two dozen parameters are 1 kB. The parser takes time with the square of a dotted key's parts.
+MAX_BYTES = 8192
 #: No sensible parameter is larger.
 MAX_VALUE = 1e12
 
@@ -205,6 +205,8 @@ def read_shape(path: Path) -> Shape:
         raise TraceError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
         raise TraceError(f"{path}: {error}") from None
+    except RecursionError:
+        raise TraceError(f"{path}: lists or tables nested too deeply; expected a shape") from None
     kind = values.pop("kind", "conversations")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise TraceError(f"{path}: kind is {kind!r}; expected one of {', '.join(_KINDS)}")

@@ -143,5 +143,5 @@ def test_trace_that_cannot_be_written_leaves_the_one_that_was_there(
 
 
 def test_a_file_without_end_is_no_shape() -> None:
-    with pytest.raises(TraceError, match="/dev/zero: larger than 65,536 bytes; expected a shape"):
+    with pytest.raises(TraceError, match="/dev/zero: larger than 8,192 bytes; expected a shape"):
         read_shape(Path("/dev/zero"))

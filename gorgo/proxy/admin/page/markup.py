@@ -6,6 +6,7 @@ values than constants.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from html import escape
@@ -21,6 +22,8 @@ class Html(str):
 Child = str | int | None
 
 _NOTHING = Html("")
+#: Controls, marks that change the direction of the text around them, and halves of surrogate pairs.
+_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def tag(name: str, /, *children: Child, **attributes: Child | bool) -> Html:
@@ -56,7 +59,11 @@ def _text(child: Child) -> str:
         return child
     text = str(child)
     # Most of what is shown are numbers.
-    return text if text.isalnum() else escape(text)
+    return text if text.isalnum() else _escaped(text)
+
+
+def _escaped(text: str) -> str:
+    return escape(text if text.isprintable() else _UNSHOWN.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
 @lru_cache(maxsize=2048, typed=True)
@@ -64,4 +71,4 @@ def _attribute(name: str, value: Child | bool) -> str:
     if value is None or value is False:
         return ""
     name = name.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+    return f" {name}" if value is True else f' {name}="{_escaped(str(value))}"'
