@@ -38,6 +38,7 @@ def check(
     """
     from gorgo.cli.connectivity import reach_all
     from gorgo.cli.machine_checks import ports_in_use
+    from gorgo.cli.tables import counted
     from gorgo.cli.validation import Overrides, examine
     from gorgo.config.load import items, read_text
     from gorgo.config.replica_advice import url_warnings
@@ -53,7 +54,7 @@ def check(
     if valid is not None:
         loaded = valid.config
         warnings = url_warnings(loaded.replicas)
-        if not no_files:
+        if not no_files and not live:  # with --live the proxy usually runs
             warnings += ports_in_use({"bind": loaded.proxy.bind, "admin_bind": loaded.proxy.admin_bind})
         if live:
             reached = reach_all(loaded.replicas, environ=os.environ, timeout_s=loaded.limits.connect_timeout_s)
@@ -63,7 +64,8 @@ def check(
     else:
         n_replicas, n_regions = (len(items(document.data, key)) for key in ("replicas", "regions"))
         shown = "policy unknown without its variables" if name is None else f"policy {name}"
-        typer.echo(f"{config}: ok, {n_replicas} replicas in {n_regions} regions, {shown}")
+        fleet = f"{counted(n_replicas, 'replica')} in {counted(n_regions, 'region')}"
+        typer.echo(f"{config}: ok, {fleet}, {shown}")
         for warning in warnings:
             typer.echo(f"  warning: {warning}")
         _print_reached(reached)

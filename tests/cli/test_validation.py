@@ -258,7 +258,7 @@ def test_value_of_a_variable_that_is_not_set_hides_no_other_error(folder: Path) 
     assert lines[1].strip().startswith("proxy.policy (line 1)")
     (folder / "regions.yaml").write_text(text.replace("gorg,", "gorgo,"))
     done = CliRunner().invoke(app, ["check", "--no-files", "--config", "regions.yaml"])
-    assert done.stdout == "regions.yaml: ok, 1 replicas in 1 regions, policy unknown without its variables\n"
+    assert done.stdout == "regions.yaml: ok, 1 replica in 1 region, policy unknown without its variables\n"
 
 
 def test_short_admin_token_is_an_error_of_both_beside_those_of_the_file(
@@ -310,6 +310,8 @@ def test_port_in_use_is_a_warning_of_check_because_the_running_proxy_has_it(tmp_
     with taken_port() as port:
         path.write_text(BASE.replace('bind: "127.0.0.1:0", ', f'bind: "127.0.0.1:{port}", '))
         checked, served = run("check", "--config", path), run("serve", "--config", path)
+        live = run("check", "--config", path, "--live")
+    assert "in use" not in live.stdout
     assert checked.returncode == 0
     assert f"warning: proxy.bind: 127.0.0.1:{port} is in use" in checked.stdout
     assert served.returncode == 2
