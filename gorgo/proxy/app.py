@@ -17,6 +17,7 @@ from gorgo.proxy.exchange.handler import InferenceEndpoint
 from gorgo.proxy.http.body import draining
 from gorgo.proxy.http.cors import Cors
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, send_error, send_json
+from gorgo.proxy.http.headers import has_body
 from gorgo.proxy.http.unknown_route import unknown_route
 from gorgo.proxy.logs import log
 from gorgo.proxy.model_routes import model, models
@@ -53,6 +54,14 @@ class GetEndpoint:
             async with draining(receive):
                 await send_error(send, HttpError(405, "method_not_allowed", "expected GET", headers=allow))
             return
+        if not has_body(scope["headers"]):
+            await self._answer(scope, send)
+            return
+        # Unread, a megabyte of it would wait in hypercorn and in the sockets for as long as the response takes.
+        async with draining(receive):
+            await self._answer(scope, send)
+
+    async def _answer(self, scope: Message, send: Send) -> None:
         try:
             await self._respond(self._state, scope, send)
         except HttpError as error:

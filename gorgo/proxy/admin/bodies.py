@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from gorgo.core.numeric import is_number
 from gorgo.proxy.http.body import discard
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send
-from gorgo.proxy.http.headers import Header
+from gorgo.proxy.http.headers import has_body
 
 #: Weights and names are short.
 MAX_BODY_BYTES = 64 * 1024
@@ -41,7 +41,7 @@ class BoundedBodies:
         self._limit_s = BODY_S
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _has_body(scope["headers"]):
+        if scope["type"] != "http" or not has_body(scope["headers"]):
             await self._app(scope, receive, send)
             return
         end = asyncio.get_running_loop().time() + self._limit_s
@@ -67,10 +67,6 @@ class BoundedBodies:
         finally:
             for task in discarding:
                 task.cancel()
-
-
-def _has_body(headers: Iterable[Header]) -> bool:
-    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
 
 
 async def read_body(request: Request) -> dict[str, Any]:

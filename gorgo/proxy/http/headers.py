@@ -131,6 +131,11 @@ def find(headers: Iterable[Header], header: bytes) -> bytes | None:
     return None
 
 
+def has_body(headers: Iterable[Header]) -> bool:
+    """Return whether a request with these headers has a body."""
+    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
+
+
 def is_event_stream(headers: Sequence[Header]) -> bool:
     kind = find(headers, b"content-type")
     return kind is not None and kind.lstrip().lower().startswith(b"text/event-stream")

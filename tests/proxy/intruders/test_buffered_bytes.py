@@ -263,3 +263,18 @@ async def test_start_of_an_answer_without_memory_is_sent_as_it_is(start: Start, 
         fleet.replicas[0].release.set()
         await client.reader.readuntil(b"[DONE]")
     await fleet.idle()
+
+
+async def test_body_of_a_get_is_discarded_while_its_response_takes_long(start: Start) -> None:
+    fleet = await start.fleet([hang(rest=(b"{}",))])
+    async with connected(fleet.addresses.data) as client:
+        client.writer.write(b"GET /v1/models HTTP/1.1\r\nhost: g\r\ncontent-length: %d\r\n\r\n" % (32 * MIB))
+        try:
+            async with asyncio.timeout(10):
+                for _ in range(32 * MIB // len(BLANKS)):
+                    client.writer.write(BLANKS)
+                    await client.writer.drain()
+            fleet.replicas[0].release.set()
+            assert b" 200 " in await client.head()
+        finally:
+            client.reset()
