@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.json_cost import QUICK_BYTES, QUICK_VALUES, SMALL_BYTES, count_values, is_quick
+from gorgo.core.json_cost import (
+    QUICK_BYTES,
+    QUICK_OBJECTS,
+    QUICK_VALUES,
+    SMALL_BYTES,
+    TINY_BYTES,
+    count_values,
+    is_quick,
+)
 
 texts = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
@@ -33,6 +41,9 @@ def test_count_is_never_less_than_the_values(value: Any, indent: int | None) -> 
     ("text", "quick"),
     [
         (b"0," * (SMALL_BYTES // 2), True),
+        (b"{}," * (TINY_BYTES // 3), True),
+        (b"{}, " * QUICK_OBJECTS, True),
+        (b"{}, " * QUICK_OBJECTS + b"{}", False),
         (b"0," * SMALL_BYTES, False),
         (b"[" * (SMALL_BYTES + 1), False),
         (b'"' + b"x" * (QUICK_BYTES - 2) + b'"', True),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.core.prompt.fingerprint import MAX_BLOCKS, Fingerprinter
 from gorgo.core.prompt.parse import Prompt, read_prompt
 
 BLOCK = 16
@@ -127,3 +127,13 @@ def test_very_long_prompt_and_very_many_messages_are_hashed() -> None:
 def test_block_size_must_be_whole_words(block_bytes: int) -> None:
     with pytest.raises(ValueError, match="expected a positive multiple of 4"):
         Fingerprinter(key=1, block_bytes=block_bytes)
+
+
+def test_prompt_longer_than_the_bound_has_the_blocks_of_its_start_and_its_whole_length() -> None:
+    fingerprinter = Fingerprinter(key=1, block_bytes=4)
+    start = b"abcd" * MAX_BLOCKS
+    longer = Prompt(start + b"efgh", ((0, "user"), (len(start) + 4, "user")))
+    assert len(fingerprinter(longer).blocks) == 8 * MAX_BLOCKS
+    assert fingerprinter(longer).blocks == fingerprinter(Prompt(start, ((0, "user"),))).blocks
+    assert fingerprinter(longer).boundaries == (MAX_BLOCKS, MAX_BLOCKS)
+    assert fingerprinter(longer).text_bytes == len(start) + 4
