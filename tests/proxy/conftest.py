@@ -45,6 +45,12 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
     return loops
 
 
+@pytest.fixture(autouse=True)
+def wrong_tokens_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests send many; `test_token_check` shows that they are late otherwise."""
+    monkeypatch.setattr("gorgo.proxy.admin.token_check.DELAY_S", 0.0)
+
+
 @dataclass
 class Running:
     """A proxy and what is around it."""

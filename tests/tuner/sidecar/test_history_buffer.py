@@ -98,7 +98,7 @@ def test_a_full_disk_keeps_the_rows_of_before_and_gets_the_others_later(
         connection.execute(f"PRAGMA max_page_count={pages}")
 
     event.listen(history._engine, "connect", small)
-    journal.add(generation(1, reason="x" * 20_000))
+    journal.add(generation(1, objective=None, reason="x" * 1_000))
     assert not journal.flush(now=2.0)
     assert "disk is full" in said[0]
     assert numbers(history) == [0]
