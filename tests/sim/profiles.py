@@ -13,6 +13,8 @@ def round_profile(
     context_tokens: int = 4_000,
     prefill_kappa_s: float = 0.0,
     decode_kv_s: float = 0.0,
+    hit_share: float = 1.0,
+    checkpoint_tokens: int = 1,
 ) -> EngineProfile:
     """A prefill step takes 10 ms and 1 ms a token; a decode iteration 20 ms and 1 ms a request.
 
@@ -30,4 +32,6 @@ def round_profile(
         kv_tokens=kv_tokens,
         max_running_requests=max_running_requests,
         context_tokens=context_tokens,
+        hit_share=hit_share,
+        checkpoint_tokens=checkpoint_tokens,
     )

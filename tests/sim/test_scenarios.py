@@ -176,6 +176,18 @@ def test_a_partition_keeps_the_cache_of_who_is_cut_off() -> None:
     assert any(record.cached_tokens for record in later[:5])
 
 
+def test_engines_find_their_part_of_what_is_cached() -> None:
+    """Placement under `session-affinity` does not depend on reports, so that each request meets the same cache."""
+
+    def cached(name: str) -> int:
+        return sum(record.cached_tokens or 0 for record in run(name, make_policy("simple-session-affinity")).records)
+
+    whole = cached("steady")
+    assert 0.25 * whole <= cached("partial-hits-30") <= 0.3 * whole
+    assert 0.5 * whole <= cached("partial-hits-60") <= 0.6 * whole
+    assert 0.8 * whole <= cached("checkpoints-1024") < whole
+
+
 def test_wrong_priors_are_believed_at_first() -> None:
     def first_error_ms(name: str) -> float:
         record = run(name, make_policy("gorgo-ms")).records[0]

@@ -13,6 +13,10 @@ Theory of operation: the pool has `capacity_tokens`, and every token in it is of
 `promised` tokens are still free or evictable, but a running request will need them. Admission promises everything that
 a request can need, so `allocate` always succeeds: free + evictable >= promised is an invariant.
 
+Some engines find only part of a cached prefix: those of hybrid models, and those with coarse pages or checkpoints of a
+recurrent state. `find` is the match as such an engine uses it. The part that is not found stays cached, is computed
+again by each request, and is freed as a duplicate when that request inserts its prompt.
+
 An item is the unit of the keys: one token of four bytes in a served engine, a block of many tokens in a trace replay.
 """
 
@@ -24,6 +28,9 @@ from heapq import heappop, heappush
 from typing import Self
 
 from gorgo.core.prefix.radix import RadixNode, RadixTree
+
+#: A product with a share may lie so much below the whole number that it stands for.
+_ROUNDING = 1e-6
 
 
 class CacheNode(RadixNode):
@@ -64,6 +71,8 @@ class KvCache:
         Size of the pool.
     item_bytes, item_tokens:
         Bytes of one key item, and tokens that it stands for.
+    hit_share, checkpoint_tokens:
+        As in `EngineProfile`.
 
     Example
     -------
@@ -78,9 +87,21 @@ class KvCache:
     3
     """
 
-    def __init__(self, *, capacity_tokens: int, item_bytes: int = 4, item_tokens: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        capacity_tokens: int,
+        item_bytes: int = 4,
+        item_tokens: int = 1,
+        hit_share: float = 1.0,
+        checkpoint_tokens: int = 1,
+    ) -> None:
         assert capacity_tokens > 0, "a pool has room"
+        assert 0.0 <= hit_share <= 1.0, "a share is between none and all"
+        assert checkpoint_tokens >= 1, "a checkpoint covers a token at least"
         self.capacity_tokens = capacity_tokens
+        self._hit_share = hit_share
+        self._checkpoint_tokens = checkpoint_tokens
         self.item_bytes = item_bytes
         self.item_tokens = item_tokens
         self.cached_tokens = 0
@@ -118,6 +139,19 @@ class KvCache:
         path, items = self._tree.match_path(key)
         unlocked = sum(min(node.end, items) - _start(node) for node in path if not node.locks)
         return Match(path, items, unlocked * self.item_tokens)
+
+    def find(self, key: bytes, *, at_most: int | None = None) -> Match:
+        """The part of `match` that the engine finds. Changes nothing."""
+        match = self.match(key, at_most=at_most)
+        found = self.found_items(match.items)
+        return match if found == match.items else self.match(key, at_most=found)
+
+    def found_items(self, items: int) -> int:
+        """Return how many of the first `items` are found where so many are cached."""
+        if self._hit_share == 1.0 and self._checkpoint_tokens == 1:
+            return items
+        tokens = int(items * self.item_tokens * self._hit_share + _ROUNDING)
+        return (tokens - tokens % self._checkpoint_tokens) // self.item_tokens
 
     def lock(self, match: Match) -> CacheNode:
         """Protect the matched prefix and mark it used; the answer is the handle to `unlock` it by."""

@@ -68,7 +68,13 @@ class EngineModel(Generic[RequestT]):
 
     def __init__(self, profile: EngineProfile, *, item_bytes: int = 4, item_tokens: int = 1) -> None:
         self.profile = profile
-        self.cache = KvCache(capacity_tokens=profile.kv_tokens, item_bytes=item_bytes, item_tokens=item_tokens)
+        self.cache = KvCache(
+            capacity_tokens=profile.kv_tokens,
+            item_bytes=item_bytes,
+            item_tokens=item_tokens,
+            hit_share=profile.hit_share,
+            checkpoint_tokens=profile.checkpoint_tokens,
+        )
         self.totals = Totals()
         #: Every step takes this many times as long: a fault to inject.
         self.slowdown = 1.0
@@ -226,7 +232,7 @@ class EngineModel(Generic[RequestT]):
         if len(self.batch) >= self.profile.max_running_requests:
             return False
         request = self._waiting[0]
-        match = self.cache.match(request.key, at_most=(request.prompt_tokens - 1) // self.cache.item_tokens)
+        match = self.cache.find(request.key, at_most=(request.prompt_tokens - 1) // self.cache.item_tokens)
         cached = match.items * self.cache.item_tokens
         needed = request.prompt_tokens - cached + request.output_tokens
         if needed > self.cache.available_tokens - match.evictable_tokens:

@@ -188,8 +188,8 @@ class _Projection:
             return False
         cache = self._cache
         key = entry.key[: (entry.prompt_tokens - 1) // cache.item_tokens * cache.item_bytes]
-        match = cache.match(key)
-        entry.cached = max(match.items, self._prefixes.items(key)) * cache.item_tokens
+        match = cache.find(key)
+        entry.cached = max(match.items, cache.found_items(self._prefixes.items(key))) * cache.item_tokens
         # An empty engine admits anything: too large requests were rejected before.
         if running and entry.charged > self._available - match.evictable_tokens:
             return False

@@ -39,6 +39,10 @@ class EngineProfile:
         Requests that are prefilled or decoded at the same time; the others wait.
     context_tokens:
         Longest prompt and output together; more is refused.
+    hit_share:
+        Of each cached prefix the engine finds only this share, from its start.
+    checkpoint_tokens:
+        A prefix is found only in multiples of so many tokens.
     source:
         Where the constants come from.
 
@@ -63,6 +67,8 @@ class EngineProfile:
     kv_tokens: int
     max_running_requests: int = 64
     context_tokens: int = 32_768
+    hit_share: float = 1.0
+    checkpoint_tokens: int = 1
     source: str = ""
 
     def check_size(self, prompt_tokens: int, output_tokens: int) -> None:

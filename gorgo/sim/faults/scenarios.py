@@ -149,6 +149,16 @@ def _mixed(fleet: SimFleet) -> SimFleet:
     return with_accurate_priors(changed)
 
 
+def _finding(*, hit_share: float = 1.0, checkpoint_tokens: int = 1) -> Callable[[SimFleet], SimFleet]:
+    """Engines that find part of each cached prefix; the Router is not configured with it."""
+
+    def changed(replica: SimReplica) -> SimReplica:
+        profile = replace(replica.profile, hit_share=hit_share, checkpoint_tokens=checkpoint_tokens)
+        return replace(replica, profile=profile)
+
+    return lambda fleet: _each(fleet, changed)
+
+
 def _two_per_region(fleet: SimFleet) -> SimFleet:
     """A region with one replica gets another like it."""
     taken = {replica.name for replica in fleet.replicas}
@@ -214,6 +224,13 @@ _TABLE = (
     Scenario("late-path", "1.5 % of requests are delayed by 1 to 3 s", faults=_late_path),
     Scenario("priors-fast", "priors of the prefill speed are 3x too fast", fleet=_with_priors(3.0)),
     Scenario("priors-slow", "priors of the prefill speed are 3x too slow", fleet=_with_priors(1 / 3)),
+    Scenario("partial-hits-30", "engines find 30 % of each cached prefix", fleet=_finding(hit_share=0.3)),
+    Scenario("partial-hits-60", "engines find 60 % of each cached prefix", fleet=_finding(hit_share=0.6)),
+    Scenario(
+        "checkpoints-1024",
+        "engines find cached prefixes in multiples of 1,024 tokens",
+        fleet=_finding(checkpoint_tokens=1024),
+    ),
 )
 
 #: Every scenario by name, in the order of the README's table.

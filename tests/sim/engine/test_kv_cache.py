@@ -39,6 +39,34 @@ def test_a_shared_prefix_outlives_its_branches() -> None:
     assert cache.evicted_tokens_total == 3
 
 
+def test_an_engine_finds_its_share_of_a_prefix_in_whole_items() -> None:
+    cache = KvCache(capacity_tokens=4096, item_bytes=8, item_tokens=512, hit_share=0.6)
+    assert [cache.found_items(items) for items in (0, 1, 2, 3, 5, 10)] == [0, 0, 1, 1, 3, 6]
+
+
+def test_a_product_with_a_share_is_not_rounded_below_a_whole_number() -> None:
+    thirds = KvCache(capacity_tokens=1, hit_share=0.3)
+    assert all(thirds.found_items(10 * tens) == 3 * tens for tens in range(1, 1000))
+
+
+def test_checkpoints_are_of_the_found_share() -> None:
+    cache = KvCache(capacity_tokens=10_000, item_bytes=8, item_tokens=512, checkpoint_tokens=1024)
+    assert [cache.found_items(items) for items in (1, 2, 3, 4, 5)] == [0, 2, 2, 4, 4]
+    both = KvCache(capacity_tokens=10_000, hit_share=0.5, checkpoint_tokens=100)
+    assert [both.found_items(items) for items in (199, 200, 399, 400)] == [0, 100, 100, 200]
+
+
+def test_a_part_that_is_not_found_is_not_locked_and_can_be_evicted() -> None:
+    cache = KvCache(capacity_tokens=20, item_bytes=1, hit_share=0.5)
+    store(cache, b"aaaabbbb")
+    found = cache.find(b"aaaabbbbcc")
+    assert (found.items, found.evictable_tokens) == (4, 4)
+    handle = cache.lock(found)
+    assert (cache.locked_tokens, cache.evictable_tokens) == (4, 4)
+    cache.unlock(handle)
+    cache.check()
+
+
 def test_a_locked_prefix_is_never_evicted() -> None:
     cache = KvCache(capacity_tokens=6, item_bytes=1)
     store(cache, b"aaa")

@@ -24,13 +24,21 @@ def request(prompt: str, output_tokens: int, output: str = "") -> EngineRequest:
 
 
 def engine(
-    *, kv_tokens: int = 10_000, chunk_tokens: int = 100, max_running_requests: int = 8, context_tokens: int = 4_000
+    *,
+    kv_tokens: int = 10_000,
+    chunk_tokens: int = 100,
+    max_running_requests: int = 8,
+    context_tokens: int = 4_000,
+    hit_share: float = 1.0,
+    checkpoint_tokens: int = 1,
 ) -> Model:
     profile = round_profile(
         kv_tokens=kv_tokens,
         chunk_tokens=chunk_tokens,
         max_running_requests=max_running_requests,
         context_tokens=context_tokens,
+        hit_share=hit_share,
+        checkpoint_tokens=checkpoint_tokens,
     )
     return EngineModel(profile, item_bytes=1)
 
@@ -214,6 +222,20 @@ def test_a_next_turn_hits_what_was_generated_but_for_the_last_token() -> None:
     assert turn.cached_tokens == len("helloWXY")
 
 
+@pytest.mark.parametrize(("hit_share", "checkpoint_tokens", "found"), [(0.6, 1, 90), (1.0, 64, 128), (0.6, 64, 64)])
+def test_an_engine_that_finds_part_of_a_prefix_finds_that_part_each_time(
+    hit_share: float, checkpoint_tokens: int, found: int
+) -> None:
+    model = engine(hit_share=hit_share, checkpoint_tokens=checkpoint_tokens)
+    turns = [request("a" * 150 + last, 1) for last in "xyz"]
+    now = 0.0
+    for turn in turns:
+        model.submit(turn, now=now)
+        now = end(model, now)
+    assert [turn.cached_tokens for turn in turns] == [0, found, found]
+    assert model.cache.cached_tokens == 153, "the part that is not found is stored once"
+
+
 def test_no_more_run_than_may_and_the_rest_wait_in_order() -> None:
     model = engine(max_running_requests=2)
     requests = [request(letter * 10, 3) for letter in "abcd"]
@@ -362,10 +384,10 @@ ARRIVALS = st.lists(
 
 
 def play(
-    arrivals: list[Arrival],
+    arrivals: list[Arrival], hit_share: float = 1.0
 ) -> tuple[Model, list[tuple[EngineRequest, int]], list[tuple[float, int]]]:
     """Let requests arrive, be aborted and end; check everything after every step."""
-    model = engine(kv_tokens=64, chunk_tokens=16, max_running_requests=3)
+    model = engine(kv_tokens=64, chunk_tokens=16, max_running_requests=3, hit_share=hit_share)
     due = sorted(arrivals, key=lambda arrival: arrival.at_s)
     received: dict[EngineRequest, int] = {}
     wanted = {}
@@ -396,9 +418,11 @@ def play(
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(ARRIVALS)
-def test_every_request_gets_exactly_its_tokens_or_an_abort_and_nothing_leaks(arrivals: list[Arrival]) -> None:
-    model, received, _ = play(arrivals)
+@given(ARRIVALS, st.sampled_from([1.0, 0.5]))
+def test_every_request_gets_exactly_its_tokens_or_an_abort_and_nothing_leaks(
+    arrivals: list[Arrival], hit_share: float
+) -> None:
+    model, received, _ = play(arrivals, hit_share)
     for each, tokens in received:
         if each.stage is Stage.FINISHED:
             assert tokens == each.output_tokens

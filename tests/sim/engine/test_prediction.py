@@ -100,6 +100,7 @@ def predicted_and_real(
     st.booleans(),
     st.sampled_from([1.0, 3.0]),
     st.sampled_from([2, 8]),
+    st.sampled_from([(1.0, 1), (0.6, 1), (1.0, 32)]),
 )
 def test_first_token_comes_when_it_was_foreseen(
     drawn: list[tuple[float, str, int]],
@@ -109,8 +110,15 @@ def test_first_token_comes_when_it_was_foreseen(
     ahead: bool,
     slowdown: float,
     max_running: int,
+    found: tuple[float, int],
 ) -> None:
-    profile = round_profile(max_running_requests=max_running, prefill_kappa_s=1e-5, decode_kv_s=1e-6)
+    profile = round_profile(
+        max_running_requests=max_running,
+        prefill_kappa_s=1e-5,
+        decode_kv_s=1e-6,
+        hit_share=found[0],
+        checkpoint_tokens=found[1],
+    )
     predicted, arrival = predicted_and_real(
         profile, drawn, prompt, now=now, away_s=away_s, ahead=ahead, slowdown=slowdown
     )

@@ -100,6 +100,15 @@ def test_wrong_priors_are_wrong_by_three_and_engines_as_they_were() -> None:
     assert with_accurate_priors(fast) == FLEET
 
 
+def test_engines_that_find_part_of_a_prefix_are_otherwise_as_they_were() -> None:
+    found = {"partial-hits-30": (0.3, 1), "partial-hits-60": (0.6, 1), "checkpoints-1024": (1.0, 1024)}
+    for name, (hit_share, checkpoint_tokens) in found.items():
+        for replica, before in zip(find_scenario(name).fleet(FLEET).replicas, FLEET.replicas, strict=True):
+            assert (replica.profile.hit_share, replica.profile.checkpoint_tokens) == (hit_share, checkpoint_tokens)
+            assert replace(replica.profile, hit_share=1.0, checkpoint_tokens=1) == before.profile
+            assert (replica.spec, replica.link) == (before.spec, before.link)
+
+
 def test_right_priors_are_the_profile_s() -> None:
     (replica,) = with_accurate_priors(SimFleet(FLEET.replicas[:1])).replicas
     assert p_of(replica) == pytest.approx(replica.profile.prefill_s(10_000, 10_000 * (5_000 + 5_000)))
