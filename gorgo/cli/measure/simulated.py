@@ -30,10 +30,11 @@ def profiles(as_json: options.Json = False) -> None:
     if as_json:
         options.print_json([asdict(one) for one in PROFILES.values()])
         return
-    header = ["profile", "prefill tokens/s", "ms per token alone", "kv tokens", "batch", "context"]
+    header = ["profile", "estimate", "prefill tokens/s", "ms per token alone", "kv tokens", "batch", "context"]
     rows: list[list[Cell]] = [
         [
             one.name,
+            "yes" if one.is_estimate else "",
             round(one.prefill_tokens_per_s),
             one.decode_s(1, 0) * 1e3,
             one.kv_tokens,

@@ -14,9 +14,10 @@ linear in B is off by 39-59 %.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from gorgo.errors import BadRequest, UnknownProfile
+from gorgo.sim.engine.estimates import ESTIMATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,11 @@ class EngineProfile:
     hit_share: float = 1.0
     checkpoint_tokens: int = 1
     source: str = ""
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether the constants come from data sheets, neither measured nor fitted."""
+        return self.source.startswith("Estimate")
 
     def check_size(self, prompt_tokens: int, output_tokens: int) -> None:
         """Raise `BadRequest` for a request that could never run on such an engine."""
@@ -215,9 +221,12 @@ _QWEN3_L40S = EngineProfile(
     ),
 )
 
+_ESTIMATED = tuple(EngineProfile(**asdict(estimate)) for estimate in ESTIMATES)
+
 #: Every ready-made profile by name. SGLang's defaults give chunk sizes by GPU memory.
 PROFILES: Mapping[str, EngineProfile] = {
-    profile.name: profile for profile in (_QWEN_2XL40S, _QWEN_H100, _LLAMA_H100, _LLAMA_L40S, _QWEN3_H100, _QWEN3_L40S)
+    profile.name: profile
+    for profile in (_QWEN_2XL40S, _QWEN_H100, _LLAMA_H100, _LLAMA_L40S, _QWEN3_H100, _QWEN3_L40S, *_ESTIMATED)
 }
 
 
