@@ -13,6 +13,9 @@ from gorgo.core.policy.choice import Choice, argmin_tiebreak
 
 Floats = NDArray[np.float64]
 
+#: Difference in requests between the most and the least loaded above which prefixes are ignored, as in AIBrix.
+IMBALANCE = 8
+
 
 def least_loaded(candidates: Candidates, rng: np.random.Generator) -> int:
     """Row with the fewest requests in flight, ties at random."""
@@ -30,7 +33,7 @@ def evidence(candidates: Candidates) -> dict[str, Floats]:
     return {"cached_tokens": candidates.cached_tokens.copy(), "in_flight": candidates.in_flight_requests.copy()}
 
 
-def longest_prefix(candidates: Candidates, rng: np.random.Generator, *, imbalance: float, deviations: float) -> Choice:
+def longest_prefix(candidates: Candidates, rng: np.random.Generator, *, deviations: float) -> Choice:
     """Longest prefix among replicas that are not overloaded, else the least loaded.
 
     The walk over matched replicas, longest match first and least loaded first among equals, taking the first whose
@@ -38,19 +41,18 @@ def longest_prefix(candidates: Candidates, rng: np.random.Generator, *, imbalanc
 
     Parameters
     ----------
-    imbalance:
-        Difference in requests between the most and the least loaded above which prefixes are ignored.
     deviations:
-        Standard deviations above the mean load at which a replica counts as overloaded.
+        Standard deviations (over n - 1, as in AIBrix) above the mean load at which a replica counts as overloaded.
     """
     load = candidates.in_flight_requests
-    if load.max() - load.min() > imbalance:
+    if load.max() - load.min() > IMBALANCE:
         return Choice(least_loaded(candidates, rng), evidence(candidates), fallback="imbalance")
     matched = candidates.cached_tokens > 0
     if not matched.any():
         return Choice(least_loaded(candidates, rng), evidence(candidates), fallback="no_match")
     # Rounding in the mean must not shut out replicas that are all equally loaded.
-    limit = load.mean() + deviations * load.std() + 1e-9
+    deviation = load.std(ddof=1) if len(load) > 1 else 0.0
+    limit = load.mean() + deviations * deviation + 1e-9
     rows = np.flatnonzero(matched & (load <= limit))
     if not len(rows):
         return Choice(least_loaded(candidates, rng), evidence(candidates), fallback="overloaded")

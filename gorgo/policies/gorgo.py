@@ -18,7 +18,7 @@ class Gorgo:
     """Network, queue and prefill in one sum, in tokens: the weight of a token to prefill is 1, only ratios matter.
 
     An unknown round trip counts as the worst known one. The prefix index is the published one: bounded by memory
-    only, never corrected.
+    only, not corrected by engines' reports. Unlike the papers' it forgets failed attempts and restarted replicas.
 
     References
     ----------

@@ -15,11 +15,11 @@ from gorgo.policies.base import longest_prefix
 
 
 class PrefixCacheAndLoad:
-    """As `prefix-cache`, but a replica counts as overloaded from mean + 1 standard deviation on.
+    """As `prefix-cache-in-flight`, but a replica counts as overloaded above mean + 1 standard deviation.
 
     References
     ----------
-    Lodestar paper, algorithm 1.
+    Lodestar paper, algorithm 1; AIBrix, policy prefix-cache with its default factor.
     """
 
     name: ClassVar[str] = "prefix-cache-and-load"
@@ -37,4 +37,4 @@ class PrefixCacheAndLoad:
         weights: Weights,
         rng: np.random.Generator,
     ) -> Choice:
-        return longest_prefix(candidates, rng, imbalance=8, deviations=1)
+        return longest_prefix(candidates, rng, deviations=1)

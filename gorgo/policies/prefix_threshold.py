@@ -26,7 +26,7 @@ class PrefixThreshold:
 
     name: ClassVar[str] = "prefix-threshold"
     summary: ClassVar[str] = (
-        "Lodestar Alg. 2: longest prefix if it covers more than tau of the prompt, else least-request"
+        "Lodestar Alg. 2: longest prefix if it covers more than tau of the prompt, else fewest in flight"
     )
     unit: ClassVar[str] = ""
     index: ClassVar[IndexKind] = "published"

@@ -32,6 +32,9 @@ _BUILT_IN = (
     "nearest:Nearest",
     "prefix_cache_and_load:PrefixCacheAndLoad",
     "prefix_threshold:PrefixThreshold",
+    "least_load:LeastLoadFirstToken",
+    "least_request:LeastRequestInFlight",
+    "prefix_cache:PrefixCacheInFlight",
 )
 
 

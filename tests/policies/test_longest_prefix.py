@@ -1,4 +1,4 @@
-"""`prefix-cache` and `prefix-cache-and-load` choose by one rule and differ in the load that is too much."""
+"""`prefix-cache-in-flight` and `prefix-cache-and-load` have one rule and differ in the load that is too much."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gorgo.core.policy.interface import Policy
-from gorgo.policies.prefix_cache import PrefixCache
+from gorgo.policies.prefix_cache import PrefixCacheInFlight
 from gorgo.policies.prefix_cache_and_load import PrefixCacheAndLoad
 from tests.policies.table import choose, rows_chosen, table
 
-both = pytest.mark.parametrize("policy", [PrefixCache(), PrefixCacheAndLoad()], ids=lambda policy: policy.name)
+both = pytest.mark.parametrize("policy", [PrefixCacheInFlight(), PrefixCacheAndLoad()], ids=lambda policy: policy.name)
 
 
 @both
@@ -47,10 +47,18 @@ def test_equal_loads_shut_out_nobody(policy: Policy) -> None:
 
 
 def test_one_standard_deviation_counts_as_too_much_for_lodestar_and_not_for_aibrix() -> None:
-    load = [4, 0, 0, 0]  # mean 1, standard deviation 1.73: 4 lies above mean + sd, below mean + 2 sd
+    load = [4, 0, 0, 0]  # mean 1, standard deviation 2 (over n - 1): 4 lies above mean + sd, below mean + 2 sd
     candidates = table(4, cached=[1000, 300, 0, 0], in_flight_requests=load)
-    assert choose(PrefixCache(), candidates).row == 0
+    assert choose(PrefixCacheInFlight(), candidates).row == 0
     assert choose(PrefixCacheAndLoad(), candidates).row == 1
+
+
+def test_the_deviation_is_that_of_a_sample() -> None:
+    """Over n - 1 as in AIBrix, mean + sd is 3.88; over n it is 3.67."""
+    load = [3.7, 2.4, 3, 0]
+    assert np.mean(load) + np.std(load) < 3.7 < np.mean(load) + np.std(load, ddof=1)
+    candidates = table(4, cached=[1000, 300, 0, 0], in_flight_requests=load)
+    assert choose(PrefixCacheAndLoad(), candidates).row == 0
 
 
 def test_when_every_match_is_overloaded_the_least_loaded_serves_at_random() -> None:
@@ -66,7 +74,7 @@ def test_when_every_match_is_overloaded_the_least_loaded_serves_at_random() -> N
 def test_the_walk_answers_as_written_in_the_papers(policy: Policy, rows: list[tuple[int, int]], seed: int) -> None:
     cached, load = [match * 100 for match, _ in rows], [count for _, count in rows]
     row = choose(policy, table(len(rows), cached=cached, in_flight_requests=load), seed=seed).row
-    assert row in _walk(cached, load, deviations=2 if policy.name == "prefix-cache" else 1)
+    assert row in _walk(cached, load, deviations=2 if policy.name == "prefix-cache-in-flight" else 1)
 
 
 def _walk(cached: list[int], load: list[int], *, deviations: float) -> set[int]:
@@ -74,7 +82,7 @@ def _walk(cached: list[int], load: list[int], *, deviations: float) -> set[int]:
     least = {row for row in range(len(load)) if load[row] == min(load)}
     if max(load) - min(load) > 8:
         return least
-    limit = np.mean(load) + deviations * np.std(load) + 1e-9
+    limit = np.mean(load) + deviations * (np.std(load, ddof=1) if len(load) > 1 else 0.0) + 1e-9
     order = sorted((row for row in range(len(load)) if cached[row]), key=lambda row: (-cached[row], load[row]))
     for row in order:
         if load[row] <= limit:

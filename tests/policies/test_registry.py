@@ -19,6 +19,21 @@ def test_holds_the_policies_of_the_papers_and_the_baselines() -> None:
     assert set(POLICIES) >= {"random", "round-robin", "power-of-two", "nearest", "prefix-threshold"}
 
 
+@pytest.mark.parametrize(
+    ("released", "ours"),
+    [
+        ("least-load", "least-load-first-token"),
+        ("least-request", "least-request-in-flight"),
+        ("prefix-cache", "prefix-cache-in-flight"),
+    ],
+)
+def test_both_readings_of_a_baseline_stand_side_by_side_and_its_own_name_is_the_released_one(
+    released: str, ours: str
+) -> None:
+    assert "as released" in POLICIES[released].summary
+    assert POLICIES[ours].__module__ == POLICIES[released].__module__
+
+
 def test_every_file_of_a_policy_is_registered() -> None:
     """A file without its line in the registry would be no policy, and no contract would test it."""
     folder = Path(gorgo.policies.__file__).parent

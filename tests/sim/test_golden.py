@@ -20,7 +20,18 @@ from gorgo.sim.simulation import Simulation
 from tests.sim.fleets import three_regions
 
 FOLDER = Path(__file__).parent / "golden"
-POLICIES = ("gorgo-ms", "gorgo", "least-load", "prefix-cache", "simple-session-affinity", "power-of-two", "oracle")
+POLICIES = (
+    "gorgo-ms",
+    "gorgo",
+    "least-load",
+    "least-load-first-token",
+    "least-request",
+    "prefix-cache",
+    "prefix-cache-in-flight",
+    "simple-session-affinity",
+    "power-of-two",
+    "oracle",
+)
 #: So that there are queues, and choices that depend on them.
 TIME_SCALE = 0.5
 

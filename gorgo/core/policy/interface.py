@@ -11,7 +11,8 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.weights import Weights, WeightSpec
 
-#: `published`: no bound per replica and no correction, as the papers have it (the global bound protects memory only).
+#: `published`: no bound per replica and no correction by reports, as the papers have it (the global bound protects
+#: memory only); failed attempts and restarts are forgotten, which the papers do not.
 #: `bounded`: leaf-first LRU within each replica's KV capacity. `any`: the policy does not read the index.
 IndexKind = Literal["published", "bounded", "any"]
 
