@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from gorgo.cli.admin.routing import policy, set_weights
 from gorgo.cli.admin.status import status
 from gorgo.cli.check import check
 from gorgo.cli.engine import engine
-from gorgo.cli.errors import Commands
+from gorgo.cli.errors import FAILED, Commands
 from gorgo.cli.measure import datasets
 from gorgo.cli.measure.claims import claims
 from gorgo.cli.measure.demo import demo
@@ -71,10 +72,35 @@ def main() -> None:
     _open_closed_descriptors()
     try:
         app()
+    except SystemExit as end:
+        unwritten = _drop_unwritten()
+        if unwritten is None or end.code:
+            raise
+        if unwritten.errno != errno.EPIPE:
+            typer.echo(f"gorgo: {unwritten}", err=True)
+        raise SystemExit(FAILED) from None
+    except OSError:  # stderr cannot be written: commands report all others there
+        _drop_unwritten()
+        raise SystemExit(FAILED) from None
     finally:
         # A signal during the interpreter's exit must not replace the exit code.
         for late in (signal.SIGTERM, signal.SIGINT):
             signal.signal(late, signal.SIG_IGN)
+
+
+def _drop_unwritten() -> OSError | None:
+    """Flush stdout and stderr, and drop what cannot be written; return the first error.
+
+    The interpreter would try again at its exit, and replace the exit code by 120.
+    """
+    first: OSError | None = None
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            first = first or error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return first
 
 
 def _open_closed_descriptors() -> None:

@@ -41,10 +41,15 @@ class _End(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.gate.ends.add(self)
         if self.gate.silent:
-            self.transport.pause_reading()
+            # Up to Python 3.11.4 asyncio begins to read after this call, whatever was paused in it.
+            asyncio.get_running_loop().call_soon(self._pause)
         for data in self.waiting:
             self.transport.write(data)
         self.waiting.clear()
+
+    def _pause(self) -> None:
+        if self.gate.silent and self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None:

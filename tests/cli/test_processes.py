@@ -231,10 +231,48 @@ def test_signal_while_the_interpreter_ends_does_not_replace_the_exit_code(name: 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def buffered(*, whether: bool) -> dict[str, str]:
+    """The environment of a Python that buffers its output, or does not."""
+    return {name: value for name, value in environ().items() if name != "PYTHONUNBUFFERED" or not whether}
+
+
+@pytest.mark.parametrize("buffers", [True, False])
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["policies"]], ids=" ".join)
-def test_full_disk_behind_stdout_is_told_without_a_traceback(words: list[str]) -> None:
+def test_full_disk_behind_stdout_is_told_without_a_traceback(words: list[str], buffers: bool) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(gorgo(*words), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            gorgo(*words),
+            env=buffered(whether=buffers),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "gorgo: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("buffers", [True, False])
+@pytest.mark.parametrize("words", [["no-command"], ["check", "--config", "/missing.yaml"]], ids=" ".join)
+def test_full_disk_behind_stderr_has_an_exit_code_of_the_command_line(words: list[str], buffers: bool) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(gorgo(*words), env=buffered(whether=buffers), stderr=full, timeout=60, check=False)
+    assert done.returncode == 1
+
+
+def test_output_that_a_command_left_in_its_buffer_is_told_to_be_lost() -> None:
+    program = (
+        "import sys\n"
+        "from gorgo.cli import app, main\n"
+        "app.command('look')(lambda: print('found'))\n"
+        "sys.argv = ['gorgo', 'look']\n"
+        "main()\n"
+    )
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-c", program]
+        done = subprocess.run(
+            words, env=buffered(whether=True), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
     assert (done.returncode, done.stderr) == (1, "gorgo: [Errno 28] No space left on device\n")
 
 

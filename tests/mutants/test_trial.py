@@ -32,7 +32,7 @@ def test_skips():
     pytest.skip("not here")
 
 def test_leaves_a_process_behind():
-    code = "import fcntl, sys, time; fcntl.flock(1, fcntl.LOCK_EX); sys.stderr.write('locked'); time.sleep(600)"
+    code = "import fcntl, os, time; fcntl.flock(1, fcntl.LOCK_EX); os.write(2, b'locked'); time.sleep(600)"
     with Path(os.environ["TMPDIR"], "../lock").open("w") as lock:
         child = subprocess.Popen(
             [sys.executable, "-c", code], stdout=lock, stderr=subprocess.PIPE, start_new_session=True

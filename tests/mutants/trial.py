@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Literal
 
@@ -123,7 +124,7 @@ class Copy:
 
     def _put(self, path: Path, text: str) -> None:
         """Write a source and forget its compiled form, which is known by size and second alone."""
-        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        for compiled in Path(cache_from_source(str(path))).parent.glob(f"{path.stem}.*.pyc"):
             compiled.unlink()
         path.write_text(text)
 

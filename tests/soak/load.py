@@ -56,11 +56,13 @@ class Client(asyncio.Protocol):
 
     def send(self, data: bytes, *, wanted: int | None, plain: bool) -> None:
         """`wanted` is how many tokens there have to be; None is as many as the engine says."""
-        assert self.transport is not None
         self.reader.start()
         self.busy, self.wanted, self.plain, self._tail = True, wanted, plain, b""
         self.sent += 1
-        self.transport.write(data)
+        if self.transport is None:
+            self._fail("the connection closed before its request")
+        else:
+            self.transport.write(data)
 
     def data_received(self, data: bytes) -> None:
         self._tail = (self._tail + data)[-_TAIL_BYTES:]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.bench.relay.wire import TOKEN_MARK
 from tests.soak.engine import FIRST
-from tests.soak.load import Load
+from tests.soak.load import Client, Load
 from tests.soak.run import Plan, soak
 from tests.soak.verdict import violations
 
@@ -47,8 +48,9 @@ def response(tokens: int, said: int, status: int = 200) -> bytes:
 )
 async def test_a_client_sees_what_is_wrong(answer: bytes, problem: str | None) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"}}")  # of the options at the end of its body
-        writer.write(answer)
+        with suppress(asyncio.IncompleteReadError):  # a connection for a next request, of which there is none
+            await reader.readuntil(b"}}")  # of the options at the end of its body
+            writer.write(answer)
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -79,3 +81,12 @@ async def test_what_there_is_no_time_for_is_counted_and_not_sent() -> None:
     load.stop()
     assert await load.shorts(50, connections=1) == 0.0
     assert (load.unsent, load.answered, load.problems) == (50, 0, {})
+
+
+async def test_a_connection_that_ends_before_its_request_costs_that_request_alone() -> None:
+    lost: list[str] = []
+    client = Client(lambda _: None, lambda _, why: lost.append(why))
+    client.connection_lost(None)
+    client.send(b"a", wanted=1, plain=False)
+    assert lost == ["the connection closed before its request"]
+    assert not client.busy
