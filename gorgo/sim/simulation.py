@@ -178,7 +178,9 @@ class Simulation:
     # -- events of replicas
 
     def on_connection(self, replica: str, connection: OpenConnection | None) -> None:
-        self._carry_out(self.router.on_connection(replica, connection, now=self.kernel.now))
+        # No action and no timer depends on a connection.
+        actions = self.router.on_connection(replica, connection, now=self.kernel.now)
+        assert not actions, "a connection makes no capacity"
 
     def on_probe(self, replica: str, rtt_s: float | None) -> None:
         self._carry_out(self.router.on_probe(replica, rtt_s, now=self.kernel.now))

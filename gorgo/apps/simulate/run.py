@@ -21,6 +21,7 @@ from joblib import Parallel, delayed, parallel_config
 from gorgo.apps.datasets import load_requests
 from gorgo.apps.results import load_text
 from gorgo.apps.session_keys import is_keyed, largest_share
+from gorgo.apps.simulate.collector import rare_collections
 from gorgo.apps.simulate.feed import feed_of
 from gorgo.apps.simulate.job import FLOOR, ORACLE, SimJob, SimulatedRun
 from gorgo.apps.simulate.rows import floor_run, simulated_run
@@ -46,7 +47,9 @@ def run_once(job: SimJob, *, controllers: Sequence[Controller] = ()) -> Simulate
     Raises `TraceError`, `UnknownPolicy`, `UnknownScenario` and the like for a wrong job.
     """
     begun_s = thread_time()
-    return replace(_run(job, controllers), cpu_s=thread_time() - begun_s)
+    with rare_collections():
+        run = _run(job, controllers)
+    return replace(run, cpu_s=thread_time() - begun_s)
 
 
 def run_many(jobs: Sequence[SimJob], *, n_jobs: int = -1) -> Iterator[SimulatedRun]:

@@ -32,8 +32,9 @@ class RequestState:
     open_attempts: list[Attempt] = field(default_factory=list)
     #: A second attempt was dispatched before the first had a first token.
     hedged: bool = False
-    #: The attempt with the first first token, and whether the request's sample is written.
-    winner: Attempt | None = None
+    #: An attempt has its first token. Not which one: a request and its attempt in a cycle would wait for the collector.
+    answered: bool = False
+    #: The request's sample is written.
     closed: bool = False
     first_dispatched_s: float | None = None
 

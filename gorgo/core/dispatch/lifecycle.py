@@ -86,9 +86,9 @@ class RequestLifecycle:
         self._busy.on_answer(attempt.replica)
         self._prefix_updater.on_first_token(attempt)
         state = attempt.state
-        if state.winner is not None or state.closed:
+        if state.answered or state.closed:
             return []
-        state.winner = attempt
+        state.answered = True
         return _stop_others(attempt)
 
     def on_result(self, attempt: Attempt, outcome: Outcome, *, now: float) -> tuple[RetryAction | None, list[Action]]:

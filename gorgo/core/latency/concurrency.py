@@ -15,13 +15,13 @@ of the goal; decoding has the rest. That weighs less with each request that ends
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.latency.decode_slope import DecodeSlope
+from gorgo.core.record import record
 
 #: Ended requests retained: as many as engines commonly run, so a few changes of the batch.
 WINDOW = 64
@@ -37,7 +37,7 @@ _NUMBERS = 2.0 * 1.125 ** np.arange(48)
 _WEIGHT = 1 / 16
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Checkpoint:
     """A replica's sums at a dispatch: requests x seconds in flight, and seconds of prefill."""
 

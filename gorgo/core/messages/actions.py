@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gorgo.core.messages.decision import Decision
+from gorgo.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dispatch:
     """Send the request to `replica`; the load is already reserved under `attempt_id`.
 
@@ -24,7 +23,7 @@ class Dispatch:
     withhold: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reject:
     """Answer the client with an error. Nothing was reserved. `status` is HTTP's, `code` short and stable."""
 
@@ -35,14 +34,14 @@ class Reject:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hold:
     """Keep the request: it is queued. A later event returns its Dispatch or Reject, unless the shell abandons it."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hedge:
     """Send the request to a second replica: `dispatch` is reserved like any other.
 
@@ -53,7 +52,7 @@ class Hedge:
     dispatch: Dispatch
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cancel:
     """End this attempt: another one of its request is the answer. Its outcome is reported as `SUPERSEDED`."""
 
@@ -61,7 +60,7 @@ class Cancel:
     attempt_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Forward:
     """Send the client the refusal of its last replica, which the shell has: no other replica will be tried."""
 

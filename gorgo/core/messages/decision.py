@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.latency.ttft import TtftEstimate
+from gorgo.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShadowScore:
     """A shadow policy's score of the replica chosen.
 
@@ -30,7 +30,7 @@ class ShadowScore:
         return {"policy": self.policy, "rank": self.rank, "cost": self.cost, "predicted_ttft_ms": predicted_ms}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Decision:
     """A choice with its candidates, weights and terms. No prompt text."""
 

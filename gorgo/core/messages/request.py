@@ -10,9 +10,10 @@ from enum import Enum
 
 from gorgo.core.latency.tcp import Pacing, TcpWindows
 from gorgo.core.prompt.token_ratio import MAX_NAME
+from gorgo.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RouteRequest:
     """A request without its text: sizes, fingerprint, options.
 
@@ -84,7 +85,7 @@ class RouteRequest:
         return None if model is None or len(model) > MAX_NAME else model
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpenConnection:
     """The open connection to a replica that its next request takes.
 
@@ -134,7 +135,7 @@ class AttemptResult(Enum):
 REFUSALS = frozenset({401, 403, 404, 405})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """The end of one attempt, with data of its response.
 

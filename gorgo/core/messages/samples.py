@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from itertools import islice
 from typing import Any
 
+from gorgo.core.record import record
 
-@dataclass(frozen=True, slots=True)
+
+@record
 class Sample:
     """One finished request; `None` is unknown. Milliseconds here, because this is the JSON edge.
 

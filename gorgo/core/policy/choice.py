@@ -6,16 +6,18 @@ Costs are positive, lower is better, in the unit the policy states.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gorgo.core.record import record
 
 #: Costs this close count as equal (absolute, in the policy's own unit): near-ties in a burst herd.
 TIE_EPSILON = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prediction:
     """A policy's prediction for each candidate, s: network and prefill on an idle replica, the work before this
     request, and its prefill alone.
@@ -26,7 +28,7 @@ class Prediction:
     prefill_s: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Choice:
     """A policy's answer: the row picked among the candidates, and why.
 

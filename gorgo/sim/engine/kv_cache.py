@@ -23,11 +23,11 @@ An item is the unit of the keys: one token of four bytes in a served engine, a b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Self
 
 from gorgo.core.prefix.radix import RadixNode, RadixTree
+from gorgo.core.record import record
 
 #: A product with a share may lie so much below the whole number that it stands for.
 _ROUNDING = 1e-6
@@ -49,7 +49,7 @@ class CacheNode(RadixNode):
         self.last_used = lower.last_used
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Match:
     """The cached prefix of a key. Valid until the cache changes.
 

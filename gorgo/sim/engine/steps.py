@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import Generic, TypeVar
 
+from gorgo.core.record import record
 from gorgo.sim.engine.request import EngineRequest
 
 RequestT = TypeVar("RequestT", bound=EngineRequest)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step(Generic[RequestT]):
     """One scheduler iteration, or several decode iterations in a row: which requests it serves and when it is over.
 
