@@ -70,6 +70,10 @@ class UnknownProfile(GorgoError, LookupError):  # noqa: N818
     """No engine profile of that name is in the table."""
 
 
+class UnknownFleet(GorgoError, LookupError):  # noqa: N818
+    """No fleet of that name is in the table."""
+
+
 class UnknownScenario(GorgoError, LookupError):  # noqa: N818
     """No scenario of that name is in the table."""
 

@@ -28,7 +28,7 @@ from gorgo.cli.measure.rank import rank
 from gorgo.cli.measure.replay import replay
 from gorgo.cli.measure.report import report
 from gorgo.cli.measure.simulate import simulate
-from gorgo.cli.measure.simulated import profiles, scenarios
+from gorgo.cli.measure.simulated import fleets, profiles, scenarios
 from gorgo.cli.policies import policies
 from gorgo.cli.serve import serve
 from gorgo.cli.tune.history import history
@@ -46,7 +46,7 @@ app = typer.Typer(
 for _command in (
     *(serve, engine, replay, simulate, overload, claims, demo, report),
     *(tune, tune_offline, history, status, explain, drain, set_weights, policy, freeze, unfreeze, reload, check),
-    *(policies, scenarios, profiles, rank),
+    *(policies, scenarios, profiles, fleets, rank),
 ):
     app.command("set" if _command is set_weights else None)(_command)
 app.add_typer(datasets.app, name="datasets")

@@ -52,6 +52,12 @@ def finite(option: typer.CallbackParam, value: float | list[float] | None) -> fl
 Config = Annotated[
     Path, typer.Option(envvar="GORGO_CONFIG", metavar="FILE", help="File with regions, replicas, policy and limits.")
 ]
+Fleet = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", show_default=False, help="Fleet of `gorgo fleets` in place of the replicas of regions.yaml."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 MaybeSeed = Annotated[int | None, typer.Option(min=0, help="Random seed. Default: a random one.", show_default=False)]

@@ -173,9 +173,12 @@ def _weights(document: Document, policy: Policy, values: Mapping[str, object]) -
 
 
 def _profile(document: Document) -> Iterator[Problem]:
-    name = inside(document.data, "simulation").get("profile")
-    if isinstance(name, str) and name not in PROFILES:
-        yield _unknown(document, ("simulation", "profile"), name, "engine profile", PROFILES)
+    simulation = inside(document.data, "simulation")
+    named: dict[Place, object] = {("simulation", "profile"): simulation.get("profile")}
+    named |= {("simulation", "profiles", name): found for name, found in inside(simulation, "profiles").items()}
+    for path, name in named.items():
+        if isinstance(name, str) and name not in PROFILES:
+            yield _unknown(document, path, name, "engine profile", PROFILES)
 
 
 def _engines(document: Document) -> Iterator[Problem]:

@@ -128,6 +128,7 @@ def _disagreements(document: Document) -> Iterator[Problem]:
     yield from _repeated(_names(document.data, "models"), document)
     yield from _repeated(_names(document.data, "rules", "clients"), document)
     yield from _aliases(document)
+    yield from _profiled(document)
     known = sorted(set(regions.values()))
     if not known or any(path[0] == "regions" for path in document.unknown):
         return  # Already reported, or a name is not known here; every region below would be unknown.
@@ -183,6 +184,16 @@ def _regions_used(data: object) -> Iterator[tuple[Path, str]]:
     rtt_ms = inside(inside(data, "simulation"), "rtt_ms")
     for name in rtt_ms:
         yield ("simulation", "rtt_ms", name), name
+
+
+def _profiled(document: Document) -> Iterator[Problem]:
+    """Yield each simulated profile of a replica that the file lacks."""
+    known = sorted(set(_names(document.data, "replicas").values()))
+    for name in inside(inside(document.data, "simulation"), "profiles"):
+        if known and name not in known:
+            path: Path = ("simulation", "profiles", name)
+            what = f"{json.dumps(name)} is not a replica of this file{closest(name, known)}"
+            yield Problem(path, document.line(path), what, f"one of {', '.join(known)}")
 
 
 def _tls(document: Document) -> Iterator[Problem]:

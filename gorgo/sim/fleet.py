@@ -43,6 +43,7 @@ class SimReplica:
 
 @dataclass(frozen=True, slots=True)
 class SimFleet:
-    """All replicas, in the order in which they join the Router's fleet."""
+    """All replicas, in the order in which they join the Router's fleet; `name` is empty for that of regions.yaml."""
 
     replicas: Sequence[SimReplica]
+    name: str = ""

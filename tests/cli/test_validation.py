@@ -157,6 +157,11 @@ CASES = [
         BASE + "simulation: {profile: 1xH100-Llama-3.1-8b}\n",
         ['simulation.profile (line 5): "1xH100-Llama-3.1-8b" is not a known engine profile (did you mean \'1xH100'],
     ),
+    Case(
+        "engine profile of a replica misspelt",
+        BASE + "simulation: {profiles: {a: 1xH100}}\n",
+        ['simulation.profiles.a (line 5): "1xH100" is not a known engine profile'],
+    ),
     Case("engine misspelt", replica("engine: sglag"), ["replicas[0].engine (line 4): 'sglag'; expected 'sglang'"]),
     Case(
         "policy of a broken package",

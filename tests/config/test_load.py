@@ -122,6 +122,7 @@ CASES = [
     ("eu: 95.5", "eu: .inf", "simulation.rtt_ms.eu (line 19): '.inf'; expected a finite number"),
     ("eu: 95.5", "eu: 1e999", "simulation.rtt_ms.eu (line 19): '1e999'; expected a finite number"),
     ("eu: 95.5", 'eu: "95.5"', "simulation.rtt_ms.eu (line 19): '95.5'; expected a number"),
+    ("rtt_ms:", "profiles: {eu-9: x}\n  rtt_ms:", '"eu-9" is not a replica of this file (did you mean'),
     ("eu: 95.5", "us: 95.5", "simulation.rtt_ms.us (line 19): the key a second time (first on line 19)"),
     ("max_attempts: 2", "max_attempts: true", "limits.max_attempts (line 17): true; expected a whole number"),
     ("max_attempts: 2", "max_attempts: 2.0", "limits.max_attempts (line 17): 2.0; expected a whole number"),

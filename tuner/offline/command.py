@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gorgo.apps.datasets import load_requests
+from gorgo.apps.datasets import load_requests, own_block_tokens
 from gorgo.apps.request_log import is_request_log, load_request_log
 from gorgo.apps.simulate import SimJob
 from gorgo.apps.simulate.feed import feed_of
-from gorgo.apps.traces import TraceFilters
+from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters
 from gorgo.config.weights_file import WeightsFile, write_weights_file
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import TunerError
@@ -144,12 +144,15 @@ def job_of(options: OfflineOptions, *, seed: int) -> SimJob:
         fleet = calibrated(fleet, reported, source=where)
     path = Path(options.source)
     log = path.is_file() and is_request_log(path)
-    requests = (
-        load_request_log(path, options.filters) if log else load_requests(options.source, options.filters, seed=seed)
-    )
+    block_tokens = BLOCK_TOKENS if log else own_block_tokens(options.source)
+    if log:
+        requests = load_request_log(path, options.filters)
+    else:
+        requests = load_requests(options.source, options.filters, seed=seed, block_tokens=block_tokens)
     return SimJob(
         trace=path.name,
-        feed=feed_of(requests),
+        feed=feed_of(requests, block_tokens=block_tokens),
+        block_tokens=block_tokens,
         policy=options.policy,
         weights=dict(options.weights),
         fleet=fleet,

@@ -67,7 +67,7 @@ class RatioTarget:
         """Yield every run that the target needs."""
         for workload, beside in self.pairs:
             for on, policy in ((workload, self.policy), *((beside, other) for other in self.others)):
-                yield from (PolicyTask(on, policy, seed) for seed in seeds)
+                yield from (PolicyTask(on, policy, seed) for seed in seeds[: on.seeds])
 
     @property
     def pairs(self) -> Sequence[tuple[Workload, Workload]]:

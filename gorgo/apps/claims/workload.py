@@ -15,6 +15,7 @@ from gorgo.apps.simulate.job import STEADY
 from gorgo.apps.traces import TraceFilters
 from gorgo.core.limits import RouterLimits
 from gorgo.sim.fleet import SimFleet
+from gorgo.sim.named_fleets import find_fleet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,12 @@ class Workload:
         2.0 is half the load.
     scenario:
         Faults and other deviations.
+    fleet:
+        Name of a fleet; None: that of the conditions.
+    block_tokens:
+        As in `SimJob`.
+    seeds:
+        Of the seeds of a check only the first so many; None: all.
 
     Example
     -------
@@ -46,12 +53,15 @@ class Workload:
     filters: TraceFilters = field(default_factory=TraceFilters)
     time_scale: float = 1.0
     scenario: str = STEADY
+    fleet: str | None = None
+    block_tokens: int | None = None
+    seeds: int | None = None
 
     @property
     def label(self) -> str:
-        """Return the name with the load and, unless steady, the scenario."""
-        label = f"{self.name}, {load_text(self.time_scale)}"
-        return label if self.scenario == STEADY else f"{label}, {self.scenario}"
+        """Return the name with the load, the named fleet and, unless steady, the scenario."""
+        parts = [self.name, load_text(self.time_scale), *([] if self.fleet is None else [self.fleet])]
+        return ", ".join(parts if self.scenario == STEADY else [*parts, self.scenario])
 
     def at(self, time_scale: float) -> Workload:
         """Return the same at another load."""
@@ -60,6 +70,10 @@ class Workload:
     def under(self, scenario: str) -> Workload:
         """Return the same under a scenario."""
         return replace(self, scenario=scenario)
+
+    def on(self, fleet: str) -> Workload:
+        """Return the same on a named fleet."""
+        return replace(self, fleet=fleet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,7 @@ class Conditions:
     Parameters
     ----------
     fleet:
-        With accurate priors of its engines; a scenario may change them.
+        Of workloads without a named one. With accurate priors of its engines; a scenario may change them.
     limits, probe_interval_s, scrape_interval_s:
         As in `SimJob`.
     first_requests:
@@ -109,7 +123,7 @@ class Conditions:
         return SimJob(
             trace=task.trace,
             policy=task.policy,
-            fleet=self.fleet,
+            fleet=self.fleet if workload.fleet is None else find_fleet(workload.fleet),
             filters=self._filters(workload),
             time_scale=workload.time_scale,
             seed=task.seed,
@@ -117,6 +131,7 @@ class Conditions:
             limits=self.limits,
             probe_interval_s=self.probe_interval_s,
             scrape_interval_s=self.scrape_interval_s,
+            block_tokens=workload.block_tokens,
         )
 
     def key(self, task: PolicyTask) -> str:

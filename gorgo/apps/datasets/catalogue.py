@@ -16,7 +16,7 @@ from gorgo.apps.datasets.poisson import poisson_rows
 from gorgo.apps.datasets.shape import PoissonShape, Shape, UsersShape, read_shape
 from gorgo.apps.datasets.synthetic import MadeRow, as_lines, as_requests
 from gorgo.apps.datasets.users import user_rows
-from gorgo.apps.traces import TraceFilters, TraceRequest, load_trace
+from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters, TraceRequest, load_trace
 from gorgo.config.atomic import PUBLIC, write_atomically
 from gorgo.errors import TraceError
 
@@ -54,9 +54,9 @@ def shipped_path(name: str) -> Path:
     return found[name]
 
 
-def generate_requests(shape: Shape) -> list[TraceRequest]:
-    """Return the requests of a shape: those of the file that `write_trace` writes."""
-    return as_requests(_rows(shape))
+def generate_requests(shape: Shape, *, block_tokens: int = BLOCK_TOKENS) -> list[TraceRequest]:
+    """Return the requests of a shape: those of the file that `write_trace` writes, or the same in other blocks."""
+    return as_requests(_rows(shape), block_tokens=block_tokens)
 
 
 def generate_trace(shape: Shape) -> bytes:
@@ -71,35 +71,55 @@ def write_trace(shape: Shape, path: Path) -> None:
 
 
 def load_requests(
-    trace: str | Path, filters: TraceFilters | None = None, *, seed: int | None = None
+    trace: str | Path,
+    filters: TraceFilters | None = None,
+    *,
+    seed: int | None = None,
+    block_tokens: int = BLOCK_TOKENS,
 ) -> list[TraceRequest]:
     """Return the requests that pass `filters`, in the order of time, the first at 0.
 
     `trace` is the path of a trace or a shape, else the name of a shipped one. `seed` replaces the seed of a shape and
-    so selects another window. Raises `TraceError` as `load_trace` does, and for an unknown name.
+    so selects another window; it is drawn in blocks of `block_tokens`. Raises `TraceError` as `load_trace` does, for an
+    unknown name, and for a file in other blocks than its own.
 
     Example
     -------
     >>> len(load_requests("art-chat-apr5", TraceFilters(limit=60), seed=3))
     60
     """
-    name, path = str(trace), Path(trace)
-    shipped = {one.name: one.path for one in datasets()}
-    shape = path if path.suffix == SHAPE_SUFFIX else shapes().get(name)
-    if path.exists() and path.suffix != SHAPE_SUFFIX:
-        return load_trace(path, filters)
-    if name in shipped:
-        return load_trace(shipped[name], filters)
+    shape = _shape_of(trace)
     if shape is not None:
-        return _generated(shape, filters or TraceFilters(), seed)
-    raise TraceError(
-        f"{name}: No such file, and no data set of that name; there are: {', '.join(sorted({*shipped, *shapes()}))}"
-    )
+        return _generated(shape, filters or TraceFilters(), seed, block_tokens)
+    shipped = {one.name: one.path for one in datasets()}
+    path = Path(trace) if Path(trace).exists() else shipped.get(str(trace))
+    if path is None:
+        names = ", ".join(sorted({*shipped, *shapes()}))
+        raise TraceError(f"{trace}: No such file, and no data set of that name; there are: {names}")
+    if block_tokens != BLOCK_TOKENS:
+        raise TraceError(f"{path}: blocks of {block_tokens} tokens; expected {BLOCK_TOKENS}: only shapes have others")
+    return load_trace(path, filters)
 
 
-def _generated(path: Path, filters: TraceFilters, seed: int | None) -> list[TraceRequest]:
+def own_block_tokens(trace: str | Path) -> int:
+    """Return the tokens of a block in which a shape's prefixes are drawn for a simulation; 512 for a file."""
+    shape = _shape_of(trace)
+    return BLOCK_TOKENS if shape is None else read_shape(shape).block_tokens
+
+
+def _shape_of(trace: str | Path) -> Path | None:
+    """Return the file of the shape that `trace` names, if it names one."""
+    path = Path(trace)
+    if path.suffix == SHAPE_SUFFIX:
+        return path
+    shipped = {one.name for one in datasets()}
+    return None if path.exists() or str(trace) in shipped else shapes().get(str(trace))
+
+
+def _generated(path: Path, filters: TraceFilters, seed: int | None, block_tokens: int) -> list[TraceRequest]:
     shape = read_shape(path)
-    requests = filters.apply(generate_requests(shape if seed is None else replace(shape, seed=seed)))
+    drawn = shape if seed is None else replace(shape, seed=seed)
+    requests = filters.apply(generate_requests(drawn, block_tokens=block_tokens))
     if not requests:
         raise TraceError(f"{path}: no request is left after the filters")
     return requests

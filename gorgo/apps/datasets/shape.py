@@ -1,6 +1,7 @@
 """What a made trace looks like: the parameters of the generators, and reading them from TOML.
 
 The key `kind` says which generator a file is for: `conversations` (also where it is missing), `users` or `poisson`.
+The optional key `block_tokens` of every kind is the size of a prompt's blocks in simulations; files have 512.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from gorgo.apps.traces import BLOCK_TOKENS
 from gorgo.errors import TraceError
 
 #: Two dozen parameters are 1 kB. The parser takes time with the square of a dotted key's parts.
@@ -74,6 +76,7 @@ class WorkloadShape:
     single_median: float
     single_sigma: float
     input_max: int
+    block_tokens: int = BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +144,7 @@ class UsersShape:
     pause_sigma: float
     swing: float
     waves: int
+    block_tokens: int = BLOCK_TOKENS
 
     def __post_init__(self) -> None:
         if not 0 < self.users <= self.requests:
@@ -182,6 +186,7 @@ class PoissonShape:
     output_median: float
     output_sigma: float
     output_max: int
+    block_tokens: int = BLOCK_TOKENS
 
 
 Shape = WorkloadShape | UsersShape | PoissonShape
@@ -211,7 +216,7 @@ def read_shape(path: Path) -> Shape:
     if not isinstance(kind, str) or kind not in _KINDS:
         raise TraceError(f"{path}: kind is {kind!r}; expected one of {', '.join(_KINDS)}")
     try:
-        return _KINDS[kind](**_checked(values, _KINDS[kind]))
+        return _KINDS[kind](**_checked({"block_tokens": BLOCK_TOKENS, **values}, _KINDS[kind]))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
 
@@ -221,6 +226,8 @@ def _checked(values: dict[str, Any], kind: type[Shape]) -> dict[str, Any]:
     if odd := sorted(set(values) ^ set(wanted)):
         state = "unknown" if odd[0] in values else "missing"
         raise TraceError(f"{odd[0]} is {state}; the keys are {', '.join(wanted)}")
+    if values["block_tokens"] == 0:
+        raise TraceError("block_tokens is 0; expected at least 1")
     return {name: _value(name, values[name], type_name) for name, type_name in wanted.items()}
 
 

@@ -33,9 +33,9 @@ class MadeRow:
     turn: int | None = None
 
 
-def as_requests(rows: Iterable[MadeRow]) -> list[TraceRequest]:
-    """The rows as a trace that was read from a file, in the order of time."""
-    blocks = _Blocks()
+def as_requests(rows: Iterable[MadeRow], *, block_tokens: int = BLOCK_TOKENS) -> list[TraceRequest]:
+    """The rows as a trace that was read from a file, in the order of time; files have blocks of 512 tokens."""
+    blocks = _Blocks(block_tokens)
     return [
         TraceRequest(
             index=index,
@@ -52,7 +52,7 @@ def as_requests(rows: Iterable[MadeRow]) -> list[TraceRequest]:
 
 def as_lines(rows: Iterable[MadeRow]) -> bytes:
     """The rows as JSON lines, in the order of time."""
-    blocks = _Blocks()
+    blocks = _Blocks(BLOCK_TOKENS)
     return b"".join(_line(row, blocks) for row in _in_order(rows))
 
 
@@ -67,14 +67,15 @@ class _Blocks:
     block that is not full is another block once it has grown.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
         self._by_block: dict[tuple[TextName, int, int], int] = {}
 
     def of(self, row: MadeRow) -> list[int]:
-        return [self._one(row, start) for start in range(0, row.input_tokens, BLOCK_TOKENS)]
+        return [self._one(row, start) for start in range(0, row.input_tokens, self._block_tokens)]
 
     def _one(self, row: MadeRow, start: int) -> int:
-        end = min(start + BLOCK_TOKENS, row.input_tokens)
+        end = min(start + self._block_tokens, row.input_tokens)
         text = row.shared if end <= row.shared_tokens else row.own
         return self._by_block.setdefault((text, start, end), len(self._by_block))
 

@@ -21,15 +21,25 @@ from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.prompt.parse import read_prompt
 from gorgo.sim.workload import SimRequest
 
+#: Tokens that a prompt's identity for session affinity covers, in whole blocks and at least one.
+HEAD_TOKENS = 256
 _CHAT = "/v1/chat/completions"
 #: Key of fingerprints of a trace's text; any value will do, because the prompts of a trace are not hostile.
 _KEY = 0
 _MASK = (1 << 64) - 1
 
 
-def feed_of(requests: Sequence[TraceRequest], *, time_scale: float = 1.0) -> list[SimRequest]:
-    """Requests of a trace in the order of their times; `time_scale` acts here, once."""
-    return [_by_ids(request, time_scale) if request.hash_ids else _by_text(request, time_scale) for request in requests]
+def feed_of(
+    requests: Sequence[TraceRequest], *, time_scale: float = 1.0, block_tokens: int = BLOCK_TOKENS
+) -> list[SimRequest]:
+    """Requests of a trace in the order of their times; `time_scale` acts here, once.
+
+    `block_tokens` is the size of the blocks of their ids.
+    """
+    return [
+        _by_ids(request, time_scale, block_tokens) if request.hash_ids else _by_text(request, time_scale)
+        for request in requests
+    ]
 
 
 def fingerprinted(
@@ -55,16 +65,16 @@ def fingerprinted(
     return feed
 
 
-def _by_ids(request: TraceRequest, time_scale: float) -> SimRequest:
+def _by_ids(request: TraceRequest, time_scale: float, block_tokens: int) -> SimRequest:
     ids = request.hash_ids
-    full = request.input_tokens // BLOCK_TOKENS
+    full = request.input_tokens // block_tokens
     return SimRequest(
         index=request.index,
         arrival_s=scheduled_s(request, time_scale),
         prompt_tokens=request.input_tokens,
         output_tokens=request.output_tokens,
         blocks=np.array([number & _MASK for number in ids[:full]], dtype="<u8").tobytes(),
-        prefix_hash=ids[0] & _MASK,
+        prefix_hash=ids[min(max(HEAD_TOKENS // block_tokens - 1, 0), len(ids) - 1)] & _MASK,
         body_bytes=request.input_tokens * BYTES_PER_TOKEN + _envelope_bytes(),
     )
 

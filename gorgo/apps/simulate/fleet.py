@@ -9,24 +9,24 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gorgo.config.model import Config
+from gorgo.config.model import Config, SimulationConfig
 from gorgo.config.router_settings import replica_spec, router_limits
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import ConfigError
 from gorgo.sim.engine.profiles import find_profile
 from gorgo.sim.fleet import SimFleet, SimReplica
+from gorgo.sim.named_fleets import find_fleet
 from gorgo.sim.network.links import Link
 from gorgo.sim.workload import BLOCK_TOKENS
 
 
 def fleet_of(config: Config, *, source: Path) -> SimFleet:
-    """Every replica that is not draining, on the profile of the `simulation` section.
+    """Every replica that is not draining, on its profile of the `simulation` section.
 
     Models are left out: a trace asks for none. Raises `ConfigError` for a region without a round trip and
     `UnknownProfile`.
     """
     simulation = config.simulation
-    profile = find_profile(simulation.profile)
     replicas = []
     for replica in config.replicas:
         if replica.draining:
@@ -36,10 +36,21 @@ def fleet_of(config: Config, *, source: Path) -> SimFleet:
             place = f"simulation.rtt_ms.{replica.region}"
             raise ConfigError(f"{source}: {place}: missing; expected the mean round trip to that region in ms")
         spec = replace(replica_spec(replica), models=())
+        profile = find_profile(profile_name(simulation, replica.name))
         replicas.append(SimReplica(spec, profile, Link(rtt_s=rtt_ms / 1e3)))
     if not replicas:
         raise ConfigError(f"{source}: replicas: all are draining; expected one to simulate")
     return SimFleet(tuple(replicas))
+
+
+def chosen_fleet(config: Config, name: str | None, *, source: Path) -> SimFleet:
+    """Return the named fleet, or without a name that of the configuration; raises `UnknownFleet`."""
+    return fleet_of(config, source=source) if name is None else find_fleet(name)
+
+
+def profile_name(simulation: SimulationConfig, replica: str) -> str:
+    """Return the name of a replica's engine profile."""
+    return simulation.profiles.get(replica, simulation.profile)
 
 
 def limits_of(config: Config) -> RouterLimits:

@@ -50,6 +50,8 @@ class SimJob:
         Send a record per request back.
     shadow:
         A policy that scores each decision without a say; its rank of the replica chosen is in the requests.
+    block_tokens:
+        Tokens per block of a prompt's prefix; None: those of the shape, and 512 for files and feeds.
     """
 
     trace: str
@@ -67,6 +69,7 @@ class SimJob:
     slo_ttft_ms: float | None = None
     keep_requests: bool = False
     shadow: str | None = None
+    block_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,10 @@ def floor_run(job: SimJob, feed: Sequence[SimRequest], floor: LowerBound) -> Sim
 
 
 def trace_name(job: SimJob) -> str:
-    """The trace's, with the scenario unless it is the steady one: rows of different scenarios are not compared."""
+    """The trace's, with a named fleet and a scenario other than the steady one: rows of different ones are apart."""
     name = Path(job.trace).name
-    return name if job.scenario == STEADY else f"{name} ({job.scenario})"
+    unlike = [*filter(None, [job.fleet.name]), *([] if job.scenario == STEADY else [job.scenario])]
+    return f"{name} ({', '.join(unlike)})" if unlike else name
 
 
 def _row(job: SimJob, weights: Mapping[str, float] | None, records: Sequence[SimRecord], itl: Spread) -> ResultRow:

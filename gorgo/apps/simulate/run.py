@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from joblib import Parallel, delayed, parallel_config
 
-from gorgo.apps.datasets import load_requests
+from gorgo.apps.datasets import load_requests, own_block_tokens
 from gorgo.apps.results import load_text
 from gorgo.apps.session_keys import is_keyed, largest_share
 from gorgo.apps.simulate.collector import rare_collections
@@ -35,7 +35,7 @@ from gorgo.sim.faults.scenarios import find_scenario
 from gorgo.sim.lower_bound import lower_bound
 from gorgo.sim.oracle import make_oracle
 from gorgo.sim.simulation import Controller, Simulation
-from gorgo.sim.workload import SimRequest, scaled
+from gorgo.sim.workload import BLOCK_TOKENS, SimRequest, scaled
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -88,9 +88,10 @@ def policy_of(name: str) -> Policy:
 def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
     scenario = find_scenario(job.scenario)
     fleet = scenario.fleet(job.fleet)
+    block_tokens = _block_tokens(job)
     feed = _reshaped(_scaled(job), scenario.reshape)
     if job.policy == FLOOR:
-        return floor_run(job, feed, lower_bound(feed, fleet))
+        return floor_run(job, feed, lower_bound(feed, fleet, block_tokens=block_tokens))
     policy = policy_of(job.policy)
     weights = (
         None
@@ -103,7 +104,8 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
         seed=job.seed,
         weights=weights,
         faults=scenario.faults(fleet, feed[-1].arrival_s if feed else 0.0),
-        limits=job.limits,
+        limits=None if job.limits is None else replace(job.limits, block_tokens=float(block_tokens)),
+        block_tokens=block_tokens,
         probe_interval_s=job.probe_interval_s,
         scrape_interval_s=job.scrape_interval_s,
         slo_ttft_s=None if job.slo_ttft_ms is None else job.slo_ttft_ms / 1e3,
@@ -118,7 +120,13 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
 def _feed(job: SimJob) -> Sequence[SimRequest]:
     if job.feed is not None:
         return job.feed
-    return _loaded(job.trace, replace(job.filters, seed=job.seed), job.seed)
+    return _loaded(job.trace, replace(job.filters, seed=job.seed), job.seed, _block_tokens(job))
+
+
+def _block_tokens(job: SimJob) -> int:
+    if job.block_tokens is not None:
+        return job.block_tokens
+    return BLOCK_TOKENS if job.feed is not None else own_block_tokens(job.trace)
 
 
 def _scaled(job: SimJob) -> Sequence[SimRequest]:
@@ -130,8 +138,9 @@ def _scaled(job: SimJob) -> Sequence[SimRequest]:
 
 
 @lru_cache(maxsize=2)
-def _loaded(trace: str, filters: TraceFilters, seed: int) -> Sequence[SimRequest]:
-    return tuple(feed_of(load_requests(trace, filters, seed=seed)))
+def _loaded(trace: str, filters: TraceFilters, seed: int, block_tokens: int) -> Sequence[SimRequest]:
+    requests = load_requests(trace, filters, seed=seed, block_tokens=block_tokens)
+    return tuple(feed_of(requests, block_tokens=block_tokens))
 
 
 def _reshaped(feed: Sequence[SimRequest], reshape: Callable[[Any], Any]) -> Sequence[SimRequest]:

@@ -64,10 +64,12 @@ def describe(
 
     Requests, users, turns, lengths, and the ratio of blocks that an ideal cache reuses. Unknown is `-`.
     """
-    from gorgo.apps.datasets import describe_trace, load_requests
+    from gorgo.apps.datasets import describe_trace, load_requests, own_block_tokens
 
     filters = options.trace_filters(max_input=max_input, max_output=max_output, start=start, end=end)
-    found = {trace: describe_trace(load_requests(trace, filters)) for trace in traces}
+    found = {
+        trace: describe_trace(load_requests(trace, filters, block_tokens=own_block_tokens(trace))) for trace in traces
+    }
     if as_json:
         options.print_json([{"trace": trace, **_finite(asdict(stats))} for trace, stats in found.items()])
     else:

@@ -26,6 +26,7 @@ def overload(
         ),
     ] = None,
     config: options.Config = options.REGIONS_YAML,
+    fleet: options.Fleet = None,
     limit: options.Limit = None,
     max_input: options.MaxInput = None,
     max_output: options.MaxOutput = None,
@@ -40,7 +41,7 @@ def overload(
     Queued requests have these times as deadline and goal unless overload.slo_ttft_ms and slo_e2e_ms are configured.
     """
     from gorgo.apps.simulate import SimJob
-    from gorgo.apps.simulate.fleet import fleet_of, limits_of
+    from gorgo.apps.simulate.fleet import chosen_fleet, limits_of
     from gorgo.apps.simulate.overload import LOADS, capacity_scale, overload_rows
     from gorgo.config.load import load_config
 
@@ -49,7 +50,7 @@ def overload(
     job = SimJob(
         trace=str(options.trace_path(trace)),
         policy=policy,
-        fleet=fleet_of(loaded, source=config),
+        fleet=chosen_fleet(loaded, fleet, source=config),
         filters=filters,
         seed=seed,
         limits=limits_of(loaded),

@@ -46,6 +46,7 @@ def simulate(
         typer.Option(metavar="FILE", show_default=False, help="Weights file; its policy runs with these weights."),
     ] = None,
     config: options.Config = options.REGIONS_YAML,
+    fleet: options.Fleet = None,
     limit: options.Limit = None,
     max_input: options.MaxInput = None,
     max_output: options.MaxOutput = None,
@@ -64,14 +65,14 @@ def simulate(
     and can lose; `floor` runs each request alone and is a lower bound. The exit code is 1 if any request failed.
     """
     from gorgo.apps.simulate import DEFAULT_POLICIES, SimulateOptions, simulate_command
-    from gorgo.apps.simulate.fleet import fleet_of, limits_of
+    from gorgo.apps.simulate.fleet import chosen_fleet, limits_of
     from gorgo.config.load import load_config
 
     loaded = load_config(config)
     policies = tuple(dict.fromkeys(policy or DEFAULT_POLICIES))
     wanted = SimulateOptions(
         trace=str(options.trace_path(trace)),
-        fleet=fleet_of(loaded, source=config),
+        fleet=chosen_fleet(loaded, fleet, source=config),
         filters=options.trace_filters(
             limit=limit, max_input=max_input, max_output=max_output, spread=spread, start=start, end=end, seed=seed
         ),

@@ -1,4 +1,4 @@
-"""`gorgo scenarios` and `gorgo profiles`: what simulations can run with."""
+"""`gorgo scenarios`, `gorgo profiles` and `gorgo fleets`: what simulations can run with."""
 
 from __future__ import annotations
 
@@ -18,6 +18,17 @@ def scenarios(as_json: options.Json = False) -> None:
         options.print_json([{"name": one.name, "description": one.description} for one in SCENARIOS.values()])
         return
     typer.echo(table(["scenario", "what happens"], [[one.name, one.description] for one in SCENARIOS.values()]))
+
+
+def fleets(as_json: options.Json = False) -> None:
+    """List the fleets of `--fleet`, the router told the truth about every engine."""
+    from gorgo.sim.named_fleets import FLEETS
+
+    if as_json:
+        rows = [{"name": one.name, "description": one.description, **asdict(one.fleet())} for one in FLEETS.values()]
+        options.print_json(rows)
+        return
+    typer.echo(table(["fleet", "engines and links"], [[one.name, one.description] for one in FLEETS.values()]))
 
 
 def profiles(as_json: options.Json = False) -> None:

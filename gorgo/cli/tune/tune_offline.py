@@ -26,8 +26,12 @@ def tune_offline(
         typer.Option(metavar="FILE", show_default=False, help="Weights file with the initial weights."),
     ] = None,
     fleet: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Learned engine speeds: a saved GET /admin/fleet."),
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Fleet of `gorgo fleets`, or a file with learned engine speeds: a saved GET /admin/fleet.",
+        ),
     ] = None,
     rehearse: Annotated[
         Literal["switchback", "paper"] | None,
@@ -59,23 +63,25 @@ def tune_offline(
     replaces the initial weights. No proxy is involved; `gorgo serve --weights` and `gorgo freeze --weights` take the
     file that --out names.
     """
-    from gorgo.apps.simulate.fleet import fleet_of, limits_of
+    from gorgo.apps.simulate.fleet import chosen_fleet, limits_of
     from gorgo.cli.policy_setup import compose_policy
     from gorgo.cli.tune.settings import campaign_options, read_settings
     from gorgo.config.load import load_config
+    from gorgo.sim.named_fleets import FLEETS
     from tuner.commands import offline_options, rehearse_offline, search_offline
 
+    named = fleet if fleet in FLEETS else None
     rare, loaded = read_settings(settings), load_config(config)
     tuned, values = compose_policy(loaded, source=config, policy=policy, weights_file=weights)
     recorded = offline_options(
         source=str(options.trace_path(trace)),
         policy=tuned.name,
         weights={**values, **rare.initial_weights},
-        fleet=fleet_of(loaded, source=config),
+        fleet=chosen_fleet(loaded, named, source=config),
         limits=limits_of(loaded),
         probe_interval_s=loaded.proxy.probe_interval_s,
         scrape_interval_s=loaded.proxy.scrape_interval_s,
-        fleet_file=fleet,
+        fleet_file=None if fleet is None or named is not None else Path(fleet),
         filters=options.trace_filters(
             limit=limit, max_input=max_input, max_output=max_output, start=start, end=end, seed=seed
         ),

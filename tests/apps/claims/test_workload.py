@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gorgo.apps.claims import Conditions, Workload
+from gorgo.apps.claims import Conditions, RatioTarget, Workload
 from gorgo.apps.claims.workload import PolicyTask
 from gorgo.apps.simulate import SimJob
 from gorgo.apps.traces import TraceFilters
 from gorgo.core.limits import RouterLimits
+from gorgo.sim.named_fleets import find_fleet
 from tests.sim.fleets import three_regions
 
 WINDOW = Workload(name="windows", traces=("one", "two"), filters=TraceFilters(max_input=9, limit=50), time_scale=1.25)
@@ -49,7 +51,28 @@ def test_the_smaller_bound_of_requests_counts(own: int | None, first: int | None
         (WINDOW, "windows, load 0.8"),
         (WINDOW.at(2.0), "windows, load 0.5"),
         (WINDOW.under("killed"), "windows, load 0.8, killed"),
+        (WINDOW.on("h100").under("killed"), "windows, load 0.8, h100, killed"),
     ],
 )
 def test_a_label_has_the_load_and_what_happens(workload: Any, label: str) -> None:
     assert workload.label == label
+
+
+def test_a_workload_has_its_own_fleet_and_block_size() -> None:
+    workload = replace(WINDOW, fleet="h100", block_tokens=16)
+    job = Conditions(fleet=three_regions()).job(PolicyTask(workload, "random", 0))
+    assert (job.fleet, job.block_tokens) == (find_fleet("h100"), 16)
+    assert Conditions(fleet=three_regions()).job(PolicyTask(WINDOW, "random", 0)).block_tokens is None
+
+
+def test_a_workload_with_few_seeds_takes_the_first_of_the_check() -> None:
+    few = replace(WINDOW, seeds=2)
+    target = RatioTarget(
+        group="g", policy="gorgo-ms", workloads=(few,), others=("gorgo",), figure="p95 TTFT", at_most=1.0
+    )
+    assert [(task.policy, task.seed) for task in target.tasks(range(3, 9))] == [
+        ("gorgo-ms", 3),
+        ("gorgo-ms", 4),
+        ("gorgo", 3),
+        ("gorgo", 4),
+    ]

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from gorgo.apps.datasets import generate_requests, load_requests, read_shape, shapes, shipped_path, write_trace
+from gorgo.apps.datasets import (
+    generate_requests,
+    load_requests,
+    own_block_tokens,
+    read_shape,
+    shapes,
+    shipped_path,
+    write_trace,
+)
 from gorgo.apps.traces import TraceFilters, load_trace
 from gorgo.errors import TraceError
 
@@ -55,3 +63,34 @@ def test_a_name_that_nothing_has_lists_those_there_are() -> None:
 def test_filters_that_leave_nothing_of_a_shape_are_an_error() -> None:
     with pytest.raises(TraceError, match="no request is left"):
         load_requests("wildchat-like", TraceFilters(max_input=1, limit=1, start_s=1799.9))
+
+
+def test_a_shape_is_drawn_in_blocks_of_any_size_and_is_otherwise_the_same() -> None:
+    coarse = load_requests("wildchat-like", TraceFilters(limit=200))
+    fine = load_requests("wildchat-like", TraceFilters(limit=200), block_tokens=16)
+    assert [replace(one, hash_ids=()) for one in coarse] == [replace(one, hash_ids=()) for one in fine]
+    assert [len(one.hash_ids) for one in fine] == [-(-one.input_tokens // 16) for one in fine]
+    # Whoever shares a block of 512 shares its 32 of 16.
+    first: dict[int, int] = {}
+    for wide, narrow in zip(coarse, fine, strict=True):
+        for place in range(wide.input_tokens // 512):
+            assert (
+                first.setdefault(wide.hash_ids[place], narrow.hash_ids[32 * place + 31])
+                == narrow.hash_ids[32 * place + 31]
+            )
+
+
+def test_a_file_has_the_blocks_that_it_was_written_in() -> None:
+    with pytest.raises(TraceError, match="blocks of 16 tokens; expected 512"):
+        load_requests("chat-small", block_tokens=16)
+    assert own_block_tokens("chat-small") == own_block_tokens(shipped_path("chat-small")) == 512
+
+
+def test_a_shape_may_state_its_blocks_and_they_are_no_less_than_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "shape.toml"
+    text = shapes()["wildchat-like"].read_text()
+    path.write_text(f"{text}\nblock_tokens = 16\n")
+    assert (own_block_tokens(path), own_block_tokens("wildchat-like")) == (16, 512)
+    path.write_text(f"{text}\nblock_tokens = 0\n")
+    with pytest.raises(TraceError, match="block_tokens is 0; expected at least 1"):
+        read_shape(path)

@@ -86,3 +86,10 @@ def test_prompts_share_as_many_fingerprinted_blocks_as_they_share_text() -> None
     assert one.blocks[: 8 * 16] == two.blocks[: 8 * 16]
     assert one.blocks[8 * 16 :] != two.blocks[8 * 16 :]
     assert one.prefix_hash == two.prefix_hash
+
+
+def test_small_blocks_identify_a_prompt_by_its_first_256_tokens() -> None:
+    blocks = tuple(range(100, 120))
+    long, short = feed_of([row(0, 320, blocks), row(1, 90, blocks[:6])], block_tokens=16)
+    assert (len(long.blocks), len(short.blocks)) == (20 * 8, 5 * 8)
+    assert (long.prefix_hash, short.prefix_hash) == (115, 105)

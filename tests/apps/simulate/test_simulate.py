@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,15 @@ def test_the_router_is_told_of_the_fleet_what_serve_tells_it() -> None:
     assert limits_of(config).block_tokens == 512.0
 
 
+def test_a_replica_s_own_profile_goes_before_that_of_all() -> None:
+    config = load_config(REGIONS)
+    fast = "1xH100-Qwen3.5-35B-A3B-FP8"
+    simulation = replace(config.simulation, profiles={"ap-seoul-0": fast})
+    fleet = fleet_of(replace(config, simulation=simulation), source=REGIONS)
+    common = config.simulation.profile
+    assert [replica.profile.name for replica in fleet.replicas] == [common, common, fast]
+
+
 def test_a_region_without_a_round_trip_is_named(tmp_path: Path) -> None:
     text = REGIONS.read_text().replace("ap-seoul: 180", "ap-tokyo: 180")
     (tmp_path / "regions.yaml").write_text(
@@ -133,6 +143,14 @@ def test_a_region_without_a_round_trip_is_named(tmp_path: Path) -> None:
 # -- the command line
 
 RUN = ["simulate", "chat-small", "--limit", "25", "--jobs", "1", "--config", str(REGIONS)]
+
+
+def test_rows_of_a_named_fleet_say_so() -> None:
+    result = CliRunner().invoke(app, [*RUN, "--policy", "gorgo", "--fleet", "h100", "--scenario", "bursts", "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert {row["trace"] for row in json.loads(result.stdout)} == {"chat-small.jsonl.gz (h100, bursts)"}
+    unknown = CliRunner().invoke(app, [*RUN, "--fleet", "h1000"])
+    assert (unknown.exit_code, "there are: paper, h100," in unknown.stderr) == (2, True)
 
 
 def test_the_command_prints_rows_as_json() -> None:

@@ -1,0 +1,100 @@
+"""Named fleets: regions, round trips and engine profiles as data, for comparisons beyond the fleet of regions.yaml.
+
+Owns the table. The Router has accurate priors of every engine; a scenario may change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.errors import UnknownFleet
+from gorgo.sim.engine.profiles import EngineProfile, find_profile
+from gorgo.sim.faults.scenarios import with_accurate_priors
+from gorgo.sim.fleet import SimFleet, SimReplica
+from gorgo.sim.network.links import Link
+
+#: Mean round trip to each region of the paper, ms, as in regions.yaml.
+THREE_REGIONS: Mapping[str, float] = {"us-ashburn": 2.0, "eu-frankfurt": 95.0, "ap-seoul": 180.0}
+#: The same replicas within one metropolitan network.
+FAST_LINKS: Mapping[str, float] = {"us-ashburn": 1.0, "eu-frankfurt": 3.0, "ap-seoul": 6.0}
+QWEN_L40S, QWEN_H100 = "2xL40S-Qwen3.5-35B-A3B-FP8", "1xH100-Qwen3.5-35B-A3B-FP8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedFleet:
+    """One fleet of the table: a replica per region, `<region>-0`.
+
+    Parameters
+    ----------
+    description:
+        Engines and links, in a line of `gorgo profiles`.
+    profiles:
+        Names of profiles, region by region; a single one is that of every region.
+    changes:
+        Fields of every profile that differ from it.
+    rtt_ms:
+        Mean round trip from the proxy to each region.
+    """
+
+    name: str
+    description: str
+    profiles: Sequence[str]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    rtt_ms: Mapping[str, float] = field(default_factory=lambda: THREE_REGIONS)
+
+    def fleet(self) -> SimFleet:
+        """Return the fleet with accurate priors; raises `UnknownProfile`."""
+        return with_accurate_priors(SimFleet(tuple(self._replicas()), self.name))
+
+    def _replicas(self) -> Iterator[SimReplica]:
+        profiles = [self._profile(name) for name in self.profiles]
+        each = profiles * len(self.rtt_ms) if len(profiles) == 1 else profiles
+        for (region, rtt_ms), profile in zip(self.rtt_ms.items(), each, strict=True):
+            yield SimReplica(ReplicaSpec(f"{region}-0", region), profile, Link(rtt_s=rtt_ms / 1e3))
+
+    def _profile(self, name: str) -> EngineProfile:
+        return replace(find_profile(name), **self.changes)
+
+
+_TABLE = (
+    NamedFleet(name="paper", description="the paper's: 2x L40S in each of three regions", profiles=[QWEN_L40S]),
+    NamedFleet(name="h100", description="the paper's for WildChat: one H100 in each region", profiles=[QWEN_H100]),
+    NamedFleet(
+        name="mixed-gpus",
+        description="Llama-3.1-8B: A30 near, L40S in Frankfurt, H100 in Seoul",
+        profiles=["1xA30-Llama-3.1-8B", "1xL40S-Llama-3.1-8B", "1xH100-Llama-3.1-8B"],
+    ),
+    NamedFleet(
+        name="small-model", description="Llama-3.2-1B on one A30 in each region", profiles=["1xA30-Llama-3.2-1B"]
+    ),
+    NamedFleet(
+        name="dense-70b", description="Llama-3.1-70B on 4x H100 in each region", profiles=["4xH100-Llama-3.1-70B"]
+    ),
+    NamedFleet(
+        name="fast-links",
+        description="2x L40S each, round trips of 1, 3 and 6 ms",
+        profiles=[QWEN_L40S],
+        rtt_ms=FAST_LINKS,
+    ),
+)
+
+#: Every named fleet, in the order of the table.
+FLEETS: Mapping[str, NamedFleet] = MappingProxyType({fleet.name: fleet for fleet in _TABLE})
+
+
+def find_fleet(name: str) -> SimFleet:
+    """Return the fleet of that name; raises `UnknownFleet`, which lists the names there are.
+
+    Example
+    -------
+    >>> [replica.name for replica in find_fleet("h100").replicas]
+    ['us-ashburn-0', 'eu-frankfurt-0', 'ap-seoul-0']
+    """
+    try:
+        return FLEETS[name].fleet()
+    except KeyError:
+        raise UnknownFleet(f"no fleet named {name!r}; there are: {', '.join(FLEETS)}") from None

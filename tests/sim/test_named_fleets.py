@@ -1,0 +1,46 @@
+"""The named fleets: data that every comparison shares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gorgo.errors import UnknownFleet
+from gorgo.sim.faults.scenarios import with_accurate_priors
+from gorgo.sim.named_fleets import FLEETS, NamedFleet, find_fleet
+from tests.sim.fleets import three_regions
+
+PAPER = "2xL40S-Qwen3.5-35B-A3B-FP8"
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_a_fleet_has_its_name_accurate_priors_and_distinct_replicas(name: str) -> None:
+    fleet = find_fleet(name)
+    assert fleet.name == name
+    assert with_accurate_priors(fleet) == fleet
+    assert len({replica.name for replica in fleet.replicas}) == len(fleet.replicas) >= 3
+
+
+def test_the_paper_s_fleet_is_that_of_the_shipped_regions_file() -> None:
+    assert replace(find_fleet("paper"), name="") == three_regions()
+
+
+def test_a_fleet_is_found_by_its_name_alone() -> None:
+    with pytest.raises(UnknownFleet, match="no fleet named 'papers'; there are: paper, h100, "):
+        find_fleet("papers")
+
+
+def test_profiles_are_one_for_all_or_one_per_region() -> None:
+    one = NamedFleet(name="a", description="", profiles=[PAPER], changes={"kv_tokens": 9})
+    assert {replica.profile.kv_tokens for replica in one.fleet().replicas} == {9}
+    assert {replica.spec.kv_capacity_tokens for replica in one.fleet().replicas} == {9}
+    with pytest.raises(ValueError, match="zip"):
+        NamedFleet(name="a", description="", profiles=[PAPER, PAPER]).fleet()
+
+
+def test_fleets_differ_in_engines_or_links() -> None:
+    def seen(name: str) -> tuple[object, ...]:
+        return tuple((replica.profile, replica.link) for replica in find_fleet(name).replicas)
+
+    assert len({seen(name) for name in FLEETS}) == len(FLEETS)
