@@ -269,6 +269,7 @@ class Simulation:
             prompt_tokens=request.prompt_tokens,
             output_tokens=request.output_tokens,
             body_bytes=request.body_bytes,
+            output_key=request.output_blocks,
             trips=TripDelays(self._draws, request.index * KEYS_PER_REQUEST + dispatch.attempt),
         )
         site = self.engines[dispatch.replica]

@@ -35,6 +35,9 @@ class SimRequest:
         Session key of the client, if any.
     body_bytes:
         Length of the body.
+    output_blocks:
+        The blocks that follow `blocks` in the engine's cache once the answer is there; empty where no later prompt goes
+        on with it.
     """
 
     index: int
@@ -45,9 +48,10 @@ class SimRequest:
     prefix_hash: int
     session_id: str | None = None
     body_bytes: int = 0
+    output_blocks: bytes = b""
 
     def __post_init__(self) -> None:
-        assert len(self.blocks) % BLOCK_HASH_BYTES == 0, "whole hashes"
+        assert len(self.blocks) % BLOCK_HASH_BYTES == len(self.output_blocks) % BLOCK_HASH_BYTES == 0, "whole hashes"
 
 
 def scaled(feed: Iterable[SimRequest], time_scale: float) -> Sequence[SimRequest]:

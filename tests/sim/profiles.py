@@ -15,6 +15,9 @@ def round_profile(
     decode_kv_s: float = 0.0,
     hit_share: float = 1.0,
     checkpoint_tokens: int = 1,
+    cuda_graph_max_batch: int | None = None,
+    decode_eager_s: float = 0.0,
+    caches_output: bool = True,
 ) -> EngineProfile:
     """A prefill step takes 10 ms and 1 ms a token; a decode iteration 20 ms and 1 ms a request.
 
@@ -34,4 +37,7 @@ def round_profile(
         context_tokens=context_tokens,
         hit_share=hit_share,
         checkpoint_tokens=checkpoint_tokens,
+        cuda_graph_max_batch=cuda_graph_max_batch,
+        decode_eager_s=decode_eager_s,
+        caches_output=caches_output,
     )

@@ -60,6 +60,18 @@ def one(prompt_tokens: int = 1000, output_tokens: int = 10, *, at_s: float = 0.0
     )
 
 
+@pytest.mark.parametrize(("caches_output", "cached"), [(True, 1024), (False, 512)])
+def test_a_next_turn_hits_the_answer_before_it_if_its_engine_caches_output(caches_output: bool, cached: int) -> None:
+    near = replace(three_regions(**{"us-ashburn": 0.002}).replicas[0])
+    fleet = SimFleet((replace(near, profile=replace(near.profile, caches_output=caches_output)),))
+    first, second = b"prompt..", b"prompt..answer..turn...."
+    feed = [
+        replace(one(600, 500), blocks=first, output_blocks=b"answer.."),
+        replace(one(1600, at_s=60.0, index=1), blocks=second),
+    ]
+    assert [record.cached_tokens for record in simulation(fleet=fleet).run(feed).records] == [0, cached]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_request_ends_and_leaves_nothing_reserved(policy: str) -> None:
     feed = conversations(120, every_s=0.3)

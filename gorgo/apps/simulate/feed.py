@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from math import ceil
 
@@ -17,6 +18,7 @@ import numpy as np
 from gorgo.apps.replay.bodies import body_of
 from gorgo.apps.traces import BLOCK_TOKENS, TraceRequest, scheduled_s
 from gorgo.apps.traces.text import BYTES_PER_TOKEN
+from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.prompt.parse import read_prompt
 from gorgo.sim.workload import SimRequest
@@ -30,16 +32,23 @@ _MASK = (1 << 64) - 1
 
 
 def feed_of(
-    requests: Sequence[TraceRequest], *, time_scale: float = 1.0, block_tokens: int = BLOCK_TOKENS
+    requests: Sequence[TraceRequest],
+    *,
+    time_scale: float = 1.0,
+    block_tokens: int = BLOCK_TOKENS,
+    with_outputs: bool = False,
 ) -> list[SimRequest]:
     """Requests of a trace in the order of their times; `time_scale` acts here, once.
 
-    `block_tokens` is the size of the blocks of their ids.
+    `block_tokens` is the size of the blocks of their ids. With `with_outputs` an answer is the text that the next
+    prompt of its conversation goes on with, as in live traffic. In a replay the engine generates another text, which
+    no later prompt has.
     """
-    return [
+    feed = [
         _by_ids(request, time_scale, block_tokens) if request.hash_ids else _by_text(request, time_scale)
         for request in requests
     ]
+    return _with_outputs(requests, feed, block_tokens) if with_outputs else feed
 
 
 def fingerprinted(
@@ -77,6 +86,26 @@ def _by_ids(request: TraceRequest, time_scale: float, block_tokens: int) -> SimR
         prefix_hash=ids[min(max(HEAD_TOKENS // block_tokens - 1, 0), len(ids) - 1)] & _MASK,
         body_bytes=request.input_tokens * BYTES_PER_TOKEN + _envelope_bytes(),
     )
+
+
+def _with_outputs(requests: Sequence[TraceRequest], feed: Sequence[SimRequest], block_tokens: int) -> list[SimRequest]:
+    """Add the full blocks of each answer, from the next longer prompt of its user that has all full blocks of its own.
+
+    The last request of a conversation and requests without a user have none.
+    """
+    later: dict[tuple[str, bytes], bytes] = {}
+    found = []
+    for request, simulated in zip(reversed(requests), reversed(feed), strict=True):
+        blocks = simulated.blocks
+        if request.user is not None and blocks:
+            longer = later.get((request.user, blocks[-BLOCK_HASH_BYTES:]), b"")
+            tokens = simulated.prompt_tokens + simulated.output_tokens
+            output = longer[len(blocks) : tokens // block_tokens * BLOCK_HASH_BYTES]
+            simulated = replace(simulated, output_blocks=output) if output else simulated
+            for end in range(BLOCK_HASH_BYTES, len(blocks), BLOCK_HASH_BYTES):
+                later[request.user, blocks[end - BLOCK_HASH_BYTES : end]] = blocks
+        found.append(simulated)
+    return found[::-1]
 
 
 def _by_text(request: TraceRequest, time_scale: float) -> SimRequest:

@@ -6,7 +6,7 @@ Owns the filters and the order in which they act; reading a line is `rows`. The 
    the stamps of several files count from one instant,
 2. `max_input` drops requests that are too long,
 3. `limit` keeps the first N of those, in the file's order,
-4. `max_output` caps the output of each,
+4. `max_output` caps the output of each, `min_output` extends it,
 5. `spread` scatters requests that share a time stamp,
 6. the rest is sorted by time (stable) and rebased: the first remaining request is at 0.
 
@@ -40,6 +40,8 @@ class TraceFilters:
         Requests with more input tokens are dropped.
     max_output:
         Output tokens of a request are capped at this.
+    min_output:
+        Every request has at least so many output tokens. At `max_output`, every answer ends at the cap.
     spread_s:
         Requests with equal time stamps are scattered uniformly over so many seconds. For traces whose clock is coarse.
     start_s, end_s:
@@ -51,6 +53,7 @@ class TraceFilters:
     limit: int | None = None
     max_input: int | None = None
     max_output: int | None = None
+    min_output: int = 1
     spread_s: float = 0.0
     start_s: float = 0.0
     end_s: float | None = None
@@ -78,7 +81,8 @@ class TraceFilters:
         return (r for r in requests if self.max_input is None or r.input_tokens <= self.max_input)
 
     def _capped(self, request: TraceRequest) -> int:
-        return request.output_tokens if self.max_output is None else min(request.output_tokens, self.max_output)
+        tokens = max(request.output_tokens, self.min_output)
+        return tokens if self.max_output is None else min(tokens, self.max_output)
 
     def _scattered(self, requests: list[TraceRequest]) -> list[TraceRequest]:
         if not self.spread_s:

@@ -44,8 +44,9 @@ class SimAttempt(EngineRequest):
         output_tokens: int,
         body_bytes: int,
         trips: TripDelays,
+        output_key: bytes = b"",
     ) -> None:
-        super().__init__(key, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        super().__init__(key, prompt_tokens=prompt_tokens, output_tokens=output_tokens, output_key=output_key)
         self.request_id = request_id
         self.attempt_id = attempt_id
         self.body_bytes = body_bytes

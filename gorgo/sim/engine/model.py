@@ -21,7 +21,7 @@ or, for a caller in virtual time who asks for it, all up to the next at which so
   to those that run. The first in line that does not fit holds back those behind it.
 - A prefill step computes at most `chunk_tokens`, shared by several requests in order; only its last one is cut.
 - At least one prompt token is always computed. Prompt KV can be hit by others only after the whole prefill, generated
-  tokens only when the request has ended (the last one, which no step has read, never).
+  tokens only when the request has ended (the last one, which no step has read, never), and only with `caches_output`.
 - A request that arrives while a step runs is considered at its end. One whose time of arrival is later than the start
   of a step is not in that step, even if the caller is late.
 """
@@ -126,6 +126,7 @@ class EngineModel(Generic[RequestT]):
         self.profile.check_size(request.prompt_tokens, request.output_tokens)
         request.stage = Stage.WAITING
         request.submitted_s = now
+        request.output_key = request.output_key if self.profile.caches_output else b""
         self._waiting.append(request)
         self.totals.requests += 1
 

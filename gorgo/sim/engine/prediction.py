@@ -240,7 +240,7 @@ class _Projection:
             context_tokens = entry.prompt_tokens + entry.output_tokens - 1
             self._context_tokens -= context_tokens
             self._available += entry.charged
-            if entry.output_key:
+            if entry.output_key and self._profile.caches_output:
                 self._see(entry.key + entry.output_key, context_tokens)
 
     def _see(self, key: bytes, tokens: int) -> None:

@@ -4,7 +4,7 @@ Owns the two formulas and the table. `model` decides the contents of a step, thi
 duration. All constants are in seconds and tokens.
 
     prefill step      base + n / rate + kappa * sum(new * (context + new / 2))
-    decode iteration  base + moe * (1 - (1 - k/E)^B) + per_request * B + kv * context_tokens
+    decode iteration  base + moe * (1 - (1 - k/E)^B) + per_request * B + kv * context_tokens (+ eager above a graph)
 
 In a mixture of experts B tokens touch a share 1 - (1 - k/E)^B of the experts (k of E are chosen per token), and a
 decode step is bound by the weights that it reads, so its cost rises steeply for small batches and then flattens: a form
@@ -34,8 +34,13 @@ class EngineProfile:
         Constant part, all routed experts read once, per running request, and per token of context read.
     experts_per_token, experts:
         k and E of the formula above. A dense model has `decode_moe_s=0`.
+    cuda_graph_max_batch, decode_eager_s:
+        A decode iteration of more requests has no CUDA graph and takes so much longer (SGLang's
+        `cuda_graph_max_bs`). None: a graph for every batch.
     kv_tokens:
         Size of the KV pool, shared by running requests and the prefix cache.
+    caches_output:
+        Whether generated tokens can be hit after their request has ended.
     max_running_requests:
         Requests that are prefilled or decoded at the same time; the others wait.
     context_tokens:
@@ -65,7 +70,10 @@ class EngineProfile:
     experts: int = 1
     decode_per_request_s: float
     decode_kv_s: float
+    cuda_graph_max_batch: int | None = None
+    decode_eager_s: float = 0.0
     kv_tokens: int
+    caches_output: bool = True
     max_running_requests: int = 64
     context_tokens: int = 32_768
     hit_share: float = 1.0
@@ -100,8 +108,10 @@ class EngineProfile:
     def decode_s(self, batch: int, context_tokens: int) -> float:
         """One token for each of `batch` requests that hold `context_tokens` together."""
         touched = 1.0 - (1.0 - self.experts_per_token / self.experts) ** batch
+        eager = self.cuda_graph_max_batch is not None and batch > self.cuda_graph_max_batch
         return (
             self.decode_base_s
+            + (self.decode_eager_s if eager else 0.0)
             + self.decode_moe_s * touched
             + self.decode_per_request_s * batch
             + self.decode_kv_s * context_tokens
@@ -126,10 +136,11 @@ _QWEN_2XL40S = EngineProfile(
     kv_tokens=983_549,
     max_running_requests=64,
     source=(
-        "Prefill, chunk and KV pool: measured on the GORGO paper's fleet. Decode: experts 32.2 GB / 1.38 TB/s = 23.3 "
-        "ms, KV 20,480 B / 1.38 TB/s = 15 ns a token, state 63 MB / 1.38 TB/s = 0.05 ms a request; the base (dense "
-        "weights, all-reduce over PCIe, launch, sampling) is set so that one to two running requests give the 9.0-9.3 "
-        "ms per token that the paper measured at moderate load. Five give 10.9 ms before prefill stalls."
+        "An estimate, but for the KV pool, which was measured on the GORGO paper's fleet. Prefill: 11,500 tokens/s are "
+        "assumed; SGLang's chunk for 48 GB a card. Decode: experts 32.2 GB / 1.38 TB/s = 23.3 ms, KV 20,480 B / 1.38 "
+        "TB/s = 15 ns a token, state 63 MB / 1.38 TB/s = 0.05 ms a request; the base (dense weights, all-reduce over "
+        "PCIe, launch, sampling) is set so that one to two running requests give the 9.0-9.3 ms per token that the "
+        "paper measured at moderate load. Five give 10.9 ms before prefill stalls."
     ),
 )
 

@@ -32,6 +32,33 @@ def test_a_body_is_as_large_as_the_one_that_a_replay_sends() -> None:
     assert abs(simulated.body_bytes - len(body_of(request, "model"))) <= 2, "but for the digits of its output's length"
 
 
+def a_turn(index: int, tokens: int, ids: tuple[int, ...], *, user: str | None = "u", output: int = 200) -> TraceRequest:
+    return TraceRequest(
+        index=index, timestamp_s=float(index), input_tokens=tokens, output_tokens=output, hash_ids=ids, user=user
+    )
+
+
+def test_an_answer_is_what_the_next_prompt_of_its_conversation_goes_on_with() -> None:
+    """1,000 prompt and 200 output tokens are two full blocks; the next prompt says which is the second."""
+    rows = [
+        a_turn(0, 1000, (1, 9)),
+        a_turn(1, 1000, (1, 5), user="another"),
+        a_turn(2, 1800, (1, 2, 3, 8)),
+        a_turn(3, 2600, (1, 2, 3, 4, 6, 7)),
+    ]
+    first, other, second, last = feed_of(rows, with_outputs=True)
+    assert first.output_blocks == (2).to_bytes(8, "little")
+    assert other.output_blocks == b"", "no later prompt of that user"
+    assert second.output_blocks == b"", "2,000 tokens have three full blocks, as the prompt has"
+    assert last.output_blocks == b"", "no later prompt"
+    assert all(request.output_blocks == b"" for request in feed_of(rows)), "a replay generates another text"
+
+
+def test_an_answer_without_a_known_user_or_without_a_full_block_is_never_cached() -> None:
+    rows = [a_turn(0, 1000, (1, 9), user=None), a_turn(1, 400, (7,)), a_turn(2, 1800, (1, 2, 3, 8), user=None)]
+    assert [request.output_blocks for request in feed_of(rows, with_outputs=True)] == [b"", b"", b""]
+
+
 def test_time_scale_stretches_arrivals_once() -> None:
     assert [r.arrival_s for r in feed_of([row(0, 1, (), 0.0), row(1, 1, (), 3.0)], time_scale=2.0)] == [0.0, 6.0]
 

@@ -52,6 +52,13 @@ def test_max_output_caps_and_drops_nothing() -> None:
     assert [request.output_tokens for request in requests] == [20, 50]
 
 
+def test_min_output_makes_short_answers_longer_and_the_cap_wins() -> None:
+    requests = TraceFilters(min_output=60).apply([at(0, 0.0, output=20), at(1, 1.0, output=70)])
+    assert [request.output_tokens for request in requests] == [60, 70]
+    (capped,) = TraceFilters(min_output=60, max_output=50).apply([at(0, 0.0, output=20)])
+    assert capped.output_tokens == 50
+
+
 def test_spread_moves_only_equal_stamps_and_is_seeded() -> None:
     requests = [at(0, 0.0), at(1, 3.0), at(2, 3.0), at(3, 3.0), at(4, 6.0)]
     first = kept(TraceFilters(spread_s=3, seed=7), *requests)

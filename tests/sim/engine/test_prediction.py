@@ -101,6 +101,8 @@ def predicted_and_real(
     st.sampled_from([1.0, 3.0]),
     st.sampled_from([2, 8]),
     st.sampled_from([(1.0, 1), (0.6, 1), (1.0, 32)]),
+    st.sampled_from([None, 3]),
+    st.booleans(),
 )
 def test_first_token_comes_when_it_was_foreseen(
     drawn: list[tuple[float, str, int]],
@@ -111,6 +113,8 @@ def test_first_token_comes_when_it_was_foreseen(
     slowdown: float,
     max_running: int,
     found: tuple[float, int],
+    graph: int | None,
+    caches_output: bool,
 ) -> None:
     profile = round_profile(
         max_running_requests=max_running,
@@ -118,6 +122,9 @@ def test_first_token_comes_when_it_was_foreseen(
         decode_kv_s=1e-6,
         hit_share=found[0],
         checkpoint_tokens=found[1],
+        cuda_graph_max_batch=graph,
+        decode_eager_s=0.030,
+        caches_output=caches_output,
     )
     predicted, arrival = predicted_and_real(
         profile, drawn, prompt, now=now, away_s=away_s, ahead=ahead, slowdown=slowdown
