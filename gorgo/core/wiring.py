@@ -25,6 +25,7 @@ from gorgo.core.messages.samples import SampleRing
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
+from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.quotas import ClientQuotas
 
@@ -36,6 +37,7 @@ class RouterParts:
     fleet: Fleet
     table: InFlightTable
     index: PrefixIndex
+    found_shares: FoundShares
     samples: SampleRing
     filter: RequestFilter
     dispatcher: Dispatcher
@@ -82,6 +84,7 @@ def build_parts(
     if shadow is not None:
         validate_shadow(policy, shadow)
     index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=required_index(policy, shadow) == "bounded")
+    found_shares = FoundShares()
     samples = SampleRing(boot_id, limits.max_samples)
     fleet = Fleet(
         stale_after_s=limits.stale_after_s,
@@ -97,6 +100,7 @@ def build_parts(
         fleet,
         table,
         index,
+        found_shares,
         policy=policy,
         weights=Weights.of(policy.weight_specs, version=1) if weights is None else weights,
         rng=rng,
@@ -104,12 +108,13 @@ def build_parts(
         max_decisions=limits.max_decisions,
     )
     admission = AdmissionController(fleet, dispatcher, request_filter, limits.overload)
-    prefix_updater = PrefixUpdater(index, fleet, block_tokens=limits.block_tokens)
+    prefix_updater = PrefixUpdater(index, fleet, found_shares, block_tokens=limits.block_tokens)
     quotas = ClientQuotas(limits.clients)
     parts = RouterParts(
         fleet=fleet,
         table=table,
         index=index,
+        found_shares=found_shares,
         samples=samples,
         filter=request_filter,
         dispatcher=dispatcher,

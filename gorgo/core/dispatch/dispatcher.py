@@ -29,6 +29,7 @@ from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import Shadow
 from gorgo.core.policy.weights import Weights
+from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
 
 
@@ -38,6 +39,7 @@ class Evaluation:
 
     eligible: CandidateSet
     choice: Choice
+    #: Cached tokens by the index, per slot; where it is bounded, those that the engine is likely to find.
     matched: NDArray[np.float64]
     #: The longest match on any replica, a candidate or not.
     most_matched: float
@@ -72,8 +74,8 @@ class Dispatcher:
 
     Parameters
     ----------
-    fleet, table, index:
-        The Router's.
+    fleet, table, index, found_shares:
+        The Router's. The shares count where the index is bounded: the published one is never corrected.
     policy, weights:
         Of the choice; both may be replaced.
     rng:
@@ -89,6 +91,7 @@ class Dispatcher:
         fleet: Fleet,
         table: InFlightTable,
         index: PrefixIndex,
+        found_shares: FoundShares,
         *,
         policy: Policy,
         weights: Weights,
@@ -99,6 +102,7 @@ class Dispatcher:
         self._fleet = fleet
         self._table = table
         self._index = index
+        self._found_shares = found_shares
         self.policy = policy
         self.weights = weights
         self._rng = rng
@@ -130,6 +134,9 @@ class Dispatcher:
         if most > request.prompt_tokens:  # full blocks rarely are more than the prompt
             np.minimum(matched, request.prompt_tokens, out=matched)
             most = request.prompt_tokens
+        if self._index.bounded:
+            matched = self._found_shares.found_tokens(matched, request.recorded_model)
+            most = matched[matched.argmax()]
         candidates = Candidates(
             eligible.slots, eligible.names, columns, matched, request.prompt_tokens, is_all=eligible.is_all, now=now
         )

@@ -10,7 +10,8 @@ from gorgo.core.dispatch.in_flight import Attempt
 from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.core.prefix.cache_feedback import is_contradicted
+from gorgo.core.prefix.cache_feedback import CacheReport
+from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
 
 
@@ -19,15 +20,16 @@ class PrefixUpdater:
 
     Parameters
     ----------
-    index, fleet:
+    index, fleet, found_shares:
         The Router's.
     block_tokens:
         As in `RouterLimits`; may be replaced.
     """
 
-    def __init__(self, index: PrefixIndex, fleet: Fleet, *, block_tokens: float) -> None:
+    def __init__(self, index: PrefixIndex, fleet: Fleet, found_shares: FoundShares, *, block_tokens: float) -> None:
         self._index = index
         self._fleet = fleet
+        self._found_shares = found_shares
         self.block_tokens = block_tokens
 
     def on_first_token(self, attempt: Attempt) -> None:
@@ -53,6 +55,7 @@ class PrefixUpdater:
         """Add and remove replicas."""
         for slot in change.left_slots:
             self._index.remove_replica(slot)
+            self._found_shares.remove_replica(slot)
         for replica in change.joined:
             self._index.add_replica(replica.slot, capacity_blocks=self._capacity_blocks(replica))
         self.resize_all()
@@ -67,10 +70,19 @@ class PrefixUpdater:
 
     def _correct(self, attempt: Attempt, outcome: Outcome) -> None:
         """Correct the replica's blocks by the engine's report of cached tokens."""
-        contradicted = is_contradicted(attempt.state.request, attempt.confirmed_prefix, outcome)
-        if contradicted is None:
+        request, replica = attempt.state.request, attempt.replica
+        report = CacheReport.of(request, attempt.confirmed_prefix, outcome)
+        if report is None or not report.confirmed_tokens:
             return
-        replica = attempt.replica
+        shares, slot, model = self._found_shares, replica.slot, request.recorded_model
+        usual = shares.of(slot, model, report.confirmed_tokens)
+        shares.learn(slot, model, confirmed_tokens=report.confirmed_tokens, found_tokens=report.found_tokens)
+        contradicted = report.is_contradiction(usual)
+        if contradicted and not report.is_contradiction(shares.of(slot, model, report.confirmed_tokens)):
+            # The learned share explains this report and those before it: they were no evictions.
+            if replica.learned_capacity.reset():
+                self.resize(replica)
+            return
         if contradicted:
             self._index.evict_older(replica.slot, before=attempt.confirmed_prefix.tick)
         resident = self._index.resident_blocks(replica.slot)

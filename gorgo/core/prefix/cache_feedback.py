@@ -6,11 +6,17 @@ Theory of operation. Engines evict least recently used blocks. A block that was 
 cached proves that all it used before that block is evicted as well. The rest was used since, and did not all fit: an
 upper bound on the capacity. Nothing proves that the capacity is more, so an index that is full and agrees with the
 report grows a little, until the next contradiction. Unconfirmed blocks prove nothing: their prefill may not have begun.
+
+Some engines find a part of every prefix (`found_share`). For them a report is a contradiction only where it is clearly
+below the learned share, and a bound from reports before that share was known is dropped.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from gorgo.core.messages.request import Outcome, RouteRequest
+from gorgo.core.prefix.found_share import ALL_FOUND, USUAL_DEVIATIONS, FoundShare
 from gorgo.core.prefix.residency import ConfirmedPrefix
 
 #: A report may fall short of the confirmed prefix by so much: an engine's page (half a thousand tokens
@@ -23,15 +29,28 @@ SLACK_SHARE = 0.1
 GROWTH = 1.005
 
 
-def is_contradicted(request: RouteRequest, confirmed: ConfirmedPrefix, outcome: Outcome) -> bool | None:
-    """Return whether the engine had clearly less than the confirmed prefix; `None` if unknown."""
-    if outcome.cached_tokens is None or not confirmed.tick or not request.prompt_tokens:
-        return None
-    # The index counts estimated tokens: the report is converted to them.
-    scale = request.prompt_tokens / outcome.prompt_tokens if outcome.prompt_tokens else 1.0
-    expected = confirmed.blocks * request.block_tokens
-    slack = max(SLACK_TOKENS, SLACK_BLOCKS * request.block_tokens, SLACK_SHARE * expected)
-    return outcome.cached_tokens * scale + slack < expected
+class CacheReport(NamedTuple):
+    """An engine's cached tokens beside the confirmed prefix, both in the index's estimated tokens."""
+
+    confirmed_tokens: float
+    found_tokens: float
+    slack_tokens: float
+
+    @classmethod
+    def of(cls, request: RouteRequest, confirmed: ConfirmedPrefix, outcome: Outcome) -> CacheReport | None:
+        """Return the comparison; `None` where either is unknown."""
+        if outcome.cached_tokens is None or not confirmed.tick or not request.prompt_tokens:
+            return None
+        # The index counts estimated tokens: the report is converted to them.
+        scale = request.prompt_tokens / outcome.prompt_tokens if outcome.prompt_tokens else 1.0
+        expected = confirmed.blocks * request.block_tokens
+        slack = max(SLACK_TOKENS, SLACK_BLOCKS * request.block_tokens, SLACK_SHARE * expected)
+        return cls(expected, outcome.cached_tokens * scale, slack)
+
+    def is_contradiction(self, usual: FoundShare = ALL_FOUND) -> bool:
+        """Return whether the engine had clearly less than the share of the prefix that it usually finds."""
+        share = usual.share - USUAL_DEVIATIONS * usual.deviation
+        return self.found_tokens + self.slack_tokens < self.confirmed_tokens * share
 
 
 class LearnedCapacity:
@@ -65,3 +84,8 @@ class LearnedCapacity:
             return False
         self._bound *= GROWTH
         return True
+
+    def reset(self) -> bool:
+        """Drop the bound; return whether there was one."""
+        had_bound, self._bound = self._bound is not None, None
+        return had_bound

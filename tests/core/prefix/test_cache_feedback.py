@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gorgo.core.fleet.spec import ReplicaSpec
-from gorgo.core.messages.request import AttemptResult, Outcome
-from gorgo.core.prefix.cache_feedback import LearnedCapacity, is_contradicted
+from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.core.prefix.cache_feedback import CacheReport, LearnedCapacity
+from gorgo.core.prefix.found_share import FoundShare
 from gorgo.core.prefix.residency import ConfirmedPrefix
 from gorgo.core.router import Router
 from tests.core.routers import COMPLETED, a_request, dispatched, make_router, submitted
@@ -41,6 +42,11 @@ def serve(router: Router, request_id: str, name: int, outcome: Outcome, *, now: 
     router.on_finish(attempt_id, outcome, now=now + 0.2)
 
 
+def contradicts(request: RouteRequest, confirmed: ConfirmedPrefix, outcome: Outcome) -> bool | None:
+    report = CacheReport.of(request, confirmed, outcome)
+    return None if report is None else report.is_contradiction()
+
+
 @pytest.mark.parametrize(
     ("cached", "prompt_tokens", "blocks", "block_tokens", "contradicted"),
     [
@@ -69,13 +75,35 @@ def test_a_report_contradicts_a_belief_that_it_falls_clearly_short_of(
 ) -> None:
     request = replace(a_request(prompt_tokens=int(blocks * block_tokens) or 3840), block_tokens=block_tokens)
     outcome = Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=prompt_tokens, cached_tokens=cached)
-    assert is_contradicted(request, ConfirmedPrefix(blocks, tick=3), outcome) is contradicted
+    assert contradicts(request, ConfirmedPrefix(blocks, tick=3), outcome) is contradicted
+
+
+@pytest.mark.parametrize(
+    ("share", "deviation", "cached", "contradicted"),
+    [
+        # 6,000 of 10,000 tokens are usually found: a tenth of the confirmed ones may be missing.
+        (0.6, 0.0, 5000, False),
+        (0.6, 0.0, 4999, True),
+        # Reports scatter by a twentieth: three of these may be missing too.
+        (0.6, 0.05, 3500, False),
+        (0.6, 0.05, 3499, True),
+        (0.0, 0.0, 0, False),
+    ],
+)
+def test_a_report_contradicts_what_is_usually_found_there(
+    share: float, deviation: float, cached: int, contradicted: bool
+) -> None:
+    request = replace(a_request(prompt_tokens=10_000), block_tokens=100.0)
+    outcome = Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=10_000, cached_tokens=cached)
+    report = CacheReport.of(request, ConfirmedPrefix(100, tick=3), outcome)
+    assert report is not None
+    assert report.is_contradiction(FoundShare(share, deviation)) is contradicted
 
 
 def test_a_report_without_a_belief_or_a_prompt_contradicts_nothing() -> None:
     outcome = Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=100, cached_tokens=0)
-    assert is_contradicted(a_request(prompt_tokens=6400), ConfirmedPrefix(100, tick=0), outcome) is None
-    assert is_contradicted(a_request(prompt_tokens=0), ConfirmedPrefix(100, tick=3), outcome) is None
+    assert contradicts(a_request(prompt_tokens=6400), ConfirmedPrefix(100, tick=0), outcome) is None
+    assert contradicts(a_request(prompt_tokens=0), ConfirmedPrefix(100, tick=3), outcome) is None
 
 
 @pytest.mark.parametrize(
@@ -195,15 +223,15 @@ def test_a_report_is_compared_on_the_scale_of_the_estimate() -> None:
     request = a_request(prompt_tokens=6400)
     belief = ConfirmedPrefix(blocks=100, tick=1)
     assert (
-        is_contradicted(request, belief, Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=3200, cached_tokens=3200))
+        contradicts(request, belief, Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=3200, cached_tokens=3200))
         is False
     )
     assert (
-        is_contradicted(request, belief, Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=3200, cached_tokens=2000))
+        contradicts(request, belief, Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=3200, cached_tokens=2000))
         is True
     )
 
 
 def test_nothing_is_told_by_a_belief_without_a_use_that_was_shown() -> None:
     outcome = Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=6400, cached_tokens=0)
-    assert is_contradicted(a_request(prompt_tokens=6400), ConfirmedPrefix(100, 0), outcome) is None
+    assert contradicts(a_request(prompt_tokens=6400), ConfirmedPrefix(100, 0), outcome) is None

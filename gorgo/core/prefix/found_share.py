@@ -1,0 +1,177 @@
+"""The share of a confirmed prefix that an engine finds, learned from its reports of cached tokens.
+
+Owns the shares, per replica, model and depth, and the price of a prefix by them. `cache_feedback` decides whether a
+report contradicts the index.
+
+Theory of operation. Engines of hybrid models (linear attention) and engines with coarse pages or checkpoints find a
+part of every prefix, whatever its age. An eviction is different: it takes old prefixes alone, and a corrected index
+does not expect them again. So the share is the median of the last reports, which a minority of evictions does not move.
+Depths are classes of powers of two, because checkpoints cost a short prefix more than a long one. A class without
+reports has the share of the nearest shallower one: with checkpoints too little, which evicts nothing by mistake.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+#: Reports that a class remembers: more than the ten in which a flush is corrected, so that these do not become a share.
+WINDOW = 16
+#: Reports from which a class has a share: two evictions in a row are no share.
+LEAST_REPORTS = 3
+#: Reports deviate from their median; so many times the median deviation are usual.
+USUAL_DEVIATIONS = 3.0
+#: Models with shares of their own; the others have one together, since clients choose names.
+MAX_MODELS = 32
+#: Least tokens of each class of depth but the first.
+_DEPTHS: Floats = np.array([512.0 * 2.0**power for power in range(8)])
+_CLASSES = len(_DEPTHS) + 1
+
+
+class FoundShare(NamedTuple):
+    """The median share of a confirmed prefix that is found, and the deviation from it that is usual."""
+
+    share: float = 1.0
+    deviation: float = 0.0
+
+
+ALL_FOUND = FoundShare()
+
+
+class _Report(NamedTuple):
+    confirmed_tokens: float
+    share: float
+
+
+class _DepthShares:
+    """The shares of one replica for one model, by class of depth."""
+
+    __slots__ = ("by_depth", "reports")
+
+    def __init__(self) -> None:
+        self.reports: list[deque[_Report]] = [deque(maxlen=WINDOW) for _ in range(_CLASSES)]
+        self.by_depth: list[FoundShare] = [ALL_FOUND] * _CLASSES
+
+    def add(self, depth: int, report: _Report) -> bool:
+        """Add a report; return whether a share changed."""
+        reports = self.reports[depth]
+        had_share = len(reports) >= LEAST_REPORTS
+        reports.append(report)
+        if had_share and report.share == 1.0 and self.by_depth[depth] == ALL_FOUND:
+            return False  # the usual case: one more of the median
+        before, self.by_depth = self.by_depth, self._shares()
+        return self.by_depth != before
+
+    def _shares(self) -> list[FoundShare]:
+        learned = {
+            depth: _median(reports) for depth, reports in enumerate(self.reports) if len(reports) >= LEAST_REPORTS
+        }
+        if not learned:
+            return [ALL_FOUND] * _CLASSES
+        return [
+            learned[max((known for known in learned if known <= depth), default=min(learned))]
+            for depth in range(_CLASSES)
+        ]
+
+
+class FoundShares:
+    """Shares of all replicas.
+
+    Example
+    -------
+    >>> shares = FoundShares()
+    >>> for _ in range(3):
+    ...     shares.learn(0, "m", confirmed_tokens=5000.0, found_tokens=3000.0)
+    >>> shares.of(0, "m", 4500.0)
+    FoundShare(share=0.6, deviation=0.0)
+    >>> shares.found_tokens(np.array([5000.0, 5000.0]), "m").tolist()  # of replica 1 nothing is known
+    [3000.0, 5000.0]
+    """
+
+    def __init__(self) -> None:
+        self._by_model: dict[str | None, dict[int, _DepthShares]] = {}
+        #: Shares by slot and class, per model; a model without an entry finds everything.
+        self._tables: dict[str | None, Floats] = {}
+
+    def remove_replica(self, slot: int) -> None:
+        """Drop the shares of a replica that has left."""
+        for model, slots in list(self._by_model.items()):
+            if slots.pop(slot, None) is not None:
+                self._tabulate(model)
+            if not slots:
+                del self._by_model[model]
+
+    def learn(self, slot: int, model: str | None, *, confirmed_tokens: float, found_tokens: float) -> None:
+        """Apply a report on a confirmed prefix."""
+        if model not in self._by_model and len(self._by_model) >= MAX_MODELS:
+            model = None
+        slots = self._by_model.setdefault(model, {})
+        shares = slots.get(slot)
+        if shares is None:
+            shares = slots[slot] = _DepthShares()
+        report = _Report(confirmed_tokens, min(1.0, found_tokens / confirmed_tokens))
+        if shares.add(_depth(confirmed_tokens), report):
+            self._tabulate(model)
+
+    def of(self, slot: int, model: str | None, tokens: float) -> FoundShare:
+        """Return the share of a prefix of so many tokens."""
+        shares = self._by_model.get(self._key(model), {}).get(slot)
+        return ALL_FOUND if shares is None else shares.by_depth[_depth(tokens)]
+
+    def found_tokens(self, matched: Floats, model: str | None) -> Floats:
+        """Return how many of the `matched` tokens of each slot are likely to be found."""
+        table = self._tables.get(self._key(model))
+        if table is None:
+            return matched
+        known = min(len(table), len(matched))
+        found = matched.copy()
+        classes = _DEPTHS.searchsorted(matched[:known], side="right")
+        found[:known] *= table[np.arange(known), classes]
+        return found
+
+    def recent(self, slot: int) -> float | None:
+        """Return the share of confirmed tokens that the remembered reports found; `None` without any."""
+        reports = list(self._reports(slot))
+        if not reports:
+            return None
+        found = sum(report.share * report.confirmed_tokens for report in reports)
+        return found / sum(report.confirmed_tokens for report in reports)
+
+    def _reports(self, slot: int) -> Iterator[_Report]:
+        for slots in self._by_model.values():
+            if slot in slots:
+                for reports in slots[slot].reports:
+                    yield from reports
+
+    def _key(self, model: str | None) -> str | None:
+        return model if model in self._by_model else None
+
+    def _tabulate(self, model: str | None) -> None:
+        """Write the model's table anew; none where everything is found, which is the usual case."""
+        slots = self._by_model[model]
+        table = np.ones((max(slots, default=-1) + 1, _CLASSES))
+        for slot, shares in slots.items():
+            table[slot] = [found.share for found in shares.by_depth]
+        if table.size and table.min() < 1.0:
+            self._tables[model] = table
+        else:
+            self._tables.pop(model, None)
+
+
+def _depth(tokens: float) -> int:
+    return int(_DEPTHS.searchsorted(tokens, side="right"))
+
+
+def _median(reports: deque[_Report]) -> FoundShare:
+    """Of an even number the higher one, so that as many evictions as hits do not move it."""
+    shares = sorted(report.share for report in reports)
+    middle = len(shares) // 2
+    share = shares[middle]
+    deviations = sorted(abs(other - share) for other in shares)
+    return FoundShare(share, deviations[middle])

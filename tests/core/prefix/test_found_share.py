@@ -1,0 +1,202 @@
+"""Engines that find part of every prefix: what share is learned, how it is priced, and what is still forgotten."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome
+from gorgo.core.prefix.found_share import ALL_FOUND, LEAST_REPORTS, MAX_MODELS, WINDOW, FoundShare, FoundShares
+from gorgo.core.router import Router
+from tests.core.routers import a_request, dispatched, make_router, submitted
+
+#: Blocks of 64 tokens: 6,400 tokens.
+BLOCKS = 100
+TOKENS = BLOCKS * 64
+
+
+def learn(shares: FoundShares, *found: float, tokens: float = 1000.0, slot: int = 0, model: str | None = None) -> None:
+    for share in found:
+        shares.learn(slot, model, confirmed_tokens=tokens, found_tokens=share * tokens)
+
+
+def test_a_share_is_learned_from_three_reports() -> None:
+    shares = FoundShares()
+    learn(shares, 0.6, 0.6)
+    assert shares.of(0, None, 1000.0) == ALL_FOUND
+    learn(shares, 0.6)
+    assert shares.of(0, None, 1000.0) == FoundShare(0.6)
+    assert shares.of(1, None, 1000.0) == ALL_FOUND, "of another replica nothing is known"
+
+
+def test_more_cached_than_confirmed_is_all_of_it() -> None:
+    shares = FoundShares()
+    learn(shares, 1.7, 1.7, 1.7)
+    assert shares.of(0, None, 1000.0) == ALL_FOUND
+    assert shares.recent(0) == 1.0
+
+
+def test_a_minority_of_evictions_does_not_move_a_share() -> None:
+    shares = FoundShares()
+    learn(shares, *[1.0] * (WINDOW // 2), *[0.0] * (WINDOW // 2))
+    assert shares.of(0, None, 1000.0).share == 1.0
+    learn(shares, 0.0)
+    assert shares.of(0, None, 1000.0).share == 0.0
+    learn(shares, *[1.0] * WINDOW)
+    assert shares.of(0, None, 1000.0) == ALL_FOUND, "the window has forgotten them"
+
+
+def test_reports_that_scatter_have_a_usual_deviation() -> None:
+    shares = FoundShares()
+    learn(shares, 0.5, 0.625, 0.75, 0.625, 0.5)
+    assert shares.of(0, None, 1000.0) == FoundShare(0.625, 0.125)
+
+
+def test_each_depth_has_its_share_and_one_without_reports_that_of_the_nearest_shallower() -> None:
+    shares = FoundShares()
+    learn(shares, *[0.5] * LEAST_REPORTS, tokens=2048.0)
+    learn(shares, *[0.9] * LEAST_REPORTS, tokens=8192.0)
+    found = {tokens: shares.of(0, None, tokens).share for tokens in (100.0, 2047.0, 2048.0, 8191.0, 8192.0, 1e6)}
+    assert found == {100.0: 0.5, 2047.0: 0.5, 2048.0: 0.5, 8191.0: 0.5, 8192.0: 0.9, 1e6: 0.9}
+
+
+def test_prefixes_are_priced_by_replica_and_depth() -> None:
+    shares = FoundShares()
+    learn(shares, *[0.5] * LEAST_REPORTS, tokens=2048.0, slot=1)
+    learn(shares, *[0.75] * LEAST_REPORTS, tokens=8192.0, slot=1)
+    matched = np.array([4000.0, 4000.0, 4000.0])
+    assert shares.found_tokens(matched, None).tolist() == [4000.0, 2000.0, 4000.0]
+    assert shares.found_tokens(2 * matched, None).tolist() == [8000.0, 4000.0, 8000.0]
+    assert shares.found_tokens(np.array([8192.0, 8192.0]), None).tolist() == [8192.0, 6144.0]
+    assert matched.tolist() == [4000.0] * 3, "the index's array is not changed"
+
+
+def test_where_everything_is_found_a_price_costs_nothing() -> None:
+    shares = FoundShares()
+    matched = np.array([4000.0])
+    learn(shares, *[1.0] * 10)
+    assert shares.found_tokens(matched, None) is matched
+
+
+def test_each_model_has_its_shares_and_models_beyond_the_bound_have_one_together() -> None:
+    shares = FoundShares()
+    learn(shares, *[0.5] * LEAST_REPORTS, model="hybrid")
+    assert [shares.of(0, model, 1000.0).share for model in ("hybrid", "dense", None)] == [0.5, 1.0, 1.0]
+    for number in range(MAX_MODELS):
+        learn(shares, *[0.7] * LEAST_REPORTS, model=f"m{number}")
+    assert shares.of(0, "hybrid", 1000.0).share == 0.5
+    assert shares.of(0, "never named", 1000.0).share == 0.7
+    assert len(shares._by_model) <= MAX_MODELS + 1
+
+
+def test_a_replica_that_has_left_leaves_nothing_to_the_next_in_its_slot() -> None:
+    shares = FoundShares()
+    for model in ("a", "b"):
+        learn(shares, *[0.5] * LEAST_REPORTS, model=model)
+    shares.remove_replica(0)
+    assert shares.of(0, "a", 1000.0) == ALL_FOUND
+    assert shares.recent(0) is None
+    matched = np.array([4000.0])
+    assert shares.found_tokens(matched, "a") is matched
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, 2), st.floats(1.0, 1e5), st.floats(0.0, 1.2)), max_size=60))
+def test_no_price_is_above_the_match_nor_below_the_least_report(reports: list[tuple[int, float, float]]) -> None:
+    shares = FoundShares()
+    for slot, tokens, share in reports:
+        learn(shares, share, tokens=tokens, slot=slot)
+    matched = np.array([300.0, 3000.0, 30_000.0, 3e6])
+    found = shares.found_tokens(matched, None)
+    least = min((share for _, _, share in reports), default=1.0)
+    assert (found <= matched).all()
+    assert (found >= matched * min(least, 1.0) * (1 - 1e-9)).all()
+    for slot in range(4):
+        recent = shares.recent(slot)
+        assert recent is None or 0.0 <= recent <= 1.0
+
+
+# -- in the Router
+
+
+def prompt(name: int) -> bytes:
+    return b"".join((1000 * name + number).to_bytes(8, "little") for number in range(BLOCKS))
+
+
+def serve(router: Router, name: int, found: float | None, *, now: float) -> int:
+    """Serve a prompt with so much of it found; return the estimated cached tokens."""
+    dispatch = dispatched(submitted(router, a_request(f"r{now}", prompt_tokens=TOKENS, blocks=prompt(name)), now=now))
+    cached = None if found is None else int(found * TOKENS)
+    router.on_first_token(dispatch.attempt_id, now=now + 0.1)
+    outcome = Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=TOKENS, cached_tokens=cached)
+    router.on_finish(dispatch.attempt_id, outcome, now=now + 0.2)
+    return dispatch.decision.estimated_cached_tokens
+
+
+def matched_blocks(router: Router, *names: int) -> list[float]:
+    return [float(router.index.match(prompt(name), 1)[0]) for name in names]
+
+
+def partial_router(policy: str = "gorgo-ms", *, kv_capacity_tokens: int | None = 10**6) -> Router:
+    """A replica that found 60 % of each of ten prompts, each served twice."""
+    router = make_router(replicas=[ReplicaSpec("a", "here", kv_capacity_tokens=kv_capacity_tokens)], policy=policy)
+    for turn in range(2):
+        for name in range(10):
+            serve(router, name, 0.6 if turn else 0.0, now=100.0 * turn + name)
+    return router
+
+
+def test_an_engine_that_finds_part_of_every_prefix_evicts_nothing() -> None:
+    router = partial_router()
+    for name in range(10, 20):
+        serve(router, name, 0.0, now=300.0 + name)
+    for name in range(10, 20):
+        assert serve(router, name, 0.6, now=400.0 + name) == int(0.6 * TOKENS)
+    assert matched_blocks(router, *range(10, 20)) == [BLOCKS] * 10
+
+
+def test_the_published_policy_is_priced_by_its_own_index() -> None:
+    router = partial_router("gorgo")
+    assert serve(router, 3, 0.6, now=300.0) == TOKENS
+
+
+def test_a_capacity_that_was_learned_before_the_share_is_dropped() -> None:
+    router = partial_router(kv_capacity_tokens=None)
+    for name in range(10, 60):
+        serve(router, name, 0.0, now=300.0 + name)
+    assert matched_blocks(router, *range(10, 60)) == [BLOCKS] * 50
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
+def test_a_flush_of_an_engine_that_found_part_is_seen_within_ten_reports(share: float) -> None:
+    router = partial_router()
+    names = range(100, 140)
+    for turn in range(3):
+        for name in names:
+            serve(router, name, share if turn else 0.0, now=1000.0 * (turn + 1) + name)
+    assert serve(router, 100, share, now=5000.0) == int(share * TOKENS)
+    order = np.random.default_rng(3).permutation(np.array(names))[:10].tolist()
+    for step, name in enumerate(order):
+        serve(router, name, 0.0, now=6000.0 + step)
+    wrong = [name for name in names if name not in order and matched_blocks(router, name)[0]]
+    assert len(wrong) <= len(names) // 4
+    assert serve(router, order[0], share, now=7000.0) == pytest.approx(share * TOKENS, abs=1), "the share stays"
+
+
+def test_shares_survive_a_restart_of_the_engine_that_empties_the_index() -> None:
+    router = partial_router()
+    for total in (100.0, 5.0):
+        router.on_engine_sample("a", EngineSample(prompt_tokens_total=total), now=500.0)
+    assert matched_blocks(router, 3) == [0]
+    serve(router, 3, 0.0, now=600.0)
+    assert serve(router, 3, 0.6, now=601.0) == int(0.6 * TOKENS)
+
+
+def test_shares_leave_with_their_replica() -> None:
+    router = partial_router()
+    router.set_fleet([ReplicaSpec("b", "here", kv_capacity_tokens=10**6)], now=500.0)
+    serve(router, 3, 0.0, now=600.0)
+    assert serve(router, 3, None, now=601.0) == TOKENS
