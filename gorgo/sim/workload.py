@@ -29,8 +29,8 @@ class SimRequest:
     blocks:
         One 8-byte hash per *full* block, in order, each standing for the whole prefix up to its end. Both the Router
         and the engines' caches know the prompt by them.
-    head:
-        64-bit identity of the first 256 tokens.
+    prefix_hash:
+        64-bit hash of the first 256 tokens.
     session_id:
         Session key of the client, if any.
     body_bytes:

@@ -1,8 +1,9 @@
 """The workload of a simulation from a trace: blocks by the ids of the trace, or by the proxy's fingerprint of its text.
 
 Owns the conversion. Ids already stand for prefixes of whole 512-token blocks. A row with a body has the fingerprint of
-its text, in blocks of the same size. `fingerprinted` is for comparisons with a live run: the Router then gets the
-fingerprints that the proxy computes.
+its text, in blocks of the same size. The hash for session affinity is that of a replay: of the text of the first 256
+tokens. `fingerprinted` is for comparisons with a live run: the Router then gets the fingerprints that the proxy
+computes.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ import numpy as np
 
 from gorgo.apps.replay.bodies import body_of
 from gorgo.apps.traces import BLOCK_TOKENS, TraceRequest, scheduled_s
-from gorgo.apps.traces.text import BYTES_PER_TOKEN
+from gorgo.apps.traces.text import BYTES_PER_TOKEN, head_text
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
+from gorgo.core.prompt.affinity import head_of, prefix_hash
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.prompt.parse import read_prompt
 from gorgo.sim.workload import SimRequest
 
-#: Tokens that a prompt's identity for session affinity covers, in whole blocks and at least one.
-HEAD_TOKENS = 256
 _CHAT = "/v1/chat/completions"
 #: Key of fingerprints of a trace's text; any value will do, because the prompts of a trace are not hostile.
 _KEY = 0
@@ -83,7 +83,7 @@ def _by_ids(request: TraceRequest, time_scale: float, block_tokens: int) -> SimR
         prompt_tokens=request.input_tokens,
         output_tokens=request.output_tokens,
         blocks=np.array([number & _MASK for number in ids[:full]], dtype="<u8").tobytes(),
-        prefix_hash=ids[min(max(HEAD_TOKENS // block_tokens - 1, 0), len(ids) - 1)] & _MASK,
+        prefix_hash=_prefix_hash(request, block_tokens),
         body_bytes=request.input_tokens * BYTES_PER_TOKEN + _envelope_bytes(),
     )
 
@@ -111,11 +111,10 @@ def _with_outputs(requests: Sequence[TraceRequest], feed: Sequence[SimRequest], 
 def _by_text(request: TraceRequest, time_scale: float) -> SimRequest:
     """Return the blocks of a prompt by its text; without a text it shares no block."""
     if request.body is None:
-        head = _MASK - request.index
         blocks, body_bytes = b"", request.input_tokens * BYTES_PER_TOKEN + _envelope_bytes()
     else:
         fingerprint = _fingerprinter()(read_prompt(_CHAT, request.body))
-        head, blocks = fingerprint.prefix_hash, fingerprint.blocks[: request.input_tokens // BLOCK_TOKENS * 8]
+        blocks = fingerprint.blocks[: request.input_tokens // BLOCK_TOKENS * 8]
         body_bytes = len(body_of(request, "model"))
     return SimRequest(
         index=request.index,
@@ -123,9 +122,17 @@ def _by_text(request: TraceRequest, time_scale: float) -> SimRequest:
         prompt_tokens=request.input_tokens,
         output_tokens=request.output_tokens,
         blocks=blocks,
-        prefix_hash=head,
+        prefix_hash=_prefix_hash(request),
         body_bytes=body_bytes,
     )
+
+
+def _prefix_hash(request: TraceRequest, block_tokens: int = BLOCK_TOKENS) -> int:
+    """Return the hash of the first tokens, as a proxy computes it for the body of a replay."""
+    body = request.body
+    if body is None:
+        body = {"messages": [{"role": "user", "content": head_text(request, block_tokens).decode("ascii")}]}
+    return prefix_hash(*head_of(read_prompt(_CHAT, body)))
 
 
 @cache

@@ -48,11 +48,26 @@ def prompt_text(hash_ids: Sequence[int], input_tokens: int, *, rest: str = "rest
 
 def request_text(request: TraceRequest) -> bytes:
     """The prompt of a request that has no body of its own."""
-    return prompt_text(request.hash_ids, request.input_tokens, rest=f"request {request.index}")
+    return prompt_text(request.hash_ids, request.input_tokens, rest=_rest(request))
+
+
+def head_text(request: TraceRequest, block_tokens: int = BLOCK_TOKENS) -> bytes:
+    """Return the first 256 tokens of `request_text`, or all if it has fewer.
+
+    Ids of blocks of another size have no text of a replay: that of the last id within 256 tokens stands for them.
+    """
+    tokens, ids = min(request.input_tokens, HEAD_TOKENS), request.hash_ids
+    last = min(max(HEAD_TOKENS // block_tokens, 1), len(ids))
+    return prompt_text(ids[:last][-1:], tokens, rest=_rest(request))
 
 
 def beginning(request: TraceRequest) -> Hashable:
     """Return what stands for the first tokens of a prompt: the same for requests that begin alike."""
     if request.body is not None:
         return read_prompt("/v1/chat/completions", request.body).text[: HEAD_TOKENS * BYTES_PER_TOKEN]
-    return request.hash_ids[0] if request.hash_ids else ("unknown", request.index)
+    return head_text(request)
+
+
+def _rest(request: TraceRequest) -> str:
+    """Return the key of the text beyond the ids."""
+    return f"request {request.index}"

@@ -1,6 +1,7 @@
 """The fingerprint of a prompt: one 64-bit hash per full block, each for the whole prefix up to its end.
 
-Owns the hash. It is keyed (a client must not be able to craft prompts that collide) and keeps no text.
+Owns the hash. It is keyed (a client must not be able to craft prompts that collide) and keeps no text. The hash for
+session affinity is `affinity`'s.
 
 Theory of operation. Each block is hashed by a multilinear function: its 32-bit words times secret 64-bit keys, summed
 modulo 2^64 (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). Marks of messages that start in the
@@ -12,17 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.prompt.affinity import head_of, prefix_hash
 from gorgo.core.prompt.parse import Prompt
 
 Words = NDArray[np.uint64]
 
-#: Bytes of the prompt that `Fingerprint.head` covers: 256 tokens of 4 bytes.
-HEAD_BYTES = 1024
 #: Blocks of one prompt: 4 MiB of text, a million tokens. The rest of a longer one is counted, but not compared: one
 #: request must not replace a large part of the prefix index, nor delay others by its comparison.
 MAX_BLOCKS = 16_384
@@ -39,8 +38,8 @@ class Fingerprint:
     blocks:
         8 bytes per full block up to `MAX_BLOCKS`, little-endian, in order; each hash stands for the whole prefix up to
         its block's end.
-    head:
-        64-bit hash of the first 1,024 bytes (or of the whole, if shorter) and the marks in them.
+    prefix_hash:
+        64-bit hash of the first 1,024 bytes and the marks in them, under the fixed key of `affinity`.
     boundaries:
         Number of full blocks at the end of each message, at most `MAX_BLOCKS`.
     text_bytes:
@@ -110,10 +109,11 @@ class Fingerprinter:
             offsets = np.array([offset for offset, _ in marks], dtype=np.int64)
             ends = [*offsets[1:].tolist(), len(text)]
             self._add_marks(sums, offsets, [role for _, role in marks])
+        head, head_marks = head_of(prompt)
         return PromptSketch(
             sums=sums,
-            head=text[:HEAD_BYTES],
-            head_marks=tuple(takewhile(lambda mark: mark[0] < HEAD_BYTES, marks)),
+            head=head,
+            head_marks=head_marks,
             boundaries=tuple(min(end // self.block_bytes, count) for end in ends),
             text_bytes=len(text),
         )
@@ -126,7 +126,7 @@ class Fingerprinter:
             sums[:1] += np.uint64(self._named_hash("adapter", adapter))
         return Fingerprint(
             blocks=self._chain(sums).astype("<u8", copy=False).tobytes(),
-            prefix_hash=self._head(sketch, adapter),
+            prefix_hash=prefix_hash(sketch.head, sketch.head_marks, adapter=adapter),
             boundaries=sketch.boundaries,
             text_bytes=sketch.text_bytes,
         )
@@ -152,14 +152,6 @@ class Fingerprinter:
             self._powers = self._powers_up_to(2 * len(sums))
         chained: Words = np.cumsum(_mix(sums) * self._powers[: len(sums)], dtype=np.uint64)
         return _mix(chained)
-
-    def _head(self, sketch: PromptSketch, adapter: str | None) -> int:
-        digest = blake2b(sketch.head, key=self._secret, digest_size=8)
-        if adapter is not None:
-            digest.update(b"adapter %d\0" % self._named_hash("adapter", adapter))
-        for offset, role in sketch.head_marks:
-            digest.update(b"%d %s\0" % (offset, role.encode("utf-8", "surrogatepass")))
-        return int.from_bytes(digest.digest(), "little")
 
     def _role_hash(self, role: str) -> int:
         return self._named_hash("", role)

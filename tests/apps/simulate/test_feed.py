@@ -96,8 +96,31 @@ def test_a_request_keeps_its_place_time_and_lengths(changes: dict[str, Any]) -> 
 def test_the_last_block_counts_once_it_is_full() -> None:
     rows = [row(n, tokens, tuple(range(9))) for n, tokens in enumerate((511, 512, 1023, 1024))]
     assert [len(request.blocks) // 8 for request in feed_of(rows)] == [0, 1, 1, 2]
-    wide = feed_of([row(0, 512, (2**64 + 5,)), row(1, 512, (5,))])
-    assert wide[0].prefix_hash == wide[1].prefix_hash == 5
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        row(3, 1100, (5, 6, 7)),
+        row(3, 100, (5,)),
+        row(3, 700, ()),
+        TraceRequest(3, 0.0, 1024, 1, (5, 6), body={"messages": [{"role": "system", "content": "word" * 1024}]}),
+    ],
+    ids=["ids", "short", "nothing", "text and ids"],
+)
+def test_affinity_goes_by_the_first_256_tokens_as_in_a_replay(request_: TraceRequest) -> None:
+    (simulated,) = feed_of([request_])
+    (replayed,) = fingerprinted([request_], model="m", key=7, block_bytes=256)
+    assert simulated.prefix_hash == replayed.prefix_hash
+
+
+def test_bodies_that_differ_after_256_tokens_have_one_hash_whatever_their_ids() -> None:
+    rows = [
+        TraceRequest(n, 0.0, 600, 1, ids, body={"messages": [{"role": "user", "content": "word" * 300 + end * 300}]})
+        for n, (ids, end) in enumerate((((1, 2), "more"), ((3, 4), "less")))
+    ]
+    first, second = feed_of(rows)
+    assert first.prefix_hash == second.prefix_hash
 
 
 def test_prompts_without_ids_or_text_are_nobody_s_but_their_own() -> None:
@@ -119,4 +142,5 @@ def test_small_blocks_identify_a_prompt_by_its_first_256_tokens() -> None:
     blocks = tuple(range(100, 120))
     long, short = feed_of([row(0, 320, blocks), row(1, 90, blocks[:6])], block_tokens=16)
     assert (len(long.blocks), len(short.blocks)) == (20 * 8, 5 * 8)
-    assert (long.prefix_hash, short.prefix_hash) == (115, 105)
+    (other,) = feed_of([row(0, 320, (*blocks[:16], 7, 8, 9, 10))], block_tokens=16)
+    assert long.prefix_hash == other.prefix_hash != short.prefix_hash

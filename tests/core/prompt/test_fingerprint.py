@@ -79,7 +79,14 @@ def test_key_decides_the_hashes_and_equal_keys_agree() -> None:
     prompt = Prompt(b"x" * 64, ((0, "user"),))
     assert Fingerprinter(key=2)(prompt) == Fingerprinter(key=2)(prompt)
     assert common(blocks_of(prompt, Fingerprinter(key=2)), blocks_of(prompt, Fingerprinter(key=3))) == 0
-    assert Fingerprinter(key=2)(prompt).prefix_hash != Fingerprinter(key=3)(prompt).prefix_hash
+
+
+def test_hash_for_affinity_is_the_same_under_every_key() -> None:
+    """So that a restart, which draws another secret, moves no session."""
+    prompt = Prompt(b"x" * 64, ((0, "user"),))
+    for adapter in (None, "tuned"):
+        hashes = {Fingerprinter(key=key)(prompt, adapter=adapter).prefix_hash for key in (2, 3)}
+        assert len(hashes) == 1
 
 
 def test_role_of_a_message_counts() -> None:
