@@ -408,5 +408,6 @@ class Router:
             replica,
             index_blocks=self.index.resident_blocks(replica.slot),
             block_tokens=self.limits.block_tokens,
+            found_share=self._parts.found_shares.recent(replica.slot),
             now=now,
         )

@@ -60,6 +60,8 @@ class ReplicaSnapshot:
     #: Estimated cached, by the prefix index.
     index_blocks: int
     index_tokens: int
+    #: Share of confirmed tokens that the last reports found; `None` without reports.
+    found_share: float | None
     #: Attempts dispatched there and those that failed, since it joined the fleet.
     attempts: int
     failures: int
@@ -71,7 +73,14 @@ class ReplicaSnapshot:
 
 
 def snapshot_replica(
-    fleet: Fleet, slow_start: SlowStart, replica: Replica, *, index_blocks: int, block_tokens: float, now: float
+    fleet: Fleet,
+    slow_start: SlowStart,
+    replica: Replica,
+    *,
+    index_blocks: int,
+    block_tokens: float,
+    found_share: float | None,
+    now: float,
 ) -> ReplicaSnapshot:
     """Return the row of `replica`."""
     columns, health, spec = fleet.columns, replica.health, replica.spec
@@ -110,6 +119,7 @@ def snapshot_replica(
         max_running_requests=_cell(columns, "max_running_requests", replica),
         index_blocks=index_blocks,
         index_tokens=round(index_blocks * block_tokens),
+        found_share=found_share,
         attempts=replica.attempts,
         failures=replica.failures,
         restarts=replica.restarts.count,

@@ -140,6 +140,7 @@ def test_every_figure_of_a_row_is_as_worked_out_by_hand() -> None:
         "max_running_requests": 9.0,
         "index_blocks": 10,
         "index_tokens": 640,
+        "found_share": None,
         "attempts": 2,
         "failures": 0,
         "restarts": 0,

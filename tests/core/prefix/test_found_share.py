@@ -158,6 +158,12 @@ def test_an_engine_that_finds_part_of_every_prefix_evicts_nothing() -> None:
     assert matched_blocks(router, *range(10, 20)) == [BLOCKS] * 10
 
 
+def test_an_operator_reads_the_share_of_confirmed_tokens_that_was_found() -> None:
+    router = make_router("a")
+    assert router.fleet_view(now=0.0)[0].found_share is None
+    assert partial_router().fleet_view(now=500.0)[0].found_share == pytest.approx(0.6)
+
+
 def test_the_published_policy_is_priced_by_its_own_index() -> None:
     router = partial_router("gorgo")
     assert serve(router, 3, 0.6, now=300.0) == TOKENS
