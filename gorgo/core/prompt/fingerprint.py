@@ -118,18 +118,20 @@ class Fingerprinter:
         text, marks = prompt.text, prompt.message_starts
         count = min(len(text) // self.block_bytes, MAX_BLOCKS)
         sums = self._block_sums(text, count)
-        ends = [*(offset for offset, _ in marks[1:]), len(text)]
+        offsets = [offset for offset, _ in marks]
+        ends = [*offsets[1:], len(text)]
         if len(marks) > _FEW:
-            offsets = np.array([offset for offset, _ in marks], dtype=np.int64)
-            self._add_marks(sums, offsets, [role for _, role in marks])
-        elif marks:
+            self._add_marks(sums, np.array(offsets, dtype=np.int64), [role for _, role in marks])
+            boundaries = np.minimum(np.array(ends) // self.block_bytes, count).tolist()
+        else:
             self._add_few_marks(sums, marks)
+            boundaries = [min(end // self.block_bytes, count) for end in ends]
         head, head_marks = head_of(prompt)
         return PromptSketch(
             sums=sums,
             head=head,
             head_marks=head_marks,
-            boundaries=tuple(min(end // self.block_bytes, count) for end in ends),
+            boundaries=tuple(boundaries),
             text_bytes=len(text),
         )
 

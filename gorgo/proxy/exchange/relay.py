@@ -143,7 +143,7 @@ class Relay:
         if end is not StreamEnd.COMPLETE:
             raise UpstreamError("truncated" if end is StreamEnd.MISSING else "error_event")
         self._tail.feed(stream)
-        if not self._is_short(stream):
+        if not self._is_short(stream, self._tail.usage()):
             self._tail = UsageReader()
             return None
         if self._options.strip_usage:
@@ -160,10 +160,11 @@ class Relay:
         await self._finish()
         if end is StreamEnd.ERROR:
             return replace(self._outcome(AttemptResult.FAILED_AFTER_CONTENT), error="error_event")
-        return self._outcome(AttemptResult.COMPLETED, short=self._is_short(tail))
+        usage = self._tail.usage()
+        return self._outcome(AttemptResult.COMPLETED, usage=usage, short=self._is_short(tail, usage))
 
-    def _is_short(self, stream: bytes) -> bool | None:
-        if len(stream) > SHORT_BYTES or not is_short(self._options.route, stream, self._tail.usage()):
+    def _is_short(self, stream: bytes, usage: Usage | None) -> bool | None:
+        if len(stream) > SHORT_BYTES or not is_short(self._options.route, stream, usage):
             return False
         return True if self._options.may_be_short else None
 
