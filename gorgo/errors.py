@@ -38,6 +38,10 @@ class ReplayError(GorgoError):
     """A replay cannot begin: the router does not answer or names no model."""
 
 
+class CalibrationError(GorgoError):
+    """An engine or a log does not give enough times for a profile. The message names what is missing."""
+
+
 class FleetError(GorgoError):
     """A process of the demo's fleet did not start or did not stay up. The message ends with what it last said."""
 

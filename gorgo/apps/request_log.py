@@ -11,31 +11,19 @@ not shared.
 
 from __future__ import annotations
 
-import json
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
 from math import ceil
 from pathlib import Path
 from statistics import median_low
-from typing import Any, NoReturn
 
+from gorgo.apps.request_log_lines import LoggedRequest, LogReader
 from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters, TraceRequest
 from gorgo.apps.traces.load import SPAN_S_MAX
-from gorgo.apps.traces.rows import MAX_TOKENS
 from gorgo.errors import TraceError
-from gorgo.proxy.telemetry.request_log_file import SCHEMA
-
-#: A prompt of ten million tokens; a file without line ends must not fill memory.
-MAX_LINE_BYTES = 4 << 20
-_HASH = re.compile(r"[0-9a-f]{16}")
-#: Statuses of invalid requests, which use no cache and no batch.
-_REFUSED = range(400, 500)
-#: 429: busy, 499: the client left. Both were load, or would have been.
-_LOAD = frozenset({429, 499})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +49,6 @@ class RequestLogTrace:
     guessed_outputs: int
     skipped: int
     cut_lines: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One line."""
-
-    received_s: float
-    model: str | None
-    input_tokens: int
-    output_tokens: int | None
-    text_bytes: int
-    hashes: tuple[int, ...]
-    block_bytes: int
 
 
 def is_request_log(path: Path) -> bool:
@@ -104,10 +79,8 @@ def read_request_log(path: Path) -> RequestLogTrace:
     Raises `TraceError`, which names file and line, for lines that are not the proxy's, and for a log without any
     output length.
     """
-    reader = _LogReader()
-    rows = sorted((row for file in _rotated(path) for row in reader.rows(file)), key=lambda row: row.received_s)
-    if not rows:
-        raise TraceError(f"{path}: the request log has no request that a replica worked for")
+    reader = LogReader()
+    rows = _rows(path, reader)
     span_s = rows[-1].received_s - rows[0].received_s
     if span_s > SPAN_S_MAX:
         raise TraceError(f"{path}: {span_s:,.0f} s from the first request to the last; expected a year at most")
@@ -124,6 +97,11 @@ def read_request_log(path: Path) -> RequestLogTrace:
     ]
     guessed = sum(row.output_tokens is None for row in rows)
     return RequestLogTrace(tuple(requests), reader.boots, guessed, reader.skipped, reader.cut_lines)
+
+
+def read_logged_requests(path: Path) -> list[LoggedRequest]:
+    """Return the lines of `path` and of the files that it was rotated to, by time; raises as `read_request_log`."""
+    return _rows(path, LogReader())
 
 
 def hash_ids(hashes: Sequence[int], input_tokens: int, *, hash_tokens: float) -> tuple[int, ...]:
@@ -149,6 +127,13 @@ def _id(prefix: int, block: int) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
+def _rows(path: Path, reader: LogReader) -> list[LoggedRequest]:
+    rows = sorted((row for file in _rotated(path) for row in reader.rows(file)), key=lambda row: row.received_s)
+    if not rows:
+        raise TraceError(f"{path}: the request log has no request that a replica worked for")
+    return rows
+
+
 def _rotated(path: Path) -> list[Path]:
     older = []
     for number in count(1):
@@ -159,7 +144,7 @@ def _rotated(path: Path) -> list[Path]:
     return [*reversed(older), path]
 
 
-def _ratios(rows: Iterable[_Row]) -> dict[str | None, float]:
+def _ratios(rows: Iterable[LoggedRequest]) -> dict[str | None, float]:
     """Bytes per token of each model."""
     text: dict[str | None, int] = defaultdict(int)
     tokens: dict[str | None, int] = defaultdict(int)
@@ -169,7 +154,7 @@ def _ratios(rows: Iterable[_Row]) -> dict[str | None, float]:
     return {model: max(text[model], 1) / tokens[model] for model in tokens}
 
 
-def _outputs(rows: Iterable[_Row], path: Path) -> dict[str | None, int]:
+def _outputs(rows: Iterable[LoggedRequest], path: Path) -> dict[str | None, int]:
     """Return the replacement of unknown output lengths by model: its median, else that of all models."""
     known: dict[str | None, list[int]] = defaultdict(list)
     models = set()
@@ -182,110 +167,3 @@ def _outputs(rows: Iterable[_Row], path: Path) -> dict[str | None, int]:
         advice = "let engines tell it: request_usage: true in regions.yaml"
         raise TraceError(f"{path}: no request has output_tokens; {advice}")
     return {model: median_low(known.get(model) or everything) for model in models}
-
-
-class _LogReader:
-    """A reader of files in order, which counts lines without a request."""
-
-    def __init__(self) -> None:
-        self.boots = 0
-        self.skipped = 0
-        self.cut_lines = 0
-        self._boot: str | None = None
-        self._block_bytes = 0
-
-    def rows(self, path: Path) -> Iterator[_Row]:
-        unfinished: str | None = None
-        for number, line in enumerate(_lines(path), start=1):
-            where = f"{path}, line {number}"
-            entry = _object(line)
-            if entry is None:
-                if unfinished is not None:
-                    raise TraceError(unfinished)
-                unfinished = f"{where}: {_short(line)} is no JSON object; expected a line of a request log"
-                continue
-            if "gorgo_request_log" in entry:
-                self._header(entry, where)
-            elif unfinished is not None:
-                raise TraceError(unfinished)
-            else:
-                yield from self._row(entry, where)
-                continue
-            self.cut_lines += unfinished is not None
-            unfinished = None
-        self.cut_lines += unfinished is not None
-
-    def _header(self, entry: Mapping[str, Any], where: str) -> None:
-        schema, boot = entry["gorgo_request_log"], entry.get("boot_id")
-        if schema != SCHEMA:
-            raise TraceError(f"{where}: gorgo_request_log is {_short(schema)}; this GORGO reads {SCHEMA}")
-        if not isinstance(boot, str):
-            _fail(where, "boot_id", boot, "text")
-        self._block_bytes = _whole(entry, "block_bytes", where, least=1)
-        self.boots += boot != self._boot
-        self._boot = boot
-
-    def _row(self, entry: Mapping[str, Any], where: str) -> Iterator[_Row]:
-        if self._boot is None:
-            raise TraceError(f"{where}: expected the header of a request log, with gorgo_request_log and boot_id")
-        received_s, model, status = entry.get("received_s"), entry.get("model"), _whole(entry, "status", where)
-        if isinstance(received_s, bool) or not isinstance(received_s, int | float) or not 0 <= received_s < 1e11:
-            _fail(where, "received_s", received_s, "seconds since the epoch")
-        if model is not None and not isinstance(model, str):
-            _fail(where, "model", model, "text or null")
-        reported = entry.get("output_tokens")
-        row = _Row(
-            received_s=float(received_s),
-            model=model,
-            # As reported; a wrong report must not make the rest unreadable.
-            input_tokens=min(max(1, _whole(entry, "input_tokens", where)), MAX_TOKENS),
-            output_tokens=None if reported is None else min(_whole(entry, "output_tokens", where), MAX_TOKENS),
-            text_bytes=_whole(entry, "text_bytes", where),
-            hashes=_hashes(entry.get("block_hashes"), where),
-            block_bytes=self._block_bytes,
-        )
-        if status in _REFUSED and status not in _LOAD:
-            self.skipped += 1
-        else:
-            yield row
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
-                if len(line) > MAX_LINE_BYTES:
-                    raise TraceError(f"{path}, line {number}: over {MAX_LINE_BYTES:,} bytes; expected a request log")
-                yield line
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from None
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return entry if isinstance(entry, dict) else None
-
-
-def _whole(entry: Mapping[str, Any], key: str, where: str, *, least: int = 0) -> int:
-    value = entry.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**53:
-        _fail(where, key, value, f"a whole number from {least}")
-    return value
-
-
-def _hashes(value: object, where: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(isinstance(text, str) and _HASH.fullmatch(text) for text in value):
-        _fail(where, "block_hashes", value, "a list of hashes of 16 hexadecimal digits")
-    return tuple(int(text, 16) for text in value)
-
-
-def _fail(where: str, key: str, value: object, expected: str) -> NoReturn:
-    raise TraceError(f"{where}: {key} is {_short(value)}; expected {expected}")
-
-
-def _short(value: object) -> str:
-    text = value.decode("utf-8", "replace").strip() if isinstance(value, bytes) else json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."

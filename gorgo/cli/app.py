@@ -21,6 +21,7 @@ from gorgo.cli.check import check
 from gorgo.cli.engine import engine
 from gorgo.cli.errors import FAILED, Commands
 from gorgo.cli.measure import datasets
+from gorgo.cli.measure.calibrate import calibrate
 from gorgo.cli.measure.claims import claims
 from gorgo.cli.measure.demo import demo
 from gorgo.cli.measure.overload import overload
@@ -46,7 +47,7 @@ app = typer.Typer(
 for _command in (
     *(serve, engine, replay, simulate, overload, claims, demo, report),
     *(tune, tune_offline, history, status, explain, drain, set_weights, policy, freeze, unfreeze, reload, check),
-    *(policies, scenarios, profiles, fleets, rank),
+    *(policies, scenarios, profiles, fleets, calibrate, rank),
 ):
     app.command("set" if _command is set_weights else None)(_command)
 app.add_typer(datasets.app, name="datasets")

@@ -33,10 +33,9 @@ def engine(
     listed as LoRA adapters of the first.
     """
     from gorgo.apps.engine_server import run_engine
-    from gorgo.apps.simulate.fleet import profile_name
+    from gorgo.apps.simulate.fleet import profile_of
     from gorgo.cli.signals import run_until_stopped
     from gorgo.config.load import load_config
-    from gorgo.sim.engine.profiles import find_profile
 
     loaded = load_config(config)
     spec = _replica(loaded, replica, source=config)
@@ -48,7 +47,7 @@ def engine(
     run_until_stopped(
         lambda stop: run_engine(
             name=spec.name,
-            profile=find_profile(profile_name(simulation, spec.name)),
+            profile=profile_of(simulation, spec.name),
             rtt_ms=_rtt_ms(loaded, spec, source=config),
             seed=simulation.seed,
             host=host,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from gorgo.apps.simulate.profile_file import is_profile_file, read_profile
 from gorgo.cli.machine_checks import machine_problems
 from gorgo.cli.policy_setup import compose_policy
 from gorgo.config.load import check_text, inside, items, problems_error
@@ -177,8 +178,15 @@ def _profile(document: Document) -> Iterator[Problem]:
     named: dict[Place, object] = {("simulation", "profile"): simulation.get("profile")}
     named |= {("simulation", "profiles", name): found for name, found in inside(simulation, "profiles").items()}
     for path, name in named.items():
-        if isinstance(name, str) and name not in PROFILES:
+        if not isinstance(name, str) or name in PROFILES:
+            continue
+        if not is_profile_file(name):
             yield _unknown(document, path, name, "engine profile", PROFILES)
+            continue
+        try:
+            read_profile(Path(name))
+        except ConfigError as error:
+            yield Problem(path, document.line(path), str(error), "a profile file of gorgo calibrate")
 
 
 def _engines(document: Document) -> Iterator[Problem]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from gorgo.apps.simulate.profile_file import is_profile_file, read_profile
 from gorgo.config.model import Config, SimulationConfig
 from gorgo.config.router_settings import replica_spec, router_limits
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import ConfigError
-from gorgo.sim.engine.profiles import find_profile
+from gorgo.sim.engine.profiles import EngineProfile, find_profile
 from gorgo.sim.fleet import SimFleet, SimReplica
 from gorgo.sim.named_fleets import find_fleet
 from gorgo.sim.network.links import Link
@@ -36,7 +37,7 @@ def fleet_of(config: Config, *, source: Path) -> SimFleet:
             place = f"simulation.rtt_ms.{replica.region}"
             raise ConfigError(f"{source}: {place}: missing; expected the mean round trip to that region in ms")
         spec = replace(replica_spec(replica), models=())
-        profile = find_profile(profile_name(simulation, replica.name))
+        profile = profile_of(simulation, replica.name)
         replicas.append(SimReplica(spec, profile, Link(rtt_s=rtt_ms / 1e3)))
     if not replicas:
         raise ConfigError(f"{source}: replicas: all are draining; expected one to simulate")
@@ -48,9 +49,10 @@ def chosen_fleet(config: Config, name: str | None, *, source: Path) -> SimFleet:
     return fleet_of(config, source=source) if name is None else find_fleet(name)
 
 
-def profile_name(simulation: SimulationConfig, replica: str) -> str:
-    """Return the name of a replica's engine profile."""
-    return simulation.profiles.get(replica, simulation.profile)
+def profile_of(simulation: SimulationConfig, replica: str) -> EngineProfile:
+    """Return the engine profile of a replica, by name or from a file. Raises `UnknownProfile` and `ConfigError`."""
+    name = simulation.profiles.get(replica, simulation.profile)
+    return read_profile(Path(name)) if is_profile_file(name) else find_profile(name)
 
 
 def limits_of(config: Config) -> RouterLimits:

@@ -86,8 +86,7 @@ class Refusals:
         if not short:
             if short is not None:
                 replica.short_answers = min(replica.short_answers, 0)
-            if state.refused:
-                state.refused = self._blame(state, now, short=True)
+            state.refused = self._blame(state, now, short=True)
         elif state.refused:
             _trust(attempt, *(refused for refused, _ in state.refused))
             state.refused = []

@@ -10,6 +10,7 @@ from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.proxy.exchange.parse import ParsedRequest
 from gorgo.proxy.logs import log
 from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.telemetry.request_log_file import Finished, logged_hashes
 
 if TYPE_CHECKING:
     from gorgo.proxy.telemetry.spans import Trace
@@ -145,13 +146,21 @@ class RequestRecord:
         assert state.request_log is not None
         outcome = self.outcome or Outcome(AttemptResult.CLIENT_DISCONNECTED)
         state.request_log.add(
-            received_s=self.received_s,
-            client=self.client,
-            model=request.route.recorded_model,
-            input_tokens=request.route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,
-            # An incomplete response would have been longer.
-            output_tokens=outcome.output_tokens if outcome.result is AttemptResult.COMPLETED else None,
-            text_bytes=request.text_bytes,
-            status=status,
-            blocks=request.route.blocks,
+            Finished(
+                received_s=self.received_s,
+                client=self.client,
+                model=request.route.recorded_model,
+                input_tokens=request.route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,
+                # An incomplete response would have been longer.
+                output_tokens=outcome.output_tokens if outcome.result is AttemptResult.COMPLETED else None,
+                text_bytes=request.text_bytes,
+                status=status,
+                hashes=logged_hashes(request.route.blocks),
+                replica=self.replica,
+                cached_tokens=outcome.cached_tokens,
+                attempts=self.attempts,
+                queued_s=self.queued_s,
+                ttft_s=self.ttft_s,
+                e2e_s=state.clock() - self.received_s,
+            )
         )

@@ -9,10 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import numpy as np
-
 from gorgo.proxy.logs import log
-from gorgo.proxy.telemetry.request_log_file import BLOCKS_PER_HASH, Finished, RequestLogFile
+from gorgo.proxy.telemetry.request_log_file import Finished, RequestLogFile
 
 #: Two seconds at the highest rate of one process; 1 MB with usual prompts, 32 MB with the longest.
 MAX_WAITING = 2000
@@ -45,26 +43,12 @@ class RequestLog:
         #: Drops and failures are logged once until they end.
         self._dropping = self._failing = False
 
-    def add(
-        self,
-        *,
-        received_s: float,
-        model: str | None,
-        input_tokens: int,
-        output_tokens: int | None,
-        text_bytes: int,
-        status: int,
-        blocks: bytes,
-        client: str | None = None,
-    ) -> None:
-        """Queue one line; `blocks` is the fingerprint. Never waits and never fails."""
+    def add(self, request: Finished) -> None:
+        """Queue one line. Never waits and never fails."""
         if len(self._waiting) >= self._max_waiting:
             self._dropped += 1
             return
-        hashes = np.frombuffer(blocks, dtype="<u8")[BLOCKS_PER_HASH - 1 :: BLOCKS_PER_HASH].tobytes()
-        self._waiting.append(
-            Finished(received_s, model, input_tokens, output_tokens, text_bytes, status, hashes, client)
-        )
+        self._waiting.append(request)
         if len(self._waiting) == BATCH:
             self._wake.set()
 

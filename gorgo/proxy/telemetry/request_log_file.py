@@ -54,6 +54,10 @@ class Finished:
         8 bytes per hash, little-endian.
     client:
         Name of its key; `None` while clients need none.
+    replica, cached_tokens, attempts:
+        Of the last attempt; `None` where unknown. One attempt is a request without retry and hedge.
+    queued_s, ttft_s, e2e_s:
+        From `received_s` to the dispatch, the first token, the end; `None` without.
     """
 
     received_s: float
@@ -64,9 +68,23 @@ class Finished:
     status: int
     hashes: bytes
     client: str | None = None
+    replica: str | None = None
+    cached_tokens: int | None = None
+    attempts: int = 0
+    queued_s: float | None = None
+    ttft_s: float | None = None
+    e2e_s: float | None = None
 
     def line(self) -> str:
         """Return the JSON line."""
+        measured = {
+            "replica": self.replica,
+            "cached_tokens": self.cached_tokens,
+            "attempts": self.attempts,
+            "queued_s": _rounded(self.queued_s),
+            "ttft_s": _rounded(self.ttft_s),
+            "e2e_s": _rounded(self.e2e_s),
+        }
         output = "null" if self.output_tokens is None else str(self.output_tokens)
         # All hashes at once: one by one they take most of the time.
         words = np.frombuffer(self.hashes, dtype="<u8").byteswap().tobytes().hex("-", 8).replace("-", '", "')
@@ -75,7 +93,7 @@ class Finished:
             f'{{"received_s": {self.received_s:.4f}, "model": {json.dumps(self.model)},'
             f' "client": {json.dumps(self.client)},'
             f' "input_tokens": {self.input_tokens}, "output_tokens": {output}, "text_bytes": {self.text_bytes},'
-            f' "status": {self.status}, "block_hashes": {hashes}}}\n'
+            f' "status": {self.status}, {json.dumps(measured)[1:-1]}, "block_hashes": {hashes}}}\n'
         )
 
 
@@ -185,3 +203,16 @@ class RequestLogFile:
 
     def _numbered(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")
+
+
+def logged_hashes(blocks: bytes) -> bytes:
+    """Return the hashes of a fingerprint that a line has: every eighth.
+
+    >>> len(logged_hashes(bytes(8 * 20)))
+    16
+    """
+    return np.frombuffer(blocks, dtype="<u8")[BLOCKS_PER_HASH - 1 :: BLOCKS_PER_HASH].tobytes()
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

@@ -14,7 +14,7 @@ from gorgo.apps.request_log import read_request_log
 from gorgo.config.model import Config
 from gorgo.proxy.telemetry import request_log
 from gorgo.proxy.telemetry.request_log import RequestLog
-from gorgo.proxy.telemetry.request_log_file import RequestLogFile
+from gorgo.proxy.telemetry.request_log_file import Finished, RequestLogFile, logged_hashes
 from tests.proxy.conftest import QUIET, Start, config_for, until
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
 
@@ -36,15 +36,7 @@ class Disk(RequestLogFile):
 
 def add(log: RequestLog, times: int = 1) -> None:
     for _ in range(times):
-        log.add(
-            received_s=1.0,
-            model=None,
-            input_tokens=1024,
-            output_tokens=1,
-            text_bytes=4096,
-            status=200,
-            blocks=bytes(range(8)) * 17,
-        )
+        log.add(Finished(1.0, None, 1024, 1, 4096, 200, logged_hashes(bytes(range(8)) * 17)))
 
 
 @pytest.fixture

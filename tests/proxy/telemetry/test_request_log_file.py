@@ -49,6 +49,12 @@ def test_file_begins_with_a_header_and_has_a_line_per_request(tmp_path: Path) ->
         "output_tokens": 20,
         "text_bytes": 4400,
         "status": 200,
+        "replica": None,
+        "cached_tokens": None,
+        "attempts": 0,
+        "queued_s": None,
+        "ttft_s": None,
+        "e2e_s": None,
         "block_hashes": ["0000000000000001", "ffffffffffffffff"],
     }
     assert (other["model"], other["output_tokens"], other["block_hashes"]) == (None, None, [])

@@ -1,0 +1,289 @@
+"""Measurement of an engine: which requests are sent, and which points and sizes follow from the answers.
+
+Owns the plan. The engine serves no other load, so that every time is that of the request alone. Load is bounded: one
+request at a time, but for decode batches of at most `max_batch`, and no phase starts after its share of the time.
+
+- Prefill: new prompts of growing length, then prompts behind a cached beginning; the fastest of some repetitions.
+- Decode: batches that share one cached prompt, so that their prefill is short; the median gap while all of them decode.
+- Shared beginnings: how much of a cached beginning is found, and in which steps.
+- KV pool, where the engine does not report it: distinct prompts until the first is evicted, then a search by age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd
+from statistics import median
+
+from gorgo.apps.calibrate.fit import DecodePoint, PrefillPoint
+from gorgo.apps.calibrate.kv_pool import UsedPrompts
+from gorgo.apps.calibrate.measured_engine import Answer, MeasuredEngine, Prompts
+from gorgo.errors import CalibrationError
+
+#: Pairs on both sides of each common size of a prefill step, so that its constant shows.
+PREFILL_TOKENS = (
+    128,
+    256,
+    490,
+    540,
+    980,
+    1080,
+    1500,
+    1960,
+    2160,
+    3000,
+    3930,
+    4330,
+    6000,
+    7860,
+    8660,
+    12_000,
+    17_000,
+    24_000,
+)
+#: (cached, new) tokens.
+CACHED_TOKENS = ((4096, 256), (4096, 2048), (12_288, 256), (12_288, 2048), (12_288, 6144))
+REPEATS = 3
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
+#: Context of each request of a batch.
+DECODE_CONTEXTS = (256, 6144)
+DECODE_TOKENS = 48
+#: Lengths of shared beginnings: primes, so that a step shows as the greatest common divisor of what is found.
+SHARED_TOKENS = (1103, 1789, 2333, 3169, 4211, 5393, 6607)
+#: Behind a shared beginning, so that prompts differ.
+REST_TOKENS = 64
+#: Of the pool; its size is known within one of them.
+FILL_TOKENS = 8192
+#: Prompts before the first lookup of the oldest; then at each doubling.
+FIRST_LOOKUP = 8
+#: Share of a cached prompt that even an engine with partial hits finds; an evicted one shares a template at most.
+LEAST_FOUND = 0.2
+#: Calibration of the words: long enough that the chat template does not count.
+WORDS = 2000
+#: A smaller share is no rounding by the tokenizer.
+WHOLE_SHARE = 0.97
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Bounds of one calibration.
+
+    Parameters
+    ----------
+    time_s:
+        No request starts later.
+    max_input:
+        Longest prompt, tokens.
+    max_batch:
+        Most requests at once.
+    fill_s:
+        Longest time for the KV pool.
+    """
+
+    time_s: float = 600.0
+    max_input: int = 24_000
+    max_batch: int = 64
+    fill_s: float = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """The found share of a cached beginning, and the step in tokens (a page, a checkpoint) in which it is found."""
+
+    found_share: float
+    step_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Tokens of a KV pool; `is_lower_bound` if nothing was evicted in the time."""
+
+    tokens: int
+    is_lower_bound: bool
+
+
+class Measurement:
+    """One calibration of one engine."""
+
+    def __init__(
+        self, engine: MeasuredEngine, prompts: Prompts, bounds: Bounds, *, advance: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
+        self._prompts = prompts
+        self._bounds = bounds
+        self._advance = advance
+        self._started_s = engine.now_s()
+        #: Requests sent, and prompts that the engine refused: too long for it, most likely.
+        self.requests = 0
+        self.refused: list[str] = []
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the time since the start."""
+        return self._engine.now_s() - self._started_s
+
+    async def learn_words(self) -> None:
+        """Learn the tokens per word. Raises `CalibrationError` if the engine fails or reports no usage."""
+        text = self._prompts.draw(WORDS)
+        answer = await self._one(text)
+        if answer is None:
+            raise CalibrationError(f"the engine failed a short request: {self.refused[-1]}")
+        if answer.prompt_tokens is None:
+            raise CalibrationError("the engine reports no usage; expected prompt_tokens in the last event of a stream")
+        self._prompts.set_tokens_per_word(words=len(text.split()), tokens=answer.prompt_tokens)
+
+    async def prefill(self) -> list[PrefillPoint]:
+        """Return times to the first token by new and cached tokens."""
+        points = []
+        for tokens in self._within(PREFILL_TOKENS):
+            points += await self._repeat(tokens, lambda tokens=tokens: ("", self._prompts.draw(tokens)))  # type: ignore[misc]
+        for cached, new in CACHED_TOKENS:
+            if cached + new > self._bounds.max_input or self._time_is_up:
+                continue
+            beginning = self._prompts.draw(cached)
+            if await self._one(beginning) is None:
+                continue
+            points += await self._repeat(new, lambda: (beginning, self._prompts.draw(new)), cached=True)  # noqa: B023
+        return points
+
+    async def decode(self) -> list[DecodePoint]:
+        """Return times per token by batch and context."""
+        points = []
+        for context in DECODE_CONTEXTS:
+            if context > self._bounds.max_input or self._time_is_up:
+                continue
+            prompt = self._prompts.draw(context)
+            await self._one(prompt)
+            for batch in BATCHES:
+                if batch > self._bounds.max_batch or self._time_is_up:
+                    break
+                answers = await self._send([prompt] * batch, DECODE_TOKENS)
+                point = decode_point(answers)
+                if point is not None:
+                    points.append(point)
+                self._advance(f"decode, batch {batch}")
+        return points
+
+    async def shared_prefix(self) -> SharedPrefix | None:
+        """Return what is found of cached beginnings; None without reports of cached tokens."""
+        found = []
+        for tokens in self._within(SHARED_TOKENS):
+            beginning = self._prompts.draw(tokens)
+            first = await self._one(beginning)
+            second = await self._one(beginning + self._prompts.draw(REST_TOKENS))
+            self._advance(f"shared beginning, {tokens} tokens")
+            if first and second and first.prompt_tokens and second.cached_tokens is not None:
+                found.append((first.prompt_tokens, second.cached_tokens))
+        return shared_prefix(found)
+
+    async def pool(self) -> PoolSize | None:
+        """Return the size of the KV pool; None without reports of cached tokens."""
+        used = UsedPrompts()
+        until_s = min(self.elapsed_s + self._bounds.fill_s, self._bounds.time_s)
+        size = min(FILL_TOKENS, self._bounds.max_input)
+        while self.elapsed_s < until_s and used.upper is None:
+            text = self._prompts.draw(size)
+            answer = await self._one(text)
+            if answer is None or answer.prompt_tokens is None:
+                return None
+            used.add(text, answer.prompt_tokens)
+            self._advance(f"KV pool, {used.total:,} tokens")
+            is_power_of_two = len(used) & (len(used) - 1) == 0
+            if is_power_of_two and len(used) >= FIRST_LOOKUP and not await self._is_cached_now(used, used.oldest):
+                return None
+        while (prompt := used.next_lookup()) is not None and not self._time_is_up:
+            if not await self._is_cached_now(used, prompt):
+                return None
+        return PoolSize(used.lower, is_lower_bound=used.upper is None) if used.lower else None
+
+    async def _is_cached_now(self, used: UsedPrompts, prompt: str) -> bool:
+        """Record whether a prompt is cached; return False if the engine does not report it."""
+        answer = await self._one(prompt)
+        self._advance("KV pool, lookup")
+        if answer is None or answer.cached_tokens is None or not answer.prompt_tokens:
+            return False
+        used.apply_lookup(prompt, cached=answer.cached_tokens > LEAST_FOUND * answer.prompt_tokens)
+        return True
+
+    async def _repeat(
+        self, tokens: int, make: Callable[[], tuple[str, str]], *, cached: bool = False
+    ) -> list[PrefillPoint]:
+        """Return one point, the fastest of some requests; nothing if the engine refuses or does not report."""
+        times, new, hits = [], [], []
+        for _ in range(REPEATS):
+            if self._time_is_up:
+                break
+            beginning, rest = make()
+            answer = await self._one(beginning + rest)
+            self._advance(f"prefill, {tokens} tokens")
+            if answer is None or answer.prompt_tokens is None or (cached and answer.cached_tokens is None):
+                break
+            hits.append(answer.cached_tokens or 0)
+            new.append(answer.prompt_tokens - hits[-1])
+            times.append(answer.ttft_s)
+        if not times:
+            return []
+        # What else the machines do only adds time.
+        best = times.index(min(times))
+        return [PrefillPoint(new[best], hits[best], times[best])]
+
+    async def _one(self, prompt: str) -> Answer | None:
+        """Return the answer to one request of one token; None if it failed, with the reason in `refused`."""
+        (answer,) = await self._send([prompt], 1)
+        if answer.error is None and answer.tokens_s:
+            return answer
+        self.refused.append(answer.error or "no token")
+        return None
+
+    async def _send(self, prompts: Sequence[str], output_tokens: int) -> list[Answer]:
+        self.requests += len(prompts)
+        return await self._engine.generate(prompts, output_tokens=output_tokens)
+
+    def _within(self, lengths: Sequence[int]) -> Iterator[int]:
+        for tokens in lengths:
+            if tokens <= self._bounds.max_input and not self._time_is_up:
+                yield tokens
+
+    @property
+    def _time_is_up(self) -> bool:
+        return self.elapsed_s >= self._bounds.time_s
+
+
+def decode_point(answers: Sequence[Answer]) -> DecodePoint | None:
+    """Return the median gap between the last first token and the first last one; None if a request failed.
+
+    >>> two = [Answer(100, 0, (0.10, 0.12, 0.14, 0.16, 0.18, 0.20)), Answer(100, 99, (0.12, 0.14, 0.16, 0.18, 0.20))]
+    >>> point = decode_point(two)
+    >>> point.batch, point.context_tokens, round(point.step_s, 3)
+    (2, 207, 0.02)
+    """
+    if any(answer.error is not None or len(answer.tokens_s) < 2 or not answer.prompt_tokens for answer in answers):
+        return None
+    start_s = max(answer.tokens_s[0] for answer in answers)
+    end_s = min(answer.tokens_s[-1] for answer in answers)
+    gaps, context = [], 0.0
+    for answer in answers:
+        inside = [(place, at) for place, at in enumerate(answer.tokens_s) if start_s <= at <= end_s]
+        gaps += [after[1] - before[1] for before, after in pairwise(inside)]
+        if inside:
+            context += (answer.prompt_tokens or 0) + (inside[0][0] + inside[-1][0]) / 2 + 1
+    return DecodePoint(len(answers), round(context), median(gaps)) if len(gaps) >= len(answers) else None
+
+
+def shared_prefix(found: Sequence[tuple[int, int]]) -> SharedPrefix | None:
+    """Return the share and the step from pairs of (tokens of the beginning, tokens found of it).
+
+    >>> shared_prefix([(1100, 1024), (1790, 1536), (2330, 2048), (5390, 5120)])
+    SharedPrefix(found_share=1.0, step_tokens=512)
+    >>> shared_prefix([(1000, 601), (2000, 1199), (4000, 2402)])
+    SharedPrefix(found_share=0.6, step_tokens=1)
+    """
+    if not found:
+        return None
+    step = gcd(*(cached for _, cached in found)) or 1
+    # The expected loss to rounding is half a step.
+    shares = [min(1.0, (cached + (step - 1) / 2) / tokens) if cached else 0.0 for tokens, cached in found]
+    share = round(median(shares), 2)
+    return SharedPrefix(1.0 if share >= WHOLE_SHARE else share, step)

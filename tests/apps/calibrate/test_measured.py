@@ -1,0 +1,90 @@
+"""A calibration in virtual time finds the constants of the engine that it measures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gorgo.apps.calibrate.calibration import Calibration
+from gorgo.apps.calibrate.measure import Bounds
+from gorgo.apps.calibrate.run import measured
+from gorgo.core.messages.request import EngineSample
+from gorgo.errors import CalibrationError
+from gorgo.sim.engine.profiles import PROFILES, EngineProfile, find_profile
+from tests.apps.calibrate.virtual_engine import OVERHEAD_S, VirtualEngine
+
+LLAMA = find_profile("1xH100-Llama-3.1-8B")
+SMALL_POOL = replace(LLAMA, kv_tokens=150_000)
+
+
+def ignore(words: str) -> None:
+    """Show no progress."""
+    del words
+
+
+async def found(profile: EngineProfile, bounds: Bounds | None = None, **sizes: float) -> Calibration:
+    bounds = bounds or Bounds(time_s=3600.0, fill_s=60.0)
+    return await measured(VirtualEngine(profile), EngineSample(**sizes), bounds, seed=1, source="test", advance=ignore)
+
+
+@pytest.mark.parametrize("name", [name for name in PROFILES if "V100" not in name])
+async def test_costs_of_every_profile_are_found_within_three_percent(name: str) -> None:
+    profile = find_profile(name)
+    calibration = await found(profile, kv_capacity_tokens=profile.kv_tokens)
+    again = calibration.profile("again")
+    for new, cached in ((64, 0), (1000, 0), (9000, 0), (20_000, 0), (500, 8000), (4000, 16_000)):
+        expected = profile.prefill_s(new, new * (cached + new / 2))
+        assert again.prefill_s(new, new * (cached + new / 2)) == pytest.approx(expected, rel=0.03)
+    for batch, context in ((1, 100), (4, 20_000), (16, 20_000), (64, 300_000)):
+        assert again.decode_s(batch, context) == pytest.approx(profile.decode_s(batch, context), rel=0.03)
+    assert again.prefill_tokens_per_s == pytest.approx(profile.prefill_tokens_per_s, rel=0.03)
+    assert calibration.capacity()["kv_tokens"] == profile.kv_tokens
+    assert calibration.prefill.overhead_s == pytest.approx(OVERHEAD_S, abs=0.002)
+
+
+async def test_pool_that_is_not_reported_is_found_by_what_it_evicts() -> None:
+    calibration = await found(SMALL_POOL)
+    assert calibration.pool is not None
+    assert not calibration.pool.is_lower_bound
+    assert calibration.pool.tokens == pytest.approx(150_000, rel=0.06)
+
+
+async def test_pool_that_is_not_full_in_time_is_a_lower_bound_and_no_prior() -> None:
+    calibration = await found(LLAMA, Bounds(time_s=3600.0, fill_s=2.0))
+    assert calibration.pool is not None
+    assert calibration.pool.is_lower_bound
+    assert "kv_tokens" not in calibration.capacity()
+    assert "at least" in calibration.errors()["kv_tokens"]
+
+
+@pytest.mark.parametrize(("share", "step"), [(1.0, 1), (0.6, 1), (0.3, 1), (1.0, 512), (1.0, 1024)])
+async def test_what_is_found_of_a_shared_beginning_is_learned(share: float, step: int) -> None:
+    profile = replace(LLAMA, hit_share=share, checkpoint_tokens=step)
+    again = (await found(profile, kv_capacity_tokens=profile.kv_tokens)).profile("again")
+    assert again.hit_share == pytest.approx(share, abs=0.02)
+    assert again.checkpoint_tokens == step
+
+
+async def test_no_request_starts_after_the_time_is_done() -> None:
+    engine = VirtualEngine(LLAMA)
+    bounds = Bounds(time_s=4.0)
+    with pytest.raises(CalibrationError, match="decode: 0 measured batches; expected at least 5"):
+        await measured(engine, EngineSample(), bounds, seed=1, source="test", advance=ignore)
+    assert engine.now_s() < 4.0 + LLAMA.prefill_s(24_000, 24_000 * 12_000) + OVERHEAD_S
+
+
+async def test_longer_prompts_than_the_engine_takes_are_left_out_and_reported() -> None:
+    profile = replace(LLAMA, context_tokens=9000)
+    calibration = await found(profile, kv_capacity_tokens=profile.kv_tokens)
+    assert calibration.profile("again").prefill_tokens_per_s == pytest.approx(LLAMA.prefill_tokens_per_s, rel=0.03)
+    assert "longer than the model's context length" in calibration.refused[0]
+
+
+async def test_engine_without_reports_of_cached_tokens_is_calibrated_without_what_needs_them() -> None:
+    engine = VirtualEngine(LLAMA, reports_cached=False)
+    calibration = await measured(engine, EngineSample(), Bounds(time_s=3600.0), seed=1, source="test", advance=ignore)
+    assert calibration.pool is None
+    assert calibration.shared is None
+    assert "not measured" in calibration.errors()["shared_prefix"]
+    assert calibration.profile("again").prefill_tokens_per_s == pytest.approx(LLAMA.prefill_tokens_per_s, rel=0.03)

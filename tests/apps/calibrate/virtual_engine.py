@@ -1,0 +1,60 @@
+"""An engine model in virtual time, as `measure` calls an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gorgo.apps.calibrate.measured_engine import Answer
+from gorgo.apps.engine_server.text import cache_key, token_count
+from gorgo.errors import BadRequest
+from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.profiles import EngineProfile
+from gorgo.sim.engine.request import EngineRequest
+
+#: What a request takes outside of the engine's steps.
+OVERHEAD_S = 0.004
+
+
+class VirtualEngine:
+    """One idle engine; each call of `generate` plays it until it is idle again."""
+
+    def __init__(self, profile: EngineProfile, *, reports_cached: bool = True) -> None:
+        self._model: EngineModel[EngineRequest] = EngineModel(profile)
+        self._now_s = 0.0
+        self._reports_cached = reports_cached
+
+    async def generate(self, prompts: Sequence[str], *, output_tokens: int) -> list[Answer]:
+        started_s, model = self._now_s, self._model
+        times: dict[EngineRequest, list[float]] = {}
+        answers: list[EngineRequest | str] = []
+        for prompt in prompts:
+            text = prompt.encode()
+            request = EngineRequest(cache_key(text), prompt_tokens=token_count(text), output_tokens=output_tokens)
+            try:
+                model.submit(request, now=self._now_s)
+            except BadRequest as error:
+                answers.append(str(error))
+                continue
+            times[request] = []
+            answers.append(request)
+        while not model.idle:
+            step = model.start_step(now=self._now_s)
+            assert step is not None
+            self._now_s = step.ends_s
+            for request in model.finish_step(step):
+                times[request].append(self._now_s - started_s + OVERHEAD_S)
+        self._now_s += OVERHEAD_S
+        return [
+            Answer(None, None, (), answer)
+            if isinstance(answer, str)
+            else Answer(
+                answer.prompt_tokens, answer.cached_tokens if self._reports_cached else None, tuple(times[answer])
+            )
+            for answer in answers
+        ]
+
+    async def round_trip_s(self) -> float:
+        return OVERHEAD_S
+
+    def now_s(self) -> float:
+        return self._now_s
