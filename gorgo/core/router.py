@@ -235,11 +235,11 @@ class Router:
 
     def next_timer(self) -> float | None:
         """Return when to call `handle_timer`; any event can change it."""
-        due_s = self._fleet.next_timer()
-        for other_s in (self._hedger.next_timer_s(), self._admission.next_timer_s(now=self._now)):
-            if other_s is not None and (due_s is None or other_s < due_s):
-                due_s = other_s
-        return due_s
+        due_s, hedge_s = self._fleet.next_timer(), self._hedger.next_timer_s()
+        if hedge_s is not None and (due_s is None or hedge_s < due_s):
+            due_s = hedge_s
+        drain_s = self._admission.next_timer_s(now=self._now) if self._admission.queue else None
+        return drain_s if drain_s is not None and (due_s is None or drain_s < due_s) else due_s
 
     def handle_timer(self, *, now: float) -> list[Action]:
         """Expire stale values and back-offs, hedge late requests, drain the queue. Safe to call at any time."""
@@ -364,12 +364,7 @@ class Router:
     def _run_timers(self, now: float) -> list[Action]:
         """Do what is due first: decisions then do not depend on how late the shell's timer is."""
         self._now = now
-        if self._admission.queue:
-            due_s = self.next_timer()
-        else:
-            due_s, late_s = self._fleet.next_timer(), self._hedger.next_timer_s()
-            if late_s is not None and late_s <= now:
-                due_s = late_s
+        due_s = self.next_timer()
         return self.handle_timer(now=now) if due_s is not None and due_s <= now else []
 
     def _drain_queue(self, now: float) -> list[Action]:

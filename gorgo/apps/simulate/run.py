@@ -89,7 +89,7 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
     scenario = find_scenario(job.scenario)
     fleet = scenario.fleet(job.fleet)
     block_tokens = _block_tokens(job)
-    feed = _reshaped(_scaled(job), scenario.reshape)
+    feed = _reshaped(_feed(job), scenario.reshape)
     if job.policy == FLOOR:
         return floor_run(job, feed, lower_bound(feed, fleet, block_tokens=block_tokens))
     policy = policy_of(job.policy)
@@ -119,8 +119,8 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
 
 def _feed(job: SimJob) -> Sequence[SimRequest]:
     if job.feed is not None:
-        return job.feed
-    return _loaded(job.trace, replace(job.filters, seed=job.seed), job.seed, _block_tokens(job))
+        return _scaled(job.feed, job.trace, job.time_scale)
+    return _scaled_trace(job.trace, replace(job.filters, seed=job.seed), job.seed, _block_tokens(job), job.time_scale)
 
 
 def _block_tokens(job: SimJob) -> int:
@@ -129,12 +129,18 @@ def _block_tokens(job: SimJob) -> int:
     return BLOCK_TOKENS if job.feed is not None else own_block_tokens(job.trace)
 
 
-def _scaled(job: SimJob) -> Sequence[SimRequest]:
-    feed = _feed(job)
-    span_s = (feed[-1].arrival_s if feed else 0.0) * job.time_scale
+def _scaled(feed: Sequence[SimRequest], trace: str, time_scale: float) -> Sequence[SimRequest]:
+    span_s = (feed[-1].arrival_s if feed else 0.0) * time_scale
     if span_s > SPAN_S_MAX:  # probes and scrapes alone would keep the run busy for ever
-        raise TraceError(f"{job.trace} takes {span_s:.3g} s at {load_text(job.time_scale)}; expected a year at most")
-    return scaled(feed, job.time_scale)
+        raise TraceError(f"{trace} takes {span_s:.3g} s at {load_text(time_scale)}; expected a year at most")
+    return scaled(feed, time_scale)
+
+
+@lru_cache(maxsize=2)
+def _scaled_trace(
+    trace: str, filters: TraceFilters, seed: int, block_tokens: int, time_scale: float
+) -> Sequence[SimRequest]:
+    return _scaled(_loaded(trace, filters, seed, block_tokens), trace, time_scale)
 
 
 @lru_cache(maxsize=2)

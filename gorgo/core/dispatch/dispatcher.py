@@ -174,7 +174,7 @@ class Dispatcher:
     def _network(self, request: RouteRequest, replica: Replica, cached_tokens: int, now: float) -> _NetworkEstimate:
         columns, slot = self._fleet.columns, replica.slot
         return _NetworkEstimate(
-            float(columns.rtt_s[slot]),
+            columns.rtt_s.item(slot),
             arrival_s(columns, slot, request.body_bytes, now=now),
             one_way_s(columns, slot),
             replica.prior.seconds(request.prompt_tokens - cached_tokens, cached_tokens),

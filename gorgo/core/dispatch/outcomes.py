@@ -105,7 +105,7 @@ def to_sample(attempt: Attempt, outcome: Outcome, status: int, *, seq: int, now:
         status=status,
         retries=attempt.state.attempts - 1 - attempt.state.hedged,
         hedged=attempt.state.hedged,
-        terms={name: float(column[decision.row]) for name, column in decision.terms.items()},
+        terms={name: column.item(decision.row) for name, column in decision.terms.items()},
         shadow_policy=None if shadow is None else shadow.policy,
         shadow_rank=None if shadow is None else shadow.rank,
         shadow_cost=None if shadow is None else shadow.cost,

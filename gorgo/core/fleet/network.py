@@ -39,14 +39,14 @@ def one_way_s(columns: Columns, slot: int) -> float:
     """Return half a round trip, s; 0 while it is unknown or the replica has left (slot -1)."""
     if slot < 0:
         return 0.0
-    rtt_s = float(columns.rtt_s[slot])
+    rtt_s = columns.rtt_s.item(slot)  # without a numpy number between
     return 0.0 if rtt_s != rtt_s else rtt_s / 2
 
 
 def arrival_s(columns: Columns, slot: int, body_bytes: int, *, now: float) -> float:
     """Return when a request dispatched now reaches the engine."""
     half_rtt_s = one_way_s(columns, slot)
-    congestion, pacing = float(columns.cwnd_bytes[slot]), _pacing(columns, slot)
+    congestion, pacing = columns.cwnd_bytes.item(slot), _pacing(columns, slot)
     if congestion == 0.0:
         n_round_trips = round_trips_of_one(body_bytes, TcpWindows(), pacing) + float(columns.connect_round_trips[slot])
     elif (body_bytes <= INITIAL_WINDOW_BYTES and pacing is None) or congestion != congestion:
@@ -58,5 +58,5 @@ def arrival_s(columns: Columns, slot: int, body_bytes: int, *, now: float) -> fl
 
 
 def _pacing(columns: Columns, slot: int) -> Pacing | None:
-    pace = float(columns.pace_bytes[slot])
-    return Pacing(pace, float(columns.burst_bytes[slot])) if pace < inf else None
+    pace = columns.pace_bytes.item(slot)
+    return Pacing(pace, columns.burst_bytes.item(slot)) if pace < inf else None

@@ -41,12 +41,12 @@ class SaturationDetector:
     def has_slot(self, replica: Replica) -> bool:
         """Return whether the concurrency limit allows one more in flight, whatever there is to prefill."""
         columns, slot, most = self._fleet.columns, replica.slot, self.limits.max_concurrency_per_replica
-        in_flight = columns.in_flight_requests[slot]
+        in_flight = columns.in_flight_requests.item(slot)
         goal_s = self.limits.slo_e2e_s
         if goal_s is not None and in_flight >= replica.concurrency.limit(goal_s):
             return False
         # Unknown is NaN, and no comparison with it is true.
-        return not in_flight >= (columns.max_running_requests[slot] if most is None else most)
+        return not in_flight >= (columns.max_running_requests.item(slot) if most is None else most)
 
     def free_at_s(self, replica: Replica, *, now: float) -> float | None:
         """Return when a saturated replica has capacity without a further event; `None` if it needs one."""

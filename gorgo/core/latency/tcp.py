@@ -155,6 +155,8 @@ def paced_round_trips_array(
 
 def cwnd_after_idle(congestion: float, idle_s: float, rtt_s: float) -> float:
     """Return the congestion window after `idle_s` without a byte sent."""
+    if congestion <= INITIAL_WINDOW_BYTES:
+        return INITIAL_WINDOW_BYTES
     halvings = int(max(idle_s, 0.0) / (rtt_s + RTO_SLACK_S))
     return max(congestion * 0.5 ** min(halvings, 64), INITIAL_WINDOW_BYTES)
 
@@ -162,8 +164,8 @@ def cwnd_after_idle(congestion: float, idle_s: float, rtt_s: float) -> float:
 def windows_after_request(windows: TcpWindows, body_bytes: float, *, idle_s: float, rtt_s: float) -> TcpWindows:
     """Return the windows of a connection that sends one more body after `idle_s` without a byte sent."""
     if idle_s > 0.0:
-        windows = windows._replace(cwnd=cwnd_after_idle(windows.cwnd, idle_s, rtt_s))
-    return round_trips(body_bytes, windows)[1]
+        windows = TcpWindows(cwnd_after_idle(windows.cwnd, idle_s, rtt_s), windows.rwnd)
+    return round_trips(body_bytes, windows)[1] if body_bytes else windows
 
 
 def cwnd_after_idle_array(congestion: Floats, idle_s: Floats, rtt_s: Floats) -> Floats:

@@ -33,7 +33,14 @@ class TtftParts(NamedTuple):
     residual_s: float
 
     def as_ms(self) -> dict[str, float]:
-        return {part: seconds * 1e3 for part, seconds in zip(PARTS, self, strict=True)}
+        return {
+            "router": self.router_s * 1e3,
+            "previous_attempts": self.previous_attempts_s * 1e3,
+            "network": self.network_s * 1e3,
+            "queue": self.queue_s * 1e3,
+            "prefill": self.prefill_s * 1e3,
+            "residual": self.residual_s * 1e3,
+        }
 
 
 class TtftEstimate(NamedTuple):

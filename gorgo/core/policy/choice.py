@@ -49,10 +49,9 @@ class Choice:
 def argmin_tiebreak(cost: NDArray[np.float64], in_flight: NDArray[np.float64], rng: np.random.Generator) -> int:
     """Return the row of the least cost; ties go to the fewest in flight, then to chance, against herding in a burst."""
     least = int(cost.argmin())
-    near = cost <= cost[least] + TIE_EPSILON
-    if np.count_nonzero(near) == 1:
+    tied = (cost <= cost[least] + TIE_EPSILON).nonzero()[0]
+    if len(tied) == 1:
         return least
-    tied = np.flatnonzero(near)
     load = in_flight[tied]
     tied = tied[load == load.min()]
     return int(tied[0] if len(tied) == 1 else tied[rng.integers(len(tied))])

@@ -41,6 +41,8 @@ class RadixTree(Generic[NodeT]):
         self.node_type = node_type
         self.item_bytes = item_bytes
         self.root = node_type(b"", 0, None)
+        #: The latest descent, until the tree changes: a key is matched to choose a replica and again to add it there.
+        self._matched: tuple[bytes, list[NodeT], int] | None = None
 
     def match_path(self, key: bytes) -> tuple[list[NodeT], int]:
         """Return the nodes along `key` and the number of matching items.
@@ -48,10 +50,16 @@ class RadixTree(Generic[NodeT]):
         All nodes but the last match over their whole edge; the last one matches at least in its first item, so
         `matched < path[-1].end` says that the descent stopped inside its edge.
         """
-        size = self.item_bytes
-        node = self.root
+        if self._matched is not None and self._matched[0] == key:
+            return self._matched[1:]
+        path, items = self.match_below(self.root, key)
+        self._matched = key, path, items
+        return path, items
+
+    def match_below(self, node: NodeT, key: bytes) -> tuple[list[NodeT], int]:
+        """Return the nodes along `key` below `node`, with whose prefix it begins, and the number of matching items."""
+        size, position = self.item_bytes, node.end * self.item_bytes
         path: list[NodeT] = []
-        position = 0
         while True:
             child = node.children.get(key[position : position + size])
             if child is None:
@@ -72,6 +80,7 @@ class RadixTree(Generic[NodeT]):
 
     def split(self, node: NodeT, at: int) -> NodeT:
         """Cut `node`'s edge at depth `at` (items, strictly inside the edge); return the new upper node."""
+        self._matched = None
         parent = node.parent
         assert parent is not None, "the root has no edge to cut"
         cut = len(node.edge) - (node.end - at) * self.item_bytes
@@ -87,12 +96,14 @@ class RadixTree(Generic[NodeT]):
 
     def append(self, parent: NodeT, items: bytes) -> NodeT:
         """Add a new leaf with edge `items` (not empty) below `parent`."""
+        self._matched = None
         child = self.node_type(items, parent.end + len(items) // self.item_bytes, parent)
         parent.children[items[: self.item_bytes]] = child
         return child
 
     def remove(self, node: NodeT) -> None:
         """Remove a leaf."""
+        self._matched = None
         assert not node.children, "only a leaf can be removed"
         assert node.parent is not None, "the root stays"
         del node.parent.children[node.edge[: self.item_bytes]]

@@ -39,12 +39,13 @@ class ItlHistogram:
         self.count = 0
 
     def add(self, pairs: Pairs) -> None:
-        bins = self._bins
+        bins, sum_s, count = self._bins, self._sum_s, self.count
         for gap_s, times in pairs:
             place = int(log(gap_s / _LOW_S) * _PER_LOG) if gap_s > _LOW_S else 0
-            bins[min(place, _BINS - 1)] += times
-            self._sum_s += gap_s * times
-            self.count += times
+            bins[place if place < _BINS else -1] += times
+            sum_s += gap_s * times
+            count += times
+        self._sum_s, self.count = sum_s, count
 
     @property
     def mean_s(self) -> float:
@@ -62,7 +63,7 @@ class ItlHistogram:
 def p95_s(pairs: Iterable[tuple[float, int]]) -> float | None:
     """The least gap that 95 % do not exceed, as the proxy reckons it; None without one."""
     longest_first = sorted(pairs, reverse=True)
-    count = sum(times for _, times in longest_first)
+    count = sum([times for _, times in longest_first])
     if not count:
         return None
     above = count - ceil(0.95 * count)
@@ -86,7 +87,8 @@ class DecodeTimeline:
     """
 
     def __init__(self) -> None:
-        self._runs: list[tuple[float, float, int]] = []
+        #: Start, end, number of iterations, and their mean length.
+        self._runs: list[tuple[float, float, int, float]] = []
         #: How many were cut off at the front.
         self._cut = 0
 
@@ -95,14 +97,13 @@ class DecodeTimeline:
         return self._cut + len(self._runs)
 
     def add(self, started_s: float, ended_s: float, iterations: int) -> None:
-        self._runs.append((started_s, ended_s, iterations))
+        self._runs.append((started_s, ended_s, iterations, (ended_s - started_s) / iterations))
 
     def gaps(self, mark: int, *, first_token_s: float) -> list[tuple[float, int]]:
         """Record a request that was in every run since `mark`: its wait before a run is part of its first gap."""
         pairs: list[tuple[float, int]] = []
         last_s = first_token_s
-        for started_s, ended_s, iterations in self._runs[mark - self._cut :]:
-            gap_s = (ended_s - started_s) / iterations
+        for started_s, ended_s, iterations, gap_s in self._runs[mark - self._cut :]:
             if started_s - last_s > 1e-9:
                 pairs.append((started_s - last_s + gap_s, 1))
                 iterations -= 1

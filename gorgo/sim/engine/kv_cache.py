@@ -159,7 +159,7 @@ class KvCache:
         if match.items < node.end:
             node = self._tree.split(node, match.items)
         self._touch(node)
-        self._lock_path(node)
+        self._lock_path(node, self.root)
         return node
 
     def unlock(self, handle: CacheNode) -> None:
@@ -197,17 +197,20 @@ class KvCache:
         Returns the handle of the whole key, locked in place of the old one, and how many tokens were new. Those that
         a sibling had inserted meanwhile are duplicates and become free.
         """
-        match = self.match(key)
-        node = self.lock(match)
-        self.unlock(handle)
+        path, matched = self._tree.match_below(handle, key)
+        node = path[-1] if path else handle
+        if matched < node.end:
+            node = self._tree.split(node, matched)
+        self._touch(node)
+        self._lock_path(node, handle)
         items = len(key) // self.item_bytes
-        fresh = (items - match.items) * self.item_tokens
+        fresh = (items - matched) * self.item_tokens
         self.private_tokens -= (items - handle.end) * self.item_tokens
         assert self.private_tokens >= 0, "what is inserted was private"
         self.cached_tokens += fresh
         if not fresh:
             return node, 0
-        leaf = self._tree.append(node, key[match.items * self.item_bytes : items * self.item_bytes])
+        leaf = self._tree.append(node, key[matched * self.item_bytes : items * self.item_bytes])
         leaf.last_used = self._clock
         leaf.locks = 1
         self.locked_tokens += fresh
@@ -256,8 +259,11 @@ class KvCache:
         for each in self._up(node):
             each.last_used = self._clock
 
-    def _lock_path(self, node: CacheNode) -> None:
+    def _lock_path(self, node: CacheNode, locked: CacheNode) -> None:
+        """Lock the path to `node` from below `locked` on, whose lock becomes that of `node`."""
         for each in self._up(node):
+            if each is locked:
+                return
             if not each.locks:
                 self.locked_tokens += self._tokens(each)
             each.locks += 1

@@ -176,8 +176,8 @@ class SimConnection:
         """Round trips that a request with such a body waits for before its last flight leaves, set-up included."""
         new = self._sent_s is None
         if self._sent_s is not None:
-            left = cwnd_after_idle(self._windows.cwnd, now - self._sent_s, self._path.link.rtt_s)
-            self._windows = self._windows._replace(cwnd=left)
+            cwnd, rwnd = self._windows
+            self._windows = TcpWindows(cwnd_after_idle(cwnd, now - self._sent_s, self._path.link.rtt_s), rwnd)
         self._sent_s = now
         if not body_bytes:
             return int(new)  # A ping opens no window.

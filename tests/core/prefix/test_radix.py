@@ -69,3 +69,26 @@ def test_split_keeps_what_hangs_below() -> None:
     tree = tree_of(["abab", "ababb"])
     upper = tree.split(tree.match_path(spell("abab", 2))[0][0], 1)
     assert (upper.end, [node.end for node in tree.match_path(spell("ababb", 2))[0]]) == (1, [1, 4, 5])
+
+
+@given(words=WORDS, key=st.text("ab", min_size=1, max_size=8))
+def test_a_key_matched_again_is_matched_in_the_tree_as_it_is(words: list[str], key: str) -> None:
+    tree = tree_of([])
+    for word in (*words, key):
+        before = tree.match_path(spell(key, 2))
+        assert tree.match_path(spell(key, 2)) == before
+        add(tree, spell(word, 2))
+        assert tree.match_path(spell(key, 2)) == tree.match_below(tree.root, spell(key, 2))
+    leaf = tree.match_path(spell(key, 2))[0][-1]
+    if not leaf.children:
+        tree.remove(leaf)
+        assert tree.match_path(spell(key, 2)) == tree.match_below(tree.root, spell(key, 2))
+
+
+@given(words=WORDS, key=st.text("ab", min_size=1, max_size=8))
+def test_a_match_below_a_node_is_the_rest_of_the_whole_one(words: list[str], key: str) -> None:
+    tree = tree_of(words)
+    path, matched = tree.match_path(spell(key, 2))
+    for number, node in enumerate(path):
+        if matched >= node.end:
+            assert tree.match_below(node, spell(key, 2)) == (path[number + 1 :], matched)
