@@ -111,7 +111,7 @@ class BufferBudget:
         if buffer not in self._buffers:
             return False
         if more > 0:
-            lacking = self.used_bytes + self.client_bytes(buffer.client) + 2 * more - self.limit_bytes
+            lacking = self.used_bytes + self._by_client.get(buffer.client, 0) + 2 * more - self.limit_bytes
             if lacking > 0:
                 for other in self._evictable(lacking, buffer, now):
                     self._evict(other)

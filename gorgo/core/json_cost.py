@@ -38,9 +38,13 @@ def is_quick(text: bytes) -> bool:
     """Return whether a JSON text may be parsed on an event loop."""
     if len(text) <= TINY_BYTES:
         return True
-    if len(text) > QUICK_BYTES or _objects(text) > QUICK_OBJECTS:
+    if len(text) <= SMALL_BYTES:
+        return _objects(text) <= QUICK_OBJECTS
+    if len(text) > QUICK_BYTES:
         return False
-    return len(text) <= SMALL_BYTES or count_values(text) <= QUICK_VALUES
+    values = count_values(text)
+    # Each object is a value: few values need no second count.
+    return values <= QUICK_VALUES and (values <= QUICK_OBJECTS or _objects(text) <= QUICK_OBJECTS)
 
 
 def _objects(text: bytes) -> int:

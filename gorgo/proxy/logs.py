@@ -69,6 +69,8 @@ def set_up_logs(form: str = "json", level: str = "info") -> None:
     LOGGER.handlers[:] = [handler]
     LOGGER.setLevel(level.upper())
     LOGGER.propagate = False
+    # No line shows them, and each record would look them up.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 def log(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
@@ -98,10 +100,10 @@ def log_missing(replica: str, missing: MissingReport | None) -> None:
         )
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    fields: dict[str, Any] = dict(getattr(record, "fields", None) or {})
+def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = getattr(record, "fields", None) or {}
     if record.exc_info and record.exc_info[1] is not None:
-        fields |= _place(record.exc_info[1])
+        return {**fields, **_place(record.exc_info[1])}
     return fields
 
 

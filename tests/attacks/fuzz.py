@@ -1,8 +1,9 @@
 """`python -m tests.attacks.fuzz [--count N] [--seed N]`: seeded items of every kind through the real parsing functions.
 
 Requests (heads, and bodies as the proxy reads them), answers and events of engines, and metrics texts: mutated, odd or
-hostile. Fails if one raises what its reader does not document, takes more than 50 ms of the processor, or if a
-descriptor or task is left. Prints JSON: items of each kind, refusals, and the longest time of one.
+hostile. One in twenty also goes through a whole proxy over sockets (`fuzz_live`). Fails if one raises what its reader
+does not document, takes more than 50 ms of the processor, or if a descriptor or task is left. Prints JSON: items of
+each kind, refusals, and the longest time of one.
 """
 
 # ruff: noqa: T201 - a command says what it found
@@ -31,6 +32,7 @@ from gorgo.proxy.http.http1 import HeadLimits, StrictConnection
 from gorgo.proxy.parsing.fields import read_fields
 from gorgo.proxy.parsing.json_body import limit_digits, request_usage, with_model
 from tests.attacks.bodies import hostile_bodies
+from tests.attacks.fuzz_live import BATCH, LiveFound, LiveItem, live_proxy
 from tests.engines.scrapes import METRICS
 from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
 from tests.proxy.fuzz.mutate import mutated, odd_body
@@ -39,6 +41,9 @@ from tests.proxy.fuzz.mutate import mutated, odd_body
 LIMIT_S = 0.05
 #: One item in so many is a hostile body of up to this size.
 HOSTILE_EVERY, HOSTILE_BYTES = 200, 256 * 1024
+
+#: One item in so many goes through a proxy.
+LIVE_EVERY = 20
 
 _FINGERPRINTER = Fingerprinter(key=7)
 _LIMITS = HeadLimits(64 * 1024, 10.0)
@@ -68,7 +73,15 @@ class Count:
     longest_ms: float = 0.0
 
 
-def _read_request(chance: Random) -> Callable[[], bool]:
+@dataclass(frozen=True, slots=True)
+class Item:
+    """How to read it, which returns whether it is accepted; and its bytes for a proxy."""
+
+    read: Callable[[], bool]
+    live: LiveItem
+
+
+def _read_request(chance: Random) -> Item:
     if chance.randrange(HOSTILE_EVERY) == 0:
         hostile = chance.choice(_BODIES)
         route, body = hostile.route, hostile.of_size(chance.randrange(100, HOSTILE_BYTES))
@@ -77,11 +90,11 @@ def _read_request(chance: Random) -> Callable[[], bool]:
     else:
         route, body = chance.choice(_ORDINARY)
         body = mutated(chance, body) if chance.random() < 0.5 else body
-    head = b"POST %b HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\n" % route.encode()
+    head = b"POST %b HTTP/1.1\r\nhost: g\r\nconnection: close\r\ncontent-type: application/json\r\n" % route.encode()
     sent = head + b"content-length: %d\r\n\r\n" % len(body)
     if chance.random() < 0.5:
         sent = mutated(chance, sent)
-    return lambda: _request(route, sent, body)
+    return Item(lambda: _request(route, sent, body), LiveItem("request", route, sent + body))
 
 
 def _request(route: str, head: bytes, body: bytes) -> bool:
@@ -106,16 +119,24 @@ def _request(route: str, head: bytes, body: bytes) -> bool:
     return True
 
 
-def _read_answer(chance: Random) -> Callable[[], bool]:
+def _read_answer(chance: Random) -> Item:
     kind = chance.randrange(3)
     route = chance.choice(INFERENCE_ROUTES)
     if kind == 0:
         body = mutated(chance, chance.choice((_WHOLE, _BATCH)))
-        return lambda: read_usage(body) is not None
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        return Item(lambda: read_usage(body) is not None, LiveItem("answer", route, _odd(chance, head + body)))
     stream = mutated(chance, _STREAM * chance.choice((1, 1, 1, 30)))
     cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(6)))
     parts = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-    return lambda: _stream(route, stream, parts)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts if part) + b"0\r\n\r\n"
+    return Item(lambda: _stream(route, stream, parts), LiveItem("answer", route, _odd(chance, head + chunks)))
+
+
+def _odd(chance: Random, answer: bytes) -> bytes:
+    """Return the answer, one in three with faults in its framing."""
+    return mutated(chance, answer) if chance.randrange(3) == 0 else answer
 
 
 def _stream(route: str, stream: bytes, parts: Sequence[bytes]) -> bool:
@@ -131,35 +152,51 @@ def _stream(route: str, stream: bytes, parts: Sequence[bytes]) -> bool:
     return tail.usage() is not None
 
 
-def _read_metrics(chance: Random) -> Callable[[], bool]:
+def _read_metrics(chance: Random) -> Item:
     name = chance.choice(list(_SCRAPES))
     lines = _SCRAPES[name].split(b"\n")
     start = chance.randrange(len(lines))
     text = mutated(chance, b"\n".join(lines[start : start + chance.randrange(1, 60)]))
     engine = dialect(name)
-    return lambda: engine.read_metrics(text.decode("utf-8", "replace")).running_requests is not None
+    return Item(
+        lambda: engine.read_metrics(text.decode("utf-8", "replace")).running_requests is not None,
+        LiveItem("metrics", name, text),
+    )
 
 
 KINDS = {"requests": _read_request, "engine answers": _read_answer, "metrics texts": _read_metrics}
 
 
-def fuzz(count: int, seed: int) -> dict[str, Count]:
+def fuzz(count: int, seed: int, *, live_every: int = LIVE_EVERY) -> tuple[dict[str, Count], LiveFound]:
     """Read `count` items; return what came of them. Raises `AssertionError` with the number of a slow item."""
-    found = {kind: Count() for kind in KINDS}
-    kinds = list(KINDS)
-    for number in range(count):
-        kind = kinds[number % len(kinds)]
-        read = KINDS[kind](Random(f"{seed} {number}"))
-        began = thread_time()
-        taken = read()
-        spent_s = thread_time() - began
-        if spent_s > LIMIT_S:
-            raise AssertionError(f"item {number} of seed {seed} took {spent_s * 1000:.0f} ms")
-        one = found[kind]
-        one.items += 1
-        one.refused += not taken
-        one.longest_ms = max(one.longest_ms, round(spent_s * 1000, 2))
-    return found
+    found, over_sockets = {kind: Count() for kind in KINDS}, LiveFound()
+    batch: list[LiveItem] = []
+    with live_proxy(list(_SCRAPES), over_sockets) as (runner, proxy):
+        for number in range(count):
+            kind = list(KINDS)[number % len(KINDS)]
+            item = KINDS[kind](Random(f"{seed} {number}"))
+            _timed_read(item, found[kind], f"item {number} of seed {seed}")
+            if number // len(KINDS) % live_every == 0:
+                batch.append(item.live)
+            if len(batch) >= BATCH or number == count - 1:
+                runner.run(proxy.run(batch))
+                batch.clear()
+    if over_sockets.errors:
+        raise AssertionError("\n".join(over_sockets.errors[:10]))
+    if over_sockets.longest_ms > LIMIT_S * 1000:
+        raise AssertionError(f"{over_sockets.longest} took {over_sockets.longest_ms} ms")
+    return found, over_sockets
+
+
+def _timed_read(item: Item, count: Count, name: str) -> None:
+    began = thread_time()
+    taken = item.read()
+    spent_s = thread_time() - began
+    if spent_s > LIMIT_S:
+        raise AssertionError(f"{name} took {spent_s * 1000:.0f} ms")
+    count.items += 1
+    count.refused += not taken
+    count.longest_ms = max(count.longest_ms, round(spent_s * 1000, 2))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -170,10 +207,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     limit_digits()
     gc.freeze()
     descriptors = len(os.listdir("/proc/self/fd"))
-    found = fuzz(wanted.count, wanted.seed)
+    found, live = fuzz(wanted.count, wanted.seed)
     left = len(os.listdir("/proc/self/fd")) - descriptors
-    print(json.dumps({"descriptors_left": left} | {kind: asdict(count) for kind, count in found.items()}))
-    return 1 if left else 0
+    counts = {kind: asdict(count) for kind, count in found.items()}
+    print(json.dumps({"descriptors_left": left} | counts | {"over sockets": asdict(live)}))
+    return 1 if left or live.tasks_left else 0
 
 
 if __name__ == "__main__":

@@ -86,7 +86,8 @@ class Refusals:
         if not short:
             if short is not None:
                 replica.short_answers = min(replica.short_answers, 0)
-            state.refused = self._blame(state, now, short=True)
+            if state.refused:
+                state.refused = self._blame(state, now, short=True)
         elif state.refused:
             _trust(attempt, *(refused for refused, _ in state.refused))
             state.refused = []

@@ -11,6 +11,8 @@ sum, and mixed again. All steps are numpy over the whole prompt: 100 kB take a f
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -27,6 +29,16 @@ Words = NDArray[np.uint64]
 MAX_BLOCKS = 16_384
 #: Powers of the chain's base are stored for so many blocks at first, and twice as many whenever that is too few.
 _FIRST_POWERS = 1024
+#: Up to so many blocks, or marks, plain integers are faster than numpy, whose calls cost the same for one as for fifty.
+_FEW = 8
+_MASK = (1 << 64) - 1
+#: Roles whose hashes are stored: those of the dialects.
+_USUAL_ROLES = ("system", "developer", "user", "assistant", "tool")
+#: Shifts and factors of SplitMix64's finaliser.
+_SHIFTS = (30, 27, 31)
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_SHIFT_WORDS = tuple(map(np.uint64, _SHIFTS))
+_FACTOR_WORDS = tuple(map(np.uint64, _FACTORS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,8 @@ class Fingerprinter:
         # 5 modulo 8: such a base has the longest period that an odd number can have.
         self._base = (base & ~np.uint64(7)) | np.uint64(5)
         self._powers = self._powers_up_to(_FIRST_POWERS)
+        self._first_powers: list[int] = self._powers[:_FEW].tolist()
+        self._usual_roles = {role: self._named_hash("", role) for role in _USUAL_ROLES}
 
     def __call__(self, prompt: Prompt, *, adapter: str | None = None) -> Fingerprint:
         """Return the fingerprint of a prompt; one for an adapter shares no block with any other's."""
@@ -104,17 +118,20 @@ class Fingerprinter:
         text, marks = prompt.text, prompt.message_starts
         count = min(len(text) // self.block_bytes, MAX_BLOCKS)
         sums = self._block_sums(text, count)
-        ends = [len(text)]
-        if marks:
-            offsets = np.array([offset for offset, _ in marks], dtype=np.int64)
-            ends = [*offsets[1:].tolist(), len(text)]
-            self._add_marks(sums, offsets, [role for _, role in marks])
+        offsets = [offset for offset, _ in marks]
+        ends = [*offsets[1:], len(text)]
+        if len(marks) > _FEW:
+            self._add_marks(sums, np.array(offsets, dtype=np.int64), [role for _, role in marks])
+            boundaries = np.minimum(np.array(ends) // self.block_bytes, count).tolist()
+        else:
+            self._add_few_marks(sums, marks)
+            boundaries = [min(end // self.block_bytes, count) for end in ends]
         head, head_marks = head_of(prompt)
         return PromptSketch(
             sums=sums,
             head=head,
             head_marks=head_marks,
-            boundaries=tuple(min(end // self.block_bytes, count) for end in ends),
+            boundaries=tuple(boundaries),
             text_bytes=len(text),
         )
 
@@ -125,7 +142,7 @@ class Fingerprinter:
             sums = sums.copy()
             sums[:1] += np.uint64(self._named_hash("adapter", adapter))
         return Fingerprint(
-            blocks=self._chain(sums).astype("<u8", copy=False).tobytes(),
+            blocks=self._chain(sums) if len(sums) > _FEW else self._chain_few(sums.tolist()),
             prefix_hash=prefix_hash(sketch.head, sketch.head_marks, adapter=adapter),
             boundaries=sketch.boundaries,
             text_bytes=sketch.text_bytes,
@@ -147,14 +164,32 @@ class Fingerprinter:
         inside = block < len(sums)
         np.add.at(sums, block[inside], _mix(values)[inside])
 
-    def _chain(self, sums: Words) -> Words:
+    def _add_few_marks(self, sums: Words, marks: Sequence[tuple[int, str]]) -> None:
+        """Add a few marks as `_add_marks` does."""
+        offset_key, order_key = int(self._offset_key), int(self._order_key)
+        for order, (offset, role) in enumerate(marks):
+            block = offset // self.block_bytes
+            if block < len(sums):
+                value = self._role_hash(role) + offset * offset_key + order * order_key
+                sums[block] = (int(sums[block]) + _mix_one(value & _MASK)) & _MASK
+
+    def _chain(self, sums: Words) -> bytes:
         if len(sums) > len(self._powers):
             self._powers = self._powers_up_to(2 * len(sums))
         chained: Words = np.cumsum(_mix(sums) * self._powers[: len(sums)], dtype=np.uint64)
-        return _mix(chained)
+        return _mix(chained).astype("<u8", copy=False).tobytes()
+
+    def _chain_few(self, sums: Sequence[int]) -> bytes:
+        """Chain a few sums as `_chain` does."""
+        chained, hashes = 0, []
+        for total, power in zip(sums, self._first_powers, strict=False):
+            chained = (chained + _mix_one(total) * power) & _MASK
+            hashes.append(_mix_one(chained))
+        return struct.pack(f"<{len(hashes)}Q", *hashes)
 
     def _role_hash(self, role: str) -> int:
-        return self._named_hash("", role)
+        known = self._usual_roles.get(role)
+        return self._named_hash("", role) if known is None else known
 
     def _named_hash(self, kind: str, name: str) -> int:
         """Return the hash of a name among those of its kind."""
@@ -175,9 +210,18 @@ class Fingerprinter:
 
 def _mix(values: Words) -> Words:
     """Spread every bit over all others (the finaliser of SplitMix64), in place on a fresh array."""
-    mixed = values ^ (values >> np.uint64(30))
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
+    first, second, third = _SHIFT_WORDS
+    mixed = values ^ (values >> first)
+    mixed *= _FACTOR_WORDS[0]
+    mixed ^= mixed >> second
+    mixed *= _FACTOR_WORDS[1]
+    mixed ^= mixed >> third
     return mixed
+
+
+def _mix_one(value: int) -> int:
+    """Return what `_mix` makes of one word."""
+    first, second, third = _SHIFTS
+    value = ((value ^ (value >> first)) * _FACTORS[0]) & _MASK
+    value = ((value ^ (value >> second)) * _FACTORS[1]) & _MASK
+    return value ^ (value >> third)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from gorgo.core.numeric import is_nonnegative
+from gorgo.core.numeric import MAX_AMOUNT
 from gorgo.core.stream.sse import MAX_EVENT_BYTES
 
 #: Bytes retained of a stream's end: more than any usage object with its tail, little enough for thousands of streams.
@@ -68,7 +68,9 @@ class UsageReader:
         return bytes(self._tail[-TAIL_BYTES:])
 
     def usage(self) -> Usage | None:
-        last = next(_usages(bytes(self._tail[-TAIL_BYTES:])), None)
+        last = next(_usages(self.tail), None)
+        if last is not None and None not in (last.prompt_tokens, last.cached_tokens, last.output_tokens):
+            return last
         return _filled(last, next(_usages(self._head), None))
 
 
@@ -127,7 +129,7 @@ class UsageEventFilter:
         return b"".join(out)
 
     def flush(self) -> bytes:
-        """Return the rest of a stream that ends without end its last event."""
+        """Return the rest of a stream that ends without the end of its last event."""
         rest, self._pending, self._searched = self._pending, b"", 0
         return rest
 
@@ -194,7 +196,7 @@ def _usage(fields: object) -> Usage | None:
 def _count(fields: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
         value = fields.get(name)
-        if is_nonnegative(value) and isinstance(value, int):
+        if type(value) is int and 0 <= value <= MAX_AMOUNT:
             return value
     return None
 

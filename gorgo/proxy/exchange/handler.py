@@ -162,23 +162,20 @@ class Exchange:
         return request
 
     async def _parse(self, body: bytes) -> ParsedRequest:
-        """Parse the body; look for a model that no replica is known to serve."""
+        """Parse the body, here if that takes milliseconds; look for a model that no replica is known to serve."""
         state = self._state
         started = perf_counter()
-        fields = await self._read_fields(body)
+        check_media_type(self._headers)
+        if is_quick(body):
+            fields = read_fields(self._route, body, state.fingerprinter)
+        else:
+            fields = await state.body_workers.read(self._route, body)
         self._record.decision_s = perf_counter() - started
         request = self._parse_now(body, fields)
         model = request.route.model
         if model is None or state.router.lists(model) or not await state.models.find_missing(model, now=state.clock()):
             return request
         return self._parse_now(body, fields)
-
-    async def _read_fields(self, body: bytes) -> BodyFields:
-        """Read the body: here if that takes milliseconds, else in another process."""
-        check_media_type(self._headers)
-        if is_quick(body):
-            return read_fields(self._route, body, self._state.fingerprinter)
-        return await self._state.body_workers.read(self._route, body)
 
     def _parse_now(self, body: bytes, fields: BodyFields) -> ParsedRequest:
         assert self._router_id is not None

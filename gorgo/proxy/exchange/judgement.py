@@ -47,9 +47,13 @@ def wants_more_than_one(parsed: Mapping[str, Any]) -> bool:
     >>> wants_more_than_one({"max_tokens": 2}), wants_more_than_one({"max_tokens": 1})
     (True, False)
     """
-    options = [parsed, parsed.get("sampling_params")]
-    limits = [found.get(name) for found in options if isinstance(found, Mapping) for name in _MAX_TOKENS]
-    return all(limit >= LEAST_TOKENS for limit in limits if isinstance(limit, int))
+    sampling = parsed.get("sampling_params")
+    nested: Mapping[str, Any] = sampling if isinstance(sampling, dict) else {}
+    for name in _MAX_TOKENS:
+        for limit in (parsed.get(name), nested.get(name)):
+            if isinstance(limit, int) and limit < LEAST_TOKENS:
+                return False
+    return True
 
 
 def _seconds(retry_after: bytes) -> float | None:

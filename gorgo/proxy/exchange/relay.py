@@ -143,7 +143,7 @@ class Relay:
         if end is not StreamEnd.COMPLETE:
             raise UpstreamError("truncated" if end is StreamEnd.MISSING else "error_event")
         self._tail.feed(stream)
-        if not self._is_short(stream):
+        if not self._is_short(stream, self._tail.usage()):
             self._tail = UsageReader()
             return None
         if self._options.strip_usage:
@@ -160,10 +160,11 @@ class Relay:
         await self._finish()
         if end is StreamEnd.ERROR:
             return replace(self._outcome(AttemptResult.FAILED_AFTER_CONTENT), error="error_event")
-        return replace(self._outcome(AttemptResult.COMPLETED), short=self._is_short(tail))
+        usage = self._tail.usage()
+        return self._outcome(AttemptResult.COMPLETED, usage=usage, short=self._is_short(tail, usage))
 
-    def _is_short(self, stream: bytes) -> bool | None:
-        if len(stream) > SHORT_BYTES or not is_short(self._options.route, stream, self._tail.usage()):
+    def _is_short(self, stream: bytes, usage: Usage | None) -> bool | None:
+        if len(stream) > SHORT_BYTES or not is_short(self._options.route, stream, usage):
             return False
         return True if self._options.may_be_short else None
 
@@ -220,7 +221,7 @@ class Relay:
         self._tail.feed(chunk)
         if self._filter is not None:
             chunk = self._filter.feed(chunk)
-        if chunk:
+        if chunk and not self._writer.try_write(chunk):
             await self._write(chunk)
 
     async def _write(self, chunk: bytes) -> None:
@@ -265,7 +266,7 @@ class Relay:
         await self._start(head=body)
         self._timeout.extend(self._options.chunk_limit_s)
         await self._writer.finish(body)
-        return replace(self._outcome(AttemptResult.COMPLETED, usage=usage), short=short)
+        return self._outcome(AttemptResult.COMPLETED, usage=usage, short=short)
 
     def _hold(self, body: bytes, *, usage: Usage | None = None) -> Outcome:
         """Retain a doubtful answer for the Router's decision."""
@@ -303,7 +304,14 @@ class Relay:
         if self._options.on_head is not None:
             self._options.on_head(head)
 
-    def _outcome(self, result: AttemptResult, status: int | None = None, *, usage: Usage | None = None) -> Outcome:
+    def _outcome(
+        self,
+        result: AttemptResult,
+        status: int | None = None,
+        *,
+        usage: Usage | None = None,
+        short: bool | None = False,
+    ) -> Outcome:
         usage = usage or (None if self._filter is None else self._filter.usage) or self._tail.usage()
         return Outcome(
             result,
@@ -312,4 +320,5 @@ class Relay:
             cached_tokens=None if usage is None else usage.cached_tokens,
             output_tokens=None if usage is None else usage.output_tokens,
             itl_s_p95=p95(self._gaps),
+            short=short,
         )

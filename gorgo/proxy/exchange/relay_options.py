@@ -14,7 +14,7 @@ WITHHELD_BYTES = 8 * 1024
 SHORT_BYTES = 4 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: one is made for each attempt, and that takes three times as long
 class RelayOptions:
     """Options of one relay.
 

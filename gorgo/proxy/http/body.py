@@ -82,8 +82,10 @@ async def _gather(receive: Receive, headers: Iterable[Header], limit: int, buffe
     try:
         declared = find(headers, b"content-length")
         if declared is not None and declared.isdigit():
-            _check_size(int(declared), limit)
-            buffer.reserve_body(int(declared))
+            size = int(declared)
+            if size > limit:
+                raise _too_large(limit)
+            buffer.reserve_body(size)
         return await _collect(receive, limit, buffer)
     except HttpError as refused:
         if refused.status != 408:
@@ -103,10 +105,11 @@ async def _collect(receive: Receive, limit: int, buffer: RequestBuffer) -> bytes
                 raise ClientDisconnected
             chunk: bytes = message.get("body", b"")
             size += len(chunk)
-            _check_size(size, limit)
-            buffer.received(len(chunk))
-            buffer.reserve_body(size)
-            parts.append(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            buffer.received(len(chunk), size)
+            if chunk:
+                parts.append(chunk)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
     finally:
@@ -114,9 +117,8 @@ async def _collect(receive: Receive, limit: int, buffer: RequestBuffer) -> bytes
         parts.clear()
 
 
-def _check_size(size: int, limit: int) -> None:
-    if size > limit:
-        raise HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")
+def _too_large(limit: int) -> HttpError:
+    return HttpError(413, "request_too_large", f"the body is larger than {limit} bytes")
 
 
 async def _discard_rest(receive: Receive, limit: int) -> None:

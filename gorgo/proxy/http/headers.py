@@ -143,10 +143,10 @@ def is_event_stream(headers: Sequence[Header]) -> bool:
 
 def is_encoded(headers: Sequence[Header]) -> bool:
     """Return whether a coding other than `identity` applies."""
-    return any(
-        (name == _ENCODING or name.lower() == _ENCODING) and value.strip().lower() not in (b"", b"identity")
-        for name, value in headers
-    )
+    for name, value in headers:
+        if (name == _ENCODING or name.lower() == _ENCODING) and value.strip().lower() not in (b"", b"identity"):
+            return True
+    return False
 
 
 def _named_in_connection(headers: Iterable[Header]) -> frozenset[bytes]:

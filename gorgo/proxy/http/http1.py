@@ -264,6 +264,14 @@ class StrictProtocol(H11Protocol):
         if self._strict.has_more:
             self.task_group.spawn(self._handle_early)
 
+    async def _send_h11_event(self, event: Any) -> None:
+        """Send an event; after a refusal drop one that comes late, as a timeout of the app's own does."""
+        try:
+            await super()._send_h11_event(event)
+        except h11.LocalProtocolError:
+            if not self._strict.refused:
+                raise
+
     async def _send_error_response(self, status_code: int) -> None:
         """Send an error in the proxy's form; h11's own message would repeat what the client sent."""
         code, message = _CODES.get(status_code, _CODES[400])

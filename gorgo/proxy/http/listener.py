@@ -246,11 +246,9 @@ class _Connections:
         self._idle.pop(task, None)
 
     def _set_idle(self, task: asyncio.Task[Any], idle: bool) -> None:
-        if not idle:
-            self._idle.pop(task, None)
-        elif task in self._open:
-            self._idle[task] = None
-            self._idle.move_to_end(task)
+        self._idle.pop(task, None)
+        if idle and task in self._open:
+            self._idle[task] = None  # at the end
 
     async def _handshake(self, client: socket.socket, tls: ssl.SSLContext, head: HeadLimits) -> None:
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()

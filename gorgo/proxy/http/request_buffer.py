@@ -57,8 +57,8 @@ class RequestBuffer:
         return self._budget.size_limit // BODY_COPIES
 
     def begin_upload(self, on_evict: Callable[[], None]) -> None:
-        """Let the upload be evicted, by `on_evict`, until `end_upload`."""
-        self._buffer.make_evictable(on_evict, now=monotonic())
+        """Let the upload be evicted, by `on_evict`, until `end_upload`. It began with this object."""
+        self._buffer.on_evict = on_evict
 
     def end_upload(self) -> None:
         self._buffer.on_evict = None
@@ -71,11 +71,17 @@ class RequestBuffer:
                 raise HttpError(503, "buffers_full", message, headers=_RETRY)
             self._body = size
 
-    def received(self, count: int) -> None:
-        """Count received bytes of the body. Raises `HttpError` (408) if the upload was evicted."""
+    def received(self, count: int, size: int) -> None:
+        """Count received bytes of the body, `size` with those before, and reserve them.
+
+        Raises `HttpError`: 408 if the upload was evicted, 503 if the reservation is refused.
+        """
         if self._buffer.evicted:
             raise self.eviction()
-        self._buffer.received(count, now=monotonic())
+        if count:
+            self._buffer.received(count, now=monotonic())
+        if size > self._body:
+            self.reserve_body(size)
 
     def eviction(self) -> HttpError:
         """Return the error of an evicted upload."""

@@ -14,7 +14,7 @@ from gorgo.core.prompt.fingerprint import Fingerprinter, PromptSketch
 from gorgo.core.prompt.parse import read_prompt
 from gorgo.errors import BadRequest
 from gorgo.proxy.http.errors import HttpError
-from gorgo.proxy.parsing.json_body import Spans, model_spans, parse_body
+from gorgo.proxy.parsing.json_body import Spans, check_counts, model_spans, parse_body
 
 #: Fields by which engines and gateways pick a worker, a host or a priority, or name a request of another client.
 ENGINE_FIELDS = frozenset(
@@ -58,7 +58,7 @@ class BodyFields:
 
 
 def read_fields(route: str, body: bytes, fingerprinter: Fingerprinter) -> BodyFields:
-    """Read a body. Raises `HttpError` (400)."""
+    """Read a body that is quick, or whose values have been counted. Raises `HttpError` (400)."""
     parsed = parse_body(body)
     try:
         prompt = read_prompt(route, parsed)
@@ -72,6 +72,7 @@ def read_large_body(route: str, body: bytes, fingerprinter: Fingerprinter) -> Bo
     if b"\0" in body:
         # UTF-16 and UTF-32 are full of them; JSON on the wire is UTF-8 (RFC 8259).
         raise HttpError(400, "invalid_json", "expected a large body in UTF-8")
+    check_counts(body)
     fields = read_fields(route, body, fingerprinter)
     values = {name: _small(name, fields.values[name]) for name in READ_FIELDS & fields.values.keys()}
     return BodyFields(values, fields.sketch, fields.tokens, model_spans(body))

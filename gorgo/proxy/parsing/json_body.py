@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, AnyStr
 
-from gorgo.core.json_cost import SMALL_BYTES, count_values
+from gorgo.core.json_cost import count_values
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import Header, find, is_encoded
 
@@ -45,9 +45,7 @@ def check_media_type(headers: Sequence[Header]) -> None:
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
-    """Return the body as an object. Raises `HttpError` (400); one with too many values is not parsed."""
-    if len(body) > SMALL_BYTES:
-        check_counts(body)
+    """Return the body as an object. Raises `HttpError` (400). Callers have counted the values of a large one."""
     try:
         parsed = json.loads(body)
     except (json.JSONDecodeError, UnicodeDecodeError):

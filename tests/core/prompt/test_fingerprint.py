@@ -144,3 +144,11 @@ def test_prompt_longer_than_the_bound_has_the_blocks_of_its_start_and_its_whole_
     assert fingerprinter(longer).blocks == fingerprinter(Prompt(start, ((0, "user"),))).blocks
     assert fingerprinter(longer).boundaries == (MAX_BLOCKS, MAX_BLOCKS)
     assert fingerprinter(longer).text_bytes == len(start) + 4
+
+
+@given(prompt=PROMPTS)
+def test_few_blocks_and_marks_are_hashed_as_many_are(prompt: Prompt) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gorgo.core.prompt.fingerprint._FEW", 0)
+        as_many = FINGERPRINTER(prompt)
+    assert FINGERPRINTER(prompt) == as_many
