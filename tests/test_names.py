@@ -140,6 +140,8 @@ TABLE_OF_OLD_KEYS = "gorgo/config/parsing/renamed.py"
 USUAL_METHODS = {
     # Lifecycle.
     *("start", "stop", "run", "close", "aclose", "reset"),
+    # A request into what serves it, as in `concurrent.futures`.
+    "submit",
     # Containers and streams.
     *("add", "remove", "get", "read", "write", "flush", "feed", "release"),
     # Own invariants; a record as JSON, or made of other records; persisted state.

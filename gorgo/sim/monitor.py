@@ -6,12 +6,13 @@ at which its first request reaches the engine. The simulation decides when to po
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from gorgo.config.constants import PROBE_TIMEOUT_S, WARM_CONNECTIONS
 from gorgo.core.messages.request import EngineSample
-from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.engines import Engine
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.network.links import Link, RandomTable, TripDelays
 from gorgo.sim.network.pool import ConnectionPool, PooledSimConnection
@@ -38,7 +39,7 @@ class MonitoredReplica(Protocol):
     def alive(self) -> bool: ...
 
     @property
-    def model(self) -> EngineModel[Any]: ...
+    def model(self) -> Engine[Any]: ...
 
 
 class Monitor:
@@ -152,15 +153,20 @@ class Monitor:
 
     def _sample(self) -> EngineSample:
         model = self._replica.model
-        return EngineSample(
+        sample = EngineSample(
             running_requests=float(model.running),
             queued_requests=float(model.queued),
             used_tokens=float(model.used_tokens),
             kv_capacity_tokens=float(model.profile.kv_tokens),
+            prompt_tokens_total=float(model.totals.prompt_tokens),
+        )
+        if model.profile.scheduler == "vllm":
+            return sample  # It reports neither its batch limit nor its prefill.
+        return replace(
+            sample,
             max_running_requests=float(model.profile.max_running_requests),
             prefill_tokens_total=float(model.totals.prefill_tokens),
             prefill_busy_s_total=model.totals.prefill_busy_s,
-            prompt_tokens_total=float(model.totals.prompt_tokens),
         )
 
     def _give_back(self, pooled: PooledSimConnection) -> None:

@@ -26,7 +26,8 @@ from gorgo.core.policy.cost import choose_min_cost
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies.gorgo_ms import GorgoMs
-from gorgo.sim.engine.prediction import ArrivingRequest, idle_ttft_s, predict
+from gorgo.sim.engine.engines import predict_first_token
+from gorgo.sim.engine.prediction import ArrivingRequest, idle_ttft_s
 from gorgo.sim.faults.api import EngineView
 
 #: Cost of a dead replica, ms: more than any queue, and finite, so that sums of terms stay numbers.
@@ -109,7 +110,7 @@ def _engine_ms(view: EngineView, request: RouteRequest, arrives_s: float, now: f
         return DEAD_MS, 0.0
     model = view.model
     arrival = ArrivingRequest(request.blocks, request.prompt_tokens, arrives_s)
-    predicted = predict(model, view.in_transit, arrival, now=now)
+    predicted = predict_first_token(model, view.in_transit, arrival, now=now)
     new_tokens = request.prompt_tokens - predicted.cached_tokens
     prefill_s = idle_ttft_s(model.profile, new_tokens, predicted.cached_tokens) * model.slowdown
     return (predicted.first_token_s - arrives_s) * 1e3, prefill_s * 1e3

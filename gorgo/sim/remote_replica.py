@@ -18,8 +18,8 @@ from gorgo.config.constants import CONNECTIONS_PER_REPLICA
 from gorgo.core.messages.request import AttemptResult, OpenConnection, Outcome
 from gorgo.errors import BadRequest
 from gorgo.sim.engine.driver import EngineDriver, SimAttempt
+from gorgo.sim.engine.engines import Engine, make_engine
 from gorgo.sim.engine.itl import ItlHistogram, p95_s
-from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.request import EngineRequest, Stage
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.fleet import SimReplica
@@ -96,7 +96,7 @@ class RemoteReplica:
     # -- for observers
 
     @property
-    def model(self) -> EngineModel[SimAttempt]:
+    def model(self) -> Engine[SimAttempt]:
         """The engine as it is now; another one after a death."""
         return self._engine.model
 
@@ -190,7 +190,7 @@ class RemoteReplica:
     # -- helpers
 
     def _new_engine(self) -> EngineDriver:
-        model: EngineModel[SimAttempt] = EngineModel(self.replica.profile, item_bytes=8, item_tokens=self._block_tokens)
+        model: Engine[SimAttempt] = make_engine(self.replica.profile, item_bytes=8, item_tokens=self._block_tokens)
         model.slowdown = self._slowdown
         return EngineDriver(
             self._kernel, model, first_token=self._first_token, finished=self._finished, ahead=self._ahead

@@ -17,7 +17,7 @@ from math import inf
 from time import monotonic
 from typing import Generic, Protocol
 
-from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.engines import Engine
 from gorgo.sim.engine.steps import RequestT, Step
 from gorgo.sim.network.links import Path
 
@@ -41,7 +41,7 @@ class StepLoop(Generic[RequestT]):
         Called for each request that got a token, with the scheduled end of its step.
     """
 
-    def __init__(self, model: EngineModel[RequestT], emit: Callable[[RequestT, float], None]) -> None:
+    def __init__(self, model: Engine[RequestT], emit: Callable[[RequestT, float], None]) -> None:
         self.model = model
         self._emit = emit
         self._loop = asyncio.get_running_loop()

@@ -22,7 +22,7 @@ from gorgo.apps.engine_server.stats import EngineStats
 from gorgo.apps.engine_server.streams import Served
 from gorgo.apps.engine_server.text import Tape
 from gorgo.errors import BadRequest
-from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.engines import Engine, make_engine
 from gorgo.sim.engine.profiles import EngineProfile
 from gorgo.sim.engine.request import Stage
 from gorgo.sim.network.links import Link, Path, SimConnection
@@ -49,7 +49,7 @@ class SimulatedReplica:
         self.model_name = model_name
         #: LoRA adapters that are loaded.
         self.adapters = tuple(adapters)
-        self.engine: EngineModel[Served] = EngineModel(profile)
+        self.engine: Engine[Served] = make_engine(profile)
         self.path = Path(Link(rtt_s=rtt_s, jitter=jitter), np.random.default_rng([seed, crc32(name.encode())]))
         self.deliveries = Deliveries(self.path)
         self.steps = StepLoop(self.engine, self._emit)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.engines import Engine
 from gorgo.sim.engine.request import EngineRequest
 
 #: Version in the answers; the interface is that of this version.
@@ -39,7 +39,7 @@ class EngineHistogram:
 class EngineStats:
     """The engine's own account of itself, for one model; `now` is when it began."""
 
-    def __init__(self, engine: EngineModel[Any], *, model_name: str, now: float) -> None:
+    def __init__(self, engine: Engine[Any], *, model_name: str, now: float) -> None:
         self._engine = engine
         self._model_name = model_name
         self._ttft = EngineHistogram(_TTFT_BUCKETS)

@@ -25,12 +25,15 @@ class Batch(Generic[RequestT]):
     ----------
     cache:
         The engine's pool.
+    caching:
+        Whether prompts are put into the tree for later requests.
     """
 
-    __slots__ = ("_cache", "context_tokens", "decoding", "prefilling")
+    __slots__ = ("_cache", "_caching", "context_tokens", "decoding", "prefilling")
 
-    def __init__(self, cache: KvCache) -> None:
+    def __init__(self, cache: KvCache, *, caching: bool = True) -> None:
         self._cache = cache
+        self._caching = caching
         #: Requests in prefill, in order of admission.
         self.prefilling: list[RequestT] = []
         #: Those that have their first token. Insertion order is admission order, so that steps do not depend on hashes.
@@ -115,7 +118,7 @@ class Batch(Generic[RequestT]):
         """Put the whole items of the first `tokens` of `key` into the tree."""
         cache = self._cache
         assert request.handle is not None, "a running request holds a path"
-        items = min(len(key) // cache.item_bytes, tokens // cache.item_tokens)
+        items = min(len(key) // cache.item_bytes, tokens // cache.item_tokens) if self._caching else 0
         in_tree = request.handle.end
         if items > in_tree:
             request.handle, _ = cache.insert(key[: items * cache.item_bytes], request.handle)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from gorgo.sim.engine.engines import Engine
 from gorgo.sim.engine.itl import DecodeTimeline
-from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.request import EngineRequest
 from gorgo.sim.engine.steps import Step
 from gorgo.sim.event_queue import EventQueue
@@ -26,11 +26,14 @@ class SimAttempt(EngineRequest):
         "attempt_id",
         "body_bytes",
         "done",
+        "earlier_gaps",
         "first_token_arrival_s",
         "has_first_token",
         "mark",
+        "paused_s",
         "pooled",
         "request_id",
+        "resumed_s",
         "trips",
     )
 
@@ -60,6 +63,10 @@ class SimAttempt(EngineRequest):
         self.done = False
         #: Where the engine's log of decode iterations stood at its first token.
         self.mark = 0
+        #: Of a preempted request: when it got the token before and the one after, and its gaps until then.
+        self.paused_s: float | None = None
+        self.resumed_s: float | None = None
+        self.earlier_gaps: list[tuple[float, int]] = []
 
 
 #: Called with a request at its first and last token, and the time.
@@ -84,7 +91,7 @@ class EngineDriver:
     def __init__(
         self,
         kernel: EventQueue,
-        model: EngineModel[SimAttempt],
+        model: Engine[SimAttempt],
         *,
         first_token: OnToken,
         finished: OnToken,
@@ -99,7 +106,7 @@ class EngineDriver:
         self.log = DecodeTimeline()
 
     @property
-    def model(self) -> EngineModel[SimAttempt]:
+    def model(self) -> Engine[SimAttempt]:
         """The engine as it is now."""
         self._settle()
         return self._model
@@ -129,8 +136,9 @@ class EngineDriver:
 
     def gaps(self, request: SimAttempt) -> list[tuple[float, int]]:
         """Times between the tokens of a request that has just finished."""
-        assert request.first_token_s is not None, "what has finished has begun"
-        return self.log.gaps(request.mark, first_token_s=request.first_token_s)
+        since_s = request.first_token_s if request.resumed_s is None else request.resumed_s
+        assert since_s is not None, "what has finished has begun"
+        return [*request.earlier_gaps, *self.log.gaps(request.mark, first_token_s=since_s)]
 
     def _settle(self) -> None:
         """Leave a run of iterations at the one under way."""
@@ -147,7 +155,20 @@ class EngineDriver:
         if step is None:
             self._step = None
         else:
+            for request in step.preempted:
+                self._pause(request, now)
             self._await(step)
+
+    def _pause(self, request: SimAttempt, now: float) -> None:
+        """Close the gaps of a request that is preempted while it decodes; it had a token from the step before."""
+        if request.emitted and request.paused_s is None:
+            request.earlier_gaps = self.gaps(request)
+            request.paused_s = now
+
+    def _resume(self, request: SimAttempt, now: float) -> None:
+        assert request.paused_s is not None, "what resumes was preempted"
+        request.earlier_gaps.append((now - request.paused_s, 1))
+        request.mark, request.resumed_s, request.paused_s = self.log.mark(), now, None
 
     def _await(self, step: Step[SimAttempt]) -> None:
         self._step = step
@@ -156,12 +177,14 @@ class EngineDriver:
     def _end(self, step: Step[SimAttempt]) -> None:
         if step is not self._step:
             return  # The run was split, or the engine is dead.
-        if not step.chunks:
+        if not step.chunks or 0 in step.chunks:
             self.log.add(step.started_s, step.ends_s, step.iterations)
         for request in self._model.finish_step(step):
-            if step.chunks:
+            if step.chunks and request.emitted == 1:
                 request.mark = self.log.mark()
                 self._first_token(request, step.ends_s)
+            elif request.paused_s is not None:
+                self._resume(request, step.ends_s)
             if request.finished:
                 self._finished(request, step.ends_s)
         if self.log.is_long:

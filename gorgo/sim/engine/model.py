@@ -80,7 +80,7 @@ class EngineModel(Generic[RequestT]):
         self.slowdown = 1.0
         self._waiting: deque[RequestT] = deque()
         #: The running requests; observers only read them.
-        self.batch: Batch[RequestT] = Batch(self.cache)
+        self.batch: Batch[RequestT] = Batch(self.cache, caching=profile.prefix_cache)
         self._stepping: Step[RequestT] | None = None
 
     @property

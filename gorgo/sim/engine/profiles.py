@@ -1,10 +1,12 @@
 """Cost of one engine step on a given GPU and model: a small table of constants, each with its source.
 
-Owns the two formulas and the table. `model` decides the contents of a step, this module its
+Owns the formulas and the table. `model` decides the contents of a step, this module its
 duration. All constants are in seconds and tokens.
 
     prefill step      base + n / rate + kappa * sum(new * (context + new / 2))
     decode iteration  base + moe * (1 - (1 - k/E)^B) + per_request * B + kv * context_tokens (+ eager above a graph)
+    both in one step  the longer of a prefill step over n + B tokens and a read of all weights (decode base and moe),
+                      + per_request * B + kv * context_tokens
 
 In a mixture of experts B tokens touch a share 1 - (1 - k/E)^B of the experts (k of E are chosen per token), and a
 decode step is bound by the weights that it reads, so its cost rises steeply for small batches and then flattens: a form
@@ -14,7 +16,8 @@ linear in B is off by 39-59 %.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 from gorgo.errors import BadRequest, UnknownProfile
 from gorgo.sim.engine.estimates import ESTIMATES
@@ -28,8 +31,15 @@ class EngineProfile:
     ----------
     prefill_base_s, prefill_tokens_per_s, prefill_kappa_s:
         Constant, linear and quadratic (attention) part of a prefill step.
+    scheduler:
+        Whose scheduler forms the steps.
     chunk_tokens:
-        Most prompt tokens computed in one prefill step (SGLang's `chunked_prefill_size`).
+        Most prompt tokens computed in one prefill step (SGLang's `chunked_prefill_size`), or tokens of any kind in one
+        step (vLLM's `max_num_batched_tokens`).
+    block_tokens:
+        Size of a KV block of vLLM; SGLang's pool is counted in tokens.
+    prefix_cache:
+        Whether prompts are cached for later requests.
     decode_base_s, decode_moe_s, decode_per_request_s, decode_kv_s:
         Constant part, all routed experts read once, per running request, and per token of context read.
     experts_per_token, experts:
@@ -60,6 +70,7 @@ class EngineProfile:
     """
 
     name: str
+    scheduler: Literal["sglang", "vllm"] = "sglang"
     prefill_base_s: float
     prefill_tokens_per_s: float
     prefill_kappa_s: float
@@ -78,6 +89,8 @@ class EngineProfile:
     context_tokens: int = 32_768
     hit_share: float = 1.0
     checkpoint_tokens: int = 1
+    block_tokens: int = 16
+    prefix_cache: bool = True
     source: str = ""
 
     @property
@@ -113,6 +126,14 @@ class EngineProfile:
             self.decode_base_s
             + (self.decode_eager_s if eager else 0.0)
             + self.decode_moe_s * touched
+            + self.decode_per_request_s * batch
+            + self.decode_kv_s * context_tokens
+        )
+
+    def mixed_s(self, new_tokens: int, attended: float, batch: int, context_tokens: int) -> float:
+        """A step with `new_tokens` of prompts and one token for each of `batch` requests; the others as above."""
+        return (
+            max(self.prefill_s(new_tokens + batch, attended), self.decode_base_s + self.decode_moe_s)
             + self.decode_per_request_s * batch
             + self.decode_kv_s * context_tokens
         )
@@ -232,13 +253,26 @@ _QWEN3_L40S = EngineProfile(
     ),
 )
 
+
+def as_vllm(profile: EngineProfile) -> EngineProfile:
+    """The same GPU and model under vLLM with its defaults for a server of that size."""
+    return replace(
+        profile,
+        name=f"{profile.name}-vLLM",
+        scheduler="vllm",
+        chunk_tokens=8192 if profile.chunk_tokens >= 8192 else 2048,
+        max_running_requests=1024 if profile.chunk_tokens >= 8192 else 256,
+        source=f"{profile.source} vLLM's scheduler; the costs of its steps are assumed to be SGLang's.",
+    )
+
+
 _ESTIMATED = tuple(EngineProfile(**asdict(estimate)) for estimate in ESTIMATES)
 
 #: Every ready-made profile by name. SGLang's defaults give chunk sizes by GPU memory.
 PROFILES: Mapping[str, EngineProfile] = {
     profile.name: profile
     for profile in (_QWEN_2XL40S, _QWEN_H100, _LLAMA_H100, _LLAMA_L40S, _QWEN3_H100, _QWEN3_L40S, *_ESTIMATED)
-}
+} | {profile.name: profile for profile in map(as_vllm, (_QWEN_2XL40S, _QWEN_H100, _LLAMA_H100, _LLAMA_L40S))}
 
 
 def find_profile(name: str) -> EngineProfile:

@@ -38,6 +38,7 @@ class EngineRequest:
     __slots__ = (
         "admitted_s",
         "cached_tokens",
+        "contents",
         "emitted",
         "first_token_s",
         "handle",
@@ -69,6 +70,8 @@ class EngineRequest:
         self.private_tokens = 0
         self.reserved_tokens = 0
         self.handle: CacheNode | None = None
+        #: Of an engine with blocks: the content of each full one, computed once.
+        self.contents: tuple[int, ...] | None = None
 
     @property
     def finished(self) -> bool:

@@ -25,8 +25,9 @@ RequestT = TypeVar("RequestT", bound=EngineRequest)
 class Step(Generic[RequestT]):
     """One scheduler iteration, or several decode iterations in a row: which requests it serves and when it is over.
 
-    `chunks` are the prompt tokens computed per request in a prefill step, empty in decode iterations. `first_s` and
-    `growth_s` are how long the first of `iterations` takes and how much longer each one takes than the one before.
+    `chunks` are the prompt tokens computed per request in a prefill step, empty in decode iterations; a request that
+    decodes in the same step has 0. `first_s` and `growth_s` are how long the first of `iterations` takes and how much
+    longer each one takes than the one before. `preempted` lost their KV when the step was formed.
     """
 
     started_s: float
@@ -36,6 +37,7 @@ class Step(Generic[RequestT]):
     iterations: int = 1
     first_s: float = 0.0
     growth_s: float = 0.0
+    preempted: tuple[RequestT, ...] = ()
 
     def ended_s(self, iterations: int) -> float:
         """When the first so many decode iterations are over."""
@@ -70,6 +72,7 @@ class Totals:
     prefill_busy_s: float = 0.0
     busy_s: float = 0.0
     steps: int = 0
+    preemptions: int = 0
 
 
 def run_duration_s(first_s: float, growth_s: float, iterations: int) -> float:

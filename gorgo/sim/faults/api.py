@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.engines import Engine
 from gorgo.sim.engine.request import EngineRequest
 from gorgo.sim.fleet import SimFleet
 
@@ -18,7 +18,7 @@ class EngineView(Protocol):
     """One engine as an onlooker sees it, at any time of the run."""
 
     @property
-    def model(self) -> EngineModel[Any]:
+    def model(self) -> Engine[Any]:
         """The engine itself; another one after a revival."""
 
     @property

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from gorgo.sim.engine.driver import EngineDriver, SimAttempt
+from gorgo.sim.engine.engines import Engine, make_engine
 from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.profiles import EngineProfile
 from gorgo.sim.engine.request import Stage
@@ -27,10 +29,10 @@ class Traffic:
     finish_s: dict[str, float] = field(default_factory=dict)
     gaps: dict[str, list[float]] = field(default_factory=dict)
 
-    def run(self, profile: EngineProfile, *, ahead: bool) -> tuple[EngineModel[SimAttempt], int]:
+    def run(self, profile: EngineProfile, *, ahead: bool) -> tuple[Engine[SimAttempt], int]:
         rng = np.random.default_rng(self.seed)
         kernel = EventQueue()
-        model: EngineModel[SimAttempt] = EngineModel(profile, item_bytes=8, item_tokens=16)
+        model: Engine[SimAttempt] = make_engine(profile, item_bytes=8, item_tokens=16)
         engine = EngineDriver(kernel, model, first_token=self._first, finished=self._finished, ahead=ahead)
         self._engine = engine
         at_s = 0.0
@@ -76,13 +78,19 @@ def request(rng: np.random.Generator, number: int) -> SimAttempt:
     )
 
 
-def nodes_of(model: EngineModel[SimAttempt]) -> set[tuple[bytes, int, int, bool]]:
+def nodes_of(model: Engine[SimAttempt]) -> object:
+    """What is cached, by content; of an engine with blocks, how much."""
+    if not isinstance(model, EngineModel):
+        return model.cache.free_tokens, model.cache.evictable_tokens
     return {(node.edge, node.end, node.locks, bool(node.children)) for node in model.cache.nodes()}
 
 
+@pytest.mark.parametrize("scheduler", ["sglang", "vllm"])
 @pytest.mark.parametrize("seed", range(6))
-def test_running_ahead_gives_the_times_and_the_cache_of_stepping_one_by_one(seed: int) -> None:
-    profile = replace(round_profile(kv_tokens=1500, max_running_requests=5), decode_kv_s=2e-6)
+def test_running_ahead_gives_the_times_and_the_cache_of_stepping_one_by_one(
+    seed: int, scheduler: Literal["sglang", "vllm"]
+) -> None:
+    profile = replace(round_profile(kv_tokens=1500, max_running_requests=5), decode_kv_s=2e-6, scheduler=scheduler)
     ahead, single = Traffic(seed), Traffic(seed)
     model, events = ahead.run(profile, ahead=True)
     other, stepped = single.run(profile, ahead=False)
@@ -98,8 +106,9 @@ def test_running_ahead_gives_the_times_and_the_cache_of_stepping_one_by_one(seed
     mine, theirs = model.totals, other.totals
     assert mine.busy_s == pytest.approx(theirs.busy_s)
     assert mine.prefill_busy_s == pytest.approx(theirs.prefill_busy_s)
-    for name in ("requests", "aborted", "prompt_tokens", "cached_tokens", "generated_tokens", "steps"):
+    for name in ("requests", "aborted", "prompt_tokens", "cached_tokens", "generated_tokens", "steps", "preemptions"):
         assert getattr(mine, name) == getattr(theirs, name), name
+    assert bool(mine.preemptions) == (scheduler == "vllm")
     assert events < stepped / 2
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -210,6 +210,16 @@ def test_a_sibling_misses_until_the_prefill_is_over_and_hits_after() -> None:
     model.submit(after, now=9.0)
     end(model, 9.0)
     assert after.cached_tokens == 149, "one token is always computed"
+
+
+def test_without_a_prefix_cache_nothing_is_found_and_all_is_freed() -> None:
+    model: Model = EngineModel(replace(round_profile(), prefix_cache=False), item_bytes=1)
+    for _ in range(2):
+        again = request("a" * 50, 4, output="wxyz")
+        model.submit(again, now=0.0)
+        end(model)
+    assert (again.cached_tokens, model.totals.cached_tokens) == (0, 0)
+    assert model.cache.free_tokens == model.cache.capacity_tokens
 
 
 def test_a_next_turn_hits_what_was_generated_but_for_the_last_token() -> None:

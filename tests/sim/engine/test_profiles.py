@@ -52,13 +52,21 @@ LIMITS = {
     "2xH200-Llama-3.1-70B": (8192, 390_000, 64),
     "1xA30-Llama-3.2-1B": (2048, 599_000, 64),
     "1xL40S-Llama-3.2-3B": (4096, 313_000, 64),
+    "2xL40S-Qwen3.5-35B-A3B-FP8-vLLM": (2048, 983_549, 256),
+    "1xH100-Qwen3.5-35B-A3B-FP8-vLLM": (8192, 788_766, 1024),
+    "1xH100-Llama-3.1-8B-vLLM": (8192, 450_000, 1024),
+    "1xL40S-Llama-3.1-8B-vLLM": (2048, 201_000, 256),
 }
 
 
 def test_limits_are_those_of_the_design() -> None:
     found = {name: (each.chunk_tokens, each.kv_tokens, each.max_running_requests) for name, each in PROFILES.items()}
     assert found == LIMITS
-    assert {name: (each.experts_per_token, each.experts) for name, each in PROFILES.items() if each.decode_moe_s} == {
+    assert {
+        name.removesuffix("-vLLM"): (each.experts_per_token, each.experts)
+        for name, each in PROFILES.items()
+        if each.decode_moe_s
+    } == {
         **dict.fromkeys(("2xL40S-Qwen3.5-35B-A3B-FP8", "1xH100-Qwen3.5-35B-A3B-FP8"), (8, 256)),
         **dict.fromkeys(("1xH100-Qwen3-30B-A3B", "1xL40S-Qwen3-30B-A3B"), (8, 128)),
     }
@@ -113,3 +121,19 @@ def test_uncached_tokens_cost_what_the_paper_measured() -> None:
     h100 = find_profile("1xH100-Qwen3.5-35B-A3B-FP8")
     per_token_ms = (h100.prefill_s(5_000, 5_000**2 / 2) - h100.prefill_base_s) / 5_000 * 1e3
     assert 0.0694 < per_token_ms < 0.0834
+
+
+def test_a_step_with_prompts_and_decodes_reads_the_weights_once() -> None:
+    """A chunk of 4,000 tokens covers the read of the weights; one of 10 does not."""
+    h100 = find_profile("1xH100-Llama-3.1-8B-vLLM")
+    decodes_s = 20 * h100.decode_per_request_s + 20_000 * h100.decode_kv_s
+    assert h100.mixed_s(4000, 8e6, 20, 20_000) == pytest.approx(h100.prefill_s(4020, 8e6) + decodes_s)
+    assert h100.mixed_s(10, 50.0, 20, 20_000) == pytest.approx(h100.decode_base_s + decodes_s)
+    assert h100.mixed_s(10, 50.0, 20, 20_000) == pytest.approx(h100.decode_s(20, 20_000))
+
+
+def test_vllm_runs_with_its_own_defaults() -> None:
+    small, large = find_profile("1xL40S-Llama-3.1-8B-vLLM"), find_profile("1xH100-Llama-3.1-8B-vLLM")
+    assert {small.scheduler, large.scheduler} == {"vllm"}
+    assert (small.block_tokens, small.prefix_cache) == (16, True)
+    assert {each.scheduler for name, each in PROFILES.items() if not name.endswith("-vLLM")} == {"sglang"}

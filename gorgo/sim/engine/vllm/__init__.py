@@ -1,0 +1,1 @@
+"""The model of a vLLM-like engine: scheduler, running requests, blocks."""
