@@ -286,16 +286,30 @@ def _windows(results: Sequence[Any]) -> View:
     )
 
 
-def _chat_small(results: Sequence[Any]) -> View:
-    ((one,),) = results
-    row: dict[str, Cell] = {
-        "requests": one["requests"],
-        "seconds": one["duration_s"],
-        "input p50 / mean / p95": [one[f"input_{name}"] for name in ("p50", "mean", "p95")],
-        "output mean": one["output_mean"],
-        "block reuse": 100 * one["block_reuse"],
-    }
-    return View(tables=[Table(labels=("trace",), rows={("`chat-small`",): row})])
+#: Published figures of the traffic that a shape follows: requests, mean input and output tokens, reuse in %.
+_PUBLISHED: Mapping[str, Sequence[float | None]] = {
+    "toolagent-like": (23_608, 8596, 182, 59),
+    "synthetic-like": (3993, 15_325, 149, 66),
+    "wildchat-like": (None, 840, None, 4.95),
+    "rag": (None, 2959, 198, None),
+    "short-chat": (None, None, 214.5, None),
+    "groups": (None, None, 256, None),
+    "sharing": (None, None, None, None),
+    "chat-small": (None, None, None, None),
+}
+
+
+def _shapes(results: Sequence[Any]) -> View:
+    (described,) = results
+    names = ("requests", "input mean", "output mean", "block reuse")
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for one in described:
+        ours = (one["requests"], one["input_mean"], one["output_mean"], 100 * one["block_reuse"])
+        pairs = zip(names, ours, _PUBLISHED[one["trace"]], strict=True)
+        rows[f"`{one['trace']}`",] = {
+            name: [value] if theirs is None else [value, theirs] for name, value, theirs in pairs
+        }
+    return View(tables=[Table(labels=("shape",), rows=rows)])
 
 
 def _printed(results: Sequence[Any]) -> View:
@@ -317,7 +331,7 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "attacks": Figure([f"python -m tests.attacks --at {ATTACKS_BEFORE}", "python -m tests.attacks"], attacks),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
-    "chat-small": Figure(["gorgo datasets describe chat-small --json"], _chat_small),
+    "shapes": Figure([f"gorgo datasets describe {' '.join(_PUBLISHED)} --json"], _shapes),
     "windows": Figure(
         [
             f"gorgo datasets describe {' '.join(_WINDOWS)} --json",

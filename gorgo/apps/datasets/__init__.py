@@ -13,15 +13,19 @@ from gorgo.apps.datasets.catalogue import (
     write_trace,
 )
 from gorgo.apps.datasets.describe import TraceStats, describe_trace
+from gorgo.apps.datasets.prefix_shapes import GroupsShape, RagShape, SharingShape
 from gorgo.apps.datasets.remote import RemoteDataset, remote_dataset, remote_datasets
 from gorgo.apps.datasets.shape import PoissonShape, Shape, UsersShape, WorkloadShape, read_shape
 
 __all__ = [
     "DEMO_TRACE",
     "Dataset",
+    "GroupsShape",
     "PoissonShape",
+    "RagShape",
     "RemoteDataset",
     "Shape",
+    "SharingShape",
     "TraceStats",
     "UsersShape",
     "WorkloadShape",

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import gorgo
 from gorgo.apps.datasets.conversations import conversation_rows
+from gorgo.apps.datasets.groups import group_rows
 from gorgo.apps.datasets.poisson import poisson_rows
+from gorgo.apps.datasets.prefix_shapes import GroupsShape, RagShape, SharingShape
+from gorgo.apps.datasets.rag import rag_rows
 from gorgo.apps.datasets.shape import PoissonShape, Shape, UsersShape, read_shape
+from gorgo.apps.datasets.sharing import sharing_rows
 from gorgo.apps.datasets.synthetic import MadeRow, as_lines, as_requests
 from gorgo.apps.datasets.users import user_rows
 from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters, TraceRequest, load_trace
@@ -131,6 +135,12 @@ def _rows(shape: Shape) -> Iterator[MadeRow]:
             return user_rows(shape)
         case PoissonShape():
             return poisson_rows(shape)
+        case GroupsShape():
+            return group_rows(shape)
+        case SharingShape():
+            return sharing_rows(shape)
+        case RagShape():
+            return rag_rows(shape)
         case _:
             return conversation_rows(shape)
 

@@ -1,6 +1,7 @@
 """What a made trace looks like: the parameters of the generators, and reading them from TOML.
 
-The key `kind` says which generator a file is for: `conversations` (also where it is missing), `users` or `poisson`.
+The key `kind` says which generator a file is for: `conversations` (also where it is missing), `users` or `poisson`, or
+one of those in `prefix_shapes`: `groups`, `sharing` or `rag`.
 The optional key `block_tokens` of every kind is the size of a prompt's blocks in simulations; files have 512.
 """
 
@@ -12,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from gorgo.apps.datasets.prefix_shapes import GroupsShape, Quantiles, RagShape, SharingShape
 from gorgo.apps.traces import BLOCK_TOKENS
 from gorgo.errors import TraceError
 
@@ -19,9 +21,6 @@ from gorgo.errors import TraceError
 MAX_BYTES = 8192
 #: No sensible parameter is larger.
 MAX_VALUE = 1e12
-
-#: Points (share, tokens) of a distribution, both rising, the first share 0 and the last 1.
-Quantiles = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,12 +188,15 @@ class PoissonShape:
     block_tokens: int = BLOCK_TOKENS
 
 
-Shape = WorkloadShape | UsersShape | PoissonShape
+Shape = WorkloadShape | UsersShape | PoissonShape | GroupsShape | SharingShape | RagShape
 
-_KINDS: dict[str, type[WorkloadShape] | type[UsersShape] | type[PoissonShape]] = {
+_KINDS: dict[str, type[Shape]] = {
     "conversations": WorkloadShape,
     "users": UsersShape,
     "poisson": PoissonShape,
+    "groups": GroupsShape,
+    "sharing": SharingShape,
+    "rag": RagShape,
 }
 
 

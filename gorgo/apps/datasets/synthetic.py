@@ -20,6 +20,9 @@ TextName = tuple[str, int]
 class MadeRow:
     """One request. Its prompt is `shared_tokens` of the text `shared`, then the text `own` up to `input_tokens`.
 
+    `parts` are whole texts between the two, each with its length: a block in one of them is common to all prompts that
+    begin with the same texts up to it.
+
     A row and a longer one of the same `own` (and thus the same `shared_tokens`) have the shorter one's text in common.
     """
 
@@ -31,6 +34,7 @@ class MadeRow:
     output_tokens: int
     user: str | None = None
     turn: int | None = None
+    parts: tuple[tuple[TextName, int], ...] = ()
 
 
 def as_requests(rows: Iterable[MadeRow], *, block_tokens: int = BLOCK_TOKENS) -> list[TraceRequest]:
@@ -69,15 +73,27 @@ class _Blocks:
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._by_block: dict[tuple[TextName, int, int], int] = {}
+        self._by_block: dict[tuple[TextName | tuple[TextName, ...], int, int], int] = {}
 
     def of(self, row: MadeRow) -> list[int]:
         return [self._one(row, start) for start in range(0, row.input_tokens, self._block_tokens)]
 
     def _one(self, row: MadeRow, start: int) -> int:
         end = min(start + self._block_tokens, row.input_tokens)
-        text = row.shared if end <= row.shared_tokens else row.own
-        return self._by_block.setdefault((text, start, end), len(self._by_block))
+        return self._by_block.setdefault((_text(row, end), start, end), len(self._by_block))
+
+
+def _text(row: MadeRow, end: int) -> TextName | tuple[TextName, ...]:
+    """Return what a block that ends there is part of: one text, or all texts up to it."""
+    if end <= row.shared_tokens:
+        return row.shared
+    begun_with, reached = [row.shared], row.shared_tokens
+    for name, tokens in row.parts:
+        begun_with.append(name)
+        reached += tokens
+        if end <= reached:
+            return tuple(begun_with)
+    return row.own
 
 
 def _line(row: MadeRow, blocks: _Blocks) -> bytes:

@@ -24,7 +24,8 @@ from itertools import accumulate, pairwise
 from statistics import NormalDist
 
 from gorgo.apps.datasets.distributions import RandomDraws
-from gorgo.apps.datasets.shape import Quantiles, UsersShape
+from gorgo.apps.datasets.prefix_shapes import Quantiles
+from gorgo.apps.datasets.shape import UsersShape
 from gorgo.apps.datasets.synthetic import MadeRow, TextName
 
 #: A conversation's system prompt is cut to this part of its mean length, so that short ones are not system alone.

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gorgo.apps.datasets import (
+    SharingShape,
     generate_requests,
     load_requests,
     own_block_tokens,
@@ -20,7 +21,9 @@ from gorgo.errors import TraceError
 
 @pytest.mark.parametrize("name", ["art-chat-sample", "wildchat-like", "chat-small"])
 def test_memory_and_file_hold_the_same_requests(name: str, tmp_path: Path) -> None:
-    shape = replace(read_shape(shapes()[name]), duration_s=60.0)
+    found = read_shape(shapes()[name])
+    assert not isinstance(found, SharingShape)
+    shape = replace(found, duration_s=60.0)
     write_trace(shape, tmp_path / "t.jsonl.gz")
     assert TraceFilters().apply(generate_requests(shape)) == load_trace(tmp_path / "t.jsonl.gz")
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.apps.datasets import read_shape, shapes
+from gorgo.apps.datasets import PoissonShape, read_shape, shapes
 from gorgo.apps.datasets.catalogue import generate_trace
 from gorgo.apps.datasets.distributions import RandomDraws
 
@@ -82,5 +82,7 @@ def test_items_are_exchanged_from_the_last_to_the_second(uniform: Sequence[float
 
 def test_a_shape_gives_the_same_bytes_on_every_machine_and_every_python() -> None:
     """Shipped traces are held to their shapes elsewhere; of this kind none is shipped."""
-    made = generate_trace(replace(read_shape(shapes()["wildchat-like"]), duration_s=120.0))
+    shape = read_shape(shapes()["wildchat-like"])
+    assert isinstance(shape, PoissonShape)
+    made = generate_trace(replace(shape, duration_s=120.0))
     assert hashlib.sha256(made).hexdigest()[:16] == "f416e89673678ec2"
