@@ -261,7 +261,8 @@ class Campaign:
         """Return a trial of the campaign's mode with the current arms."""
         if self.options.mode == "paper":
             recent = self._applied_weights.recent
-            return Paper(self.options, recent, self.ledger.reference or recent.stats())
+            reference = self.ledger.reference or recent.stats()
+            return Paper(self.options, recent, reference, tolerance=self.optimizer.tolerance)
         audit = not self.audited
         return Switchback(self.options, self.rng, None if audit else self.ledger.reference, audit=audit)
 

@@ -26,10 +26,14 @@ class Paper:
         The campaign's rolling window, shared by all trials.
     reference:
         The incumbent's score.
+    tolerance:
+        As of the optimizer.
     """
 
-    def __init__(self, options: CampaignOptions, window: RollingWindow, reference: WindowStats) -> None:
-        self._options, self._window, self._reference = options, window, reference
+    def __init__(
+        self, options: CampaignOptions, window: RollingWindow, reference: WindowStats, *, tolerance: float = 0.0
+    ) -> None:
+        self._options, self._window, self._reference, self._tolerance = options, window, reference, tolerance
         self.arm: Arm = "offspring"
         self.turn = 1
         self.offspring_version: int | None = None
@@ -48,7 +52,7 @@ class Paper:
             return None
         ours = self._window.stats()
         theirs = self._reference
-        better, found = compared(ours, theirs)
+        better, found = compared(ours, theirs, tolerance=self._tolerance)
         return Verdict(better, found, ours.ttft_ms_p95, theirs.ttft_ms_p95, ours, theirs)
 
     def on_time(self, *, now: float) -> Outcome:
@@ -68,9 +72,10 @@ class Paper:
         """Restore nothing: the window fills anew."""
 
 
-def compared(ours: WindowStats, theirs: WindowStats) -> tuple[bool, str]:
-    """Return whether the candidate's p95 TTFT is lower, and by how much in words."""
+def compared(ours: WindowStats, theirs: WindowStats, *, tolerance: float = 0.0) -> tuple[bool, str]:
+    """Return whether the p95 TTFT is lower, or higher by less than `tolerance`; and by how much, in words."""
     if not ours.ttft_ms_p95 or not theirs.ttft_ms_p95:
         return False, "no first tokens in a window"
     ratio = ours.ttft_ms_p95 / theirs.ttft_ms_p95
-    return ratio < 1, f"p95 TTFT {abs(ratio - 1):.1%} {'lower' if ratio < 1 else 'higher'} in one window"
+    accepted = ours.ttft_ms_p95 < theirs.ttft_ms_p95 * (1 + tolerance)
+    return accepted, f"p95 TTFT {abs(ratio - 1):.1%} {'lower' if ratio < 1 else 'higher'} in one window"

@@ -28,6 +28,8 @@ class Optimizer(Protocol):
     """Proposes weights and is told what they cost. Costs are positive, lower is better."""
 
     name: ClassVar[str]
+    #: Share by which a candidate may be worse and still be accepted, where one window is compared with another.
+    tolerance: ClassVar[float]
     box: LogBox
 
     @property
@@ -88,6 +90,7 @@ class BaseOptimizer:
     """
 
     name: ClassVar[str]
+    tolerance: ClassVar[float] = 0.0
 
     def __init__(
         self,

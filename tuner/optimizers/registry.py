@@ -17,13 +17,15 @@ from gorgo.errors import TunerError
 from tuner.optimizers.base import BUDGET, BaseOptimizer, Optimizer
 from tuner.optimizers.cma_es import CmaEs
 from tuner.optimizers.es import OnePlusOneES
+from tuner.optimizers.es_released import ReleasedES
 from tuner.optimizers.fixed import Fixed
 from tuner.optimizers.random_search import RandomSearch
 from tuner.space import LogBox
 
 ENTRY_POINTS = "gorgo.optimizers"
 
-OPTIMIZERS: dict[str, type[BaseOptimizer]] = {kind.name: kind for kind in (OnePlusOneES, CmaEs, RandomSearch, Fixed)}
+_BUILT_IN: tuple[type[BaseOptimizer], ...] = (OnePlusOneES, ReleasedES, CmaEs, RandomSearch, Fixed)
+OPTIMIZERS: dict[str, type[BaseOptimizer]] = {kind.name: kind for kind in _BUILT_IN}
 
 
 def optimizer_names() -> list[str]:

@@ -11,7 +11,7 @@ import typer
 #: As in tuner/history, which is not imported for `--help`.
 DATABASE = "sqlite:///gorgo-history.sqlite3"
 #: As in tuner/optimizers/registry.py, which is not imported either.
-ALGORITHMS = ("es", "cma", "random", "fixed")
+ALGORITHMS = ("es", "es-released", "cma", "random", "fixed")
 
 Database = Annotated[
     str,
@@ -20,7 +20,7 @@ Database = Annotated[
     ),
 ]
 Algorithm = Annotated[
-    str, typer.Option(metavar="NAME", help="Optimizer that proposes candidates: es, cma, random or fixed.")
+    str, typer.Option(metavar="NAME", help="Optimizer that proposes candidates: es, es-released, cma, random or fixed.")
 ]
 Settings = Annotated[
     Path | None,

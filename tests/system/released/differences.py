@@ -37,3 +37,26 @@ AFFINITY = {
         "one leaves. Here rendezvous hashing moves those of that replica only."
     ),
 }
+
+#: Of the tuner in mode `paper`; `--algorithm es-released` has neither of the first three.
+TUNER = {
+    "worse by 0.5 %": (
+        "Theirs compares negative scores with the best times 1.005, which accepts equal and up to 0.5 % worse "
+        "candidates. Here only better ones are accepted."
+    ),
+    "step size": (
+        "Theirs multiplies or divides sigma by 0.817 by the success rate of the last eight, and ends after 16 "
+        "candidates. Here each candidate counts, and the search ends at a smallest step."
+    ),
+    "clipped": (
+        "Theirs may propose its incumbent again, where a step is clipped onto it. Here another step is drawn, at most "
+        "20 times."
+    ),
+    "rank": "Theirs takes the sample of the nearest rank for a p95. Here it lies between the two nearest ranks.",
+    "warm-up": (
+        "Theirs scores the first 128 samples, whatever weights routed them. Here the first window has samples of the "
+        "start weights alone and ends after 60 s, so that queues of earlier weights have passed."
+    ),
+    "poll": "Theirs scores with the 32nd sample. Here it is the poll that brings it, and those beyond count too.",
+    "failures": "Theirs has samples of answered requests alone. Here failed ones fill the window too.",
+}

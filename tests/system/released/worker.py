@@ -26,6 +26,16 @@ def tries(cases: list[list[list[Any]]]) -> list[list[dict[str, int]]]:
     return [_matches(operations) for operations in cases]
 
 
+def searches(cases: list[Case]) -> list[list[Case]]:
+    """The steps of each evolution strategy, with its draws."""
+    return [_steps(case) for case in cases]
+
+
+def campaigns(cases: list[Case]) -> list[list[Case]]:
+    """The events of each online tuner."""
+    return [_events(case) for case in cases]
+
+
 def _decided(case: Case) -> Case:
     base = import_module("gorgo.policy.base")
     snapshots = {
@@ -94,7 +104,51 @@ def _matches(operations: list[list[Any]]) -> list[dict[str, int]]:
     return found
 
 
-CALLS: dict[str, Any] = {call.__name__: call for call in (policies, tries)}
+def _steps(case: Case) -> list[Case]:
+    ranges = {name: tuple(bounds) for name, bounds in case["ranges"].items()}
+    search = import_module("gorgo.tuner").GaussianESTuner(case["start"], ranges, seed=case["seed"], **case["options"])
+    search.report(search.propose(), case["scores"][0])
+    draws, gauss = list[float](), search._rng.gauss
+
+    def noted(mean: float, deviation: float) -> float:
+        draws.append(gauss(mean, deviation))
+        return draws[-1]
+
+    search._rng.gauss = noted
+    steps = []
+    for score in case["scores"][1:]:
+        candidate = search.propose()
+        if candidate is None:
+            break
+        accepted = search.report(candidate, score)
+        steps.append(
+            {
+                "draws": draws[-len(ranges) :],
+                "candidate": candidate,
+                "accepted": accepted,
+                "sigma": search.sigma,
+                "best": search.best_params,
+            }
+        )
+    return steps
+
+
+def _events(case: Case) -> list[Case]:
+    events: list[Case] = []
+    tuner = import_module("gorgo.tuner").OnlineTuner(
+        window_size=case["window"], hop_size=case["hop"], on_event=events.append
+    )
+    fault = tuner.configure({"hyperparam_ranges": case["ranges"]}, active_policy="gorgo-2d")
+    assert fault is None, fault
+    samples: list[Case] = []
+    store: Any = {"defaults": {}, "per_target": {}}
+    for ttft_s in case["ttft_s"]:
+        samples.append({"ttft_seconds": ttft_s, "total_seconds": ttft_s})
+        store = tuner.on_sample(samples, store, policy="gorgo-2d") or store
+    return [{name: event[name] for name in ("total_samples", "score", "accepted", "candidate")} for event in events]
+
+
+CALLS: dict[str, Any] = {call.__name__: call for call in (policies, tries, searches, campaigns)}
 
 
 def main() -> None:

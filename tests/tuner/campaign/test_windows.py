@@ -111,3 +111,17 @@ def test_the_published_protocol_evaluates_ttft_alone(ttft_ms: float, accepted: b
 )
 def test_a_lower_p95_wins(ours: float | None, theirs: float | None, expected: tuple[bool, str]) -> None:
     assert compared(replace(USUAL, ttft_ms_p95=ours), replace(USUAL, ttft_ms_p95=theirs)) == expected
+
+
+@pytest.mark.parametrize(("ours", "accepted"), [(400.0, True), (401.9, True), (402.0, False)])
+def test_a_tolerance_accepts_equal_and_slightly_worse_candidates_as_released(ours: float, accepted: bool) -> None:
+    """The reference is 400 ms."""
+    assert compared(replace(USUAL, ttft_ms_p95=ours), USUAL, tolerance=0.005)[0] == accepted
+    assert not compared(replace(USUAL, ttft_ms_p95=ours), USUAL)[0]
+
+
+def test_a_trial_has_the_tolerance_that_it_is_given() -> None:
+    shared = RollingWindow(4, 2)
+    trial = Paper(CampaignOptions(mode="paper", window=4, hop=2), shared, USUAL, tolerance=0.005)
+    trial.on_applied(6, now=0.0)
+    assert verdict_of(routed(trial, shared, window(6, ttft_ms=401.0))).accepted

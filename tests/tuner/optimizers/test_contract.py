@@ -201,7 +201,7 @@ def test_one_weight_is_enough(name: str) -> None:
 
 
 def test_unknown_name_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(TunerError, match="expected one of es, cma, random, fixed"):
+    with pytest.raises(TunerError, match="expected one of es, es-released, cma, random, fixed"):
         make_optimizer("adam", BOX, START, np.random.default_rng(0))
 
 
@@ -282,7 +282,7 @@ def test_other_packages_offer_optimizers_by_entry_points_that_replace_none_of_ou
         return (one for one in places if one.group == group and name in (None, one.name))
 
     monkeypatch.setattr(registry, "entry_points", offered)
-    assert optimizer_names() == ["es", "cma", "random", "fixed", "ant", "zebra"]
+    assert optimizer_names() == ["es", "es-released", "cma", "random", "fixed", "ant", "zebra"]
     rng = np.random.default_rng(0)
     assert {name: type(make_optimizer(name, BOX, START, rng)) for name in ("ant", "zebra", "es")} == {
         "ant": Offered,
@@ -290,5 +290,5 @@ def test_other_packages_offer_optimizers_by_entry_points_that_replace_none_of_ou
         "es": OPTIMIZERS["es"],
     }
     assert make_optimizer("ant", BOX, START, rng, budget=7).state()["budget"] == 7
-    with pytest.raises(TunerError, match="expected one of es, cma, random, fixed, ant, zebra"):
+    with pytest.raises(TunerError, match="expected one of es, es-released, cma, random, fixed, ant, zebra"):
         make_optimizer("adam", BOX, START, rng)
