@@ -53,7 +53,7 @@ class PrefixTwin:
 
     def insert(self, key: Key, slot: int, *, shown: bool = False) -> Key:
         replica = self.replicas[slot]
-        key = key[: self.room(replica)]
+        key = key[: self.room(replica) if replica.capacity is None else min(replica.capacity, self.max_blocks)]
         if not key:
             return key
         stored = self.stored

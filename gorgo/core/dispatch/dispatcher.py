@@ -243,7 +243,7 @@ class Dispatcher:
             prior_s=network.prior_s,
         )
         self._table.open(attempt)
-        attempt.confirmed_prefix = self._index.insert(state.request.blocks, replica.slot)
+        attempt.confirmed_prefix = self._index.insert(state.request.blocks, replica.slot, state.request.client)
         replica.attempts += 1
         replica.health.attempt_started(attempt.attempt_id)
         if self.on_reserved is not None:

@@ -35,7 +35,7 @@ class PrefixUpdater:
     def on_first_token(self, attempt: Attempt) -> None:
         """Confirm the prompt on the replica."""
         if attempt.replica.slot >= 0:
-            self._index.confirm(attempt.state.request.blocks, attempt.replica.slot)
+            self._index.confirm(attempt.state.request.blocks, attempt.replica.slot, attempt.state.request.client)
 
     def on_result(self, attempt: Attempt, outcome: Outcome) -> None:
         """Confirm or retract the prompt, and correct the index by the engine's report."""
@@ -45,7 +45,7 @@ class PrefixUpdater:
         completed, bounded = outcome.result is AttemptResult.COMPLETED, self._index.bounded
         if completed and (bounded or attempt.first_token_s is None):
             # Once more after the first token: the engine used the blocks until now.
-            self._index.confirm(blocks, slot)
+            self._index.confirm(blocks, slot, attempt.state.request.client)
         elif attempt.first_token_s is None:
             self._index.retract(blocks, slot)
         if completed and bounded:

@@ -7,8 +7,9 @@ Theory of operation. A node's `residents` is an integer with one bit per slot, s
 replica. Residency is closed under prefixes (a replica with a node has its parent), so along a path the sets only
 shrink; the same is true of `confirmed`. A replica evicts least recently used blocks first, leaves first.
 
-The bound over all replicas evicts the oldest leaf of any of them. A replica's oldest tick only ever grows, so a heap
-with one entry per replica, corrected when it comes to the top, finds it.
+The bound over all replicas evicts the oldest leaf of any of them, or the oldest of a client beyond its share
+(`core.prefix.shares`). A replica's oldest tick only ever grows, so a heap with one entry per replica, corrected when it
+comes to the top, finds it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from numpy.typing import NDArray
 
 from gorgo.core.prefix.radix import RadixTree
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES, NO_PREFIX, ConfirmedPrefix, Node, Residency
-
-#: Below so many set bits a loop over them is faster than unpacking the whole mask (measured: about 20).
-_FEW_BITS = 16
+from gorgo.core.prefix.shares import CLIENT_SHARE, ClientShares
+from gorgo.core.prefix.slots import set_bits, slots_of
 
 
 class PrefixIndex:
@@ -33,7 +33,8 @@ class PrefixIndex:
     max_blocks:
         Bound on memory: of the blocks stored, and of the pairs of a node and a resident replica.
     bounded:
-        Whether each replica is bounded by its capacity too; one without is bounded by `max_blocks` alone.
+        Whether each replica is bounded by its capacity too; one without is bounded by `max_blocks` alone. One prompt
+        is bounded by the capacity in any case.
 
     Example
     -------
@@ -53,6 +54,7 @@ class PrefixIndex:
         self._bounded = bounded
         self._tree = RadixTree(Node, item_bytes=BLOCK_HASH_BYTES)
         self._residencies: dict[int, Residency] = {}
+        self._shares = ClientShares()
         self._resident_nodes = 0
         self._tick = 0
         #: (a tick not after the replica's oldest, slot), one per replica.
@@ -107,28 +109,28 @@ class PrefixIndex:
         for node in reversed(path):
             residents = node.residents & all_slots
             if residents != deeper:
-                _set_bits(depths, residents ^ deeper, depth)
+                set_bits(depths, residents ^ deeper, depth)
                 deeper = residents
             depth = node.end - len(node.edge) // BLOCK_HASH_BYTES
         return depths
 
-    def insert(self, blocks: bytes, slot: int) -> ConfirmedPrefix:
-        """Add `blocks` to `slot`, unconfirmed and used last.
+    def insert(self, blocks: bytes, slot: int, client: str | None = None) -> ConfirmedPrefix:
+        """Add `blocks` of a request of `client` to `slot`, unconfirmed and used last.
 
         Return the prefix that was confirmed there before; none unless `bounded`, where alone it can be corrected.
         """
         residency = self._residencies[slot]
-        path = self._path_within(blocks, residency)
+        path = self._path_within(blocks, residency, client)
         confirmed = residency.confirmed_prefix(path) if self._bounded else NO_PREFIX
-        self._add(path, residency, confirmed=False)
+        self._add(path, residency, client, confirmed=False)
         return confirmed
 
-    def confirm(self, blocks: bytes, slot: int) -> None:
-        """Add `blocks` to `slot`, confirmed and used last."""
+    def confirm(self, blocks: bytes, slot: int, client: str | None = None) -> None:
+        """Add `blocks` of a request of `client` to `slot`, confirmed and used last."""
         residency = self._residencies[slot]
         bit = residency.bit
-        path = self._path_within(blocks, residency)
-        self._add(path, residency, confirmed=True)
+        path = self._path_within(blocks, residency, client)
+        self._add(path, residency, client, confirmed=True)
         for node in reversed(path):
             if node.confirmed & bit:
                 break
@@ -176,10 +178,11 @@ class PrefixIndex:
             if parent is not self._tree.root:
                 assert not node.residents & ~parent.residents, "residency is closed under prefixes"
                 assert not node.confirmed & ~parent.confirmed, "confirmation is closed under prefixes"
-            for slot in _slots_of(node.residents):
+            for slot in slots_of(node.residents):
                 nodes_by_slot[slot].append(node)
                 below[slot][parent] = below[slot].get(parent, 0) + 1
         assert (stored, nodes) == (self.stored_blocks, self.nodes)
+        self._shares.check(self._tree.descendants())
         assert max(stored, self._resident_nodes) <= self.max_blocks
         assert self._resident_nodes == sum(map(len, nodes_by_slot.values()))
         assert sorted(slot for _, slot in self._oldest) == sorted(self._residencies)
@@ -190,12 +193,13 @@ class PrefixIndex:
 
     # -- helpers
 
-    def _path_within(self, blocks: bytes, residency: Residency) -> list[Node]:
-        """Return the nodes that spell `blocks`, cut to the replica's bound."""
-        blocks = blocks[: self._max_blocks(residency) * BLOCK_HASH_BYTES]
-        return self._path_to(blocks) if blocks else []
+    def _path_within(self, blocks: bytes, residency: Residency, client: str | None) -> list[Node]:
+        """Return the nodes that spell `blocks`, cut to the replica's capacity: the engine has no room for more."""
+        most = self.max_blocks if residency.capacity is None else max(0, min(residency.capacity, self.max_blocks))
+        blocks = blocks[: most * BLOCK_HASH_BYTES]
+        return self._path_to(blocks, client) if blocks else []
 
-    def _add(self, path: list[Node], residency: Residency, *, confirmed: bool) -> None:
+    def _add(self, path: list[Node], residency: Residency, client: str | None, *, confirmed: bool) -> None:
         """Add the path to the replica, used now."""
         if not path:
             return
@@ -204,12 +208,14 @@ class PrefixIndex:
                 break
             residency.add(node)
             self._resident_nodes += 1
+            self._shares.count_pairs(node, 1)
         self._tick += 2
         residency.touch(path[-1], self._tick + confirmed)
+        self._shares.use(path[-1])
         self._trim_replica(residency)
-        self._trim_total()
+        self._trim_total(client)
 
-    def _path_to(self, blocks: bytes) -> list[Node]:
+    def _path_to(self, blocks: bytes, client: str | None) -> list[Node]:
         """Return the nodes that spell `blocks`; make missing ones."""
         path, matched = self._tree.match_path(blocks)
         if path and matched < path[-1].end:
@@ -217,6 +223,8 @@ class PrefixIndex:
         rest = blocks[matched * BLOCK_HASH_BYTES :]
         if rest:
             path.append(self._tree.append(path[-1] if path else self._tree.root, rest))
+            if client is not None:
+                self._shares.store(path[-1], client)
             self.nodes += 1
             self.stored_blocks += len(rest) // BLOCK_HASH_BYTES
         return path
@@ -224,16 +232,19 @@ class PrefixIndex:
     def _split(self, node: Node, at: int) -> Node:
         upper = self._tree.split(node, at)
         self.nodes += 1
-        for slot in _slots_of(upper.residents):
+        for slot in slots_of(upper.residents):
             self._residencies[slot].split(upper)
         self._resident_nodes += upper.residents.bit_count()
+        self._shares.count_pairs(upper, upper.residents.bit_count())
         return upper
 
     def _dropped(self, node: Node) -> None:
         """Count a node that a replica dropped, and remove it without residents."""
         self._resident_nodes -= 1
+        self._shares.count_pairs(node, -1)
         if not node.residents:
             self._tree.remove(node)
+            self._shares.remove(node)
             self.nodes -= 1
             self.stored_blocks -= len(node.edge) // BLOCK_HASH_BYTES
 
@@ -255,9 +266,17 @@ class PrefixIndex:
             assert oldest is not None
             self._dropped(residency.evict(oldest))
 
-    def _trim_total(self) -> None:
+    def _trim_total(self, client: str | None = None) -> None:
+        """Evict what exceeds the bound on memory: blocks of the `client` that adds, where it is beyond its share."""
         while self.stored_blocks > self.max_blocks or self._resident_nodes > self.max_blocks:
-            self._evict_oldest_of_all()
+            own = self._shares.oldest_beyond(client, CLIENT_SHARE * self.max_blocks)
+            if own is None:
+                self._evict_oldest_of_all()
+                continue
+            for slot in slots_of(own.residents):
+                self._tick += 2
+                self._residencies[slot].evict_early(own, self._tick)
+                self._dropped(own)
 
     def _evict_oldest_of_all(self) -> None:
         bound, slot = self._oldest[0]
@@ -271,23 +290,3 @@ class PrefixIndex:
     def _list_oldest(self) -> None:
         self._oldest = [(0, slot) for slot in self._residencies]
         heapify(self._oldest)
-
-
-def _set_bits(depths: NDArray[np.float64], mask: int, depth: int) -> None:
-    """Write `depth` where `mask` has a bit."""
-    if mask.bit_count() <= _FEW_BITS:
-        for slot in _slots_of(mask):
-            depths[slot] = depth
-        return
-    size = len(depths)
-    packed = np.frombuffer(mask.to_bytes((size + 7) // 8, "little"), dtype=np.uint8)
-    depths[np.unpackbits(packed, count=size, bitorder="little").view(np.bool_)] = depth
-
-
-def _slots_of(mask: int) -> list[int]:
-    slots = []
-    while mask:
-        low = mask & -mask
-        slots.append(low.bit_length() - 1)
-        mask ^= low
-    return slots

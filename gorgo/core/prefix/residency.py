@@ -43,16 +43,19 @@ NO_PREFIX = ConfirmedPrefix()
 class Node(RadixNode):
     """A run of blocks with the same replicas. Bit `slot` of `residents` and `confirmed` stands for a replica."""
 
-    __slots__ = ("confirmed", "residents")
+    __slots__ = ("confirmed", "owner", "residents")
 
     def __init__(self, edge: bytes, end: int, parent: Node | None) -> None:
         super().__init__(edge, end, parent)
         self.residents = 0
         self.confirmed = 0
+        #: The client that stored it.
+        self.owner: str | None = None
 
     def inherit(self, lower: Node) -> None:
         self.residents = lower.residents
         self.confirmed = lower.confirmed
+        self.owner = lower.owner
 
 
 class Residency:
@@ -130,6 +133,14 @@ class Residency:
             self.recent[parent] = tick
             self.recent.move_to_end(parent, last=False)
         return leaf
+
+    def evict_early(self, leaf: Node, tick: int) -> None:
+        """Remove a leaf that is not the oldest. A parent that becomes a leaf counts as used at `tick`, the latest."""
+        del self.recent[leaf]
+        self.remove(leaf)
+        parent = leaf.parent
+        if parent is not None and parent.end and parent not in self.recent and parent not in self.children:
+            self.touch(parent, tick)
 
     def remove_below(self, top: Node) -> list[Node]:
         """Remove `top` and all resident nodes below it; return them, leaves first."""

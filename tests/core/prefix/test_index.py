@@ -73,10 +73,17 @@ def test_unbounded_index_ignores_capacities_until_it_is_bounded() -> None:
     index = index_of(2, bounded=False)
     index.insert(as_blocks((1, 2, 3)), 0)
     index.insert(as_blocks((4,)), 0)
-    assert index.resident_blocks(0) == 4
+    index.insert(as_blocks((5, 6)), 0)
+    assert index.resident_blocks(0) == 5
     index.bounded = True
     index.check()
-    assert (index.bounded, index.resident_blocks(0)) == (True, 1)
+    assert (index.bounded, index.resident_blocks(0)) == (True, 2)
+
+
+def test_one_prompt_is_bounded_by_the_capacity_of_an_unbounded_index_too() -> None:
+    index = index_of(2, bounded=False)
+    index.confirm(as_blocks((1, 2, 3)), 0)
+    assert index.match(as_blocks((1, 2, 3)), 1).tolist() == [2]
 
 
 def test_global_bound_evicts_the_oldest_of_any_replica() -> None:

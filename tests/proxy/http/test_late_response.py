@@ -23,7 +23,7 @@ async def test_a_timeout_of_a_body_in_the_moment_of_a_bad_chunk_is_no_fault(
         client.writer.write(HEAD)
         await until(lambda: fleet.state.exchanges)
         client.writer.write(b"1 \r\na\r\n")
-        time.sleep(0.12)
+        time.sleep(0.12)  # so that the timeout and the chunk are both due when the loop goes on
         said = await client.rest()
     assert said.startswith(b"HTTP/1.1 4")
     assert said.count(b"HTTP/1.1 4") == 1
