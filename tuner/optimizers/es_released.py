@@ -17,7 +17,7 @@ from tuner.optimizers.es import SIGMA0
 from tuner.space import LogBox
 
 #: Candidates whose success rate decides on sigma, the rate above which it grows, and its factor.
-RATE_OVER, TARGET_RATE, FACTOR = 8, 0.2, 0.817
+SUCCESS_WINDOW, TARGET_RATE, FACTOR = 8, 0.2, 0.817
 #: Candidates after which the search ends. Sigma changes nine times at most, so it needs no bounds.
 MAX_STEPS = 16
 
@@ -54,7 +54,7 @@ class ReleasedES(BaseOptimizer):
 
     def _begin(self) -> None:
         self._sigma, self._steps = SIGMA0, 0
-        self._recent: deque[bool] = deque(maxlen=RATE_OVER)
+        self._recent: deque[bool] = deque(maxlen=SUCCESS_WINDOW)
 
     def _propose(self) -> tuple[float, ...]:
         z = self._rng.standard_normal(len(self.box))
@@ -64,8 +64,8 @@ class ReleasedES(BaseOptimizer):
     def _judged(self, *, better: bool) -> None:
         self._steps += 1
         self._recent.append(better)
-        if len(self._recent) == RATE_OVER:  # a rate over eight is never the target itself
-            grows = sum(self._recent) / RATE_OVER > TARGET_RATE
+        if len(self._recent) == SUCCESS_WINDOW:  # a rate over eight is never the target itself
+            grows = sum(self._recent) / SUCCESS_WINDOW > TARGET_RATE
             self._sigma = self._sigma / FACTOR if grows else self._sigma * FACTOR
 
     def _more(self) -> dict[str, Any]:
@@ -73,4 +73,4 @@ class ReleasedES(BaseOptimizer):
 
     def _load_more(self, state: Mapping[str, Any]) -> None:
         self._sigma, self._steps = finite(state["sigma"]), int(state["steps"])
-        self._recent = deque((bool(better) for better in state["recent"]), maxlen=RATE_OVER)
+        self._recent = deque((bool(better) for better in state["recent"]), maxlen=SUCCESS_WINDOW)
