@@ -75,6 +75,18 @@ _TABLE = (
         name="dense-70b", description="Llama-3.1-70B on 4x H100 in each region", profiles=["4xH100-Llama-3.1-70B"]
     ),
     NamedFleet(
+        name="vllm",
+        description="2x L40S each, under vLLM's scheduler with its defaults for such a GPU",
+        profiles=[QWEN_L40S],
+        changes={"scheduler": "vllm", "chunk_tokens": 2048, "max_running_requests": 256, "caches_output": True},
+    ),
+    NamedFleet(
+        name="no-prefix-cache",
+        description="2x L40S each, without a prefix cache",
+        profiles=[QWEN_L40S],
+        changes={"prefix_cache": False},
+    ),
+    NamedFleet(
         name="fast-links",
         description="2x L40S each, round trips of 1, 3 and 6 ms",
         profiles=[QWEN_L40S],

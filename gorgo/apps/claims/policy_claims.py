@@ -33,6 +33,7 @@ TITLES = {
     "wildchat": "Short prompts, little reuse, no queues",
     "priors": "Told the wrong speed, 3x either way, against itself told the right one",
     "paper": "The published claim: 4 to 15 % below the best baseline on held-out windows",
+    "engines": "Every shape on two schedulers, with full and partial hits: against the better of all others",
 }
 HEADER = ("on", "of", "against", "figure", "target", "of / against [95 %]", "met")
 MEANS_HEADER = ("on", "policy", "TTFT p50 ms", "p95", "E2E p50 s", "p95", "hit %")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.apps.claims.workload import PolicyTask, Workload
-from gorgo.apps.demo.options import BASELINES, OURS
+from gorgo.apps.demo.options import OURS
 from gorgo.apps.results import ResultRow
 from gorgo.apps.simulate.compare import (
     Figure,
@@ -82,9 +82,9 @@ class RatioTarget:
     def _against(self, best: Sequence[str]) -> str:
         if self.others == (OURS,):
             return "itself"
-        if tuple(self.others) == BASELINES:
-            return best[0] if len(best) == 1 else "the best"
-        return ", ".join(self.others)
+        if len(self.others) == 1:
+            return self.others[0]
+        return best[0] if len(best) == 1 else "the best"
 
 
 def judge(target: RatioTarget, rows: Rows) -> ClaimVerdict:

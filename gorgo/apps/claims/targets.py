@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from gorgo.apps.claims.engine_targets import engine_targets
 from gorgo.apps.claims.target import RatioTarget
 from gorgo.apps.claims.workload import Workload
 from gorgo.apps.demo.options import BASELINES, OURS, PAPER, RANDOM
@@ -55,6 +56,7 @@ def all_targets(conversation: str | None) -> list[RatioTarget]:
         *_wildchat(),
         *_priors(),
         *_paper(),
+        *engine_targets(),
     ]
 
 

@@ -39,7 +39,7 @@ def rows(policy: str, *ttft_ms: float) -> dict[int, ResultRow]:
         (
             {"others": ("gorgo", "random")},
             [80.0],
-            ("here, load 0.5", "gorgo-ms", "gorgo, random", "p95 TTFT", "<= 0.90", "0.800"),
+            ("here, load 0.5", "gorgo-ms", "gorgo", "p95 TTFT", "<= 0.90", "0.800"),
         ),
         ({"others": BASELINES}, [80.0], ("here, load 0.5", "gorgo-ms", "prefix-cache", "p95 TTFT", "<= 0.90", "1.600")),
         (

@@ -14,6 +14,7 @@ from gorgo.apps.demo.options import BASELINES
 from gorgo.apps.simulate.run import policy_of
 from gorgo.apps.traces import TraceFilters
 from gorgo.sim.faults.scenarios import find_scenario
+from gorgo.sim.named_fleets import find_fleet
 
 
 def test_every_target_names_what_there_is() -> None:
@@ -22,6 +23,7 @@ def test_every_target_names_what_there_is() -> None:
         for task in target.tasks([0]):
             assert policy_of(task.policy).name == task.policy
             assert find_scenario(task.workload.scenario).name == task.workload.scenario
+            assert task.workload.fleet is None or find_fleet(task.workload.fleet).name == task.workload.fleet
 
 
 def test_every_group_has_a_title() -> None:
@@ -52,7 +54,7 @@ def test_targets_are_those_of_the_published_table() -> None:
         labels = target.labels(("prefix-cache",) * len(target.workloads))
         return cells(ClaimVerdict(group=target.group, labels=labels, at_most=target.at_most))[:5]
 
-    targets = all_targets("conversation.jsonl")
+    targets = [target for target in all_targets("conversation.jsonl") if target.group != "engines"]
     grouped = {TITLES[group]: [row(target) for target in found] for group, found in groupby(targets, lambda t: t.group)}
     assert grouped == published()
     assert sum(map(len, grouped.values())) == 60
@@ -99,3 +101,26 @@ def test_the_conversation_trace_adds_its_rows_and_widens_the_means() -> None:
         means = [target for target in targets if len(target.workloads) > 1]
         assert [len(target.workloads) for target in means] == [count] * 3
         assert [target.at_most for target in means] == [0.90, 0.85, 1.03]
+
+
+def test_engines_are_compared_on_every_shape_scheduler_and_share_of_hits() -> None:
+    found = [target for target in all_targets(None) if target.group == "engines"]
+    workloads = [target.workloads[0] for target in found]
+    assert {workload.name for workload in workloads} >= {
+        *(
+            "art-chat-apr6",
+            "wildchat-like",
+            "toolagent-like",
+            "synthetic-like",
+            "rag",
+            "short-chat",
+            "groups",
+            "sharing",
+        )
+    }
+    places = {(workload.name, workload.fleet, workload.scenario) for workload in workloads}
+    assert len(places) * 2 == len(found) == 64
+    schedulers = {replica.profile.scheduler for one in workloads for replica in find_fleet(one.fleet or "").replicas}
+    assert schedulers == {"sglang", "vllm"}
+    assert all((target.others, target.at_most) == (("gorgo", *BASELINES), 1.03) for target in found)
+    assert len(list(found[0].tasks(range(10)))) == 3 * 6, "few seeds of many workloads"
