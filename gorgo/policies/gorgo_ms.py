@@ -46,8 +46,9 @@ class GorgoMs:
     priors and learned speed, n the requests in flight there, which a prefill stalls: lambda prices what this request
     costs the others, and 0.2 stands for an end-to-end time that counts a quarter as much as a first token. delta is the
     same price for decoding: of every request in flight there, how much its tokens and this request's come later for
-    there being one more. An unknown round trip counts as the worst known one. The first three terms without their
-    factors are the predicted time to first token.
+    there being one more. Of more requests than its running batch an engine stalls that batch alone: the others wait in
+    any case. An unknown round trip counts as the worst known one. The first three terms without their factors are the
+    predicted time to first token.
 
     References
     ----------
@@ -92,7 +93,7 @@ class GorgoMs:
             "rtt": network_s * scales.rtt,
             "queue": work_s * scales.queue,
             "prefill": prefill_ms,
-            "externality": stalled_ms * candidates.in_flight_requests,
+            "externality": stalled_ms * np.fmin(candidates.in_flight_requests, candidates.max_running_requests),
         }
         before_s = candidates.now - request.received_s
 

@@ -41,7 +41,7 @@ class Oracle:
 
     N is the network's time (mean round trip, as often as this body takes), W + P the time in the engine until the first
     token without later arrivals, P this request's own prefill alone on that engine, n the requests there and on the way
-    there. The first three are the predicted time to first token.
+    there, at most its running batch. The first three are the predicted time to first token.
 
     `observe` gives it the engines, once, before the first choice.
 
@@ -82,7 +82,7 @@ class Oracle:
             "rtt": rtt_s * trips * 1e3,
             "queue": engine_ms - prefill_ms,
             "prefill": prefill_ms,
-            "externality": (weights["lambda"] * prefill_ms + weights["delta"]) * _in_flight(views),
+            "externality": (weights["lambda"] * prefill_ms + weights["delta"]) * _stalled(views),
         }
         predicted_s = (candidates.now - request.received_s) + (terms["rtt"] + engine_ms) / 1e3
         return choose_min_cost(terms, candidates, rng, predicted_ttft_s=predicted_s)
@@ -116,5 +116,12 @@ def _engine_ms(view: EngineView, request: RouteRequest, arrives_s: float, now: f
     return (predicted.first_token_s - arrives_s) * 1e3, prefill_s * 1e3
 
 
-def _in_flight(views: list[EngineView]) -> Floats:
-    return np.array([view.model.running + view.model.queued + len(view.in_transit) for view in views], dtype=np.float64)
+def _stalled(views: list[EngineView]) -> Floats:
+    """Return the requests that a prefill there stalls."""
+    return np.array(
+        [min(_in_flight(view), view.model.profile.max_running_requests) for view in views], dtype=np.float64
+    )
+
+
+def _in_flight(view: EngineView) -> int:
+    return view.model.running + view.model.queued + len(view.in_transit)

@@ -49,6 +49,13 @@ def test_cost_is_the_sum_of_times() -> None:
     np.testing.assert_allclose(choice.cost, sum(choice.terms.values()))
 
 
+def test_a_prefill_stalls_the_running_batch_at_most() -> None:
+    rows = candidates(in_flight_requests=[9, 90], max_running_requests=[64, 64])
+    np.testing.assert_allclose(chosen(rows, delta=0.0).terms["externality"], [0.2 * 1010 * 9, 0.2 * 1010 * 64])
+    unknown = candidates(in_flight_requests=[9, 90], max_running_requests=[np.nan, np.nan])
+    np.testing.assert_allclose(chosen(unknown, delta=0.0).terms["externality"], [0.2 * 1010 * 9, 0.2 * 1010 * 90])
+
+
 def test_prediction_is_network_work_and_prefill_without_their_factors_from_receipt_on() -> None:
     rows = candidates(drained_at_s=[100.501, 0.0], in_flight_requests=[0, 50])
     choice = chosen(rows, m_rtt=4.0, m_queue=0.5)

@@ -142,6 +142,15 @@ def test_waiting_running_and_travelling_requests_are_all_in_flight() -> None:
     assert chosen.terms["externality"].round(6).tolist() == [(0.1 * 60.0 + 10.0) * 4, 0.0]
 
 
+def test_a_prefill_stalls_the_running_batch_at_most() -> None:
+    near, far = Engine(0.010), Engine(0.100)
+    for _ in range(near.model.profile.max_running_requests + 3):
+        near.serve(b"x" * 20)
+    weights: dict[str, Any] = {"lambda": 0.1, "delta": 10.0}
+    chosen = choose(looking(near, far), table(2, names=NAMES), asked=ask(b"z" * 50), **weights)
+    assert chosen.terms["externality"].round(6).tolist() == [(0.1 * 60.0 + 10.0) * 8, 0.0]
+
+
 def test_weights_price_those_who_are_stalled() -> None:
     near, far = Engine(0.010), Engine(0.100)
     near.serve(b"x" * 20, 50)
