@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gorgo.apps.claims.engine_targets import engine_targets
 from gorgo.apps.claims.target import RatioTarget
-from gorgo.apps.claims.workload import Workload
+from gorgo.apps.claims.workload import LEARNED, Workload
 from gorgo.apps.demo.options import BASELINES, OURS, PAPER, RANDOM
 from gorgo.apps.simulate import ORACLE
 from gorgo.apps.traces import TraceFilters
@@ -56,6 +56,7 @@ def all_targets(conversation: str | None) -> list[RatioTarget]:
         *_wildchat(),
         *_priors(),
         *_paper(),
+        *_learned(),
         *engine_targets(),
     ]
 
@@ -140,3 +141,16 @@ def _paper() -> Iterator[RatioTarget]:
             figure="p95 TTFT",
             at_most=PAPERS_CLAIM,
         )
+
+
+def _learned() -> Iterator[RatioTarget]:
+    for others, limit in ((BASELINES, PAPERS_CLAIM), ((PAPER,), 1.0)):
+        for workload in HELD_OUT:
+            yield RatioTarget(
+                group="learned",
+                policy=LEARNED,
+                workloads=(workload,),
+                others=others,
+                figure="p95 TTFT",
+                at_most=limit,
+            )

@@ -5,10 +5,11 @@ The list of workloads is in `targets`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gorgo.apps.claims.run_cache import run_key
+from gorgo.apps.demo.options import PAPER
 from gorgo.apps.results import ResultRow, load_text
 from gorgo.apps.simulate import SimJob, run_once
 from gorgo.apps.simulate.job import STEADY
@@ -16,6 +17,11 @@ from gorgo.apps.traces import TraceFilters
 from gorgo.core.limits import RouterLimits
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.named_fleets import find_fleet
+
+#: `gorgo` with the weights that the paper's authors learned on April 5, frozen.
+LEARNED = "gorgo (0.276, 0.5)"
+#: Policies with other weights than their defaults, by their name in the tables.
+WEIGHTED: Mapping[str, tuple[str, Mapping[str, float]]] = {LEARNED: (PAPER, {"w_rtt": 0.276, "w_queue": 0.5})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +84,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTask:
-    """One policy on one workload."""
+    """One policy on one workload; `policy` may be a key of `WEIGHTED`."""
 
     workload: Workload
     policy: str
@@ -118,11 +124,13 @@ class Conditions:
     first_requests: int | None = None
 
     def job(self, task: PolicyTask) -> SimJob:
-        """Return the job of a run, the policy with its default weights."""
+        """Return the job of a run, the policy with its default weights or those of `WEIGHTED`."""
         workload = task.workload
+        policy, weights = WEIGHTED.get(task.policy, (task.policy, None))
         return SimJob(
             trace=task.trace,
-            policy=task.policy,
+            policy=policy,
+            weights=weights,
             fleet=self.fleet if workload.fleet is None else find_fleet(workload.fleet),
             filters=self._filters(workload),
             time_scale=workload.time_scale,

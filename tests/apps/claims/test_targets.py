@@ -10,9 +10,11 @@ from gorgo.apps.claims.policy_claims import TITLES
 from gorgo.apps.claims.table import cells
 from gorgo.apps.claims.target import MEASURES, RatioTarget
 from gorgo.apps.claims.verdict import ClaimVerdict
+from gorgo.apps.claims.workload import WEIGHTED
 from gorgo.apps.demo.options import BASELINES
 from gorgo.apps.simulate.run import policy_of
 from gorgo.apps.traces import TraceFilters
+from gorgo.core.policy.weights import Weights
 from gorgo.sim.faults.scenarios import find_scenario
 from gorgo.sim.named_fleets import find_fleet
 
@@ -21,7 +23,9 @@ def test_every_target_names_what_there_is() -> None:
     for target in all_targets("conversation.jsonl"):
         assert target.figure in MEASURES
         for task in target.tasks([0]):
-            assert policy_of(task.policy).name == task.policy
+            policy, weights = WEIGHTED.get(task.policy, (task.policy, {}))
+            assert policy_of(policy).name == policy
+            Weights.of(policy_of(policy).weight_specs, weights)  # within their box
             assert find_scenario(task.workload.scenario).name == task.workload.scenario
             assert task.workload.fleet is None or find_fleet(task.workload.fleet).name == task.workload.fleet
 
@@ -48,6 +52,10 @@ def published() -> dict[str, list[tuple[str, ...]]]:
     return found
 
 
+#: Titles of groups whose rows are in the table once it is measured again.
+NOT_MEASURED = {TITLES["learned"]}
+
+
 def test_targets_are_those_of_the_published_table() -> None:
     def row(target: RatioTarget) -> tuple[str, ...]:
         # Which of the baselines is the best is known once they have run.
@@ -56,8 +64,8 @@ def test_targets_are_those_of_the_published_table() -> None:
 
     targets = [target for target in all_targets("conversation.jsonl") if target.group != "engines"]
     grouped = {TITLES[group]: [row(target) for target in found] for group, found in groupby(targets, lambda t: t.group)}
-    assert grouped == published()
-    assert sum(map(len, grouped.values())) == 60
+    assert {title: rows for title, rows in grouped.items() if title not in NOT_MEASURED} == published()
+    assert sum(map(len, grouped.values())) == 64
 
 
 @pytest.mark.parametrize(

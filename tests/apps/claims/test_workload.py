@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gorgo.apps.claims import Conditions, RatioTarget, Workload
-from gorgo.apps.claims.workload import PolicyTask
+from gorgo.apps.claims.workload import LEARNED, PolicyTask
 from gorgo.apps.simulate import SimJob
 from gorgo.apps.traces import TraceFilters
 from gorgo.core.limits import RouterLimits
@@ -34,6 +34,13 @@ def test_a_job_has_all_of_its_setting_and_its_bench() -> None:
         probe_interval_s=7.0,
         scrape_interval_s=11.0,
     )
+
+
+def test_learned_weights_are_those_of_the_published_policy() -> None:
+    conditions = Conditions(fleet=three_regions())
+    job = conditions.job(PolicyTask(WINDOW, LEARNED, 0))
+    assert (job.policy, job.weights) == ("gorgo", {"w_rtt": 0.276, "w_queue": 0.5})
+    assert conditions.job(PolicyTask(WINDOW, "gorgo", 0)).weights is None
 
 
 @pytest.mark.parametrize(
