@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WHEEL  := $(VENV)/wheel
 
-.PHONY: wheel demo claims tuning-table test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
+.PHONY: wheel demo claims tuning-table fit-fleet paper-tables test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -18,6 +18,12 @@ claims: $(READY) ## every claim about the policies, simulated; minutes to an hou
 
 tuning-table: $(READY) ## every claim about the tuner, simulated; an hour and more, resumes in runs/tuning
 	@$(BIN)/python -m tuner.experiments --out runs/tuning $(ARGS)
+
+fit-fleet: $(READY) ## search for the simulated engine that fits the paper's table 2; half an hour, resumes in runs/fleet-fit
+	@$(BIN)/python -m gorgo.apps.fleet_fit fit $(ARGS)
+
+paper-tables: $(READY) ## the paper's tables beside simulated ones; minutes, resumes in runs/fleet-fit
+	@$(BIN)/python -m gorgo.apps.fleet_fit tables $(ARGS)
 
 test: check      ## style, types, layers, then every test that needs pip alone; says at its end what it skipped
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)

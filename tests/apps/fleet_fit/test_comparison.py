@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gorgo.apps.claims.run_cache import RunCache
+from gorgo.apps.claims.runner import Runner
+from gorgo.apps.fleet_fit import command
+from gorgo.apps.fleet_fit.comparison import FleetComparison, compare, tasks_of
+from gorgo.apps.fleet_fit.fit import BASE
+from gorgo.apps.fleet_fit.measure import FitRun, FitTask
+from gorgo.apps.fleet_fit.published import LOAD_SWEEP, WILDCHAT, WINDOWS, RunStats
+from gorgo.sim.engine.profiles import find_profile
+from gorgo.sim.faults.scenarios import OTHER_PROFILE
+
+PROFILE, H100 = find_profile(BASE), find_profile(OTHER_PROFILE)
+#: Runs of one seed: the sweep at time scale 3 is table 2's, the hacked weights are one run.
+RUNS = 15 + 2 * len(LOAD_SWEEP) + 1 + len(WILDCHAT)
+
+
+def as_measured(task: FitTask) -> FitRun:
+    """The measured figures where there are any; ten times as much for seed 2, and twice the E2E of `prefix-cache`."""
+    window = next((one for one in WINDOWS if (one.trace, one.time_scale) == (task.trace, task.time_scale)), None)
+    values = (100.0, 200.0, 300.0, 1.0, 2.0, 3.0, 9.0) if window is None else window.stats[task.policy].values()
+    factor = 10.0 if task.seed == 2 else 1.0
+    late = 2.0 if task.policy == "prefix-cache" else 1.0
+    stats = RunStats(*(factor * (late if 3 <= place <= 5 else 1.0) * v for place, v in enumerate(values)))
+    return FitRun(stats=stats, errors=0, cache_hit=0.25, share={"us-ashburn-0": 1.0}, cpu_s=0.0)
+
+
+@pytest.fixture(scope="module")
+def compared() -> FleetComparison:
+    runner: Runner[FitTask, FitRun] = Runner(as_measured, repr, RunCache(None, FitRun), n_jobs=1, show_progress=False)
+    return compare(PROFILE, H100, range(3), runner)
+
+
+def test_a_figure_is_the_median_over_seeds_and_is_missed_beyond_thirty_percent(compared: FleetComparison) -> None:
+    assert len(compared.stats) == 3 * 5 * 7
+    late = {(row.policy, row.figure) for row in compared.stats if not row.met}
+    assert late == {("prefix-cache", f"E2E {name}") for name in ("p50", "p95", "p99")}
+    assert all(row.ratio == pytest.approx(1.0) for row in compared.stats if row.met)
+
+
+def test_a_window_has_its_mean_ratio_and_the_order_of_its_policies(compared: FleetComparison) -> None:
+    for row in compared.windows:
+        assert row.ratios["E2E p95"] == pytest.approx(2 ** (1 / 5))
+        assert row.ratios["TTFT p95"] == pytest.approx(1.0)
+        assert row.ratio == pytest.approx(2 ** (3 / 35))
+        assert row.within == pytest.approx(32 / 35)
+        assert row.rho == pytest.approx(1.0)
+    assert [row.fitted for row in compared.windows] == [True, False, True]
+
+
+def test_every_published_comparison_is_a_row(compared: FleetComparison) -> None:
+    affinity = [row for row in compared.claims if row.on in ("April 6", "April 7")]
+    assert [round(row.published, 3) for row in affinity] == [0.845, 0.691, 0.931, 0.857], (
+        "-6.9 to -15.5, -14.3 to -30.9"
+    )
+    assert all(row.simulated == pytest.approx(row.published) for row in affinity)
+    sweep = [row for row in compared.claims if "time scale" in row.on]
+    assert len(sweep) == 2 * 3 * 2
+    assert {row.on for row in compared.claims} >= {"WildChat", "appendix D, queue weight 0"}
+    assert len([row for row in compared.claims if row.on == "WildChat"]) == len(WILDCHAT["gorgo"])
+
+
+def test_the_runs_are_those_of_the_tables_each_once() -> None:
+    tasks = tasks_of(PROFILE, H100, range(2))
+    assert len(tasks) == len(set(tasks)) == 2 * RUNS
+    assert {task.profile for task in tasks if task.trace == "wildchat-like"} == {H100}
+
+
+def test_the_command_prints_the_same_tables_as_text_and_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "measure", as_measured)
+    arguments = ["--out", str(tmp_path), "--jobs", "1", "tables", "--seeds", "1"]
+    assert command.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "26.28 (13.14) *" in text
+    assert "673 (673)" in text
+    assert "96 of 105 figures within 30 %" in text
+    assert command.main([*arguments, "--json"]) == 0
+    stored = json.loads(capsys.readouterr().out)
+    assert (len(stored["stats"]), len(stored["windows"])) == (105, 3)
+    assert len(list((tmp_path / "runs").glob("*.json"))) == RUNS
+
+
+def test_the_command_fits_within_its_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "measure", lambda task: as_measured(replace(task, seed=0)))
+    assert command.main(["--out", str(tmp_path), "--jobs", "1", "fit", "--evaluations", "3"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert (found["evaluations"], len(printed.err.splitlines())) == (3, 3)
+    assert found["held_out"] == pytest.approx(found["fitted"]), "twice the E2E of one policy, in every window"
