@@ -35,6 +35,8 @@ TITLES = {
     "paper": "The published claim: 4 to 15 % below the best baseline on held-out windows",
     "learned": "The same with the weights that the authors learned (w_rtt 0.276, w_queue 0.5), frozen",
     "engines": "Every shape on two schedulers, with full and partial hits: against the better of all others",
+    "partial-hits": "Engines that find part of each cached prefix, against the published policy",
+    "tail": "Short prompts at the trace's own load: the tail that the stall of others costs",
 }
 HEADER = ("on", "of", "against", "figure", "target", "of / against [95 %]", "met")
 MEANS_HEADER = ("on", "policy", "TTFT p50 ms", "p95", "E2E p50 s", "p95", "hit %")

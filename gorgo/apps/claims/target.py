@@ -23,6 +23,7 @@ from gorgo.apps.simulate.compare import (
     ratio_of,
     ttft_ms_p50,
     ttft_ms_p95,
+    ttft_ms_p99,
 )
 
 #: Rows of one policy on one workload, by seed.
@@ -32,6 +33,7 @@ Rows = Mapping[tuple[Workload, str], Mapping[int, ResultRow]]
 MEASURES: Mapping[str, Figure] = {
     "p50 TTFT": ttft_ms_p50,
     "p95 TTFT": ttft_ms_p95,
+    "p99 TTFT": ttft_ms_p99,
     "p50 E2E": e2e_s_p50,
     "p95 E2E": e2e_s_p95,
 }

@@ -10,6 +10,7 @@ The workloads:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from gorgo.apps.claims.engine_targets import engine_targets
 from gorgo.apps.claims.target import RatioTarget
@@ -35,6 +36,10 @@ WILDCHAT = Workload(
     filters=TraceFilters(max_input=24_000, max_output=128, limit=7_000),
     time_scale=3.0,
 )
+#: Engines that find part of each prefix.
+PARTIAL_HITS = ("partial-hits-30", "partial-hits-60", "checkpoints-1024")
+PARTIAL_HITS_LOADS = (3.0, 2.0, 1.0)
+PARTIAL_HITS_SEEDS = 3
 #: The paper's held-out windows and loads.
 HELD_OUT = (
     Workload(name="April 6 like", traces=("art-chat-apr6",), filters=FILTERS, time_scale=2.0),
@@ -58,6 +63,8 @@ def all_targets(conversation: str | None) -> list[RatioTarget]:
         *_paper(),
         *_learned(),
         *engine_targets(),
+        *_partial_hits(),
+        *_tail(),
     ]
 
 
@@ -154,3 +161,14 @@ def _learned() -> Iterator[RatioTarget]:
                 figure="p95 TTFT",
                 at_most=limit,
             )
+
+
+def _partial_hits() -> Iterator[RatioTarget]:
+    loads = [replace(ART_CHAT, seeds=PARTIAL_HITS_SEEDS).at(load) for load in PARTIAL_HITS_LOADS]
+    workloads = [workload.under(name) for name in PARTIAL_HITS for workload in loads]
+    yield from _against("partial-hits", workloads, (PAPER,), p95_ttft=0.97, p95_e2e=1.0)
+
+
+def _tail() -> Iterator[RatioTarget]:
+    workload = replace(WILDCHAT, seeds=PARTIAL_HITS_SEEDS).at(1.0)
+    yield from _against("tail", [workload], (PAPER,), p99_ttft=1.0, p95_e2e=1.0)

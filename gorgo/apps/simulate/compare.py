@@ -32,6 +32,10 @@ def ttft_ms_p95(row: ResultRow) -> float | None:
     return row.ttft_ms.p95
 
 
+def ttft_ms_p99(row: ResultRow) -> float | None:
+    return row.ttft_ms.p99
+
+
 def e2e_s_p50(row: ResultRow) -> float | None:
     return row.e2e_s.p50
 

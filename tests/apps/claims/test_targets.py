@@ -18,6 +18,9 @@ from gorgo.core.policy.weights import Weights
 from gorgo.sim.faults.scenarios import find_scenario
 from gorgo.sim.named_fleets import find_fleet
 
+#: Groups whose rows have tables of their own, or none yet.
+ELSEWHERE = ("engines", "partial-hits", "tail")
+
 
 def test_every_target_names_what_there_is() -> None:
     for target in all_targets("conversation.jsonl"):
@@ -62,7 +65,7 @@ def test_targets_are_those_of_the_published_table() -> None:
         labels = target.labels(("prefix-cache",) * len(target.workloads))
         return cells(ClaimVerdict(group=target.group, labels=labels, at_most=target.at_most))[:5]
 
-    targets = [target for target in all_targets("conversation.jsonl") if target.group != "engines"]
+    targets = [target for target in all_targets("conversation.jsonl") if target.group not in ELSEWHERE]
     grouped = {TITLES[group]: [row(target) for target in found] for group, found in groupby(targets, lambda t: t.group)}
     assert {title: rows for title, rows in grouped.items() if title not in NOT_MEASURED} == published()
     assert sum(map(len, grouped.values())) == 64
@@ -132,3 +135,23 @@ def test_engines_are_compared_on_every_shape_scheduler_and_share_of_hits() -> No
     assert schedulers == {"sglang", "vllm"}
     assert all((target.others, target.at_most) == (("gorgo", *BASELINES), 1.03) for target in found)
     assert len(list(found[0].tasks(range(10)))) == 3 * 6, "few seeds of many workloads"
+
+
+def test_partial_hits_are_compared_with_the_published_policy_at_three_loads() -> None:
+    found = [target for target in all_targets(None) if target.group == "partial-hits"]
+    places = {(target.workloads[0].scenario, target.workloads[0].time_scale) for target in found}
+    assert places == {
+        (name, load) for name in ("partial-hits-30", "partial-hits-60", "checkpoints-1024") for load in (3.0, 2.0, 1.0)
+    }
+    bounds = {(target.figure, target.at_most) for target in found}
+    assert bounds == {("p95 TTFT", 0.97), ("p95 E2E", 1.0)}
+    assert len(found) == 2 * len(places)
+    assert all(target.others == ("gorgo",) and len(list(target.tasks(range(10)))) == 2 * 3 for target in found)
+
+
+def test_the_tail_of_short_prompts_is_a_row() -> None:
+    found = [target for target in all_targets(None) if target.group == "tail"]
+    assert [(target.workloads[0].label, target.others, target.figure, target.at_most) for target in found] == [
+        ("WildChat-like, load 1", ("gorgo",), "p99 TTFT", 1.0),
+        ("WildChat-like, load 1", ("gorgo",), "p95 E2E", 1.0),
+    ]
