@@ -7,11 +7,14 @@ names it itself. The command line takes precedence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, MutableMapping
 
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 PREFIX = "GORGO"
+#: `NAME_PORT` of each service of the namespace in a container of Kubernetes: of `gorgo-engine` it is an option here.
+_SERVICE_LINK = re.compile(r"(?:tcp|udp|sctp)://")
 
 
 def add_variables(commands: Mapping[str, TyperCommand | TyperGroup], prefix: str = PREFIX) -> None:
@@ -31,6 +34,19 @@ def add_variables(commands: Mapping[str, TyperCommand | TyperGroup], prefix: str
         for option in command.params:
             if isinstance(option, TyperOption) and option.envvar is None and not option.is_eager:
                 option.envvar = f"{path}_{_upper(option.opts[0].lstrip('-'))}"
+
+
+def remove_service_links(environ: MutableMapping[str, str]) -> None:
+    """Remove the variables that Kubernetes sets for services named as commands are: they are no options.
+
+    >>> environ = {"GORGO_ENGINE_PORT": "tcp://10.0.0.1:80", "GORGO_SERVE_LOG_LEVEL": "info"}
+    >>> remove_service_links(environ)
+    >>> list(environ)
+    ['GORGO_SERVE_LOG_LEVEL']
+    """
+    for name in [name for name, value in environ.items() if name.startswith(PREFIX) and _SERVICE_LINK.match(value)]:
+        if name.endswith("_PORT"):
+            del environ[name]
 
 
 def _upper(word: str) -> str:

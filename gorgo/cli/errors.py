@@ -6,6 +6,7 @@ Any error but `GorgoError` and `OSError` is a fault of GORGO and keeps its trace
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from gorgo.cli.environment import add_variables
+from gorgo.cli.environment import add_variables, remove_service_links
 from gorgo.errors import (
     ConfigError,
     GorgoError,
@@ -56,6 +57,7 @@ class Commands(TyperGroup):
         add_variables(self.commands)  # type: ignore[arg-type] # typed as any command of click
 
     def make_context(self, *words: Any, **more: Any) -> Any:
+        remove_service_links(os.environ)
         with _errors_as_exit_codes():  # `--help` and `--version` print already
             return super().make_context(*words, **more)
 

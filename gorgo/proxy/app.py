@@ -125,7 +125,7 @@ class DataRouter(Router):
                 self._state.metrics.rejected(error.code)
                 log("request_refused", status=error.status, code=error.code)
                 async with draining(receive):
-                    await send_error(send, error)
+                    await send_error(send, error, path=scope["path"])
                 return
         await super().__call__(scope, receive, send)
 
@@ -148,7 +148,7 @@ class DataRouter(Router):
             await send({"type": "websocket.close"})
             return
         async with draining(receive):
-            await send_error(send, unknown_route(scope["path"], self.routes))
+            await send_error(send, unknown_route(scope["path"], self.routes), path=scope["path"])
 
 
 def data_app(state: RunningProxy) -> Any:

@@ -54,3 +54,14 @@ def test_a_wrong_value_names_the_variable_and_help_shows_it() -> None:
     assert done.exit_code == 2
     assert "GORGO_TUNE_BUDGET_S" in done.output
     assert "GORGO_TUNE_BUDGET_S" in CliRunner().invoke(app, ["tune", "--help"]).output
+
+
+def test_a_service_of_kubernetes_with_the_name_of_a_command_is_no_option() -> None:
+    env = {"GORGO_ENGINE_PORT": "tcp://10.0.0.1:80", "GORGO_ENGINE_PORT_80_TCP": "tcp://10.0.0.1:80"}
+    config = str(Path(__file__).parents[2] / "regions.yaml")
+    words = ["engine", "--replica", "missing", "--config", config]
+    done = CliRunner().invoke(app, words, env=env)
+    assert done.exit_code == 2
+    assert "no replica named 'missing'" in done.output
+    done = CliRunner().invoke(app, words, env={"GORGO_ENGINE_PORT": "eighty"})
+    assert "GORGO_ENGINE_PORT" in done.output

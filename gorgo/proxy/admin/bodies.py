@@ -18,6 +18,7 @@ from gorgo.core.numeric import is_number
 from gorgo.proxy.http.body import discard
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send
 from gorgo.proxy.http.headers import has_body
+from gorgo.proxy.parsing.json_body import not_json
 
 #: Weights and names are short.
 MAX_BODY_BYTES = 64 * 1024
@@ -78,8 +79,11 @@ async def read_body(request: Request) -> dict[str, Any]:
             raise HttpError(413, "request_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
     try:
         parsed = json.loads(bytes(body)) if body.strip() else {}
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise not_json(bytes(body), error) from None
     except (ValueError, RecursionError):
-        raise HttpError(400, "invalid_json", "the body is not JSON") from None
+        message = "the body is not JSON: a number is too long, or the nesting too deep"
+        raise HttpError(400, "invalid_json", message) from None
     if not isinstance(parsed, dict):
         raise HttpError(400, "invalid_json", "expected a JSON object as the body")
     return parsed

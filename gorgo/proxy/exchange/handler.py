@@ -85,7 +85,7 @@ class Exchange:
         #: The id of the request in the Router; None before and after.
         self._router_id: str | None = None
         self._record = RequestRecord(self._received_s, client=self._client)
-        self._response = ClientResponse(state, send, self._id, self._record)
+        self._response = ClientResponse(state, send, self._id, self._record, route)
         #: None before the request is parsed.
         self._attempts: Attempts | None = None
         if state.tracing is not None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from math import ceil
+from time import time
 from typing import Any
 
 from gorgo.core.messages.request import AttemptResult, Outcome
@@ -21,7 +24,7 @@ _MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_
 def failure_of(status: int, headers: Sequence[Header] = ()) -> Outcome | None:
     """Return the outcome of an error status before any content: busy or failed; None for a response to relay."""
     if status in (429, 503):
-        retry_after_s = _seconds(find(headers, b"retry-after") or b"")
+        retry_after_s = _retry_after_s(headers)
         return Outcome(AttemptResult.BUSY, status=status, error=f"status_{status}", retry_after_s=retry_after_s)
     if not 200 <= status < 300 and not 400 <= status < 500:
         # Redirects too: they are not followed.
@@ -56,9 +59,27 @@ def wants_more_than_one(parsed: Mapping[str, Any]) -> bool:
     return True
 
 
-def _seconds(retry_after: bytes) -> float | None:
-    """Return the seconds of a `Retry-After`; `None` without one, or for a date."""
-    return float(retry_after) if retry_after.isdigit() and len(retry_after) < 10 else None
+def _retry_after_s(headers: Sequence[Header]) -> float | None:
+    """Return the seconds of `Retry-After`; a date counts from the replica's own `Date`, else from this clock."""
+    value = find(headers, b"retry-after") or b""
+    if value.isdigit() and len(value) < 10:
+        return float(value)
+    at_s = _unix_s(value)
+    if at_s is None:
+        return None
+    now_s = _unix_s(find(headers, b"date") or b"")
+    return max(0.0, at_s - (time() if now_s is None else now_s))
+
+
+def _unix_s(date: bytes) -> float | None:
+    """Return the Unix time of an HTTP date; `None` for anything else."""
+    if not 20 <= len(date) <= 40:
+        return None
+    try:
+        found = parsedate_to_datetime(date.decode("latin-1"))
+    except (ValueError, OverflowError):
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 def p95(gaps: array[float]) -> float | None:

@@ -29,14 +29,19 @@ class ClientResponse:
         As the client knows it.
     record:
         Of the request: status and error code.
+    route:
+        Its path, which decides the form of errors.
     """
 
-    __slots__ = ("_record", "_send", "_state", "disconnected", "request_id", "writer")
+    __slots__ = ("_record", "_route", "_send", "_state", "disconnected", "request_id", "writer")
 
-    def __init__(self, state: RunningProxy, send: Send, request_id: str, record: RequestRecord) -> None:
+    def __init__(
+        self, state: RunningProxy, send: Send, request_id: str, record: RequestRecord, route: str = ""
+    ) -> None:
         self._state = state
         self._send = send
         self._record = record
+        self._route = route
         self.request_id = request_id
         self.writer = ResponseWriter(send)
         #: The client has disconnected, or does not read.
@@ -53,7 +58,7 @@ class ClientResponse:
             self._state.metrics.clients.rejected(self._record.client, error.code)
         policy = self._state.router.policy.name.encode()
         own = ((b"x-request-id", self.request_id.encode()), (b"x-gorgo-policy", policy))
-        await send_error(self._send, error, own)
+        await send_error(self._send, error, own, path=self._route)
 
     async def abort(self) -> None:
         """End the response because the proxy stops; nothing for a client that has disconnected."""
@@ -73,6 +78,7 @@ class ClientResponse:
             return
         try:
             async with asyncio.timeout(_ERROR_EVENT_TIMEOUT_S):
-                await self.writer.finish(error_event(status, code, message, named=self.writer.names_events))
+                event = error_event(status, code, message, named=self.writer.names_events, path=self._route)
+                await self.writer.finish(event)
         except TimeoutError:
             self.disconnected = True

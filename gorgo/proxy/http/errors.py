@@ -1,5 +1,7 @@
 """Errors in the form of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`, in a body or in a stream.
 
+On `/v1/messages` they have Anthropic's: `{"type": "error", "error": {"type", "message", "code"}}`.
+
 No message repeats what a client or a replica sent.
 """
 
@@ -24,6 +26,19 @@ _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     429: "rate_limit_error",
+}
+
+
+#: Path whose clients know Anthropic's errors, and their `type` by status.
+MESSAGES = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 
 
@@ -56,24 +71,34 @@ def error_of(reject: Reject) -> HttpError:
     return HttpError(reject.status, reject.code, reject.message, headers=headers)
 
 
-def error_json(status: int, code: str, message: str, details: Mapping[str, Any] | None = None) -> bytes:
-    """Return the body of an error.
+def error_json(
+    status: int, code: str, message: str, details: Mapping[str, Any] | None = None, *, path: str = ""
+) -> bytes:
+    """Return the body of an error; `path` is the request's.
 
     >>> error_json(404, "not_found", "no such route")
     b'{"error": {"message": "no such route", "type": "not_found_error", "param": null, "code": "not_found"}}'
+    >>> error_json(503, "stopping", "the proxy is stopping", path="/v1/messages")
+    b'{"type": "error", "error": {"type": "overloaded_error", "message": "the proxy is stopping", "code": "stopping"}}'
     """
+    if path.startswith(MESSAGES):
+        kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        own = {"type": kind, "message": message, "code": code, **(details or {})}
+        return json.dumps({"type": "error", "error": own}).encode()
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     error = {"message": message, "type": kind, "param": None, "code": code, **(details or {})}
     return json.dumps({"error": error}).encode()
 
 
-def error_event(status: int, code: str, message: str, *, named: bool = False) -> bytes:
+def error_event(status: int, code: str, message: str, *, named: bool = False, path: str = "") -> bytes:
     """Return an error as the last event of a stream. The blank line before it ends an incomplete event.
 
     `named`: the stream's events have names and types. Anthropic's clients skip an event without, and would take the
     stream for complete.
     """
-    error = error_json(status, code, message)
+    error = error_json(status, code, message, path=path)
+    if named and path.startswith(MESSAGES):
+        return b"\n\nevent: error\ndata: " + error + b"\n\n"
     if named:
         return b'\n\nevent: error\ndata: {"type": "error", ' + error[1:] + b"\n\n"
     return b"\n\ndata: " + error + b"\n\n"
@@ -96,7 +121,7 @@ async def send_json(send: Send, status: int, body: bytes, headers: Iterable[Head
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def send_error(send: Send, error: HttpError, headers: Iterable[Header] = ()) -> None:
-    """Send `error`; `headers` come after its own."""
-    body = error_json(error.status, error.code, error.message)
+async def send_error(send: Send, error: HttpError, headers: Iterable[Header] = (), *, path: str = "") -> None:
+    """Send `error`; `headers` come after its own, `path` is the request's."""
+    body = error_json(error.status, error.code, error.message, path=path)
     await send_json(send, error.status, body, (*error.headers, *headers))

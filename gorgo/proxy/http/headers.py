@@ -31,7 +31,7 @@ RETURNED = frozenset(
     {
         *(b"age", b"cache-control", b"content-disposition", b"content-encoding", b"content-language"),
         *(b"content-length", b"content-type", b"date", b"etag", b"expires", b"last-modified", b"pragma"),
-        *(b"ratelimit", b"ratelimit-policy", b"request-id", b"retry-after", b"server", b"server-timing", b"vary"),
+        *(b"ratelimit", b"ratelimit-policy", b"request-id", b"retry-after", b"server-timing", b"vary"),
         *(b"x-model", b"x-process-time", b"x-should-retry"),
     }
 )

@@ -48,8 +48,8 @@ def parse_body(body: bytes) -> dict[str, Any]:
     """Return the body as an object. Raises `HttpError` (400). Callers have counted the values of a large one."""
     try:
         parsed = json.loads(body)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise HttpError(400, "invalid_json", "the body is not JSON") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise not_json(body, error) from None
     except ValueError:
         raise HttpError(400, "invalid_json", f"expected whole numbers of at most {MAX_DIGITS} digits") from None
     except RecursionError:
@@ -57,6 +57,20 @@ def parse_body(body: bytes) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise HttpError(400, "invalid_json", "expected a JSON object as the body")
     return parsed
+
+
+def not_json(body: bytes, error: json.JSONDecodeError | UnicodeDecodeError) -> HttpError:
+    """Return the refusal of a body that is no JSON: where, and what the parser expected there.
+
+    >>> not_json(b" ", json.JSONDecodeError("Expecting value", " ", 1)).message
+    'the body is empty; expected a JSON object'
+    """
+    if not body.strip():
+        return HttpError(400, "invalid_json", "the body is empty; expected a JSON object")
+    if isinstance(error, UnicodeDecodeError):
+        return HttpError(400, "invalid_json", f"the body is not JSON: byte {error.start} is not {error.encoding}")
+    place = f"line {error.lineno}, column {error.colno}"
+    return HttpError(400, "invalid_json", f"the body is not JSON: {place}: {error.msg}")
 
 
 def check_counts(body: bytes) -> None:

@@ -191,8 +191,17 @@ async def test_a_busy_engine_never_costs_a_request_while_another_is_open(start: 
     assert fleet.state.router.fleet_view(now=fleet.state.clock())[0].failures == 0
 
 
-async def test_retry_after_of_an_engine_reaches_the_client_if_there_is_no_other(start: Start) -> None:
-    fleet = await start.fleet([answer(429, headers={"retry-after": "17"})])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"retry-after": "17"},
+        {"retry-after": "Wed, 21 Oct 2026 07:28:17 GMT", "date": "Wed, 21 Oct 2026 07:28:00 GMT"},
+    ],
+)
+async def test_retry_after_of_an_engine_reaches_the_client_if_there_is_no_other(
+    start: Start, headers: dict[str, str]
+) -> None:
+    fleet = await start.fleet([answer(429, headers=headers)])
     response = await ask(fleet)
     assert (response.status_code, response.headers["retry-after"]) == (429, "17")
     await fleet.idle()

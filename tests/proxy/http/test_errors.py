@@ -32,6 +32,30 @@ def test_error_has_the_kind_that_clients_turn_into_an_exception(status: int, kin
 
 
 @pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
+        (413, "request_too_large"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (502, "api_error"),
+        (503, "overloaded_error"),
+        (504, "timeout_error"),
+    ],
+)
+def test_error_of_messages_has_anthropics_form_whole_or_in_a_stream(status: int, kind: str) -> None:
+    expected = {"type": "error", "error": {"type": kind, "message": "m", "code": "c"}}
+    assert json.loads(error_json(status, "c", "m", path="/v1/messages")) == expected
+    event = error_event(status, "c", "m", named=True, path="/v1/messages")
+    assert event.startswith(b"\n\nevent: error\ndata: ")
+    assert json.loads(event.split(b"data: ", 1)[1]) == expected
+
+
+@pytest.mark.parametrize(
     ("retry_after_s", "headers"),
     [
         (None, ()),
