@@ -27,7 +27,7 @@ def engine(
         ),
     ] = None,
 ) -> None:
-    """Run one simulated SGLang replica.
+    """Run one simulated replica, with the interface of SGLang or, by its profile, of vLLM.
 
     It answers over HTTP with the simulated RTT of its region, and needs no GPU. Further models of the replica are
     listed as LoRA adapters of the first.

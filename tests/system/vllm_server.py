@@ -59,7 +59,7 @@ def vllm_server(
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*_command(environment, checkpoint, port), *flags],
-            env={**os.environ, **_ENVIRONMENT},
+            env={**os.environ, **ENGINE_ENVIRONMENT},
             cwd=checkpoint.parent,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -82,7 +82,7 @@ def wait_until_ready(*servers: VllmServer) -> None:
 
 
 #: No look-ups, no usage reports, one thread each: two servers and a load tool share the machine.
-_ENVIRONMENT: Mapping[str, str] = {
+ENGINE_ENVIRONMENT: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",

@@ -1,4 +1,4 @@
-"""`gorgo engine`: the engine model of `gorgo.sim` over HTTP, as an SGLang replica at a distance."""
+"""`gorgo engine`: the engine model of `gorgo.sim` over HTTP, as an SGLang or vLLM replica at a distance."""
 
 from __future__ import annotations
 

@@ -37,8 +37,10 @@ _ID_PREFIX = {
 
 
 def add_routes(app: web.Application, replica: SimulatedReplica) -> None:
-    """Put the generating routes onto `app`."""
+    """Put the generating routes onto `app`; vLLM has no `/generate`."""
     for route in _ID_PREFIX:
+        if route == GENERATE and replica.is_vllm:
+            continue
         app.router.add_post(route, _Generation(replica, route).handle)
 
 

@@ -15,6 +15,7 @@ from aiohttp import web
 from gorgo.apps.engine_server.faults import read_fault
 from gorgo.apps.engine_server.replica import SimulatedReplica
 from gorgo.apps.engine_server.stats import SGLANG_VERSION
+from gorgo.apps.engine_server.vllm_stats import VLLM_VERSION
 from gorgo.errors import BadRequest
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -26,6 +27,13 @@ _HEALTH_S = 1.0
 def add_routes(app: web.Application, replica: SimulatedReplica) -> None:
     """Put the informing and administrating routes onto `app`."""
     information = _Information(replica)
+    app.router.add_get("/v1/models", _far(replica, information.models))
+    app.router.add_get("/metrics", _far(replica, information.metrics))
+    app.router.add_post("/sim/faults", information.inject)
+    (_add_vllm_routes if replica.is_vllm else _add_sglang_routes)(app, replica, information)
+
+
+def _add_sglang_routes(app: web.Application, replica: SimulatedReplica, information: _Information) -> None:
     for path in ("/health", "/health_generate"):
         app.router.add_get(path, _far(replica, information.health))
     for path in ("/ready", "/ping"):
@@ -34,12 +42,16 @@ def add_routes(app: web.Application, replica: SimulatedReplica) -> None:
         app.router.add_get(path, _far(replica, information.model_info))
     for path in ("/server_info", "/get_server_info"):
         app.router.add_get(path, _far(replica, information.server_info))
-    app.router.add_get("/v1/models", _far(replica, information.models))
     app.router.add_get("/v1/loads", _far(replica, information.loads))
-    app.router.add_get("/metrics", _far(replica, information.metrics))
     app.router.add_get("/flush_cache", _far(replica, information.flush_cache))
     app.router.add_post("/flush_cache", _far(replica, information.flush_cache))
-    app.router.add_post("/sim/faults", information.inject)
+
+
+def _add_vllm_routes(app: web.Application, replica: SimulatedReplica, information: _Information) -> None:
+    for path in ("/health", "/ping"):
+        app.router.add_get(path, _far(replica, information.alive))
+    app.router.add_get("/version", _far(replica, information.version))
+    app.router.add_post("/reset_prefix_cache", _far(replica, information.flush_cache))
 
 
 def _far(replica: SimulatedReplica, handler: Handler) -> Handler:
@@ -73,7 +85,8 @@ class _Information:
     async def models(self, _: web.Request) -> web.Response:
         replica = self._replica
         base = replica.model_name
-        card = {"object": "model", "created": self._started_s, "owned_by": "sglang"}
+        owner = "vllm" if replica.is_vllm else "sglang"
+        card = {"object": "model", "created": self._started_s, "owned_by": owner}
         size = replica.engine.profile.context_tokens
         cards = [card | {"id": base, "root": base, "parent": None, "max_model_len": size}]
         cards += [
@@ -81,6 +94,9 @@ class _Information:
             for name in self._replica.adapters
         ]
         return web.json_response({"object": "list", "data": cards})
+
+    async def version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": VLLM_VERSION})
 
     async def model_info(self, _: web.Request) -> web.Response:
         return web.json_response(self._model_info())

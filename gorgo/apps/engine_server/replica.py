@@ -21,6 +21,7 @@ from gorgo.apps.engine_server.faults import EngineFault, EngineFaults
 from gorgo.apps.engine_server.stats import EngineStats
 from gorgo.apps.engine_server.streams import Served
 from gorgo.apps.engine_server.text import Tape
+from gorgo.apps.engine_server.vllm_stats import VllmStats
 from gorgo.errors import BadRequest
 from gorgo.sim.engine.engines import Engine, make_engine
 from gorgo.sim.engine.profiles import EngineProfile
@@ -53,7 +54,9 @@ class SimulatedReplica:
         self.path = Path(Link(rtt_s=rtt_s, jitter=jitter), np.random.default_rng([seed, crc32(name.encode())]))
         self.deliveries = Deliveries(self.path)
         self.steps = StepLoop(self.engine, self._emit)
-        self.stats = EngineStats(self.engine, model_name=model_name, now=time())
+        self.is_vllm = profile.scheduler == "vllm"
+        stats = VllmStats if self.is_vllm else EngineStats
+        self.stats = stats(self.engine, model_name=model_name, now=time())
         self.faults = EngineFaults()
         self.tape = Tape(longest=profile.context_tokens)
         self.serving: dict[str, Served] = {}

@@ -1,4 +1,4 @@
-"""`run_engine`: one simulated SGLang replica on a port.
+"""`run_engine`: one simulated replica on a port.
 
 Owns wiring and lifetime; `replica` has the state, `generation` and `information` the routes.
 """

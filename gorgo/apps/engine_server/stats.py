@@ -87,7 +87,7 @@ class EngineStats:
         """Prometheus text."""
         lines: list[str] = []
         for name, kind, help_text, value in self._scalars(now):
-            lines += _family(name, kind, help_text)
+            lines += family(name, kind, help_text)
             lines.append(f"{name}{self._labels()} {float(value)}")
         lines += self._cached()
         lines += self._histogram("sglang:time_to_first_token_seconds", "Time to the first token.", self._ttft)
@@ -120,12 +120,12 @@ class EngineStats:
         name = "sglang:cached_tokens_total"
         value = float(self._engine.totals.cached_tokens)
         return [
-            *_family(name, "counter", "Prompt tokens found cached."),
+            *family(name, "counter", "Prompt tokens found cached."),
             f"{name}{self._labels(cache_source='device')} {value}",
         ]
 
     def _histogram(self, name: str, help_text: str, histogram: EngineHistogram) -> list[str]:
-        lines = _family(name, "histogram", help_text)
+        lines = family(name, "histogram", help_text)
         count = 0
         for bound, some in zip((*map(float, histogram.buckets), "+Inf"), histogram.counts, strict=True):
             count += some
@@ -134,12 +134,16 @@ class EngineStats:
         lines.append(f"{name}_count{self._labels()} {float(count)}")
         return lines
 
+    def _base_labels(self) -> dict[str, str]:
+        return {"engine_type": "unified", "model_name": self._model_name}
+
     def _labels(self, **more: str) -> str:
-        labels = {"engine_type": "unified", "model_name": self._model_name, **more}
+        labels = {**self._base_labels(), **more}
         return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
 
 
-def _family(name: str, kind: str, help_text: str) -> list[str]:
+def family(name: str, kind: str, help_text: str) -> list[str]:
+    """Return the lines that precede the samples of a metric."""
     return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
 
 

@@ -52,7 +52,13 @@ def read_profile(path: Path) -> EngineProfile:
             _check(path, name, found[name], kinds[name])
         elif field.default is MISSING:
             _fail(path, name, "missing", "a value")
-    return EngineProfile(**found)
+    profile = EngineProfile(**found)
+    if profile.scheduler == "vllm":
+        for name, least in (("chunk_tokens", "max_running_requests"), ("kv_tokens", "block_tokens")):
+            value, bound = getattr(profile, name), getattr(profile, least)
+            if value < bound:
+                _fail(path, name, str(value), f"at least {least} ({bound}) with vLLM")
+    return profile
 
 
 def _check(path: Path, name: str, value: Any, kind: Any) -> None:

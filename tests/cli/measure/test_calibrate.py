@@ -65,6 +65,16 @@ def test_either_an_engine_or_a_log_is_expected(words: tuple[str, ...]) -> None:
         ({"kv_tokens": True}, "profile.kv_tokens: true; expected a whole number from 1"),
         ({"decode_kv_s": float("nan")}, "profile.decode_kv_s: NaN; expected a number from 0"),
         ({"name": 7}, "profile.name: 7; expected text"),
+        ({"scheduler": "tgi"}, 'profile.scheduler: "tgi"; expected one of sglang, vllm'),
+        ({"prefix_cache": 0}, "profile.prefix_cache: 0; expected true or false"),
+        (
+            {"scheduler": "vllm", "chunk_tokens": 100},
+            r"profile.chunk_tokens: 100; expected at least max_running_requests \(256\) with vLLM",
+        ),
+        (
+            {"scheduler": "vllm", "kv_tokens": 9},
+            r"profile.kv_tokens: 9; expected at least block_tokens \(16\) with vLLM",
+        ),
         ({"kv_token": 7}, r"profile.kv_token: unknown key \(did you mean 'kv_tokens'\?\)"),
     ],
 )
