@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
-from gorgo.apps.demo.options import BASELINES
+from gorgo.apps.demo.options import ALL_READINGS
 from tests.documents import tables
 from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
 from tests.figures.attacks import attacks
@@ -160,7 +160,7 @@ def _beside(means: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, float
             continue
         if (on, "gorgo") in means:
             found[f"{on}: oracle / gorgo, p50 TTFT"] = row[0] / means[on, "gorgo"][0]
-        best = [means[on, name][3] for name in BASELINES if (on, name) in means]
+        best = [means[on, name][3] for name in ALL_READINGS if (on, name) in means]
         if best:
             found[f"{on}: oracle / best baseline, p95 E2E"] = row[3] / min(best)
     return found

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from gorgo.apps.claims.target import RatioTarget
 from gorgo.apps.claims.workload import Workload
-from gorgo.apps.demo.options import BASELINES, OURS, PAPER
+from gorgo.apps.demo.options import ALL_READINGS, OURS, PAPER
 from gorgo.apps.simulate.job import STEADY
 from gorgo.apps.traces import TraceFilters
 
@@ -53,7 +53,7 @@ def engine_targets() -> Iterator[RatioTarget]:
                 group="engines",
                 policy=OURS,
                 workloads=(workload,),
-                others=(PAPER, *BASELINES),
+                others=(PAPER, *ALL_READINGS),
                 figure=figure,
                 at_most=AT_MOST,
             )
