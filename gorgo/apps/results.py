@@ -1,22 +1,18 @@
-"""Result rows: the same keys for live and simulated runs, as JSON and as a table.
+"""Result rows: the same keys for live and simulated runs, as JSON.
 
-Owns the result row and its table. Unknown is None, never 0.
+Owns the result row; `result_table` shows it, `served` defines the figures beside latencies. Unknown is None, never 0.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from gorgo.config.atomic import PUBLIC, write_atomically
 
@@ -57,6 +53,11 @@ class ResultRow:
     `prediction_error_ms` is |predicted - measured| TTFT. `slip_ms_p95` is how late requests were sent. `planned`: the
     requests of the trace, more than `n` after an interrupt, None in files of earlier versions. `failures` are counts of
     failed requests by cause, see `gorgo.apps.failures`.
+
+    `tpot_ms` is (E2E - TTFT) / (output tokens - 1) per request, `e2e_per_token_ms` E2E / output tokens. `tokens_per_s`
+    are output tokens over the time from the first request to the last end. `goodput` is the share of all requests with
+    a first token within 2 s and a last one within 10 s, `prediction_error_ratio` the mean of |predicted - measured| /
+    measured TTFT. `preemptions` are those of simulated engines. All are None in files of earlier versions.
     """
 
     trace: str
@@ -77,6 +78,12 @@ class ResultRow:
     slip_ms_p95: Number | None
     planned: Count | None = None
     failures: Mapping[str, Count] = field(default_factory=dict)
+    tpot_ms: Spread = Spread()
+    e2e_per_token_ms: Spread = Spread()
+    tokens_per_s: Amount | None = None
+    goodput: Fraction | None = None
+    prediction_error_ratio: Amount | None = None
+    preemptions: Count | None = None
 
     @property
     def is_partial(self) -> bool:
@@ -110,72 +117,3 @@ def write_results(folder: Path, rows: Sequence[ResultRow]) -> None:
 def rows_as_json(rows: Sequence[ResultRow]) -> str:
     """Return the rows as the text that `--json` prints."""
     return json.dumps([row.as_json() for row in rows], indent=2, allow_nan=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _ResultColumn:
-    """One column of the table: its value, its format, and whether the best (lowest or highest) is bold."""
-
-    title: str
-    value: Callable[[ResultRow], float | None]
-    form: str
-    best: Callable[[Sequence[float]], float] | None = None
-
-    def cells(self, rows: Sequence[ResultRow], baselines: Collection[str]) -> list[str]:
-        values = [self.value(row) for row in rows]
-        competing = (row.policy not in baselines for row in rows)
-        known = [value for value, competes in zip(values, competing, strict=True) if competes and value is not None]
-        best = self.best(known) if self.best is not None and len(known) > 1 else None
-        return [
-            self._cell(value, bold=value is not None and value == best and row.policy not in baselines)
-            for value, row in zip(values, rows, strict=True)
-        ]
-
-    def _cell(self, value: float | None, *, bold: bool) -> str:
-        if value is None:
-            return "-"
-        text = format(value, self.form)
-        return f"[bold]{text}[/bold]" if bold else text
-
-
-#: Narrow enough for 80 characters with the longest policy's name.
-_COLUMNS = (
-    _ResultColumn("err", lambda row: row.errors, "d"),
-    _ResultColumn("TTFT\np50\nms", lambda row: row.ttft_ms.p50, ".0f", min),
-    _ResultColumn("\np95\nms", lambda row: row.ttft_ms.p95, ".0f", min),
-    _ResultColumn("\np99\nms", lambda row: row.ttft_ms.p99, ".0f", min),
-    _ResultColumn("E2E\np50\ns", lambda row: row.e2e_s.p50, ".2f", min),
-    _ResultColumn("\np95\ns", lambda row: row.e2e_s.p95, ".2f", min),
-    _ResultColumn("ITL\np95\nms", lambda row: row.itl_ms.p95, ".0f", min),
-    _ResultColumn("hit\nreal\n%", lambda row: _percent(row.cache_hit), ".1f", max),
-    _ResultColumn("\nestim.\n%", lambda row: _percent(row.cache_hit_estimated), ".1f"),
-)
-
-
-HITS = "hit: share of prompt tokens found in cache, as engines report it and as the router estimated"
-
-
-def results_table(rows: Sequence[ResultRow], *, baselines: Collection[str] = ()) -> Group:
-    """The rows side by side, the best of each measure in bold; shares in the order of the replicas' names.
-
-    `baselines` are shown and do not compete.
-    """
-    replicas = sorted({name for row in rows for name in row.share})
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0), pad_edge=False)
-    table.add_column("policy", no_wrap=True, vertical="bottom")
-    for column in _COLUMNS:
-        table.add_column(column.title, justify="right", no_wrap=True)
-    table.add_column("share\n%", no_wrap=True, vertical="bottom")
-    columns = [column.cells(rows, baselines) for column in _COLUMNS]
-    for row, *cells in zip(rows, *columns, strict=True):
-        table.add_row(row.policy or "-", *cells, _shares(row, replicas))
-    shares = f"; share: {' / '.join(replicas)}" if replicas else ""
-    return Group(table, Text(f"\n{HITS}{shares}", style="dim"))
-
-
-def _shares(row: ResultRow, replicas: Sequence[str]) -> str:
-    return "/".join(f"{row.share.get(name, 0.0):.0%}".removesuffix("%") for name in replicas) or "-"
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share

@@ -74,12 +74,16 @@ class SimRecord:
 
 @dataclass(frozen=True, slots=True)
 class SimResult:
-    """A finished run: records in the order of the feed, pooled gaps of completed requests, and its duration."""
+    """A finished run: records in the order of the feed, pooled gaps of completed requests, and its duration.
+
+    `preemptions` are those of all engines, also of those that were killed.
+    """
 
     records: Sequence[SimRecord]
     gaps: ItlHistogram
     ended_s: float
     events: int
+    preemptions: int = 0
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

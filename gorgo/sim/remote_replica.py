@@ -81,6 +81,8 @@ class RemoteReplica:
         self._ahead = ahead
         self._slowdown = 1.0
         self._engine = self._new_engine()
+        #: Preemptions of engines that died.
+        self._preempted_before = 0
         self._pool = ConnectionPool(self, partial(shell.on_connection, self.name))
         #: What the proxy asks beside requests.
         self.background = Monitor(
@@ -109,6 +111,11 @@ class RemoteReplica:
     def rtt_s(self) -> float:
         """Present mean round trip."""
         return self.link.rtt_s
+
+    @property
+    def preemptions(self) -> int:
+        """Preemptions of all engines that were here."""
+        return self._preempted_before + self._engine.model.totals.preemptions
 
     @property
     def alive(self) -> bool:
@@ -182,6 +189,7 @@ class RemoteReplica:
         self._dead = True
         self._lose_open()
         self._engine.stop()
+        self._preempted_before += self._engine.model.totals.preemptions
         self._engine = self._new_engine()
 
     def revive(self) -> None:

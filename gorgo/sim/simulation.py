@@ -173,7 +173,8 @@ class Simulation:
             self.kernel.at(feed[0].arrival_s, self._receive)
             self.kernel.run()
         assert not self._served, "every request has ended"
-        return SimResult(self._served.records, self.gaps, self.kernel.now, self.kernel.handled)
+        preemptions = sum(site.preemptions for site in self.engines.values())
+        return SimResult(self._served.records, self.gaps, self.kernel.now, self.kernel.handled, preemptions)
 
     # -- events of replicas
 

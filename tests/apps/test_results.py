@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gorgo.apps.results import ResultRow, Spread, results_table, rows_as_json, write_results
+from gorgo.apps.result_table import COLUMNS, DEFAULT, results_table
+from gorgo.apps.results import ResultRow, Spread, rows_as_json, write_results
 
 
 def row(policy: str | None = "gorgo", **changes: Any) -> ResultRow:
@@ -48,7 +49,8 @@ def shown(*rows: ResultRow, styled: bool = False) -> str:
 def test_a_row_has_exactly_the_keys_of_the_contract() -> None:
     keys = (
         "trace time_scale policy weights seed source n errors ttft_ms e2e_s itl_ms cache_hit cache_hit_estimated share "
-        "prediction_error_ms slip_ms_p95 planned failures"
+        "prediction_error_ms slip_ms_p95 planned failures tpot_ms e2e_per_token_ms tokens_per_s goodput "
+        "prediction_error_ratio preemptions"
     )
     made = row().as_json()
     assert list(made) == keys.split()
@@ -84,6 +86,28 @@ def test_a_table_shows_each_measure_in_its_unit_and_shares_in_the_order_of_their
         "hit: share of prompt tokens found in cache, as engines report it and as the ",
         "router estimated; share: ashburn-0 / frankfurt-0 / seoul-0",
     ]
+
+
+def test_columns_are_chosen_by_name_and_neighbours_name_their_measure_once() -> None:
+    one = row(tpot_ms=Spread(9.5, 9.0, 11.0, 12.0), goodput=0.5, prediction_error_ratio=0.12, preemptions=3)
+    out = io.StringIO()
+    names = ("ttft-mean", "tpot-p95", "tpot-p99", "goodput", "mape", "preemptions", "tokens-per-s")
+    Console(file=out, width=100).print(results_table([one], columns=names))
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        "       TTFT TPOT      good- pred. pre-    out",
+        "       mean  p95  p99   put error emp- tokens share",
+        "policy   ms   ms   ms     %     %  ted     /s %",
+        "──────────────────────────────────────────────────────",
+        "gorgo   500 11.0 12.0  50.0    12    3      - 50/30/20",
+        "",
+        "share: ashburn-0 / frankfurt-0 / seoul-0",
+    ]
+
+
+def test_every_default_column_exists_and_every_measure_has_its_four_parts() -> None:
+    assert set(DEFAULT) <= set(COLUMNS)
+    for measure in ("ttft", "e2e", "itl", "tpot", "e2e-per-token"):
+        assert {f"{measure}-{part}" for part in ("mean", "p50", "p95", "p99")} <= set(COLUMNS)
 
 
 def bold(*rows: ResultRow, baselines: tuple[str, ...] = ()) -> list[list[str]]:

@@ -14,7 +14,7 @@ from gorgo.apps.replay.bodies import BodiesAhead
 from gorgo.apps.replay.client import ReplayClient, open_http
 from gorgo.apps.replay.options import ReplayOptions
 from gorgo.apps.replay.records import ReplayRecord
-from gorgo.apps.simulate.goodput import E2E_S
+from gorgo.apps.served import E2E_S
 from gorgo.apps.traces import TraceRequest, scheduled_s
 from tests.overload.fleet import Fleet
 from tests.overload.window import Offer, Served, served

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gorgo.apps.replay.records import ReplayRecord
-from gorgo.apps.simulate.goodput import E2E_S, TTFT_MS
+from gorgo.apps.served import E2E_S, TTFT_MS
 from gorgo.apps.traces import TraceRequest, scheduled_s
 from gorgo.sim.records import SimRecord
 

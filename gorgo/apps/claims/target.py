@@ -17,25 +17,25 @@ from gorgo.apps.results import ResultRow
 from gorgo.apps.simulate.compare import (
     Figure,
     best_of_rows,
-    e2e_s_p50,
-    e2e_s_p95,
     geometric_mean,
     ratio_of,
-    ttft_ms_p50,
-    ttft_ms_p95,
-    ttft_ms_p99,
 )
 
 #: Rows of one policy on one workload, by seed.
 Rows = Mapping[tuple[Workload, str], Mapping[int, ResultRow]]
 
-#: Figures by their name in the table.
+_PARTS = ("mean", "p50", "p95", "p99")
+_SPREADS = {"TTFT": "ttft_ms", "E2E": "e2e_s", "ITL": "itl_ms", "TPOT": "tpot_ms", "E2E/token": "e2e_per_token_ms"}
+
+
+def _part(field: str, part: str) -> Figure:
+    return lambda row: getattr(getattr(row, field), part)
+
+
+#: Figures by their name in the table: those of which less is better.
 MEASURES: Mapping[str, Figure] = {
-    "p50 TTFT": ttft_ms_p50,
-    "p95 TTFT": ttft_ms_p95,
-    "p99 TTFT": ttft_ms_p99,
-    "p50 E2E": e2e_s_p50,
-    "p95 E2E": e2e_s_p95,
+    **{f"{part} {name}": _part(field, part) for name, field in _SPREADS.items() for part in _PARTS},
+    "MAPE": lambda row: row.prediction_error_ratio,
 }
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from gorgo.apps.demo.fleet import PROBE_INTERVAL_S, REPLICAS, ROUND_TRIP_MS
-from gorgo.apps.results import ResultRow, load_text, results_table
+from gorgo.apps.result_table import results_table
+from gorgo.apps.results import ResultRow, load_text
 
 #: Where the table would be cut otherwise: no terminal, no width.
 MIN_WIDTH = 80

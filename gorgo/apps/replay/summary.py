@@ -12,6 +12,7 @@ from gorgo.apps.failures import count_cause
 from gorgo.apps.replay.options import ReplayOptions
 from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.results import ResultRow, Spread
+from gorgo.apps.served import ServedTally
 
 
 class LogHistogram:
@@ -60,6 +61,7 @@ class Tally:
         self._ttft_ms, self._e2e_s, self._slip_ms = array("d"), array("d"), array("d")
         self._prediction_error_ms = array("d")
         self._gaps_s, self._ttft_s = LogHistogram(), LogHistogram()
+        self._served = ServedTally()
         self._replicas: Counter[str] = Counter()
         self._policies: Counter[str] = Counter()
         self._cached = _Share()
@@ -69,6 +71,7 @@ class Tally:
         """Counts one ended request. Latencies are of those that succeeded; slip is of all."""
         self.n += 1
         self._slip_ms.append(record.slip_s * 1000)
+        self._served.add(record)
         if record.error is not None:
             count_cause(self.failures, record.error)
             return
@@ -121,6 +124,7 @@ class Tally:
             slip_ms_p95=Spread.of(self._slip_ms).p95,
             planned=planned,
             failures=dict(self.failures),
+            **self._served.fields(),
         )
 
 

@@ -24,20 +24,8 @@ _T_975 = (
 )  # fmt: skip
 
 
-def ttft_ms_p50(row: ResultRow) -> float | None:
-    return row.ttft_ms.p50
-
-
 def ttft_ms_p95(row: ResultRow) -> float | None:
     return row.ttft_ms.p95
-
-
-def ttft_ms_p99(row: ResultRow) -> float | None:
-    return row.ttft_ms.p99
-
-
-def e2e_s_p50(row: ResultRow) -> float | None:
-    return row.e2e_s.p50
 
 
 def e2e_s_p95(row: ResultRow) -> float | None:
@@ -110,6 +98,12 @@ def mean_row(rows: Sequence[ResultRow]) -> ResultRow:
         prediction_error_ms=_mean_spread([row.prediction_error_ms for row in rows]),
         slip_ms_p95=_mean([row.slip_ms_p95 for row in rows]),
         failures={cause: sum(row.failures.get(cause, 0) for row in rows) for cause in _causes(rows)},
+        tpot_ms=_mean_spread([row.tpot_ms for row in rows]),
+        e2e_per_token_ms=_mean_spread([row.e2e_per_token_ms for row in rows]),
+        tokens_per_s=_mean([row.tokens_per_s for row in rows]),
+        goodput=_mean([row.goodput for row in rows]),
+        prediction_error_ratio=_mean([row.prediction_error_ratio for row in rows]),
+        preemptions=None if first.preemptions is None else sum(row.preemptions or 0 for row in rows),
         planned=None if first.planned is None else sum(row.planned or row.n for row in rows),
     )
 

@@ -1,6 +1,6 @@
 """Goodput: the share of offered requests that were served well, and their rate.
 
-Owns the bounds and the arithmetic. A rejected or failed request was offered and not served well.
+Owns the arithmetic; the bounds are `apps.served`. A rejected or failed request was offered and not served well.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gorgo.apps.served import is_good
 from gorgo.sim.records import SimRecord
-
-#: Bounds of a request served well: first token, last token.
-TTFT_MS, E2E_S = 2000.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ def goodput_of(records: Sequence[SimRecord]) -> Goodput | None:
     if not records:
         return None
     n = len(records)
-    good = sum(map(_is_good, records))
+    good = sum(map(is_good, records))
     lasted_s = records[-1].scheduled_s - records[0].scheduled_s
     return Goodput(
         offered=n,
@@ -49,9 +47,3 @@ def goodput_of(records: Sequence[SimRecord]) -> Goodput | None:
         queued=sum(record.queued_s > 0.0 for record in records) / n,
         hedged=sum(record.hedged for record in records) / n,
     )
-
-
-def _is_good(record: SimRecord) -> bool:
-    if record.error is not None or record.ttft_ms is None or record.e2e_s is None:
-        return False
-    return record.ttft_ms <= TTFT_MS and record.e2e_s <= E2E_S

@@ -13,7 +13,8 @@ from math import sqrt
 from typing import Any
 
 from gorgo.apps.results import ResultRow, load_text
-from gorgo.apps.simulate.goodput import E2E_S, TTFT_MS, Goodput
+from gorgo.apps.served import E2E_S, TTFT_MS
+from gorgo.apps.simulate.goodput import Goodput
 from gorgo.apps.simulate.job import SimJob, SimulatedRun
 from gorgo.apps.simulate.run import run_many
 from gorgo.core.limits import HedgeLimits, RouterLimits

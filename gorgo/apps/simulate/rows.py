@@ -13,6 +13,7 @@ from typing import Any
 
 from gorgo.apps.failures import count_cause
 from gorgo.apps.results import ResultRow, Spread
+from gorgo.apps.served import ServedTally
 from gorgo.apps.simulate.goodput import goodput_of
 from gorgo.apps.simulate.job import STEADY, SimJob, SimulatedRun
 from gorgo.sim.engine.itl import ItlHistogram
@@ -23,7 +24,7 @@ from gorgo.sim.workload import SimRequest
 
 def simulated_run(job: SimJob, weights: Mapping[str, float], result: SimResult) -> SimulatedRun:
     """Return the run with the row of its result."""
-    row = _row(job, weights, result.records, _spread_of(result.gaps))
+    row = _row(job, weights, result.records, _spread_of(result.gaps), preemptions=result.preemptions)
     retained = result.records if job.keep_requests else None
     return SimulatedRun(_without_feed(job), row, retained, goodput=goodput_of(result.records))
 
@@ -55,8 +56,18 @@ def trace_name(job: SimJob) -> str:
     return f"{name} ({', '.join(unlike)})" if unlike else name
 
 
-def _row(job: SimJob, weights: Mapping[str, float] | None, records: Sequence[SimRecord], itl: Spread) -> ResultRow:
+def _row(
+    job: SimJob,
+    weights: Mapping[str, float] | None,
+    records: Sequence[SimRecord],
+    itl: Spread,
+    *,
+    preemptions: int | None = None,
+) -> ResultRow:
     good = [record for record in records if record.error is None]
+    tally = ServedTally()
+    for record in records:
+        tally.add(record)
     return ResultRow(
         trace=trace_name(job),
         time_scale=job.time_scale,
@@ -82,6 +93,8 @@ def _row(job: SimJob, weights: Mapping[str, float] | None, records: Sequence[Sim
         slip_ms_p95=0.0 if records else None,
         planned=len(records),
         failures=_failures(records),
+        preemptions=preemptions,
+        **tally.fields(),
     )
 
 

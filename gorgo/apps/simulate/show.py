@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gorgo.apps.failures import failure_lines
-from gorgo.apps.results import ResultRow, load_text, results_table
+from gorgo.apps.result_table import DEFAULT, results_table
+from gorgo.apps.results import ResultRow, load_text
 from gorgo.apps.simulate.compare import Figure, Ratio, e2e_s_p95, mean_row, ratio_of_rows, ttft_ms_p95
 from gorgo.apps.simulate.job import BASELINES
 
@@ -20,15 +21,17 @@ _SEEDS = "mean [95 % interval] over {} seeds, paired"
 _RATIOS: tuple[tuple[str, Figure], ...] = (("p95 TTFT", ttft_ms_p95), ("p95 E2E", e2e_s_p95))
 
 
-def show_rows(rows: Sequence[ResultRow], policies: Sequence[str], console: Console) -> None:
-    """Every comparison in the rows, `policies` in their order."""
+def show_rows(
+    rows: Sequence[ResultRow], policies: Sequence[str], console: Console, *, columns: Sequence[str] = DEFAULT
+) -> None:
+    """Every comparison in the rows, `policies` in their order, and of its table these `columns`."""
     for trace, time_scale in dict.fromkeys((row.trace, row.time_scale) for row in rows):
         block = [row for row in rows if (row.trace, row.time_scale) == (trace, time_scale)]
         groups = [[row for row in block if row.policy == policy] for policy in policies]
         groups = [group for group in groups if group]
         seeds = len({row.seed for row in block})
         console.print(f"{_title(block, seeds)}\n", style="bold", highlight=False)
-        console.print(results_table([mean_row(group) for group in groups], baselines=BASELINES))
+        console.print(results_table([mean_row(group) for group in groups], baselines=BASELINES, columns=columns))
         if seeds > 1 and len(groups) > 1:
             console.print()
             console.print(_ratios(groups))

@@ -43,7 +43,8 @@ def replay(
     from gorgo.apps.failures import failure_lines
     from gorgo.apps.replay.options import ReplayOptions
     from gorgo.apps.replay.run import replay_command
-    from gorgo.apps.results import results_table, rows_as_json
+    from gorgo.apps.result_table import results_table
+    from gorgo.apps.results import rows_as_json
 
     filters = options.trace_filters(
         limit=limit, max_input=max_input, max_output=max_output, spread=spread, start=start, end=end, seed=seed

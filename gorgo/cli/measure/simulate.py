@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +45,14 @@ def simulate(
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Weights file; its policy runs with these weights."),
     ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Column of the table, as ttft-p99, tpot-mean or goodput; repeatable. An unknown name lists all.",
+        ),
+    ] = None,
     config: options.Config = options.REGIONS_YAML,
     fleet: options.Fleet = None,
     limit: options.Limit = None,
@@ -68,6 +76,7 @@ def simulate(
     from gorgo.apps.simulate.fleet import chosen_fleet, limits_of
     from gorgo.config.load import load_config
 
+    columns = _columns(column)
     loaded = load_config(config)
     policies = tuple(dict.fromkeys(policy or DEFAULT_POLICIES))
     wanted = SimulateOptions(
@@ -96,8 +105,18 @@ def simulate(
     else:
         from gorgo.apps.simulate.show import show_rows
 
-        show_rows(rows, wanted.names, wide_console(TABLE_WIDTH))
+        show_rows(rows, wanted.names, wide_console(TABLE_WIDTH), columns=columns)
     raise typer.Exit(FAILED if any(row.errors for row in rows) else 0)
+
+
+def _columns(named: list[str] | None) -> Sequence[str]:
+    """Return the columns of the table, or raise a usage error for an unknown one."""
+    from gorgo.apps.result_table import COLUMNS, DEFAULT
+
+    for name in named or ():
+        if name not in COLUMNS:
+            raise typer.BadParameter(f"--column {name}: no such column; there are: {', '.join(COLUMNS)}")
+    return tuple(dict.fromkeys(named)) if named else DEFAULT
 
 
 def _weights(

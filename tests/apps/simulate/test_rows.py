@@ -69,6 +69,31 @@ def test_a_row_sums_up_good_requests() -> None:
     assert astuple(row.prediction_error_ms)[:3] == pytest.approx((3.0, 3.0, 3.9))
 
 
+def test_a_row_has_the_figures_beside_latencies() -> None:
+    known = [
+        record(0.0, output_tokens=11, ttft_ms=100.0, e2e_s=1.1, predicted_ttft_ms=110.0),
+        record(1.0, output_tokens=1, ttft_ms=500.0, e2e_s=0.5, predicted_ttft_ms=400.0),
+        record(2.0, output_tokens=21, ttft_ms=2_500.0, e2e_s=9.0),
+        record(3.0, error="disconnected", output_tokens=99, ttft_ms=1.0, e2e_s=50.0),
+    ]
+    row = run_of(known, []).row
+    # 1,000 ms over 10 gaps and 6,500 over 20; one token has no gap.
+    assert row.tpot_ms.mean == pytest.approx((100.0 + 325.0) / 2)
+    assert row.e2e_per_token_ms.mean == pytest.approx((100.0 + 500.0 + 9_000 / 21) / 3)
+    # 33 tokens until the last good end at 11 s; two of four within the bounds; 10 % and 20 % off.
+    assert row.tokens_per_s == pytest.approx(33 / 11)
+    assert (row.goodput, row.prediction_error_ratio) == pytest.approx((0.5, 0.15))
+    assert row.preemptions == 0
+
+
+def test_a_row_without_good_requests_knows_none_of_them() -> None:
+    row = run_of(RECORDS[3:], []).row
+    unknown = (row.tpot_ms, row.e2e_per_token_ms, row.tokens_per_s, row.prediction_error_ratio)
+    assert unknown == (Spread(), Spread(), None, None)
+    assert row.goodput == 0.0
+    assert run_of([], []).row.goodput is None
+
+
 def test_a_run_of_failures_knows_no_latency() -> None:
     row = run_of(RECORDS[3:], []).row
     assert (row.n, row.errors, row.ttft_ms, row.e2e_s, row.itl_ms) == (2, 2, Spread(), Spread(), Spread())

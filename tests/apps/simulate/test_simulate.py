@@ -153,6 +153,16 @@ def test_rows_of_a_named_fleet_say_so() -> None:
     assert (unknown.exit_code, "there are: paper, h100," in unknown.stderr) == (2, True)
 
 
+def test_the_command_shows_the_columns_that_are_named() -> None:
+    result = CliRunner().invoke(app, [*RUN, "--policy", "gorgo", "--column", "goodput", "--column", "tpot-mean"])
+    assert result.exit_code == 0, result.stderr
+    assert "TPOT" in result.stdout
+    assert "E2E" not in result.stdout.partition("Engines and network")[0]
+    unknown = CliRunner().invoke(app, [*RUN, "--column", "speed"])
+    assert unknown.exit_code == 2
+    assert "ttft-mean, ttft-p50," in " ".join(unknown.output.split())
+
+
 def test_the_command_prints_rows_as_json() -> None:
     result = CliRunner().invoke(app, [*RUN, "--policy", "gorgo", "--policy", "random", "--seeds", "2", "--json"])
     assert result.exit_code == 0, result.stderr
