@@ -148,7 +148,7 @@ class RouterLimits:
     block_tokens:
         Tokens of one block, to turn a replica's KV capacity into blocks.
     max_decisions, max_samples:
-        Newest decisions (with every candidate's terms) and samples retained for a reader.
+        Newest decisions (with every candidate's terms) and samples retained for a reader; with 0 no sample is made.
     panic_threshold:
         Share of healthy replicas below which those ejected for failed attempts are tried again soon (`Fleet`).
     outlier:

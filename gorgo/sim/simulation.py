@@ -10,7 +10,7 @@ feed is exhausted and no request is open, whatever else is still in the heap. A 
 per request of the feed, and in the heap what is in flight.
 
 What the proxy does and this does not: the time-out between two chunks (60 s; a stalled stream of a simulated engine
-goes on), jitter of the intervals, and the CPU time of routing.
+goes on), jitter of the intervals, and CPU time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from gorgo.config.constants import STALE_INTERVALS, WARM_INTERVAL_S
 from gorgo.core.limits import RouterLimits
-from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Hold, Reject
+from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Reject
 from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
@@ -163,6 +163,8 @@ class Simulation:
         self._attempts: dict[str, tuple[SimAttempt, RemoteReplica]] = {}
         self._deadlines = FirstTokenTimeouts(self.kernel)
         self._timer_s: float | None = None
+        #: The next connections as of the Router's next event.
+        self._connections: dict[str, OpenConnection | None] = {}
 
     def run(self, feed: Sequence[SimRequest]) -> SimResult:
         """Serve every request of `feed`, which is in the order of arrival."""
@@ -179,12 +181,10 @@ class Simulation:
     # -- events of replicas
 
     def on_connection(self, replica: str, connection: OpenConnection | None) -> None:
-        # No action and no timer depends on a connection.
-        actions = self.router.on_connection(replica, connection, now=self.kernel.now)
-        assert not actions, "a connection makes no capacity"
+        self._connections[replica] = connection
 
     def on_probe(self, replica: str, rtt_s: float | None) -> None:
-        self._carry_out(self.router.on_probe(replica, rtt_s, now=self.kernel.now))
+        self._carry_out(self._informed().on_probe(replica, rtt_s, now=self.kernel.now))
 
     def on_sample(self, replica: str, sample: EngineSample | None) -> None:
         self._carry_out(self.router.on_engine_sample(replica, sample, now=self.kernel.now))
@@ -192,11 +192,11 @@ class Simulation:
     def on_first_token(self, sending: SimAttempt) -> None:
         now = self.kernel.now
         self._served.first_token(sending.request_id, self._attempts[sending.attempt_id][1], now=now)
-        self._carry_out(self.router.on_first_token(sending.attempt_id, now=now))
+        self._carry_out(self._informed().on_first_token(sending.attempt_id, now=now))
 
     def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
         del self._attempts[sending.attempt_id]
-        own, others = self.router.on_finish(sending.attempt_id, outcome, now=self.kernel.now)
+        own, others = self._informed().on_finish(sending.attempt_id, outcome, now=self.kernel.now)
         # A refusal ends its request if the Router forwards it.
         if isinstance(own, Forward) if outcome.unsent else outcome.result.final:
             self._served.on_result(sending.request_id, outcome, now=self.kernel.now)
@@ -228,7 +228,7 @@ class Simulation:
             self.kernel.at(max(controller.next_s, self.kernel.now), partial(self._control, controller))
 
     def _control(self, controller: Controller) -> None:
-        controller.act(self.router, self.kernel.now)
+        controller.act(self._informed(), self.kernel.now)
         self._arm()
         self._enqueue(controller)
 
@@ -240,8 +240,16 @@ class Simulation:
         route_request = self._served.received(request, now=now)
         if self._next < len(self._feed):
             self.kernel.at(self._feed[self._next].arrival_s, self._receive)
-        own, others = self.router.submit(route_request, now=now)
+        own, others = self._informed().submit(route_request, now=now)
         self._carry_out([*others, own])
+
+    def _informed(self) -> Router:
+        """Return the Router for its next event, with the connections of now."""
+        if self._connections:
+            for replica, connection in self._connections.items():
+                self.router.on_connection(replica, connection, now=self.kernel.now)
+            self._connections.clear()
+        return self.router
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -257,8 +265,6 @@ class Simulation:
                 case Reject():
                     self._served.rejected(action, now=self.kernel.now)
                     self._stop_if_done()
-                case Hold():
-                    pass  # Its result is a later event.
         self._arm()
 
     def _dispatch(self, dispatch: Dispatch) -> None:
@@ -293,4 +299,4 @@ class Simulation:
         if due_s != self._timer_s:
             return  # It was to be woken earlier, and was.
         self._timer_s = None
-        self._carry_out(self.router.handle_timer(now=self.kernel.now))
+        self._carry_out(self._informed().handle_timer(now=self.kernel.now))

@@ -27,6 +27,7 @@ from gorgo.apps.simulate.job import FLOOR, ORACLE, SimJob, SimulatedRun
 from gorgo.apps.simulate.rows import floor_run, simulated_run
 from gorgo.apps.traces import TraceFilters
 from gorgo.apps.traces.load import SPAN_S_MAX
+from gorgo.core.limits import RouterLimits
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import TraceError
@@ -104,7 +105,7 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
         seed=job.seed,
         weights=weights,
         faults=scenario.faults(fleet, feed[-1].arrival_s if feed else 0.0),
-        limits=None if job.limits is None else replace(job.limits, block_tokens=float(block_tokens)),
+        limits=_limits(job, block_tokens, samples=bool(controllers)),
         block_tokens=block_tokens,
         probe_interval_s=job.probe_interval_s,
         scrape_interval_s=job.scrape_interval_s,
@@ -115,6 +116,14 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
     result = simulation.run(feed)
     share = largest_share(one.session_id or one.prefix_hash for one in feed) if is_keyed(policy) else None
     return replace(simulated_run(job, dict(simulation.router.weights), result), key_share=share)
+
+
+def _limits(job: SimJob, block_tokens: int, *, samples: bool) -> RouterLimits | None:
+    """Return the Router's bounds. Samples are for controllers: the run has records of its own."""
+    if job.limits is None:
+        return None
+    limits = replace(job.limits, block_tokens=float(block_tokens))
+    return limits if samples else replace(limits, max_samples=0)
 
 
 def _feed(job: SimJob) -> Sequence[SimRequest]:

@@ -191,7 +191,8 @@ class RequestLifecycle:
             request = attempt.state.request
             used = outcome.used_tokens(request.prompt_tokens, has_content=attempt.first_token_s is not None)
             self._quotas.release(request.client, tokens=request.prompt_tokens, used=sum(used))
-        self._samples.append(to_sample(attempt, outcome, status, seq=self._samples.next_seq, now=now))
+        if self._samples.capacity:
+            self._samples.append(to_sample(attempt, outcome, status, seq=self._samples.next_seq, now=now))
 
 
 def _stop_others(attempt: Attempt) -> list[Action]:

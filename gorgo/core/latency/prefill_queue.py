@@ -98,13 +98,13 @@ class PrefillQueue:
 
     def on_first_token(self, key: str, *, engine_s: float) -> None:
         """Remove `key`: the engine has its first token. A key that is not queued is ignored."""
-        while self._entries and key in self._entries and not self._head().streamed and self._head_key() != key:
-            self._pass_head()
         entry = self._entries.get(key)
         if entry is None:
             return
+        while (head_key := self._head_key()) != key and not self._entries[head_key].streamed:
+            self._pass_head()
         self.speed.on_first_token(
-            engine_s=engine_s, arrived_s=entry.arrival_s, prior_s=entry.prior_s, head=self._head_key() == key
+            engine_s=engine_s, arrived_s=entry.arrival_s, prior_s=entry.prior_s, head=head_key == key
         )
         self._remove(key)
         self._anchor_s = engine_s
@@ -149,7 +149,7 @@ class PrefillQueue:
         self.head_due_s = inf
         while self._entries:
             head = self._head()
-            due_s = self._due_s()
+            due_s = max(self._anchor_s, head.arrival_s) + head.prior_s * self.speed.factor
             if head.streamed:
                 self.head_due_s = due_s
                 return
@@ -160,7 +160,8 @@ class PrefillQueue:
         self.drained_at_s = min(self.drained_at_s, engine_s)
 
     def _pass_head(self) -> None:
-        self._anchor_s = self._due_s()
+        head = self._head()
+        self._anchor_s = max(self._anchor_s, head.arrival_s) + head.prior_s * self.speed.factor
         self._remove(self._head_key())
 
     def _remove(self, key: str) -> None:
@@ -176,10 +177,6 @@ class PrefillQueue:
 
     def _began_s(self) -> float:
         return max(self._anchor_s, self._head().arrival_s)
-
-    def _due_s(self) -> float:
-        head = self._head()
-        return max(self._anchor_s, head.arrival_s) + head.prior_s * self.speed.factor
 
 
 def _no_observer() -> None:

@@ -70,6 +70,7 @@ class SampleRing:
 
     def __init__(self, boot_id: str, capacity: int) -> None:
         self.boot_id = boot_id
+        self.capacity = capacity
         self.last_seq = 0
         self._samples: deque[Sample] = deque(maxlen=capacity)
 

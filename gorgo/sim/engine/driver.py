@@ -185,7 +185,7 @@ class EngineDriver:
                 self._first_token(request, step.ends_s)
             elif request.paused_s is not None:
                 self._resume(request, step.ends_s)
-            if request.finished:
+            if request.emitted == request.output_tokens:
                 self._finished(request, step.ends_s)
         if self.log.is_long:
             self.log.forget(request.mark for request in self._model.batch.decoding)

@@ -137,7 +137,11 @@ class KvCache:
         if at_most is not None:
             key = key[: at_most * self.item_bytes]
         path, items = self._tree.match_path(key)
-        unlocked = sum(min(node.end, items) - _start(node) for node in path if not node.locks)
+        unlocked = start = 0
+        for node in path:
+            if not node.locks:
+                unlocked += min(node.end, items) - start
+            start = node.end
         return Match(path, items, unlocked * self.item_tokens)
 
     def find(self, key: bytes, *, at_most: int | None = None) -> Match:
@@ -158,13 +162,12 @@ class KvCache:
         node = match.path[-1] if match.path else self.root
         if match.items < node.end:
             node = self._tree.split(node, match.items)
-        self._touch(node)
         self._lock_path(node, self.root)
         return node
 
     def unlock(self, handle: CacheNode) -> None:
         """Give up one lock of the whole path to `handle`."""
-        for node in self._up(handle):
+        for node in _path_up(handle):
             node.locks -= 1
             assert node.locks >= 0, "each lock is given up once"
             if not node.locks:
@@ -201,7 +204,6 @@ class KvCache:
         node = path[-1] if path else handle
         if matched < node.end:
             node = self._tree.split(node, matched)
-        self._touch(node)
         self._lock_path(node, handle)
         items = len(key) // self.item_bytes
         fresh = (items - matched) * self.item_tokens
@@ -248,25 +250,15 @@ class KvCache:
     def _tokens(self, node: CacheNode) -> int:
         return len(node.edge) // self.item_bytes * self.item_tokens
 
-    def _up(self, node: CacheNode) -> Iterator[CacheNode]:
-        """`node` and its parents, without the root."""
-        while node.parent is not None:
-            yield node
-            node = node.parent
-
-    def _touch(self, node: CacheNode) -> None:
-        self._clock += 1
-        for each in self._up(node):
-            each.last_used = self._clock
-
     def _lock_path(self, node: CacheNode, locked: CacheNode) -> None:
-        """Lock the path to `node` from below `locked` on, whose lock becomes that of `node`."""
-        for each in self._up(node):
-            if each is locked:
-                return
-            if not each.locks:
-                self.locked_tokens += self._tokens(each)
-            each.locks += 1
+        """Mark the path to `node` used; lock it from below `locked` on, whose lock becomes that of `node`."""
+        self._clock = used = self._clock + 1
+        for each in _path_up(node):
+            each.last_used = used
+            if each.end > locked.end:  # below it
+                if not each.locks:
+                    self.locked_tokens += self._tokens(each)
+                each.locks += 1
 
     def _offer(self, node: CacheNode) -> None:
         """Put an evictable leaf into the heap, once."""
@@ -296,5 +288,10 @@ class KvCache:
             self._offer(parent)
 
 
-def _start(node: CacheNode) -> int:
-    return node.parent.end if node.parent is not None else 0
+def _path_up(node: CacheNode) -> list[CacheNode]:
+    """Return `node` and its parents, without the root."""
+    path = []
+    while (parent := node.parent) is not None:
+        path.append(node)
+        node = parent
+    return path

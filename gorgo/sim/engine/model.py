@@ -264,7 +264,7 @@ class EngineModel(Generic[RequestT]):
         Until then no queued request becomes admissible: it needs as many tokens more as it loses of its cached prefix,
         and running requests have as many private and reserved tokens together as before.
         """
-        return min(request.output_tokens - request.emitted for request in self.batch.decoding)
+        return min([request.output_tokens - request.emitted for request in self.batch.decoding])
 
     def _decode_step(self, now: float, iterations: int) -> Step[RequestT]:
         batch = tuple(self.batch.decoding)
