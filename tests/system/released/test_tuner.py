@@ -11,18 +11,15 @@ import pytest
 from gorgo.policies.gorgo import Gorgo
 from tests.system.released.differences import TUNER
 from tests.system.released.process import Released
-from tuner.campaign.actions import PutWeights, RecordGeneration
-from tuner.campaign.machine import Campaign
-from tuner.campaign.options import CampaignOptions
+from tests.tuner.campaign.driven import START, driven, sample
 from tuner.campaign.windows import compared
-from tuner.objective import HOP, WINDOW, TunerSample, WindowStats, window_stats
+from tuner.objective import HOP, WINDOW, WindowStats, window_stats
 from tuner.optimizers.base import BaseOptimizer
 from tuner.optimizers.es import OnePlusOneES
 from tuner.optimizers.es_released import MAX_STEPS, ReleasedES
-from tuner.space import LogBox, tuned_box
+from tuner.space import LogBox
 
 RUNS = 2400
-START = {"w_rtt": 0.5, "w_queue": 0.1}
 BOX = LogBox(Gorgo.weight_specs)
 RANGES = {spec.name: [spec.low, spec.high] for spec in BOX.specs}
 
@@ -117,36 +114,6 @@ def clipped(authors: Released) -> bool:
     return again > 0 and corner not in here
 
 
-def a_sample(number: int, ttft_s: float, version: int, *, status: int = 200) -> TunerSample:
-    ttft_ms = None if status != 200 else 1e3 * ttft_s
-    return TunerSample(number, 0.25 * number, "abc"[number % 3], version, ttft_ms, ttft_s, 10.0, status)
-
-
-def campaign(ttft_s: list[float], *, poll: int) -> list[tuple[int, float | None]]:
-    """Samples seen and objective of each generation here; four requests a second, `poll` samples per poll."""
-    options = CampaignOptions(mode="paper")
-    box = tuned_box(Gorgo.weight_specs)
-    rng = np.random.default_rng(0)
-    machine, version, rows = Campaign(box, ReleasedES(box, START, rng), options, start=START, rng=rng), 0, []
-    queue = machine.on_start(now=0.0)
-    pending: list[TunerSample] = []
-    for number, value in enumerate([0.0, *ttft_s]):
-        now = 0.25 * number
-        if number:
-            pending.append(a_sample(number, value, version))
-        if len(pending) == poll:
-            queue += [*machine.on_samples(pending, boot_id="b", now=now), *machine.on_time(now=now)]
-            pending = []
-        while queue:
-            action = queue.pop(0)
-            if isinstance(action, PutWeights):
-                version += 1
-                queue += machine.on_weights_applied(version, ticket=action.ticket, now=now)
-            if isinstance(action, RecordGeneration):
-                rows.append((number, action.generation.objective_ms))
-    return rows
-
-
 def loops(authors: Released) -> tuple[list[float], list[dict[str, Any]]]:
     ttft_s = np.random.default_rng(5).lognormal(0.0, 0.4, 700).tolist()
     case = {"window": WINDOW, "hop": HOP, "ranges": {"rtt_weight": [0.05, 2.0]}, "ttft_s": ttft_s}
@@ -159,7 +126,7 @@ def rank(authors: Released) -> bool:
     for event in events:
         end = event["total_samples"]
         window = ttft_s[end - WINDOW : end]
-        ours = window_stats(a_sample(n, value, 1) for n, value in enumerate(window)).ttft_ms_p95
+        ours = window_stats(sample(n, value, 1) for n, value in enumerate(window)).ttft_ms_p95
         below, nearest = sorted(window)[120:122]
         assert -event["score"] == nearest
         assert ours is not None
@@ -170,20 +137,22 @@ def rank(authors: Released) -> bool:
 def warmed(authors: Released) -> bool:
     """Four requests a second: the warm-up of 60 s ends with the 240th sample."""
     ttft_s, events = loops(authors)
-    (first, _), *_ = campaign(ttft_s, poll=1)
+    (first, _), *_ = driven("es-released", ttft_s).generations
     return events[0]["total_samples"] == WINDOW and first == 240
 
 
 def polled(authors: Released) -> bool:
     ttft_s, events = loops(authors)
     theirs = np.diff([event["total_samples"] for event in events])
-    each, by_five = (np.diff([number for number, _ in campaign(ttft_s, poll=poll)]) for poll in (1, 5))
+    each, by_five = (
+        np.diff([number for number, _ in driven("es-released", ttft_s, poll=poll).generations]) for poll in (1, 5)
+    )
     return set(theirs) == {HOP} == set(each) and set(by_five) == {35}
 
 
 def failed(authors: Released) -> bool:
     """A window of answers with one failure: it is a sample here, and theirs would wait for another answer."""
-    found = window_stats([a_sample(n, 1.0, 1, status=500 if n == 9 else 200) for n in range(WINDOW)])
+    found = window_stats([sample(n, 1.0, 1, status=500 if n == 9 else 200) for n in range(WINDOW)])
     return (found.n, found.errors) == (WINDOW, 1)
 
 
