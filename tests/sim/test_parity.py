@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -77,9 +77,10 @@ def config(policy: str) -> Config:
     )
 
 
-def fleet_of(config: Config) -> SimFleet:
+def fleet_of(config: Config, hit_share: float = 1.0) -> SimFleet:
+    profile = replace(PROFILE, hit_share=hit_share)
     return SimFleet(
-        [SimReplica(replica_spec(row), PROFILE, Link(rtt_s=REGIONS[row.region])) for row in config.replicas]
+        [SimReplica(replica_spec(row), profile, Link(rtt_s=REGIONS[row.region])) for row in config.replicas]
     )
 
 
@@ -87,10 +88,10 @@ def seen_of(router: Router, feed: Sequence[SimRequest]) -> Seen:
     return Seen({str(request.index): router.decisions(str(request.index)) for request in feed}, router)
 
 
-def simulated(policy: str, *, dies: bool, status: int | None = None) -> Seen:
+def simulated(policy: str, *, dies: bool, status: int | None = None, hit_share: float = 1.0) -> Seen:
     found = config(policy)
     simulation = Simulation(
-        fleet_of(found),
+        fleet_of(found, hit_share),
         make_policy(policy),
         seed=SEED,
         faults=[Dies()] if dies else [] if status is None else [FailFast(NEAR, status, KILLED_S, REVIVED_S)],
@@ -103,7 +104,14 @@ def simulated(policy: str, *, dies: bool, status: int | None = None) -> Seen:
     return seen_of(simulation.router, FEED)
 
 
-def live(policy: str, monkeypatch: pytest.MonkeyPatch, *, dies: bool, status: int | None = None) -> Seen:
+def live(
+    policy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    dies: bool,
+    status: int | None = None,
+    hit_share: float = 1.0,
+) -> Seen:
     found = config(policy)
 
     async def run() -> Seen:
@@ -115,7 +123,7 @@ def live(policy: str, monkeypatch: pytest.MonkeyPatch, *, dies: bool, status: in
         await state.aclose()
         state.clock = loop.time
         state.gateway = RouterGateway(state.router, loop.time, HealthLog(state.metrics))
-        shell = LiveShell(state, fleet_of(found), FEED, seed=SEED, block_tokens=BLOCK_TOKENS)
+        shell = LiveShell(state, fleet_of(found, hit_share), FEED, seed=SEED, block_tokens=BLOCK_TOKENS)
         use(state, shell)
         shell.start(probe_interval_s=found.proxy.probe_interval_s, scrape_interval_s=found.proxy.scrape_interval_s)
         if dies:
@@ -168,6 +176,19 @@ def test_both_decide_alike_while_a_replica_fails_fast_and_lose_nothing_to_it(
     lost = [sample for sample in theirs.router.samples if sample.status != 200]
     assert len(lost) <= (3 if status == 400 else 0), "the first three are taken for the client's fault"
     assert any(len(decisions) > 1 for decisions in theirs.decisions.values())
+
+
+def test_both_learn_the_same_share_from_engines_that_find_part_of_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = simulated("gorgo-ms", dies=False, hit_share=0.5)
+    mine = live("gorgo-ms", monkeypatch, dies=False, hit_share=0.5)
+    for request_id, expected in theirs.decisions.items():
+        for found, other in zip(mine.decisions[request_id], expected, strict=True):
+            assert found.replica == other.replica
+            _assert_alike(found, other)
+    _assert_samples_alike(mine.router, theirs.router)
+    shares = [view.found_share for view in theirs.router.fleet_view(now=1e3)]
+    assert [view.found_share for view in mine.router.fleet_view(now=1e3)] == pytest.approx(shares)
+    assert shares == pytest.approx([0.5] * 3, abs=0.05)
 
 
 def _assert_alike(one: Decision, other: Decision) -> None:
