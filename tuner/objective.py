@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gorgo.errors import TunerError
+from tuner.saved_fields import SavedFields
 
 #: The paper's window: samples scored for one candidate, and how many more until it is scored again.
 WINDOW = 128
@@ -83,6 +84,15 @@ class WindowStats:
     itl_ms_p95: float | None
     errors: int
     max_share: float | None
+
+    @classmethod
+    def of(cls, saved: SavedFields) -> WindowStats:
+        """Return saved statistics; raise `TunerError` for a wrong one."""
+        times = {name: saved.optional(name, least=0) for name in ("ttft_ms_p95", "e2e_s_p95", "itl_ms_p95")}
+        n = saved.count("n")
+        return cls(
+            n=n, errors=saved.count("errors", most=n), max_share=saved.optional("max_share", least=0, most=1), **times
+        )
 
     @property
     def error_share(self) -> float:

@@ -13,7 +13,7 @@ E2E is significantly worse than theirs, at half of alpha each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log, log1p
 from typing import Any
@@ -23,6 +23,7 @@ from tuner.campaign.options import CampaignOptions
 from tuner.campaign.sequential import SignFlipTest
 from tuner.campaign.trial import Verdict
 from tuner.objective import WindowStats
+from tuner.saved_fields import SavedFields
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,9 @@ class BlockPair:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> BlockPair:
-        return cls(WindowStats(**row["incumbent"]), WindowStats(**row["offspring"]))
+    def of(cls, saved: SavedFields) -> BlockPair:
+        """Return a saved pair; raise `TunerError` for a wrong value."""
+        return cls(WindowStats.of(saved.inner("incumbent")), WindowStats.of(saved.inner("offspring")))
 
 
 class PairComparison:

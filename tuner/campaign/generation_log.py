@@ -36,7 +36,7 @@ class GenerationLog:
         self.opened_s: float | None = None
 
     def on_start(self, now: float) -> None:
-        if self.started_s is None:
+        if self.started_s is None or self.started_s > now:  # a clock that was set back, or an edited state
             self.started_s = self.opened_s = now
 
     def budget_spent(self, now: float) -> str | None:

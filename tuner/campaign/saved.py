@@ -51,7 +51,8 @@ def load_campaign(box: LogBox, options: CampaignOptions, state: Mapping[str, Any
 
 def _restore(campaign: Campaign, saved: CampaignState) -> None:
     campaign.phase, campaign.stop_reason = saved.phase, saved.stop_reason
-    campaign.incumbent = {spec.name: float(saved.incumbent[spec.name]) for spec in campaign.box.specs}
+    campaign.incumbent = {spec.name: saved.incumbent[spec.name] for spec in campaign.box.specs}
+    campaign.box.to_log(campaign.incumbent)  # raises `WeightsError` outside the box
     campaign.audited, campaign.saturated_since = saved.audited, saved.saturated_since
     campaign.cursor = SampleCursor(*saved.cursor)
     ledger = campaign.ledger

@@ -13,10 +13,12 @@ from typing import Any, Literal, get_args
 
 from gorgo.errors import GorgoError, TunerError
 from tuner.objective import WindowStats
+from tuner.saved_fields import MAX_TIME_S, SavedFields
 
 Phase = Literal["new", "warming", "comparing", "frozen", "stopped"]
 
 FORMAT = 1
+_CURSOR = ("boot_id", "last_seq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class CampaignState:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any], *, mode: str) -> CampaignState:
-        """Return the state; raise `TunerError` for another format, another mode or an unknown phase."""
+        """Return the state; raise `TunerError` for another format or mode, and for a wrong value."""
         if state.get("format") != FORMAT or state.get("mode") != mode:
             found = f"format {state.get('format')!r}, mode {state.get('mode')!r}"
             raise TunerError(f"saved campaign has {found}; expected format {FORMAT}, mode {mode!r}")
@@ -53,16 +55,38 @@ class CampaignState:
             raise TunerError(
                 f"saved campaign is in phase {state['phase']!r}; expected one of {', '.join(get_args(Phase))}"
             )
-        boot_id, last_seq = state["cursor"][0], int(state["cursor"][1])
-        plain = {name: state[name] for name in cls.__slots__}
-        typed = {
-            "start": {str(name): float(value) for name, value in state["start"].items()},
-            "audited": bool(state["audited"]),
-            "number": int(state["number"]),
-            "reference": None if state["reference"] is None else WindowStats(**state["reference"]),
-            "cursor": (boot_id, last_seq),
-        }
-        return cls(**plain | typed)
+        fields = SavedFields(state, "saved campaign")
+        return cls(
+            mode=mode,
+            phase=state["phase"],
+            stop_reason=fields.short_text("stop_reason"),
+            start=fields.numbers("start"),
+            incumbent=fields.numbers("incumbent"),
+            audited=fields.flag("audited"),
+            saturated_since=fields.optional("saturated_since", least=0, most=MAX_TIME_S),
+            number=fields.count("number"),
+            anchor=fields.optional("anchor", least=0),
+            reference=None if state["reference"] is None else WindowStats.of(fields.inner("reference")),
+            started_s=fields.optional("started_s", least=0, most=MAX_TIME_S),
+            opened_s=fields.optional("opened_s", least=0, most=MAX_TIME_S),
+            cursor=_cursor(fields),
+            rng=_rng(fields),
+            optimizer=state["optimizer"],
+            trial=state["trial"],
+        )
+
+
+def _cursor(fields: SavedFields) -> tuple[str | None, int]:
+    found = fields.items("cursor", most=2)
+    if len(found) != len(_CURSOR):
+        raise fields.wrong("cursor", "a boot id and a number")
+    cursor = SavedFields(dict(zip(_CURSOR, found, strict=True)), "saved campaign.cursor")
+    return cursor.short_text(_CURSOR[0]), cursor.count(_CURSOR[1], most=2**63)
+
+
+def _rng(fields: SavedFields) -> Mapping[str, Any]:
+    fields.inner("rng")  # an object; `generator_of` reads it
+    return fields.value("rng")  # type: ignore[return-value] # as just checked
 
 
 @contextmanager

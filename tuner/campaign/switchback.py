@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from gorgo.errors import TunerError
 from tuner.campaign.comparison import BlockPair, PairComparison, pooled
 from tuner.campaign.guardrail import Guardrail
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.trial import Abandon, Arm, Outcome, Verdict
 from tuner.objective import TunerSample, WindowStats, window_stats
+from tuner.saved_fields import SavedFields
 
 #: Samples of one block: 150 requests a second for two minutes. More do not change its p95.
 MAX_BLOCK_SAMPLES = 20_000
@@ -51,6 +51,10 @@ class Block:
     def stats(self, discard_s: float) -> WindowStats:
         start = (self.first_arrival_s or 0.0) + discard_s
         return window_stats(sample for sample in self.samples if sample.arrived_s >= start)
+
+
+#: Of a saved state; a comparison has some tens.
+MAX_PAIRS = 10_000
 
 
 class Switchback:
@@ -123,11 +127,10 @@ class Switchback:
         return {"seed": self._seed, "pairs": [pair.as_json() for pair in self.pairs]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        try:
-            self._set_seed(int(state["seed"]))
-            self.pairs = [BlockPair.from_json(row) for row in state["pairs"]]
-        except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise TunerError(f"saved state of a switchback is damaged: {error!r}") from error
+        saved = SavedFields(state, "saved switchback")
+        self._set_seed(saved.count("seed", most=2**63))
+        rows = saved.items("pairs", most=MAX_PAIRS)
+        self.pairs = [BlockPair.of(SavedFields(row, f"{saved.place}.pairs.{at}")) for at, row in enumerate(rows)]
 
     # -- schedule
 

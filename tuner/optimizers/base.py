@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from gorgo.errors import TunerError
+from tuner.saved_fields import SavedFields
 from tuner.space import LogBox
 
 #: Evaluations after which an optimizer stops by itself. At the campaign's usual hour each this is more than a week.
@@ -72,6 +73,10 @@ class Optimizer(Protocol):
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what `state` says. Raises `TunerError` where that is no state of this optimizer."""
         ...
+
+
+#: Of a saved state: a step over more than this is outside every box.
+MAX_SIGMA = 1e6
 
 
 class BaseOptimizer:
@@ -163,7 +168,8 @@ class BaseOptimizer:
             found = f"{state.get('optimizer')!r} over {state.get('weights')!r}"
             raise TunerError(f"saved optimizer is {found}; expected {self.name!r} over {names!r}")
         try:
-            self.budget, self.observed = int(state["budget"]), int(state["told"])
+            saved = SavedFields(state, f"saved optimizer {self.name!r}")
+            self.budget, self.observed = saved.count("budget", least=1), saved.count("told")
             self._parent = _point(state["parent"], len(names))
             self.incumbent_value = None if state["incumbent_value"] is None else finite(state["incumbent_value"])
             self._asked = None if state["asked"] is None else _point(state["asked"], len(names))

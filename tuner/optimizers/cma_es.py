@@ -14,9 +14,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tuner.optimizers.base import BUDGET, BaseOptimizer, finite, generator_of, generator_state
+from tuner.optimizers.base import BUDGET, MAX_SIGMA, BaseOptimizer, finite, generator_of, generator_state
 from tuner.optimizers.es import SIGMA0, SIGMA_MIN
+from tuner.saved_fields import SavedFields
 from tuner.space import LogBox
+
+#: Of a saved state. Each value is given to the library again, some thousands in a second.
+MAX_POPULATION, MAX_VALUES = 1000, 10_000
 
 
 class CmaEs(BaseOptimizer):
@@ -116,11 +120,17 @@ class CmaEs(BaseOptimizer):
         }
 
     def _load_more(self, state: Mapping[str, Any]) -> None:
-        self._sigma0, self._sigma_min = finite(state["sigma0"]), finite(state["sigma_min"])
-        self._popsize = None if state["population"] is None else int(state["population"])
+        saved = SavedFields(state, f"saved optimizer {self.name!r}")
+        self._sigma0 = saved.number("sigma0", least=0, most=MAX_SIGMA)
+        self._sigma_min = saved.number("sigma_min", least=0, most=MAX_SIGMA)
+        population = saved.value("population")
+        self._popsize = None if population is None else saved.count("population", least=2, most=MAX_POPULATION)
         self._rng = generator_of(state["origin_rng"])
-        values = [finite(value) for value in state["values"]]
-        self._begin(tuple(finite(x) for x in state["origin"]))
+        values = [finite(value) for value in saved.items("values", most=MAX_VALUES)]
+        origin = saved.items("origin", most=len(self.box))
+        if len(origin) != len(self.box):
+            raise saved.wrong("origin", f"{len(self.box)} coordinates")
+        self._begin(tuple(finite(x) for x in origin))
         for value in values:
             self._propose()
             self._scored(value)

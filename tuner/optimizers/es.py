@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gorgo.errors import TunerError
-from tuner.optimizers.base import BUDGET, BaseOptimizer, finite
+from tuner.optimizers.base import BUDGET, MAX_SIGMA, BaseOptimizer
+from tuner.saved_fields import SavedFields
 from tuner.space import LogBox
 
 #: The paper's first step: a factor of 1.65 either way at one standard deviation.
@@ -120,6 +121,8 @@ class OnePlusOneES(BaseOptimizer):
         }
 
     def _load_more(self, state: Mapping[str, Any]) -> None:
-        self._sigma, self.failures = finite(state["sigma"]), int(state["failures"])
-        self._sigma0, self._sigma_min = finite(state["sigma0"]), finite(state["sigma_min"])
-        self.damping, self.patience = finite(state["damping"]), int(state["patience"])
+        saved = SavedFields(state, f"saved optimizer {self.name!r}")
+        self._sigma, self.failures = saved.number("sigma", least=0, most=MAX_SIGMA), saved.count("failures")
+        self._sigma0 = saved.number("sigma0", least=0, most=MAX_SIGMA)
+        self._sigma_min = saved.number("sigma_min", least=0, most=MAX_SIGMA)
+        self.damping, self.patience = saved.number("damping", least=0), saved.count("patience")

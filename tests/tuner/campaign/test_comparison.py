@@ -17,6 +17,7 @@ from tuner.campaign.comparison import BlockPair, PairComparison, change, mean, p
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.trial import Verdict
 from tuner.objective import WindowStats
+from tuner.saved_fields import SavedFields
 
 EARLY, LATE = 14, 1
 INCUMBENT = WindowStats(200, 400.0, 4.0, 12.0, 0, 0.4)
@@ -267,4 +268,4 @@ def test_logarithms_of_ratios_are_named_by_their_direction() -> None:
 
 def test_a_pair_comes_back_from_json_with_each_arm_in_its_place() -> None:
     kept = pair(0.8, e2e=1.2, itl=0.9, share=0.5, errors=2)
-    assert BlockPair.from_json(json.loads(json.dumps(kept.as_json()))) == kept
+    assert BlockPair.of(SavedFields(json.loads(json.dumps(kept.as_json())), "saved pair")) == kept

@@ -283,11 +283,45 @@ def test_a_state_of_another_mode_or_a_damaged_one_is_refused() -> None:
     with pytest.raises(TunerError, match="expected format 1, mode 'paper'"):
         load_campaign(BOX, CampaignOptions(mode="paper"), state)
     for key in ("start", "optimizer", "cursor", "trial", "phase", "rng"):
-        with pytest.raises(TunerError, match=r"damaged|is in phase|optimizer 'None' is unknown"):
+        with pytest.raises(TunerError, match=r"damaged|is in phase|optimizer 'None' is unknown|expected|has no"):
             load_campaign(BOX, QUICK, {**state, key: {}})
 
 
-@pytest.mark.parametrize("value", ["much", 10**400, float("inf"), float("nan"), None, [], {}])
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("anchor", float("nan"), r"saved campaign\.anchor is nan; expected a finite number from 0 to 1e\+300"),
+        ("started_s", "soon", r"saved campaign\.started_s is 'soon'; expected a finite number from 0 to 1e\+11"),
+        ("saturated_since", 1e12, r"saved campaign\.saturated_since is 1000000000000\.0"),
+        ("audited", "no", r"saved campaign\.audited is 'no'; expected true or false"),
+        ("number", -1, r"saved campaign\.number is -1; expected a whole number from 0"),
+        ("number", 1.5, r"saved campaign\.number is 1\.5; expected a whole number"),
+        ("stop_reason", "x" * 5000, r"expected null or a text of at most 4096 characters"),
+        ("cursor", ["b"], r"saved campaign\.cursor is \['b'\]; expected a boot id and a number"),
+        ("cursor", ["b", "1"], r"saved campaign\.cursor\.last_seq is '1'; expected a whole number"),
+        ("incumbent", {"w_rtt": 1.0, "w_queue": float("inf")}, r"saved campaign\.incumbent\.w_queue is inf"),
+        ("incumbent", {"w_rtt": 1e6, "w_queue": 0.05}, r"'w_rtt' is 1000000\.0; expected a number in"),
+        ("reference", {"n": 1}, r"saved campaign\.reference has no 'ttft_ms_p95'; expected one"),
+        ("trial", {"seed": 1, "pairs": [7]}, r"saved switchback\.pairs\.0 is 7; expected an object"),
+        ("trial", {"seed": 1, "pairs": [0] * 10_001}, r"saved switchback\.pairs is \[0, .*expected a list of at most"),
+        ("format", 2, r"saved campaign has format 2, mode 'switchback'; expected format 1"),
+    ],
+)
+def test_an_edited_state_is_refused_with_the_field_and_what_is_expected(key: str, value: Any, message: str) -> None:
+    state = campaign_state(comparing(Run(Proxy(), QUICK)).campaign)
+    with pytest.raises((TunerError, WeightsError), match=message) as caught:
+        load_campaign(BOX, QUICK, {**state, key: value})
+    assert len(str(caught.value)) < 300
+
+
+def test_a_start_in_the_future_counts_from_now() -> None:
+    run = comparing(Run(Proxy(), QUICK))
+    loaded = load_campaign(BOX, QUICK, {**campaign_state(run.campaign), "started_s": 9e10})
+    loaded.on_start(now=run.now)
+    assert loaded.ledger.started_s == run.now
+
+
+@pytest.mark.parametrize("value", ["much", -1, True, 1e308, 10**400, float("inf"), float("nan"), None, [], {}])
 def test_no_value_in_a_damaged_state_is_a_fault_of_ours(value: Any) -> None:
     """Every leaf in turn; what can be loaded in spite of it can be saved again."""
     state = campaign_state(comparing(Run(Proxy(), QUICK)).campaign)
@@ -301,7 +335,10 @@ def test_no_value_in_a_damaged_state_is_a_fault_of_ours(value: Any) -> None:
             loaded = load_campaign(BOX, QUICK, damaged)
         except (TunerError, WeightsError):
             continue
-        json.dumps(campaign_state(loaded))
+        loaded.on_start(now=1e6)
+        loaded.on_weights_applied(7, ticket=1, now=1e6)
+        loaded.on_time(now=1e6 + 60)
+        json.dumps(campaign_state(loaded), allow_nan=False)
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -175,12 +175,31 @@ def test_a_budget_of_nothing_is_refused(name: str) -> None:
 @every
 def test_damaged_state_is_refused_with_the_optimizer_s_name(name: str) -> None:
     state = make(name).state()
-    for key in ("parent", "rng", "told"):
+    for key in ("parent", "rng"):
         with pytest.raises(TunerError, match=f"optimizer '{name}' is damaged"):
             load_optimizer(BOX, {**state, key: None})
+    with pytest.raises(TunerError, match=rf"saved optimizer '{name}'\.told is None; expected a whole number from 0"):
+        load_optimizer(BOX, {**state, "told": None})
     del state["budget"]
-    with pytest.raises(TunerError, match="damaged"):
+    with pytest.raises(TunerError, match=f"saved optimizer '{name}' has no 'budget'"):
         load_optimizer(BOX, state)
+
+
+@every
+@pytest.mark.parametrize("value", ["much", -1, 10**400, 1e308, float("inf"), float("nan"), True, None, [], {}])
+def test_an_edited_number_of_a_state_is_refused_or_leaves_an_optimizer_that_ends(name: str, value: object) -> None:
+    state = make(name).state()
+    for key, was in state.items():
+        if key == "optimizer" or isinstance(was, dict):
+            continue
+        try:
+            loaded = load_optimizer(BOX, {**state, key: value})
+        except TunerError:
+            continue
+        weights = loaded.ask()
+        assert all(spec.low <= weights[spec.name] <= spec.high for spec in BOX.specs), key
+        loaded.tell(weights, 1.0)
+        loaded.stop()
 
 
 @every
