@@ -28,12 +28,16 @@ from tests.documents import ROOT
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One attack: the worst delay of a probe, the median, peak of memory above that before, what was answered."""
+    """One attack: the worst delay of a probe, the median, peak of memory above that before, what was answered.
+
+    `cpu_ms` is the most processor time of the proxy's process within one probe.
+    """
 
     kind: str
     attack: str
     mib: int
     delay_ms: float
+    cpu_ms: float
     median_ms: float
     memory_mib: float
     answer: str
@@ -43,7 +47,7 @@ def measure(attack: Attack, running: Target, engine: HostileEngine) -> Row:
     """Run one attack beside a probe."""
     run = attack.prepare()
     before = running.reset_peak()
-    with Probe(running.address) as probe:
+    with Probe(running) as probe:
         answer = run(running, engine)
     delays = sorted(probe.delays_s)
     return Row(
@@ -51,6 +55,7 @@ def measure(attack: Attack, running: Target, engine: HostileEngine) -> Row:
         attack=attack.name,
         mib=attack.size // MIB,
         delay_ms=round(delays[-1] * 1000, 1),
+        cpu_ms=round(max(probe.cpu_s) * 1000, 1),
         median_ms=round(delays[len(delays) // 2] * 1000, 1),
         memory_mib=round((running.memory("VmHWM") - before) / MIB, 1),
         answer=answer,

@@ -108,6 +108,9 @@ def hostile_bodies() -> dict[str, HostileBody]:
     found |= {name: HostileBody(CHAT, text, _same(unit), b'"}]}') for name, unit in TEXTS.items()}
     messages = (b'{"role":"user","content":"a"},', b'{"role":"user","content":"a"}]}')
     found |= {
+        "plain text for a stream": HostileBody(
+            CHAT, b'{"stream":true,' + text[1:], _same(TEXTS["plain text"]), b'"}]}'
+        ),
         "messages of one letter": HostileBody(CHAT, b'{"model":"m","messages":[', _same(messages[0]), messages[1]),
         "keys in tools": HostileBody(CHAT, _USER + b'"tools":{', _KEYS, b'"z":1}}'),
         "keys in logit_bias": HostileBody(CHAT, _USER + b'"logit_bias":{', _KEYS, b'"z":1}}'),
@@ -154,4 +157,5 @@ SHOWN = (
     "values of all kinds",
     "an image",
     "plain text",
+    "plain text for a stream",
 )

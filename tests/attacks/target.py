@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic, sleep
+from time import clock_gettime, monotonic, sleep
 
 from tests.system.router_process import TOKEN, _announced
 
@@ -20,11 +20,13 @@ from tests.system.router_process import TOKEN, _announced
 PAUSE_S = 0.005
 #: After an attack, s: what it left to do is done.
 SETTLE_S = 0.1
+#: Linux's kind of a process's clock, below its inverted id (clock_getcpuclockid).
+_CPUCLOCK_SCHED = 2
 CONFIG = """
 proxy: {{region: here, bind: "127.0.0.1:0", admin_bind: "127.0.0.1:0", scrape_interval_s: 0.5, probe_interval_s: 5}}
 regions: [{{name: here}}]
 replicas:
-  - {{name: a, region: here, url: "http://127.0.0.1:{port}", engine: vllm}}
+  - {{name: a, region: here, url: "http://127.0.0.1:{port}", engine: vllm, request_usage: true}}
 limits: {{first_token_timeout_s: 5, response_timeout_s: 5, max_body_bytes: 33554432}}
 """
 
@@ -59,6 +61,10 @@ class Target:
         """Return the ids of the proxy and of the processes that it started."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
         return [self.pid, *map(int, children.read_text().split())]
+
+    def processor_s(self) -> float:
+        """Return the processor time of the proxy's process alone, all its threads."""
+        return clock_gettime(~self.pid << 3 | _CPUCLOCK_SCHED)
 
     def memory(self, name: str) -> int:
         """Return a field of all its processes in bytes."""
@@ -119,10 +125,15 @@ def target(folder: Path, port: int, code: Path) -> Iterator[Target]:
 
 @dataclass(slots=True)
 class Probe:
-    """`GET /health` on one connection over and over, and the times that it took."""
+    """`GET /health` on one connection over and over, and the times that it took.
 
-    address: tuple[str, int]
+    `cpu_s` are processor times of the proxy's process in the same spans: the rest of a delay is time of other
+    processes, those of this harness included.
+    """
+
+    target: Target
     delays_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -131,7 +142,7 @@ class Probe:
         self._thread.start()
         while len(self.delays_s) < 3:
             sleep(0.001)
-        del self.delays_s[:]
+        del self.delays_s[:], self.cpu_s[:]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -141,9 +152,9 @@ class Probe:
         self._thread.join()
 
     def _run(self) -> None:
-        with socket.create_connection(self.address, timeout=120) as connection:
+        with socket.create_connection(self.target.address, timeout=120) as connection:
             while not self._stop.is_set():
-                began = monotonic()
+                before, began = self.target.processor_s(), monotonic()
                 connection.sendall(b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n")
                 got = b""
                 while b'"ok"}' not in got:
@@ -152,4 +163,5 @@ class Probe:
                         raise ConnectionError("the probe's connection was closed")
                     got += data
                 self.delays_s.append(monotonic() - began)
+                self.cpu_s.append(self.target.processor_s() - before)
                 self._stop.wait(PAUSE_S)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -12,6 +10,7 @@ from aiohttp import web
 from gorgo.cli.connectivity import reach_all
 from gorgo.config.model import ReplicaConfig
 from gorgo.engines.probe import is_well
+from tests.answering import answering
 
 
 @pytest.mark.parametrize("key", ["CAN\r\nARY", "CAN\x00ARY", "CANAR\u00dd", "CAN\u20ac", " "])
@@ -29,27 +28,9 @@ def test_name_that_cannot_be_looked_up_is_a_replica_that_is_not_reached() -> Non
     assert found.error is not None
 
 
-@asynccontextmanager
-async def answering(status: int) -> AsyncIterator[str]:
-    """A server that answers everything with this status, except below `/v1`: it has no such route."""
-
-    async def answer(request: web.Request) -> web.Response:
-        missing = request.path.startswith("/v1/")
-        return web.Response(status=404 if missing else status, headers={"location": "http://127.0.0.1:1/"})
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
 async def error_of(status: int, *, path: str = "", key: str | None = None) -> str | None:
-    async with answering(status) as url:
+    # Below `/v1` it has no such route.
+    async with answering(lambda path: 404 if path.startswith("/v1/") else status) as url:
         replica = ReplicaConfig(name="r", region="a", url=url + path, api_key_env=key)
         (found,) = await asyncio.to_thread(reach_all, [replica], environ={"K": "secret"}, timeout_s=5.0)
         return None if found.error is None else found.error.replace(url, "URL")

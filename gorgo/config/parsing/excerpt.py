@@ -1,4 +1,4 @@
-"""The line of a file at a syntax error, with a caret below. What may be a secret is masked, also for logs."""
+"""The line of a file at a syntax error, with a caret below. What may be a secret is redacted, also for logs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 MAX_LINE = 4096
 #: Characters shown of a line, with the error among them.
 WIDTH = 80
-_MASK = "*"
+_STAR = "*"
 #: The breaks of YAML and no others, so that numbers are those of the error.
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 #: The value of a key that names a secret, a long mixed word, and what precedes the `@` of an address.
@@ -32,7 +32,7 @@ def excerpt(text: str, line: int, column: int) -> str:
     found = _line(text, line)
     if len(found) > MAX_LINE or not found.strip():
         return ""
-    shown = masked("".join(one if one.isprintable() else " " for one in found))
+    shown = redact_secrets("".join(one if one.isprintable() else " " for one in found))
     first = max(0, column - WIDTH // 2) if len(shown) > WIDTH else 0
     margin = f"{line} | "
     return f"{margin}{shown[first : first + WIDTH].rstrip()}\n{'| ':>{len(margin)}}{' ' * (column - first)}^"
@@ -52,14 +52,14 @@ def _line(text: str, number: int) -> str:
     return text[start:] if end is None else text[start : end.start()]
 
 
-def masked(line: str) -> str:
+def redact_secrets(line: str) -> str:
     """Return `line` with a star for each character that may be of a secret.
 
-    >>> masked("api_key: CANARY, url: http://me:pw@host")
+    >>> redact_secrets("api_key: CANARY, url: http://me:pw@host")
     'api_key: ******, url: http://*****@host'
     """
     for pattern in _SECRETS:
         for found in reversed(list(pattern.finditer(line))):
             start, end = found.span("secret")
-            line = line[:start] + _MASK * (end - start) + line[end:]
+            line = line[:start] + _STAR * (end - start) + line[end:]
     return line

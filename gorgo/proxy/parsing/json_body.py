@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, AnyStr
+from typing import Any, TypeVar
 
 from gorgo.core.json_cost import count_values
 from gorgo.proxy.http.errors import HttpError
@@ -24,6 +24,8 @@ MAX_VALUES = 1 << 21
 #: Digits of one whole number, the least that Python can be set to. The time of a number grows with their square.
 MAX_DIGITS = 640
 _DECODER = json.JSONDecoder()
+
+_Text = TypeVar("_Text", str, memoryview)
 
 #: Where the values of `model` are in a body: from byte, to byte.
 Spans = Sequence[tuple[int, int]]
@@ -92,8 +94,8 @@ def request_usage(body: bytes) -> bytes:
     >>> request_usage(b'{"stream": true }')
     b'{"stream": true ,"stream_options":{"include_usage":true}}'
     """
-    end = body.rindex(b"}")
-    return body[:end] + b',"stream_options":{"include_usage":true}' + body[end:]
+    end, whole = body.rindex(b"}"), memoryview(body)
+    return b"".join((whole[:end], b',"stream_options":{"include_usage":true}', whole[end:]))
 
 
 def with_model(body: bytes, name: str, spans: Spans | None = None) -> bytes:
@@ -104,7 +106,8 @@ def with_model(body: bytes, name: str, spans: Spans | None = None) -> bytes:
     """
     value = json.dumps(name)
     if spans is not None:
-        return b"".join(_spliced(body, value.encode(), spans))
+        # Views: a slice would copy most of a large body once more.
+        return b"".join(_spliced(memoryview(body), memoryview(value.encode()), spans))
     encoding = json.detect_encoding(body)
     text = body.decode(encoding, "surrogatepass")
     try:
@@ -132,7 +135,7 @@ def model_spans(body: bytes) -> Spans:
     return spans
 
 
-def _spliced(whole: AnyStr, value: AnyStr, places: Iterable[tuple[int, int]]) -> Iterator[AnyStr]:
+def _spliced(whole: _Text, value: _Text, places: Iterable[tuple[int, int]]) -> Iterator[_Text]:
     done = 0
     for start, end in places:
         yield whole[done:start]

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gorgo.errors import ScenarioError, UnknownReplica
 from gorgo.sim.faults.api import FaultApi, Partitionable
 from gorgo.sim.fleet import SimFleet
+
+T = TypeVar("T")
 
 
 class Fault(Protocol):
@@ -38,13 +40,7 @@ class Slow:
 
     def start(self, world: FaultApi) -> None:
         _replica(world, self.replica)
-        _from_to(
-            world,
-            self.start_s,
-            lambda: world.set_slowdown(self.replica, self.factor),
-            self.end_s,
-            lambda: world.set_slowdown(self.replica, 1.0),
-        )
+        _set_between(world, world.set_slowdown, self.replica, (self.factor, 1.0), self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +54,7 @@ class RttShift:
 
     def start(self, world: FaultApi) -> None:
         usual_s = region_rtt_s(world.fleet, self.region)
-        _from_to(
-            world,
-            self.start_s,
-            lambda: world.set_rtt(self.region, self.rtt_s),
-            self.end_s,
-            lambda: world.set_rtt(self.region, usual_s),
-        )
+        _set_between(world, world.set_rtt, self.region, (self.rtt_s, usual_s), self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +81,7 @@ class FailFast:
 
     def start(self, world: FaultApi) -> None:
         _replica(world, self.replica)
-        _from_to(
-            world,
-            self.start_s,
-            lambda: world.set_failing(self.replica, self.status),
-            self.end_s,
-            lambda: world.set_failing(self.replica, None),
-        )
+        _set_between(world, world.set_failing, self.replica, (self.status, None), self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +94,7 @@ class StaleMetrics:
 
     def start(self, world: FaultApi) -> None:
         for name in _one_or_all(world, self.replica):
-            _pause_reports(world, world.set_metrics, name, self.start_s, self.end_s)
+            _set_between(world, world.set_metrics, name, (False, True), self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +107,7 @@ class StaleProbes:
 
     def start(self, world: FaultApi) -> None:
         for name in _one_or_all(world, self.replica):
-            _pause_reports(world, world.set_probes, name, self.start_s, self.end_s)
+            _set_between(world, world.set_probes, name, (False, True), self.start_s, self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +200,12 @@ def _each(world: FaultApi, at_s: float, act: Callable[[str], None], replica: str
         world.kernel.at(at_s, lambda: act(replica))
 
 
-def _pause_reports(
-    world: FaultApi, set_reported: Callable[[str, bool], None], replica: str, start_s: float, end_s: float
+def _set_between(
+    world: FaultApi, set_value: Callable[[str, T], None], name: str, values: tuple[T, T], start_s: float, end_s: float
 ) -> None:
-    _from_to(world, start_s, lambda: set_reported(replica, False), end_s, lambda: set_reported(replica, True))
+    """Set a value of a replica or region at the start, and its usual one at the end."""
+    value, usual = values
+    _from_to(world, start_s, lambda: set_value(name, value), end_s, lambda: set_value(name, usual))
 
 
 def _cutting(world: FaultApi) -> tuple[Callable[[str], None], Callable[[str], None]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gorgo.config.load import parse_config
-from gorgo.config.parsing.excerpt import WIDTH, excerpt, masked
+from gorgo.config.parsing.excerpt import WIDTH, excerpt, redact_secrets
 from gorgo.errors import ConfigError
 
 
@@ -57,13 +57,13 @@ def test_line_that_is_empty_or_beyond_the_text_is_not_shown(line: int, column: i
         "{token:CANARY}",
     ],
 )
-def test_what_may_be_a_secret_is_masked(secret: str) -> None:
+def test_what_may_be_a_secret_is_redacted(secret: str) -> None:
     assert "CANARY" in secret
-    assert "CANARY" not in masked(secret)
-    assert len(masked(secret)) == len(secret)
+    assert "CANARY" not in redact_secrets(secret)
+    assert len(redact_secrets(secret)) == len(secret)
     assert "CANARY" not in message(f"proxy: [{secret}\n}}\n")
 
 
-def test_ordinary_values_are_not_masked() -> None:
+def test_ordinary_values_are_not_redacted() -> None:
     line = "{name: us-ashburn-0, url: http://10.0.0.1:30000, models: [Qwen/Qwen3-32B], kv_tokens: 100000}"
-    assert masked(line) == line
+    assert redact_secrets(line) == line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +74,28 @@ def read(
 )
 def test_body_is_read_up_to_its_limit(pieces: list[bytes | float | None], headers: list[Header], found: object) -> None:
     assert read(pieces, *headers) == (0.0, found)
+
+
+def test_pieces_of_a_large_body_are_joined_as_they_come() -> None:
+    piece, count = 64 * 1024, 64
+    left = iter(range(count - 1, -1, -1))
+
+    async def receive() -> Message:
+        # Made when it is due, so that nothing but the reader refers to it.
+        return {"type": "http.request", "body": bytes(piece), "more_body": next(left) > 0}
+
+    async def run() -> tuple[bytes, int]:
+        limits, buffer = LimitsConfig(max_body_bytes=piece * count), RequestBuffer(BufferBudget(1 << 30), "a")
+        tracemalloc.start()
+        try:
+            body = await read_body(receive, [], limits=limits, buffer=buffer)
+            return body, tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    body, peak = asyncio.run(run())
+    assert body == bytes(piece * count)
+    assert peak < 1.5 * len(body)
 
 
 @pytest.mark.parametrize("pieces", [[b"x" * 11], [b"x" * 5, b"x" * 6]])

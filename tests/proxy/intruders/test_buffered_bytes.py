@@ -112,13 +112,14 @@ async def from_another_address(running: Served) -> int:
         return (await client.post(CHAT, content=chat())).status_code
 
 
+@pytest.mark.parametrize("chunked", [False, True])
 async def test_slow_uploads_without_a_key_are_bounded_and_another_address_is_served(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunked: bool
 ) -> None:
     replica = await start.replica(answer(200))
     async with proxy(tmp_path, [replica.url], monkeypatch) as running, AsyncExitStack() as stack:
         uploads = Uploads(running, stack)
-        await uploads.start(24)
+        await uploads.start(24, chunked=chunked)
         assert uploads.statuses() == {b"503"}
         assert b"retry-after: 2" in uploads.answers[0].lower()
         assert await from_another_address(running) == 200
@@ -135,17 +136,6 @@ async def test_slow_uploads_with_one_key_leave_another_key_its_share(
         large = chat(text="x" * 8 * MIB)
         headers = {"authorization": "Bearer team-b"}
         assert (await running.client.post(CHAT, content=large, headers=headers)).status_code == 200
-
-
-async def test_uploads_without_a_length_are_bounded(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replica = await start.replica(answer(200))
-    async with proxy(tmp_path, [replica.url], monkeypatch) as running, AsyncExitStack() as stack:
-        uploads = Uploads(running, stack)
-        await uploads.start(24, chunked=True)
-        assert uploads.statuses() == {b"503"}
-        assert await from_another_address(running) == 200
 
 
 async def test_declared_lengths_make_way_when_nothing_comes(

@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import product
-
-from aiohttp import web
 
 from gorgo.cli.connectivity import reach_all
 from gorgo.config.model import ReplicaConfig
+from tests.answering import answering
 from tests.proxy.monitor.test_replica_monitor import PING, Watch, watched
 
 STATUSES = (200, 204, 302, 401, 403, 404, 405, 429, 500, 503)
 MODELS = "/v1/models"
 
 
-@asynccontextmanager
-async def answering(statuses: dict[str, int]) -> AsyncIterator[str]:
-    """A server that answers each path with its status now, and any other one with 404."""
-
-    async def answer(request: web.Request) -> web.Response:
-        return web.Response(status=statuses.get(request.path, 404), headers={"location": "http://127.0.0.1:1/"})
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
 async def checked() -> dict[tuple[int, int], bool]:
     """Whether check takes the replica for well, by the statuses of both paths."""
     found, statuses = dict[tuple[int, int], bool](), dict[str, int]()
-    async with answering(statuses) as url:
+    async with answering(lambda path: statuses.get(path, 404)) as url:
         for ping, models in product(STATUSES, STATUSES):
             statuses.update({PING: ping, MODELS: models})
             replica = ReplicaConfig(name="r", region="a", url=url)

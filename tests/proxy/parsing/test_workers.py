@@ -23,7 +23,7 @@ from gorgo.proxy.parsing import workers as workers_module
 from gorgo.proxy.parsing.fields import MAX_TEXT, BodyFields, read_fields
 from gorgo.proxy.parsing.json_body import MAX_VALUES
 from gorgo.proxy.parsing.worker import JOB, LENGTH, encode, work
-from gorgo.proxy.parsing.workers import BodyWorkers
+from gorgo.proxy.parsing.workers import NICENESS, BodyWorkers
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import answer
 
@@ -134,6 +134,13 @@ async def test_process_has_none_of_the_secrets_of_the_environment(monkeypatch: p
     async with workers() as found:
         await found.read(CHAT, chat("a"))
         assert b"token-of-the-tests" not in Path(f"/proc/{pid_of(found)}/environ").read_bytes()
+
+
+async def test_process_gives_way_to_the_event_loop() -> None:
+    async with workers() as found:
+        await found.read(CHAT, chat("a"))
+        own, its = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, pid_of(found)))
+    assert its == min(19, own + NICENESS)
 
 
 def test_worker_ends_at_the_end_of_its_input_even_within_a_body() -> None:

@@ -1,0 +1,170 @@
+"""What of a Router is set and read from outside: weights, policy, shadow, fleet and limits; views, decisions, health.
+
+Owns the parts that events work on. Leaves the events to `router`. A setting takes effect with the next event and moves
+no request that is in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gorgo.core.fleet.replica import Replica
+from gorgo.core.fleet.snapshot import ReplicaSnapshot, snapshot_replica
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.limits import RouterLimits
+from gorgo.core.messages.decision import Decision
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.shadow import required_index, validate_shadow
+from gorgo.core.policy.weights import Weights
+from gorgo.core.prompt.token_ratio import BytesPerToken
+from gorgo.core.quotas import QuotaExceeded
+from gorgo.core.wiring import RouterParts
+
+
+class RouterState:
+    """The parts of a Router with their settings and views.
+
+    Parameters
+    ----------
+    parts:
+        Built by `wiring`.
+    boot_id, limits:
+        As in `Router`.
+    """
+
+    def __init__(self, parts: RouterParts, *, boot_id: str, limits: RouterLimits) -> None:
+        self.limits = limits
+        self.boot_id = boot_id
+        self.index = parts.index
+        self.samples = parts.samples
+        self._parts = parts
+        #: Changes of the fleet, for the shell to take after each event; bounded.
+        self.fleet_events = parts.fleet.events
+        self._fleet = parts.fleet
+        self._table = parts.table
+        self._admission = parts.admission
+        self._dispatcher = parts.dispatcher
+        self._quotas = parts.quotas
+        #: Learned from the usage of responses; the shell estimates prompt tokens by it.
+        self.token_ratios = BytesPerToken()
+
+    # -- settings
+
+    def set_weights(self, weights: Weights, *, now: float) -> None:
+        """Use `weights` from the next decision on. The caller has checked and versioned them (`Weights.changed`)."""
+        assert set(weights) == {spec.name for spec in self.policy.weight_specs}
+        self._dispatcher.weights = weights
+
+    def set_policy(self, policy: Policy, weights: Weights, *, now: float) -> None:
+        """Route by another policy from the next decision on; requests in flight are not moved.
+
+        Raises `ConfigError` if it and the shadow policy read different prefix indexes, and changes nothing.
+        """
+        bounded = required_index(policy, self.shadow) == "bounded"
+        self._dispatcher.policy = policy
+        self.set_weights(weights, now=now)
+        self.index.bounded = bounded
+        self._admission.needs_drain = True
+
+    def set_shadow(self, policy: Policy | None, *, now: float) -> None:
+        """Score decisions by another shadow policy, or by none. Raises as the constructor does."""
+        if policy is not None:
+            validate_shadow(self.policy, policy)
+        self._dispatcher.set_shadow(policy)
+        self.index.bounded = required_index(self.policy, policy) == "bounded"
+
+    def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:
+        """Replace the fleet. A replica that stays keeps load, health and index; one that leaves may finish attempts."""
+        was_empty = not self._fleet.replicas
+        change = self._fleet.replace(replicas)
+        self._parts.prefix_updater.on_fleet_change(change)
+        self._parts.regions.on_fleet_change()
+        self._parts.busy.on_fleet_change()
+        self._parts.refused_kinds.on_fleet_change()
+        for replica in () if was_empty else change.joined:
+            self._parts.slow_start.begin(replica, now=now)
+        self._admission.needs_drain = True
+
+    def set_limits(self, limits: RouterLimits, *, now: float) -> None:
+        """Replace the limits; the number of retained decisions and samples stays."""
+        self.limits = limits
+        self._parts.set_limits(limits)
+
+    def drain(self, replica: str, draining: bool = True, *, now: float) -> None:
+        """Dispatch no new request to a replica, or allow it again. Raises `UnknownReplica`."""
+        self._fleet.drain(replica, draining, now=now)
+        self._admission.needs_drain = True
+
+    def flush(self, replica: str | None = None, *, now: float) -> None:
+        """Empty the prefix index of one replica or of all. Raises `UnknownReplica`."""
+        self.index.flush(None if replica is None else self._fleet.member(replica).slot)
+
+    # -- reads
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that chooses."""
+        return self._dispatcher.policy
+
+    @property
+    def weights(self) -> Weights:
+        """The weights of the next decision."""
+        return self._dispatcher.weights
+
+    @property
+    def shadow(self) -> Policy | None:
+        """The policy that scores decisions and makes none."""
+        return self._dispatcher.shadow
+
+    def lists(self, model: str | None) -> bool:
+        """Return whether some replica serves `model` by name."""
+        return self._fleet.eligibility.lists(model)
+
+    def fleet_view(self, *, now: float) -> list[ReplicaSnapshot]:
+        """Return a row per replica, in the order in which they joined."""
+        return [self._snapshot(replica, now) for replica in self._fleet.replicas.values()]
+
+    def models(self) -> dict[str, frozenset[str]]:
+        """Return the models that replicas list, and the regions in which each is served."""
+        return self._fleet.eligibility.regions_of_models()
+
+    def count_request(self, client: str | None, *, now: float) -> QuotaExceeded | None:
+        """Count a request that the proxy answers itself against the rates of `client`; return the one it exceeds."""
+        return self._quotas.count(client, now=now)
+
+    def quota_error(self, client: str, *, coming: int) -> QuotaExceeded | None:
+        """Return why `client` may not have one more request open; `coming` have not been submitted yet."""
+        return self._quotas.check(client, coming=coming)
+
+    def health_states(self) -> dict[str, str]:
+        """Return `healthy`, `ejected` or `half_open` per replica; cheaper than the whole view."""
+        return {name: replica.health.state.value for name, replica in self._fleet.replicas.items()}
+
+    @property
+    def unreachable_regions(self) -> frozenset[str]:
+        """Regions in which no replica answers a probe."""
+        return self._parts.regions.unreachable
+
+    def decisions(self, request_id: str) -> list[Decision]:
+        """Return the retained decisions for a request, first attempt first."""
+        return self._dispatcher.decisions(request_id)
+
+    def newest_decisions(self, limit: int) -> list[Decision]:
+        """Return the last decisions, newest first."""
+        return self._dispatcher.newest_decisions(limit)
+
+    def check(self) -> None:
+        """Assert every invariant of the index, the in-flight table and the prefill queues; visits all of them."""
+        self.index.check()
+        self._table.check()
+
+    def _snapshot(self, replica: Replica, now: float) -> ReplicaSnapshot:
+        return snapshot_replica(
+            self._fleet,
+            self._parts.slow_start,
+            replica,
+            index_blocks=self.index.resident_blocks(replica.slot),
+            block_tokens=self.limits.block_tokens,
+            found_share=self._parts.found_shares.recent(replica.slot),
+            now=now,
+        )
