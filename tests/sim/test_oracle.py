@@ -11,8 +11,10 @@ import pytest
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import Policy
+from gorgo.sim.engine.engines import Engine as AnyEngine
 from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.request import EngineRequest
+from gorgo.sim.engine.vllm.model import VllmModel
 from gorgo.sim.oracle import DEAD_MS, Oracle, make_oracle
 from tests.policies.table import choose, table
 from tests.sim.profiles import round_profile
@@ -25,7 +27,7 @@ class Engine:
     """What the oracle sees of one; nothing moves."""
 
     rtt_s: float
-    model: EngineModel[EngineRequest] = field(default_factory=lambda: EngineModel(round_profile(), item_bytes=1))
+    model: AnyEngine[EngineRequest] = field(default_factory=lambda: EngineModel(round_profile(), item_bytes=1))
     in_transit: list[tuple[float, EngineRequest]] = field(default_factory=list)
     alive: bool = True
 
@@ -71,6 +73,16 @@ def test_terms_are_as_computed_by_hand() -> None:
     }
     assert chosen.row == 1
     assert chosen.predicted_ttft_s == pytest.approx(0.160)
+
+
+def test_an_engine_of_vllm_decodes_beside_the_newcomers_prompt() -> None:
+    """Its prompt of 80 ends at 90 ms; then a step has 50 tokens and one more, and a millisecond for who decodes."""
+    profile = replace(round_profile(), scheduler="vllm")
+    near, far = Engine(0.010, VllmModel(profile, item_bytes=1)), Engine(0.100, VllmModel(profile, item_bytes=1))
+    near.serve(b"x" * 80, 5)
+    chosen = choose(looking(near, far), table(2, names=NAMES), asked=ask(b"z" * 50))
+    assert chosen.terms["queue"].round(6).tolist() == [90.0 - 5.0 + 62.0 - 60.0, 0.0]
+    assert chosen.terms["prefill"].round(6).tolist() == [60.0, 60.0]
 
 
 def test_it_knows_what_is_cached_and_what_will_be() -> None:

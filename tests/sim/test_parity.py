@@ -28,7 +28,7 @@ from gorgo.proxy.exchange import relay
 from gorgo.proxy.http import timeout
 from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.telemetry.health_log import HealthLog
-from gorgo.sim.engine.profiles import find_profile
+from gorgo.sim.engine.profiles import EngineProfile, as_vllm, find_profile
 from gorgo.sim.faults.injector import FaultInjector
 from gorgo.sim.faults.kinds import FailFast
 from gorgo.sim.fleet import SimFleet, SimReplica
@@ -77,8 +77,7 @@ def config(policy: str) -> Config:
     )
 
 
-def fleet_of(config: Config, hit_share: float = 1.0) -> SimFleet:
-    profile = replace(PROFILE, hit_share=hit_share)
+def fleet_of(config: Config, profile: EngineProfile = PROFILE) -> SimFleet:
     return SimFleet(
         [SimReplica(replica_spec(row), profile, Link(rtt_s=REGIONS[row.region])) for row in config.replicas]
     )
@@ -88,10 +87,10 @@ def seen_of(router: Router, feed: Sequence[SimRequest]) -> Seen:
     return Seen({str(request.index): router.decisions(str(request.index)) for request in feed}, router)
 
 
-def simulated(policy: str, *, dies: bool, status: int | None = None, hit_share: float = 1.0) -> Seen:
+def simulated(policy: str, *, dies: bool, status: int | None = None, profile: EngineProfile = PROFILE) -> Seen:
     found = config(policy)
     simulation = Simulation(
-        fleet_of(found, hit_share),
+        fleet_of(found, profile),
         make_policy(policy),
         seed=SEED,
         faults=[Dies()] if dies else [] if status is None else [FailFast(NEAR, status, KILLED_S, REVIVED_S)],
@@ -110,7 +109,7 @@ def live(
     *,
     dies: bool,
     status: int | None = None,
-    hit_share: float = 1.0,
+    profile: EngineProfile = PROFILE,
 ) -> Seen:
     found = config(policy)
 
@@ -123,7 +122,7 @@ def live(
         await state.aclose()
         state.clock = loop.time
         state.gateway = RouterGateway(state.router, loop.time, HealthLog(state.metrics))
-        shell = LiveShell(state, fleet_of(found, hit_share), FEED, seed=SEED, block_tokens=BLOCK_TOKENS)
+        shell = LiveShell(state, fleet_of(found, profile), FEED, seed=SEED, block_tokens=BLOCK_TOKENS)
         use(state, shell)
         shell.start(probe_interval_s=found.proxy.probe_interval_s, scrape_interval_s=found.proxy.scrape_interval_s)
         if dies:
@@ -142,14 +141,21 @@ def live(
 
 
 @pytest.mark.parametrize(
-    ("policy", "dies"),
-    [("gorgo-ms", False), ("gorgo-ms", True), ("gorgo", True), ("least-load", True), ("prefix-cache", True)],
+    ("policy", "dies", "profile"),
+    [
+        ("gorgo-ms", False, PROFILE),
+        ("gorgo-ms", True, PROFILE),
+        ("gorgo-ms", True, as_vllm(PROFILE)),
+        ("gorgo", True, PROFILE),
+        ("least-load", True, PROFILE),
+        ("prefix-cache", True, PROFILE),
+    ],
 )
 def test_the_live_shell_and_the_simulator_decide_alike(
-    policy: str, dies: bool, monkeypatch: pytest.MonkeyPatch
+    policy: str, dies: bool, profile: EngineProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = simulated(policy, dies=dies)
-    mine = live(policy, monkeypatch, dies=dies)
+    theirs = simulated(policy, dies=dies, profile=profile)
+    mine = live(policy, monkeypatch, dies=dies, profile=profile)
     assert len(theirs.decisions) == REQUESTS
     for request_id, expected in theirs.decisions.items():
         found = mine.decisions[request_id]
@@ -179,8 +185,8 @@ def test_both_decide_alike_while_a_replica_fails_fast_and_lose_nothing_to_it(
 
 
 def test_both_learn_the_same_share_from_engines_that_find_part_of_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = simulated("gorgo-ms", dies=False, hit_share=0.5)
-    mine = live("gorgo-ms", monkeypatch, dies=False, hit_share=0.5)
+    theirs = simulated("gorgo-ms", dies=False, profile=replace(PROFILE, hit_share=0.5))
+    mine = live("gorgo-ms", monkeypatch, dies=False, profile=replace(PROFILE, hit_share=0.5))
     for request_id, expected in theirs.decisions.items():
         for found, other in zip(mine.decisions[request_id], expected, strict=True):
             assert found.replica == other.replica
