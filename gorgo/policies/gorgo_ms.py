@@ -99,9 +99,10 @@ class GorgoMs:
 
         def predicted_s(row: int) -> float | None:
             # No prediction where the round trip is unknown: the worst known one is for comparing only.
-            if isnan(candidates.rtt_s[row]):
+            if isnan(candidates.rtt_s.item(row)):
                 return None
-            return float(before_s + network_s[row] + work_s[row] + prefill_ms[row] / 1e3)
+            ttft_s: float = before_s + network_s.item(row) + work_s.item(row) + prefill_ms.item(row) / 1e3
+            return ttft_s
 
         def forecast() -> Prediction:
             prefill_s = prefill_ms / 1e3

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Self, overload
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,29 +18,21 @@ from numpy.typing import NDArray
 from gorgo.core.fleet.columns import Columns, Floats
 
 
-class _Column:
-    """A column of the fleet over the eligible rows, gathered once where some replica is not eligible."""
+class _EligibleColumns:
+    """The fleet's columns over the eligible rows alone, each gathered on first use."""
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-        self._read = attrgetter(name)
+    def __init__(self, columns: Columns, slots: NDArray[np.intp]) -> None:
+        self._columns, self._slots = columns, slots
 
-    @overload
-    def __get__(self, candidates: None, owner: type) -> Self: ...
+    def __getattr__(self, name: str) -> Floats:
+        column: Floats = getattr(self._columns, name)[self._slots]
+        setattr(self, name, column)
+        return column
 
-    @overload
-    def __get__(self, candidates: Candidates, owner: type) -> Floats: ...
 
-    def __get__(self, candidates: Candidates | None, owner: type) -> Self | Floats:
-        if candidates is None:
-            return self
-        if candidates.is_all:
-            column: Floats = self._read(candidates.columns)
-            return column
-        found = candidates._gathered.get(self._name)
-        if found is None:
-            found = candidates._gathered[self._name] = self._read(candidates.columns)[candidates.slots]
-        return found
+def _column(name: str) -> Floats:
+    """Return a property that reads a column of the eligible rows."""
+    return cast(Floats, property(attrgetter(f"_table.{name}")))
 
 
 @dataclass(slots=True)
@@ -72,33 +64,37 @@ class Candidates:
     prompt_tokens: int
     is_all: bool
     now: float = 0.0
-    _gathered: dict[str, Floats] = field(default_factory=dict)
+    _table: Columns | _EligibleColumns = field(init=False)
+    _cached: Floats | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._table = self.columns if self.is_all else _EligibleColumns(self.columns, self.slots)
 
     def __len__(self) -> int:
         return len(self.slots)
 
-    rtt_s = _Column()
-    in_flight_requests = _Column()
-    in_flight_tokens = _Column()
-    queued_prefill_tokens = _Column()
-    running_requests = _Column()
-    queued_requests = _Column()
-    used_tokens = _Column()
-    kv_capacity_tokens = _Column()
-    max_running_requests = _Column()
-    drained_at_s = _Column()
-    head_due_s = _Column()
-    waiting_prefill_s = _Column()
-    slowdown = _Column()
-    prefill_base_s = _Column()
-    prefill_token_s = _Column()
-    prefill_kappa_s = _Column()
-    cwnd_bytes = _Column()
-    rwnd_bytes = _Column()
-    sent_s = _Column()
-    connect_round_trips = _Column()
-    pace_bytes = _Column()
-    burst_bytes = _Column()
+    rtt_s = _column("rtt_s")
+    in_flight_requests = _column("in_flight_requests")
+    in_flight_tokens = _column("in_flight_tokens")
+    queued_prefill_tokens = _column("queued_prefill_tokens")
+    running_requests = _column("running_requests")
+    queued_requests = _column("queued_requests")
+    used_tokens = _column("used_tokens")
+    kv_capacity_tokens = _column("kv_capacity_tokens")
+    max_running_requests = _column("max_running_requests")
+    drained_at_s = _column("drained_at_s")
+    head_due_s = _column("head_due_s")
+    waiting_prefill_s = _column("waiting_prefill_s")
+    slowdown = _column("slowdown")
+    prefill_base_s = _column("prefill_base_s")
+    prefill_token_s = _column("prefill_token_s")
+    prefill_kappa_s = _column("prefill_kappa_s")
+    cwnd_bytes = _column("cwnd_bytes")
+    rwnd_bytes = _column("rwnd_bytes")
+    sent_s = _column("sent_s")
+    connect_round_trips = _column("connect_round_trips")
+    pace_bytes = _column("pace_bytes")
+    burst_bytes = _column("burst_bytes")
 
     @property
     def salt(self) -> NDArray[np.uint64]:
@@ -109,10 +105,9 @@ class Candidates:
         """Estimated cached prompt tokens of this request, per row."""
         if self.is_all:
             return self.matched_tokens
-        found = self._gathered.get("cached_tokens")
-        if found is None:
-            found = self._gathered["cached_tokens"] = self.matched_tokens[self.slots]
-        return found
+        if self._cached is None:
+            self._cached = self.matched_tokens[self.slots]
+        return self._cached
 
     @property
     def uncached_tokens(self) -> Floats:
