@@ -30,12 +30,13 @@ class Instruction:
 
 
 def stages(text: str) -> list[list[Instruction]]:
-    """The instructions of each image, FROM first."""
+    """The instructions of each image, FROM first; ARG before the first belongs to none."""
     found: list[list[Instruction]] = []
     for instruction in _instructions(text):
         if instruction.word == "FROM":
             found.append([])
-        found[-1].append(instruction)
+        if found:
+            found[-1].append(instruction)
     return found
 
 

@@ -6,7 +6,10 @@ linter are in test_linters.py, the Containerfile's steps are taken in test_image
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -43,7 +46,7 @@ def seconds(text: str) -> float:
 def test_both_images_are_of_one_base_with_a_whole_version() -> None:
     bases = {image[0].rest.split()[0] for image in (BUILDER, IMAGE)}
     assert len(bases) == 1
-    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", bases.pop())
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+@\$\{BASE_DIGEST\}", bases.pop())
 
 
 def test_every_file_that_is_copied_is_there_and_let_through() -> None:
@@ -114,8 +117,27 @@ def test_every_container_has_a_read_only_root_no_rights_and_a_check() -> None:
 
 def test_images_have_versions_and_ours_has_that_of_the_code() -> None:
     images = {service["image"] for service in SERVICES.values()}
-    assert f"gorgo:{__version__}" in images
-    assert all(re.search(r":v?\d+\.\d+\.\d+$", image) for image in images), images
+    others = images - {f"gorgo:{__version__}"}
+    assert len(others) == len(images) - 1
+    assert all(re.search(r":v?\d+\.\d+\.\d+@\$\{[A-Z]+_DIGEST:\?", image) for image in others), images
+
+
+def test_images_of_others_are_taken_by_digests_without_a_default(tmp_path: Path) -> None:
+    """An engine that knows the digest of every tag, in the place of one that asks a registry."""
+    engine = tmp_path / "engine"
+    engine.write_text('#!/bin/sh\ncase $1 in image) echo "$5@sha256:of-$5";; esac\n')
+    engine.chmod(0o755)
+    environ = {**os.environ, "CONTAINER_ENGINE": str(engine)}
+    done = subprocess.run(
+        ["sh", PACKAGING / "digests.sh"], env=environ, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    base = BUILDER[0].rest.split("@")[0]
+    tags = [service["image"].split("@")[0] for service in SERVICES.values() if "@" in service["image"]]
+    assert set(found.values()) == {f"sha256:of-{tag}" for tag in (base, *tags)}
+    text = (PACKAGING / "compose.yaml").read_text()
+    assert found.keys() == set(re.findall(r"\$\{([A-Z]+_DIGEST):\?", text))
+    assert not re.findall(r"_DIGEST(?::?[-+]|=)", text + (PACKAGING / "Containerfile").read_text().split("FROM")[1])
 
 
 def test_nothing_is_published_beyond_this_machine() -> None:
