@@ -114,6 +114,7 @@ def _capacity(trace: str, runs: Sequence[Any]) -> dict[str, float]:
 # -- gorgo claims
 
 _CLAIMS = f"gorgo claims --out runs/claims --trace {CONVERSATION}"
+_PARTIAL_HITS = "gorgo claims --only partial-hits --only tail --jobs 1 --out runs/partial-hits"
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 
 
@@ -144,6 +145,18 @@ def _claims(results: Sequence[Any]) -> View:
 
 _VERDICT = ("on", "of", "against", "figure", "target", "of / against [95 %]", "met")
 _MEANS = ("on", "policy", "TTFT p50 ms", "TTFT p95 ms", "E2E p50 s", "E2E p95 s", "hit %")
+
+
+def _partial_hits(results: Sequence[Any]) -> View:
+    """A row per workload: both ratios, and the share that was cached under `gorgo-ms` and `gorgo`."""
+    verdicts, means = _claims(results).tables
+    hits = {label: row["hit %"] for label, row in means.rows.items()}
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for (on, *_, figure), row in verdicts.rows.items():
+        cells = rows.setdefault((on,), {})
+        cells[figure] = f"{row['of / against [95 %]']} {row['met']}"
+        cells["hit %"] = [float(str(hits[on, f"`{policy}`"])) for policy in ("gorgo-ms", "gorgo")]
+    return View(tables=[Table(labels=("on",), rows=rows)])
 
 
 def _coded(label: Sequence[str]) -> tuple[str, ...]:
@@ -322,6 +335,7 @@ FIGURES: Mapping[str, Figure] = {
         [f"gorgo overload {trace} --seed {seed} --json" for trace in _TRACES for seed in range(_SEEDS)], _overload
     ),
     "claims": Figure([f"{_CLAIMS} > /dev/null; cat runs/claims/claims.md"], _claims),
+    "partial-hits": Figure([f"{_PARTIAL_HITS} > /dev/null; cat runs/partial-hits/claims.md"], _partial_hits),
     "tuning": Figure([f"{_TUNING} > /dev/null; cat runs/tuning/tuning-table.json"], _tuning),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
