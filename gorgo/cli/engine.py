@@ -11,6 +11,7 @@ from gorgo.cli import options
 
 if TYPE_CHECKING:
     from gorgo.config.model import Config, ReplicaConfig
+    from gorgo.sim.engine.profiles import EngineProfile
 
 
 def engine(
@@ -40,6 +41,8 @@ def engine(
     loaded = load_config(config)
     spec = _replica(loaded, replica, source=config)
     simulation = loaded.simulation
+    profile = profile_of(simulation, spec.name)
+    _check_interface(spec, profile, source=config)
 
     def ready(at_host: str, at_port: int) -> None:
         typer.echo(f"gorgo engine {replica} listening on http://{at_host}:{at_port}")
@@ -47,7 +50,7 @@ def engine(
     run_until_stopped(
         lambda stop: run_engine(
             name=spec.name,
-            profile=profile_of(simulation, spec.name),
+            profile=profile,
             rtt_ms=_rtt_ms(loaded, spec, source=config),
             seed=simulation.seed,
             host=host,
@@ -68,6 +71,15 @@ def _replica(config: Config, name: str, *, source: Path) -> ReplicaConfig:
             return replica
     have = ", ".join(replica.name for replica in config.replicas)
     raise UnknownReplica(f"{source}: no replica named {name!r}; there are: {have}")
+
+
+def _check_interface(replica: ReplicaConfig, profile: EngineProfile, *, source: Path) -> None:
+    """Refuse to answer as vLLM for a router that would ask as SGLang's."""
+    from gorgo.errors import ConfigError
+
+    if profile.scheduler == "vllm" and replica.engine == "sglang":
+        found = f"replicas.{replica.name}.engine: sglang, but its profile {profile.name} simulates vLLM"
+        raise ConfigError(f"{source}: {found}; expected vllm or auto")
 
 
 def _rtt_ms(config: Config, replica: ReplicaConfig, *, source: Path) -> float:

@@ -68,6 +68,35 @@ def test_engine_without_a_round_trip_to_its_region_is_refused(tmp_path: Path) ->
     assert "simulation.rtt_ms.ap-seoul: missing; expected the mean round trip" in done.stderr
 
 
+def vllm_regions(folder: Path, engine: str) -> Path:
+    path = folder / "regions.yaml"
+    text = (ROOT / "regions.yaml").read_text()
+    path.write_text(
+        text.replace("engine: sglang", f"engine: {engine}").replace(
+            "profile: 2xL40S-Qwen3.5-35B-A3B-FP8", "profile: 2xL40S-Qwen3.5-35B-A3B-FP8-vLLM"
+        )
+    )
+    return path
+
+
+def test_engine_with_a_profile_of_vllm_answers_as_vllm(tmp_path: Path) -> None:
+    words = ("engine", "--replica", "us-ashburn-0", "--config", vllm_regions(tmp_path, "vllm"), "--port", "0")
+    with running(r"gorgo engine us-ashburn-0 listening on (http://127\.0\.0\.1:\d+)", *words) as (said, process):
+        with urllib.request.urlopen(f"{said[1]}/version", timeout=STOP_TIMEOUT_S) as answer:
+            assert set(json.load(answer)) == {"version"}
+        with urllib.request.urlopen(f"{said[1]}/metrics", timeout=STOP_TIMEOUT_S) as answer:
+            assert b"vllm:num_preemptions_total" in answer.read()
+        assert stopped(process, signal.SIGTERM) == 0
+
+
+def test_engine_of_vllm_is_refused_for_a_replica_that_is_asked_as_sglang(tmp_path: Path) -> None:
+    words = gorgo("engine", "--replica", "us-ashburn-0", "--config", vllm_regions(tmp_path, "sglang"), "--port", "0")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=STOP_TIMEOUT_S, check=False)
+    assert done.returncode == 2
+    assert "replicas.us-ashburn-0.engine: sglang" in done.stderr
+    assert "expected vllm or auto" in done.stderr
+
+
 def test_port_that_is_taken_is_told_without_a_traceback() -> None:
     words = ("engine", "--replica", "us-ashburn-0", "--config", ROOT / "regions.yaml", "--port")
     with running(r"gorgo engine us-ashburn-0 listening on http://127\.0\.0\.1:(\d+)", *words, "0") as (said, _):
