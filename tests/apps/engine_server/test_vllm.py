@@ -13,6 +13,7 @@ from gorgo.engines.discovery import FoundEngine, owner_of, read_models, recognis
 from gorgo.engines.vllm import VLLM
 from tests.apps.engine_server.client import CHAT, chat, metrics, post
 from tests.apps.engine_server.conftest import QUICK, Start
+from tests.real.served import served
 
 #: Forty blocks of 16 tokens.
 PROFILE = replace(QUICK, scheduler="vllm", chunk_tokens=64, kv_tokens=640)
@@ -63,6 +64,21 @@ async def test_the_router_reads_its_metrics(engine: aiohttp.ClientSession) -> No
     # Two chunks of the first prompt, the rest of the second, three more tokens of each.
     assert found["vllm:iteration_tokens_total_count"] == 9
     assert found["vllm:iteration_tokens_total_sum"] == 100 + 4 + 8
+
+
+async def test_a_router_that_finds_the_engine_itself_learns_its_pool_and_what_it_had_cached(start: Start) -> None:
+    engine = await start(profile=PROFILE)
+    text = "x" * 1200
+    async with served({"near": str(engine._base_url).rstrip("/")}, engine="auto", policy="gorgo-ms") as proxy:
+        async with aiohttp.ClientSession(proxy.url) as client:
+            for _ in range(2):
+                answer = await post(client, CHAT, {**chat(text), "model": "gorgo-sim"})
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 288
+        (row,) = await proxy.fleet()
+        assert (row["engine"]["name"], row["engine"]["found"], row["kv_capacity_tokens"]) == ("vllm", True, 640)
+        assert row["reports"] == {"cached_tokens": "reported", "metrics": "reported"}
+        first, second = await proxy.samples()
+        assert (first["cached_tokens"], second["cached_tokens"]) == (0, 288)
 
 
 async def test_preemptions_are_counted(engine: aiohttp.ClientSession) -> None:
