@@ -74,6 +74,23 @@ class LogBox:
         return {spec.name: _clipped(spec, coordinate) for spec, coordinate in zip(self.specs, point, strict=True)}
 
 
+#: Boxes of the GORGO paper, which `--mode paper` searches.
+PUBLISHED_BOXES: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "gorgo": {"w_rtt": (0.05, 2.0), "w_queue": (0.05, 0.5)}
+}
+
+
+def searched_box(
+    policy: str, box: Mapping[str, tuple[float, float]] | None, *, published: bool
+) -> Mapping[str, tuple[float, float]]:
+    """Return the bounds that differ from the policy's own: those of `box`, and with `published` the paper's.
+
+    >>> searched_box("gorgo", {"w_queue": (0.01, 1.0)}, published=True)
+    {'w_rtt': (0.05, 2.0), 'w_queue': (0.01, 1.0)}
+    """
+    return {**(PUBLISHED_BOXES.get(policy, {}) if published else {}), **(box or {})}
+
+
 def tuned_box(
     specs: Sequence[WeightSpec], *, tune_lambda: bool = False, box: Mapping[str, tuple[float, float]] | None = None
 ) -> LogBox:

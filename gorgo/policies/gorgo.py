@@ -22,7 +22,8 @@ class Gorgo:
 
     References
     ----------
-    GORGO paper, equation 3; the start values and the box of its section on tuning.
+    GORGO paper, equation 3; the start values of its section on tuning. The box is wider than its own, which
+    `tuner.space.PUBLISHED_BOXES` has: GPUs compute 4 to 140 tokens in the millisecond that `w_rtt` weighs.
     """
 
     name: ClassVar[str] = "gorgo"
@@ -30,8 +31,8 @@ class Gorgo:
     unit: ClassVar[str] = "tokens"
     index: ClassVar[IndexKind] = "published"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
-        WeightSpec("w_rtt", 0.5, 0.05, 2.0, "tokens per ms of round trip to the replica"),
-        WeightSpec("w_queue", 0.1, 0.05, 0.5, "tokens per prompt token in flight on the replica"),
+        WeightSpec("w_rtt", 0.5, 0.05, 200.0, "tokens per ms of round trip to the replica"),
+        WeightSpec("w_queue", 0.1, 0.02, 5.0, "tokens per prompt token in flight on the replica"),
     )
 
     def choose(

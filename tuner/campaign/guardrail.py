@@ -28,11 +28,18 @@ def errors_rose(offspring: WindowStats, incumbent: WindowStats, alpha: float) ->
 
 
 def is_concentrated(offspring: WindowStats, incumbent: WindowStats, bound: float) -> str | None:
-    """Return a reason if one replica takes more than its bound, and more than under the incumbent."""
+    """Return a reason if one replica takes more than its bound, and more than under the incumbent.
+
+    Not if its answers end earlier than the incumbent's: then one replica is enough for the load.
+    """
     ours, theirs = offspring.max_share or 0.0, incumbent.max_share or 0.0
-    if ours <= max(bound, theirs):
+    if ours <= max(bound, theirs) or _ends_earlier(offspring.e2e_s_p95, incumbent.e2e_s_p95):
         return None
     return f"one replica takes {ours:.0%} of the requests; {theirs:.0%} before"
+
+
+def _ends_earlier(ours: float | None, theirs: float | None) -> bool:
+    return ours is not None and theirs is not None and ours < theirs
 
 
 class Guardrail:

@@ -18,7 +18,7 @@ from gorgo.apps.claims.runner import Experiment, Runner
 from gorgo.apps.claims.table import HEADER_END, sections, show_sections
 from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.config.atomic import write_atomically
-from tuner.experiments import bad_start, next_window, no_harm, protocol, reward_hacking
+from tuner.experiments import algorithms, bad_start, fleets, next_window, no_harm, protocol, reward_hacking
 from tuner.experiments.task import Task, TaskRun, run_task
 
 #: Of the table: wide enough for its longest row.
@@ -33,6 +33,9 @@ EXPERIMENTS: Mapping[str, Callable[[Sequence[int]], Experiment[Task, TaskRun]]] 
     reward_hacking.GROUP: reward_hacking.experiment,
     bad_start.SEARCH_GROUP: bad_start.by_search,
     protocol.SEARCH_GROUP: protocol.by_search,
+    fleets.GROUP: fleets.by_campaign,
+    fleets.SEARCH_GROUP: fleets.by_search,
+    algorithms.GROUP: algorithms.experiment,
 }
 
 

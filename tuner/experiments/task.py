@@ -11,6 +11,7 @@ from typing import Any
 from gorgo.apps.claims.run_cache import run_key
 from gorgo.apps.simulate import SimJob, run_once
 from gorgo.core.router import Router
+from gorgo.sim.named_fleets import find_fleet
 from gorgo.sim.records import SimRecord
 from tuner.campaign.options import CampaignOptions
 from tuner.experiments.windows import Windows, paper_fleet
@@ -42,6 +43,7 @@ class Search:
     candidates: int
     seeds: int
     held_out_seeds: int
+    optimizer: str = "es"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class Task:
         Traffic.
     policy, weights:
         Start weights by name; empty is the policy's defaults.
+    fleet:
+        A named fleet, of which the Router knows the speed; None: the paper's, of which it does not.
     seed:
         Of the network and of the tuner's chance. The same for runs that are compared.
     campaign:
@@ -70,6 +74,7 @@ class Task:
 
     windows: Windows
     policy: str
+    fleet: str | None = None
     weights: tuple[tuple[str, float], ...] = ()
     seed: int = 0
     campaign: tuple[tuple[str, Any], ...] | None = None
@@ -92,6 +97,7 @@ class Task:
 class TaskRun:
     """Figures of all requests and of those from `Task.after` on, and the tuner's doing.
 
+    `first_accepted_s` is when a campaign took its first weights, s of the run; None if it took none.
     Of a search, `whole` are the start's held-out figures, and `tail` those of the weights that are taken.
     """
 
@@ -101,6 +107,7 @@ class TaskRun:
     generations: int = 0
     accepted: int = 0
     rollbacks: int = 0
+    first_accepted_s: float | None = None
     reasons: tuple[str, ...] = ()
     cpu_s: float = 0.0
 
@@ -113,7 +120,7 @@ def run_task(task: Task) -> TaskRun:
         feed=task.windows.feed(),
         policy=task.policy,
         weights=dict(task.weights) or None,
-        fleet=paper_fleet(),
+        fleet=paper_fleet() if task.fleet is None else find_fleet(task.fleet),
         time_scale=task.windows.time_scale,
         seed=task.seed,
         keep_requests=True,
@@ -140,6 +147,7 @@ def _campaign(task: Task, options: Mapping[str, Any], job: SimJob) -> TaskRun:
         weights=tuned.weights,
         generations=len(tuned.generations),
         accepted=sum(row.accepted for row in tuned.generations[1:]),
+        first_accepted_s=next((row.finished_s for row in tuned.generations[1:] if row.accepted), None),
         rollbacks=tuned.rollbacks,
         reasons=tuple(row.reason for row in tuned.generations),
     )

@@ -145,7 +145,8 @@ def refused(ours: ScoredWeights, theirs: ScoredWeights, *, margin: float, max_sh
         return f"errors rose: {ours.errors}, {theirs.errors} before"
     if ours.e2e_s and theirs.e2e_s and ours.e2e_s > theirs.e2e_s * (1 + margin):
         return f"p95 E2E is {ours.e2e_s / theirs.e2e_s - 1:.0%} higher"
-    if ours.max_share > max(max_share, theirs.max_share):
+    ends_earlier = ours.e2e_s is not None and theirs.e2e_s is not None and ours.e2e_s < theirs.e2e_s
+    if ours.max_share > max(max_share, theirs.max_share) and not ends_earlier:
         return f"one replica takes {ours.max_share:.0%} of the requests; {theirs.max_share:.0%} before"
     return None
 

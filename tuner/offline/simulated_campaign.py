@@ -18,7 +18,7 @@ from tuner.campaign.options import CampaignOptions
 from tuner.offline.driver import POLL_S, CampaignDriver
 from tuner.optimizers.base import BUDGET
 from tuner.optimizers.registry import make_optimizer
-from tuner.space import tuned_box
+from tuner.space import searched_box, tuned_box
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,7 @@ def simulate_campaign(
     """
     specs = make_policy(job.policy).weight_specs
     start = dict(Weights.of(specs, job.weights, allow_out_of_range=True))
+    box = searched_box(job.policy, box, published=options.mode == "paper")
     moved = tuned_box(specs, tune_lambda=tune_lambda, box=box)
     proposals, coins = np.random.default_rng(seed).spawn(2)
     searcher = make_optimizer(optimizer, moved, start, proposals, budget=budget)

@@ -31,7 +31,7 @@ from tuner.sidecar.loop import Sidecar, wait
 from tuner.sidecar.metrics import TunerMetrics, listening
 from tuner.sidecar.observer import FIRST_BACK_OFF_S, MAX_BACK_OFF_S
 from tuner.sidecar.progress import Reporter, shown
-from tuner.space import LogBox, tuned_box
+from tuner.space import LogBox, searched_box, tuned_box
 
 #: Of HTTP: the proxy may be starting.
 SERVER_ERROR = 500
@@ -156,7 +156,9 @@ class Bootstrap:
         self._options, self._client, self._found = options, client, found
         self._history, self._reporter, self._clock = history, reporter, clock
         self._specs = make_policy(found.policy).weight_specs
-        self._box = tuned_box(self._specs, tune_lambda=options.tune_lambda, box=options.allow_out_of_range)
+        published = options.campaign.mode == "paper"
+        box = searched_box(found.policy, options.allow_out_of_range, published=published)
+        self._box = tuned_box(self._specs, tune_lambda=options.tune_lambda, box=box)
 
     def sidecar(self, metrics: TunerMetrics) -> Sidecar:
         known = self._unfinished()
