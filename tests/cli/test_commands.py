@@ -186,10 +186,10 @@ def test_live_check_names_the_replica_that_is_not_there(tmp_path: Path) -> None:
 def test_policies_are_listed_with_their_weights() -> None:
     listed = run("policies").stdout.splitlines()
     assert [line.split()[0] for line in listed[1:]] == list(POLICIES)
-    assert "w_rtt=0.5 [0.05, 2], w_queue=0.1 [0.05, 0.5]" in listed[1]
+    assert "w_rtt=0.5 [0.05, 200], w_queue=0.1 [0.02, 5]" in listed[1]
     as_json = json.loads(run("policies", "--json").stdout)
     assert [policy["name"] for policy in as_json] == list(POLICIES)
-    assert as_json[0]["weights"][0] == {"name": "w_rtt", "default": 0.5, "low": 0.05, "high": 2.0}
+    assert as_json[0]["weights"][0] == {"name": "w_rtt", "default": 0.5, "low": 0.05, "high": 200.0}
 
 
 def test_status_without_a_proxy_fails_and_asks_the_right_question() -> None:

@@ -49,7 +49,7 @@ def test_weights_file_for_another_policy_is_an_error_not_ignored(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("weights", "expected"),
-    [({"w_rtt": 9.0}, r"'w_rtt' is 9.0; expected a number in \[0.05, 2\]"), ({"rtt": 1.0}, "'rtt' is unknown")],
+    [({"w_rtt": 900.0}, r"'w_rtt' is 900.0; expected a number in \[0.05, 200\]"), ({"rtt": 1.0}, "'rtt' is unknown")],
 )
 def test_weights_outside_their_box_name_the_file(weights: dict[str, float], expected: str) -> None:
     config = replace(CONFIG, proxy=replace(CONFIG.proxy, weights=weights))
@@ -58,12 +58,14 @@ def test_weights_outside_their_box_name_the_file(weights: dict[str, float], expe
 
 
 def test_weights_file_outside_the_box_is_an_error_unless_it_says_that_it_means_it(tmp_path: Path) -> None:
-    file = weights_file(tmp_path, '{"policy": "gorgo", "weights": {"w_rtt": 9}}')
-    with pytest.raises(ConfigError, match=r"weights\.json: weight 'w_rtt' is 9.0; expected a number in \[0.05, 2\]"):
+    file = weights_file(tmp_path, '{"policy": "gorgo", "weights": {"w_rtt": 900}}')
+    with pytest.raises(
+        ConfigError, match=r"weights\.json: weight 'w_rtt' is 900.0; expected a number in \[0.05, 200\]"
+    ):
         compose_policy(CONFIG, source=SOURCE, weights_file=file)
-    file = weights_file(tmp_path, '{"policy": "gorgo", "weights": {"w_rtt": 9}, "widened": true}')
+    file = weights_file(tmp_path, '{"policy": "gorgo", "weights": {"w_rtt": 900}, "widened": true}')
     _, weights = compose_policy(CONFIG, source=SOURCE, weights_file=file)
-    assert weights["w_rtt"] == 9.0
+    assert weights["w_rtt"] == 900.0
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:

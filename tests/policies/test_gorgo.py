@@ -17,10 +17,10 @@ def test_cost_is_equation_3() -> None:
     assert choice.row == 1
 
 
-def test_start_weights_and_box_are_the_published_ones() -> None:
+def test_start_weights_are_the_published_ones_and_the_box_holds_theirs() -> None:
     assert [(spec.name, spec.default, spec.low, spec.high) for spec in Gorgo.weight_specs] == [
-        ("w_rtt", 0.5, 0.05, 2.0),
-        ("w_queue", 0.1, 0.05, 0.5),
+        ("w_rtt", 0.5, 0.05, 200.0),
+        ("w_queue", 0.1, 0.02, 5.0),
     ]
     assert Gorgo.index == "published"
 

@@ -256,7 +256,7 @@ async def test_live_weights_and_policy_outlive_an_edit_elsewhere(start: Start, t
         (regions({"a": {"url": "nowhere"}}), "replicas[0].url"),
         (regions({"a": {"url": "http://x", "api_key_env": "NOT_SET"}}), "NOT_SET"),
         (regions({"a": {"url": "http://x"}}, proxy={"policy": "no-such"}), "no policy named 'no-such'"),
-        (regions({"a": {"url": "http://x"}}, proxy={"policy": "gorgo", "weights": {"w_rtt": 99}}), "w_rtt"),
+        (regions({"a": {"url": "http://x"}}, proxy={"policy": "gorgo", "weights": {"w_rtt": 999}}), "w_rtt"),
     ],
 )
 async def test_invalid_file_is_refused_and_the_old_one_stays(

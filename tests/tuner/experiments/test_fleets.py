@@ -1,0 +1,90 @@
+"""The experiments on other fleets, on runs whose figures follow from the weights by a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log
+
+import pytest
+
+from gorgo.apps.claims.verdict import ClaimVerdict
+from tuner.experiments import algorithms, fleets
+from tuner.experiments.comparison import PAPER, TuningExperiment
+from tuner.experiments.task import Task, TaskRun, run_task
+from tuner.experiments.windows import Windows
+from tuner.offline.score import RunScore
+
+#: What a tuner finds in these tests.
+FOUND = {"w_queue": 0.5, "w_rtt": 20.0}
+
+
+def score(weights: Mapping[str, float]) -> RunScore:
+    """First tokens are earliest at w_rtt 20 and w_queue 0.5; beyond w_rtt 20 answers end later."""
+    w_rtt, w_queue = weights.get("w_rtt", 0.5), weights.get("w_queue", 0.1)
+    away = abs(log(w_rtt / 20.0)) + abs(log(w_queue / 0.5))
+    return RunScore(
+        n=1000, errors=0, ttft_ms_p95=100.0 * (1 + away), e2e_s_p95=2.0 if w_rtt <= 20.0 else 3.0, max_share=0.5
+    )
+
+
+def run_of(task: Task) -> TaskRun:
+    start = dict(task.weights)
+    if task.campaign is None and task.search is None:
+        return TaskRun(whole=score(start), tail=score(start), weights=start)
+    return TaskRun(
+        whole=score(start), tail=score(FOUND), weights=FOUND, accepted=1, first_accepted_s=7200.0, generations=3
+    )
+
+
+def verdicts_of(experiment: TuningExperiment) -> list[ClaimVerdict]:
+    runs: dict[Task, TaskRun] = {}
+    tasks = next(experiment)
+    while True:
+        runs |= {task: run_of(task) for task in tasks}
+        try:
+            tasks = experiment.send(runs)
+        except StopIteration as end:
+            verdicts: list[ClaimVerdict] = end.value
+            return verdicts
+
+
+DEFAULT_TTFT = score({}).ttft_ms_p95 or 0.0
+
+
+def test_frozen_weights_of_a_live_campaign_are_compared_with_the_defaults() -> None:
+    rows = verdicts_of(fleets.by_campaign(range(4)))
+    assert len(rows) == 2 * len(fleets.SETTINGS)
+    for first, last in zip(rows[::2], rows[1::2], strict=True):
+        assert first.value == pytest.approx(100.0 / DEFAULT_TTFT)
+        assert last.value == pytest.approx(1.0)
+        assert "first accepted after 2.0 h, 2.0 h" in first.note
+        assert "p95 TTFT while tuning 1.000" in first.note
+
+
+def test_a_fleet_with_wrong_weights_has_a_target_and_the_others_a_bound_on_harm() -> None:
+    bounds = {row.labels[0]: row.at_most for row in verdicts_of(fleets.by_campaign(range(2)))}
+    assert bounds["small-model, short-chat, time scale 3: gorgo, tuned live / defaults, p95 TTFT"] == 0.9
+    assert bounds["small-model, short-chat, time scale 3: gorgo, tuned live / defaults, p95 E2E"] == 1.01
+    assert bounds["fast-links, art-chat-apr6, time scale 2: gorgo, tuned live / defaults, p95 TTFT"] == 1.01
+
+
+def test_best_of_the_grid_does_not_end_answers_later_than_the_defaults() -> None:
+    rows = [row for row in verdicts_of(fleets.by_search(range(2))) if "gorgo, best of the grid" in row.labels[0]]
+    assert rows
+    assert {row.note for row in rows} == {"w_rtt 20, w_queue 0.5"}  # 80 is as near, and ends later
+    assert {row.at_most for row in rows} == {None}
+
+
+def test_every_optimizer_and_the_grid_have_a_row_on_the_same_budget() -> None:
+    rows = verdicts_of(algorithms.experiment(range(3)))
+    assert [row.labels[0].split(" searched by ")[1].split(",")[0] for row in rows] == ["es", "cma", "random", "grid"]
+    assert len(list(fleets.grid(PAPER))) == algorithms.BUDGET.candidates
+    assert all(row.value == pytest.approx(100.0 / DEFAULT_TTFT) for row in rows)
+
+
+def test_a_task_runs_on_its_fleet() -> None:
+    windows = Windows(shapes=("art-chat-apr5",), draw=0, limit=40)
+    paper, small = (run_task(Task(windows=windows, policy=PAPER, fleet=fleet)) for fleet in ("paper", "small-model"))
+    assert paper.whole.e2e_s_p95 is not None
+    assert small.whole.e2e_s_p95 is not None
+    assert small.whole.e2e_s_p95 < paper.whole.e2e_s_p95 / 1.5
