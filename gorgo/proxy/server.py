@@ -32,7 +32,7 @@ from gorgo.proxy.admin.bodies import BoundedBodies
 from gorgo.proxy.app import data_app
 from gorgo.proxy.build import build_proxy
 from gorgo.proxy.control.state_file import StateFile
-from gorgo.proxy.http.http1 import HeadLimits
+from gorgo.proxy.http.heads import HeadLimits
 from gorgo.proxy.http.listener import AcceptLimits, serve_app
 from gorgo.proxy.http.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.proxy.logs import LOGGER, log

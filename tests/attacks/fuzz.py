@@ -28,7 +28,8 @@ from gorgo.core.stream import FirstTokenDetector, UsageEventFilter, UsageReader,
 from gorgo.engines.registry import dialect
 from gorgo.proxy.app import INFERENCE_ROUTES
 from gorgo.proxy.http.errors import HttpError
-from gorgo.proxy.http.http1 import HeadLimits, StrictConnection
+from gorgo.proxy.http.heads import HeadLimits
+from gorgo.proxy.http.http1 import StrictConnection
 from gorgo.proxy.parsing.fields import read_fields
 from gorgo.proxy.parsing.json_body import limit_digits, request_usage, with_model
 from tests.attacks.bodies import hostile_bodies

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import h11
@@ -30,6 +29,7 @@ from hypercorn.protocol.h11 import H11Protocol
 
 from gorgo.proxy.http.errors import error_json
 from gorgo.proxy.http.headers import CONTROLS, LENGTH
+from gorgo.proxy.http.heads import HeadLimits, PartialHeads
 
 #: Header lines of a request, or trailers; clients and load balancers send about 30.
 MAX_HEADER_LINES = 128
@@ -51,22 +51,12 @@ _CODES = {
     408: ("request_timeout", "expected the whole head of the request in time"),
     431: ("headers_too_large", "the request's head is too large"),
     501: ("transfer_encoding", "expected chunked as the only transfer coding"),
+    503: ("buffers_full", "too many heads are incomplete; expected the whole head at once"),
     505: ("http_version", "expected HTTP/1.1; for HTTP/2, put a load balancer or Envoy in front"),
 }
 #: Chunks of one body that may be of any size, and the least mean size beyond: each takes some ten microseconds, and a
 #: read could have ten thousand of one byte.
 SMALL_CHUNKS, MEAN_CHUNK_BYTES = 512, 64
-
-
-@dataclass(frozen=True, slots=True)
-class HeadLimits:
-    """Bounds of a request's head: its bytes, and the time to its last byte, s.
-
-    The time counts from the head's first byte; that of the first head from the connection's start.
-    """
-
-    size_bytes: int
-    timeout_s: float
 
 
 class StrictConnection(h11.Connection):
@@ -82,6 +72,10 @@ class StrictConnection(h11.Connection):
         self._partial_end = b""
         self.refused = False
         self._has_had_request = False
+
+    @property
+    def unparsed_bytes(self) -> int:
+        return len(self._receive_buffer)
 
     @property
     def has_more(self) -> bool:
@@ -205,9 +199,10 @@ class StrictConnection(h11.Connection):
 class StrictProtocol(H11Protocol):
     """hypercorn's protocol of one connection over a `StrictConnection`, with a timeout for heads."""
 
-    def __init__(self, limits: HeadLimits, *hypercorn_args: Any) -> None:
+    def __init__(self, limits: HeadLimits, heads: PartialHeads, *hypercorn_args: Any) -> None:
         super().__init__(*hypercorn_args)
         self._limits = limits
+        self._heads, self._counted_bytes = heads, 0
         self._strict = StrictConnection(limits)
         self.connection = self._strict
         self._timer: asyncio.TimerHandle | None = None
@@ -225,6 +220,12 @@ class StrictProtocol(H11Protocol):
             await super().handle(event)
         finally:
             self._update_timer()
+            self._count_head()
+
+    def release(self) -> None:
+        """Count no bytes of a connection that has ended."""
+        self._heads.replace(self._counted_bytes, 0)
+        self._counted_bytes = 0
 
     async def _handle_events(self) -> None:
         async with self._reading:
@@ -248,13 +249,23 @@ class StrictProtocol(H11Protocol):
             self._timer.cancel()
             self._timer = None
 
-    def _on_timeout(self) -> None:
-        self._strict.refused = True
-        self.task_group.spawn(self._send_timeout)
+    def _count_head(self) -> None:
+        """Count the bytes of an incomplete head, and refuse it if all of them are too many."""
+        before, self._counted_bytes = self._counted_bytes, 0 if self._disconnected else self._strict.unparsed_bytes
+        fits = self._heads.replace(before, self._counted_bytes)
+        if not fits and self._counted_bytes > before and self._strict.has_begun:
+            self._refuse(503)
 
-    async def _send_timeout(self) -> None:
+    def _on_timeout(self) -> None:
+        self._refuse(408)
+
+    def _refuse(self, status: int) -> None:
+        self._strict.refused = True
+        self.task_group.spawn(self._send_refusal, status)
+
+    async def _send_refusal(self, status: int) -> None:
         if self._strict.trailing_data[0]:  # a client that has sent nothing waits for nothing
-            await self._send_error_response(408)
+            await self._send_error_response(status)
         await self.send(Closed())
 
     async def _maybe_recycle(self) -> None:

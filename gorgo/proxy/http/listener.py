@@ -31,7 +31,8 @@ from hypercorn.events import Event, Updated
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 
-from gorgo.proxy.http.http1 import HeadLimits, StrictProtocol
+from gorgo.proxy.http.heads import HeadLimits, PartialHeads
+from gorgo.proxy.http.http1 import StrictProtocol
 from gorgo.proxy.logs import log
 
 #: `struct linger`: close at once, with a reset.
@@ -90,6 +91,7 @@ class Connection(TCPServer):
     #: Called with whether the connection waits for a request, at each change.
     on_idle: Callable[[bool], None] = staticmethod(lambda _: None)
     head_limits = HeadLimits(64 * 1024, 10.0)
+    partial_heads = PartialHeads()
 
     async def run(self) -> None:
         """Run as hypercorn does, with `StrictProtocol`: hypercorn has no parameter for it."""
@@ -102,10 +104,14 @@ class Connection(TCPServer):
                 state = ConnectionState(self.state)
                 args = (self.app, self.config, self.context, tasks, state, tls is not None, client, server)
                 # hypercorn's wrapper would choose a protocol; here there is one.
-                self.protocol = StrictProtocol(self.head_limits, *args, self.protocol_send)  # type: ignore[assignment]
-                await self.protocol.initiate()
+                protocol = StrictProtocol(self.head_limits, self.partial_heads, *args, self.protocol_send)
+                self.protocol = protocol  # type: ignore[assignment]
+                await protocol.initiate()
                 await self.idle_task.restart(tasks, self._idle_timeout)
-                await self._read_data()
+                try:
+                    await self._read_data()
+                finally:
+                    protocol.release()
         except OSError:
             pass  # disconnected before a request
         finally:
@@ -185,6 +191,7 @@ class _Connections:
         self._open: dict[asyncio.Task[Any], asyncio.StreamWriter | None] = {}
         #: Those without a request in progress, the one that is idle for longest first; none is evicted twice.
         self._idle: OrderedDict[asyncio.Task[Any], None] = OrderedDict()
+        self._partial_heads = PartialHeads()
         self.context = WorkerContext(None)
 
     async def accept_socket(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -269,7 +276,7 @@ class _Connections:
         shared = {"abort": writer.transport.abort}
         connection = Connection(self._app, loop, self._config, self.context, shared, reader, writer)
         shared["reset"] = connection.reset
-        connection.head_limits = head
+        connection.head_limits, connection.partial_heads = head, self._partial_heads
         connection.on_idle = partial(self._set_idle, task)
         with suppress(OSError):  # the client may fail the TLS shutdown
             await connection

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import resource
 import signal
 import struct
 import sys
@@ -25,6 +26,9 @@ from gorgo.proxy.parsing.json_body import limit_digits
 JOB = struct.Struct("!IQ")
 #: Length of a pickle: of the fingerprinter, or of a result. Both ends are this program's own.
 LENGTH = struct.Struct("!Q")
+
+#: Data of this process. The largest body that the counts admit takes some hundred MiB.
+MAX_MEMORY_BYTES = 1024 * 1024 * 1024
 
 #: Status, code and message of a refusal.
 Refused = tuple[int, str, str]
@@ -55,12 +59,15 @@ def _read(route: str, body: bytes, fingerprinter: Fingerprinter) -> BodyFields |
         return read_large_body(route, body, fingerprinter)
     except HttpError as error:
         return error.status, error.code, error.message
+    except MemoryError:
+        return 413, "request_too_large", f"the body takes more than {MAX_MEMORY_BYTES} bytes to read"
 
 
 def main() -> None:
     """Work on the standard streams."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     limit_digits()
     gc.disable()  # a parsed body has no cycles, and millions of objects would be visited again and again
     work(sys.stdin.buffer, sys.stdout.buffer)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypercorn.config import Config
 
-from gorgo.proxy.http.http1 import HeadLimits
+from gorgo.proxy.http.heads import HeadLimits
 from gorgo.proxy.http.listener import LINGER_S, AcceptLimits, Connection, _Connections, _LingerTimeout, serve_app
 from tests.proxy.authority import Authority, needs_openssl
 from tests.proxy.conftest import Start, until

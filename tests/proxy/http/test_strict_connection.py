@@ -7,7 +7,8 @@ from typing import Any
 import h11
 import pytest
 
-from gorgo.proxy.http.http1 import MEAN_CHUNK_BYTES, SMALL_CHUNKS, HeadLimits, StrictConnection
+from gorgo.proxy.http.heads import HeadLimits
+from gorgo.proxy.http.http1 import MEAN_CHUNK_BYTES, SMALL_CHUNKS, StrictConnection
 
 #: Of 1,000 bytes.
 LIMITS = HeadLimits(1000, 10.0)

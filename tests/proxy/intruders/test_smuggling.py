@@ -10,7 +10,8 @@ from itertools import combinations
 import h11
 import pytest
 
-from gorgo.proxy.http.http1 import HeadLimits, StrictConnection
+from gorgo.proxy.http.heads import HeadLimits
+from gorgo.proxy.http.http1 import StrictConnection
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream
 from tests.proxy.raw import connected

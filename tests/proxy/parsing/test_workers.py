@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +23,7 @@ from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.parsing import workers as workers_module
 from gorgo.proxy.parsing.fields import MAX_TEXT, BodyFields, read_fields
 from gorgo.proxy.parsing.json_body import MAX_VALUES
-from gorgo.proxy.parsing.worker import JOB, LENGTH, encode, work
+from gorgo.proxy.parsing.worker import JOB, LENGTH, MAX_MEMORY_BYTES, encode, work
 from gorgo.proxy.parsing.workers import NICENESS, BodyWorkers
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import answer
@@ -164,3 +165,21 @@ async def test_large_body_reaches_the_replica_as_it_came(start: Start) -> None:
     refused = await fleet.client.post(CHAT, content=chat("a", tools=[0] * (MAX_VALUES + 1)))
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_json")
     await fleet.idle()
+
+
+async def test_memory_of_the_process_is_bounded() -> None:
+    async with workers() as found:
+        await found.read(CHAT, chat("a"))
+        limits = Path(f"/proc/{pid_of(found)}/limits").read_text()
+    assert re.search(rf"Max data size +{MAX_MEMORY_BYTES} +{MAX_MEMORY_BYTES} ", limits)
+
+
+def test_a_body_beyond_the_memory_of_the_process_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("gorgo.proxy.parsing.worker.read_large_body", fail)
+    jobs = io.BytesIO(encode(FINGERPRINTER) + JOB.pack(len(CHAT), 2) + CHAT.encode() + b"{}")
+    results = io.BytesIO()
+    work(jobs, results)
+    assert pickle.loads(results.getvalue()[LENGTH.size :])[:2] == (413, "request_too_large")

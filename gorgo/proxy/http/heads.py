@@ -1,0 +1,44 @@
+"""Limits of heads: of one in bytes and time, and of all incomplete ones of a listener in sum.
+
+Nearly every head comes in one piece and is never counted for longer than a step of the event loop. Eight thousand
+connections with 64 KiB of a head each would be half a gigabyte, without a key and before any decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: About a thousand heads of the largest size, or each of the default's connections with 8 KiB.
+MAX_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """Bounds of a request's head: its bytes, and the time to its last byte, s.
+
+    The time counts from the head's first byte; that of the first head from the connection's start.
+    """
+
+    size_bytes: int
+    timeout_s: float
+
+
+class PartialHeads:
+    """The bytes of incomplete heads.
+
+    Example
+    -------
+    >>> heads = PartialHeads()
+    >>> heads.replace(0, MAX_BYTES), heads.replace(0, 1), heads.replace(MAX_BYTES, 0), heads.used_bytes
+    (True, False, True, 1)
+    """
+
+    __slots__ = ("used_bytes",)
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+
+    def replace(self, before: int, now: int) -> bool:
+        """Count a connection's `now` bytes instead of those `before`; return whether the sum is within the bound."""
+        self.used_bytes += now - before
+        return self.used_bytes <= MAX_BYTES
