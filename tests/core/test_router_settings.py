@@ -129,10 +129,13 @@ def test_weights_set_live_are_in_the_terms_of_the_next_decision(policy: str) -> 
 
 def test_a_policy_brings_the_index_that_it_reads() -> None:
     router = make_router(replicas=[ReplicaSpec("a", "here", kv_capacity_tokens=128)], policy="gorgo")
-    finished(router, dispatched(submitted(router, a_request(blocks=PROMPT), now=0.0)).attempt_id, COMPLETED, now=1.0)
+    for blocks in (PROMPT, PROMPT[::-1]):  # each longer than the KV capacity of two blocks
+        finished(
+            router, dispatched(submitted(router, a_request(blocks=blocks), now=0.0)).attempt_id, COMPLETED, now=1.0
+        )
     assert router.index.resident_blocks(0) == 4
     set_policy(router, "gorgo-ms", now=2.0)
-    assert (router.index.bounded, router.index.resident_blocks(0)) == (True, 0)
+    assert (router.index.bounded, router.index.resident_blocks(0)) == (True, 2)
 
 
 # -- what lets those go who wait
