@@ -45,7 +45,8 @@ def attacks(size: int, *, every: bool = False) -> list[Attack]:
         )
         for name, said in texts.items()
     ]
-    found += [Attack("regions.yaml", name, size, partial(_configure, text)) for name, text in _files(size).items()]
+    # A file of 1 MiB is the largest that is read.
+    found += [Attack("regions.yaml", name, size, partial(_configure, text)) for name, text in _files(size - 64).items()]
     return found
 
 

@@ -1,14 +1,32 @@
-"""The view of `tests.attacks`: the worst delay of `/health` under each attack, before and after, and memory."""
+"""The view of `tests.attacks`: the worst delay of `/health` under each attack, processor time in it, and memory.
+
+`python -m tests.figures.attacks` writes the stored result into docs/security.md, after `... record attacks`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+from tests.documents import DOCS
 from tests.figures.marked import Cell, Table, View
+from tests.figures.stored import read_stored
 
 #: The last commit without the bounds, whose proxy the first command attacks.
 BEFORE = "985ee88"
+PAGE = DOCS / "security.md"
+#: Rows and columns of the page.
+SHOWN = (
+    "body: short floats in tools",
+    "body: plain text",
+    "events: events of nothing, before a token",
+    "events: chunks of one byte, after a token",
+    "answer: interim answers",
+    "metrics: a label without a value",
+)
+COLUMNS = ("32 MiB, before, ms", "32 MiB, after, ms", "32 MiB, after, processor ms", "memory, after, MiB")
+_PART = re.compile(r"(?<=<!-- figures: attacks -->\n).*?(?=<!-- /figures -->)", re.DOTALL)
 
 
 def attacks(results: Sequence[Any]) -> View:
@@ -21,6 +39,8 @@ def attacks(results: Sequence[Any]) -> View:
                 continue
             cells = rows.setdefault((f"{row['kind']}: {row['attack']}",), {})
             cells[f"{row['mib']} MiB, {column}, ms"] = row["delay_ms"]
+            # Results of an earlier harness have none.
+            cells[f"{row['mib']} MiB, {column}, processor ms"] = row.get("cpu_ms")
             if row["mib"] == 32:
                 cells[f"memory, {column}, MiB"] = row["memory_mib"]
     worst = {
@@ -29,9 +49,38 @@ def attacks(results: Sequence[Any]) -> View:
     }
     idle = max(row["delay_ms"] for row in after["rows"] if row["attack"] == "nothing")
     late = sum(row["delay_ms"] > 50 for row in after["rows"])
+    busiest = max(row.get("cpu_ms", 0.0) for row in after["rows"])
     values = {"worst before": worst["before"], "worst after": worst["after"], "idle": idle, "attacks": float(len(rows))}
+    values["most processor time after"] = busiest
     return View(
         tables=[Table(labels=("attack",), rows=rows)],
         values=values | {"bound": 50.0, "over the bound": float(late), "MiB": 32.0, "least MiB": 1.0},
         commits=frozenset({before["of"]}),
     )
+
+
+def page_part(view: View) -> str:
+    """Return what the page says of a view, between its marks."""
+    values, (table,) = view.values, view.tables
+    lines = [
+        f"Worst delay of `/health`, growth of memory (`python -m tests.attacks`; before: {BEFORE}). Worst after:",
+        f"{values['worst after']:.0f} ms; most processor time of the proxy in one delay:"
+        f" {values['most processor time after']:.0f} ms; without attack: {values['idle']:.0f} ms.",
+        "",
+        f"| {' | '.join(('attack', *COLUMNS))} |",
+        "|---" * (1 + len(COLUMNS)) + "|",
+    ]
+    for name in SHOWN:
+        cells = (table.rows[(name,)][column] for column in COLUMNS)
+        shown = ("" if cell is None else f"{round(cell)}" for cell in cells if not isinstance(cell, str | Sequence))
+        lines.append(f"| {' | '.join((name, *shown))} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    part = page_part(attacks(read_stored("attacks").results))
+    PAGE.write_text(_PART.sub(lambda _: part, PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()

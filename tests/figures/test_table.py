@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.figures.attacks import BEFORE, SHOWN, page_part
 from tests.figures.marked import Cell, View, problems
 from tests.figures.table import FIGURES
 
@@ -189,3 +190,22 @@ def test_fast_failures_show_the_share_of_lost_requests_before_and_after() -> Non
     }
     assert shown.commits == {"985ee88"}
     assert (shown.values["most lost"], shown.values["failures"]) == (1, 1)
+
+
+def test_the_part_of_the_page_on_attacks_is_written_from_the_result() -> None:
+    def measured(of: str | None, factor: float) -> dict[str, Any]:
+        names = [tuple(name.split(": ", 1)) for name in SHOWN]
+        rows = [
+            {"kind": kind, "attack": attack, "mib": mib, "delay_ms": factor * mib, "cpu_ms": 3.4, "memory_mib": 7.6}
+            for kind, attack in [*names, ("nothing", "nothing")]
+            for mib in (1, 32)
+        ]
+        return {"of": of, "rows": rows}
+
+    shown = view("attacks", measured(BEFORE, 20.0), measured(None, 1.5))
+    part = page_part(shown)
+    assert problems(part, shown) == []
+    assert "48 ms; most processor time of the proxy in one delay: 3 ms;" in part
+    assert f"| {SHOWN[0]} | 640 | 48 | 3 | 8 |" in part
+    changed = part.replace("| 640 |", "| 641 |", 1)
+    assert problems(changed, shown) != []
