@@ -255,13 +255,18 @@ _QWEN3_L40S = EngineProfile(
 
 
 def as_vllm(profile: EngineProfile) -> EngineProfile:
-    """The same GPU and model under vLLM with its defaults for a server of that size."""
+    """The same GPU and model under vLLM with its defaults for a server of that size.
+
+    Its CUDA graphs go up to 512 requests, so that a smaller bound of the profile does not hold.
+    """
     return replace(
         profile,
         name=f"{profile.name}-vLLM",
         scheduler="vllm",
         chunk_tokens=8192 if profile.chunk_tokens >= 8192 else 2048,
         max_running_requests=1024 if profile.chunk_tokens >= 8192 else 256,
+        cuda_graph_max_batch=None,
+        decode_eager_s=0.0,
         source=f"{profile.source} vLLM's scheduler; the costs of its steps are assumed to be SGLang's.",
     )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gorgo.errors import BadRequest, UnknownProfile
-from gorgo.sim.engine.profiles import PROFILES, find_profile
+from gorgo.sim.engine.profiles import PROFILES, as_vllm, find_profile
 
 
 def test_unknown_profile_is_answered_with_the_names_there_are() -> None:
@@ -137,3 +137,5 @@ def test_vllm_runs_with_its_own_defaults() -> None:
     assert {small.scheduler, large.scheduler} == {"vllm"}
     assert (small.block_tokens, small.prefix_cache) == (16, True)
     assert {each.scheduler for name, each in PROFILES.items() if not name.endswith("-vLLM")} == {"sglang"}
+    bounded = as_vllm(replace(find_profile("1xL40S-Llama-3.1-8B"), cuda_graph_max_batch=20, decode_eager_s=0.04))
+    assert bounded.decode_s(64, 9000) == small.decode_s(64, 9000)
