@@ -266,3 +266,12 @@ def test_help_does_not_pay_for_what_it_does_not_use() -> None:
     heavy = ("numpy", "pydantic", "httpx", "aiohttp", "yaml", "starlette")
     code = f"import sys, gorgo.cli; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_named_fleets_are_listed_with_their_engines() -> None:
+    shown = run("fleets")
+    assert shown.exit_code == 0
+    assert "dense-70b" in shown.stdout
+    listed = {one["name"]: one for one in json.loads(run("fleets", "--json").stdout)}
+    assert [replica["profile"]["scheduler"] for replica in listed["vllm"]["replicas"]] == ["vllm"] * 3
+    assert [replica["profile"]["prefix_cache"] for replica in listed["no-prefix-cache"]["replicas"]] == [False] * 3

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from joblib import Parallel
 from gorgo.apps.simulate import SimJob, run_many, run_once
 from gorgo.apps.traces import TraceFilters
 from gorgo.errors import TraceError, UnknownPolicy, UnknownScenario, WeightsError
+from gorgo.sim.named_fleets import NamedFleet
 from tests.sim.feeds import conversations
 from tests.sim.fleets import three_regions
 
@@ -17,7 +20,7 @@ FEED = tuple(conversations(60, every_s=0.4))
 
 
 def job(policy: str = "gorgo-ms", **options: Any) -> SimJob:
-    return SimJob(trace="made", policy=policy, fleet=three_regions(), **{"feed": FEED, **options})
+    return SimJob(trace="made", policy=policy, **{"feed": FEED, "fleet": three_regions(), **options})
 
 
 def test_a_row_tells_what_was_run_and_that_it_was_simulated() -> None:
@@ -110,3 +113,21 @@ def test_processes_that_runs_are_given_to_are_spared_the_ctrl_c(monkeypatch: pyt
     assert len(list(run_many([job()], n_jobs=1))) == 1
     assert seen == [signal.SIG_IGN]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_preemptions_of_all_engines_are_counted_also_of_those_that_were_killed() -> None:
+    """A KV pool of two prompts: the batch outgrows it as its answers grow."""
+    long = tuple(replace(request, prompt_tokens=900, output_tokens=600, blocks=b"") for request in FEED)
+    small = NamedFleet(
+        name="small",
+        description="",
+        profiles=["1xH100-Llama-3.1-8B"],
+        changes={"scheduler": "vllm", "kv_tokens": 4_000},
+    ).fleet()
+    run = partial(job, feed=long, fleet=small)
+    preempted = run_once(run()).row.preemptions
+    assert preempted is not None
+    assert preempted > 0
+    assert (run_once(run(scenario="killed")).row.preemptions or 0) > 0
+    assert run_once(job()).row.preemptions == 0
+    assert run_once(job("floor")).row.preemptions is None

@@ -87,3 +87,13 @@ def test_what_cannot_be_is_said_before_anything_runs(tmp_path: Path, words: tupl
     assert result.exit_code in (1, 2)
     assert said in " ".join(result.stderr.split())
     assert not (tmp_path / "history.sqlite3").exists()
+
+
+def test_a_named_fleet_takes_the_place_of_the_replicas(tmp_path: Path) -> None:
+    few = ("--max-generations", "1", "--seeds", "1", "--limit", "30", "--jobs", "1", "--json")
+    found = [
+        run(tmp_path, "chat-small", "--config", REGIONS, *few, *fleet) for fleet in ((), ("--fleet", "small-model"))
+    ]
+    assert [result.exit_code for result in found] == [0, 0], found[1].stderr
+    slow, fast = (json.loads(result.stdout)["generations"][0]["objective_ms"] for result in found)
+    assert fast < slow
