@@ -82,6 +82,10 @@ class Findings:
         """Return the tables: verdicts by group, then means of every policy on every workload."""
         return [*sections(self.verdicts, HEADER, TITLES), TableSection("", MEANS_HEADER, mean_cells(self.rows))]
 
+    def failing(self) -> list[str]:
+        """Return the policies with failed requests, by name."""
+        return sorted({policy for (_, policy), runs in self.rows.items() if any(row.errors for row in runs.values())})
+
     def summary(self) -> str:
         """Return counts and times in a line."""
         met = sum(bool(verdict.met) for verdict in self.verdicts)

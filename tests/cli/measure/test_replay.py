@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gorgo.apps.claims import ClaimOptions
+from gorgo.apps.claims import ClaimOptions, Findings, Workload
 from gorgo.apps.demo.options import DemoOptions
 from gorgo.apps.replay.options import ReplayOptions, ReplayReport
 from gorgo.apps.results import ResultRow
@@ -375,6 +375,32 @@ def test_claims_hands_on_every_option(
     assert asked.conditions.limits == limits_of(loaded)
     assert (asked.conditions.probe_interval_s, asked.conditions.scrape_interval_s) == (7.0, 11.0)
     assert asked.conditions.first_requests == requests
+
+
+@pytest.mark.parametrize(("policy", "code"), [("gorgo-ms", 1), ("simple-session-affinity", 0)])
+def test_claims_fails_only_where_a_policy_of_the_claims_does(
+    policy: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A baseline that breaks down is a result."""
+
+    class FinishedCheck:
+        tasks = missing = ()
+
+        def __init__(self, _asked: ClaimOptions) -> None: ...
+
+        def estimated_cpu_s(self) -> float:
+            return 0.0
+
+        def run(self) -> Findings:
+            on = Workload(name="w", traces=("t",))
+            rows = {(on, name): {0: row(name, errors=int(name == policy))} for name in ("gorgo-ms", policy)}
+            return Findings(verdicts=[], rows=rows, runs=1, made=1, cpu_s=0.0, wall_s=0.0)
+
+    monkeypatch.setattr("gorgo.apps.claims.ClaimCheck", FinishedCheck)
+    monkeypatch.chdir(REGIONS.parent)
+    result = run("claims", "--only", "engines")
+    assert result.exit_code == code, result.output
+    assert f"requests failed under {policy};" in result.stderr
 
 
 def test_claims_uses_all_cores_and_every_group_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
