@@ -113,9 +113,9 @@ def _shares(records: Sequence[SimRecord]) -> dict[str, float]:
 
 def _share(records: Sequence[SimRecord], part: Any) -> float | None:
     """Of prompt tokens, over the requests for which it is known."""
-    known = [(part(record), record.input_tokens) for record in records if part(record) is not None]
-    whole = sum(tokens for _, tokens in known)
-    return sum(tokens for tokens, _ in known) / whole if whole else None
+    known = [(tokens, record.input_tokens) for record in records if (tokens := part(record)) is not None]
+    whole = sum([tokens for _, tokens in known])
+    return sum([tokens for tokens, _ in known]) / whole if whole else None
 
 
 def _spread_of(gaps: ItlHistogram) -> Spread:

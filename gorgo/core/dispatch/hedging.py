@@ -54,12 +54,9 @@ class Hedger:
 
     def set_limits(self, limits: HedgeLimits, *, max_attempts: int) -> None:
         self._limits, self._max_attempts = limits, max_attempts
+        self.on = limits.budget_ratio > 0.0
         self._dispatcher.on_reserved = self.watch if self.on else None
         self._budget = RatioBudget(share=limits.budget_ratio, minimum=0, window_s=limits.window_s)
-
-    @property
-    def on(self) -> bool:
-        return self._limits.budget_ratio > 0.0
 
     def record_request(self, *, now: float) -> None:
         """Add a request to the budget."""

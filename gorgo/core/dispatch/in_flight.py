@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.network import one_way_s
 from gorgo.core.fleet.replica import Replica
-from gorgo.core.latency.concurrency import Checkpoint
+from gorgo.core.latency.concurrency import EMPTY_CHECKPOINT, Checkpoint
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.prefix.residency import ConfirmedPrefix
+from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
 
 
 @dataclass(slots=True, eq=False)
@@ -55,9 +55,9 @@ class Attempt:
     prior_s: float
     first_token_s: float | None = None
     #: State of the replica's batch at dispatch.
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    checkpoint: Checkpoint = EMPTY_CHECKPOINT
     #: Prefix of the prompt that was confirmed there at dispatch.
-    confirmed_prefix: ConfirmedPrefix = field(default_factory=ConfirmedPrefix)
+    confirmed_prefix: ConfirmedPrefix = NO_PREFIX
 
 
 class InFlightTable:

@@ -45,6 +45,9 @@ class Checkpoint:
     prefill_s: float = 0.0
 
 
+EMPTY_CHECKPOINT = Checkpoint()
+
+
 class ConcurrencyLimit:
     """The limit of one replica.
 

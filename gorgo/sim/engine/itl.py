@@ -16,6 +16,8 @@ _GROWTH = 1.01
 _LOW_S, _HIGH_S = 1e-6, 1e4
 _PER_LOG = 1.0 / log(_GROWTH)
 _BINS = int(log(_HIGH_S / _LOW_S) * _PER_LOG) + 1
+#: Bins of so many latest gaps are remembered: those of one run of iterations are added for each of its requests.
+_REMEMBERED = 8192
 #: The log of an engine that is never idle is cut back when it is this long: a day of decoding has millions.
 _LOG_ENTRIES = 8192
 
@@ -37,15 +39,23 @@ class ItlHistogram:
         self._bins = [0] * _BINS
         self._sum_s = 0.0
         self.count = 0
+        self._places: dict[float, int] = {}
 
     def add(self, pairs: Pairs) -> None:
         bins, sum_s, count = self._bins, self._sum_s, self.count
         for gap_s, times in pairs:
-            place = int(log(gap_s / _LOW_S) * _PER_LOG) if gap_s > _LOW_S else 0
-            bins[place if place < _BINS else -1] += times
+            place = self._places.get(gap_s)
+            bins[self._place(gap_s) if place is None else place] += times
             sum_s += gap_s * times
             count += times
         self._sum_s, self.count = sum_s, count
+
+    def _place(self, gap_s: float) -> int:
+        if len(self._places) == _REMEMBERED:
+            self._places.clear()
+        place = int(log(gap_s / _LOW_S) * _PER_LOG) if gap_s > _LOW_S else 0
+        place = self._places[gap_s] = min(place, _BINS - 1)
+        return place
 
     @property
     def mean_s(self) -> float:

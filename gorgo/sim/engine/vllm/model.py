@@ -188,17 +188,16 @@ class VllmModel(Generic[RequestT]):
 
     def _schedule_running(self) -> tuple[list[tuple[Running[RequestT], int]], list[RequestT]]:
         """Give each running request its tokens, and preempt from the end where blocks are missing."""
-        budget = self.profile.chunk_tokens
+        budget, entries = self.profile.chunk_tokens, self.batch.entries
         scheduled: list[tuple[Running[RequestT], int]] = []
         preempted: list[RequestT] = []
-        while len(scheduled) < len(self.batch) and budget > 0:
-            entry = self.batch.entries[len(scheduled)]
+        while len(scheduled) < len(entries) and budget > 0:
+            entry = entries[len(scheduled)]
             tokens = min(entry.missing, budget)
-            while not self.batch.can_take(entry, tokens) and len(scheduled) < len(self.batch):
+            while not self.batch.schedule(entry, tokens):
                 preempted.append(self._preempt())
-            if len(scheduled) == len(self.batch):
-                break  # It was preempted itself.
-            self.batch.schedule(entry, tokens)
+                if len(scheduled) == len(entries):
+                    return scheduled, preempted  # It was preempted itself.
             scheduled.append((entry, tokens))
             budget -= tokens
         return scheduled, preempted
@@ -228,7 +227,8 @@ class VllmModel(Generic[RequestT]):
                 self.totals.prompt_tokens += request.prompt_tokens
                 self.totals.cached_tokens += entry.computed
             tokens = min(entry.missing, budget)
-            self.batch.schedule(entry, tokens)
+            taken = self.batch.schedule(entry, tokens)
+            assert taken, "what is admitted has blocks for all its tokens"
             scheduled.append((entry, tokens))
             budget -= tokens
 
@@ -264,7 +264,7 @@ class VllmModel(Generic[RequestT]):
 
         A queued request is not admitted before: it needs as many blocks, or fewer by those that a running one took.
         """
-        left = min(entry.request.output_tokens - entry.request.emitted for entry in self.batch.entries)
+        left = min([entry.request.output_tokens - entry.request.emitted for entry in self.batch.entries])
         if self._waiting and any(entry.request.output_key for entry in self.batch.entries):
             return 1  # An answer may complete a block that the first in line finds.
         return self.batch.iterations_that_fit(left)
@@ -272,14 +272,15 @@ class VllmModel(Generic[RequestT]):
     def _advance(self, requests: Sequence[RequestT], iterations: int) -> None:
         if iterations:
             for request in requests:
-                self.batch.schedule(self.batch.of(request), iterations)
+                entry = self.batch.entry_of(request)
+                assert entry is not None, "nothing leaves during a run"
+                taken = self.batch.schedule(entry, iterations)
+                assert taken, "a run is as long as its blocks last"
 
     def _emit(self, request: RequestT, step: Step[RequestT]) -> bool:
         """Give a request its token, unless its prompt is unfinished or it was aborted meanwhile."""
-        if request not in self.batch:
-            return False
-        entry = self.batch.of(request)
-        if entry.computed < entry.total + step.iterations - 1:
+        entry = self.batch.entry_of(request)
+        if entry is None or entry.computed < entry.total + step.iterations - 1:
             return False
         request.emitted += step.iterations
         if request.first_token_s is None:

@@ -16,17 +16,20 @@ from gorgo.sim.engine.vllm.block_pool import BlockPool, CachedUnit
 class Running(Generic[RequestT]):
     """One running request.
 
-    `contents` are the full units of its prompt and output, `units` those that it holds, `blank` its other blocks and
-    `computed` the tokens that are in the pool or in the step under way.
+    `contents` are the full units of its prompt and output, `units` those that it holds, `blank` its other blocks,
+    `blocks` all of them and `computed` the tokens that are in the pool or in the step under way.
     """
 
-    __slots__ = ("blank", "computed", "contents", "request", "units")
+    __slots__ = ("blank", "blocks", "computed", "contents", "request", "units")
 
-    def __init__(self, request: RequestT, contents: tuple[int, ...], found: list[CachedUnit], computed: int) -> None:
+    def __init__(
+        self, request: RequestT, contents: tuple[int, ...], found: list[CachedUnit], *, computed: int, blocks: int
+    ) -> None:
         self.request = request
         self.contents = contents
         self.units = found
         self.blank = 0
+        self.blocks = blocks
         self.computed = computed
 
     @property
@@ -37,7 +40,7 @@ class Running(Generic[RequestT]):
     @property
     def missing(self) -> int:
         """Tokens to compute before the next token: one for a request that decodes."""
-        return self.total - self.computed
+        return self.request.prompt_tokens + self.request.emitted - self.computed
 
 
 class RunningList(Generic[RequestT]):
@@ -57,17 +60,14 @@ class RunningList(Generic[RequestT]):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def __contains__(self, request: object) -> bool:
-        return request in self._entries
-
     @property
     def decoding(self) -> Collection[RequestT]:
         """Return the requests that have their first token, in order of admission."""
         return [entry.request for entry in self.entries if entry.request.stage is Stage.DECODING]
 
-    def of(self, request: RequestT) -> Running[RequestT]:
-        """Return the entry of a running request."""
-        return self._entries[request]
+    def entry_of(self, request: RequestT) -> Running[RequestT] | None:
+        """Return the entry of a request; `None` if it does not run."""
+        return self._entries.get(request)
 
     def admit(self, request: RequestT) -> Running[RequestT] | None:
         """Let a request run with the prefix that is cached, if all its tokens fit into free blocks."""
@@ -81,30 +81,36 @@ class RunningList(Generic[RequestT]):
         if needed > pool.free_blocks:
             return None
         pool.hold(found)
-        entry = Running(request, contents, found, len(found) * pool.unit_tokens)
+        entry = Running(
+            request, contents, found, computed=len(found) * pool.unit_tokens, blocks=len(found) * pool.unit_blocks
+        )
         request.prefilled_tokens = entry.computed
         request.stage = Stage.PREFILLING
         self.entries.append(entry)
         self._entries[request] = entry
         return entry
 
-    def can_take(self, entry: Running[RequestT], tokens: int) -> bool:
-        """Whether blocks are free for so many more tokens."""
-        return self._needed(entry, tokens) <= self._pool.free_blocks
+    def schedule(self, entry: Running[RequestT], tokens: int) -> bool:
+        """Compute so many more tokens: take their blocks and give content to those that become full.
 
-    def schedule(self, entry: Running[RequestT], tokens: int) -> None:
-        """Compute so many more tokens: take their blocks and give content to those that become full."""
+        False, and nothing changes, if too few blocks are free.
+        """
         pool = self._pool
-        needed = self._needed(entry, tokens)
-        if needed:
+        computed = entry.computed + tokens
+        needed = pool.blocks_of(computed) - entry.blocks
+        if needed > 0:
+            if needed > pool.free_blocks:
+                return False
             pool.take_blocks(needed)
+            entry.blocks += needed
             entry.blank += needed
-        entry.computed += tokens
-        entry.request.prefilled_tokens = min(entry.computed, entry.request.prompt_tokens)
-        full = min(entry.computed // pool.unit_tokens, len(entry.contents))
+        entry.computed = computed
+        entry.request.prefilled_tokens = min(computed, entry.request.prompt_tokens)
+        full = min(computed // pool.unit_tokens, len(entry.contents))
         for place in range(len(entry.units), full):
             entry.units.append(pool.store(entry.contents[place]))
             entry.blank -= pool.unit_blocks
+        return True
 
     def leave(self, request: RequestT) -> None:
         """Release the blocks of a request that has ended or is preempted."""
@@ -135,14 +141,11 @@ class RunningList(Generic[RequestT]):
         blank = sum(entry.blank for entry in self.entries)
         assert len(blocks) * pool.unit_blocks + blank + pool.free_blocks == pool.blocks, "no block is lost"
         for entry in self.entries:
-            assert self._allocated(entry) == pool.blocks_of(entry.computed), "blocks cover the computed tokens"
+            assert entry.blocks == len(entry.units) * pool.unit_blocks + entry.blank, "a block is full or blank"
+            assert entry.blocks == pool.blocks_of(entry.computed), "blocks cover the computed tokens"
             assert [unit.content for unit in entry.units] == list(entry.contents[: len(entry.units)])
 
-    def _allocated(self, entry: Running[RequestT]) -> int:
-        return len(entry.units) * self._pool.unit_blocks + entry.blank
-
-    def _needed(self, entry: Running[RequestT], tokens: int) -> int:
-        return max(0, self._pool.blocks_of(entry.computed + tokens) - self._allocated(entry))
-
     def _needed_by_all(self, tokens: int) -> int:
-        return sum(self._needed(entry, tokens) for entry in self.entries)
+        """Return the blocks that each request's next `tokens` take together."""
+        blocks_of = self._pool.blocks_of
+        return sum([max(0, blocks_of(entry.computed + tokens) - entry.blocks) for entry in self.entries])
