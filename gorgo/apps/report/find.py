@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from gorgo.apps.report.rows import read_history, read_requests, read_results
+from gorgo.apps.report.rows import printable_text, read_history, read_requests, read_results
 from gorgo.apps.report.runs import ReportInput, Requests, Run, compare
 from gorgo.apps.results import ResultRow, rows_as_json
 from gorgo.errors import ReportError
@@ -35,8 +35,8 @@ def find_results(folder: Path, *, show_progress: bool = False) -> ReportInput:
     left_out += [f"{path}: no {RESULTS} beside it: the run did not end" for path in alone]
     return ReportInput(
         comparisons=compare(runs, order=list(POLICIES)),
-        histories={str(path.relative_to(folder)): read_history(path) for path in histories},
-        left_out=tuple(left_out),
+        histories={printable_text(str(path.relative_to(folder))): read_history(path) for path in histories},
+        left_out=tuple(map(printable_text, left_out)),
     )
 
 

@@ -6,6 +6,7 @@ An error names the file, the row or line, the key and its value. Unknown keys ar
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +29,15 @@ MAX_LINE_BYTES = 65_536
 #: Regions told apart; requests of further ones are counted together.
 MAX_REGIONS = 32
 OTHER_REGIONS = "other"
+#: Characters of a region's name; the rest is cut.
+MAX_REGION = 64
 #: Characters of a value in an error message.
 MAX_SHOWN = 60
+
+#: Characters of a text in a file; names of traces are names of files.
+MAX_TEXT = 1000
+#: What no page or drawing may contain: controls, marks of direction, lone surrogates.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 T = TypeVar("T")
 
@@ -49,13 +57,14 @@ _ROW, _GENERATION, _LINE = TypeAdapter(ResultRow), TypeAdapter(ReportGeneration)
 
 def read_results(path: Path) -> list[ResultRow]:
     """Return every row of a results.json; raise `ReportError` for a damaged one."""
-    return [_checked(_ROW, row, f"{path}, row {number}") for number, row in enumerate(_read_list(path), start=1)]
+    rows = ((row, f"{path}, row {number}") for number, row in enumerate(_read_list(path), start=1))
+    return [_checked(_ROW, _printable(row, place), place) for row, place in rows]
 
 
 def read_history(path: Path) -> tuple[ReportGeneration, ...]:
     """Return the generations of a tuning campaign in order; raise `ReportError` for a damaged one."""
-    rows = enumerate(_read_list(path), start=1)
-    return tuple(_checked(_GENERATION, row, f"{path}, generation {number}") for number, row in rows)
+    rows = ((row, f"{path}, generation {number}") for number, row in enumerate(_read_list(path), start=1))
+    return tuple(_checked(_GENERATION, _printable(row, place), place) for row, place in rows)
 
 
 def read_requests(path: Path) -> Requests:
@@ -75,7 +84,7 @@ def read_requests(path: Path) -> Requests:
             elif request.ttft_ms is not None:
                 ttft_ms.append(request.ttft_ms)
                 input_tokens.append(nan if request.input_tokens is None else request.input_tokens)
-                region = request.region or ""
+                region = printable_text(request.region or "")[:MAX_REGION]
                 region = region if region in regions or len(regions) < MAX_REGIONS else OTHER_REGIONS
                 region_of.append(regions.setdefault(region, len(regions)))
     names = np.array([*regions], dtype=np.str_) if regions else np.empty(0, dtype=np.str_)
@@ -103,6 +112,28 @@ def _read_list(path: Path) -> list[Any]:
         value = value.get("generations", value)
     if not isinstance(value, list):
         raise ReportError(f"{path}: {_shown(value)}; expected a list of objects")
+    return value
+
+
+def printable_text(text: str) -> str:
+    """Return a text with escapes in the place of what no page or drawing may contain.
+
+    >>> printable_text("a\\x1b\\u202eb")
+    'a\\\\x1b\\\\u202eb'
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _printable(value: Any, place: str) -> Any:
+    """Return a value of JSON with printable texts; raise `ReportError` for a long one."""
+    if isinstance(value, str):
+        if len(value) > MAX_TEXT:
+            raise ReportError(f"{place}: {_shown(value)} has {len(value)} characters; expected at most {MAX_TEXT}")
+        return printable_text(value)
+    if isinstance(value, list):
+        return [_printable(inner, place) for inner in value]
+    if isinstance(value, dict):
+        return {_printable(key, place): _printable(inner, place) for key, inner in value.items()}
     return value
 
 

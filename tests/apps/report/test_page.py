@@ -15,6 +15,7 @@ from gorgo.apps.report import latency, page, write_report
 from gorgo.apps.report import plots as plots_module
 from gorgo.apps.report.find import find_results
 from gorgo.apps.results import write_results
+from gorgo.errors import ReportError
 from tests.apps.report.builders import generation, row, write_run, write_sweep
 
 VOID = {"meta", "link", "br", "hr", "img", "input", "source"}
@@ -169,6 +170,30 @@ def test_names_from_files_are_escaped_everywhere(tmp_path: Path) -> None:
     assert set(names) <= set(found.cells)
     assert "<script" not in text
     assert "_hidden &amp; $1</text>" in text
+
+
+@pytest.mark.parametrize(
+    "name", ["a\0b\x1b[2J", "a\u202eb\u2066", "a\ud800b", "a\nb\u0085", "\U0001f600e\u0301\u6f22\U000f0000"]
+)
+def test_names_in_any_script_are_shown_without_controls_and_marks_of_direction(tmp_path: Path, name: str) -> None:
+    for place in ("a", "b"):
+        write_run(tmp_path / place, [10.0, 20.0, 30.0], name + place, trace=name)
+    folder = tmp_path / name.replace("\0", "").replace("\ud800", "\udce9")
+    folder.mkdir()
+    (folder / "history.json").write_text(json.dumps([generation(n, sigma=0.5) for n in range(3)]))
+    report = report_of(tmp_path)
+    for text in (report.html, *report.files.values()):
+        text.encode()
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    for file, text in report.files.items():
+        if file.endswith(".svg"):
+            ElementTree.fromstring(text)
+
+
+def test_a_text_that_no_page_shows_is_refused_with_its_place(tmp_path: Path) -> None:
+    write_results(tmp_path, [row(), row("x" * 1001)])
+    with pytest.raises(ReportError, match=r"results\.json, row 2: .x+.* has 1001 characters; expected at most 1000"):
+        page_of(tmp_path)
 
 
 def test_a_plot_without_data_is_left_out_with_the_reason(tmp_path: Path) -> None:
