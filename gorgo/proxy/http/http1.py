@@ -251,7 +251,10 @@ class StrictProtocol(H11Protocol):
 
     def _count_head(self) -> None:
         """Count the bytes of an incomplete head, and refuse it if all of them are too many."""
-        before, self._counted_bytes = self._counted_bytes, 0 if self._disconnected else self._strict.unparsed_bytes
+        before, now = self._counted_bytes, 0 if self._disconnected else self._strict.unparsed_bytes
+        if now == before:
+            return
+        self._counted_bytes = now
         fits = self._heads.replace(before, self._counted_bytes)
         if not fits and self._counted_bytes > before and self._strict.has_begun:
             self._refuse(503)
