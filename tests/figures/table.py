@@ -364,6 +364,7 @@ NOT_STORED: Mapping[str, str] = {
     "relay": "needs nginx and sglang-router, and two cores to itself for an hour",
     "long-path": "needs root and NFQUEUE",
     "status-page": "no command prints it",
+    "simulator": "compares with an earlier commit, in alternating runs that no command makes",
     "parity": "live processes in wall time: needs two cores to itself",
     "rank": "live processes in wall time: needs two cores to itself",
     "overload-made": "no command makes these loads",
