@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gorgo.apps.calibrate.fit import DecodeFit, FitError, PrefillFit
-from gorgo.apps.calibrate.measure import PoolSize, SharedPrefix
+from gorgo.apps.calibrate.measure import PoolSize
+from gorgo.apps.calibrate.shared_prefix import SharedPrefix
 from gorgo.sim.engine.profiles import EngineProfile
 
 #: Where neither the engine nor a measurement says how many tokens fit: no bound within a simulation.
@@ -31,6 +32,8 @@ class Calibration:
         What was measured, when, with how many requests.
     refused:
         Reasons of failed requests, the first few.
+    scheduler:
+        Whose scheduler forms the steps of a simulated engine.
     """
 
     prefill: PrefillFit
@@ -41,27 +44,39 @@ class Calibration:
     context_tokens: int | None
     source: str
     refused: tuple[str, ...] = field(default=())
+    scheduler: Literal["sglang", "vllm"] = "sglang"
 
     def profile(self, name: str) -> EngineProfile:
         """Return the profile of a simulated engine."""
         decode, shared = self.decode, self.shared
+        is_vllm, running = self.scheduler == "vllm", self.max_running_requests or UNKNOWN_RUNNING_REQUESTS
+        is_cached = shared is None or shared.is_cached
+        found_share = shared.found_share if shared and is_cached else 1.0
+        step_tokens = shared.step_tokens if shared and is_cached else 1
         return EngineProfile(
             name=name,
+            scheduler=self.scheduler,
             prefill_base_s=_rounded(self.prefill.base_s),
             prefill_tokens_per_s=_rounded(self.prefill.tokens_per_s),
             prefill_kappa_s=_rounded(self.prefill.kappa_s),
-            chunk_tokens=self.prefill.chunk_tokens,
+            # vLLM refuses a budget of fewer tokens than requests.
+            chunk_tokens=max(self.prefill.chunk_tokens, running) if is_vllm else self.prefill.chunk_tokens,
             decode_base_s=_rounded(decode.base_s),
             decode_moe_s=_rounded(decode.moe_s),
             experts_per_token=decode.experts_per_token,
             experts=decode.experts,
             decode_per_request_s=_rounded(decode.per_request_s),
             decode_kv_s=_rounded(decode.kv_s),
+            cuda_graph_max_batch=decode.graph_max_batch,
+            decode_eager_s=_rounded(decode.eager_s),
             kv_tokens=self.pool.tokens if self.pool else UNKNOWN_KV_TOKENS,
-            max_running_requests=self.max_running_requests or UNKNOWN_RUNNING_REQUESTS,
+            max_running_requests=running,
             context_tokens=self.context_tokens or 32_768,
-            hit_share=shared.found_share if shared else 1.0,
-            checkpoint_tokens=shared.step_tokens if shared else 1,
+            hit_share=found_share,
+            checkpoint_tokens=step_tokens,
+            # vLLM finds whole blocks.
+            block_tokens=step_tokens if is_vllm and step_tokens > 1 else 16,
+            prefix_cache=is_cached,
             source=self.source,
         )
 
@@ -81,8 +96,8 @@ class Calibration:
             "request_overhead_s": _rounded(self.prefill.overhead_s),
             "prefill": _error(self.prefill.error),
             "decode": _error(self.decode.error),
-            "kv_tokens": _pool(self.pool),
-            "shared_prefix": "measured" if self.shared else "not measured: cached tokens are not reported",
+            "kv_tokens": _pool(self.pool, self.shared),
+            "shared_prefix": _shared(self.shared),
         }
 
     def document(self, name: str) -> Mapping[str, Any]:
@@ -98,7 +113,15 @@ def _error(error: FitError) -> dict[str, float]:
     return {"median": round(error.median, 4), "worst": round(error.worst, 4), "points": error.points}
 
 
-def _pool(pool: PoolSize | None) -> str:
+def _shared(shared: SharedPrefix | None) -> str:
+    if shared is None:
+        return "not measured: cached tokens are not reported"
+    return "measured" if shared.is_cached else "nothing is found of any: no prefix cache"
+
+
+def _pool(pool: PoolSize | None, shared: SharedPrefix | None) -> str:
+    if pool is None and shared is not None and not shared.is_cached:
+        return "not measured: there is no prefix cache"
     if pool is None:
         return "not measured: cached tokens are not reported"
     return "at least this: nothing was evicted in the time" if pool.is_lower_bound else "measured or reported"

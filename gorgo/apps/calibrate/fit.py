@@ -3,7 +3,7 @@
 Owns which terms are fitted. The formulas are those of `gorgo.sim.engine.profiles`; times are in seconds.
 
     first token   overhead + chunks * base + new / rate + kappa * new * (cached + new / 2)
-    decode step   base + moe * (1 - (1 - k/E)^B) + per_request * B + kv * context_tokens
+    decode step   base + moe * (1 - (1 - k/E)^B) + per_request * B + kv * context_tokens (+ eager above a graph)
 
 `overhead` is what a request costs outside of the engine's steps: the network, HTTP, the tokenizer. Only prompts of
 several chunks separate it from `base`; without any it is the round trip of an empty request, and the rest is `base`.
@@ -25,6 +25,12 @@ CHUNKS = (512, 1024, 2048, 4096, 8192, 16384)
 EXPERTS = ((1, 1), (8, 256), (8, 128), (4, 128), (6, 64), (2, 8))
 #: A mixture of experts has one constant more, so it must explain clearly more.
 _MOE_GAIN = 0.8
+#: Batches above a CUDA graph have one constant more and a threshold among all batches: much more must be explained.
+_EAGER_GAIN = 0.5
+#: A smaller error, and a smaller jump as a share of a step, are noise of the measurement.
+_EXACT, _LEAST_JUMP = 0.005, 0.05
+#: Batches on either side of a jump, and largest number of thresholds: a log has every batch.
+_BESIDE_JUMP, _MOST_THRESHOLDS = 2, 64
 #: Fewer points than constants fit anything.
 _LEAST_POINTS = 5
 
@@ -85,6 +91,9 @@ class DecodeFit:
     per_request_s: float
     kv_s: float
     error: FitError
+    #: A larger batch takes `eager_s` longer; None without such a jump.
+    graph_max_batch: int | None = None
+    eager_s: float = 0.0
 
 
 def fit_prefill(points: Sequence[PrefillPoint], *, round_trip_s: float, chunk_tokens: int | None = None) -> PrefillFit:
@@ -108,28 +117,53 @@ def fit_decode(points: Sequence[DecodePoint]) -> DecodeFit:
     """Return the constants that explain `points` best. Raises `CalibrationError` for too few points."""
     if len(points) < _LEAST_POINTS:
         raise CalibrationError(f"decode: {len(points)} measured batches; expected at least {_LEAST_POINTS}")
+    smooth, error = _fit_experts(points, None)
+    if error <= _EXACT:
+        return smooth
+    jumps = [_fit_experts(points, threshold) for threshold in _thresholds(points)]
+    best, least = min(jumps, key=lambda pair: pair[1], default=(smooth, error))
+    below = [point.step_s for point in points if point.batch == best.graph_max_batch]
+    is_jump = bool(below) and best.eager_s >= _LEAST_JUMP * median(below)
+    return best if is_jump and least <= _EAGER_GAIN * error else smooth
+
+
+def _thresholds(points: Sequence[DecodePoint]) -> list[int]:
+    """Return the batches that may be the largest one with a CUDA graph."""
+    batches = sorted({point.batch for point in points})
+    inner = batches[_BESIDE_JUMP - 1 : -_BESIDE_JUMP]
+    return inner[:: ceil(len(inner) / _MOST_THRESHOLDS)] if inner else []
+
+
+def _fit_experts(points: Sequence[DecodePoint], threshold: int | None) -> tuple[DecodeFit, float]:
+    """Return the best fit of all numbers of experts, dense unless experts explain clearly more, and its error."""
+    best, least = _decode(points, *EXPERTS[0], threshold)
+    for active, experts in EXPERTS[1:]:
+        fit, error = _decode(points, active, experts, threshold)
+        if error < least * (_MOE_GAIN if best.moe_s == 0 else 1.0):
+            best, least = fit, error
+    return best, least
+
+
+def _decode(points: Sequence[DecodePoint], active: int, experts: int, threshold: int | None) -> tuple[DecodeFit, float]:
+    touched = [0.0 if experts == 1 else 1 - (1 - active / experts) ** point.batch for point in points]
+    columns = [
+        [1.0] * len(points),
+        touched,
+        [float(point.batch) for point in points],
+        [float(point.context_tokens) for point in points],
+        [float(threshold is not None and point.batch > threshold) for point in points],
+    ]
     measured = [point.step_s for point in points]
-    best: tuple[DecodeFit, float] | None = None
-    for active, experts in EXPERTS:
-        touched = [0.0 if experts == 1 else 1 - (1 - active / experts) ** point.batch for point in points]
-        columns = [
-            [1.0] * len(points),
-            touched,
-            [float(point.batch) for point in points],
-            [float(point.context_tokens) for point in points],
-        ]
-        (base_s, moe_s, per_request_s, kv_s), error = solve(columns, measured)
-        if best is not None and error >= best[1] * (_MOE_GAIN if best[0].moe_s == 0 else 1.0):
-            continue
-        predicted = [
-            base_s + moe_s * share + per_request_s * point.batch + kv_s * point.context_tokens
-            for point, share in zip(points, touched, strict=True)
-        ]
-        if moe_s == 0:
-            active = experts = 1
-        best = DecodeFit(base_s, moe_s, active, experts, per_request_s, kv_s, _error(predicted, measured)), error
-    assert best is not None, "the dense form always has a solution"
-    return best[0]
+    constants, error = solve(columns, measured)
+    base_s, moe_s, per_request_s, kv_s, eager_s = constants
+    predicted = [
+        sum(constant * term for constant, term in zip(constants, terms, strict=True))
+        for terms in zip(*columns, strict=True)
+    ]
+    if moe_s == 0:
+        active = experts = 1
+    errors, graph = _error(predicted, measured), threshold if eager_s > 0 else None
+    return DecodeFit(base_s, moe_s, active, experts, per_request_s, kv_s, errors, graph, eager_s), error
 
 
 def _prefill(

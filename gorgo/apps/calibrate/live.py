@@ -6,20 +6,25 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import aiohttp
 import httpx
 
 from gorgo.apps.calibrate.measured_engine import Answer
+from gorgo.apps.calibrate.reports import EngineReport, read_report
 from gorgo.apps.replay.client import CONNECT_TIMEOUT_S, open_http
 from gorgo.apps.replay.options import ReplayOptions
 from gorgo.apps.replay.stream import StreamReader
 from gorgo.core.messages.request import EngineSample
 from gorgo.engines.base import merged
+from gorgo.engines.discovery import MODELS_PATH
 from gorgo.engines.probe import probe_paths
 from gorgo.engines.registry import dialect
+from gorgo.errors import CalibrationError
 from gorgo.proxy.monitor.discovery import discover
 
 #: An empty request is repeated so often; the median is its round trip.
@@ -29,6 +34,8 @@ REQUEST_TIMEOUT_S = 120.0
 #: Bytes of a report that are read: vLLM's metrics are 60 kB.
 REPORT_BYTES_MAX = 4 << 20
 ERROR_CHARACTERS = 200
+#: Of a request; the transport of aiohttp lets some of its own pass.
+FAILURES = (httpx.HTTPError, httpx.StreamError, aiohttp.ClientError, TimeoutError, OSError)
 
 
 class HttpEngine:
@@ -56,7 +63,11 @@ class HttpEngine:
         path = probe_paths(self._dialect)[0]
         for _ in range(ROUND_TRIPS):
             started_s = time.perf_counter()
-            await self._http.get(self._url + path)
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await self._http.get(self._url + path)
+            except FAILURES as failure:
+                raise CalibrationError(f"GET {self._url}{path}: {_reason(failure)}") from None
             times.append(time.perf_counter() - started_s)
         return median(times)
 
@@ -79,7 +90,7 @@ class HttpEngine:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 response = await self._http.get(self._url + path)
-        except (httpx.HTTPError, TimeoutError, OSError):
+        except FAILURES:
             return None
         is_report = response.status_code == 200 and len(response.content) <= REPORT_BYTES_MAX
         return response.text if is_report else None
@@ -97,7 +108,7 @@ class HttpEngine:
         return json.dumps(body).encode()
 
     async def _one(self, body: bytes, started_s: float) -> Answer:
-        reader, error = StreamReader(), None
+        reader, error, is_connected = StreamReader(), None, True
         try:
             async with (
                 asyncio.timeout(REQUEST_TIMEOUT_S),
@@ -105,14 +116,14 @@ class HttpEngine:
             ):
                 if response.status_code != 200:
                     text = (await response.aread())[: 4 * ERROR_CHARACTERS].decode(errors="replace")
-                    return Answer(None, None, (), f"http {response.status_code}: {text[:ERROR_CHARACTERS]}")
+                    return Answer(None, None, (), f"http {response.status_code}: {_line(text)}")
                 async for chunk in response.aiter_raw():
                     reader.feed(chunk, now=time.perf_counter())
                 error = reader.error()
         except TimeoutError:
-            error = f"timeout: not complete after {REQUEST_TIMEOUT_S:g} s"
-        except (httpx.HTTPError, httpx.StreamError, OSError) as failure:
-            error = f"{type(failure).__name__}: {str(failure)[:ERROR_CHARACTERS]}"
+            error, is_connected = f"timeout: not complete after {REQUEST_TIMEOUT_S:g} s", False
+        except FAILURES as failure:
+            error, is_connected = _reason(failure), False
         times = []
         if reader.first_content_s is not None:
             at = reader.first_content_s - started_s
@@ -121,7 +132,11 @@ class HttpEngine:
                 times.append(at := at + gap)
         usage = reader.usage
         return Answer(
-            usage.prompt_tokens if usage else None, usage.cached_tokens if usage else None, tuple(times), error
+            usage.prompt_tokens if usage else None,
+            usage.cached_tokens if usage else None,
+            tuple(times),
+            error,
+            is_connected=is_connected,
         )
 
 
@@ -130,16 +145,49 @@ def open_engine_http(url: str, *, api_key: str | None, max_batch: int) -> httpx.
     return open_http(ReplayOptions(trace=Path(), url=url, api_key=api_key, max_in_flight=max_batch))
 
 
-async def identify(http: httpx.AsyncClient, url: str) -> tuple[str, str | None, list[Any]]:
-    """Return kind and version of the engine, and its models, as it describes itself; `openai` if unknown."""
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """An engine as it describes itself: its kind (`openai` if unknown), version, requested model and settings."""
+
+    kind: str
+    version: str | None
+    model: str
+    report: EngineReport
+
+
+async def identify(http: httpx.AsyncClient, url: str, *, model: str | None) -> Identified:
+    """Return the engine at a URL, with its first model if none is named. Raises `CalibrationError` for any other."""
+    answers: dict[str, object] = {}
+    reasons: dict[str, str] = {}
 
     async def answer(path: str) -> object:
         try:
-            response = await http.get(url.rstrip("/") + path)
-            return response.json() if response.status_code == 200 else None
-        except (httpx.HTTPError, ValueError, RecursionError):
-            return None
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                response = await http.get(url.rstrip("/") + path)
+            reasons[path] = f"{response.status_code} {response.headers.get('content-type', 'without a type')}"
+            answers[path] = response.json() if response.status_code == 200 else None
+        except (*FAILURES, ValueError, RecursionError) as failure:
+            reasons.setdefault(path, _reason(failure))
+        return answers.get(path)
 
     found = await discover(answer, identify=True)
-    kind = found.engine
-    return (kind.name if kind else "openai"), (kind.version if kind else None), list(found.models or ())
+    if found.models is None and (model is None or found.engine is None):
+        raise CalibrationError(
+            f"{url}: is no engine: GET {MODELS_PATH} gave {_line(reasons[MODELS_PATH])}; expected a list of models"
+        )
+    name = model or (found.models[0].name if found.models else None)
+    if name is None:
+        raise CalibrationError(f"{url}: lists no model; name one")
+    kind = found.engine.name if found.engine else "openai"
+    version = found.engine.version if found.engine else None
+    return Identified(kind, version, name, read_report(kind, name, answers))
+
+
+def _reason(failure: BaseException) -> str:
+    return f"{type(failure).__name__}: {_line(str(failure))}".rstrip(": ")
+
+
+def _line(text: str) -> str:
+    """Return the beginning of a text on one line."""
+    words = " ".join(text.split())[:ERROR_CHARACTERS]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)

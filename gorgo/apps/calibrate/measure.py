@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import gcd
 from statistics import median
 
 from gorgo.apps.calibrate.fit import DecodePoint, PrefillPoint
 from gorgo.apps.calibrate.kv_pool import UsedPrompts
 from gorgo.apps.calibrate.measured_engine import Answer, MeasuredEngine, Prompts
+from gorgo.apps.calibrate.shared_prefix import SharedPrefix, shared_prefix
 from gorgo.errors import CalibrationError
 
 #: Pairs on both sides of each common size of a prefill step, so that its constant shows.
@@ -62,8 +62,8 @@ FIRST_LOOKUP = 8
 LEAST_FOUND = 0.2
 #: Calibration of the words: long enough that the chat template does not count.
 WORDS = 2000
-#: A smaller share is no rounding by the tokenizer.
-WHOLE_SHARE = 0.97
+#: Calls in a row without an answer, after which the engine counts as dead; fewer may be a network's fault.
+LOST_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +89,6 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPrefix:
-    """The found share of a cached beginning, and the step in tokens (a page, a checkpoint) in which it is found."""
-
-    found_share: float
-    step_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class PoolSize:
     """Tokens of a KV pool; `is_lower_bound` if nothing was evicted in the time."""
 
@@ -118,6 +110,7 @@ class Measurement:
         #: Requests sent, and prompts that the engine refused: too long for it, most likely.
         self.requests = 0
         self.refused: list[str] = []
+        self._lost_in_a_row = 0
 
     @property
     def elapsed_s(self) -> float:
@@ -239,7 +232,13 @@ class Measurement:
 
     async def _send(self, prompts: Sequence[str], output_tokens: int) -> list[Answer]:
         self.requests += len(prompts)
-        return await self._engine.generate(prompts, output_tokens=output_tokens)
+        answers = await self._engine.generate(prompts, output_tokens=output_tokens)
+        self._lost_in_a_row = 0 if any(answer.is_connected for answer in answers) else self._lost_in_a_row + 1
+        if self._lost_in_a_row == LOST_IN_A_ROW:
+            raise CalibrationError(
+                f"the engine stopped answering after {self.requests - LOST_IN_A_ROW} requests: {answers[0].error}"
+            )
+        return answers
 
     def _within(self, lengths: Sequence[int]) -> Iterator[int]:
         for tokens in lengths:
@@ -270,20 +269,3 @@ def decode_point(answers: Sequence[Answer]) -> DecodePoint | None:
         if inside:
             context += (answer.prompt_tokens or 0) + (inside[0][0] + inside[-1][0]) / 2 + 1
     return DecodePoint(len(answers), round(context), median(gaps)) if len(gaps) >= len(answers) else None
-
-
-def shared_prefix(found: Sequence[tuple[int, int]]) -> SharedPrefix | None:
-    """Return the share and the step from pairs of (tokens of the beginning, tokens found of it).
-
-    >>> shared_prefix([(1100, 1024), (1790, 1536), (2330, 2048), (5390, 5120)])
-    SharedPrefix(found_share=1.0, step_tokens=512)
-    >>> shared_prefix([(1000, 601), (2000, 1199), (4000, 2402)])
-    SharedPrefix(found_share=0.6, step_tokens=1)
-    """
-    if not found:
-        return None
-    step = gcd(*(cached for _, cached in found)) or 1
-    # The expected loss to rounding is half a step.
-    shares = [min(1.0, (cached + (step - 1) / 2) / tokens) if cached else 0.0 for tokens, cached in found]
-    share = round(median(shares), 2)
-    return SharedPrefix(1.0 if share >= WHOLE_SHARE else share, step)

@@ -20,12 +20,15 @@ class Answer:
         Times of the output tokens from the start of the request, the first one first.
     error:
         None for a complete answer.
+    is_connected:
+        False if the connection failed or the time was up: no answer of the engine.
     """
 
     prompt_tokens: int | None
     cached_tokens: int | None
     tokens_s: tuple[float, ...]
     error: str | None = None
+    is_connected: bool = True
 
     @property
     def ttft_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +14,12 @@ from gorgo.apps.calibrate.fit import fit_decode, fit_prefill
 from gorgo.apps.calibrate.live import HttpEngine, identify, open_engine_http
 from gorgo.apps.calibrate.measure import Bounds, Measurement, PoolSize
 from gorgo.apps.calibrate.measured_engine import MeasuredEngine, Prompts
+from gorgo.apps.calibrate.reports import EngineReport
 from gorgo.apps.calibrate.traffic import traffic_points
 from gorgo.apps.replay.client import wait_for_port
 from gorgo.apps.replay.options import PORT_WAIT_S
 from gorgo.apps.request_log import read_logged_requests
+from gorgo.apps.request_log_lines import LoggedRequest
 from gorgo.core.messages.request import EngineSample
 from gorgo.errors import CalibrationError
 
@@ -54,24 +56,29 @@ async def measured(
     seed: int,
     source: str,
     advance: Callable[[str], None],
+    report: EngineReport | None = None,
 ) -> Calibration:
     """Return what the engine's answers say. Raises `CalibrationError`."""
+    report = report or EngineReport()
     work = Measurement(engine, Prompts(seed=seed), bounds, advance=advance)
     await work.learn_words()
     round_trip_s = await engine.round_trip_s()
-    prefill = fit_prefill(await work.prefill(), round_trip_s=round_trip_s)
+    prefill = fit_prefill(await work.prefill(), round_trip_s=round_trip_s, chunk_tokens=report.chunk_tokens)
     points = await work.decode()
     shared = await work.shared_prefix()
     reported = sizes.kv_capacity_tokens
-    pool = await work.pool() if reported is None else PoolSize(round(reported), is_lower_bound=False)
-    running = sizes.max_running_requests
+    pool = None if reported is None else PoolSize(round(reported), is_lower_bound=False)
+    if pool is None and (shared is None or shared.is_cached):
+        pool = await work.pool()
+    running = sizes.max_running_requests or report.max_running_requests
     return Calibration(
         prefill=prefill,
         decode=fit_decode(points),
         pool=pool,
         shared=shared,
         max_running_requests=None if running is None else round(running),
-        context_tokens=None,
+        context_tokens=report.context_tokens,
+        scheduler=report.scheduler,
         source=f"{source}, {work.requests} requests in {work.elapsed_s:.0f} s",
         refused=tuple(work.refused[:REASONS]),
     )
@@ -85,20 +92,18 @@ def calibrate_engine(options: CalibrateOptions, *, advance: Callable[[str], None
 async def _calibrate_engine(options: CalibrateOptions, advance: Callable[[str], None]) -> Calibration:
     await wait_for_port(options.url, wait_s=PORT_WAIT_S, on_wait=lambda: None)
     async with open_engine_http(options.url, api_key=options.api_key, max_batch=options.bounds.max_batch) as http:
-        kind, version, models = await identify(http, options.url)
-        model = options.model or (models[0].name if models else None)
-        if model is None:
-            raise CalibrationError(f"{options.url}: lists no model; name one")
-        engine = HttpEngine(http, options.url, model=model, engine=kind)
-        named = " ".join(filter(None, (kind, version)))
+        found = await identify(http, options.url, model=options.model)
+        engine = HttpEngine(http, options.url, model=found.model, engine=found.kind)
+        named = " ".join(filter(None, (found.kind, found.version)))
         today = datetime.now(UTC).date()
         return await measured(
             engine,
             await engine.sizes(),
             options.bounds,
             seed=options.seed,
-            source=f"Measured by gorgo calibrate on {today}: {named}, model {model}",
+            source=f"Measured by gorgo calibrate on {today}: {named}, model {found.model}",
             advance=advance,
+            report=found.report,
         )
 
 
@@ -128,6 +133,10 @@ def calibrate_log(path: Path, *, replica: str | None = None) -> Calibration:
         pool=None,
         shared=None,
         max_running_requests=None,
-        context_tokens=max(row.input_tokens + (row.output_tokens or 0) for row in requests) + 1,
+        context_tokens=_longest(requests, name) + 1,
         source=f"Fitted to {by_replica[name]:,} requests of {name} in a request log; the network is in the overhead",
     )
+
+
+def _longest(requests: Iterable[LoggedRequest], replica: str) -> int:
+    return max(row.input_tokens + (row.output_tokens or 0) for row in requests if row.replica == replica)

@@ -85,6 +85,7 @@ def _write(path: Path, found: Calibration, name: str) -> None:
 def _show(found: Calibration, name: str) -> None:
     profile, errors = found.profile(name), found.errors()
     rows: list[list[Cell]] = [
+        ["scheduler", profile.scheduler],
         ["prefill, ms per step", profile.prefill_base_s * 1e3],
         ["prefill, tokens/s", profile.prefill_tokens_per_s],
         ["prefill, ns per token squared", profile.prefill_kappa_s * 1e9],
@@ -93,6 +94,8 @@ def _show(found: Calibration, name: str) -> None:
         ["decode, ms for all experts", profile.decode_moe_s * 1e3],
         ["decode, ms per request", profile.decode_per_request_s * 1e3],
         ["decode, ns per context token", profile.decode_kv_s * 1e9],
+        ["largest batch with a CUDA graph", profile.cuda_graph_max_batch],
+        ["decode, ms without one", profile.decode_eager_s * 1e3],
         ["outside of the engine's steps, ms", errors["request_overhead_s"] * 1e3],
         ["KV pool, tokens", profile.kv_tokens],
         ["share of a cached prefix found", profile.hit_share],

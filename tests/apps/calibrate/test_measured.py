@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from gorgo.apps.calibrate.calibration import Calibration
 from gorgo.apps.calibrate.measure import Bounds
+from gorgo.apps.calibrate.measured_engine import Answer
+from gorgo.apps.calibrate.reports import EngineReport
 from gorgo.apps.calibrate.run import measured
 from gorgo.core.messages.request import EngineSample
 from gorgo.errors import CalibrationError
@@ -25,7 +28,10 @@ def ignore(words: str) -> None:
 
 async def found(profile: EngineProfile, bounds: Bounds | None = None, **sizes: float) -> Calibration:
     bounds = bounds or Bounds(time_s=3600.0, fill_s=60.0)
-    return await measured(VirtualEngine(profile), EngineSample(**sizes), bounds, seed=1, source="test", advance=ignore)
+    report = EngineReport(scheduler=profile.scheduler)
+    return await measured(
+        VirtualEngine(profile), EngineSample(**sizes), bounds, seed=1, source="test", advance=ignore, report=report
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in PROFILES if "V100" not in name])
@@ -41,6 +47,10 @@ async def test_costs_of_every_profile_are_found_within_three_percent(name: str) 
     assert again.prefill_tokens_per_s == pytest.approx(profile.prefill_tokens_per_s, rel=0.03)
     assert calibration.capacity()["kv_tokens"] == profile.kv_tokens
     assert calibration.prefill.overhead_s == pytest.approx(OVERHEAD_S, abs=0.002)
+    assert again.scheduler == profile.scheduler
+    assert again.block_tokens == profile.block_tokens
+    assert (again.prefix_cache, again.hit_share, again.checkpoint_tokens) == (True, 1.0, 1)
+    assert again.cuda_graph_max_batch is None
 
 
 async def test_pool_that_is_not_reported_is_found_by_what_it_evicts() -> None:
@@ -87,4 +97,81 @@ async def test_engine_without_reports_of_cached_tokens_is_calibrated_without_wha
     assert calibration.pool is None
     assert calibration.shared is None
     assert "not measured" in calibration.errors()["shared_prefix"]
+    assert calibration.profile("again").prefill_tokens_per_s == pytest.approx(LLAMA.prefill_tokens_per_s, rel=0.03)
+
+
+async def test_whole_blocks_that_vllm_finds_are_its_blocks() -> None:
+    profile = replace(find_profile("1xH100-Llama-3.1-8B-vLLM"), block_tokens=128, checkpoint_tokens=128)
+    again = (await found(profile, kv_capacity_tokens=profile.kv_tokens)).profile("again")
+    assert (again.scheduler, again.block_tokens, again.checkpoint_tokens) == ("vllm", 128, 128)
+
+
+@pytest.mark.parametrize("name", ["1xH100-Llama-3.1-8B", "1xH100-Llama-3.1-8B-vLLM"])
+async def test_engine_without_a_prefix_cache_is_found(name: str) -> None:
+    profile = replace(find_profile(name), prefix_cache=False)
+    calibration = await found(profile)
+    again = calibration.profile("again")
+    assert (again.prefix_cache, again.hit_share, again.checkpoint_tokens) == (False, 1.0, 1)
+    assert calibration.pool is None
+    assert calibration.errors()["shared_prefix"] == "nothing is found of any: no prefix cache"
+    assert calibration.errors()["kv_tokens"] == "not measured: there is no prefix cache"
+    assert again.prefill_tokens_per_s == pytest.approx(profile.prefill_tokens_per_s, rel=0.03)
+
+
+async def test_settings_that_the_engine_reports_are_used() -> None:
+    report = EngineReport(chunk_tokens=3000, context_tokens=40_960, max_running_requests=48)
+    profile = replace(LLAMA, chunk_tokens=3000)
+    calibration = await measured(
+        VirtualEngine(profile),
+        EngineSample(kv_capacity_tokens=450_000.0),
+        Bounds(time_s=3600.0),
+        seed=1,
+        source="test",
+        advance=ignore,
+        report=report,
+    )
+    again = calibration.profile("again")
+    assert (again.chunk_tokens, again.context_tokens, again.max_running_requests) == (3000, 40_960, 48)
+    assert again.prefill_base_s == pytest.approx(LLAMA.prefill_base_s, rel=0.03)
+    assert calibration.capacity()["max_running_requests"] == 48
+
+
+class DyingEngine(VirtualEngine):
+    """An engine whose process ends after so many calls."""
+
+    def __init__(self, profile: EngineProfile, *, calls: int) -> None:
+        super().__init__(profile)
+        self.calls = calls
+
+    async def generate(self, prompts: Sequence[str], *, output_tokens: int) -> list[Answer]:
+        self.calls -= 1
+        if self.calls < 0:
+            return [Answer(None, None, (), "ConnectError: refused", is_connected=False) for _ in prompts]
+        return await super().generate(prompts, output_tokens=output_tokens)
+
+
+@pytest.mark.parametrize("calls", [2, 30, 75, 100])
+async def test_engine_that_dies_ends_the_measurement_with_the_reason(calls: int) -> None:
+    engine = DyingEngine(SMALL_POOL, calls=calls)
+    with pytest.raises(CalibrationError, match=r"stopped answering after \d+ requests: ConnectError: refused"):
+        await measured(engine, EngineSample(), Bounds(time_s=3600.0), seed=1, source="test", advance=ignore)
+    assert engine.calls == -3
+
+
+async def test_one_broken_connection_is_a_failed_request_only() -> None:
+    class Interrupted(DyingEngine):
+        async def generate(self, prompts: Sequence[str], *, output_tokens: int) -> list[Answer]:
+            answers = await super().generate(prompts, output_tokens=output_tokens)
+            self.calls = 1_000_000 if self.calls < 0 else self.calls
+            return answers
+
+    calibration = await measured(
+        Interrupted(LLAMA, calls=20),
+        EngineSample(kv_capacity_tokens=450_000.0),
+        Bounds(time_s=3600.0),
+        seed=1,
+        source="test",
+        advance=ignore,
+    )
+    assert calibration.refused == ("ConnectError: refused",)
     assert calibration.profile("again").prefill_tokens_per_s == pytest.approx(LLAMA.prefill_tokens_per_s, rel=0.03)

@@ -88,6 +88,21 @@ def test_traffic_gives_the_costs_of_its_engine(tmp_path: Path) -> None:
     assert "3,000 requests of near" in found.source
 
 
+def test_replicas_of_one_log_have_their_own_constants(tmp_path: Path) -> None:
+    slow = replace(LLAMA, prefill_tokens_per_s=20_000.0, decode_base_s=0.02)
+    near = served(LLAMA, requests=1500, interval_s=0.5, seed=1)
+    far = [replace(row, replica="far") for row in served(slow, requests=1300, interval_s=0.7, seed=2)]
+    far.append(replace(far[-1], received_s=9999.0, input_tokens=120_000))
+    log = written(tmp_path / "log", sorted(near + far, key=lambda row: row.received_s))
+    busiest, other = calibrate_log(log), calibrate_log(log, replica="far")
+    assert busiest.prefill.tokens_per_s == pytest.approx(LLAMA.prefill_tokens_per_s, rel=0.1)
+    assert other.prefill.tokens_per_s == pytest.approx(slow.prefill_tokens_per_s, rel=0.1)
+    assert other.profile("far").decode_s(1, 1000) == pytest.approx(slow.decode_s(1, 1000), rel=0.1)
+    assert "1,500 requests of near" in busiest.source
+    assert "1,301 requests of far" in other.source
+    assert busiest.profile("near").context_tokens < 20_000 < 120_000 < other.profile("far").context_tokens
+
+
 def test_retried_failed_and_unreported_requests_are_no_points() -> None:
     alone = LoggedRequest(0.0, "m", 1000, 40, 4000, 200, (), 2048, "near", 0, 1, None, 0.1, 0.5)
     rows = [
