@@ -240,7 +240,7 @@ class SimulationConfig:
 
     #: Mean round trip from the proxy's region to each region.
     rtt_ms: Mapping[Name, NotNegative] = field(default_factory=dict)
-    profile: Text = "2xL40S-Qwen3.5-35B-A3B-FP8"
+    profile: Text = "2xL40S-Qwen3.5-35B-A3B-FP8-fitted"
     #: By replica, where it is another.
     profiles: Mapping[Name, Text] = field(default_factory=dict)
     seed: Annotated[int, Field(ge=0)] = 0

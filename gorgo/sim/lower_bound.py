@@ -48,7 +48,8 @@ def lower_bound(feed: Sequence[SimRequest], fleet: SimFleet, *, block_tokens: in
     >>> from gorgo.sim.network.links import Link
     >>> from gorgo.sim.engine.profiles import find_profile
     >>> from gorgo.sim.fleet import SimFleet, SimReplica
-    >>> near = SimReplica(ReplicaSpec("near", "us"), find_profile("2xL40S-Qwen3.5-35B-A3B-FP8"), Link(rtt_s=0.002))
+    >>> profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8-estimate")
+    >>> near = SimReplica(ReplicaSpec("near", "us"), profile, Link(rtt_s=0.002))
     >>> blocks = b"one.....two....."
     >>> twice = [
     ...     SimRequest(index=n, arrival_s=n, prompt_tokens=1025, output_tokens=2, blocks=blocks, prefix_hash=0)

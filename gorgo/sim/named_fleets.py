@@ -21,7 +21,9 @@ from gorgo.sim.network.links import Link
 THREE_REGIONS: Mapping[str, float] = {"us-ashburn": 2.0, "eu-frankfurt": 95.0, "ap-seoul": 180.0}
 #: The same replicas within one metropolitan network.
 FAST_LINKS: Mapping[str, float] = {"us-ashburn": 1.0, "eu-frankfurt": 3.0, "ap-seoul": 6.0}
-QWEN_L40S, QWEN_H100 = "2xL40S-Qwen3.5-35B-A3B-FP8", "1xH100-Qwen3.5-35B-A3B-FP8"
+QWEN_L40S, QWEN_H100 = "2xL40S-Qwen3.5-35B-A3B-FP8-fitted", "1xH100-Qwen3.5-35B-A3B-FP8"
+#: The same GPUs and model as estimated: every cached prefix is found.
+ESTIMATE = "2xL40S-Qwen3.5-35B-A3B-FP8-estimate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ class NamedFleet:
 
 
 _TABLE = (
-    NamedFleet(name="paper", description="the paper's: 2x L40S in each of three regions", profiles=[QWEN_L40S]),
+    NamedFleet(name="paper", description="the paper's: 2x L40S in each of three regions, fitted", profiles=[QWEN_L40S]),
     NamedFleet(name="h100", description="the paper's for WildChat: one H100 in each region", profiles=[QWEN_H100]),
     NamedFleet(
         name="mixed-gpus",
@@ -75,10 +77,12 @@ _TABLE = (
         name="dense-70b", description="Llama-3.1-70B on 4x H100 in each region", profiles=["4xH100-Llama-3.1-70B"]
     ),
     NamedFleet(
+        name="sglang", description="2x L40S each as estimated: every cached prefix is found", profiles=[ESTIMATE]
+    ),
+    NamedFleet(
         name="vllm",
         description="2x L40S each, under vLLM's scheduler with its defaults for such a GPU",
-        profiles=[QWEN_L40S],
-        changes={"scheduler": "vllm", "chunk_tokens": 2048, "max_running_requests": 256, "caches_output": True},
+        profiles=["2xL40S-Qwen3.5-35B-A3B-FP8-vLLM"],
     ),
     NamedFleet(
         name="no-prefix-cache",

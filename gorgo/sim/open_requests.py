@@ -28,9 +28,8 @@ class OpenRequests:
         self.records: list[SimRecord] = []
         self._open: dict[str, tuple[SimRequest, SimRecord]] = {}
 
-    def __bool__(self) -> bool:
-        """Whether any is open."""
-        return bool(self._open)
+    def __len__(self) -> int:
+        return len(self._open)
 
     def received(self, request: SimRequest, *, now: float) -> RouteRequest:
         """Record an arrival; return the request for the Router."""

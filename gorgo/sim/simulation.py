@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from sys import maxsize
 from typing import Protocol
 
 import numpy as np
@@ -89,6 +90,8 @@ class Simulation:
         Act at their own times.
     slo_ttft_s:
         Deadline of every request, s.
+    client_concurrency:
+        Most requests that the client has open; later ones wait at the client, unmeasured. None: an open loop.
     ahead:
         As in `EngineDriver`.
 
@@ -99,7 +102,7 @@ class Simulation:
     >>> from gorgo.sim.fleet import SimReplica
     >>> from gorgo.sim.network.links import Link
     >>> from gorgo.sim.engine.profiles import find_profile
-    >>> profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
+    >>> profile = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8-estimate")
     >>> replica = SimReplica(ReplicaSpec("eu-0", "eu-frankfurt"), profile, Link(rtt_s=0.095, jitter=0.0))
     >>> request = SimRequest(index=0, arrival_s=0.0, prompt_tokens=1150, output_tokens=2, blocks=b"", prefix_hash=0)
     >>> result = Simulation(SimFleet([replica]), make_policy("gorgo-ms"), seed=0).run([request])
@@ -122,6 +125,7 @@ class Simulation:
         shadow: Policy | None = None,
         controllers: Sequence[Controller] = (),
         slo_ttft_s: float | None = None,
+        client_concurrency: int | None = None,
         ahead: bool = True,
     ) -> None:
         stale_after_s = STALE_INTERVALS * max(probe_interval_s, scrape_interval_s)
@@ -158,6 +162,7 @@ class Simulation:
         self._controllers = controllers
         self._feed: Sequence[SimRequest] = ()
         self._next = 0
+        self._client_concurrency, self._client_waits = client_concurrency or maxsize, False
         self._served = OpenRequests(block_tokens=float(block_tokens), slo_ttft_s=slo_ttft_s)
         #: Attempts that have not ended, by id.
         self._attempts: dict[str, tuple[SimAttempt, RemoteReplica]] = {}
@@ -233,13 +238,16 @@ class Simulation:
         self._enqueue(controller)
 
     def _receive(self) -> None:
-        """The next request of the feed is here."""
+        """The next request of the feed is here, unless its client waits for another one to end."""
+        self._client_waits = len(self._served) >= self._client_concurrency
+        if self._client_waits:
+            return
         request = self._feed[self._next]
         self._next += 1
         now = self.kernel.now
         route_request = self._served.received(request, now=now)
         if self._next < len(self._feed):
-            self.kernel.at(self._feed[self._next].arrival_s, self._receive)
+            self.kernel.at(max(now, self._feed[self._next].arrival_s), self._receive)
         own, others = self._informed().submit(route_request, now=now)
         self._carry_out([*others, own])
 
@@ -287,6 +295,9 @@ class Simulation:
     def _stop_if_done(self) -> None:
         if not self._served and self._next == len(self._feed):
             self.kernel.stop()
+        elif self._client_waits:
+            self._client_waits = False
+            self.kernel.at(self.kernel.now, self._receive)
 
     def _arm(self) -> None:
         """Schedule the Router's next timer; called after every event that can bring it forward."""

@@ -73,7 +73,7 @@ def vllm_regions(folder: Path, engine: str) -> Path:
     text = (ROOT / "regions.yaml").read_text()
     path.write_text(
         text.replace("engine: sglang", f"engine: {engine}").replace(
-            "profile: 2xL40S-Qwen3.5-35B-A3B-FP8", "profile: 2xL40S-Qwen3.5-35B-A3B-FP8-vLLM"
+            "profile: 2xL40S-Qwen3.5-35B-A3B-FP8-fitted", "profile: 2xL40S-Qwen3.5-35B-A3B-FP8-vLLM"
         )
     )
     return path

@@ -43,7 +43,7 @@ def test_a_longer_text_than_any_engine_writes_is_unknown(end: str) -> None:
 
 
 def test_a_simulated_engine_tells_what_it_prefilled() -> None:
-    profile = PROFILES["2xL40S-Qwen3.5-35B-A3B-FP8"]
+    profile = PROFILES["2xL40S-Qwen3.5-35B-A3B-FP8-estimate"]
     engine: EngineModel[EngineRequest] = EngineModel(profile)
     engine.submit(EngineRequest(bytes(4 * 3000), prompt_tokens=3000, output_tokens=1), now=0.0)
     step = engine.start_step(now=0.0)

@@ -180,6 +180,49 @@ def _beside(means: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, float
     return found
 
 
+# -- make paper-tables
+
+
+def _fleet(results: Sequence[Any]) -> View:
+    (found,) = results
+    runs: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for row in found["stats"]:
+        cells = runs.setdefault((row["window"], f"`{row['policy']}`"), {})
+        cells[row["figure"]] = [row["simulated"], row["measured"]]
+    windows: dict[tuple[str, ...], dict[str, Cell]] = {
+        (row["window"],): {
+            **row["ratios"],
+            "fitted on": "yes" if row["fitted"] else "held out",
+            "all": row["ratio"],
+            "within 30 %": 100 * row["within"],
+            "rho": row["rho"],
+        }
+        for row in found["windows"]
+    }
+    claims: dict[tuple[str, ...], dict[str, Cell]] = {
+        (row["on"], f"`{row['against']}`", row["figure"]): {
+            "published": row["published"],
+            "simulated": row["simulated"],
+        }
+        for row in found["claims"]
+    }
+    sweep: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for row in found["sweep"]:
+        cells = sweep.setdefault((row["window"], f"`{row['policy']}`"), {})
+        cells[row["figure"]] = [row["simulated"], row["measured"]]
+    ratios = [row["simulated"] / row["measured"] for row in found["stats"]]
+    missed = sum(not 1 / 1.3 <= ratio <= 1.3 for ratio in ratios)
+    return View(
+        tables=[
+            Table(labels=("window", "policy"), rows=runs),
+            Table(labels=("window",), rows=windows),
+            Table(labels=("load", "policy"), rows=sweep),
+            Table(labels=("on", "against", "figure"), rows=claims),
+        ],
+        values={"seeds": found["seeds"], "figures": len(ratios), "met": len(ratios) - missed, "missed": missed},
+    )
+
+
 # -- make tuning-table
 
 
@@ -338,6 +381,7 @@ FIGURES: Mapping[str, Figure] = {
     "claims": Figure([f"{_CLAIMS} > /dev/null; cat runs/claims/claims.md"], _claims),
     "partial-hits": Figure([f"{_PARTIAL_HITS} > /dev/null; cat runs/partial-hits/claims.md"], _partial_hits),
     "engines": Figure([f"{ENGINES} > /dev/null; cat runs/engines/claims.md"], engines),
+    "fleet": Figure(["python -m gorgo.apps.fleet_fit --jobs 1 tables --seeds 2 --json"], _fleet),
     "tuning": Figure([f"{_TUNING} > /dev/null; cat runs/tuning/tuning-table.json"], _tuning),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),

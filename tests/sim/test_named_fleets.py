@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from gorgo.config.model import SimulationConfig
 from gorgo.errors import UnknownFleet
 from gorgo.sim.faults.scenarios import with_accurate_priors
 from gorgo.sim.named_fleets import FLEETS, NamedFleet, find_fleet
 from tests.sim.fleets import three_regions
 
-PAPER = "2xL40S-Qwen3.5-35B-A3B-FP8"
+PAPER = "2xL40S-Qwen3.5-35B-A3B-FP8-fitted"
 
 
 @pytest.mark.parametrize("name", FLEETS)
@@ -23,7 +24,9 @@ def test_a_fleet_has_its_name_accurate_priors_and_distinct_replicas(name: str) -
 
 
 def test_the_paper_s_fleet_is_that_of_the_shipped_regions_file() -> None:
-    assert replace(find_fleet("paper"), name="") == three_regions()
+    assert {replica.profile.name for replica in find_fleet("paper").replicas} == {SimulationConfig().profile}
+    assert [replica.link.rtt_s for replica in find_fleet("paper").replicas] == [0.002, 0.095, 0.180]
+    assert replace(find_fleet("sglang"), name="") == three_regions()
 
 
 def test_a_fleet_is_found_by_its_name_alone() -> None:

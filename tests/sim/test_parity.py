@@ -47,7 +47,7 @@ KILLED_S, REVIVED_S = 3.0, 4.5
 
 TRACE = load_requests("chat-small", TraceFilters(limit=REQUESTS))
 FEED = fingerprinted(TRACE, model=MODEL, key=KEY, block_bytes=BLOCK_BYTES, time_scale=TIME_SCALE)
-PROFILE = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
+PROFILE = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8-estimate")
 
 
 @dataclass

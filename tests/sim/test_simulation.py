@@ -72,6 +72,17 @@ def test_a_next_turn_hits_the_answer_before_it_if_its_engine_caches_output(cache
     assert [record.cached_tokens for record in simulation(fleet=fleet).run(feed).records] == [0, cached]
 
 
+def test_a_client_with_one_slot_sends_each_request_when_the_one_before_has_ended() -> None:
+    feed = [one(at_s=0.1 * index, index=index) for index in range(3)] + [one(at_s=60.0, index=3)]
+    alone = simulation(client_concurrency=1).run(feed).records
+    assert all(record.error is None and record.e2e_s is not None for record in alone)
+    ends = [record.sent_s + (record.e2e_s or 0.0) for record in alone]
+    assert [record.sent_s for record in alone[1:3]] == pytest.approx(ends[:2]), "the wait is not measured"
+    assert (alone[0].sent_s, alone[3].sent_s) == (0.0, 60.0)
+    together = simulation(client_concurrency=3).run(feed).records
+    assert [record.sent_s for record in together] == [request.arrival_s for request in feed]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_request_ends_and_leaves_nothing_reserved(policy: str) -> None:
     feed = conversations(120, every_s=0.3)

@@ -22,13 +22,13 @@ from gorgo.sim.fleet import SimFleet, SimReplica
 from gorgo.sim.network.links import Link
 from gorgo.sim.workload import SimRequest
 
-#: The paper drops longer prompts and caps answers.
+#: The paper drops longer prompts and caps answers; nearly all end at the cap.
 MAX_INPUT, MAX_OUTPUT = 24_000, 128
 #: Seeds of windows that follow one another in a run are this far apart: no two runs share one.
 STRIDE = 1000
 #: Between two windows, s: about the time between two requests.
 PAUSE_S = 0.5
-PROFILE = "2xL40S-Qwen3.5-35B-A3B-FP8"
+PROFILE = "2xL40S-Qwen3.5-35B-A3B-FP8-fitted"
 #: The paper's three regions, seen from the first, s.
 RTT_S = {"us-ashburn": 0.002, "eu-frankfurt": 0.095, "ap-seoul": 0.180}
 
@@ -94,6 +94,6 @@ def joined(feeds: Sequence[Sequence[SimRequest]]) -> Iterator[SimRequest]:
 
 @lru_cache(maxsize=3)
 def _feed(shapes: tuple[str, ...], draw: int, limit: int | None) -> Sequence[SimRequest]:
-    filters = TraceFilters(max_input=MAX_INPUT, max_output=MAX_OUTPUT, limit=limit)
+    filters = TraceFilters(max_input=MAX_INPUT, max_output=MAX_OUTPUT, min_output=MAX_OUTPUT, limit=limit)
     feeds = [feed_of(load_requests(shape, filters, seed=draw + STRIDE * number)) for number, shape in enumerate(shapes)]
     return tuple(joined(feeds))

@@ -30,7 +30,7 @@ SHAPES = {
     "sharing": 1.0,
 }
 #: Named fleets of the two schedulers, and how much of a prefix engines find.
-FLEETS = ("paper", "vllm")
+FLEETS = ("sglang", "vllm")
 SCENARIOS = (STEADY, "partial-hits-60")
 MEASURES_OF_GROUP = ("p95 TTFT", "p95 E2E")
 #: `gorgo-ms` is at most so far behind the better of the published policy and the best baseline.

@@ -19,8 +19,8 @@ from gorgo.apps.demo.options import ALL_READINGS, BASELINES, OURS, PAPER, RANDOM
 from gorgo.apps.simulate import ORACLE
 from gorgo.apps.traces import TraceFilters
 
-#: The paper drops longer prompts and caps answers.
-FILTERS = TraceFilters(max_input=24_000, max_output=128)
+#: The paper drops longer prompts and caps answers; its model reaches the cap with nearly every answer.
+FILTERS = TraceFilters(max_input=24_000, max_output=128, min_output=128)
 ART_CHAT = Workload(name="ART-Chat-like", traces=("art-chat-apr5", "art-chat-apr6", "art-chat-apr7"), filters=FILTERS)
 ART_CHAT_LOADS = (3.0, 2.0, 1.25, 1.0)
 #: Its clock is 3 s coarse: requests of one stamp are scattered over that.

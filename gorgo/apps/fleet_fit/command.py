@@ -17,12 +17,14 @@ from gorgo.apps.claims.run_cache import RunCache
 from gorgo.apps.claims.runner import Runner
 from gorgo.apps.claims.table import TableSection, show_sections
 from gorgo.apps.fleet_fit.comparison import RHO_MIN, FleetComparison, compare
-from gorgo.apps.fleet_fit.fit import BASE, FLAGS, START, fit_profile
+from gorgo.apps.fleet_fit.fit import BASE, START, fit_profile
 from gorgo.apps.fleet_fit.measure import FitRun, FitTask, measure, with_values
 from gorgo.apps.fleet_fit.published import FIGURE_NAMES, WINDOWS
 from gorgo.apps.fleet_fit.search import FitEvaluation
+from gorgo.sim.engine.fitted import FLAGS
 from gorgo.sim.engine.profiles import find_profile
 from gorgo.sim.faults.scenarios import OTHER_PROFILE
+from gorgo.sim.named_fleets import QWEN_L40S
 
 #: Of the tables: wide enough for their longest row.
 WIDTH = 150
@@ -87,6 +89,11 @@ def _sections(found: FleetComparison) -> Iterator[TableSection]:
         ],
     )
     yield TableSection(
+        "Load sweep: simulated (measured)",
+        ("on", "policy", "figure", "simulated (measured)"),
+        [(row.window, row.policy, row.figure, f"{row.simulated:.4g} ({row.measured:g})") for row in found.sweep],
+    )
+    yield TableSection(
         "The paper's claims",
         ("on", "of", "against", "figure", "published", "simulated"),
         [
@@ -114,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument("--evaluations", type=int, default=60, help="most profiles that are tried")
     fit.add_argument("--seed", type=int, default=0, help="of the windows")
     tables = verbs.add_parser("tables", help="print the paper's tables beside the simulated ones")
-    tables.add_argument("--profile", default=BASE, help="engine of every replica")
+    tables.add_argument("--profile", default=QWEN_L40S, help="engine of every replica")
     tables.add_argument("--seeds", type=int, default=3, help="runs of each kind")
     tables.add_argument("--json", action="store_true", help="every figure as JSON")
     return parser

@@ -88,12 +88,16 @@ class ClaimRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetComparison:
-    """The tables of a profile; `hits` is the share of prompt tokens found cached by window and policy."""
+    """The tables of a profile: table 2, its windows, the load sweep, and the claims.
+
+    `hits` is the share of prompt tokens found cached by window and policy.
+    """
 
     profile: str
     seeds: int
     stats: Sequence[FigureRow]
     windows: Sequence[WindowRow]
+    sweep: Sequence[FigureRow]
     claims: Sequence[ClaimRow]
     hits: Mapping[str, Mapping[str, float]]
 
@@ -130,6 +134,7 @@ def compare(
         seeds=len(seeds),
         stats=stats,
         windows=[_window(window, [row for row in stats if row.window == window.name]) for window in WINDOWS],
+        sweep=list(_sweep(found)),
         claims=list(_claims(found)),
         hits=hits,
     )
@@ -186,6 +191,19 @@ def _window(window: PublishedWindow, rows: Sequence[FigureRow]) -> WindowRow:
 
 def _geometric(values: Sequence[float]) -> float:
     return exp(mean(map(log, values)))
+
+
+def _sweep(found: Mapping[_Name, RunStats]) -> Iterator[FigureRow]:
+    for policy, loads in LOAD_SWEEP.items():
+        for time_scale, measured in loads.items():
+            for place, theirs in zip((_TTFT_P95, _E2E_P95), measured, strict=True):
+                yield FigureRow(
+                    window=_load(time_scale),
+                    policy=policy,
+                    figure=FIGURE_NAMES[place],
+                    simulated=found[_load(time_scale), policy].values()[place],
+                    measured=theirs,
+                )
 
 
 def _claims(found: Mapping[_Name, RunStats]) -> Iterator[ClaimRow]:

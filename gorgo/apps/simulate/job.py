@@ -44,6 +44,8 @@ class SimJob:
         for every policy.
     limits:
         The Router's bounds; None: those of the proxy.
+    client_concurrency:
+        As in `Simulation`.
     slo_ttft_ms:
         Deadline that every request brings; None: that of `limits`, if it has one.
     keep_requests:
@@ -66,6 +68,7 @@ class SimJob:
     limits: RouterLimits | None = None
     probe_interval_s: float = 30.0
     scrape_interval_s: float = 30.0
+    client_concurrency: int | None = None
     slo_ttft_ms: float | None = None
     keep_requests: bool = False
     shadow: str | None = None

@@ -109,6 +109,7 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
         block_tokens=block_tokens,
         probe_interval_s=job.probe_interval_s,
         scrape_interval_s=job.scrape_interval_s,
+        client_concurrency=job.client_concurrency,
         slo_ttft_s=None if job.slo_ttft_ms is None else job.slo_ttft_ms / 1e3,
         shadow=make_shadow(job.shadow, policy),
         controllers=controllers,

@@ -21,6 +21,7 @@ from typing import Literal
 
 from gorgo.errors import BadRequest, UnknownProfile
 from gorgo.sim.engine.estimates import ESTIMATES
+from gorgo.sim.engine.fitted import FITTED, FLAGS, SOURCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,7 @@ class EngineProfile:
 #: per layer, 8 routed. Routed experts in FP8 are 32.2 GB, KV is 20,480 bytes a token, the recurrent state about 63 MB a
 #: request. Bandwidths are 0.8 of the data sheet: 2 x L40S 1.38 TB/s, H100 2.68 TB/s.
 _QWEN_2XL40S = EngineProfile(
-    name="2xL40S-Qwen3.5-35B-A3B-FP8",
+    name="2xL40S-Qwen3.5-35B-A3B-FP8-estimate",
     prefill_base_s=0.012,
     prefill_tokens_per_s=11_500.0,
     prefill_kappa_s=1.6e-9,
@@ -164,6 +165,8 @@ _QWEN_2XL40S = EngineProfile(
         "paper measured at moderate load. Five give 10.9 ms before prefill stalls."
     ),
 )
+
+_QWEN_2XL40S_FITTED = replace(_QWEN_2XL40S, name="2xL40S-Qwen3.5-35B-A3B-FP8-fitted", source=SOURCE, **FLAGS, **FITTED)
 
 _QWEN_H100 = EngineProfile(
     name="1xH100-Qwen3.5-35B-A3B-FP8",
@@ -261,7 +264,7 @@ def as_vllm(profile: EngineProfile) -> EngineProfile:
     """
     return replace(
         profile,
-        name=f"{profile.name}-vLLM",
+        name=f"{profile.name.removesuffix('-estimate')}-vLLM",
         scheduler="vllm",
         chunk_tokens=8192 if profile.chunk_tokens >= 8192 else 2048,
         max_running_requests=1024 if profile.chunk_tokens >= 8192 else 256,
@@ -276,7 +279,16 @@ _ESTIMATED = tuple(EngineProfile(**asdict(estimate)) for estimate in ESTIMATES)
 #: Every ready-made profile by name. SGLang's defaults give chunk sizes by GPU memory.
 PROFILES: Mapping[str, EngineProfile] = {
     profile.name: profile
-    for profile in (_QWEN_2XL40S, _QWEN_H100, _LLAMA_H100, _LLAMA_L40S, _QWEN3_H100, _QWEN3_L40S, *_ESTIMATED)
+    for profile in (
+        _QWEN_2XL40S_FITTED,
+        _QWEN_2XL40S,
+        _QWEN_H100,
+        _LLAMA_H100,
+        _LLAMA_L40S,
+        _QWEN3_H100,
+        _QWEN3_L40S,
+        *_ESTIMATED,
+    )
 } | {profile.name: profile for profile in map(as_vllm, (_QWEN_2XL40S, _QWEN_H100, _LLAMA_H100, _LLAMA_L40S))}
 
 

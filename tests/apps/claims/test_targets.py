@@ -85,7 +85,7 @@ def test_targets_are_those_of_the_published_table() -> None:
         (
             "ART-Chat-like",
             ("art-chat-apr5", "art-chat-apr6", "art-chat-apr7"),
-            TraceFilters(max_input=24_000, max_output=128),
+            TraceFilters(max_input=24_000, max_output=128, min_output=128),
         ),
         (
             "conversation trace",
@@ -93,8 +93,8 @@ def test_targets_are_those_of_the_published_table() -> None:
             TraceFilters(max_input=24_000, max_output=128, limit=7_000, spread_s=3.0),
         ),
         ("WildChat-like", ("wildchat-like",), TraceFilters(max_input=24_000, max_output=128, limit=7_000)),
-        ("April 6 like", ("art-chat-apr6",), TraceFilters(max_input=24_000, max_output=128)),
-        ("April 7 like", ("art-chat-apr7",), TraceFilters(max_input=24_000, max_output=128)),
+        ("April 6 like", ("art-chat-apr6",), TraceFilters(max_input=24_000, max_output=128, min_output=128)),
+        ("April 7 like", ("art-chat-apr7",), TraceFilters(max_input=24_000, max_output=128, min_output=128)),
     ],
 )
 def test_requests_of_a_setting_are_filtered_as_the_paper_s(

@@ -66,6 +66,13 @@ def test_every_published_comparison_is_a_row(compared: FleetComparison) -> None:
     assert len([row for row in compared.claims if row.on == "WildChat"]) == len(WILDCHAT["gorgo"])
 
 
+def test_the_load_sweep_has_both_figures_of_every_policy_and_load(compared: FleetComparison) -> None:
+    assert len(compared.sweep) == 3 * 3 * 2
+    busy = {row.policy: row for row in compared.sweep if row.window.endswith("1") and row.figure == "TTFT p95"}
+    assert [busy[policy].measured for policy in LOAD_SWEEP] == [8260, 1835, 6138]
+    assert {row.simulated for row in busy.values()} == {200.0}
+
+
 def test_the_runs_are_those_of_the_tables_each_once() -> None:
     tasks = tasks_of(PROFILE, H100, range(2))
     assert len(tasks) == len(set(tasks)) == 2 * RUNS

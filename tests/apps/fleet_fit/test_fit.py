@@ -6,10 +6,11 @@ import pytest
 
 from gorgo.apps.claims.run_cache import RunCache
 from gorgo.apps.claims.runner import Runner
-from gorgo.apps.fleet_fit.fit import BASE, DIMENSIONS, FITTED_ON, FLAGS, START, fit_profile, loss_of
+from gorgo.apps.fleet_fit.fit import BASE, DIMENSIONS, FITTED_ON, START, fit_profile, loss_of
 from gorgo.apps.fleet_fit.measure import FitRun, FitTask, with_values
 from gorgo.apps.fleet_fit.published import WINDOWS, RunStats
 from gorgo.apps.fleet_fit.search import FitEvaluation
+from gorgo.sim.engine.fitted import FLAGS
 from gorgo.sim.engine.profiles import find_profile
 
 

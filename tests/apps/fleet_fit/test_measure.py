@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from gorgo.apps.fleet_fit.fit import BASE, FLAGS, task_of
+from gorgo.apps.fleet_fit.fit import BASE, task_of
 from gorgo.apps.fleet_fit.measure import measure, stats_of, three_regions, with_values
 from gorgo.apps.fleet_fit.published import LEARNED, WINDOWS
+from gorgo.sim.engine.fitted import FLAGS
 from gorgo.sim.engine.profiles import find_profile
 from gorgo.sim.records import SimRecord
 
@@ -37,8 +38,9 @@ def test_a_run_is_the_authors_set_up() -> None:
 
 
 def test_every_answer_ends_at_the_cap_and_the_warm_up_is_not_measured() -> None:
-    whole = measure(replace(TASK, warm_up=0, measured=600))
-    part = measure(replace(TASK, warm_up=500, measured=100))
+    quiet = task_of(WINDOWS[2], "gorgo", PROFILE, seed=0)
+    whole = measure(replace(quiet, warm_up=0, measured=600))
+    part = measure(replace(quiet, warm_up=500, measured=100))
     assert part.errors == whole.errors == 0
     assert part.cache_hit > whole.cache_hit, "the first requests find empty caches"
     assert sum(part.share.values()) == pytest.approx(1.0)

@@ -34,7 +34,7 @@ def test_log_becomes_a_profile_file_that_a_simulation_takes(tmp_path: Path) -> N
     assert "capacity:\n  prefill_tokens_per_s: " in result.output
     assert "KV pool: not measured" in result.output
     config = tmp_path / "regions.yaml"
-    config.write_text(REGIONS.read_text().replace("profile: 2xL40S-Qwen3.5-35B-A3B-FP8", f"profile: {out}"))
+    config.write_text(REGIONS.read_text().replace("profile: 2xL40S-Qwen3.5-35B-A3B-FP8-fitted", f"profile: {out}"))
     profile = fleet_of(load_config(config), source=config).replicas[0].profile
     assert profile == read_profile(out)
     assert profile.name == "measured"
@@ -92,7 +92,7 @@ def test_what_is_no_profile_file_is_an_error_with_its_name(tmp_path: Path, text:
     with pytest.raises(ConfigError, match=r"profile\.json: .*expected"):
         read_profile(path)
     config = tmp_path / "regions.yaml"
-    config.write_text(REGIONS.read_text().replace("profile: 2xL40S-Qwen3.5-35B-A3B-FP8", f"profile: {path}"))
+    config.write_text(REGIONS.read_text().replace("profile: 2xL40S-Qwen3.5-35B-A3B-FP8-fitted", f"profile: {path}"))
     checked = run("check", "--config", config)
     assert checked.exit_code == 2
     assert "simulation.profile (line" in checked.output

@@ -26,7 +26,7 @@ replicas:
     region: here
     url: http://127.0.0.1:30000
     capacity: {kv_tokens: 983549, max_running_requests: 64}
-simulation: {rtt_ms: {here: 0}, profile: 2xL40S-Qwen3.5-35B-A3B-FP8}
+simulation: {rtt_ms: {here: 0}, profile: 2xL40S-Qwen3.5-35B-A3B-FP8-estimate}
 """
 TOKENS = 4096
 #: One chunk of the profile: its constant, linear and quadratic part.
