@@ -73,8 +73,8 @@ class Calibration:
             max_running_requests=running,
             context_tokens=self.context_tokens or 32_768,
             hit_share=found_share,
-            checkpoint_tokens=step_tokens,
             # vLLM finds whole blocks.
+            checkpoint_tokens=1 if is_vllm else step_tokens,
             block_tokens=step_tokens if is_vllm and step_tokens > 1 else 16,
             prefix_cache=is_cached,
             source=self.source,

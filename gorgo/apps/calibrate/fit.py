@@ -5,6 +5,8 @@ Owns which terms are fitted. The formulas are those of `gorgo.sim.engine.profile
     first token   overhead + chunks * base + new / rate + kappa * new * (cached + new / 2)
     decode step   base + moe * (1 - (1 - k/E)^B) + per_request * B + kv * context_tokens (+ eager above a graph)
 
+With vLLM's scheduler no step is shorter than `base + moe` of a decode step.
+
 `overhead` is what a request costs outside of the engine's steps: the network, HTTP, the tokenizer. Only prompts of
 several chunks separate it from `base`; without any it is the round trip of an empty request, and the rest is `base`.
 """
@@ -12,9 +14,9 @@ several chunks separate it from `base`; without any it is the round trip of an e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import ceil
-from statistics import median
+from dataclasses import dataclass, replace
+from math import ceil, sqrt
+from statistics import fmean, median
 
 from gorgo.apps.calibrate.least_squares import solve
 from gorgo.errors import CalibrationError
@@ -31,6 +33,8 @@ _EAGER_GAIN = 0.5
 _EXACT, _LEAST_JUMP = 0.005, 0.05
 #: Batches on either side of a jump, and largest number of thresholds: a log has every batch.
 _BESIDE_JUMP, _MOST_THRESHOLDS = 2, 64
+#: The rate is that of whole requests, so a step at the floor may have somewhat more tokens.
+_BESIDE_FLOOR = 1.2
 #: Fewer points than constants fit anything.
 _LEAST_POINTS = 5
 
@@ -72,12 +76,17 @@ class PrefillFit:
     kappa_s: float
     chunk_tokens: int
     error: FitError
+    #: No step is shorter.
+    floor_s: float = 0.0
 
     def ttft_s(self, new_tokens: int, cached_tokens: int) -> float:
         """Return the fitted time to a first token."""
         attended = new_tokens * (cached_tokens + new_tokens / 2)
         steps = ceil(new_tokens / self.chunk_tokens)
-        return self.overhead_s + steps * self.base_s + new_tokens / self.tokens_per_s + self.kappa_s * attended
+        total_s = self.overhead_s + steps * self.base_s + new_tokens / self.tokens_per_s + self.kappa_s * attended
+        last = _last_step(new_tokens, self.chunk_tokens)
+        last_s = self.base_s + last / self.tokens_per_s + self.kappa_s * last * (cached_tokens + new_tokens - last / 2)
+        return total_s + max(0.0, self.floor_s - last_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +105,20 @@ class DecodeFit:
     eager_s: float = 0.0
 
 
-def fit_prefill(points: Sequence[PrefillPoint], *, round_trip_s: float, chunk_tokens: int | None = None) -> PrefillFit:
+def fit_prefill(
+    points: Sequence[PrefillPoint], *, round_trip_s: float, chunk_tokens: int | None = None, floor_s: float = 0.0
+) -> PrefillFit:
     """Return the constants that explain `points` best.
 
     `round_trip_s` is the time of an empty request; `chunk_tokens` the engine's own report, else the size is fitted.
+    `floor_s` is the read of all weights, which bounds a step of few tokens where one step has prefill and decode.
     Raises `CalibrationError` for too few points, and where time does not grow with tokens.
     """
     if len(points) < _LEAST_POINTS:
         raise CalibrationError(f"prefill: {len(points)} measured times; expected at least {_LEAST_POINTS}")
     longest = max(point.new_tokens for point in points)
     sizes = [chunk_tokens] if chunk_tokens else [*(size for size in CHUNKS if size < longest), max(longest, CHUNKS[-1])]
-    found = [_prefill(points, size, round_trip_s, separable=size < longest) for size in sizes]
+    found = [_prefill(points, size, round_trip_s, floor_s, separable=size < longest) for size in sizes]
     best = min(found, key=lambda pair: pair[1])[0]
     if best is None:
         raise CalibrationError("prefill: the time to a first token does not grow with the prompt")
@@ -167,9 +179,10 @@ def _decode(points: Sequence[DecodePoint], active: int, experts: int, threshold:
 
 
 def _prefill(
-    points: Sequence[PrefillPoint], chunk_tokens: int, round_trip_s: float, *, separable: bool
+    points: Sequence[PrefillPoint], chunk_tokens: int, round_trip_s: float, floor_s: float, *, separable: bool
 ) -> tuple[PrefillFit | None, float]:
     """Return the fit for one size of a chunk, None if time does not grow with tokens, and its error."""
+    everything, points = points, _above_floor(points, chunk_tokens, floor_s)
     outside_s = 0.0 if separable else min(round_trip_s, 0.9 * min(point.ttft_s for point in points))
     measured = [point.ttft_s - outside_s for point in points]
     columns = [
@@ -181,13 +194,26 @@ def _prefill(
     (overhead_s, base_s, per_token_s, kappa_s), error = solve(columns, measured)
     if per_token_s <= 0:
         return None, float("inf")
-    fit = PrefillFit(
-        overhead_s + outside_s, base_s, 1 / per_token_s, kappa_s, chunk_tokens, FitError(0.0, 0.0, len(points))
-    )
-    predicted = [fit.ttft_s(point.new_tokens, point.cached_tokens) for point in points]
-    measured = [point.ttft_s for point in points]
-    errors = _error(predicted, measured)
-    return PrefillFit(fit.overhead_s, base_s, 1 / per_token_s, kappa_s, chunk_tokens, errors), error
+    none = FitError(0.0, 0.0, len(everything))
+    fit = PrefillFit(overhead_s + outside_s, base_s, 1 / per_token_s, kappa_s, chunk_tokens, none, floor_s)
+    predicted = [fit.ttft_s(point.new_tokens, point.cached_tokens) for point in everything]
+    measured = [point.ttft_s for point in everything]
+    if floor_s:
+        # Every size of a chunk is judged by all points.
+        error = sqrt(fmean((one / other - 1) ** 2 for one, other in zip(predicted, measured, strict=True)))
+    return replace(fit, error=_error(predicted, measured)), error
+
+
+def _above_floor(points: Sequence[PrefillPoint], chunk_tokens: int, floor_s: float) -> Sequence[PrefillPoint]:
+    """Return the points without a step as short as the floor; all of them if too few are left."""
+    rate = max(point.new_tokens / point.ttft_s for point in points)
+    least = _BESIDE_FLOOR * floor_s * rate
+    above = [point for point in points if _last_step(point.new_tokens, chunk_tokens) >= least]
+    return above if len(above) > _LEAST_POINTS else points
+
+
+def _last_step(new_tokens: int, chunk_tokens: int) -> int:
+    return new_tokens - (ceil(new_tokens / chunk_tokens) - 1) * chunk_tokens
 
 
 def _error(predicted: Sequence[float], measured: Sequence[float]) -> FitError:

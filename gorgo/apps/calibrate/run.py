@@ -63,8 +63,10 @@ async def measured(
     work = Measurement(engine, Prompts(seed=seed), bounds, advance=advance)
     await work.learn_words()
     round_trip_s = await engine.round_trip_s()
-    prefill = fit_prefill(await work.prefill(), round_trip_s=round_trip_s, chunk_tokens=report.chunk_tokens)
-    points = await work.decode()
+    prefills, decode = await work.prefill(), fit_decode(await work.decode())
+    # vLLM computes prompts and decodes in one step, and so each reads all weights.
+    floor_s = decode.base_s + decode.moe_s if report.scheduler == "vllm" else 0.0
+    prefill = fit_prefill(prefills, round_trip_s=round_trip_s, chunk_tokens=report.chunk_tokens, floor_s=floor_s)
     shared = await work.shared_prefix()
     reported = sizes.kv_capacity_tokens
     pool = None if reported is None else PoolSize(round(reported), is_lower_bound=False)
@@ -73,7 +75,7 @@ async def measured(
     running = sizes.max_running_requests or report.max_running_requests
     return Calibration(
         prefill=prefill,
-        decode=fit_decode(points),
+        decode=decode,
         pool=pool,
         shared=shared,
         max_running_requests=None if running is None else round(running),

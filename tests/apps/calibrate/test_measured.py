@@ -101,9 +101,16 @@ async def test_engine_without_reports_of_cached_tokens_is_calibrated_without_wha
 
 
 async def test_whole_blocks_that_vllm_finds_are_its_blocks() -> None:
-    profile = replace(find_profile("1xH100-Llama-3.1-8B-vLLM"), block_tokens=128, checkpoint_tokens=128)
+    profile = replace(find_profile("1xH100-Llama-3.1-8B-vLLM"), block_tokens=128)
     again = (await found(profile, kv_capacity_tokens=profile.kv_tokens)).profile("again")
-    assert (again.scheduler, again.block_tokens, again.checkpoint_tokens) == ("vllm", 128, 128)
+    assert (again.scheduler, again.block_tokens, again.checkpoint_tokens) == ("vllm", 128, 1)
+
+
+async def test_pool_of_vllm_that_is_not_reported_is_found_by_what_it_evicts() -> None:
+    profile = replace(find_profile("1xH100-Llama-3.1-8B-vLLM"), kv_tokens=150_000)
+    calibration = await found(profile)
+    assert calibration.pool is not None
+    assert calibration.pool.tokens == pytest.approx(150_000, rel=0.06)
 
 
 @pytest.mark.parametrize("name", ["1xH100-Llama-3.1-8B", "1xH100-Llama-3.1-8B-vLLM"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gorgo.apps.calibrate.measured_engine import Answer
 from gorgo.apps.engine_server.text import cache_key, token_count
 from gorgo.errors import BadRequest
-from gorgo.sim.engine.model import EngineModel
+from gorgo.sim.engine.engines import Engine, make_engine
 from gorgo.sim.engine.profiles import EngineProfile
 from gorgo.sim.engine.request import EngineRequest
 
@@ -19,7 +19,7 @@ class VirtualEngine:
     """One idle engine; each call of `generate` plays it until it is idle again."""
 
     def __init__(self, profile: EngineProfile, *, reports_cached: bool = True) -> None:
-        self._model: EngineModel[EngineRequest] = EngineModel(profile)
+        self._model: Engine[EngineRequest] = make_engine(profile)
         self._now_s = 0.0
         self._reports_cached = reports_cached
 
