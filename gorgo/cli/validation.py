@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gorgo.apps.simulate.profile_file import is_profile_file, read_profile
+from gorgo.apps.profile_file import is_profile_file, read_profile
 from gorgo.cli.machine_checks import machine_problems
 from gorgo.cli.policy_setup import compose_policy
 from gorgo.config.load import check_text, inside, items, problems_error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gorgo.apps.simulate.profile_file import is_profile_file, read_profile
+from gorgo.apps.profile_file import is_profile_file, read_profile
 from gorgo.config.model import Config, SimulationConfig
 from gorgo.config.router_settings import replica_spec, router_limits
 from gorgo.core.limits import RouterLimits

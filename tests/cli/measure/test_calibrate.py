@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from gorgo.apps.profile_file import read_profile
 from gorgo.apps.simulate.fleet import fleet_of
-from gorgo.apps.simulate.profile_file import read_profile
 from gorgo.cli import app
 from gorgo.config.load import load_config
 from gorgo.errors import ConfigError
