@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gorgo.proxy.gc_tuning import GC_RUNS, YOUNG_OBJECTS
+from gorgo.proxy.gc_tuning import FULL_RUNS, MIDDLE_RUNS, YOUNG_OBJECTS
 from tests.proxy.conftest import Running, Start, until
 from tests.proxy.fakes import DONE, Script, answer, chat, delta, hang, reset_after, stream
 from tests.proxy.raw import connected
@@ -72,7 +72,7 @@ def test_what_is_there_at_the_start_is_frozen() -> None:
         "print(gc.get_freeze_count() > 0, gc.get_threshold())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"True {(YOUNG_OBJECTS, GC_RUNS, GC_RUNS)}"
+    assert done.stdout.strip() == f"True {(YOUNG_OBJECTS, MIDDLE_RUNS, FULL_RUNS)}"
 
 
 async def expect_nothing_large(fleet: Running, cycles: list[object]) -> None:
