@@ -49,6 +49,9 @@ def test_no_claim_of_this_project_has_a_weaker_baseline_than_there_is() -> None:
     assert {tuple(target.others) for target in theirs} == {BASELINES, ("gorgo",)}
 
 
+BEST = "the best baseline"
+
+
 def published() -> dict[str, list[tuple[str, ...]]]:
     """By title the rows of the table in docs/results.md, without what was measured."""
     text = (Path(__file__).parents[3] / "docs" / "results.md").read_text()
@@ -59,23 +62,21 @@ def published() -> dict[str, list[tuple[str, ...]]]:
         if line.startswith("**"):
             title = line.strip("*")
         elif "| <= " in line:
-            found.setdefault(title, []).append(tuple(cell.strip(" `") for cell in line.strip("|").split("|")[:5]))
+            on, of, against, *rest = (cell.strip(" `") for cell in line.strip("|").split("|")[:5])
+            # Which of the baselines is the best is known once they have run.
+            best = BEST if against in ALL_READINGS else against
+            found.setdefault(title, []).append((on, of, best, *rest))
     return found
-
-
-#: Titles of groups whose rows are in the table once it is measured again.
-NOT_MEASURED = {TITLES["learned"]}
 
 
 def test_targets_are_those_of_the_published_table() -> None:
     def row(target: RatioTarget) -> tuple[str, ...]:
-        # Which of the baselines is the best is known once they have run.
-        labels = target.labels(("prefix-cache",) * len(target.workloads))
+        labels = target.labels((BEST,) * len(target.workloads))
         return cells(ClaimVerdict(group=target.group, labels=labels, at_most=target.at_most))[:5]
 
     targets = [target for target in all_targets("conversation.jsonl") if target.group not in ELSEWHERE]
     grouped = {TITLES[group]: [row(target) for target in found] for group, found in groupby(targets, lambda t: t.group)}
-    assert {title: rows for title, rows in grouped.items() if title not in NOT_MEASURED} == published()
+    assert grouped == published()
     assert sum(map(len, grouped.values())) == 64
 
 
