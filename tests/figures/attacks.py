@@ -64,7 +64,7 @@ def page_part(view: View) -> str:
     values, (table,) = view.values, view.tables
     lines = [
         f"Worst delay of `/health`, growth of memory (`python -m tests.attacks`; before: {BEFORE}). Worst after:",
-        f"{values['worst after']:.0f} ms; most processor time of the proxy in one delay:"
+        f"{values['worst after']:.0f} ms; most processor time in one:"
         f" {values['most processor time after']:.0f} ms; without attack: {values['idle']:.0f} ms.",
         "",
         f"| {' | '.join(('attack', *COLUMNS))} |",
