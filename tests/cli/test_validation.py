@@ -128,7 +128,7 @@ CASES = [
         "weight misspelt and another out of range",
         proxy("policy: gorgo, weights: {w_rt: 1, w_queue: 9},"),
         [
-            "proxy.weights.w_queue (line 1): 9; expected a number in [0.05, 0.5]",
+            "proxy.weights.w_queue (line 1): 9; expected a number in [0.02, 5]",
             "proxy.weights.w_rt (line 1): unknown weight of gorgo (did you mean 'w_rtt'?); expected one of w_rtt",
         ],
     ),

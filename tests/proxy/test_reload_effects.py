@@ -336,6 +336,7 @@ OF_OTHER_COMMANDS = {
     "replicas[].accelerator",
     "simulation.rtt_ms",
     "simulation.profile",
+    "simulation.profiles",
     "simulation.seed",
 }
 NEED_A_NEW_START = {"proxy.bind", "proxy.admin_bind", "proxy.tracing.endpoint", "proxy.tracing.sample_ratio"}

@@ -13,7 +13,7 @@ from gorgo.sim.engine.profiles import PROFILES, EngineProfile, find_profile
 from tests.apps.calibrate.test_measured import found
 
 LLAMA = find_profile("1xH100-Llama-3.1-8B")
-MIXTURE = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8")
+MIXTURE = find_profile("2xL40S-Qwen3.5-35B-A3B-FP8-estimate")
 
 
 def points(profile: EngineProfile, *, noise: float, seed: int) -> list[DecodePoint]:
@@ -36,8 +36,12 @@ async def test_largest_batch_with_a_graph_is_found_between_two_measured_ones(pro
         assert again.decode_s(batch, context) == pytest.approx(eager.decode_s(batch, context), rel=0.03)
 
 
+#: The profile that is fitted to the paper has a largest graph.
+WITHOUT_JUMP = [name for name, one in PROFILES.items() if "vLLM" not in name and one.cuda_graph_max_batch is None]
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.03, 0.1])
-@pytest.mark.parametrize("name", [name for name in PROFILES if "vLLM" not in name][::4])
+@pytest.mark.parametrize("name", WITHOUT_JUMP[::4])
 def test_no_jump_is_found_where_there_is_none(name: str, noise: float) -> None:
     for seed in range(3):
         fit = fit_decode(points(find_profile(name), noise=noise, seed=seed))

@@ -49,8 +49,9 @@ async def test_costs_of_every_profile_are_found_within_three_percent(name: str) 
     assert calibration.prefill.overhead_s == pytest.approx(OVERHEAD_S, abs=0.002)
     assert again.scheduler == profile.scheduler
     assert again.block_tokens == profile.block_tokens
-    assert (again.prefix_cache, again.hit_share, again.checkpoint_tokens) == (True, 1.0, 1)
-    assert again.cuda_graph_max_batch is None
+    assert (again.prefix_cache, again.checkpoint_tokens) == (True, 1)
+    assert again.hit_share == pytest.approx(profile.hit_share, abs=0.02)
+    assert again.cuda_graph_max_batch == profile.cuda_graph_max_batch
 
 
 async def test_pool_that_is_not_reported_is_found_by_what_it_evicts() -> None:
