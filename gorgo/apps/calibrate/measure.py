@@ -48,7 +48,7 @@ CACHED_TOKENS = ((4096, 256), (4096, 2048), (12_288, 256), (12_288, 2048), (12_2
 REPEATS = 3
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 #: Context of each request of a batch.
-DECODE_CONTEXTS = (256, 6144)
+DECODE_CONTEXTS = (256, 2048, 6144)
 DECODE_TOKENS = 48
 #: Lengths of shared beginnings: primes, so that a step shows as the greatest common divisor of what is found.
 SHARED_TOKENS = (1103, 1789, 2333, 3169, 4211, 5393, 6607)
@@ -60,8 +60,8 @@ FILL_TOKENS = 8192
 FIRST_LOOKUP = 8
 #: Share of a cached prompt that even an engine with partial hits finds; an evicted one shares a template at most.
 LEAST_FOUND = 0.2
-#: Calibration of the words: long enough that the chat template does not count.
-WORDS = 2000
+#: Of the first prompt: long enough that the chat template does not count, and at most four tokens each.
+WORDS = 300
 #: Calls in a row without an answer, after which the engine counts as dead; fewer may be a network's fault.
 LOST_IN_A_ROW = 3
 
