@@ -16,11 +16,11 @@ class UsedPrompts:
     >>> used = UsedPrompts()
     >>> for name in "abcdefgh":
     ...     used.add(name, 100)
-    >>> used.apply_lookup("a", cached=False), used.upper
+    >>> used.add_bound("a", cached=False), used.upper
     (None, 800)
-    >>> used.apply_lookup("e", cached=True), used.lower  # a, h, g, f and e itself
+    >>> used.add_bound("e", cached=True), used.lower  # a, h, g, f and e itself
     (None, 500)
-    >>> used.next_lookup()  # e, a, h, g, f and d itself: 600, between 500 and 800
+    >>> used.next_prompt()  # e, a, h, g, f and d itself: 600, between 500 and 800
     'd'
     """
 
@@ -48,7 +48,7 @@ class UsedPrompts:
         """Record a new prompt."""
         self._tokens[prompt] = tokens
 
-    def apply_lookup(self, prompt: str, *, cached: bool) -> None:
+    def add_bound(self, prompt: str, *, cached: bool) -> None:
         """Record a lookup of a prompt."""
         size = self._distance(prompt)
         if cached:
@@ -57,7 +57,7 @@ class UsedPrompts:
             self.upper = size if self.upper is None else min(self.upper, size)
         self._tokens[prompt] = self._tokens.pop(prompt)
 
-    def next_lookup(self) -> str | None:
+    def next_prompt(self) -> str | None:
         """Return the prompt whose lookup halves what is unknown of the size; None if no prompt is within the bounds."""
         if self.upper is None:
             return None

@@ -131,14 +131,14 @@ class Measurement:
         """Return times to the first token by new and cached tokens."""
         points = []
         for tokens in self._within(PREFILL_TOKENS):
-            points += await self._repeat(tokens, lambda tokens=tokens: ("", self._prompts.draw(tokens)))  # type: ignore[misc]
+            points += await self._repeat(tokens)
         for cached, new in CACHED_TOKENS:
             if cached + new > self._bounds.max_input or self._time_is_up:
                 continue
             beginning = self._prompts.draw(cached)
             if await self._one(beginning) is None:
                 continue
-            points += await self._repeat(new, lambda: (beginning, self._prompts.draw(new)), cached=True)  # noqa: B023
+            points += await self._repeat(new, beginning)
         return points
 
     async def decode(self) -> list[DecodePoint]:
@@ -184,32 +184,32 @@ class Measurement:
             used.add(text, answer.prompt_tokens)
             self._advance(f"KV pool, {used.total:,} tokens")
             is_power_of_two = len(used) & (len(used) - 1) == 0
-            if is_power_of_two and len(used) >= FIRST_LOOKUP and not await self._is_cached_now(used, used.oldest):
+            if is_power_of_two and len(used) >= FIRST_LOOKUP and not await self._add_bound(used, used.oldest):
                 return None
-        while (prompt := used.next_lookup()) is not None and not self._time_is_up:
-            if not await self._is_cached_now(used, prompt):
+        while (prompt := used.next_prompt()) is not None and not self._time_is_up:
+            if not await self._add_bound(used, prompt):
                 return None
         return PoolSize(used.lower, is_lower_bound=used.upper is None) if used.lower else None
 
-    async def _is_cached_now(self, used: UsedPrompts, prompt: str) -> bool:
+    async def _add_bound(self, used: UsedPrompts, prompt: str) -> bool:
         """Record whether a prompt is cached; return False if the engine does not report it."""
         answer = await self._one(prompt)
         self._advance("KV pool, lookup")
         if answer is None or answer.cached_tokens is None or not answer.prompt_tokens:
             return False
-        used.apply_lookup(prompt, cached=answer.cached_tokens > LEAST_FOUND * answer.prompt_tokens)
+        used.add_bound(prompt, cached=answer.cached_tokens > LEAST_FOUND * answer.prompt_tokens)
         return True
 
-    async def _repeat(
-        self, tokens: int, make: Callable[[], tuple[str, str]], *, cached: bool = False
-    ) -> list[PrefillPoint]:
-        """Return one point, the fastest of some requests; nothing if the engine refuses or does not report."""
+    async def _repeat(self, tokens: int, cached: str = "") -> list[PrefillPoint]:
+        """Return one point, the fastest of some requests with `tokens` new ones behind the text `cached`.
+
+        Nothing if the engine refuses, or does not report cached tokens.
+        """
         times, new, hits = [], [], []
         for _ in range(REPEATS):
             if self._time_is_up:
                 break
-            beginning, rest = make()
-            answer = await self._one(beginning + rest)
+            answer = await self._one(cached + self._prompts.draw(tokens))
             self._advance(f"prefill, {tokens} tokens")
             if answer is None or answer.prompt_tokens is None or (cached and answer.cached_tokens is None):
                 break
