@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.telemetry.health_log import HealthLog
 from gorgo.proxy.upstream.client import UpstreamClient, UpstreamError
 from tests.proxy.conftest import system_tls
+from tests.proxy.iterated import IteratedSource
 from tests.sim.live_shell import VirtualLoop
 
 CHAT = "/v1/chat/completions"
@@ -46,7 +46,7 @@ class Script:
     refuses: str | None = None
 
 
-class ScriptedSource:
+class ScriptedSource(IteratedSource):
     """An answer that has begun."""
 
     def __init__(self, script: Script, closed: Callable[[], None]) -> None:
@@ -55,11 +55,7 @@ class ScriptedSource:
         self._steps = script.steps
         self._closed = closed
 
-    @asynccontextmanager
-    async def chunks(self) -> AsyncGenerator[AsyncIterator[bytes], None]:
-        yield self._each()
-
-    async def _each(self) -> AsyncIterator[bytes]:
+    async def each(self) -> AsyncIterator[bytes]:
         for step in self._steps:
             if isinstance(step, bytes):
                 yield step

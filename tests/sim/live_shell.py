@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import selectors
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any
@@ -31,6 +30,7 @@ from gorgo.sim.remote_replica import RemoteReplica
 from gorgo.sim.simulation import KEYS_PER_REQUEST
 from gorgo.sim.workload import SimRequest
 from tests.proxy.fakes import DONE, ROLE, delta, event
+from tests.proxy.iterated import IteratedSource
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -226,7 +226,7 @@ class SiteUpstream:
         """Nothing is open."""
 
 
-class SiteSource:
+class SiteSource(IteratedSource):
     """An answer: the first token, then the rest when the last one is there."""
 
     headers: Sequence[Header] = ((b"content-type", b"text/event-stream"),)
@@ -236,15 +236,11 @@ class SiteSource:
         self._answer = answer
         self._cancel = cancel
 
-    @asynccontextmanager
-    async def chunks(self) -> AsyncGenerator[AsyncIterator[bytes], None]:
-        yield self._events()
-
     async def aclose(self) -> None:
         """The site keeps its own connections, and does nothing about an answer that has ended."""
         self._cancel()
 
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def each(self) -> AsyncIterator[bytes]:
         if self.status != 200:
             return
         yield ROLE + delta("first ")

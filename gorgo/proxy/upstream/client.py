@@ -44,6 +44,10 @@ _NOT_CONNECTED = frozenset({"connect_failed", "connect_timeout"})
 _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
+#: Takes a chunk; returns whether it takes more at once.
+PassChunk = Callable[[bytes], bool]
+
+
 class UpstreamError(Exception):
     """The replica sent no response, or an incomplete one.
 
@@ -66,6 +70,14 @@ class ResponseSource(Protocol):
         """Iterate over the bytes as they were sent. The block raises `UpstreamError` for an incomplete body."""
         ...
 
+    async def pipe(self, sink: PassChunk) -> bool:
+        """Pass the rest of the body to `sink`, a chunk per read; return whether its end is reached.
+
+        False as soon as `sink` returned False: it has had that chunk, and reading pauses. Raises `UpstreamError` for an
+        incomplete body, and what `sink` raises.
+        """
+        ...
+
     async def aclose(self) -> None:
         """Release the connection if the response was read to its end, else close it at once."""
         ...
@@ -74,7 +86,7 @@ class ResponseSource(Protocol):
 class UpstreamResponse:
     """A `ResponseSource` over HTTP; its own `chunks` block, since a response is read once."""
 
-    __slots__ = ("_closed", "_on_close", "_stream", "headers", "status")
+    __slots__ = ("_chunks", "_closed", "_on_close", "_stream", "headers", "status")
 
     def __init__(
         self, status: int, headers: Sequence[Header], stream: httpx.AsyncByteStream, on_close: Callable[[], None]
@@ -82,6 +94,7 @@ class UpstreamResponse:
         self.status = status
         self.headers = headers
         self._stream = stream
+        self._chunks: AsyncIterator[bytes] | None = None
         self._on_close = on_close
         self._closed = False
 
@@ -89,7 +102,7 @@ class UpstreamResponse:
         return self
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
-        return self._stream.__aiter__()
+        return self._rest()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, failure: BaseException | None, traceback: TracebackType | None
@@ -97,6 +110,24 @@ class UpstreamResponse:
         if isinstance(failure, (*CUT_OFF, httpx.TransportError)):
             # Without the frames of the failure: with them the request's body would wait for the garbage collector.
             raise UpstreamError("disconnected") from failure.with_traceback(None)
+
+    async def pipe(self, sink: PassChunk) -> bool:
+        chunks = self._rest()
+        while True:
+            try:
+                chunk = await anext(chunks, None)
+            except (*CUT_OFF, httpx.TransportError) as failure:
+                raise UpstreamError("disconnected") from failure.with_traceback(None)
+            if chunk is None:
+                return True
+            if not sink(chunk):
+                return False
+
+    def _rest(self) -> AsyncIterator[bytes]:
+        # One iterator: a stream of another transport may be iterated once.
+        if self._chunks is None:
+            self._chunks = aiter(self._stream)
+        return self._chunks
 
     async def aclose(self) -> None:
         if self._closed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from gorgo.proxy.http.request_buffer import RequestBuffer
 from gorgo.proxy.http.response_writer import ResponseWriter
 from gorgo.proxy.http.timeout import ResettableTimeout
 from tests.proxy.fakes import DONE, ROLE, USAGE, delta, event
+from tests.proxy.iterated import IteratedSource
 
 CHAT = "/v1/chat/completions"
 FINISH = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
@@ -25,7 +25,7 @@ FINISH = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
 BUFFER = RequestBuffer(BufferBudget(1 << 40), "a")
 
 
-class PacedSource:
+class PacedSource(IteratedSource):
     """An event stream whose chunks come after so many seconds each."""
 
     status = 200
@@ -35,17 +35,10 @@ class PacedSource:
         self.now_s = 100.0
         self._chunks = chunks
 
-    @asynccontextmanager
-    async def chunks(self) -> AsyncIterator[AsyncIterator[bytes]]:
-        async def each() -> AsyncIterator[bytes]:
-            for after_s, chunk in self._chunks:
-                self.now_s += after_s
-                yield chunk
-
-        yield each()
-
-    async def aclose(self) -> None:
-        return
+    async def each(self) -> AsyncIterator[bytes]:
+        for after_s, chunk in self._chunks:
+            self.now_s += after_s
+            yield chunk
 
 
 async def p95_of(source: PacedSource, monkeypatch: pytest.MonkeyPatch, route: str = CHAT) -> float | None:

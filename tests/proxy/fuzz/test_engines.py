@@ -6,7 +6,7 @@ import gzip
 import json
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,6 +29,7 @@ from tests.proxy.conftest import QUIET, Start
 from tests.proxy.fakes import DONE, ROLE, USAGE, chat, delta
 from tests.proxy.fuzz.mutate import EXAMPLES, mutated
 from tests.proxy.integrity.engines import lying, says
+from tests.proxy.iterated import IteratedSource
 from tests.proxy.raw import connected
 
 CHAT = "/v1/chat/completions"
@@ -76,7 +77,7 @@ async def test_answer_with_faults_ends_for_the_client_and_leaves_nothing(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-class Pieces:
+class Pieces(IteratedSource):
     """An answer in pieces, which may break off."""
 
     status = 200
@@ -86,18 +87,11 @@ class Pieces:
         self._parts = parts
         self._breaks = breaks
 
-    @asynccontextmanager
-    async def chunks(self) -> AsyncIterator[AsyncIterator[bytes]]:
-        async def each() -> AsyncIterator[bytes]:
-            for part in self._parts:
-                yield part
-            if self._breaks:
-                raise UpstreamError("disconnected")
-
-        yield each()
-
-    async def aclose(self) -> None:
-        return
+    async def each(self) -> AsyncIterator[bytes]:
+        for part in self._parts:
+            yield part
+        if self._breaks:
+            raise UpstreamError("disconnected")
 
 
 async def relayed(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import cast
 
 import pytest
@@ -13,57 +13,13 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 
 from gorgo.proxy.upstream import http1_call
-from gorgo.proxy.upstream.client import ResponseSource, UpstreamClient, UpstreamError
+from gorgo.proxy.upstream.client import UpstreamError
 from gorgo.proxy.upstream.http1_call import MAX_INTERIM, WRITE_BYTES, _send, encode_head, send
 from gorgo.proxy.upstream.paced import SLICE_BYTES
-from tests.proxy.conftest import system_tls, until
+from tests.proxy.conftest import until
+from tests.proxy.upstream.engine import OK, engine, whole
 
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 START = b"POST /v1 HTTP/1.1\r\n"
-
-Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-class Engine:
-    """What was received, by connection, up to each answer."""
-
-    def __init__(self, speak: Speak) -> None:
-        self._speak = speak
-        self.connections = 0
-        self.open = 0
-
-    async def met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        self.open += 1
-        try:
-            await self._speak(reader, writer)
-        except ConnectionError:
-            pass
-        finally:
-            self.open -= 1
-            writer.transport.abort()
-
-
-@asynccontextmanager
-async def engine(speak: Speak) -> AsyncIterator[tuple[UpstreamClient, Engine]]:
-    """An engine that speaks so on each connection, and the way there."""
-    found = Engine(speak)
-    server = await asyncio.start_server(found.met, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    upstream = UpstreamClient(f"http://127.0.0.1:{port}/base/", connections=4, connect_timeout_s=5.0, tls=system_tls())
-    try:
-        yield upstream, found
-    finally:
-        await upstream.aclose()
-        server.close()
-        await server.wait_closed()
-
-
-async def whole(source: ResponseSource) -> bytes:
-    async with source.chunks() as chunks:
-        body = b"".join([chunk async for chunk in chunks])
-    await source.aclose()
-    return body
 
 
 def test_a_head_has_headers_in_their_order_with_duplicates_and_bytes_as_they_are() -> None:
