@@ -6,7 +6,7 @@ Owns the table of routes and the small GET responses.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -39,6 +39,7 @@ PUBLIC_ROUTES = ("/health", "/healthz", "/livez", "/ready", "/readyz", "/metrics
 _MODELS_PREFIX = b"/v1/models/"
 
 Responder = Callable[[RunningProxy, Message, Send], Awaitable[None]]
+Endpoint = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class GetEndpoint:
@@ -110,24 +111,28 @@ class DataRouter(Router):
         self._state = state
         self._open_paths = frozenset(open_paths)
         self._cors: Cors | None = None
+        #: Endpoints of paths without a parameter, found without a search of the table.
+        self._endpoints: Mapping[str, Endpoint] = {route.path: route.app for route in routes if "{" not in route.path}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            cors = self._state.config.proxy.cors
-            if cors.allow_origins:
-                rules = self._cors_rules(cors)
-                if await rules.preflight(scope, receive, send):
-                    return
-                send = rules.wrap(scope, send)
-            try:
-                self._admit(scope)
-            except HttpError as error:
-                self._state.metrics.rejected(error.code)
-                log("request_refused", status=error.status, code=error.code)
-                async with draining(receive):
-                    await send_error(send, error, path=scope["path"])
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        cors = self._state.config.proxy.cors
+        if cors.allow_origins:
+            rules = self._cors_rules(cors)
+            if await rules.preflight(scope, receive, send):
                 return
-        await super().__call__(scope, receive, send)
+            send = rules.wrap(scope, send)
+        try:
+            self._admit(scope)
+        except HttpError as error:
+            self._state.metrics.rejected(error.code)
+            log("request_refused", status=error.status, code=error.code)
+            async with draining(receive):
+                await send_error(send, error, path=scope["path"])
+            return
+        await self._endpoints.get(scope["path"], super().__call__)(scope, receive, send)
 
     def _admit(self, scope: Message) -> None:
         if b"%" in scope["raw_path"] and not scope["raw_path"].startswith(_MODELS_PREFIX):

@@ -2,16 +2,21 @@
 
 A line has ids, names, numbers and short words, never a prompt, a header or a key. An exception is logged by its type
 and place, because its message may quote a client's bytes.
+
+Lines of requests wait a moment and are written together: a write of its own takes as long as the rest of the line. Any
+other line is written at once, after those that wait, so lines stay in order; the end of the process writes the rest.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from time import time
+from typing import Any, TextIO
 
 from gorgo.config.model import Config
 from gorgo.config.replica_advice import url_warnings
@@ -26,46 +31,101 @@ _LEVEL_WIDTH, _EVENT_WIDTH = 7, 24
 _ENCODER = json.JSONEncoder(default=str)
 
 
-class JsonLines(logging.Formatter):
-    """Formats a record as one object: `time`, `level`, `event`, then the fields."""
+#: Lines that wait at most: 40 kB, which a pipe takes at once. And the longest wait, s.
+MAX_WAITING_LINES = 128
+MAX_WAIT_S = 0.1
+
+
+class Lines(logging.Formatter):
+    """Formats an event and its fields as a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        entry: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-        }
-        entry.update(_fields(record))
-        return _ENCODER.encode(entry)
+        return self.line(record.created, record.levelname.lower(), record.getMessage(), _fields(record))
+
+    def line(self, created_s: float, level: str, event: str, fields: Mapping[str, Any]) -> str:
+        raise NotImplementedError
 
 
-class TextLines(logging.Formatter):
-    """Formats a record in columns: time (UTC), level, event, then `name=value`.
+class JsonLines(Lines):
+    """Formats an event as one object: `time`, `level`, `event`, then the fields."""
+
+    def line(self, created_s: float, level: str, event: str, fields: Mapping[str, Any]) -> str:
+        at = datetime.fromtimestamp(created_s, UTC).isoformat(timespec="milliseconds")
+        return _ENCODER.encode({"time": at, "level": level, "event": event, **fields})
+
+
+class TextLines(Lines):
+    """Formats an event in columns: time (UTC), level, event, then `name=value`.
 
     Unknown fields are left out, the id of a request comes last, and a text of several lines is indented below. A
     control character cannot start a line of its own.
     """
 
-    def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-        fields = {name: value for name, value in _fields(record).items() if value is not None}
+    def line(self, created_s: float, level: str, event: str, fields: Mapping[str, Any]) -> str:
+        at = datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        fields = {name: value for name, value in fields.items() if value is not None}
         if "request_id" in fields:
             fields["request_id"] = fields.pop("request_id")
         long = {name: value for name, value in fields.items() if isinstance(value, str) and "\n" in value}
         words = [f"{name}={_word(value)}" for name, value in fields.items() if name not in long]
-        head = f"{at}Z {record.levelname.lower():{_LEVEL_WIDTH}} {record.getMessage():{_EVENT_WIDTH}}"
+        head = f"{at}Z {level:{_LEVEL_WIDTH}} {event:{_EVENT_WIDTH}}"
         below = [f"    {_printable(line)}" for text in long.values() for line in text.splitlines()]
         return "\n".join([" ".join([head, *words]).rstrip(), *below])
 
 
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Writes lines to stderr: records at once, requests in batches."""
+
+    def __init__(self, lines: Lines) -> None:
+        super().__init__()
+        self.setFormatter(lines)
+        self._lines = lines
+        self._waiting: list[tuple[float, str, Mapping[str, Any]]] = []
+
+    def add(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Let a line of level info wait for others. Needs a running loop."""
+        self.acquire()
+        try:
+            self._waiting.append((time(), event, fields))
+            waiting = len(self._waiting)
+        finally:
+            self.release()
+        if waiting == 1:
+            asyncio.get_running_loop().call_later(MAX_WAIT_S, self.flush)
+        elif waiting >= MAX_WAITING_LINES:
+            self.flush()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._write_waiting()
+        super().emit(record)
+
+    def flush(self) -> None:
+        """Write what waits. The end of the process calls this too."""
+        self.acquire()
+        try:
+            self._write_waiting()
+            super().flush()
+        finally:
+            self.release()
+
+    def _write_waiting(self) -> None:
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        line = self._lines.line
+        try:
+            self.stream.write("".join([f"{line(at, 'info', event, fields)}\n" for at, event, fields in waiting]))
+        except OSError:  # as for a record: a log that cannot be written ends no request
+            self.handleError(LOGGER.makeRecord(LOGGER.name, logging.INFO, "", 0, waiting[-1][1], (), None))
+
+
 #: Formats of lines by name, as the command line offers them.
-FORMATS: Mapping[str, type[logging.Formatter]] = {"json": JsonLines, "text": TextLines}
+FORMATS: Mapping[str, type[Lines]] = {"json": JsonLines, "text": TextLines}
 
 
 def set_up_logs(form: str = "json", level: str = "info") -> None:
     """Send GORGO's records of `level` and above to stderr; called once, by the command line."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(FORMATS[form]())
+    handler = LineHandler(FORMATS[form]())
     LOGGER.handlers[:] = [handler]
     LOGGER.setLevel(level.upper())
     LOGGER.propagate = False
@@ -79,6 +139,21 @@ def log(event: str, *, level: int = logging.INFO, **fields: Any) -> None:
         # `LOGGER.log` would search the stack for a caller that no line shows.
         record = LOGGER.makeRecord(LOGGER.name, level, "", 0, event, (), None, extra={"fields": fields})
         LOGGER.handle(record)
+
+
+def log_request(fields: Mapping[str, Any]) -> None:
+    """Log the end of a request. On the proxy's own handler the line waits for others."""
+    handlers = LOGGER.handlers
+    if len(handlers) != 1 or not isinstance(handler := handlers[0], LineHandler) or LOGGER.propagate:
+        log("request", **fields)
+    elif LOGGER.isEnabledFor(logging.INFO):
+        handler.add("request", fields)
+
+
+def flush_logs() -> None:
+    """Write the lines that wait."""
+    for handler in LOGGER.handlers:
+        handler.flush()
 
 
 def log_failure(event: str, failure: BaseException, **fields: Any) -> None:

@@ -35,7 +35,7 @@ from gorgo.proxy.control.state_file import StateFile
 from gorgo.proxy.http.heads import HeadLimits
 from gorgo.proxy.http.listener import AcceptLimits, serve_app
 from gorgo.proxy.http.sockets import BACKLOG, ServerAddresses, address_of, listening
-from gorgo.proxy.logs import LOGGER, log
+from gorgo.proxy.logs import LOGGER, flush_logs, log
 from gorgo.proxy.monitor.fleet_monitor import FleetMonitor, probe_all, run_timers
 from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
 from gorgo.proxy.parsing.json_body import limit_digits
@@ -124,6 +124,7 @@ async def serve(
                 await _run(state, data, admin, admin_token, follow, ready, stop, stop_now)
         finally:
             await state.aclose()
+            flush_logs()
 
 
 def _open_request_log(path: Path, state: RunningProxy) -> RequestLog:

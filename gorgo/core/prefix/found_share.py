@@ -52,32 +52,38 @@ class _Report(NamedTuple):
 class _DepthShares:
     """The shares of one replica for one model, by class of depth."""
 
-    __slots__ = ("by_depth", "reports")
+    __slots__ = ("_learned", "by_depth", "reports")
 
     def __init__(self) -> None:
         self.reports: list[deque[_Report]] = [deque(maxlen=WINDOW) for _ in range(_CLASSES)]
         self.by_depth: list[FoundShare] = [ALL_FOUND] * _CLASSES
+        #: Of the classes with reports enough.
+        self._learned: dict[int, FoundShare] = {}
 
     def add(self, depth: int, report: _Report) -> bool:
         """Add a report; return whether a share changed."""
         reports = self.reports[depth]
-        had_share = len(reports) >= LEAST_REPORTS
+        before = self._learned.get(depth)
         reports.append(report)
-        if had_share and report.share == 1.0 and self.by_depth[depth] == ALL_FOUND:
+        if report.share == 1.0 and before == ALL_FOUND:
             return False  # the usual case: one more of the median
-        before, self.by_depth = self.by_depth, self._shares()
-        return self.by_depth != before
+        if len(reports) < LEAST_REPORTS:
+            return False
+        now = self._learned[depth] = _median(reports)
+        if now == before:
+            return False
+        self.by_depth = self._shares()
+        return before is None or now.share != before.share
 
     def _shares(self) -> list[FoundShare]:
-        learned = {
-            depth: _median(reports) for depth, reports in enumerate(self.reports) if len(reports) >= LEAST_REPORTS
-        }
-        if not learned:
-            return [ALL_FOUND] * _CLASSES
-        return [
-            learned[max((known for known in learned if known <= depth), default=min(learned))]
-            for depth in range(_CLASSES)
-        ]
+        """Return the share of each class: its own, or that of the nearest shallower one, or of the shallowest."""
+        learned = self._learned
+        nearest = learned[min(learned)]
+        shares = []
+        for depth in range(_CLASSES):
+            nearest = learned.get(depth, nearest)
+            shares.append(nearest)
+        return shares
 
 
 class FoundShares:
@@ -117,7 +123,7 @@ class FoundShares:
             shares = slots[slot] = _DepthShares()
         report = _Report(confirmed_tokens, min(1.0, found_tokens / confirmed_tokens))
         if shares.add(_depth(confirmed_tokens), report):
-            self._tabulate(model)
+            self._tabulate_row(model, slot, shares)
 
     def of(self, slot: int, model: str | None, tokens: float) -> FoundShare:
         """Return the share of a prefix of so many tokens."""
@@ -152,6 +158,14 @@ class FoundShares:
     def _key(self, model: str | None) -> str | None:
         return model if model in self._by_model else None
 
+    def _tabulate_row(self, model: str | None, slot: int, shares: _DepthShares) -> None:
+        """Write the changed row of a slot."""
+        table, row = self._tables.get(model), [found.share for found in shares.by_depth]
+        if table is None or slot >= len(table) or min(row) == 1.0:
+            self._tabulate(model)
+        else:
+            table[slot] = row
+
     def _tabulate(self, model: str | None) -> None:
         """Write the model's table anew; none where everything is found, which is the usual case."""
         slots = self._by_model[model]
@@ -170,8 +184,8 @@ def _depth(tokens: float) -> int:
 
 def _median(reports: deque[_Report]) -> FoundShare:
     """Of an even number the higher one, so that as many evictions as hits do not move it."""
-    shares = sorted(report.share for report in reports)
+    shares = sorted([report.share for report in reports])
     middle = len(shares) // 2
     share = shares[middle]
-    deviations = sorted(abs(other - share) for other in shares)
+    deviations = sorted([abs(other - share) for other in shares])
     return FoundShare(share, deviations[middle])

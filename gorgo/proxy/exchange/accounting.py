@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.proxy.exchange.parse import ParsedRequest
-from gorgo.proxy.logs import log
+from gorgo.proxy.logs import log_request
 from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.telemetry.request_log_file import Finished, logged_hashes
 
@@ -111,35 +111,30 @@ class RequestRecord:
 
     def _log(self, route: str, request_id: str, status: int, now: float) -> None:
         outcome = self.outcome
-        log(
-            "request",
-            request_id=request_id,
-            route=route,
-            client=self.client,
-            model=None if self.request is None else self.request.route.recorded_model,
-            replica=self.replica,
-            status=status,
-            code=self.code,
-            ttft_ms=None if self.ttft_s is None else round(self.ttft_s * 1e3, 1),
-            e2e_s=round(now - self.received_s, 4),
-            prompt_tokens=None if outcome is None else outcome.prompt_tokens,
-            cached_tokens=None if outcome is None else outcome.cached_tokens,
-            output_tokens=None if outcome is None else outcome.output_tokens,
-            retries=self._retries,
-            **self._unusual(),
-            error=None if outcome is None else outcome.error,
-        )
-
-    def _unusual(self) -> dict[str, Any]:
-        """Return fields that most requests do not have."""
-        unusual: dict[str, Any] = {}
+        fields: dict[str, Any] = {
+            "request_id": request_id,
+            "route": route,
+            "client": self.client,
+            "model": None if self.request is None else self.request.route.recorded_model,
+            "replica": self.replica,
+            "status": status,
+            "code": self.code,
+            "ttft_ms": None if self.ttft_s is None else round(self.ttft_s * 1e3, 1),
+            "e2e_s": round(now - self.received_s, 4),
+            "prompt_tokens": None if outcome is None else outcome.prompt_tokens,
+            "cached_tokens": None if outcome is None else outcome.cached_tokens,
+            "output_tokens": None if outcome is None else outcome.output_tokens,
+            "retries": self._retries,
+        }
+        # Fields that most requests do not have.
         if self.queued_s is not None:
-            unusual["queued_ms"] = round(self.queued_s * 1e3, 1)
+            fields["queued_ms"] = round(self.queued_s * 1e3, 1)
         if self.hedged:
-            unusual["hedged"] = True
+            fields["hedged"] = True
         if self.cause is not None:
-            unusual["cause"] = self.cause
-        return unusual
+            fields["cause"] = self.cause
+        fields["error"] = None if outcome is None else outcome.error
+        log_request(fields)
 
     def _write_request_log(self, state: RunningProxy, request: ParsedRequest, status: int) -> None:
         """Write a line for a replay of this traffic, also for a request that failed."""

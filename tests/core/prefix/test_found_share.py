@@ -119,6 +119,31 @@ def test_no_price_is_above_the_match_nor_below_the_least_report(reports: list[tu
         assert recent is None or 0.0 <= recent <= 1.0
 
 
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from([600.0, 3000.0, 9000.0]), st.sampled_from([0.0, 0.5, 0.7, 1.0])),
+        max_size=120,
+    )
+)
+def test_prices_are_the_medians_of_the_last_reports_after_each_report(reports: list[tuple[int, float, float]]) -> None:
+    shares = FoundShares()
+    last: dict[tuple[int, float], list[float]] = {}
+    depths = [600.0, 3000.0, 9000.0]
+    for slot, tokens, share in reports:
+        learn(shares, share, tokens=tokens, slot=slot)
+        of_class = last[slot, tokens] = [*last.get((slot, tokens), []), share][-WINDOW:]
+        assert of_class, "a report is remembered"
+        for other in range(3):
+            known = {at: sorted(last[other, at]) for at in depths if len(last.get((other, at), [])) >= LEAST_REPORTS}
+            for at in depths:
+                nearest = max((depth for depth in known if depth <= at), default=min(known, default=None))
+                expected = 1.0 if nearest is None else known[nearest][len(known[nearest]) // 2]
+                matched = np.full(3, at)
+                assert shares.of(other, None, at).share == expected
+                assert shares.found_tokens(matched, None)[other] == at * expected
+
+
 # -- in the Router
 
 
