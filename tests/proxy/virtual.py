@@ -228,6 +228,6 @@ def in_virtual_time(
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         now = runner.get_loop().time
-        for module in ("exchange.relay", "http.timeout", "http.body", "exchange.attempts"):
+        for module in ("exchange.passage", "http.timeout", "http.body", "exchange.attempts"):
             patched.setattr(f"gorgo.proxy.{module}.monotonic", now)
         runner.run(run())

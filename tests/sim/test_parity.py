@@ -24,7 +24,7 @@ from gorgo.core.messages.decision import Decision
 from gorgo.core.router import Router
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.build import build_proxy
-from gorgo.proxy.exchange import relay
+from gorgo.proxy.exchange import passage
 from gorgo.proxy.http import timeout
 from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.telemetry.health_log import HealthLog
@@ -115,7 +115,7 @@ def live(
 
     async def run() -> Seen:
         loop = asyncio.get_running_loop()
-        for module in (relay, timeout):
+        for module in (passage, timeout):
             monkeypatch.setattr(module, "monotonic", loop.time)
         started = make_policy(policy)
         state = build_proxy(found, policy=started, weights=None, environ={}, key=KEY, seed=SEED, tls=system_tls())

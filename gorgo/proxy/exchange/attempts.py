@@ -18,9 +18,10 @@ from gorgo.proxy.exchange.accounting import RequestRecord
 from gorgo.proxy.exchange.judgement import failure_of
 from gorgo.proxy.exchange.lease import Lease, NextStep
 from gorgo.proxy.exchange.parse import ParsedRequest
+from gorgo.proxy.exchange.passage import Passage
 from gorgo.proxy.exchange.race import Race
 from gorgo.proxy.exchange.refusal import Refusal
-from gorgo.proxy.exchange.relay import Relay
+from gorgo.proxy.exchange.relay import relay
 from gorgo.proxy.exchange.relay_options import RelayOptions
 from gorgo.proxy.exchange.response import ClientResponse
 from gorgo.proxy.http.headers import Header, upstream_headers
@@ -206,11 +207,11 @@ class Attempts:
             if failure is not None:
                 return failure
             options = self._relay_options(dispatch, target, strip_usage=strip_usage)
-            relay = Relay(source, self._response.writer, timer, options)
-            outcome = await relay.run()
-            if relay.refusal is not None and (self._refused is None or self._refused[1].status >= 400):
+            passage = Passage(source, self._response.writer, timer, options)
+            outcome = await relay(passage)
+            if passage.refusal is not None and (self._refused is None or self._refused[1].status >= 400):
                 # A short answer is not replaced: it is better than another replica's refusal.
-                self._refused = dispatch, relay.refusal, target.deadlines.stream_idle_s
+                self._refused = dispatch, passage.refusal, target.deadlines.stream_idle_s
             return outcome
         finally:
             await source.aclose()

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.http.request_buffer import RequestBuffer
 
+#: Buffer of one response: above any preamble of an engine, small enough for thousands of responses at once.
+BUFFER_BYTES = 64 * 1024
 #: Buffer of a withheld answer: forty tokens, so that no long answer waits for its end.
 WITHHELD_BYTES = 8 * 1024
 #: A longer stream is no short answer.

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gorgo.core.buffer_budget import BufferBudget
-from gorgo.proxy.exchange import parse, relay, response
-from gorgo.proxy.exchange.relay import Relay
+from gorgo.proxy.exchange import parse, passage, relay_options, response
+from gorgo.proxy.exchange.passage import Passage
+from gorgo.proxy.exchange.relay import relay
 from gorgo.proxy.exchange.relay_options import RelayOptions
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.http.request_buffer import RequestBuffer
@@ -45,10 +46,10 @@ async def p95_of(source: PacedSource, monkeypatch: pytest.MonkeyPatch, route: st
     async def send(_message: Any) -> None:
         return
 
-    monkeypatch.setattr("gorgo.proxy.exchange.relay.monotonic", lambda: source.now_s)
+    monkeypatch.setattr("gorgo.proxy.exchange.passage.monotonic", lambda: source.now_s)
     plan = RelayOptions(route, (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None, buffer=BUFFER)
     with ResettableTimeout(1000.0) as dog:
-        return (await Relay(source, ResponseWriter(send), dog, plan).run()).itl_s_p95
+        return (await relay(Passage(source, ResponseWriter(send), dog, plan))).itl_s_p95
 
 
 def tokens(gaps_s: Sequence[float]) -> list[tuple[float, bytes]]:
@@ -99,7 +100,7 @@ async def test_token_that_comes_with_the_end_has_its_gap(monkeypatch: pytest.Mon
 
 
 async def test_answer_with_more_gaps_than_are_recorded_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.proxy.exchange.relay.MAX_GAPS", 2)
+    monkeypatch.setattr("gorgo.proxy.exchange.passage.MAX_GAPS", 2)
     source = PacedSource([*tokens([1.0, 3.0]), (5.0, DONE)])
     assert await p95_of(source, monkeypatch) == pytest.approx(3.0)
 
@@ -120,13 +121,13 @@ async def test_the_first_byte_of_an_encoded_stream_is_not_buffered() -> None:
 
     plan = RelayOptions(CHAT, (), 1000.0, False, on_content=lambda: None, on_commit=lambda: None, buffer=BUFFER)
     with ResettableTimeout(1000.0) as dog:
-        await Relay(source, ResponseWriter(send), dog, plan).run()
+        await relay(Passage(source, ResponseWriter(send), dog, plan))
     assert bodies == [(101.0, b"z"), (106.0, b"rest")]
 
 
 def test_a_relay_holds_64_kibibytes_4096_gaps_and_the_last_four_events() -> None:
-    assert (relay.BUFFER_BYTES, relay.MAX_GAPS, relay.END_EVENTS) == (65_536, 4096, 4)
-    assert frozenset({"/v1/responses", "/v1/messages"}) == relay._NAMED_EVENTS
+    assert (relay_options.BUFFER_BYTES, passage.MAX_GAPS, passage.END_EVENTS) == (65_536, 4096, 4)
+    assert frozenset({"/v1/responses", "/v1/messages"}) == passage._NAMED_EVENTS
 
 
 def test_an_id_counts_as_four_bytes_and_an_error_event_has_five_seconds() -> None:

@@ -18,7 +18,8 @@ from gorgo.config.model import Config, LimitsConfig, RegionConfig, ReplicaConfig
 from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.messages.request import AttemptResult
 from gorgo.errors import TraceError
-from gorgo.proxy.exchange.relay import Relay
+from gorgo.proxy.exchange.passage import Passage
+from gorgo.proxy.exchange.relay import relay
 from gorgo.proxy.exchange.relay_options import RelayOptions
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.http.request_buffer import RequestBuffer
@@ -106,7 +107,7 @@ async def relayed(
     plan = RelayOptions(CHAT, (), 1000.0, strip, on_content=lambda: None, on_commit=lambda: None, buffer=BUFFER)
     with ResettableTimeout(1000.0) as dog:
         try:
-            outcome = await Relay(Pieces(parts, breaks=breaks), ResponseWriter(send), dog, plan).run()
+            outcome = await relay(Passage(Pieces(parts, breaks=breaks), ResponseWriter(send), dog, plan))
         except UpstreamError as failure:
             return b"".join(sent), failure.reason
     return b"".join(sent), outcome.result
