@@ -92,6 +92,7 @@ class Router(RouterState):
         super().__init__(parts, boot_id=boot_id, limits=limits)
         self._hedger = parts.hedger
         self._lifecycle = parts.lifecycle
+        self._queued = parts.admission.queue.requests
         #: Time of the last event.
         self._now = float("-inf")
 
@@ -219,7 +220,7 @@ class Router(RouterState):
         due_s, hedge_s = self._fleet.next_timer(), self._hedger.next_timer_s()
         if hedge_s is not None and (due_s is None or hedge_s < due_s):
             due_s = hedge_s
-        drain_s = self._admission.next_timer_s(now=self._now) if self._admission.queue else None
+        drain_s = self._admission.next_timer_s(now=self._now) if self._queued else None
         return drain_s if drain_s is not None and (due_s is None or drain_s < due_s) else due_s
 
     def handle_timer(self, *, now: float) -> list[Action]:
@@ -240,7 +241,7 @@ class Router(RouterState):
 
     def _drain_queue(self, now: float) -> list[Action]:
         """Dispatch or reject queued requests: a replica may have capacity again."""
-        if not self._admission.queue:
+        if not self._queued:
             return []
         actions: list[Action] = []
         for state, action in self._admission.drain_queue(now=now):
@@ -258,7 +259,7 @@ class Router(RouterState):
         """Reject a request that no replica can serve or that is over a limit; else count it for its client."""
         if not self._fleet.eligibility.serves(request.model):
             return model_not_found(request)
-        if len(self._table) + len(self._admission.queue) >= self.limits.max_in_flight:
+        if len(self._table) + len(self._queued) >= self.limits.max_in_flight:
             return too_many_in_flight(request, self.limits.max_in_flight)
         if request.pinned_replica is not None and request.pinned_replica not in self._fleet.replicas:
             return replica_not_found(request)

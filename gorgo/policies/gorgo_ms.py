@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isnan
 from typing import ClassVar, NamedTuple
 
@@ -10,11 +11,12 @@ from numpy.typing import NDArray
 
 from gorgo.core.latency.prefill import prefill_s
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
-from gorgo.core.latency.tcp import exchange_round_trips, is_one_round_trip
+from gorgo.core.latency.tcp import exchange_round_trips, is_one_round_trip, is_paced
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import Choice, Prediction
+from gorgo.core.policy.choice import TIE_EPSILON, Choice, Prediction, argmin_tiebreak
 from gorgo.core.policy.cost import choose_min_cost, fill_unknown
+from gorgo.core.policy.few import FEW, times_of_rows
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 
@@ -24,8 +26,21 @@ Floats = NDArray[np.float64]
 _MS, _HALF, _NONE = np.array(1e3), np.array(0.5), np.array(0.0)
 
 
+class _Factors(NamedTuple):
+    """The weights, those of times in seconds as factors to milliseconds."""
+
+    rtt: float
+    queue: float
+    share: float
+    delta_ms: float
+
+    @classmethod
+    def of(cls, weights: Weights) -> _Factors:
+        return cls(weights["m_rtt"] * 1e3, weights["m_queue"] * 1e3, weights["lambda"], weights["delta"])
+
+
 class _Scales(NamedTuple):
-    """The weights as arrays without a dimension; those of times in seconds take them to ms on the way."""
+    """The factors of the weights as arrays without a dimension."""
 
     rtt: Floats
     queue: Floats
@@ -33,9 +48,8 @@ class _Scales(NamedTuple):
     delta_ms: float
 
     @classmethod
-    def of(cls, weights: Weights) -> _Scales:
-        rtt, queue = np.array(weights["m_rtt"] * 1e3), np.array(weights["m_queue"] * 1e3)
-        return cls(rtt, queue, np.array(weights["lambda"]), weights["delta"])
+    def of(cls, factors: _Factors) -> _Scales:
+        return cls(np.array(factors.rtt), np.array(factors.queue), np.array(factors.share), factors.delta_ms)
 
 
 class GorgoMs:
@@ -70,7 +84,8 @@ class GorgoMs:
     )
 
     def __init__(self) -> None:
-        self._scaled: tuple[Weights, _Scales] | None = None
+        #: Made once per set of weights.
+        self._scaled: tuple[Weights, _Factors, _Scales] | None = None
 
     def choose(
         self,
@@ -79,7 +94,9 @@ class GorgoMs:
         weights: Weights,
         rng: np.random.Generator,
     ) -> Choice:
-        scales = self._scales(weights)
+        factors, scales = self._scales(weights)
+        if len(candidates.names) <= FEW and not is_paced(candidates.pace_bytes):
+            return _choose_by_rows(request, candidates, factors, rng)
         rtt_s = fill_unknown(candidates.rtt_s)
         trips = _trips(request, candidates, rtt_s)
         network_s = rtt_s if trips is None else rtt_s * trips
@@ -95,26 +112,65 @@ class GorgoMs:
             "prefill": prefill_ms,
             "externality": stalled_ms * np.fmin(candidates.in_flight_requests, candidates.max_running_requests),
         }
-        before_s = candidates.now - request.received_s
+        times = _Times(request, candidates, network_s, work_s, prefill_ms)
+        return choose_min_cost(terms, candidates, rng, predicted_ttft_s=times.ttft_s, forecast=times.prediction)
 
-        def predicted_s(row: int) -> float | None:
-            # No prediction where the round trip is unknown: the worst known one is for comparing only.
-            if isnan(candidates.rtt_s.item(row)):
-                return None
-            ttft_s: float = before_s + network_s.item(row) + work_s.item(row) + prefill_ms.item(row) / 1e3
-            return ttft_s
-
-        def forecast() -> Prediction:
-            prefill_s = prefill_ms / 1e3
-            return Prediction(idle_s=network_s + prefill_s, backlog_s=work_s, prefill_s=prefill_s)
-
-        return choose_min_cost(terms, candidates, rng, predicted_ttft_s=predicted_s, forecast=forecast)
-
-    def _scales(self, weights: Weights) -> _Scales:
-        """The weights as arrays, made once per set of them."""
+    def _scales(self, weights: Weights) -> tuple[_Factors, _Scales]:
         if self._scaled is None or self._scaled[0] is not weights:
-            self._scaled = weights, _Scales.of(weights)
-        return self._scaled[1]
+            factors = _Factors.of(weights)
+            self._scaled = weights, factors, _Scales.of(factors)
+        return self._scaled[1:]
+
+
+class _Times(NamedTuple):
+    """N and W in seconds and P in milliseconds of each candidate, as lists or arrays, for predictions."""
+
+    request: RouteRequest
+    candidates: Candidates
+    network_s: Sequence[float] | Floats
+    work_s: Sequence[float] | Floats
+    prefill_ms: Sequence[float] | Floats
+
+    def ttft_s(self, row: int) -> float | None:
+        """Return the predicted TTFT; none where the round trip is unknown: the worst known is for comparing only."""
+        if isnan(self.candidates.rtt_s.item(row)):
+            return None
+        before_s = self.candidates.now - self.request.received_s
+        return float(before_s + self.network_s[row] + self.work_s[row] + self.prefill_ms[row] / 1e3)
+
+    def prediction(self) -> Prediction:
+        prefill_s = np.asarray(self.prefill_ms) / 1e3
+        return Prediction(np.asarray(self.network_s) + prefill_s, np.asarray(self.work_s), prefill_s)
+
+
+def _choose_by_rows(
+    request: RouteRequest, candidates: Candidates, factors: _Factors, rng: np.random.Generator
+) -> Choice:
+    """Return the choice among a few candidates: the same as by columns, in half the time."""
+    network_s, work_s, prefill_ms = times_of_rows(candidates, request.body_bytes)
+    (rtt, queue, prefill, externality), costs = _terms_of_rows(candidates, network_s, work_s, prefill_ms, factors)
+    terms = {"rtt": rtt, "queue": queue, "prefill": prefill, "externality": externality}
+    cost, least = np.array(costs), min(costs)
+    row = costs.index(least)
+    if sum([each <= least + TIE_EPSILON for each in costs]) > 1:
+        row = argmin_tiebreak(cost, candidates.in_flight_requests, rng)
+    times = _Times(request, candidates, network_s, work_s, prefill_ms)
+    return Choice(row, terms, cost, times.ttft_s(row), None, times.ttft_s, times.prediction)
+
+
+def _terms_of_rows(
+    candidates: Candidates, network: list[float], work: list[float], prefill: list[float], factors: _Factors
+) -> tuple[Floats, list[float]]:
+    """Return the terms `rtt`, `queue`, `prefill` and `externality` as rows of an array, and the costs, ms."""
+    rtt_factor, queue_factor, share, delta_ms = factors
+    table = candidates.table
+    rtt = [network_s * rtt_factor for network_s in network]
+    queue = [work_s * queue_factor for work_s in work]
+    in_flight = zip(prefill, table.in_flight_requests.tolist(), table.max_running_requests.tolist(), strict=True)
+    # Where the limit is unknown it is NaN, and less than nothing.
+    externality = [(prefill_ms * share + delta_ms) * (most if most < n else n) for prefill_ms, n, most in in_flight]
+    cost = [a + b + c + d for a, b, c, d in zip(rtt, queue, prefill, externality, strict=True)]
+    return np.array([*rtt, *queue, *prefill, *externality]).reshape(4, -1), cost
 
 
 def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floats | None:

@@ -55,6 +55,8 @@ class RemoteReplica:
         Tokens of one item of a request's key.
     gaps:
         Histogram of the gaps between tokens of completed requests.
+    has_samples:
+        Whether the Router retains samples, which alone have the gaps of one request.
     ahead:
         As in `EngineDriver`.
     """
@@ -69,6 +71,7 @@ class RemoteReplica:
         draws: RandomTable,
         block_tokens: int,
         gaps: ItlHistogram,
+        has_samples: bool = True,
         ahead: bool = True,
     ) -> None:
         self._kernel = kernel
@@ -78,6 +81,7 @@ class RemoteReplica:
         self.link: Link = replica.link
         self._block_tokens = block_tokens
         self._gaps = gaps
+        self._has_samples = has_samples
         self._ahead = ahead
         self._slowdown = 1.0
         self._engine = self._new_engine()
@@ -243,7 +247,7 @@ class RemoteReplica:
             prompt_tokens=sending.prompt_tokens,
             cached_tokens=sending.cached_tokens,
             output_tokens=sending.output_tokens,
-            itl_s_p95=p95_s(pairs),
+            itl_s_p95=p95_s(pairs) if self._has_samples else None,
         )
         end_arrival_s = max(sending.first_token_arrival_s, at_s + sending.trips.one_way_s(self.link))
         self._kernel.at(end_arrival_s, partial(self._end, sending, outcome))

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from sys import maxsize
-from typing import Protocol
 
 import numpy as np
 
@@ -32,11 +31,12 @@ from gorgo.core.router import Router
 from gorgo.sim.engine.driver import SimAttempt
 from gorgo.sim.engine.itl import ItlHistogram
 from gorgo.sim.event_queue import EventQueue
+from gorgo.sim.extensions import Controller, Startable
 from gorgo.sim.faults.api import EngineObserver
 from gorgo.sim.faults.injector import FaultInjector
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.monitor import Monitor
-from gorgo.sim.network.links import RandomTable, TripDelays
+from gorgo.sim.network.links import TripDelays, random_table
 from gorgo.sim.open_requests import OpenRequests
 from gorgo.sim.records import SimResult
 from gorgo.sim.remote_replica import RemoteReplica
@@ -45,22 +45,6 @@ from gorgo.sim.workload import BLOCK_TOKENS, SimRequest
 
 #: Keys of trips per request: more than the attempts that any limit allows in practice.
 KEYS_PER_REQUEST = 8
-
-
-class Startable(Protocol):
-    """A fault, which puts itself into the heap (`faults`)."""
-
-    def start(self, world: FaultInjector) -> None: ...
-
-
-class Controller(Protocol):
-    """Something that acts on the Router now and then: a tuner, an operator."""
-
-    @property
-    def next_s(self) -> float | None:
-        """When it acts next; None: never again."""
-
-    def act(self, router: Router, now: float) -> None: ...
 
 
 class Simulation:
@@ -140,7 +124,7 @@ class Simulation:
             shadow=shadow,
         )
         self.gaps = ItlHistogram()
-        self._draws = RandomTable(seed)
+        self._draws = random_table(seed)
         self.engines: Mapping[str, RemoteReplica] = {
             replica.name: RemoteReplica(
                 self.kernel,
@@ -150,6 +134,7 @@ class Simulation:
                 draws=self._draws,
                 block_tokens=block_tokens,
                 gaps=self.gaps,
+                has_samples=self.router.samples.capacity > 0,
                 ahead=ahead,
             )
             for number, replica in enumerate(fleet.replicas)

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
@@ -160,3 +162,59 @@ def test_weights_and_their_boxes_are_those_of_the_design() -> None:
 
 def test_ties_go_to_chance() -> None:
     assert rows_chosen(GorgoMs(), candidates(rtt_s=[0.1, 0.1])) == {0, 1}
+
+
+def _cells(*values: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
+    return st.lists(st.one_of(*values), min_size=6, max_size=6)
+
+
+@given(
+    given_columns=st.fixed_dictionaries(
+        {
+            "rtt_s": _cells(st.floats(0.001, 0.3), st.just(np.nan)),
+            "cwnd_bytes": _cells(st.floats(14_600, 2e6), st.sampled_from([0.0, np.nan])),
+            "rwnd_bytes": _cells(st.floats(65_535, 2e6)),
+            "sent_s": _cells(st.floats(0, 100), st.just(np.inf)),
+            "connect_round_trips": _cells(st.sampled_from([1.0, 2.0])),
+            "drained_at_s": _cells(st.floats(99, 103), st.just(-np.inf)),
+            "head_due_s": _cells(st.floats(95, 103), st.just(np.inf)),
+            "waiting_prefill_s": _cells(st.floats(0, 5)),
+            "slowdown": _cells(st.floats(0.1, 10)),
+            "prefill_base_s": _cells(st.floats(0, 0.1)),
+            "prefill_token_s": _cells(st.floats(1e-5, 1e-3)),
+            "prefill_kappa_s": _cells(st.floats(0, 1e-8)),
+            "in_flight_requests": _cells(st.integers(0, 60).map(float)),
+            "max_running_requests": _cells(st.integers(1, 60).map(float), st.just(np.nan)),
+        }
+    ),
+    cached=_cells(st.integers(0, 1000).map(float)),
+    body_bytes=st.sampled_from([0, 500, 14_600, 20_000, 300_000]),
+    slots=st.sampled_from([[0, 1, 2, 3, 4, 5], [1, 4], [3]]),
+    delta=st.sampled_from([0.0, 50.0]),
+)
+def test_a_few_candidates_row_by_row_have_the_very_values_of_columns(
+    given_columns: dict[str, list[float]], cached: list[float], body_bytes: int, slots: list[int], delta: float
+) -> None:
+    width = max(slots) + 1
+    columns: dict[str, Any] = {name: cells[:width] for name, cells in given_columns.items()}
+    rows = replace(table(6, cached=cached[:width], slots=slots, **columns), now=100.0)
+    asked = replace(request(), received_s=99.5, body_bytes=body_bytes)
+    by_rows = choose(GorgoMs(), rows, asked=asked, delta=delta)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gorgo.policies.gorgo_ms.FEW", 0)
+        by_columns = choose(GorgoMs(), rows, asked=asked, delta=delta)
+    assert {name: column.tolist() for name, column in by_rows.terms.items()} == {
+        name: column.tolist() for name, column in by_columns.terms.items()
+    }
+    assert (by_rows.row, by_rows.predicted_ttft_s) == (by_columns.row, by_columns.predicted_ttft_s)
+    assert by_rows.cost is not None
+    assert by_columns.cost is not None
+    assert by_rows.cost.tolist() == by_columns.cost.tolist()
+    for one, other in zip(_parts(by_rows), _parts(by_columns), strict=True):
+        assert one.tolist() == other.tolist()
+
+
+def _parts(choice: Choice) -> tuple[np.ndarray[Any, Any], ...]:
+    assert choice.prediction is not None
+    predicted = choice.prediction()
+    return predicted.idle_s, predicted.backlog_s, predicted.prefill_s

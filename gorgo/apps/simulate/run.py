@@ -32,10 +32,11 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import TraceError
 from gorgo.policies.registry import make_policy, make_shadow
+from gorgo.sim.extensions import Controller
 from gorgo.sim.faults.scenarios import find_scenario
 from gorgo.sim.lower_bound import lower_bound
 from gorgo.sim.oracle import make_oracle
-from gorgo.sim.simulation import Controller, Simulation
+from gorgo.sim.simulation import Simulation
 from gorgo.sim.workload import BLOCK_TOKENS, SimRequest, scaled
 
 Item = TypeVar("Item")

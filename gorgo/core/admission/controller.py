@@ -219,8 +219,9 @@ class AdmissionController:
             return self._dispatch(queued, evaluation, now)
         evaluation = self._prefer_free_slot(request, evaluation, now)
         queued.preferred, queued.evaluated_s = evaluation.replica.spec.name, now
-        predicted, deadline_s = prediction(), self._deadline_s(request)
-        if deadline_s is not None:
+        deadline_s = self._deadline_s(request)
+        predicted = None if deadline_s is None else prediction()
+        if deadline_s is not None and predicted is not None:
             waited_s = now - request.received_s
             if misses_deadline(predicted, waited_s=waited_s, deadline_s=deadline_s, limits=self._limits):
                 return self._shed(queued, now)
@@ -268,9 +269,9 @@ class AdmissionController:
                 actions.append((queued.state, action))
         return actions
 
-    def _shed_at_s(self, request: RouteRequest, predicted: Prediction, deadline_s: float | None) -> float:
-        if deadline_s is None:
-            return float("inf")
+    def _shed_at_s(self, request: RouteRequest, predicted: Prediction | None, deadline_s: float | None) -> float:
+        if deadline_s is None or predicted is None:
+            return inf
         return shed_at_s(predicted, received_s=request.received_s, deadline_s=deadline_s, limits=self._limits)
 
     def _saturated(self, now: float) -> set[str]:

@@ -74,7 +74,8 @@ class FairQueue:
     """
 
     def __init__(self) -> None:
-        self._requests: dict[str, QueuedRequest] = {}
+        #: By id. Read-only elsewhere: every event asks whether it is empty, and a call of `__len__` takes its time.
+        self.requests: dict[str, QueuedRequest] = {}
         self._clients: dict[tuple[int, str | None], _ClientQueue] = {}
         self._virtual_s: dict[str | None, float] = {}
         self._now_s = 0.0
@@ -82,10 +83,10 @@ class FairQueue:
         self._prefill_s = 0.0
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self.requests)
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._requests
+        return request_id in self.requests
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """Yield the requests in order; the queue must not change meanwhile."""
@@ -104,14 +105,14 @@ class FairQueue:
         return max(0.0, self._prefill_s)
 
     def get(self, request_id: str) -> QueuedRequest | None:
-        return self._requests.get(request_id)
+        return self.requests.get(request_id)
 
     def add(self, queued: QueuedRequest) -> None:
         request = queued.state.request
-        assert queued.request_id not in self._requests, "a request is queued once"
+        assert queued.request_id not in self.requests, "a request is queued once"
         self._numbers += 1
         queued.number = self._numbers
-        self._requests[queued.request_id] = queued
+        self.requests[queued.request_id] = queued
         if not any(client == request.client for _, client in self._clients):
             # An idle client saves nothing up: it starts at the present virtual time.
             self._virtual_s[request.client] = max(self._now_s, self._virtual_s.get(request.client, 0.0))
@@ -133,7 +134,7 @@ class FairQueue:
         key = request.priority, request.client
         items = self._clients[key].items
         del items[bisect_left(items, queued._rank)]  # a shorter tuple sorts before the item itself
-        del self._requests[queued.request_id]
+        del self.requests[queued.request_id]
         if not items:
             del self._clients[key]
         self._prefill_s -= queued.prefill_s
@@ -141,7 +142,7 @@ class FairQueue:
             self._virtual_s[request.client] <= self._now_s or len(self._virtual_s) > MAX_CLIENTS
         ):
             del self._virtual_s[request.client]
-        if not self._requests:
+        if not self.requests:
             # All clients are equal again, and sums of floats drift.
             self._virtual_s.clear()
             self._now_s = self._prefill_s = 0.0
@@ -149,7 +150,7 @@ class FairQueue:
     def check(self) -> None:
         """Assert every invariant; for tests."""
         items = [item for queue in self._clients.values() for item in queue.items]
-        assert sorted(id(queued) for _, _, queued in items) == sorted(id(queued) for queued in self._requests.values())
+        assert sorted(id(queued) for _, _, queued in items) == sorted(id(queued) for queued in self.requests.values())
         assert all(queue.items == sorted(queue.items, key=lambda item: item[:2]) for queue in self._clients.values())
         assert abs(sum(item[0] for item in items) - self._prefill_s) < 1e-6
         assert {client for _, client in self._clients} <= set(self._virtual_s)

@@ -47,7 +47,9 @@ class RatioBudget:
 
     def record(self, *, now: float) -> None:
         """One more request."""
-        self._current(now)[1] += 1
+        number = int(now // self._bucket_s)
+        bucket = self._buckets[-1] if self._buckets and self._buckets[-1][0] >= number else self._current(now)
+        bucket[1] += 1
         self._requests += 1
 
     def available(self, *, now: float) -> bool:

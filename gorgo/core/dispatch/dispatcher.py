@@ -44,10 +44,8 @@ class Evaluation:
     #: The longest match on any replica, a candidate or not.
     most_matched: float
     shadow: ShadowScore | None
-
-    @property
-    def replica(self) -> Replica:
-        return self.eligible.replicas[self.choice.row]
+    #: The replica chosen.
+    replica: Replica
 
     @property
     def best_cached_tokens(self) -> int:
@@ -142,7 +140,7 @@ class Dispatcher:
         )
         choice = self.policy.choose(request, candidates, self.weights, self._rng)
         shadow = None if self._shadow is None else self._shadow.score(request, candidates, choice.row)
-        return Evaluation(eligible, choice, matched, most, shadow)
+        return Evaluation(eligible, choice, matched, most, shadow, eligible.replicas[choice.row])
 
     def dispatch(self, state: RequestState, evaluation: Evaluation, *, now: float) -> Dispatch:
         """Reserve the replica chosen. `evaluation` was made at `now`."""

@@ -7,6 +7,8 @@ chosen among all, saturated or not: choosing among the others only would spread 
 
 from __future__ import annotations
 
+from math import inf
+
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.network import one_way_s
 from gorgo.core.fleet.replica import Replica
@@ -50,19 +52,17 @@ class SaturationDetector:
 
     def free_at_s(self, replica: Replica, *, now: float) -> float | None:
         """Return when a saturated replica has capacity without a further event; `None` if it needs one."""
-        queue = replica.prefill_queue
-        if not self.has_slot(replica) or queue.drained_at_s == float("inf") or self._late_s(replica, now=now) > 0.0:
+        queue, half_rtt_s = replica.prefill_queue, one_way_s(self._fleet.columns, replica.slot)
+        is_late = now - STUCK_AFTER_S - queue.head_due_s - half_rtt_s > 0.0
+        if is_late or queue.drained_at_s == inf or not self.has_slot(replica):
             return None
-        at_s = queue.drained_at_s - one_way_s(self._fleet.columns, replica.slot) - self.limits.max_backlog_s
+        at_s = queue.drained_at_s - half_rtt_s - self.limits.max_backlog_s
         return at_s if at_s > now + _NOISE_S else None
 
     def backlog_s(self, replica: Replica, *, now: float) -> float:
         """Return the prefill before a request dispatched there now, by the rule of `gorgo-ms`, s."""
-        queue = replica.prefill_queue
-        late_s = self._late_s(replica, now=now)
+        queue, half_rtt_s = replica.prefill_queue, one_way_s(self._fleet.columns, replica.slot)
+        late_s = now - STUCK_AFTER_S - queue.head_due_s - half_rtt_s
         if late_s > 0.0:
             return queue.backlog_s + late_s
-        return max(0.0, queue.drained_at_s - now - one_way_s(self._fleet.columns, replica.slot))
-
-    def _late_s(self, replica: Replica, *, now: float) -> float:
-        return now - STUCK_AFTER_S - replica.prefill_queue.head_due_s - one_way_s(self._fleet.columns, replica.slot)
+        return max(0.0, queue.drained_at_s - now - half_rtt_s)

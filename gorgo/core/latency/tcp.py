@@ -81,14 +81,19 @@ def round_trips(body_bytes: float, windows: TcpWindows) -> tuple[int, TcpWindows
     congestion, receive = windows
     left, trips = body_bytes, 0
     while True:
-        sent = min(congestion, receive, left)
+        sent = congestion if congestion < receive else receive  # a call of min takes as long as all the rest
+        if left < sent:
+            sent = left
         left -= sent
         trips += 1
         # A window that is hardly used does not grow: a ping opens nothing.
-        congestion = min(congestion + sent, LARGEST_WINDOW_BYTES) if 2 * sent >= congestion else congestion
-        receive = min(2 * receive, LARGEST_WINDOW_BYTES) if sent >= receive else receive
+        if 2 * sent >= congestion:
+            congestion = min(congestion + sent, LARGEST_WINDOW_BYTES)
+        if sent >= receive:
+            receive = min(2 * receive, LARGEST_WINDOW_BYTES)
         if left <= 0:
-            return trips, TcpWindows(congestion, receive)
+            after = congestion, receive
+            return trips, windows if after == windows else TcpWindows(congestion, receive)
 
 
 def round_trips_array(body_bytes: float, congestion: Floats, receive: Floats) -> Floats:
@@ -159,15 +164,26 @@ def cwnd_after_idle(congestion: float, idle_s: float, rtt_s: float) -> float:
     """Return the congestion window after `idle_s` without a byte sent."""
     if congestion <= INITIAL_WINDOW_BYTES:
         return INITIAL_WINDOW_BYTES
-    halvings = int(max(idle_s, 0.0) / (rtt_s + RTO_SLACK_S))
+    if idle_s < RTO_SLACK_S:
+        return congestion
+    halvings = int(idle_s / (rtt_s + RTO_SLACK_S))
     return max(congestion * 0.5 ** min(halvings, 64), INITIAL_WINDOW_BYTES)
 
 
 def windows_after_request(windows: TcpWindows, body_bytes: float, *, idle_s: float, rtt_s: float) -> TcpWindows:
     """Return the windows of a connection that sends one more body after `idle_s` without a byte sent."""
-    if idle_s > 0.0:
-        windows = TcpWindows(cwnd_after_idle(windows.cwnd, idle_s, rtt_s), windows.rwnd)
-    return round_trips(body_bytes, windows)[1] if body_bytes else windows
+    return exchange(windows, body_bytes, idle_s=idle_s, rtt_s=rtt_s)[1]
+
+
+def exchange(windows: TcpWindows, body_bytes: float, *, idle_s: float, rtt_s: float) -> tuple[int, TcpWindows]:
+    """Return the round trips of one more body on a connection after `idle_s` without a byte sent, and the windows
+    afterwards. A ping (no body) takes one, and opens no window.
+    """
+    cwnd, rwnd = windows
+    usable = cwnd_after_idle(cwnd, idle_s, rtt_s) if idle_s > 0.0 else cwnd
+    if usable != cwnd:
+        windows = TcpWindows(usable, rwnd)
+    return round_trips(body_bytes, windows) if body_bytes else (1, windows)
 
 
 def cwnd_after_idle_array(congestion: Floats, idle_s: Floats, rtt_s: Floats) -> Floats:
@@ -228,14 +244,17 @@ def exchange_round_trips(
         return opening + 1.0
     if len(congestion) <= _FEW:
         connections = zip(congestion.tolist(), receive.tolist(), idle_s.tolist(), rtt_s.tolist(), strict=True)
-        trips: Floats = opening + np.array([_round_trips_after_idle(body_bytes, *each) for each in connections])
+        trips: Floats = opening + np.array([round_trips_after_idle(body_bytes, *each) for each in connections])
         return trips
     usable = cwnd_after_idle_array(congestion, idle_s, rtt_s)
     return opening + round_trips_array(body_bytes, usable, receive)
 
 
-def _round_trips_after_idle(body_bytes: float, congestion: float, receive: float, idle_s: float, rtt_s: float) -> int:
+def round_trips_after_idle(body_bytes: float, congestion: float, receive: float, idle_s: float, rtt_s: float) -> int:
+    """Return the round trips on a connection after `idle_s` without a byte sent; 1 where it is unknown (NaN)."""
     if congestion != congestion:
         return 1
     usable = cwnd_after_idle(congestion, idle_s, rtt_s)
+    if body_bytes <= usable and body_bytes <= receive:
+        return 1
     return round_trips(body_bytes, TcpWindows(usable, max(receive, SEGMENT_BYTES)))[0]

@@ -32,7 +32,7 @@ class _EligibleColumns:
 
 def _column(name: str) -> Floats:
     """Return a property that reads a column of the eligible rows."""
-    return cast(Floats, property(attrgetter(f"_table.{name}")))
+    return cast(Floats, property(attrgetter(f"table.{name}")))
 
 
 @dataclass(slots=True)
@@ -64,11 +64,12 @@ class Candidates:
     prompt_tokens: int
     is_all: bool
     now: float = 0.0
-    _table: Columns | _EligibleColumns = field(init=False)
+    #: The columns of the rows.
+    table: Columns = field(init=False)
     _cached: Floats | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._table = self.columns if self.is_all else _EligibleColumns(self.columns, self.slots)
+        self.table = self.columns if self.is_all else cast(Columns, _EligibleColumns(self.columns, self.slots))
 
     def __len__(self) -> int:
         return len(self.slots)

@@ -12,6 +12,7 @@ reports has the share of the nearest shallower one: with checkpoints too little,
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -31,6 +32,7 @@ USUAL_DEVIATIONS = 3.0
 MAX_MODELS = 32
 #: Least tokens of each class of depth but the first.
 _DEPTHS: Floats = np.array([512.0 * 2.0**power for power in range(8)])
+_DEPTHS_LIST: list[float] = _DEPTHS.tolist()
 _CLASSES = len(_DEPTHS) + 1
 
 
@@ -179,7 +181,7 @@ class FoundShares:
 
 
 def _depth(tokens: float) -> int:
-    return int(_DEPTHS.searchsorted(tokens, side="right"))
+    return bisect_right(_DEPTHS_LIST, tokens)  # a tenth of numpy's time for one number
 
 
 def _median(reports: deque[_Report]) -> FoundShare:

@@ -203,17 +203,23 @@ class PrefixIndex:
         """Add the path to the replica, used now."""
         if not path:
             return
-        for node in reversed(path):
+        added = not path[-1].residents & residency.bit
+        for node in reversed(path) if added else ():
             if node.residents & residency.bit:
                 break
             residency.add(node)
             self._resident_nodes += 1
-            self._shares.count_pairs(node, 1)
+            if node.owner is not None:
+                self._shares.count_pairs(node, 1)
         self._tick += 2
-        residency.touch(path[-1], self._tick + confirmed)
-        self._shares.use(path[-1])
-        self._trim_replica(residency)
-        self._trim_total(client)
+        last = path[-1]
+        residency.touch(last, self._tick + confirmed)
+        if last.owner is not None:
+            self._shares.use(last)
+        if added:
+            self._trim_replica(residency)
+        if self.stored_blocks > self.max_blocks or self._resident_nodes > self.max_blocks:
+            self._trim_total(client)
 
     def _path_to(self, blocks: bytes, client: str | None) -> list[Node]:
         """Return the nodes that spell `blocks`; make missing ones."""

@@ -167,12 +167,14 @@ class KvCache:
 
     def unlock(self, handle: CacheNode) -> None:
         """Give up one lock of the whole path to `handle`."""
-        for node in _path_up(handle):
+        node = handle
+        while (parent := node.parent) is not None:
             node.locks -= 1
             assert node.locks >= 0, "each lock is given up once"
             if not node.locks:
                 self.locked_tokens -= self._tokens(node)
                 self._offer(node)
+            node = parent
 
     def reserve(self, tokens: int) -> None:
         """Set `tokens` aside for a request; the caller saw that `available_tokens` allows it."""
@@ -183,9 +185,11 @@ class KvCache:
         """Turn promised tokens into private ones, evicting as needed."""
         self.reserved_tokens -= tokens
         assert self.reserved_tokens >= 0, "only what was promised is allocated"
-        if tokens > self.free_tokens:
-            self._evict(tokens - self.free_tokens)
-        self.private_tokens += tokens
+        private = self.private_tokens + tokens
+        exceeding = self.cached_tokens + private - self.capacity_tokens
+        if exceeding > 0:
+            self._evict(exceeding)
+        self.private_tokens = private
 
     def release(self, *, private: int, promised: int) -> None:
         """Release private tokens of a request and the rest of its reservation."""
@@ -253,12 +257,14 @@ class KvCache:
     def _lock_path(self, node: CacheNode, locked: CacheNode) -> None:
         """Mark the path to `node` used; lock it from below `locked` on, whose lock becomes that of `node`."""
         self._clock = used = self._clock + 1
-        for each in _path_up(node):
+        above, each = locked.end, node
+        while (parent := each.parent) is not None:
             each.last_used = used
-            if each.end > locked.end:  # below it
+            if each.end > above:
                 if not each.locks:
                     self.locked_tokens += self._tokens(each)
                 each.locks += 1
+            each = parent
 
     def _offer(self, node: CacheNode) -> None:
         """Put an evictable leaf into the heap, once."""
@@ -286,12 +292,3 @@ class KvCache:
         self.evicted_tokens_total += self._tokens(node)
         if parent is not self.root:
             self._offer(parent)
-
-
-def _path_up(node: CacheNode) -> list[CacheNode]:
-    """Return `node` and its parents, without the root."""
-    path = []
-    while (parent := node.parent) is not None:
-        path.append(node)
-        node = parent
-    return path

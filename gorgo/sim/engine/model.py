@@ -160,7 +160,7 @@ class EngineModel(Generic[RequestT]):
         `split_run` before anything else happens to the engine; see there.
         """
         assert self._stepping is None, "one step at a time"
-        chunks = self._form_prefill(now)
+        chunks = self._form_prefill(now) if self._waiting or self.batch.prefilling else None
         if chunks:
             step = self._prefill_step(chunks, now)
         elif self.batch.decoding:

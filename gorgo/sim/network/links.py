@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
-from gorgo.core.latency.tcp import TcpWindows, cwnd_after_idle, round_trips
+from gorgo.core.latency.tcp import TcpWindows, exchange
 
 #: Mean jitter of a one-way trip as a share of the RTT: 2 ms on 100 ms.
 JITTER = 0.02
@@ -116,6 +117,12 @@ class RandomTable:
         self.uniform: list[float] = rng.random(TABLE_SIZE).tolist()
 
 
+@lru_cache(maxsize=2)
+def random_table(seed: int) -> RandomTable:
+    """Return the table of `seed`, which nothing changes: runs of one process share it."""
+    return RandomTable(seed)
+
+
 class TripDelays:
     """One key's way through the table: each trip takes the next entry."""
 
@@ -174,14 +181,10 @@ class SimConnection:
 
     def waits(self, body_bytes: int, *, now: float) -> int:
         """Round trips that a request with such a body waits for before its last flight leaves, set-up included."""
-        new = self._sent_s is None
-        if self._sent_s is not None:
-            cwnd, rwnd = self._windows
-            self._windows = TcpWindows(cwnd_after_idle(cwnd, now - self._sent_s, self._path.link.rtt_s), rwnd)
-        self._sent_s = now
-        if not body_bytes:
-            return int(new)  # A ping opens no window.
-        trips, self._windows = round_trips(body_bytes, self._windows)
+        sent_s, self._sent_s = self._sent_s, now
+        new = sent_s is None
+        idle_s = 0.0 if sent_s is None else now - sent_s
+        trips, self._windows = exchange(self._windows, body_bytes, idle_s=idle_s, rtt_s=self._path.link.rtt_s)
         return trips - 1 + new
 
 
