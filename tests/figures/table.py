@@ -20,6 +20,8 @@ from tests.figures.attacks import attacks
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
 from tests.figures.marked import Cell, Table, View
+from tests.figures.relay import COMMANDS as RELAY_COMMANDS
+from tests.figures.relay import relay
 from tests.figures.stored import read_stored
 
 #: Mooncake's conversation trace, as `gorgo datasets fetch mooncake-conversation` leaves it, packed.
@@ -393,6 +395,7 @@ FIGURES: Mapping[str, Figure] = {
         [f"python -m tests.chaos.fast_failures --at {BEFORE}", "python -m tests.chaos.fast_failures"], fast_failures
     ),
     "attacks": Figure([f"python -m tests.attacks --at {ATTACKS_BEFORE}", "python -m tests.attacks"], attacks),
+    "relay": Figure(RELAY_COMMANDS, relay),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "shapes": Figure([f"gorgo datasets describe {' '.join(_PUBLISHED)} --json"], _shapes),
     "windows": Figure(
@@ -408,7 +411,6 @@ FIGURES: Mapping[str, Figure] = {
 #: Figures that were measured and cannot be made again in passing, and why. The commit in the page is that of the code
 #: measured or, where it was not written down, that which brought the figure.
 NOT_STORED: Mapping[str, str] = {
-    "relay": "needs nginx and sglang-router, and two cores to itself for an hour",
     "long-path": "needs root and NFQUEUE",
     "status-page": "no command prints it",
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",

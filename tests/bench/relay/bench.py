@@ -20,13 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench.relay import measure, report, scenarios, targets
-from tests.bench.relay.load import Figures
+from tests.bench.relay import capacity, measure, report, scenarios, targets
 
 REPLICAS = 3
 _START_S_MAX = 60.0
 _JOB_S_MAX = 90.0
 _OPEN_FILES = 16384
+#: No round begins that would end later, if it takes as long as the longest one.
+_RUN_S_MAX = 570.0
 _ROOT = Path(__file__).parents[3]
 
 
@@ -38,41 +39,60 @@ class Relay:
     port: int
     process: int | None
     version: str = ""
+    tls: bool = False
 
 
-def run(plan: scenarios.Plan, *, against: str | None = None, others: bool = True) -> None:
-    """Measure and print everything; `against` is a commit whose `gorgo serve` takes part, `others` are nginx and
-    sglang-router.
+def run(plan: scenarios.Plan, *, against: str | None = None, others: bool = True, as_json: bool = False) -> None:
+    """Measure and print everything; `against` is a commit whose `gorgo serve` takes part, `others` are all relays but
+    gorgo without TLS.
     """
     started_s = time.monotonic()
-    print(f"Relay overhead\n{measure.describe_machine()}\ncommit {_commit()}", flush=True)
     known = targets.RELAYS if others else {"gorgo": targets.RELAYS["gorgo"]}
     earlier = {f"gorgo {against}": targets.earlier_gorgo(against)} if against else {}
-    with running({**known, **earlier}) as (relays, load):
-        runs = _measured(plan, relays, load)
-    for relay in relays:
-        print(f"{relay.name}: {relay.version}" if relay.version else f"{relay.name}: the engine itself, no relay")
-    took_s = time.monotonic() - started_s
-    print(f"{plan.rounds} rounds, medians; a p99 is about a round's second worst; took {took_s:.0f} s\n")
-    print(report.table(runs), report.budgets(runs), *report.faults(runs), sep="\n\n")
+    machine, commit = measure.describe_machine(), _commit()
+    print(f"Relay overhead\n{machine}\ncommit {commit}", file=sys.stderr, flush=True)
+    runs, versions = _measured(plan, {**known, **earlier})
+    rounds, took_s = len({number for _, _, number in runs}), round(time.monotonic() - started_s)
+    about = {"machine": machine, "commit": commit, "rounds": rounds, "seconds": took_s, "versions": versions}
+    notes = [*report.faults(runs), *capacity.limits(runs)]
+    if as_json:
+        print(json.dumps({**about, "measures": report.figures(runs), "notes": notes}))
+        return
+    print(*(f"{name}: {version}" for name, version in versions.items()), sep="\n")
+    print(f"commit {commit}, {machine}")
+    print(f"{rounds} rounds, medians; a p99 is about a round's second worst; took {took_s} s\n")
+    print(report.table(runs), report.budgets(runs), *notes, sep="\n\n")
 
 
 @contextmanager
 def running(relays: Mapping[str, Any]) -> Iterator[tuple[list[Relay], Load]]:
-    """Engine, relays and load, started, answering, and stopped at the end; what cannot run is said and left out."""
+    """Engine, load and relays, started, answering, and stopped at the end; what cannot run is said and left out."""
+    with _harness() as (ports, load), _started(relays, ports, load) as found:
+        yield found, load
+
+
+@contextmanager
+def _harness() -> Iterator[tuple[list[int], Load]]:
+    """Return the engine's ports and the load."""
     _raise_open_files()
     with ExitStack() as stack:
         engine = _start_on_load_core(stack, "engine", str(REPLICAS))
         assert engine.stdout is not None, "it is a pipe"
         ports = [int(port) for port in engine.stdout.readline().split()]
-        load = Load(_start_on_load_core(stack, "load"))
+        yield ports, Load(_start_on_load_core(stack, "load"))
+
+
+@contextmanager
+def _started(relays: Mapping[str, Any], ports: list[int], load: Load) -> Iterator[list[Relay]]:
+    """Relays as new processes, the engine itself first."""
+    with ExitStack() as stack:
         found = [Relay(report.DIRECT, ports[0], None)]
         for name, launch in relays.items():
             try:
                 found.append(_start_relay(stack, name, launch, ports, load))
             except targets.UnavailableError as why:
-                print(f"SKIPPED {name}: {why}", flush=True)
-        yield found, load
+                print(f"SKIPPED {name}: {why}", file=sys.stderr, flush=True)
+        yield found
 
 
 class Load:
@@ -87,28 +107,55 @@ class Load:
         assert told is not None, "it is a pipe"
         assert answers is not None, "it is a pipe"
         if self._process.poll() is None:
-            told.write(json.dumps({**scenario.job, "port": relay.port, "process": relay.process}) + "\n")
+            told.write(
+                json.dumps({**scenario.job, "port": relay.port, "process": relay.process, "tls": relay.tls}) + "\n"
+            )
             told.flush()
         line = answers.readline() if select.select([answers], [], [], _JOB_S_MAX)[0] else ""
         if not line:
             self._process.kill()
-            return asdict(Figures(bad=1, problem="the load generator has ended"))
+            return asdict(scenarios.Figures(bad=1, problem="the load generator has ended"))
         figures: Mapping[str, Any] = json.loads(line)
         return figures
 
 
-def _measured(plan: scenarios.Plan, relays: list[Relay], load: Load) -> dict[tuple[str, str, int], Mapping[str, Any]]:
+def _measured(plan: scenarios.Plan, launches: Mapping[str, Any]) -> tuple[report.Runs, dict[str, str]]:
+    """Return the figures of all rounds, each on relays that have just been started, and the relays' versions."""
     runs: dict[tuple[str, str, int], Mapping[str, Any]] = {}
-    for relay in relays if plan.takes(scenarios.MEMORY) else ():
-        if relay.process is not None:
-            runs[relay.name, scenarios.MEMORY, 0] = load(relay, scenarios.memory(plan))
-    for number in range(plan.rounds):
-        for scenario in scenarios.each_round(plan):
-            for relay in relays if number % 2 == 0 else reversed(relays):
-                if scenario.direct or relay.process is not None:
-                    runs[relay.name, scenario.name, number] = load(relay, scenario)
-        print(f"round {number + 1} of {plan.rounds} done", file=sys.stderr, flush=True)
-    return runs
+    versions: dict[str, str] = {}
+    search = capacity.Search(plan)
+    begun_s, longest_s = time.monotonic(), 0.0
+    with _harness() as (ports, load):
+        for number in range(plan.rounds):
+            round_s = time.monotonic()
+            if round_s - begun_s + longest_s > _RUN_S_MAX:
+                break
+            with _started(launches, ports, load) as relays:
+                launches = {relay.name: launches[relay.name] for relay in relays if relay.name in launches}
+                versions = {relay.name: relay.version for relay in relays if relay.version}
+                for name, scenario, figures in _round(plan, relays if number % 2 == 0 else relays[::-1], load, search):
+                    runs[name, scenario, number] = figures
+            longest_s = max(longest_s, time.monotonic() - round_s)
+            print(f"round {number + 1} of {plan.rounds} took {longest_s:.0f} s", file=sys.stderr, flush=True)
+    return runs, versions
+
+
+def _round(
+    plan: scenarios.Plan, relays: list[Relay], load: Load, search: capacity.Search
+) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield each relay's name, the scenario's and the figures; relays in this order."""
+    for scenario in scenarios.each_round(plan):
+        for relay in relays:
+            if scenario.direct or relay.process is not None:
+                yield relay.name, scenario.name, load(relay, scenario)
+    by_name = {relay.name: relay for relay in relays}
+    for relay in relays:
+        if relay.process is not None and search.takes(relay.name):
+            yield (
+                relay.name,
+                capacity.NAME,
+                search.run(relay.name, lambda name, job: load(by_name[name or report.DIRECT], job)),
+            )
 
 
 def _start_on_load_core(stack: ExitStack, module: str, *arguments: str) -> subprocess.Popen[str]:
@@ -132,7 +179,7 @@ def _start_relay(stack: ExitStack, name: str, launch: Any, replicas: list[int], 
     with measure.on_relay_core():
         process = targets.start(told, folder)
     stack.callback(targets.stop, process)
-    relay = Relay(name, place.port, process.pid, told.version)
+    relay = Relay(name, place.port, process.pid, told.version, told.tls)
     _wait_until_answering(relay, process, folder, load)
     return relay
 

@@ -8,67 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import random
+import ssl
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Literal, cast
+from dataclasses import asdict
+from typing import cast
 
 import uvloop
 
-from tests.bench.relay.measure import cpu_times, process_tree, resident_bytes
+from tests.bench.relay.measure import cpu_times, process_tree
+from tests.bench.relay.scenarios import Figures, Job
+from tests.bench.relay.streams import hold
 from tests.bench.relay.wire import NUMBER_BYTES, ResponseReader, request
 
 _VARIANTS = 16
-_SETTLE_S = 0.3
 _OPEN_S_MAX = 30.0
-#: Streams that start together, and the pause until the next: a relay meets a brisk ramp, not a storm of connects.
-_RAMP, _RAMP_S = 25, 0.01
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What to send, and how.
-
-    Parameters
-    ----------
-    kind
-        `closed`: each of `connections` sends its next request when the last one is answered. `paced`: seeded
-        exponential arrivals, `rate` requests a second, whatever the answers do. `hold`: `connections` streams stay
-        open; counting starts when all run.
-    seconds
-        How long to send (closed, paced) or to count (hold).
-    """
-
-    kind: Literal["closed", "paced", "hold"]
-    port: int
-    #: First process of the relay; None measures no process.
-    process: int | None
-    seconds: float
-    size: int
-    tokens: int
-    gap_ms: int = 0
-    stream: bool = True
-    connections: int = 8
-    rate: float = 50.0
-
-
-@dataclass(slots=True, kw_only=True)
-class Figures:
-    """What came of a job. `requests` counts those answered well; `bad` those with a wrong status or token count."""
-
-    requests: int = 0
-    tokens: int = 0
-    bad: int = 0
-    cpu_s: float = 0.0
-    waited_s: float = 0.0
-    wall_s: float = 0.0
-    resident_before: int = 0
-    resident_after: int = 0
-    ttft_s: list[float] = field(default_factory=list)
-    problem: str = ""
 
 
 class _Client(asyncio.Protocol):
@@ -124,21 +82,14 @@ class _Load:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._figures = Figures()
-        self._address = "127.0.0.1", job.port
-        self._sent = 0
+        self._numbered, self._context = _numbered(job), _trusting(job)
         self._idle: list[_Client] = []
         self._clients: list[_Client] = []
         self._processes = [] if job.process is None else process_tree(job.process)
-        self._requests = [
-            request(job.size, variant=variant, tokens=job.tokens, gap_ms=job.gap_ms, stream=job.stream)
-            for variant in range(_VARIANTS)
-        ]
-        # Numbers go on from job to job, so that no prompt comes twice.
-        self._first_number = time.time_ns() // 1_000_000 % 10**NUMBER_BYTES
 
     async def run(self) -> Figures:
         try:
-            await {"closed": self._closed, "paced": self._paced, "hold": self._hold}[self._job.kind]()
+            await {"closed": self._closed, "paced": self._paced}[self._job.kind]()
         finally:
             for client in self._clients:
                 client.close()
@@ -169,27 +120,8 @@ class _Load:
         await self._drained()
         self._close_window(started)
 
-    async def _hold(self) -> None:
-        self._figures.resident_before = resident_bytes(self._processes)
-        for begun in range(0, self._job.connections, _RAMP):
-            await self._connect(min(_RAMP, self._job.connections - begun))
-            while self._idle:
-                self._send(self._idle.pop())
-            await asyncio.sleep(_RAMP_S)
-        await self._until(lambda: all(client.first_token_s or not client.busy for client in self._clients))
-        await asyncio.sleep(_SETTLE_S)
-        tokens, started = self._running_tokens(), self._times()
-        await asyncio.sleep(self._job.seconds)
-        self._figures.tokens = self._running_tokens() - tokens
-        self._close_window(started)
-        self._figures.requests = sum(client.busy for client in self._clients)
-        self._figures.resident_after = resident_bytes(self._processes)
-
     def _send(self, client: _Client) -> None:
-        before, after = self._requests[self._sent % _VARIANTS]
-        number = (self._first_number + self._sent) % 10**NUMBER_BYTES
-        self._sent += 1
-        client.send(b"%s%0*d%s" % (before, NUMBER_BYTES, number, after), time.perf_counter())
+        client.send(self._numbered(), time.perf_counter())
 
     def _done(self, client: _Client) -> None:
         reader, figures, job = client.reader, self._figures, self._job
@@ -214,7 +146,7 @@ class _Load:
         loop = asyncio.get_running_loop()
         for _ in range(count):
             _, client = await loop.create_connection(
-                lambda: _Client(self._done, self._lost), "127.0.0.1", self._job.port
+                lambda: _Client(self._done, self._lost), "127.0.0.1", self._job.port, ssl=self._context
             )
             self._clients.append(client)
             self._idle.append(client)
@@ -228,9 +160,6 @@ class _Load:
             while not reached():
                 await asyncio.sleep(0.01)
 
-    def _running_tokens(self) -> int:
-        return sum(client.reader.tokens for client in self._clients)
-
     def _times(self) -> tuple[float, float, float]:
         return *cpu_times(self._processes), time.perf_counter()
 
@@ -241,8 +170,34 @@ class _Load:
         )
 
 
+def _numbered(job: Job) -> Callable[[], bytes]:
+    """Return what makes the next request. Numbers go on from job to job, so that no prompt comes twice."""
+    variants = itertools.cycle(
+        request(job.size, variant=variant, tokens=job.tokens, gap_ms=job.gap_ms, stream=job.stream)
+        for variant in range(_VARIANTS)
+    )
+    numbers = itertools.count(time.time_ns() // 1_000_000)
+
+    def numbered() -> bytes:
+        before, after = next(variants)
+        return b"%s%0*d%s" % (before, NUMBER_BYTES, next(numbers) % 10**NUMBER_BYTES, after)
+
+    return numbered
+
+
+def _trusting(job: Job) -> ssl.SSLContext | None:
+    """Return a client's context that trusts any certificate, if the job is over TLS."""
+    if not job.tls:
+        return None
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 def _figures(job: Job) -> Figures:
     try:
+        if job.kind == "hold":
+            return hold(job, _numbered(job), _trusting(job))
         return uvloop.run(_Load(job).run())
     except OSError as error:  # nobody listens, or nothing came in time
         return Figures(bad=1, problem=f"load failed: {error!r}")

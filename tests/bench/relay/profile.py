@@ -1,44 +1,113 @@
 """Where the relay's time goes: py-spy samples `gorgo serve` under three of the benchmark's loads.
 
 py-spy comes from the user's cache like sglang-router, and needs leave to trace (root, or a permissive ptrace_scope).
-While it samples, the relay is slower; shares are what to read. A sample with the interpreter inside a C function counts
-for the Python function that called it, so the self share of `_write` holds the system call.
+While it samples, the relay is slower, so shares of the samples are applied to what the same load cost just before. A
+sample in a system call counts for that; one in other C code for the Python function that called it. A thread that waits
+for a core counts as waiting, so only a quiet machine gives true shares.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.bench.relay import bench, measure, scenarios, targets
 
 _SHOWN = 25
-_SAMPLES_PER_S = 250
+_SAMPLES_PER_S = 200
 _PROFILED = ("requests_small", "requests_large", "events")
-_STOP_S_MAX = 20
+_RELAYS = ("floor", "gorgo")
+#: Factor on the length of a job: thousands of samples.
+_SCALE = 6.0
+_STOP_S_MAX = 60
 #: A thread of the pool that waits for its next task; py-spy takes it for busy.
 _WAITING = "_worker (concurrent/futures/thread.py"
 #: What is below every stack: how the process and its event loop were started.
-_STARTERS = ("runpy", "gorgo/__main__", "gorgo/cli", "typer/", "click/", "asyncio/runners", "uvloop/__init__")
+_STARTERS = ("runpy", "gorgo/__main__", "gorgo/cli", "typer/", "click/", "asyncio/runners", "uvloop/__init__", "loop.c")
+#: Innermost functions of C.
+_CALLS: Mapping[str, tuple[str, ...]] = {
+    "system call: write": ("write", "writev", "send", "sendmsg", "sendto"),
+    "system call: read": ("read", "readv", "recv", "recvmsg", "recvfrom"),
+    "system call: wait": ("epoll_pwait", "epoll_wait", "epoll_ctl", "syscall"),
+}
+#: Code of a stage with the libraries below it, by the folder of its innermost function; the first that fits.
+_STAGES: Mapping[str, tuple[str, ...]] = {
+    "first token, usage, gaps": ("gorgo/core/stream",),
+    "reading the prompt": ("gorgo/proxy/parsing", "gorgo/core/prompt", "gorgo/core/json_cost", "gorgo/core/messages"),
+    "decision, reservation": ("gorgo/core", "gorgo/proxy/router_gateway", "gorgo/proxy/state"),
+    "metrics, logs, request log": ("gorgo/proxy/telemetry", "gorgo/proxy/logs"),
+    "the replica's connection": ("gorgo/proxy/upstream", "tests/bench/relay/floor"),
+    "the client's connection": ("gorgo/proxy/http", "hypercorn"),
+    "course of a request": ("gorgo/",),
+}
+_LOOP = "event loop, parser"
 
 
-def run() -> None:
-    """Print the top functions of the relay for requests and for events."""
-    print(f"Relay profile\n{measure.describe_machine()}", flush=True)
+def run(*, as_json: bool = False) -> None:
+    """Print where the relay's time goes for requests and for events: by stage beside the floor, and by function."""
+    if not as_json:
+        print(f"Relay profile\n{measure.describe_machine()}", flush=True)
     try:
         program = targets.installed(targets.PY_SPY) / "py-spy"
     except targets.UnavailableError as why:
-        print(f"SKIPPED: {why}")
-        return
-    with bench.running({"gorgo": targets.RELAYS["gorgo"]}) as (relays, load):
-        for scenario in scenarios.each_round(scenarios.Plan(rounds=1, scale=5.0)):
-            if scenario.name in _PROFILED and len(relays) > 1:
-                print(f"\n{scenario.name}: {_shares(_sampled(program, relays[-1], scenario, load))}")
+        raise SystemExit(f"py-spy: {why}") from why
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    chosen = {name: targets.RELAYS[name] for name in _RELAYS}
+    with bench.running(chosen) as (relays, load):
+        for scenario in scenarios.each_round(scenarios.Plan(rounds=1, scale=_SCALE)):
+            for relay in relays if scenario.name in _PROFILED else ():
+                if relay.process is not None:
+                    cost_us = _cost_us(load(relay, scenario))  # before it is disturbed
+                    stacks = _sampled(program, relay, scenario, load)
+                    found.setdefault(scenario.name, {})[relay.name] = stages(stacks, cost_us)
+                    if not as_json:
+                        print(f"\n{relay.name}, {scenario.name}: {cost_us:.1f} us, {_shares(stacks)}")
+    if as_json:
+        print(json.dumps({"machine": measure.describe_machine(), "stages_us": found}))
+    else:
+        print(_stage_table(found))
+
+
+def stages(stacks: Counter[tuple[str, ...]], cost_us: float) -> dict[str, float]:
+    """Return the microseconds of each stage, which add up to the cost."""
+    total = stacks.total() or 1
+    found: Counter[str] = Counter()
+    for frames, samples in stacks.items():
+        found[stage_of(frames)] += samples
+    return {name: cost_us * found[name] / total for name in (*_CALLS, *_STAGES, _LOOP)}
+
+
+def stage_of(frames: tuple[str, ...]) -> str:
+    """Return the stage of a stack: its system call, else the innermost code of the relay, else the event loop."""
+    leaf = frames[-1].partition(" ")[0]
+    for name, functions in _CALLS.items():
+        if leaf in functions:
+            return name
+    served = [frame for frame in frames if not any(starter in frame for starter in _STARTERS)]
+    for frame in reversed(served):
+        for name, places in _STAGES.items():
+            if any(f"({place}" in frame for place in places):
+                return name
+    return _LOOP
+
+
+def _cost_us(figures: Mapping[str, Any]) -> float:
+    return float(figures["cpu_s"] / max(1, figures["tokens"] or figures["requests"]) * 1e6)
+
+
+def _stage_table(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    columns = {f"{scenario}, {relay}": of for scenario, relays in found.items() for relay, of in relays.items()}
+    lines = [f"{'stage, us':<36}" + "".join(f"{name:>24}" for name in columns)]
+    every = (*_CALLS, *_STAGES, _LOOP)
+    lines += [f"{stage:<36}" + "".join(f"{of[stage]:>24.1f}" for of in columns.values()) for stage in every]
+    return "\n" + "\n".join(lines)
 
 
 def _sampled(
@@ -47,12 +116,10 @@ def _sampled(
     """Collapsed stacks, outermost function first, with their number of samples."""
     with tempfile.NamedTemporaryFile(suffix=".txt") as file:
         options = ["--format", "raw", "--output", file.name, "--rate", str(_SAMPLES_PER_S), "--function"]
-        with subprocess.Popen(
-            [str(program), "record", *options, "--pid", str(relay.process)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as sampler:
+        with measure.on_load_core():
+            command = [str(program), "record", "--native", *options, "--pid", str(relay.process)]
+            sampler = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        with sampler:
             time.sleep(1.0)  # it attaches
             load(relay, scenario)
             sampler.send_signal(signal.SIGINT)
@@ -70,7 +137,7 @@ def parse_stacks(lines: Iterable[str]) -> Counter[tuple[str, ...]]:
     for line in lines:
         frames, _, samples = line.rpartition(" ")
         stack = tuple(frames.split(";"))
-        if not stack[-1].startswith(_WAITING):
+        if not any(frame.startswith(_WAITING) for frame in stack):
             stacks[stack] += int(samples)
     return stacks
 

@@ -6,6 +6,7 @@ environment of its own in the user's cache, so that neither is a dependency of t
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.bench.relay.wire import MODEL
+from tests.bench.relay.wire import KEY, MODEL
 
 #: Pinned, so that ratios of two runs compare like with like.
 SGLANG_ROUTER, PY_SPY = "sglang-router==0.3.2", "py-spy==0.4.3"
@@ -42,6 +43,7 @@ class Launch:
     version: str
     #: Where it runs, None for here: which tree's modules Python finds.
     tree: Path | None = None
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,21 +56,58 @@ class Place:
 
 
 def gorgo(place: Place) -> Launch:
-    """`gorgo serve` with the gorgo policy; routing, accounting, metrics and logs are on, as they always are."""
+    """`gorgo serve` as an operator runs it: routing, accounting, metrics, request log, client keys and deadlines."""
+    return _gorgo(place, "")
+
+
+def gorgo_tls(place: Place) -> Launch:
+    """The same with TLS to clients."""
+    cert, key = place.folder / "cert.pem", place.folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    try:
+        subprocess.run(
+            [*command, "-keyout", str(key), "-out", str(cert), "-subj", "/CN=127.0.0.1", "-days", "2"],
+            check=True,
+            capture_output=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UnavailableError(f"no certificate from openssl: {error}") from error
+    return replace(_gorgo(place, f"tls: {{cert: '{cert}', key: '{key}'}}, "), tls=True)
+
+
+def _gorgo(place: Place, more: str) -> Launch:
+    # The engine computes nothing, so that nothing is ever queued for it.
+    capacity = "{kv_tokens: 100000000, max_running_requests: 4096, prefill_tokens_per_s: 100000000}"
     replicas = "".join(
-        f"  - {{name: replica-{number}, region: here, url: 'http://127.0.0.1:{port}', models: [{MODEL}]}}\n"
+        f"  - {{name: replica-{number}, region: here, url: 'http://127.0.0.1:{port}', models: [{MODEL}], "
+        f"capacity: {capacity}}}\n"
         for number, port in enumerate(place.replicas)
     )
+    keys = place.folder / "clients.keys"
+    keys.write_text(f"bench:{hashlib.sha256(KEY.encode()).hexdigest()}\n")
+    keys.chmod(0o600)
     config = place.folder / "regions.yaml"
     config.write_text(
-        "proxy:\n  {region: here, policy: gorgo, "
+        f"proxy:\n  {{region: here, policy: gorgo-ms, {more}"
         f"bind: '127.0.0.1:{place.port}', admin_bind: '127.0.0.1:{free_port()}'}}\n"
+        f"clients: {{keys_file: '{keys}'}}\n"
         f"regions: [{{name: here}}]\nreplicas:\n{replicas}"
     )
+    log = ["--request-log", str(place.folder / "requests.jsonl")]
     return Launch(
-        arguments=[sys.executable, "-m", "gorgo", "serve", "--config", str(config)],
+        arguments=[sys.executable, "-m", "gorgo", "serve", "--config", str(config), *log],
         environment={"GORGO_ADMIN_TOKEN": secrets.token_hex(16)},
-        version=f"gorgo (hypercorn {version('hypercorn')}, httpx {version('httpx')}, aiohttp {version('aiohttp')})",
+        version=f"gorgo-ms (hypercorn {version('hypercorn')}, httptools {version('httptools')})",
+    )
+
+
+def floor(place: Place) -> Launch:
+    """A pure pipe in Python without routing: what no relay on these libraries can be cheaper than."""
+    return Launch(
+        arguments=[sys.executable, "-m", "tests.bench.relay.floor", str(place.port), *map(str, place.replicas)],
+        environment={},
+        version=f"a pipe (uvloop {version('uvloop')}, httptools {version('httptools')})",
+        tree=_ROOT,
     )
 
 
@@ -129,7 +168,13 @@ def sglang_router(place: Place) -> Launch:
 
 
 #: In the order of the table's columns, direct before them.
-RELAYS: Mapping[str, Callable[[Place], Launch]] = {"nginx": nginx, "sglang-router": sglang_router, "gorgo": gorgo}
+RELAYS: Mapping[str, Callable[[Place], Launch]] = {
+    "nginx": nginx,
+    "sglang-router": sglang_router,
+    "floor": floor,
+    "gorgo": gorgo,
+    "gorgo, TLS": gorgo_tls,
+}
 
 
 def free_port() -> int:

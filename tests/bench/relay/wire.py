@@ -10,6 +10,9 @@ import json
 import random
 
 MODEL = "bench"
+#: A client's, in each request.
+KEY = "bench-0123456789abcdef0123456789abcdef"
+_DEADLINE_MS = 60_000
 #: In each token event and nowhere else; the load counts it.
 TOKEN_MARK = b'"delta":{"content":" token"'
 
@@ -35,7 +38,10 @@ def request(size: int, *, variant: int, tokens: int, gap_ms: int, stream: bool =
         body["stream_options"] = {"include_usage": True}
     messages[-1]["content"] = _text(rng, size - len(_dump(body))) + messages[-1]["content"]
     before, _, after = _dump(body).partition(_NUMBER)
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\naccept: */*\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\naccept: */*\r\n"
+        f"authorization: Bearer {KEY}\r\nx-slo-ttft-ms: {_DEADLINE_MS}\r\n"
+    )
     length = len(before) + NUMBER_BYTES + len(after)
     return f"{head}content-length: {length}\r\n\r\n".encode() + before, after
 
