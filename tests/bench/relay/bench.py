@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def _harness() -> Iterator[tuple[list[int], Load]]:
         engine = _start_on_load_core(stack, "engine", str(REPLICAS))
         assert engine.stdout is not None, "it is a pipe"
         ports = [int(port) for port in engine.stdout.readline().split()]
-        yield ports, Load(_start_on_load_core(stack, "load"))
+        yield ports, Load(stack)
 
 
 @contextmanager
@@ -98,22 +98,23 @@ def _started(relays: Mapping[str, Any], ports: list[int], load: Load) -> Iterato
 class Load:
     """The load generator's process: one for all jobs, because its start takes longer than a short job."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._process = _start_on_load_core(stack, "load")
 
     def __call__(self, relay: Relay, scenario: scenarios.Scenario) -> Mapping[str, Any]:
-        """One job against one relay."""
+        """One job against one relay; a load that does not answer is replaced."""
         told, answers = self._process.stdin, self._process.stdout
         assert told is not None, "it is a pipe"
         assert answers is not None, "it is a pipe"
-        if self._process.poll() is None:
-            told.write(
-                json.dumps({**scenario.job, "port": relay.port, "process": relay.process, "tls": relay.tls}) + "\n"
-            )
+        place = {"port": relay.port, "process": relay.process, "tls": relay.tls}
+        with suppress(BrokenPipeError):
+            told.write(json.dumps({**scenario.job, **place}) + "\n")
             told.flush()
         line = answers.readline() if select.select([answers], [], [], _JOB_S_MAX)[0] else ""
         if not line:
             self._process.kill()
+            self._process = _start_on_load_core(self._stack, "load")
             return asdict(scenarios.Figures(bad=1, problem="the load generator has ended"))
         figures: Mapping[str, Any] = json.loads(line)
         return figures

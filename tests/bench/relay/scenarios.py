@@ -115,7 +115,7 @@ def each_round(plan: Plan) -> list[Scenario]:
     streams = {"size": SMALL, "gap_ms": _GAP_MS, "connections": STREAMS}
     memory = {
         "kind": "hold",
-        "open_s": 30.0,
+        "open_s": 60.0,
         "size": SMALL,
         "tokens": _ENDLESS,
         "gap_ms": 1000,

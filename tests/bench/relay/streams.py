@@ -92,6 +92,8 @@ class _Held:
         for begun in range(0, self._job.connections, _RAMP):
             for _ in range(min(_RAMP, self._job.connections - begun)):
                 self._open()
+            if time.perf_counter() > until_s:
+                raise TimeoutError(f"{len(self._streams)} streams were opened in {self._job.open_s:g} s")
             self._poll(time.perf_counter() + _RAMP_S)
         while self._waiting:
             if time.perf_counter() > until_s:
