@@ -2,7 +2,7 @@
 
 Virtual time: 4,000 requests of an ART-Chat-like window at time scale 1 on the fleet of regions.yaml, `gorgo-ms`, five
 seeds. The clock, which makes a replica whose first token is overdue count as busy, has no switch in the configuration:
-it is off here by an infinite `STUCK_AFTER_S`. `GORGO_BENCH_QUICK=1` runs one seed of 1,000 requests.
+it is off here by an infinite `STUCK_AFTER_S`. `GORGO_BENCH_SHORT=1` runs one seed of 1,000 requests.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WAYS = (Way("neither", False, False), Way("overdue clock", True, False), Way("cl
 
 def run() -> None:
     """Run all and print the table; quarter of an hour on two cores."""
-    quick = bool(os.environ.get("GORGO_BENCH_QUICK"))
+    quick = bool(os.environ.get("GORGO_BENCH_SHORT"))
     seeds, requests = (1, 1000) if quick else (SEEDS, REQUESTS)
     places = [(scenario, way, seed) for scenario in SCENARIOS for way in WAYS for seed in range(seeds)]
     runs = Parallel(n_jobs=-1)(delayed(one)(*place, requests=requests) for place in places)
