@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from gorgo.config.constants import CONNECTIONS_PER_REPLICA
-from gorgo.core.messages.request import AttemptResult, OpenConnection, Outcome
+from gorgo.core.messages.request import COMPLETED, AttemptResult, OpenConnection, Outcome
 from gorgo.errors import BadRequest
 from gorgo.sim.engine.driver import EngineDriver, SimAttempt
 from gorgo.sim.engine.engines import Engine, make_engine
@@ -242,7 +242,7 @@ class RemoteReplica:
         pairs = self._engine.gaps(sending)
         self._gaps.add(pairs)
         outcome = Outcome(
-            AttemptResult.COMPLETED,
+            COMPLETED,
             status=200,
             prompt_tokens=sending.prompt_tokens,
             cached_tokens=sending.cached_tokens,

@@ -127,14 +127,15 @@ class Dispatcher:
     def evaluate(self, request: RouteRequest, eligible: CandidateSet, *, now: float) -> Evaluation:
         """Let the policy choose. `eligible` has at least one replica."""
         columns = self._fleet.columns
-        matched = self._index.match(request.blocks, len(columns.salt)) * request.block_tokens
+        matched = self._index.match(request.blocks, len(columns.salt), block_tokens=request.block_tokens)
         most = matched[matched.argmax()]
         if most > request.prompt_tokens:  # full blocks rarely are more than the prompt
             np.minimum(matched, request.prompt_tokens, out=matched)
             most = request.prompt_tokens
         if self._index.bounded:
-            matched = self._found_shares.found_tokens(matched, request.recorded_model)
-            most = matched[matched.argmax()]
+            found = self._found_shares.found_tokens(matched, request.recorded_model)
+            if found is not matched:
+                matched, most = found, found[found.argmax()]
         candidates = Candidates(
             eligible.slots, eligible.names, columns, matched, request.prompt_tokens, is_all=eligible.is_all, now=now
         )

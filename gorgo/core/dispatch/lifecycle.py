@@ -22,7 +22,7 @@ from gorgo.core.fleet.refused_kinds import RefusedKinds
 from gorgo.core.fleet.request_filter import RequestFilter
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Reject, RetryAction
-from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
 from gorgo.core.messages.samples import SampleRing
 from gorgo.core.quotas import ClientQuotas
 
@@ -99,7 +99,7 @@ class RequestLifecycle:
         state, result = attempt.state, outcome.result
         refused = self._refusals.on_result(attempt, outcome, now=now)
         self._update_health(attempt, outcome, now, refused=refused)
-        unanswered = result is AttemptResult.DEADLINE_EXCEEDED and outcome.status is None
+        unanswered = outcome.status is None and result is AttemptResult.DEADLINE_EXCEEDED
         if state.closed or (state.open_attempts and (unanswered or refused or not result.final)):
             return None, []
         if not (unanswered or refused or result.retryable):
@@ -113,7 +113,7 @@ class RequestLifecycle:
         if isinstance(action, Reject) and any(status is None for _, status in state.refused):
             # A short answer is better than none.
             action = Forward(state.request.request_id)
-            outcome = Outcome(AttemptResult.COMPLETED, status=200)
+            outcome = Outcome(COMPLETED, status=200)
         if not isinstance(action, Dispatch):
             self._close(attempt, outcome, action.status if isinstance(action, Reject) else status_of(outcome), now)
         return action, []
@@ -124,7 +124,7 @@ class RequestLifecycle:
         """Update the replica's concurrency limit and health, and the prefix index."""
         replica = attempt.replica
         replica.health.attempt_ended(attempt.attempt_id)
-        if outcome.result is AttemptResult.COMPLETED and self._slo_e2e_s is not None:
+        if outcome.result is COMPLETED and self._slo_e2e_s is not None:
             replica.concurrency.on_completed(
                 attempt.checkpoint,
                 stayed_s=now - attempt.dispatched_s,
@@ -134,7 +134,7 @@ class RequestLifecycle:
             )
         if refused:
             pass  # What another replica makes of the request decides.
-        elif outcome.result is AttemptResult.COMPLETED:
+        elif outcome.result is COMPLETED:
             whole = outcome.short is not None
             replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now, whole=whole)
             self._refusals.on_answer(attempt, short=outcome.short, now=now)

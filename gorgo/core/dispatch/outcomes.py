@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gorgo.core.dispatch.in_flight import Attempt, RequestState
 from gorgo.core.messages.actions import Reject
-from gorgo.core.messages.request import AttemptResult, Outcome, RouteRequest
+from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome, RouteRequest
 from gorgo.core.messages.samples import Sample
 from gorgo.core.quotas import QuotaExceeded
 
@@ -70,6 +70,8 @@ def upstream_error(state: RequestState, outcome: Outcome, retry_after_s: float =
 
 def status_of(outcome: Outcome) -> int:
     """Return the HTTP status of a result that is not retried."""
+    if outcome.result is COMPLETED:
+        return outcome.status or 200
     if outcome.result in (AttemptResult.CLIENT_DISCONNECTED, AttemptResult.SUPERSEDED):
         return 499
     if outcome.result is AttemptResult.FAILED_AFTER_CONTENT:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gorgo.core.dispatch.in_flight import Attempt
 from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.replica import Replica
-from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.messages.request import COMPLETED, Outcome
 from gorgo.core.prefix.cache_feedback import CacheReport
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
@@ -42,7 +42,7 @@ class PrefixUpdater:
         if attempt.replica.slot < 0:
             return
         blocks, slot = attempt.state.request.blocks, attempt.replica.slot
-        completed, bounded = outcome.result is AttemptResult.COMPLETED, self._index.bounded
+        completed, bounded = outcome.result is COMPLETED, self._index.bounded
         if completed and (bounded or attempt.first_token_s is None):
             # Once more after the first token: the engine used the blocks until now.
             self._index.confirm(blocks, slot, attempt.state.request.client)

@@ -17,7 +17,7 @@ from gorgo.core.dispatch.in_flight import Attempt, RequestState
 from gorgo.core.fleet.refused_kinds import RefusedKinds
 from gorgo.core.fleet.replica import SUSPECT_AFTER
 from gorgo.core.limits import RouterLimits
-from gorgo.core.messages.request import REFUSALS, AttemptResult, Outcome
+from gorgo.core.messages.request import COMPLETED, REFUSALS, AttemptResult, Outcome
 
 #: Bounds the retries of clients that want one token to one in thirty of their requests.
 TRUSTED_ANSWERS = 30
@@ -55,6 +55,8 @@ class Refusals:
         if outcome.short:
             replica.short_answers += 1
             doubtful = True
+        elif outcome.result is COMPLETED:
+            return False
         elif outcome.result is AttemptResult.UPSTREAM_4XX:
             doubtful = outcome.status in REFUSALS or replica.client_errors >= SUSPECT_AFTER
             if not replica.client_errors:

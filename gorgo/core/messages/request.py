@@ -131,6 +131,9 @@ class AttemptResult(Enum):
         self.failed = value in ("failed_before_content", "failed_after_content")
 
 
+#: How nearly every attempt ends. In Python 3.11 a member of an Enum takes eight times as long to read as a name.
+COMPLETED = AttemptResult.COMPLETED
+
 #: Statuses by which an engine refuses a key, a path or a model: the client's fault or the replica's.
 REFUSALS = frozenset({401, 403, 404, 405})
 
@@ -162,7 +165,7 @@ class Outcome:
 
         An attempt without an answer or content costs nothing.
         """
-        if not has_content and self.result is not AttemptResult.COMPLETED:
+        if not has_content and self.result is not COMPLETED:
             return 0, 0
         prompt = estimated_prompt if self.prompt_tokens is None else self.prompt_tokens
         return prompt, self.output_tokens or 0

@@ -100,8 +100,10 @@ class PrefixIndex:
     def resident_blocks(self, slot: int) -> int:
         return self._residencies[slot].blocks
 
-    def match(self, blocks: bytes, n_slots: int) -> NDArray[np.float64]:
-        """Return the leading blocks estimated on each of the first `n_slots` slots. The order of use stays."""
+    def match(self, blocks: bytes, n_slots: int, *, block_tokens: float = 1.0) -> NDArray[np.float64]:
+        """Return the leading blocks estimated on each of the first `n_slots` slots, in tokens where a block has
+        `block_tokens`. The order of use stays.
+        """
         depths = np.zeros(n_slots)
         path, depth = self._tree.match_path(blocks)
         all_slots = (1 << n_slots) - 1
@@ -109,7 +111,7 @@ class PrefixIndex:
         for node in reversed(path):
             residents = node.residents & all_slots
             if residents != deeper:
-                set_bits(depths, residents ^ deeper, depth)
+                set_bits(depths, residents ^ deeper, depth * block_tokens)
                 deeper = residents
             depth = node.end - len(node.edge) // BLOCK_HASH_BYTES
         return depths

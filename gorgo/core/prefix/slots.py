@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 _FEW_BITS = 16
 
 
-def set_bits(depths: NDArray[np.float64], mask: int, depth: int) -> None:
+def set_bits(depths: NDArray[np.float64], mask: int, depth: float) -> None:
     """Write `depth` where `mask` has a bit."""
     if mask.bit_count() <= _FEW_BITS:
         for slot in slots_of(mask):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Generic
 
 from gorgo.sim.engine.kv_cache import KvCache, Match
-from gorgo.sim.engine.request import EngineRequest, Stage
+from gorgo.sim.engine.request import DECODING, FINISHED, PREFILLING, EngineRequest
 from gorgo.sim.engine.steps import RequestT
 
 
@@ -50,7 +50,7 @@ class Batch(Generic[RequestT]):
         self._cache.reserve(needed_tokens)
         request.reserved_tokens = needed_tokens
         request.cached_tokens = request.prefilled_tokens = cached_tokens
-        request.stage = Stage.PREFILLING
+        request.stage = PREFILLING
         self.prefilling.append(request)
 
     def allocate(self, request: RequestT, tokens: int) -> None:
@@ -73,7 +73,7 @@ class Batch(Generic[RequestT]):
         """The prompt is in the pool: cache it, emit the first token, go on decoding if there is more to come."""
         self.prefilling.remove(request)
         self._cache_prefix(request, request.key, request.prompt_tokens)
-        request.stage = Stage.DECODING
+        request.stage = DECODING
         request.emitted = 1
         self.decoding[request] = None
         self.context_tokens += request.prompt_tokens
@@ -85,11 +85,11 @@ class Batch(Generic[RequestT]):
         if request.output_key:
             self._cache_prefix(request, request.key + request.output_key, _context(request))
         self.leave(request)
-        request.stage = Stage.FINISHED
+        request.stage = FINISHED
 
     def leave(self, request: RequestT) -> None:
         """Free everything that a running request holds."""
-        if request.stage is Stage.PREFILLING:
+        if request.stage is PREFILLING:
             self.prefilling.remove(request)
         else:
             del self.decoding[request]

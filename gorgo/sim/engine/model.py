@@ -35,7 +35,7 @@ from typing import Generic
 from gorgo.sim.engine.batch import Batch
 from gorgo.sim.engine.kv_cache import KvCache
 from gorgo.sim.engine.profiles import EngineProfile
-from gorgo.sim.engine.request import Stage
+from gorgo.sim.engine.request import ABORTED, DECODING, FINISHED, NEW, PREFILLING, WAITING
 from gorgo.sim.engine.steps import RequestT, Step, Totals, run_duration_s
 
 
@@ -122,9 +122,9 @@ class EngineModel(Generic[RequestT]):
 
     def submit(self, request: RequestT, *, now: float) -> None:
         """Queue a request; raises `BadRequest` if it can never run."""
-        assert request.stage is Stage.NEW, "a request is submitted once"
+        assert request.stage is NEW, "a request is submitted once"
         self.profile.check_size(request.prompt_tokens, request.output_tokens)
-        request.stage = Stage.WAITING
+        request.stage = WAITING
         request.submitted_s = now
         request.output_key = request.output_key if self.profile.caches_output else b""
         self._waiting.append(request)
@@ -132,14 +132,14 @@ class EngineModel(Generic[RequestT]):
 
     def abort(self, request: RequestT) -> bool:
         """Drop a request in any stage and free its tokens. False if it had already ended."""
-        if request.stage in (Stage.NEW, Stage.FINISHED, Stage.ABORTED):
+        if request.stage in (NEW, FINISHED, ABORTED):
             return False
         assert self._stepping is None or self._stepping.iterations == 1, "a run is interrupted first"
-        if request.stage is Stage.WAITING:
+        if request.stage is WAITING:
             self._waiting.remove(request)
         else:
             self.batch.leave(request)
-        request.stage = Stage.ABORTED
+        request.stage = ABORTED
         self.totals.aborted += 1
         return True
 
@@ -278,7 +278,7 @@ class EngineModel(Generic[RequestT]):
     def _finish_prefill(self, step: Step[RequestT]) -> list[RequestT]:
         emitting = []
         for request, tokens in zip(step.requests, step.chunks, strict=True):
-            if request.stage is not Stage.PREFILLING:
+            if request.stage is not PREFILLING:
                 continue
             request.prefilled_tokens += tokens
             if request.prefilled_tokens == request.prompt_tokens:
@@ -291,7 +291,7 @@ class EngineModel(Generic[RequestT]):
         emitting = []
         self.batch.advance(step.requests, step.iterations - 1)
         for request in step.requests:
-            if request.stage is Stage.DECODING:
+            if request.stage is DECODING:
                 request.emitted += step.iterations
                 emitting.append(request)
                 if request.emitted == request.output_tokens:

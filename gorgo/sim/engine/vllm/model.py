@@ -28,7 +28,7 @@ from dataclasses import replace
 from typing import Generic
 
 from gorgo.sim.engine.profiles import EngineProfile
-from gorgo.sim.engine.request import Stage
+from gorgo.sim.engine.request import ABORTED, DECODING, FINISHED, NEW, WAITING
 from gorgo.sim.engine.steps import RequestT, Step, Totals, run_duration_s
 from gorgo.sim.engine.vllm.block_pool import BlockPool
 from gorgo.sim.engine.vllm.running_list import Running, RunningList
@@ -111,23 +111,23 @@ class VllmModel(Generic[RequestT]):
 
     def submit(self, request: RequestT, *, now: float) -> None:
         """Queue a request; raises `BadRequest` if it can never run."""
-        assert request.stage is Stage.NEW, "a request is submitted once"
+        assert request.stage is NEW, "a request is submitted once"
         self._limits.check_size(request.prompt_tokens, request.output_tokens)
-        request.stage = Stage.WAITING
+        request.stage = WAITING
         request.submitted_s = now
         self._waiting.append(request)
         self.totals.requests += 1
 
     def abort(self, request: RequestT) -> bool:
         """Drop a request in any stage and free its blocks. False if it had already ended."""
-        if request.stage in (Stage.NEW, Stage.FINISHED, Stage.ABORTED):
+        if request.stage in (NEW, FINISHED, ABORTED):
             return False
         assert self._stepping is None or self._stepping.iterations == 1, "a run is interrupted first"
-        if request.stage is Stage.WAITING:
+        if request.stage is WAITING:
             self._waiting.remove(request)
         else:
             self.batch.leave(request)
-        request.stage = Stage.ABORTED
+        request.stage = ABORTED
         self.totals.aborted += 1
         return True
 
@@ -205,7 +205,7 @@ class VllmModel(Generic[RequestT]):
     def _preempt(self) -> RequestT:
         request = self.batch.entries[-1].request
         self.batch.leave(request)
-        request.stage = Stage.WAITING
+        request.stage = WAITING
         self._waiting.appendleft(request)
         self.totals.preemptions += 1
         return request
@@ -240,7 +240,7 @@ class VllmModel(Generic[RequestT]):
         new_tokens, attended, context = 0, 0.0, 0
         chunks = []
         for entry, tokens in scheduled:
-            decodes = entry.request.stage is Stage.DECODING
+            decodes = entry.request.stage is DECODING
             chunks.append(0 if decodes else tokens)
             if decodes:
                 context += entry.total
@@ -285,8 +285,8 @@ class VllmModel(Generic[RequestT]):
         request.emitted += step.iterations
         if request.first_token_s is None:
             request.first_token_s = step.ends_s
-        request.stage = Stage.DECODING
+        request.stage = DECODING
         if request.finished:
             self.batch.leave(request)
-            request.stage = Stage.FINISHED
+            request.stage = FINISHED
         return True

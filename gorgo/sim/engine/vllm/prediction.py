@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gorgo.sim.engine.prediction import ArrivingRequest, PredictedFirstToken
-from gorgo.sim.engine.request import EngineRequest, Stage
+from gorgo.sim.engine.request import DECODING, EngineRequest
 from gorgo.sim.engine.steps import Step, run_duration_s
 from gorgo.sim.engine.vllm.model import VllmModel
 from gorgo.sim.engine.vllm.running_list import Running
@@ -106,7 +106,7 @@ class _VllmProjection:
     def _continue(self, entry: Running[Any], ended: int) -> _Planned:
         """Return a running request as it is after so many more iterations of a run."""
         planned = self._plan(entry.request)
-        planned.decodes = entry.request.stage is Stage.DECODING
+        planned.decodes = entry.request.stage is DECODING
         planned.total += ended
         planned.left -= ended
         planned.computed = entry.computed + ended

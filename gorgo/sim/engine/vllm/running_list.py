@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Generic
 
-from gorgo.sim.engine.request import Stage
+from gorgo.sim.engine.request import DECODING, PREFILLING
 from gorgo.sim.engine.steps import RequestT
 from gorgo.sim.engine.vllm.block_pool import BlockPool, CachedUnit
 
@@ -63,7 +63,7 @@ class RunningList(Generic[RequestT]):
     @property
     def decoding(self) -> Collection[RequestT]:
         """Return the requests that have their first token, in order of admission."""
-        return [entry.request for entry in self.entries if entry.request.stage is Stage.DECODING]
+        return [entry.request for entry in self.entries if entry.request.stage is DECODING]
 
     def entry_of(self, request: RequestT) -> Running[RequestT] | None:
         """Return the entry of a request; `None` if it does not run."""
@@ -85,7 +85,7 @@ class RunningList(Generic[RequestT]):
             request, contents, found, computed=len(found) * pool.unit_tokens, blocks=len(found) * pool.unit_blocks
         )
         request.prefilled_tokens = entry.computed
-        request.stage = Stage.PREFILLING
+        request.stage = PREFILLING
         self.entries.append(entry)
         self._entries[request] = entry
         return entry
