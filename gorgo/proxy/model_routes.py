@@ -6,7 +6,7 @@ import json
 from math import ceil
 from typing import Any
 
-from gorgo.proxy.exchange.unknown_model import unknown_model
+from gorgo.proxy.exchange.client_scope import unknown_model
 from gorgo.proxy.http.errors import HttpError, Message, Send, send_json
 from gorgo.proxy.http.headers import upstream_headers
 from gorgo.proxy.state import RunningProxy

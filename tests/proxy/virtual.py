@@ -157,8 +157,12 @@ class VirtualProxy:
         leaves_s: float | None = None,
         reads: Callable[[bytes], Awaitable[None]] | None = None,
         method: str = "POST",
+        extends: bool = False,
     ) -> Answered:
-        """One request, whose body comes in pieces. Its client leaves after so many seconds, if it does."""
+        """One request, whose body comes in pieces. Its client leaves after so many seconds, if it does.
+
+        `extends`: with the listener's extensions of the scope, for a body that comes with its head.
+        """
         messages: asyncio.Queue[Message] = asyncio.Queue()
         answered = Answered()
 
@@ -181,7 +185,7 @@ class VirtualProxy:
             answered.parts.append((self.now_s, message["body"]))
             answered.complete = not message["more_body"]
 
-        scope = {
+        scope: dict[str, object] = {
             "type": "http",
             "http_version": "1.1",
             "method": method,
@@ -190,10 +194,16 @@ class VirtualProxy:
             "query_string": b"",
             "headers": [(b"content-type", b"application/json"), *headers],
         }
+        on_disconnect: list[Callable[[], None]] = []
+        if extends:
+            whole = b"".join(step for step in body if isinstance(step, bytes))
+            scope["extensions"] = {"gorgo.body": whole, "gorgo.on_disconnect": on_disconnect.append}
         arriving = asyncio.create_task(arrive())
         serving = asyncio.create_task(self._app(scope, messages.get, send))
         await asyncio.wait((serving,), timeout=leaves_s)
         messages.put_nowait({"type": "http.disconnect"})
+        for call in () if serving.done() else on_disconnect:
+            call()
         await serving
         arriving.cancel()
         answered.at_s = round(self.now_s, 6)

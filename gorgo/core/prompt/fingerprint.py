@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.prompt.affinity import head_of, prefix_hash
 from gorgo.core.prompt.parse import Prompt
+from gorgo.core.record import record
 
 Words = NDArray[np.uint64]
 
@@ -41,7 +42,7 @@ _SHIFT_WORDS = tuple(map(np.uint64, _SHIFTS))
 _FACTOR_WORDS = tuple(map(np.uint64, _FACTORS))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fingerprint:
     """What the Router knows of a prompt's contents.
 
@@ -64,7 +65,7 @@ class Fingerprint:
     text_bytes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: one is made for each request, and that takes three times as long
 class PromptSketch:
     """A prompt reduced to what its fingerprint is made of, whatever the adapter: small enough to pass on.
 
@@ -150,8 +151,7 @@ class Fingerprinter:
 
     def _block_sums(self, text: bytes, count: int) -> Words:
         words = np.frombuffer(text, dtype="<u4", count=count * self.block_bytes // 4)
-        products = words.reshape(count, self.block_bytes // 4) * self._word_keys
-        sums: Words = products.sum(axis=1, dtype=np.uint64)
+        sums: Words = words.reshape(count, self.block_bytes // 4).astype(np.uint64).dot(self._word_keys)
         return sums
 
     def _add_marks(self, sums: Words, offsets: NDArray[np.int64], roles: list[str]) -> None:

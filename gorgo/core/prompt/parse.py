@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gorgo.core.prompt.text import PromptText, kind_of
+from gorgo.core.record import record
 from gorgo.errors import BadRequest
 
 #: Bytes that one token id takes in `Prompt.text`.
 TOKEN_ID_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Prompt:
     """What a fingerprint is made of.
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from gorgo.core.numeric import MAX_AMOUNT
+from gorgo.core.record import record
 from gorgo.core.stream.sse import MAX_EVENT_BYTES
 
 #: Bytes retained of a stream's end: more than any usage object with its tail, little enough for thousands of streams.
@@ -26,17 +26,21 @@ HEAD_BYTES = 2 * 1024
 #: would delay all other streams for a second.
 MAX_CANDIDATES = 8
 
+_USAGE, _META_INFO = b'"usage"', b'"meta_info"'
 _KEY = re.compile(rb'"(?:usage|meta_info)"\s*:\s*(?=\{)')
 _DECODER = json.JSONDecoder()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Usage:
     """Token counts; `None` where the response reports none. `cached_tokens` of the prompt came from the cache."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
     output_tokens: int | None
+
+
+_COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens")
 
 
 class UsageReader:
@@ -49,6 +53,8 @@ class UsageReader:
     >>> tail.usage()
     Usage(prompt_tokens=9, cached_tokens=None, output_tokens=2)
     """
+
+    __slots__ = ("_head", "_tail")
 
     def __init__(self) -> None:
         self._head = b""
@@ -81,7 +87,7 @@ def read_usage(body: bytes) -> Usage | None:
     usages = [usage for usage in map(_usage, _meta_infos(body)) if usage is not None]
     if not usages:
         return None
-    return Usage(*(_sum([getattr(usage, name) for usage in usages]) for name in Usage.__slots__))
+    return Usage(*(_sum([getattr(usage, name) for usage in usages]) for name in _COUNTS))
 
 
 def _meta_infos(body: bytes) -> list[object]:
@@ -161,10 +167,23 @@ _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")
 
 def _usages(data: bytes) -> Iterator[Usage]:
     """Usage objects in `data`, the last one first, of the last `MAX_CANDIDATES` that may be one."""
-    for key in islice(reversed(list(_KEY.finditer(data))), MAX_CANDIDATES):
-        usage = _usage(_object_at(data, key.end()))
+    for start in islice(_objects(data), MAX_CANDIDATES):
+        usage = _usage(_object_at(data, start))
         if usage is not None:
             yield usage
+
+
+def _objects(data: bytes) -> Iterator[int]:
+    """Where objects under a key of a usage start, the last one first. Most of `data` is not searched."""
+    usage, meta = data.rfind(_USAGE), data.rfind(_META_INFO)
+    while (place := max(usage, meta)) >= 0:
+        key = _KEY.match(data, place)
+        if key is not None:
+            yield key.end()
+        if place == usage:
+            usage = data.rfind(_USAGE, 0, place)
+        else:
+            meta = data.rfind(_META_INFO, 0, place)
 
 
 def _object_at(data: bytes, start: int) -> object:
@@ -205,7 +224,7 @@ def _filled(usage: Usage | None, other: Usage | None) -> Usage | None:
     """Return `usage` with unknown counts taken from `other`."""
     if usage is None or other is None:
         return usage or other
-    names = Usage.__slots__
+    names = _COUNTS
     mine = ((getattr(usage, name), getattr(other, name)) for name in names)
     return Usage(*(second if first is None else first for first, second in mine))
 

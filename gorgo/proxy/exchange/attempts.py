@@ -10,11 +10,14 @@ meaning of a cancellation at any point.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from time import monotonic
+from typing import Any
 
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.proxy.exchange.accounting import RequestRecord
+from gorgo.proxy.exchange.commitment import Commitment
 from gorgo.proxy.exchange.judgement import failure_of
 from gorgo.proxy.exchange.lease import Lease, NextStep
 from gorgo.proxy.exchange.parse import ParsedRequest
@@ -44,11 +47,22 @@ class Attempts:
         Path of the request.
     headers:
         As the client sent them.
-    request, response, record, buffer:
+    request, response, record, buffer, task:
         Of this request.
     """
 
-    __slots__ = ("_buffer", "_headers", "_race", "_record", "_refused", "_request", "_response", "_route", "_state")
+    __slots__ = (
+        "_buffer",
+        "_headers",
+        "_race",
+        "_record",
+        "_refused",
+        "_request",
+        "_response",
+        "_route",
+        "_state",
+        "_task",
+    )
 
     def __init__(
         self,
@@ -59,8 +73,10 @@ class Attempts:
         response: ClientResponse,
         record: RequestRecord,
         buffer: RequestBuffer,
+        task: asyncio.Task[Any],
     ) -> None:
         self._buffer = buffer
+        self._task = task
         self._state = state
         self._route = route
         self._headers = headers
@@ -97,7 +113,7 @@ class Attempts:
 
     async def next(self, lease: Lease) -> NextStep | None:
         """Run an attempt to its end. Return the request's next step, None if it has ended."""
-        step = await self._run(lease)
+        step = await self._run(lease, self._task)
         if step is None and self._race.hedge_task is not None:
             # This attempt lost, or failed while the hedge was open: the hedge decides how the request ends.
             return await self._race.join()
@@ -107,7 +123,7 @@ class Attempts:
         """Send the client the last refusal. A client that does not read it is disconnected."""
         assert self._refused is not None, "a replica has refused"
         refused, refusal, limit_s = self._refused
-        self._commit(refused)
+        Commitment(self._state, self._race, self._record, refused).commit()
         try:
             async with asyncio.timeout(limit_s):
                 await refusal.send(self._response.writer)
@@ -122,14 +138,13 @@ class Attempts:
         elif isinstance(left, Lease):
             self.cancel(left)
 
-    async def _run(self, lease: Lease) -> NextStep | None:
-        task, dispatch = asyncio.current_task(), lease.dispatch
-        assert task is not None
+    async def _run(self, lease: Lease, task: asyncio.Task[Any]) -> NextStep | None:
+        dispatch = lease.dispatch
         outcome = Outcome(AttemptResult.CLIENT_DISCONNECTED)
         try:
-            self._race.track(dispatch.attempt_id)
+            self._race.track(dispatch.attempt_id, task)
             self._record.attempt_started(self._state, dispatch)
-            outcome = await self._try(dispatch, lease.target)
+            outcome = await self._try(dispatch, lease.target, task)
         except asyncio.CancelledError:
             if dispatch.attempt_id in self._race or self._response.disconnected:
                 raise
@@ -150,7 +165,9 @@ class Attempts:
     async def _run_hedge(self, lease: Lease) -> NextStep | None:
         """Run the second attempt, unless it was stopped before its task began."""
         if lease.dispatch.attempt_id in self._race:
-            return await self._run(lease)
+            task = asyncio.current_task()
+            assert task is not None, "a hedge runs in a task of its own"
+            return await self._run(lease, task)
         self._give_back(lease, AttemptResult.SUPERSEDED)
         return None
 
@@ -165,10 +182,10 @@ class Attempts:
             missing = lease.target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
             log_missing(lease.dispatch.replica, missing)
 
-    async def _try(self, dispatch: Dispatch, target: Target) -> Outcome:
+    async def _try(self, dispatch: Dispatch, target: Target, task: asyncio.Task[Any]) -> Outcome:
         limits, spent_s = target.deadlines, self._state.clock() - self._record.received_s
         first_s = limits.first_token_s if self._request.route.streamed else limits.response_s
-        timer = ResettableTimeout(first_s, last=monotonic() + limits.request_s - spent_s)
+        timer = ResettableTimeout(first_s, last=monotonic() + limits.request_s - spent_s, task=task)
         try:
             with timer:
                 return await self._relay(dispatch, target, timer)
@@ -217,38 +234,27 @@ class Attempts:
             await source.aclose()
 
     def _relay_options(self, dispatch: Dispatch, target: Target, *, strip_usage: bool) -> RelayOptions:
-        def on_content() -> None:
-            now = self._state.clock()
-            self._commit(dispatch)
-            self._state.gateway.first_token(dispatch.attempt_id, now=now)
-            self._record.first_content(self._state, dispatch, now=now)
-
-        def on_head(head: bytes) -> None:
-            if self._state.targets.get(dispatch.replica) is target:
-                self._state.stored_responses.record(head, dispatch.replica, client=self._request.route.client)
-
+        state, client = self._state, self._request.route.client
+        commitment = Commitment(state, self._race, self._record, dispatch)
+        estimates = state.client_policies.may_see_estimates(client)
         return RelayOptions(
             route=self._route,
-            own_headers=_own_headers(
-                self._response.request_id,
-                dispatch,
-                estimates=self._state.client_policies.may_see_estimates(self._request.route.client),
-            ),
+            own_headers=_own_headers(self._response.request_id, dispatch, estimates=estimates),
             chunk_limit_s=target.deadlines.stream_idle_s,
             strip_usage=strip_usage,
-            passed_headers=self._state.passed_headers,
-            on_content=on_content,
-            on_commit=lambda: self._commit(dispatch),
+            passed_headers=state.passed_headers,
+            on_content=commitment.first_content,
+            on_commit=commitment.commit,
             buffer=self._buffer,
-            on_head=on_head if self._route == "/v1/responses" else None,
+            on_head=partial(self._record_stored, dispatch, target) if self._route == "/v1/responses" else None,
             withhold=dispatch.withhold,
             may_be_short=self._request.may_be_short,
         )
 
-    def _commit(self, dispatch: Dispatch) -> None:
-        """Claim the response for this attempt, before anything is sent to the client."""
-        self._race.claim(dispatch.attempt_id)
-        self._record.replica = dispatch.replica
+    def _record_stored(self, dispatch: Dispatch, target: Target, head: bytes) -> None:
+        """Record which replica has a response that later requests may continue."""
+        if self._state.targets.get(dispatch.replica) is target:
+            self._state.stored_responses.record(head, dispatch.replica, client=self._request.route.client)
 
     async def _upstream_failed(self, reason: str) -> Outcome:
         """Return the outcome of a failed replica. If the response has begun, end it with an error."""

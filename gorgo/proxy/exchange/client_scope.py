@@ -1,17 +1,23 @@
-"""What of a request is outside its client's scope: fields that steer the engine, and models without a known name.
+"""What of a request is outside its client's scope: fields that steer the engine, and models that it cannot have.
 
-Only where a protection is configured: without client keys every client is trusted with the engine's own fields, and
-without a restricted model any name may be sent.
+The 404 of a model that no replica serves lists the models that the client may use. The other checks are made only where
+a protection is configured: without client keys every client is trusted with the engine's own fields, and without a
+restricted model any name may be sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gorgo.errors import closest
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.parsing.fields import ENGINE_FIELDS
 from gorgo.proxy.state import RunningProxy
+
+#: Models listed in one answer, and characters of the name that the client sent.
+MODELS_SHOWN = 10
+NAME_SHOWN = 80
 
 
 def refuse_engine_fields(state: RunningProxy, client: str | None, parsed: Mapping[str, Any]) -> None:
@@ -40,3 +46,25 @@ def require_known_model(state: RunningProxy, model: str | None) -> None:
     if model not in state.client_policies.known_models and model not in state.router.models():
         message = f"the model {model[:80]!r} is not known to this proxy, and some are restricted to regions"
         raise HttpError(404, "model_not_found", message)
+
+
+def unknown_model(state: RunningProxy, *, name: str, client: str | None, listed: Iterable[object] = ()) -> HttpError:
+    """Return the error for `name`. `listed` are models of a list, where the Router knows none."""
+    shown = repr(name if len(name) <= NAME_SHOWN else f"{name[:NAME_SHOWN]}...")
+    may_use, governing = state.client_policies.may_use, state.models.governing
+    usable = sorted(
+        known
+        for model, regions in state.router.models().items()
+        if may_use(client=client, model=governing(model, state.client_policies.models) or model, regions=regions)
+        for known in state.models.names(model)
+    ) or [model for model in listed if isinstance(model, str)]
+    return HttpError(
+        404, "model_not_found", f"no replica serves the model {shown}{closest(name, usable)}; {_listed(usable)}"
+    )
+
+
+def _listed(models: list[str]) -> str:
+    if not models:
+        return "this client may use no model"
+    more = f" and {len(models) - MODELS_SHOWN} more" if len(models) > MODELS_SHOWN else ""
+    return f"there are: {', '.join(models[:MODELS_SHOWN])}{more}"

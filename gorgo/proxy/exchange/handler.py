@@ -10,6 +10,7 @@ cancels the first.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
@@ -17,11 +18,11 @@ from gorgo.core.json_cost import is_quick
 from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Hold, Reject
 from gorgo.proxy.exchange.accounting import RequestRecord
 from gorgo.proxy.exchange.attempts import Attempts
+from gorgo.proxy.exchange.client_scope import unknown_model
 from gorgo.proxy.exchange.lease import Lease, NextStep, PendingDispatch
 from gorgo.proxy.exchange.parse import ParsedRequest, parse_request
 from gorgo.proxy.exchange.response import ClientResponse
-from gorgo.proxy.exchange.unknown_model import unknown_model
-from gorgo.proxy.http.body import ClientDisconnected, draining, read_body
+from gorgo.proxy.http.body import ClientDisconnected, draining, read_body, take_whole_body
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, error_of
 from gorgo.proxy.http.headers import Header, request_id
 from gorgo.proxy.http.request_buffer import RequestBuffer, buffer_client
@@ -58,6 +59,7 @@ class Exchange:
         "_attempts",
         "_buffer",
         "_client",
+        "_extensions",
         "_headers",
         "_id",
         "_method",
@@ -69,6 +71,7 @@ class Exchange:
         "_route",
         "_router_id",
         "_state",
+        "_task",
     )
 
     def __init__(self, state: RunningProxy, route: str, scope: Message, receive: Receive, send: Send) -> None:
@@ -78,6 +81,9 @@ class Exchange:
         #: The name of the client's key, where clients need one.
         self._client: str | None = scope.get("gorgo.client")
         self._headers: list[Header] = scope["headers"]
+        #: What the listener offers beside ASGI: the whole body, and a call when the client disconnects.
+        self._extensions: Mapping[str, Any] = scope.get("extensions") or {}
+        self._task: asyncio.Task[Any] | None = None
         self._buffer = RequestBuffer(state.buffers, buffer_client(scope))
         self._receive = receive
         self._received_s = state.clock()
@@ -98,6 +104,7 @@ class Exchange:
     async def run(self, task: asyncio.Task[Any]) -> None:
         """Serve the request. Whatever happens, record one log line and one count."""
         disconnect: asyncio.Task[None] | None = None
+        self._task = task
         try:
             try:
                 request = await self._read()
@@ -105,7 +112,11 @@ class Exchange:
                 async with draining(self._receive):
                     await self._response.send_error(error)
                 return
-            disconnect = asyncio.create_task(self._wait_for_disconnect(task))
+            on_disconnect = self._extensions.get("gorgo.on_disconnect")
+            if on_disconnect is None:
+                disconnect = asyncio.create_task(self._wait_for_disconnect())
+            else:
+                on_disconnect(self._client_disconnected)
             await self._serve(request)
         except ClientDisconnected:
             self._response.disconnected = True
@@ -152,14 +163,22 @@ class Exchange:
             raise HttpError(429, "too_many_in_flight", message, headers=_RETRY_SOON)
         if self._state.stopping:
             raise HttpError(503, "stopping", "this proxy is stopping", headers=_RETRY_SOON)
-        with self._state.uploads.track(self._client):
-            limits = self._state.limits
-            body = await read_body(self._receive, self._headers, limits=limits, buffer=self._buffer)
+        if self._client is None:
+            body = await self._read_body()
+        else:
+            with self._state.uploads.track(self._client):
+                body = await self._read_body()
         self._record.body_read(self._state)
         self._router_id = self._state.gateway.register(self._id, self)
         request = await self._parse(body)
         self._record.request = request
         return request
+
+    async def _read_body(self) -> bytes:
+        limits, whole = self._state.limits, self._extensions.get("gorgo.body")
+        if whole is not None:
+            return take_whole_body(whole, limits=limits, buffer=self._buffer)
+        return await read_body(self._receive, self._headers, limits=limits, buffer=self._buffer)
 
     async def _parse(self, body: bytes) -> ParsedRequest:
         """Parse the body, here if that takes milliseconds; look for a model that no replica is known to serve."""
@@ -196,8 +215,9 @@ class Exchange:
     # -- its attempts
 
     async def _serve(self, request: ParsedRequest) -> None:
+        assert self._task is not None, "it runs"
         attempts = self._attempts = Attempts(
-            self._state, self._route, self._headers, request, self._response, self._record, self._buffer
+            self._state, self._route, self._headers, request, self._response, self._record, self._buffer, self._task
         )
         started = perf_counter()
         action = self._state.gateway.submit(request.route)
@@ -261,10 +281,14 @@ class Exchange:
             case _:
                 raise AssertionError(f"{type(action).__name__} for a request that is not queued")
 
-    async def _wait_for_disconnect(self, task: asyncio.Task[Any]) -> None:
-        """Cancel `task` as soon as the client disconnects."""
+    async def _wait_for_disconnect(self) -> None:
+        """Cancel the exchange as soon as the client disconnects."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._client_disconnected()
+
+    def _client_disconnected(self) -> None:
         if not self._response.writer.finished:
             self._response.disconnected = True
-            task.cancel()
+            assert self._task is not None, "it runs"
+            self._task.cancel()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from typing import Any
 
 from gorgo.proxy.exchange.lease import NextStep
 
@@ -26,7 +27,7 @@ class Race:
 
     def __init__(self) -> None:
         #: Open attempts and their tasks; None for one that has yet to begin.
-        self._tasks: dict[str, asyncio.Task[object] | None] = {}
+        self._tasks: dict[str, asyncio.Task[Any] | None] = {}
         #: The attempt that the client is sent, once known.
         self.winner: str | None = None
         #: The task of the hedge, until it has been joined.
@@ -36,9 +37,9 @@ class Race:
         """Whether the attempt is open and not stopped."""
         return attempt_id in self._tasks
 
-    def track(self, attempt_id: str) -> None:
-        """Record that the attempt runs in the current task."""
-        self._tasks[attempt_id] = asyncio.current_task()
+    def track(self, attempt_id: str, task: asyncio.Task[Any]) -> None:
+        """Record that the attempt runs in `task`."""
+        self._tasks[attempt_id] = task
 
     def done(self, attempt_id: str) -> None:
         """Record the end of an attempt."""

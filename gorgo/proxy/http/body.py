@@ -50,6 +50,15 @@ async def read_body(
         raise HttpError(408, "request_timeout", f"expected the whole body {limit}") from None
 
 
+def take_whole_body(body: bytes, *, limits: LimitsConfig, buffer: RequestBuffer) -> bytes:
+    """Return a body that came with its head, reserved in `buffer`. Raises `HttpError` for one too large."""
+    limit = min(limits.max_body_bytes, buffer.body_limit)
+    if len(body) > limit:
+        raise _too_large(limit)
+    buffer.reserve_body(len(body))
+    return body
+
+
 def _with_timeout(receive: Receive, timeout: ResettableTimeout, limits: LimitsConfig) -> Receive:
     """Return `receive` with a timeout for each piece, within that of the whole body."""
     end = monotonic() + limits.body_timeout_s

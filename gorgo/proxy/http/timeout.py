@@ -6,10 +6,12 @@ import asyncio
 from math import inf
 from time import monotonic
 from types import TracebackType
+from typing import Any
 
 
 class ResettableTimeout:
-    """Cancels the current task's wait once `deadline` (monotonic s) has passed, and turns that into `TimeoutError`.
+    """Cancels a task's wait, the current one's by default, once `deadline` (monotonic s) has passed, and turns it into
+    `TimeoutError`.
 
     Used as a context manager. A later `deadline` may just be assigned: the timer reads it when it fires, and re-arms
     itself for the rest. `extend(limit_s)` may also move it nearer. `last` (monotonic s) bounds every `deadline`.
@@ -17,11 +19,11 @@ class ResettableTimeout:
 
     __slots__ = ("_armed_for", "_cancelling", "_handle", "_task", "deadline", "expired", "last")
 
-    def __init__(self, limit_s: float, *, last: float = inf) -> None:
+    def __init__(self, limit_s: float, *, last: float = inf, task: asyncio.Task[Any] | None = None) -> None:
         self.deadline = monotonic() + limit_s
         self.last = last
         self.expired = False
-        self._task: asyncio.Task[object] | None = None
+        self._task = task
         self._handle: asyncio.TimerHandle | None = None
         self._armed_for = min(self.deadline, last)
         self._cancelling = 0
@@ -39,7 +41,8 @@ class ResettableTimeout:
             self._arm()
 
     def __enter__(self) -> ResettableTimeout:
-        self._task = asyncio.current_task()
+        if self._task is None:
+            self._task = asyncio.current_task()
         assert self._task is not None, "a timeout belongs to a task"
         self._cancelling = self._task.cancelling()
         self._arm()

@@ -120,9 +120,10 @@ def test_request_that_is_tried_again_is_that_of_the_second_replica(caplog: pytes
     }
 
 
-def test_client_that_leaves_is_a_499_of_its_own_making(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("extends", [False, True])
+def test_client_that_leaves_is_a_499_of_its_own_making(extends: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def test(proxy: VirtualProxy) -> None:
-        await proxy.ask(STREAM, leaves_s=0.55)
+        await proxy.ask(STREAM, leaves_s=0.55, extends=extends)
         assert proxy.now_s == pytest.approx(0.55)
         assert proxy.total("gorgo_client_aborts_total") == 1.0
         assert proxy.total("gorgo_requests_total", route="/v1/chat/completions", policy="round-robin", status="499")
@@ -445,6 +446,32 @@ def test_body_that_is_too_large_is_swallowed_for_a_while_before_it_is_refused(
     async def test(proxy: VirtualProxy) -> None:
         answered = await proxy.ask(b"x" * 11, *swallowed, 1000.0, b"x")
         assert (answered.status, answered.code, answered.at_s) == (413, "request_too_large", at_s)
+
+    virtually(test, [QUICK], found=config(max_body_bytes=10))
+
+
+def test_a_whole_body_counts_as_one_that_was_received() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        apart = await proxy.ask(STREAM)
+        used: list[int] = []
+
+        async def reads(_part: bytes) -> None:
+            used.append(proxy.state.buffers.used_bytes)
+
+        whole = await proxy.ask(STREAM, extends=True, reads=reads)
+        assert (whole.status, whole.body) == (apart.status, apart.body)
+        assert [request.body for request in proxy.replicas["r0"].received] == [STREAM, STREAM]
+        assert min(used) >= 2 * len(STREAM)
+        assert proxy.state.buffers.used_bytes == 0
+
+    virtually(test, [SPOKEN])
+
+
+def test_a_whole_body_that_is_too_large_is_refused_at_once() -> None:
+    async def test(proxy: VirtualProxy) -> None:
+        answered = await proxy.ask(b"x" * 11, extends=True)
+        assert (answered.status, answered.code, answered.at_s) == (413, "request_too_large", 0.0)
+        assert proxy.replicas["r0"].received == []
 
     virtually(test, [QUICK], found=config(max_body_bytes=10))
 

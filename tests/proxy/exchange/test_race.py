@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,12 @@ from gorgo.proxy.exchange.lease import NextStep
 from gorgo.proxy.exchange.race import Race
 
 ON_BOTH_LOOPS = True
+
+
+def this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 class Second:
@@ -23,20 +30,18 @@ class Second:
         if "r/2" not in self.race:
             self.said.append("beaten before it began")
             return None
-        self.race.track("r/2")
+        self.race.track("r/2", this_task())
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             self.said.append("stopped" if "r/2" not in self.race else "cancelled")
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
+            this_task().uncancel()
         return None
 
 
 async def begun() -> tuple[Race, Second]:
     race = Race()
-    race.track("r/1")
+    race.track("r/1", this_task())
     second = Second(race)
     race.start_hedge("r/2", second.run())
     return race, second
@@ -95,5 +100,5 @@ async def test_a_fault_of_the_second_attempt_is_told() -> None:
 
 async def test_without_a_second_attempt_nothing_is_waited_for() -> None:
     race = Race()
-    race.track("r/1")
+    race.track("r/1", this_task())
     assert await race.end() is None

@@ -1,0 +1,42 @@
+"""The claim of the response by one attempt, which its relay makes before anything is sent to the client."""
+
+from __future__ import annotations
+
+from gorgo.core.messages.actions import Dispatch
+from gorgo.proxy.exchange.accounting import RequestRecord
+from gorgo.proxy.exchange.race import Race
+from gorgo.proxy.state import RunningProxy
+
+
+class Commitment:
+    """The claim of one attempt.
+
+    Parameters
+    ----------
+    state:
+        The running proxy.
+    race, record:
+        Of the request.
+    dispatch:
+        Of the attempt.
+    """
+
+    __slots__ = ("_dispatch", "_race", "_record", "_state")
+
+    def __init__(self, state: RunningProxy, race: Race, record: RequestRecord, dispatch: Dispatch) -> None:
+        self._state = state
+        self._race = race
+        self._record = record
+        self._dispatch = dispatch
+
+    def commit(self) -> None:
+        """Claim the response, and stop any other attempt."""
+        self._race.claim(self._dispatch.attempt_id)
+        self._record.replica = self._dispatch.replica
+
+    def first_content(self) -> None:
+        """Record the first token, before it is sent."""
+        now = self._state.clock()
+        self.commit()
+        self._state.gateway.first_token(self._dispatch.attempt_id, now=now)
+        self._record.first_content(self._state, self._dispatch, now=now)
