@@ -28,18 +28,17 @@ or, for a caller in virtual time who asks for it, all up to the next at which so
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection
 from typing import Generic
 
 from gorgo.sim.engine.batch import Batch
 from gorgo.sim.engine.kv_cache import KvCache
 from gorgo.sim.engine.profiles import EngineProfile
-from gorgo.sim.engine.request import ABORTED, DECODING, FINISHED, NEW, PREFILLING, WAITING
-from gorgo.sim.engine.steps import RequestT, Step, Totals, run_duration_s
+from gorgo.sim.engine.request import DECODING, PREFILLING
+from gorgo.sim.engine.scheduler import Scheduler
+from gorgo.sim.engine.steps import RequestT, Step, run_duration_s
 
 
-class EngineModel(Generic[RequestT]):
+class EngineModel(Scheduler[RequestT, Batch[RequestT]], Generic[RequestT]):
     """The scheduler of one replica.
 
     Generic in the class of its requests: `finish_step` returns the submitted objects.
@@ -67,7 +66,6 @@ class EngineModel(Generic[RequestT]):
     """
 
     def __init__(self, profile: EngineProfile, *, item_bytes: int = 4, item_tokens: int = 1) -> None:
-        self.profile = profile
         self.cache = KvCache(
             capacity_tokens=profile.kv_tokens,
             item_bytes=item_bytes,
@@ -75,73 +73,16 @@ class EngineModel(Generic[RequestT]):
             hit_share=profile.hit_share,
             checkpoint_tokens=profile.checkpoint_tokens,
         )
-        self.totals = Totals()
-        #: Every step takes this many times as long: a fault to inject.
-        self.slowdown = 1.0
-        self._waiting: deque[RequestT] = deque()
-        #: The running requests; observers only read them.
-        self.batch: Batch[RequestT] = Batch(self.cache, caching=profile.prefix_cache)
-        self._stepping: Step[RequestT] | None = None
-
-    @property
-    def running(self) -> int:
-        return len(self.batch)
-
-    @property
-    def queued(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def waiting(self) -> Collection[RequestT]:
-        """Return the queued requests in order; read-only."""
-        return self._waiting
-
-    @property
-    def step(self) -> Step[RequestT] | None:
-        """The step under way."""
-        return self._stepping
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Return the prompt tokens of queued requests, cached ones included."""
-        return sum(request.prompt_tokens for request in self._waiting)
-
-    @property
-    def next_arrival_s(self) -> float | None:
-        """When the first in line arrived: an idle engine starts then, even if its caller is late."""
-        return self._waiting[0].submitted_s if self._waiting else None
+        super().__init__(profile, Batch(self.cache, caching=profile.prefix_cache))
 
     @property
     def used_tokens(self) -> int:
         """Pool tokens that running requests hold: locked prefixes and their own."""
         return self.cache.locked_tokens + self.cache.private_tokens
 
-    @property
-    def idle(self) -> bool:
-        return not (self._waiting or self.batch or self._stepping)
-
     def submit(self, request: RequestT, *, now: float) -> None:
-        """Queue a request; raises `BadRequest` if it can never run."""
-        assert request.stage is NEW, "a request is submitted once"
-        self.profile.check_size(request.prompt_tokens, request.output_tokens)
-        request.stage = WAITING
-        request.submitted_s = now
+        super().submit(request, now=now)
         request.output_key = request.output_key if self.profile.caches_output else b""
-        self._waiting.append(request)
-        self.totals.requests += 1
-
-    def abort(self, request: RequestT) -> bool:
-        """Drop a request in any stage and free its tokens. False if it had already ended."""
-        if request.stage in (NEW, FINISHED, ABORTED):
-            return False
-        assert self._stepping is None or self._stepping.iterations == 1, "a run is interrupted first"
-        if request.stage is WAITING:
-            self._waiting.remove(request)
-        else:
-            self.batch.leave(request)
-        request.stage = ABORTED
-        self.totals.aborted += 1
-        return True
 
     def flush(self) -> bool:
         """Forget every cached prefix. Refused (False) while requests wait or run, as the real engine does.

@@ -22,19 +22,19 @@ scheduling, which forms a step before the one before it has ended.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic
 
 from gorgo.sim.engine.profiles import EngineProfile
-from gorgo.sim.engine.request import ABORTED, DECODING, FINISHED, NEW, WAITING
-from gorgo.sim.engine.steps import RequestT, Step, Totals, run_duration_s
+from gorgo.sim.engine.request import DECODING, FINISHED, WAITING
+from gorgo.sim.engine.scheduler import Scheduler
+from gorgo.sim.engine.steps import RequestT, Step, run_duration_s
 from gorgo.sim.engine.vllm.block_pool import BlockPool
 from gorgo.sim.engine.vllm.running_list import Running, RunningList
 
 
-class VllmModel(Generic[RequestT]):
+class VllmModel(Scheduler[RequestT, RunningList[RequestT]], Generic[RequestT]):
     """The scheduler of one replica; the parameters are those of `EngineModel`.
 
     Example
@@ -53,7 +53,6 @@ class VllmModel(Generic[RequestT]):
 
     def __init__(self, profile: EngineProfile, *, item_bytes: int = 4, item_tokens: int = 1) -> None:
         assert profile.chunk_tokens >= profile.max_running_requests, "each running request may decode in each step"
-        self.profile = profile
         self.cache = BlockPool(
             capacity_tokens=profile.kv_tokens,
             block_tokens=profile.block_tokens,
@@ -63,73 +62,13 @@ class VllmModel(Generic[RequestT]):
             checkpoint_tokens=profile.checkpoint_tokens,
             caching=profile.prefix_cache,
         )
-        self.totals = Totals()
-        #: Every step takes this many times as long: a fault to inject.
-        self.slowdown = 1.0
-        self._limits = replace(profile, kv_tokens=self.cache.capacity_tokens)
-        self._waiting: deque[RequestT] = deque()
-        #: The running requests; observers only read them.
-        self.batch: RunningList[RequestT] = RunningList(self.cache)
-        self._stepping: Step[RequestT] | None = None
-
-    @property
-    def running(self) -> int:
-        return len(self.batch)
-
-    @property
-    def queued(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def waiting(self) -> Collection[RequestT]:
-        """Return the queued requests in order; read-only."""
-        return self._waiting
-
-    @property
-    def step(self) -> Step[RequestT] | None:
-        """The step under way."""
-        return self._stepping
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Return the prompt tokens of queued requests, cached ones included."""
-        return sum(request.prompt_tokens for request in self._waiting)
-
-    @property
-    def next_arrival_s(self) -> float | None:
-        """When the first in line arrived."""
-        return self._waiting[0].submitted_s if self._waiting else None
+        limits = replace(profile, kv_tokens=self.cache.capacity_tokens)
+        super().__init__(profile, RunningList(self.cache), limits=limits)
 
     @property
     def used_tokens(self) -> int:
         """Pool tokens in blocks that running requests hold."""
         return self.cache.capacity_tokens - self.cache.free_tokens - self.cache.evictable_tokens
-
-    @property
-    def idle(self) -> bool:
-        return not (self._waiting or self.batch or self._stepping)
-
-    def submit(self, request: RequestT, *, now: float) -> None:
-        """Queue a request; raises `BadRequest` if it can never run."""
-        assert request.stage is NEW, "a request is submitted once"
-        self._limits.check_size(request.prompt_tokens, request.output_tokens)
-        request.stage = WAITING
-        request.submitted_s = now
-        self._waiting.append(request)
-        self.totals.requests += 1
-
-    def abort(self, request: RequestT) -> bool:
-        """Drop a request in any stage and free its blocks. False if it had already ended."""
-        if request.stage in (NEW, FINISHED, ABORTED):
-            return False
-        assert self._stepping is None or self._stepping.iterations == 1, "a run is interrupted first"
-        if request.stage is WAITING:
-            self._waiting.remove(request)
-        else:
-            self.batch.leave(request)
-        request.stage = ABORTED
-        self.totals.aborted += 1
-        return True
 
     def flush(self) -> bool:
         """Forget every cached prefix. Refused (False) while requests wait or run."""
