@@ -153,6 +153,9 @@ class EngineModel(Scheduler[RequestT, Batch[RequestT]], Generic[RequestT]):
 
     # -- helpers
 
+    def _release(self, request: RequestT) -> None:
+        self.batch.leave(request)
+
     def _form_prefill(self, now: float) -> list[tuple[RequestT, int]]:
         """Share one chunk among those in prefill and then those in line, in order."""
         budget = self.profile.chunk_tokens

@@ -5,21 +5,20 @@ Owns arrival and abort, and the views of observers. `model` and `vllm.model` dec
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection
-from typing import Any, Generic, TypeVar
+from collections.abc import Collection, Sized
+from typing import Generic, TypeVar
 
-from gorgo.sim.engine.batch import Batch
 from gorgo.sim.engine.profiles import EngineProfile
 from gorgo.sim.engine.request import ABORTED, FINISHED, NEW, WAITING
 from gorgo.sim.engine.steps import RequestT, Step, Totals
-from gorgo.sim.engine.vllm.running_list import RunningList
 
 #: The running requests of one kind of engine.
-BatchT = TypeVar("BatchT", bound=Batch[Any] | RunningList[Any])
+BatchT = TypeVar("BatchT", bound=Sized)
 
 
-class Scheduler(Generic[RequestT, BatchT]):
+class Scheduler(ABC, Generic[RequestT, BatchT]):
     """One engine without its rules of admission.
 
     Parameters
@@ -92,7 +91,11 @@ class Scheduler(Generic[RequestT, BatchT]):
         if request.stage is WAITING:
             self._waiting.remove(request)
         else:
-            self.batch.leave(request)
+            self._release(request)
         request.stage = ABORTED
         self.totals.aborted += 1
         return True
+
+    @abstractmethod
+    def _release(self, request: RequestT) -> None:
+        """Remove a running request and free all that it holds."""

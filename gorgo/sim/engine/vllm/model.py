@@ -125,6 +125,9 @@ class VllmModel(Scheduler[RequestT, RunningList[RequestT]], Generic[RequestT]):
 
     # -- helpers
 
+    def _release(self, request: RequestT) -> None:
+        self.batch.leave(request)
+
     def _schedule_running(self) -> tuple[list[tuple[Running[RequestT], int]], list[RequestT]]:
         """Give each running request its tokens, and preempt from the end where blocks are missing."""
         budget, entries = self.profile.chunk_tokens, self.batch.entries
