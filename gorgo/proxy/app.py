@@ -58,7 +58,7 @@ class GetEndpoint:
         if not has_body(scope["headers"]):
             await self._answer(scope, send)
             return
-        # Unread, a megabyte of it would wait in hypercorn and in the sockets for as long as the response takes.
+        # Unread, a megabyte of it would wait in the connection and in the sockets for as long as the response takes.
         async with draining(receive):
             await self._answer(scope, send)
 

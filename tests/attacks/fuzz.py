@@ -21,16 +21,15 @@ from dataclasses import asdict, dataclass
 from random import Random
 from time import thread_time
 
-import h11
-
 from gorgo.core.json_cost import is_quick
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.stream import FirstTokenDetector, UsageEventFilter, UsageReader, read_usage
 from gorgo.engines.registry import dialect
 from gorgo.proxy.app import INFERENCE_ROUTES
+from gorgo.proxy.http.connection.reader import RequestReader
+from gorgo.proxy.http.connection.refusal import Refused
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.heads import HeadLimits
-from gorgo.proxy.http.http1 import StrictConnection
 from gorgo.proxy.parsing.fields import read_fields
 from gorgo.proxy.parsing.json_body import limit_digits, request_usage, with_model
 from tests.attacks.bodies import hostile_bodies
@@ -100,12 +99,12 @@ def _read_request(chance: Random) -> Item:
 
 
 def _request(route: str, head: bytes, body: bytes) -> bool:
-    connection = StrictConnection(_LIMITS)
-    connection.receive_data(head)
+    reader = RequestReader(_LIMITS)
+    reader.receive(head)
     try:
-        if not isinstance(connection.next_event(), h11.Request):
+        if reader.next_head() is None:
             return False
-    except h11.RemoteProtocolError:
+    except Refused:
         return False
     if not is_quick(body):
         return False  # another process reads it

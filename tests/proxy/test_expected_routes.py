@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from gorgo.config.model import ClientsConfig, CorsConfig
-from gorgo.proxy.http.direct_write import TryWrite, direct_write, no_direct_write
+from gorgo.proxy.http.errors import Message
+from gorgo.proxy.http.response_writer import TryWrite, direct_write, no_direct_write
 from tests.proxy.conftest import QUIET, Running, Start, config_for, with_replica
 from tests.proxy.fakes import DONE, answer, chat, delta, hang, stream
 from tests.proxy.followed import follow, regions
@@ -142,12 +143,19 @@ async def test_streams_to_pages_are_neither_buffered_nor_written_by_a_slower_way
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways: list[TryWrite] = []
+    written: list[bool] = []
 
-    def observed(send: object) -> TryWrite:
-        ways.append(direct_write(send))
-        return ways[-1]
+    def observed(scope: Message) -> TryWrite:
+        direct = direct_write(scope)
 
-    monkeypatch.setattr("gorgo.proxy.http.response_writer.direct_write", observed)
+        def write(chunk: bytes) -> bool:
+            written.append(direct(chunk))
+            return written[-1]
+
+        ways.append(direct)
+        return write
+
+    monkeypatch.setattr("gorgo.proxy.exchange.handler.direct_write", observed)
     replica = await start.replica(hang(delta("a"), rest=[delta("b"), DONE]))
     proxy = replace(QUIET, cors=CorsConfig(allow_origins=(PAGE,)))
     fleet = await start.proxy(config_for([replica], proxy), [replica])
@@ -160,6 +168,7 @@ async def test_streams_to_pages_are_neither_buffered_nor_written_by_a_slower_way
     assert got == delta("a") + delta("b") + DONE
     assert len(ways) == 1
     assert ways[0] is not no_direct_write
+    assert written == [True] * len(written) != []
 
 
 async def test_origins_follow_the_file(start: Start, tmp_path: Path) -> None:

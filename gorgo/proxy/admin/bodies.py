@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -33,8 +33,7 @@ Check = Callable[[object], bool]
 class BoundedBodies:
     """An ASGI app with a deadline for bodies. It discards the rest of a body that the response did not read.
 
-    Without that, hypercorn waits for the app to read the body, and the app waits for hypercorn: an early 401 would hold
-    its connection for ever.
+    Without that, the connection would not notice during a response that its client disconnected.
     """
 
     def __init__(self, app: Any) -> None:
@@ -46,7 +45,7 @@ class BoundedBodies:
             await self._app(scope, receive, send)
             return
         end = asyncio.get_running_loop().time() + self._limit_s
-        discarding: list[asyncio.Task[NoReturn]] = []
+        discarding: list[asyncio.Task[None]] = []
 
         async def in_time() -> Message:
             try:

@@ -26,6 +26,7 @@ from gorgo.proxy.http.body import ClientDisconnected, draining, read_body, take_
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, error_of
 from gorgo.proxy.http.headers import Header, request_id
 from gorgo.proxy.http.request_buffer import RequestBuffer, buffer_client
+from gorgo.proxy.http.response_writer import direct_write
 from gorgo.proxy.logs import log_failure
 from gorgo.proxy.parsing.fields import BodyFields, read_fields
 from gorgo.proxy.parsing.json_body import check_media_type
@@ -91,7 +92,7 @@ class Exchange:
         #: The id of the request in the Router; None before and after.
         self._router_id: str | None = None
         self._record = RequestRecord(self._received_s, client=self._client)
-        self._response = ClientResponse(state, send, self._id, self._record, route)
+        self._response = ClientResponse(state, send, self._id, self._record, route, direct_write(scope))
         #: None before the request is parsed.
         self._attempts: Attempts | None = None
         if state.tracing is not None:

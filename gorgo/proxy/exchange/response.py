@@ -9,7 +9,7 @@ import asyncio
 
 from gorgo.proxy.exchange.accounting import RequestRecord
 from gorgo.proxy.http.errors import HttpError, Send, error_event, send_error
-from gorgo.proxy.http.response_writer import ResponseWriter
+from gorgo.proxy.http.response_writer import ResponseWriter, TryWrite, no_direct_write
 from gorgo.proxy.state import RunningProxy
 
 #: For an error event to a client that may have stopped reading.
@@ -31,19 +31,27 @@ class ClientResponse:
         Of the request: status and error code.
     route:
         Its path, which decides the form of errors.
+    direct:
+        Writes chunks of a stream without waiting.
     """
 
     __slots__ = ("_record", "_route", "_send", "_state", "disconnected", "request_id", "writer")
 
     def __init__(
-        self, state: RunningProxy, send: Send, request_id: str, record: RequestRecord, route: str = ""
+        self,
+        state: RunningProxy,
+        send: Send,
+        request_id: str,
+        record: RequestRecord,
+        route: str = "",
+        direct: TryWrite = no_direct_write,
     ) -> None:
         self._state = state
         self._send = send
         self._record = record
         self._route = route
         self.request_id = request_id
-        self.writer = ResponseWriter(send)
+        self.writer = ResponseWriter(send, direct)
         #: The client has disconnected, or does not read.
         self.disconnected = False
 

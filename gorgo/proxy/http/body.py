@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from io import BytesIO
 from time import monotonic
-from typing import NoReturn
 
 from gorgo.config.model import LimitsConfig
 from gorgo.proxy.http.errors import HttpError, Message, Receive
@@ -75,7 +74,7 @@ def _with_timeout(receive: Receive, timeout: ResettableTimeout, limits: LimitsCo
 async def draining(receive: Receive) -> AsyncIterator[None]:
     """Discard the rest of the body while a response is sent that does not need it.
 
-    hypercorn queues a part of a body only; with the queue full it does not report that the client disconnected.
+    The connection reads a part of a body only; unread, it does not notice that the client disconnected.
     """
     task = asyncio.create_task(discard(receive))
     try:
@@ -84,10 +83,10 @@ async def draining(receive: Receive) -> AsyncIterator[None]:
         task.cancel()
 
 
-async def discard(receive: Receive) -> NoReturn:
-    """Receive and drop messages until cancelled."""
-    while True:
-        await receive()
+async def discard(receive: Receive) -> None:
+    """Receive and drop messages until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _gather(receive: Receive, headers: Iterable[Header], limit: int, buffer: RequestBuffer) -> bytes:

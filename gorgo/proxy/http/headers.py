@@ -37,7 +37,7 @@ RETURNED = frozenset(
 )
 RETURNED_PREFIXES = (b"anthropic-", b"openai-", b"ratelimit-", b"x-ratelimit-")
 
-#: A name in lower case that hypercorn can write. A replica's header with another name is left out.
+#: A name in lower case that the grammar allows. A replica's header with another name is left out.
 NAME = re.compile(rb"[-!#$%&'*+.^_`|~0-9a-z]+")
 #: Bytes that no line of a head may contain, CR and LF aside: some readers end a line there.
 CONTROLS = bytes(byte for byte in (*range(32), 127) if byte not in b"\t\r\n")

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from gorgo.proxy.http.direct_write import TryWrite, direct_write, no_direct_write
-from gorgo.proxy.http.errors import Send
+from gorgo.proxy.http.errors import Message, Send
 from gorgo.proxy.http.headers import Header, find, is_encoded, is_event_stream
+
+#: Writes a chunk of a body without a length in one call that never waits; False if it was not written, because the
+#: client is behind or has disconnected. The chunk is then for `send`, which waits.
+TryWrite = Callable[[bytes], bool]
+
+
+def no_direct_write(chunk: bytes) -> bool:  # noqa: ARG001 - a `TryWrite`
+    """Decline every chunk."""
+    return False
+
+
+def direct_write(scope: Message) -> TryWrite:
+    """Return the `TryWrite` of a request's connection. CORS wraps `send` alone: it changes heads, never a body."""
+    write: TryWrite = scope.get("extensions", {}).get("gorgo.write", no_direct_write)
+    return write
 
 
 class ResponseWriter:
@@ -14,13 +28,24 @@ class ResponseWriter:
 
     `sending` is true while a chunk waits for the client to read: a timeout is then the client's. `carries_events`: an
     error can be sent in the stream itself. `names_events`: events have names there. `try_write(chunk)` sends a chunk
-    without waiting; False means that `write` has to.
+    without waiting, by `direct`; False means that `write` has to.
     """
 
-    __slots__ = ("_send", "carries_events", "finished", "names_events", "sending", "started", "status", "try_write")
+    __slots__ = (
+        "_direct",
+        "_send",
+        "carries_events",
+        "finished",
+        "names_events",
+        "sending",
+        "started",
+        "status",
+        "try_write",
+    )
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, direct: TryWrite = no_direct_write) -> None:
         self._send = send
+        self._direct = direct
         self.started = False
         self.finished = False
         self.sending = False
@@ -42,7 +67,7 @@ class ResponseWriter:
         self.sending = False
         # Event streams only: other bodies have few chunks, and a length or an encoding.
         if self.carries_events and status == 200:
-            self.try_write = direct_write(self._send)
+            self.try_write = self._direct
 
     def write(self, chunk: bytes) -> Awaitable[None]:
         """Send a chunk. No coroutine of its own, to keep the hot loop fast; the caller sets `sending`."""

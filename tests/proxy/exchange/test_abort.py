@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from hypercorn.events import Closed, Event, Updated
 
 from gorgo.config.model import Config, RegionConfig, ReplicaConfig
-from gorgo.proxy.http.listener import Connection
+from gorgo.proxy.http.connection.client_connection import ClientConnection
+from gorgo.proxy.http.connection.head import Head
 from tests.proxy.conftest import QUIET, Start, until
 from tests.proxy.fakes import DONE, ROLE, Script, answer, chat, delta, event, hang, reset_after
 from tests.proxy.raw import RawClient, connected
@@ -76,18 +76,17 @@ async def test_client_that_leaves_as_its_next_request_begins_is_noticed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = 0
-    honest = Connection.protocol_send
+    honest = ClientConnection._run
 
-    async def leaving(self: Connection, event: Event) -> None:
+    def leaving(self: ClientConnection, head: Head) -> None:
         nonlocal begun
-        await honest(self, event)
-        if isinstance(event, Updated) and not event.idle:
-            begun += 1
-            if begun == 2:
-                await self.protocol.handle(Closed())
+        honest(self, head)
+        begun += 1
+        if begun == 2:
+            self.eof_received()
 
     fleet = await start.fleet([hang()])
-    monkeypatch.setattr(Connection, "protocol_send", leaving)
+    monkeypatch.setattr(ClientConnection, "_run", leaving)
     async with connected(fleet.addresses.data) as client:
         client.writer.write(b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n")
         await client.post(CHAT, BODY)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypercorn.config import Config
 
-from gorgo.proxy.http.heads import HeadLimits
-from gorgo.proxy.http.listener import LINGER_S, AcceptLimits, Connection, _Connections, _LingerTimeout, serve_app
+from gorgo.proxy.http.connection.client_connection import ClientConnection
+from gorgo.proxy.http.connection.linger import LINGER_S, LingerTimeout
+from gorgo.proxy.http.connection.settings import ServerSettings
+from gorgo.proxy.http.heads import HeadLimits, PartialHeads
+from gorgo.proxy.http.listener import AcceptLimits, Connections, serve_app
 from tests.proxy.authority import Authority, needs_openssl
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, chat, delta, hang, stream
@@ -85,17 +89,17 @@ class Taking(asyncio.WriteTransport):
 async def test_who_takes_some_of_what_is_left_is_waited_for_and_who_takes_none_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gorgo.proxy.http.listener.LINGER_S", 0.0)
+    monkeypatch.setattr("gorgo.proxy.http.connection.linger.LINGER_S", 0.0)
     client = Taking(400, 300, 200, 100, 100, 0)
-    _LingerTimeout(asyncio.get_running_loop(), client)
+    LingerTimeout(asyncio.get_running_loop(), client)
     await until(lambda: client.aborted)
     assert client._left == [0]
 
 
 async def test_patience_that_is_over_cuts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gorgo.proxy.http.listener.LINGER_S", 0.0)
+    monkeypatch.setattr("gorgo.proxy.http.connection.linger.LINGER_S", 0.0)
     client = Taking(400, 400)
-    _LingerTimeout(asyncio.get_running_loop(), client).stop()
+    LingerTimeout(asyncio.get_running_loop(), client).stop()
     for _ in range(5):
         await asyncio.sleep(0)
     assert (client.aborted, client._left) == (False, [400])
@@ -107,24 +111,24 @@ async def test_a_connection_whose_client_disconnected_in_its_handshake_ends_with
     authority = Authority(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*authority.pair("listener"))
-    served: asyncio.Future[asyncio.Task[None]] = asyncio.get_running_loop().create_future()
+    ended: asyncio.Future[ClientConnection] = asyncio.get_running_loop().create_future()
 
-    class Closed(_Connections):
-        async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: HeadLimits) -> None:
-            writer.transport.abort()
-            await reader.read()
-            _LingerTimeout(asyncio.get_running_loop(), writer.transport).stop()
-            task = asyncio.create_task(super()._serve(reader, writer, head))
-            await asyncio.wait([task])
-            served.set_result(task)
+    class Closed(Connections):
+        async def handshake(self, connection: ClientConnection, client: socket.socket, tls: ssl.SSLContext) -> None:
+            await super().handshake(connection, client, tls)
+            connection.abort_transport()
+            await until(lambda: connection.is_lost)
+            LingerTimeout(asyncio.get_running_loop(), cast(Any, connection)._transport).stop()
+            connection.stop()
+            ended.set_result(connection)
 
-    connections = Closed(hang, Config(), lambda: LIMITS)
+    connections = Closed(ServerSettings(hang, Config(), PartialHeads()), lambda: LIMITS)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        accepting = asyncio.create_task(connections.accept(listener, context))
+        accepting = asyncio.create_task(connections.accept_tls(listener, context))
         with suppress(OSError):
             _, client = await asyncio.open_connection(*listener.getsockname(), ssl=authority.trusting())
             client.close()
-        assert (await served).exception() is None
+        assert (await ended).is_closing
         accepting.cancel()
 
 
@@ -142,7 +146,7 @@ class Timers:
 
 def test_a_client_has_half_a_minute_for_each_part_of_what_is_left() -> None:
     timers, client = Timers(), Taking(400, 300, 300)
-    _LingerTimeout(timers, client)  # type: ignore[arg-type]
+    LingerTimeout(timers, client)  # type: ignore[arg-type]
     aborted = []
     for _ in range(2):
         timers.due()
@@ -152,7 +156,7 @@ def test_a_client_has_half_a_minute_for_each_part_of_what_is_left() -> None:
 
 
 Message = MutableMapping[str, Any]
-LIMITS = AcceptLimits(Connection.head_limits, 10)
+LIMITS = AcceptLimits(HeadLimits(64 * 1024, 10.0), 10)
 
 
 async def test_connection_whose_client_has_closed_it_ends_with_its_answer_and_waits_for_no_request() -> None:
@@ -182,39 +186,76 @@ async def test_connection_whose_client_has_closed_it_ends_with_its_answer_and_wa
         await task
 
 
-class Stubborn:
-    """A connection's task that no cancellation ends, only its writer's abort, if anything."""
-
-    def __init__(self, *, ends_by_abort: bool) -> None:
-        self.transport = self
-        self._ends_by_abort = ends_by_abort
-        self.over = asyncio.Event()
-        self.cancelled = 0
-
-    def abort(self) -> None:
-        if self._ends_by_abort:
-            self.over.set()
-
-    async def run(self) -> None:
-        while not self.over.is_set():
-            try:
-                await self.over.wait()
-            except asyncio.CancelledError:
-                self.cancelled += 1
-
-
 @pytest.mark.parametrize("ends_by_abort", [True, False])
 async def test_end_waits_for_aborted_connections_and_no_longer_than_its_limit(ends_by_abort: bool) -> None:
-    async def app(*_: Any) -> None:
-        return
+    """The application ignores that it is cancelled; its client's disconnect ends it, or nothing."""
+    begun, over, ended, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event(), 0
 
-    connections, stubborn = _Connections(app, Config(), lambda: LIMITS), Stubborn(ends_by_abort=ends_by_abort)
-    task = asyncio.create_task(stubborn.run())
-    connections._open[task] = stubborn  # type: ignore[assignment]
-    try:
+    async def app(scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+        nonlocal cancelled
+        begun.set()
+        while True:
+            try:
+                if not ends_by_abort:
+                    await over.wait()
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+            except asyncio.CancelledError:
+                cancelled += 1
+            else:
+                ended.set()
+                return
+
+    connections = Connections(ServerSettings(app, Config(), PartialHeads()), lambda: LIMITS)
+    server = await asyncio.get_running_loop().create_server(connections.accept, "127.0.0.1", 0)
+    async with connected(server.sockets[0].getsockname()) as client:
+        await client.post(ROUTE, b"{}")
+        await begun.wait()
+        server.close()
         async with asyncio.timeout(2):
-            await connections.end(0.01)
-        assert (task.done(), stubborn.cancelled) == (ends_by_abort, 1)
-    finally:
-        stubborn.over.set()
-        await task
+            await connections.end(0.05)
+        assert (ended.is_set(), cancelled) == (ends_by_abort, 1)
+        over.set()
+        await ended.wait()
+
+
+async def test_application_that_fails_is_a_500_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Message, receive: Any, send: Callable[[Message], Awaitable[None]]) -> None:
+        if scope["path"] == "/begun":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        raise ValueError("a fault")
+
+    config = Config()
+    config.errorlog = logging.getLogger("gorgo.hypercorn")
+    connections = Connections(ServerSettings(app, config, PartialHeads()), lambda: LIMITS)
+    server = await asyncio.get_running_loop().create_server(connections.accept, "127.0.0.1", 0)
+    async with server:
+        answers = []
+        for path in ("/", "/begun"):
+            async with connected(server.sockets[0].getsockname()) as client:
+                await client.post(path, b"{}")
+                answers.append(await client.rest())
+    assert answers[0].startswith(b"HTTP/1.1 500 ")
+    assert b"internal_error" in answers[0]
+    assert answers[1].endswith(b"\r\n\r\n4\r\npart\r\n")  # cut, which its client sees
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["a fault"] * 2
+
+
+async def test_responses_have_the_headers_that_the_configuration_adds() -> None:
+    async def app(scope: Message, receive: Any, send: Callable[[Message], Awaitable[None]]) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config = Config()
+    config.keep_alive_max_requests = 2
+    connections = Connections(ServerSettings(app, config, PartialHeads()), lambda: LIMITS)
+    server = await asyncio.get_running_loop().create_server(connections.accept, "127.0.0.1", 0)
+    async with server, connected(server.sockets[0].getsockname()) as client:
+        client.writer.write(b"GET / HTTP/1.1\r\nhost: g\r\n\r\n" * 4)
+        heads = (await client.rest()).split(b"HTTP/1.1 204 No Content\r\n")[1:]
+    assert len(heads) == 3  # hypercorn's bound is of further requests
+    for head in heads:
+        assert b"server: hypercorn-h11\r\n" in head
+        assert b"date: " in head
+    assert [b"connection: close" in head for head in heads] == [False, False, True]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gorgo.proxy.http import response_writer
 from gorgo.proxy.http.errors import Message
 from gorgo.proxy.http.headers import Header
-from gorgo.proxy.http.response_writer import ResponseWriter
+from gorgo.proxy.http.response_writer import ResponseWriter, direct_write, no_direct_write
 
 EVENTS = (b"content-type", b"text/event-stream")
 
@@ -18,7 +17,7 @@ class Client:
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.waiting: list[bool] = []
-        self.writer = ResponseWriter(self.send)
+        self.writer = ResponseWriter(self.send, lambda _chunk: True)
 
     async def send(self, message: Message) -> None:
         self.sent.append(message)
@@ -38,9 +37,8 @@ class Client:
     ],
 )
 async def test_only_a_plain_stream_of_events_can_carry_errors_and_only_a_good_one_is_written_directly(
-    status: int, headers: list[Header], events: bool, direct: bool, monkeypatch: pytest.MonkeyPatch
+    status: int, headers: list[Header], events: bool, direct: bool
 ) -> None:
-    monkeypatch.setattr(response_writer, "direct_write", lambda _send: lambda _chunk: True)
     client = Client()
     await client.writer.start(status, headers)
     assert (client.writer.status, client.writer.started, client.writer.finished) == (status, True, False)
@@ -64,3 +62,8 @@ async def test_a_writer_says_when_it_waits_for_the_client_and_what_it_has_sent()
         {"type": "http.response.body", "body": b"a", "more_body": True},
         {"type": "http.response.body", "body": b"b", "more_body": False},
     ]
+
+
+def test_server_without_the_extension_gets_every_chunk_by_send() -> None:
+    assert direct_write({"extensions": {}}) is no_direct_write
+    assert not no_direct_write(b"a")

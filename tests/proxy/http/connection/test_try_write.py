@@ -1,4 +1,4 @@
-"""The shortcut past hypercorn: taken only where it is safe, and nobody can tell from the bytes that it was.
+"""Chunks of a stream that go to the socket in one call: only where it is safe, and with the bytes of `send`.
 
 Each test over a socket runs on asyncio's own loop and on uvloop, whose transports buffer differently.
 """
@@ -6,26 +6,18 @@ Each test over a socket runs on asyncio's own loop and on uvloop, whose transpor
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable
-from functools import partial
 from hashlib import sha256
-from types import SimpleNamespace
 from typing import Any, cast
 
 import h11
 import pytest
 from aiohttp import web
-from h11._writers import ChunkedWriter
-from hypercorn.asyncio.tcp_server import TCPServer
-from hypercorn.asyncio.worker_context import WorkerContext
-from hypercorn.config import Config
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.protocol.http_stream import HTTPStream
 
-from gorgo.proxy.http import response_writer
-from gorgo.proxy.http.direct_write import HIGH_WATER_BYTES, TryWrite, direct_write, no_direct_write
-from gorgo.proxy.http.listener import Connection
+from gorgo.proxy.http.connection.cycle import RequestCycle
+from gorgo.proxy.http.connection.head import read_head
+from gorgo.proxy.http.errors import Message
+from gorgo.proxy.http.heads import HeadLimits
+from gorgo.proxy.http.response_writer import TryWrite, direct_write, no_direct_write
 from tests.proxy.conftest import Start, until
 from tests.proxy.fakes import DONE, REPLICA, ROLE, Script, answer, chat, delta, hang, stream
 from tests.proxy.raw import RawClient, connected
@@ -37,34 +29,22 @@ BODY = chat(stream=True)
 EVENTS = tuple(delta(f"word {n}") for n in range(20))
 #: Longer than the buffers of two sockets on one machine.
 FLOOD = tuple(delta("x" * 60_000) for _ in range(400))
-#: What aiohttp hands over at once, and the framing of it.
-CHUNK_BYTES_MAX = 16 * 1024 + 16
-
-#: What the shortcut replaces or relies on: digests of the sources that it was last compared with.
-REVIEWED: dict[Callable[..., Any], str] = {
-    HTTPStream.app_send: "c806044b99736985",
-    H11Protocol.stream_send: "56a36254a368d71a",
-    H11Protocol._send_h11_event: "5e40283daa303ec7",
-    H11Protocol._handle_events: "bd4a76b2837e8722",
-    H11Protocol._maybe_recycle: "3ac53f52bc4e65de",
-    TCPServer.protocol_send: "06144915fc094c1b",
-    TCPServer._close: "ea76225e14315206",
-    h11.Connection.send: "cd6b139277cf57fa",
-    h11.Connection.send_with_data_passthrough: "e8332d21fb1a2963",
-    ChunkedWriter.send_data: "0fbc8fb565f7029f",
-}
+#: At which asyncio and uvloop pause writers.
+HIGH_WATER_BYTES = 64 * 1024
+#: What the upstream client hands over at once, and the framing of it.
+CHUNK_BYTES_MAX = 256 * 1024 + 16
 
 
 class Watch:
-    """Notes of every chunk whether it took the shortcut, and what was waiting in the transport after that."""
+    """Notes of every chunk whether it was written at once, and what was waiting in the transport after that."""
 
     def __init__(self) -> None:
         self.went: list[bool] = []
         self.waiting: list[int] = []
 
-    def __call__(self, send: Any) -> TryWrite:
-        push = direct_write(send)
-        transport = send.__self__.send.__self__.send.__self__.writer.transport
+    def __call__(self, scope: Message) -> TryWrite:
+        push = direct_write(scope)
+        transport = cast(Any, push).__self__._client._transport
 
         def watched(chunk: bytes) -> bool:
             over = transport.is_closing()
@@ -79,7 +59,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watching = Watch()
-    monkeypatch.setattr(response_writer, "direct_write", watching)
+    monkeypatch.setattr("gorgo.proxy.exchange.handler.direct_write", watching)
     return watching
 
 
@@ -101,7 +81,7 @@ async def test_stream_takes_the_shortcut_after_its_first_content(start: Start, w
 async def test_head_and_bytes_are_the_same_without_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = await start.fleet([stream(ROLE, *EVENTS, DONE)])
     head, body = await whole_answer(fleet.addresses.data)
-    monkeypatch.setattr(response_writer, "direct_write", lambda _: no_direct_write)
+    monkeypatch.setattr("gorgo.proxy.exchange.handler.direct_write", lambda _: no_direct_write)
     assert await whole_answer(fleet.addresses.data) == (head, body)
     assert body == ROLE + b"".join(EVENTS) + DONE
 
@@ -112,7 +92,7 @@ async def test_client_of_http_1_0_gets_a_body_without_chunks(start: Start, watch
         client.writer.write(b"POST %s HTTP/1.0\r\ncontent-length: %d\r\n\r\n%s" % (CHAT.encode(), len(BODY), BODY))
         assert b"transfer-encoding" not in (await client.head()).lower()
         assert await client.rest() == ROLE + b"".join(EVENTS) + DONE
-    assert not any(watch.went)
+    assert all(watch.went)
     await fleet.idle()
 
 
@@ -223,130 +203,108 @@ async def test_error_after_the_shortcut_is_a_whole_event_and_ends_the_body(start
 # -- without one
 
 
-class FakeTransport:
-    """What a transport has of which the shortcut makes use."""
+class FakeClient:
+    """A connection, as a request uses it."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
-        self.waiting = 0
-        self.closing = False
+        self.is_behind = self.is_closing = False
+        self.responses = 0
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
-    def get_write_buffer_size(self) -> int:
-        return self.waiting
+    async def drained(self) -> None:
+        self.is_behind = False
 
-    def is_closing(self) -> bool:
-        return self.closing
+    def own_headers(self) -> bytes:
+        return b""
+
+    def must_close(self) -> bool:
+        return False
+
+    def body_taken(self) -> None:
+        raise AssertionError("no body is expected")
+
+    def response_ended(self) -> None:
+        self.responses += 1
 
 
-def answering(
-    transport: FakeTransport,
-    *,
-    kind: type[TCPServer] = Connection,
-    version: bytes = b"1.1",
-    tls: bool = False,
-    length: bytes | None = None,
-) -> HTTPStream:
-    """Hypercorn's own objects for one client, in the middle of an answer."""
-    config, context, unused = Config(), WorkerContext(None), cast(Any, None)
-    client = kind(unused, unused, config, context, unused, unused, cast(Any, SimpleNamespace(transport=transport)))
-    protocol = H11Protocol(unused, config, context, unused, unused, tls, None, None, client.protocol_send)
-    connection = cast(h11.Connection, protocol.connection)
-    connection.receive_data(b"POST / HTTP/%s\r\nhost: g\r\ncontent-length: 0\r\n\r\n" % version)
-    connection.next_event()
-    connection.send(h11.Response(status_code=200, headers=[(b"content-length", length)] if length else []))
-    return HTTPStream(unused, config, context, unused, tls, None, None, protocol.stream_send, 1)
+async def answering(
+    client: FakeClient, *headers: bytes, method: bytes = b"POST", version: bytes = b"1.1"
+) -> RequestCycle:
+    """A request in the middle of its answer; the head is not part of what was written."""
+    head = read_head(b"%b / HTTP/%b\r\nhost: g\r\n\r\n" % (method, version), HeadLimits(1000, 1.0))
+    cycle = RequestCycle(client, head)
+    pairs = [(name, b"3") for name in headers]
+    await cycle.send_message({"type": "http.response.start", "status": 200, "headers": pairs})
+    await asyncio.sleep(0)
+    client.written.clear()
+    return cycle
 
 
 async def test_chunks_are_framed_as_h11_would_frame_them() -> None:
-    transport = FakeTransport()
-    send = answering(transport).app_send
-    connection = cast(Any, send).__self__.send.__self__.connection
+    client, peer = FakeClient(), h11.Connection(h11.SERVER)
+    peer.receive_data(b"GET / HTTP/1.1\r\nhost: g\r\n\r\n")
+    peer.next_event()
+    peer.send(h11.Response(status_code=200, headers=[]))
     chunks = [b"a", b"x" * 15, b"x" * 16, b"x" * 70_000]
-    push = direct_write(send)
-    assert [push(chunk) for chunk in chunks] == [True] * 4
-    assert transport.written == [connection.send(h11.Data(data=chunk)) for chunk in chunks]
-    assert connection.send(h11.EndOfMessage()) == b"0\r\n\r\n"
+    cycle = await answering(client)
+    assert [cycle.try_write(chunk) for chunk in chunks] == [True] * 4
+    await cycle.send_message({"type": "http.response.body", "body": b"b", "more_body": True})
+    await cycle.send_message({"type": "http.response.body"})
+    assert client.written == [peer.send(h11.Data(data=chunk)) for chunk in (*chunks, b"b")] + [b"0\r\n\r\n"]
+    assert (client.responses, cycle.try_write(b"a")) == (1, False)
+
+
+async def test_first_chunk_goes_with_the_head_and_a_head_alone_does_not_wait_for_it() -> None:
+    client = FakeClient()
+    head = read_head(b"GET / HTTP/1.1\r\nhost: g\r\n\r\n", HeadLimits(1000, 1.0))
+    cycle = RequestCycle(client, head)
+    await cycle.send_message({"type": "http.response.start", "status": 200, "headers": []})
+    assert cycle.try_write(b"a")
+    assert [data.count(b"HTTP/1.1 200 OK") for data in client.written] == [1]
+    assert client.written[0].endswith(b"\r\n\r\n1\r\na\r\n")
+    cycle = RequestCycle(client, head)
+    await cycle.send_message({"type": "http.response.start", "status": 200, "headers": []})
+    await asyncio.sleep(0)
+    assert client.written[1].endswith(b"\r\n\r\n")
+
+
+async def test_client_of_http_1_0_gets_bytes_alone() -> None:
+    client = FakeClient()
+    cycle = await answering(client, version=b"1.0")
+    assert cycle.try_write(b"a")
+    assert (client.written, cycle.ends_with_connection) == ([b"a"], True)
 
 
 async def test_an_empty_chunk_never_ends_the_body() -> None:
-    transport = FakeTransport()
-    assert not direct_write(answering(transport).app_send)(b"")
-    assert transport.written == []
+    client = FakeClient()
+    assert not (await answering(client)).try_write(b"")
+    assert client.written == []
 
 
-@pytest.mark.parametrize(
-    ("waiting", "closing", "goes"),
-    [(HIGH_WATER_BYTES - 1, False, True), (HIGH_WATER_BYTES, False, False), (0, True, False)],
-)
-async def test_transport_that_is_behind_or_closing_gets_nothing(waiting: int, closing: bool, goes: bool) -> None:
-    transport = FakeTransport()
-    push = direct_write(answering(transport).app_send)
-    transport.waiting, transport.closing = waiting, closing
-    assert push(b"a") is goes
-    assert bool(transport.written) is goes
+@pytest.mark.parametrize("trouble", ["is_behind", "is_closing"])
+async def test_client_that_is_behind_or_has_left_gets_nothing_at_once(trouble: str) -> None:
+    client = FakeClient()
+    cycle = await answering(client)
+    setattr(client, trouble, True)
+    assert not cycle.try_write(b"a")
+    assert client.written == []
 
 
-async def plain_send(message: object) -> None:
-    """An ASGI server that is not hypercorn."""
+async def test_body_with_a_length_or_none_at_all_is_for_send() -> None:
+    for cycle in (await answering(FakeClient(), b"content-length"), await answering(FakeClient(), method=b"HEAD")):
+        assert not cycle.try_write(b"abc")
 
 
-class AnotherProtocol:
-    """Speaks something else than HTTP/1.1 to the client."""
-
-    async def stream_send(self, event: object) -> None: ...
-
-
-def over_another_protocol() -> Any:
-    stream = answering(FakeTransport())
-    stream.send = AnotherProtocol().stream_send
-    return stream.app_send
-
-
-def finished() -> Any:
-    send = answering(FakeTransport()).app_send
-    cast(Any, send).__self__.send.__self__.connection.send(h11.EndOfMessage())
-    return send
-
-
-def renamed(*path: str) -> Any:
-    """Hypercorn with an attribute of another name than the shortcut knows."""
-    send = answering(FakeTransport()).app_send
-    at = cast(Any, send).__self__
-    for name in path[:-1]:
-        at = getattr(at, name)
-        at = getattr(at, "__self__", at)
-    delattr(at, path[-1])
-    return send
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(lambda: plain_send, id="another server"),
-        pytest.param(lambda: partial(answering(FakeTransport()).app_send), id="a wrapper around hypercorn"),
-        pytest.param(over_another_protocol, id="another protocol"),
-        pytest.param(lambda: answering(FakeTransport(), version=b"1.0").app_send, id="HTTP/1.0"),
-        pytest.param(lambda: answering(FakeTransport(), tls=True).app_send, id="TLS"),
-        pytest.param(lambda: answering(FakeTransport(), kind=TCPServer).app_send, id="another connection"),
-        pytest.param(finished, id="a finished answer"),
-        pytest.param(lambda: renamed("send"), id="other stream"),
-        pytest.param(lambda: renamed("send", "connection"), id="other protocol"),
-        pytest.param(lambda: renamed("send", "send", "writer"), id="other server object"),
-        pytest.param(lambda: renamed("send", "send", "writer", "transport"), id="other writer"),
-    ],
-)
-async def test_whatever_is_not_as_expected_goes_the_servers_own_way(make: Callable[[], object]) -> None:
-    assert direct_write(make()) is no_direct_write
-    assert not no_direct_write(b"a")
-
-
-@pytest.mark.parametrize("function", REVIEWED, ids=lambda function: function.__qualname__)
-def test_what_the_shortcut_replaces_has_not_changed(function: Callable[..., Any]) -> None:
-    """Fail after an upgrade: compare `gorgo.proxy.http.direct_write` with the new source, then update the digest."""
-    assert sha256(inspect.getsource(function).encode()).hexdigest()[:16] == REVIEWED[function]
+async def test_refused_request_writes_nothing_more() -> None:
+    client = FakeClient()
+    cycle = await answering(client)
+    cycle.refuse()
+    assert not cycle.try_write(b"a")
+    await cycle.send_message({"type": "http.response.body", "body": b"a"})
+    assert (client.written, client.responses) == ([], 0)
 
 
 # -- helpers
