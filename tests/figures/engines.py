@@ -12,8 +12,8 @@ from tests.figures.marked import Cell, Table, View, numbers_of
 
 SEEDS = 1
 ENGINES = f"gorgo claims --only engines --seeds {SEEDS} --jobs 1 --out runs/engines"
-#: Fleets and shares of a prefix that engines find, as the page names them.
-FLEETS = {"paper": "SGLang-like", "vllm": "vLLM-like"}
+#: Fleets and shares of a prefix that engines find, as the page names them; `sglang` was named `paper` at d092f24.
+FLEETS = {"paper": "SGLang-like", "sglang": "SGLang-like", "vllm": "vLLM-like"}
 HITS = {"": "all hits", "partial-hits-60": "60 % of hits"}
 _COUNTS = re.compile(r"(\d+) of (\d+) targets met, all simulated; (\d+) runs, (\d+) s of processor time")
 

@@ -416,6 +416,8 @@ NOT_STORED: Mapping[str, str] = {
     "status-page": "no command prints it",
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",
     "parity": "live processes in wall time: needs two cores to itself",
+    "engines-three": "three of the eight shapes, from a run that was interrupted",
+    "found-share": "one of its policies exists in no release: it ignores the learned share",
     "rank": "live processes in wall time: needs two cores to itself",
     "overload-made": "no command makes these loads",
     "overload-live": "live processes in wall time: needs two cores to itself for eight minutes",
