@@ -57,15 +57,16 @@ class UsageReader:
     __slots__ = ("_head", "_tail")
 
     def __init__(self) -> None:
+        #: Empty while the tail has it.
         self._head = b""
         self._tail = bytearray()
 
     def feed(self, chunk: bytes) -> None:
-        if len(self._head) < HEAD_BYTES:
-            self._head += chunk[: HEAD_BYTES - len(self._head)]
         tail = self._tail
         tail += chunk
         if len(tail) > TAIL_BYTES + SLACK_BYTES:
+            if not self._head:
+                self._head = bytes(tail[:HEAD_BYTES])
             del tail[:-TAIL_BYTES]
 
     @property
@@ -77,7 +78,8 @@ class UsageReader:
         last = next(_usages(self.tail), None)
         if last is not None and None not in (last.prompt_tokens, last.cached_tokens, last.output_tokens):
             return last
-        return _filled(last, next(_usages(self._head), None))
+        head = self._head or bytes(self._tail[:HEAD_BYTES])
+        return _filled(last, next(_usages(head), None))
 
 
 def read_usage(body: bytes) -> Usage | None:

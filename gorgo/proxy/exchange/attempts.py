@@ -123,7 +123,7 @@ class Attempts:
         """Send the client the last refusal. A client that does not read it is disconnected."""
         assert self._refused is not None, "a replica has refused"
         refused, refusal, limit_s = self._refused
-        Commitment(self._state, self._race, self._record, refused).commit()
+        self._commitment(refused).commit()
         try:
             async with asyncio.timeout(limit_s):
                 await refusal.send(self._response.writer)
@@ -217,8 +217,10 @@ class Attempts:
             headers = self._record.trace.carry(headers, dispatch.attempt_id)
         model = self._request.route.model
         name = None if model is None else self._state.models.engine_name(dispatch.replica, model)
-        body = self._request.body_for(name, with_usage=target.request_usage)
-        source = await target.upstream.open(self._route, headers, body)
+        # Not in a variable, which would hold the body for as long as the response takes.
+        source = await target.upstream.open(
+            self._route, headers, self._request.body_for(name, with_usage=target.request_usage)
+        )
         try:
             failure = failure_of(source.status, source.headers)
             if failure is not None:
@@ -235,7 +237,7 @@ class Attempts:
 
     def _relay_options(self, dispatch: Dispatch, target: Target, *, strip_usage: bool) -> RelayOptions:
         state, client = self._state, self._request.route.client
-        commitment = Commitment(state, self._race, self._record, dispatch)
+        commitment = self._commitment(dispatch)
         estimates = state.client_policies.may_see_estimates(client)
         return RelayOptions(
             route=self._route,
@@ -250,6 +252,9 @@ class Attempts:
             withhold=dispatch.withhold,
             may_be_short=self._request.may_be_short,
         )
+
+    def _commitment(self, dispatch: Dispatch) -> Commitment:
+        return Commitment(self._state, self._race, self._record, self._request, self._buffer, dispatch)
 
     def _record_stored(self, dispatch: Dispatch, target: Target, head: bytes) -> None:
         """Record which replica has a response that later requests may continue."""

@@ -1,10 +1,15 @@
-"""The claim of the response by one attempt, which its relay makes before anything is sent to the client."""
+"""The claim of the response by one attempt, which its relay makes before anything is sent to the client.
+
+From then on no other attempt is made, so the request's body is dropped: a stream may take minutes.
+"""
 
 from __future__ import annotations
 
 from gorgo.core.messages.actions import Dispatch
 from gorgo.proxy.exchange.accounting import RequestRecord
+from gorgo.proxy.exchange.parse import ParsedRequest
 from gorgo.proxy.exchange.race import Race
+from gorgo.proxy.http.request_buffer import RequestBuffer
 from gorgo.proxy.state import RunningProxy
 
 
@@ -15,24 +20,37 @@ class Commitment:
     ----------
     state:
         The running proxy.
-    race, record:
+    race, record, request, buffer:
         Of the request.
     dispatch:
         Of the attempt.
     """
 
-    __slots__ = ("_dispatch", "_race", "_record", "_state")
+    __slots__ = ("_buffer", "_dispatch", "_race", "_record", "_request", "_state")
 
-    def __init__(self, state: RunningProxy, race: Race, record: RequestRecord, dispatch: Dispatch) -> None:
+    def __init__(
+        self,
+        state: RunningProxy,
+        race: Race,
+        record: RequestRecord,
+        request: ParsedRequest,
+        buffer: RequestBuffer,
+        dispatch: Dispatch,
+    ) -> None:
         self._state = state
         self._race = race
         self._record = record
+        self._request = request
+        self._buffer = buffer
         self._dispatch = dispatch
 
     def commit(self) -> None:
         """Claim the response, and stop any other attempt."""
         self._race.claim(self._dispatch.attempt_id)
         self._record.replica = self._dispatch.replica
+        if self._request.body:
+            self._request.body = b""
+            self._buffer.release_body()
 
     def first_content(self) -> None:
         """Record the first token, before it is sent."""

@@ -10,7 +10,6 @@ cancels the first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
@@ -83,7 +82,7 @@ class Exchange:
         self._client: str | None = scope.get("gorgo.client")
         self._headers: list[Header] = scope["headers"]
         #: What the listener offers beside ASGI: the whole body, and a call when the client disconnects.
-        self._extensions: Mapping[str, Any] = scope.get("extensions") or {}
+        self._extensions: dict[str, Any] = scope.get("extensions") or {}
         self._task: asyncio.Task[Any] | None = None
         self._buffer = RequestBuffer(state.buffers, buffer_client(scope))
         self._receive = receive
@@ -176,9 +175,11 @@ class Exchange:
         return request
 
     async def _read_body(self) -> bytes:
-        limits, whole = self._state.limits, self._extensions.get("gorgo.body")
-        if whole is not None:
-            return take_whole_body(whole, limits=limits, buffer=self._buffer)
+        limits = self._state.limits
+        if "gorgo.body" in self._extensions:
+            # Taken out of the scope and the connection, which would hold it for as long as the response takes.
+            await self._receive()
+            return take_whole_body(self._extensions.pop("gorgo.body"), limits=limits, buffer=self._buffer)
         return await read_body(self._receive, self._headers, limits=limits, buffer=self._buffer)
 
     async def _parse(self, body: bytes) -> ParsedRequest:

@@ -30,6 +30,7 @@ _BYTES_PER_ID = 4.0
 class ParsedRequest:
     """One request, parsed."""
 
+    #: Empty once no other attempt can be made.
     body: bytes
     #: Size of the prompt's text, which is not stored.
     text_bytes: int

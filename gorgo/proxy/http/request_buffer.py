@@ -2,7 +2,7 @@
 
 Owns the errors of a refused or evicted upload, and what counts. Leaves who gets how much to `core.buffer_budget`.
 
-What counts. A body counts twice from its declaration, or as its chunks come, to the end of the request: as it is
+What counts. A body counts twice from its declaration, or as its chunks come, until the response begins: as it is
 stored for retries, and as the joined or changed copy that is sent. The start of an answer counts while it is buffered,
 a large fetch while it is read, and the buffers of both connections while a client does not read its answer. Buffers of
 other connections do not count.
@@ -70,6 +70,11 @@ class RequestBuffer:
                 message = "the proxy has no memory for this body now, or this client's share of it is used up"
                 raise HttpError(503, "buffers_full", message, headers=_RETRY)
             self._body = size
+
+    def release_body(self) -> None:
+        """Release the body, which no attempt needs any more."""
+        self._budget.shrink(self._buffer, self._buffer.size - self._body * BODY_COPIES)
+        self._body = 0
 
     def received(self, count: int, size: int) -> None:
         """Count received bytes of the body, `size` with those before, and reserve them.
