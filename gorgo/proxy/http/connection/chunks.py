@@ -22,6 +22,8 @@ _LINE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[^\x00-\x08\x0a-\x1f\x7f]*+)?\r\n")
 #: A line whose end is yet to come.
 _PARTIAL_LINE = re.compile(rb"(?:[0-9A-Fa-f]{1,16}(?:;[^\x00-\x08\x0a-\x1f\x7f]*+)?\r?)?")
 _TRAILERS = re.compile(LINES + rb"\r\n")
+#: Trailers that say how long a body is; RFC 9110 forbids them, and readers differ on what they mean.
+_FRAMING = re.compile(rb"(?:\A|\n)(?:content-length|transfer-encoding):", re.IGNORECASE)
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 
 
@@ -117,6 +119,6 @@ class ChunkedBody:
         text = data[at : end + 4]
         check_lines(self._last_line + text)
         check_size(self._last_line + text, self._limits)
-        if _TRAILERS.fullmatch(text) is None:
+        if _TRAILERS.fullmatch(text) is None or _FRAMING.search(text) is not None:
             raise Refused("an ambiguous trailer")
         return end + 4

@@ -219,6 +219,8 @@ def test_chunked_body_is_read_however_it_is_cut(body: bytes) -> None:
         pytest.param(b"3\r\nabc\r\n0\r\na: b\n\r\n", 400, id="LF in a trailer"),
         pytest.param(b"3\r\nabc\r\n0\r\na: \x00\r\n\r\n", 400, id="NUL in a trailer"),
         pytest.param(b"3\r\nabc\r\n0\r\na: b\r\n c\r\n\r\n", 400, id="folded trailer"),
+        pytest.param(b"3\r\nabc\r\n0\r\nContent-Length: 3\r\n\r\n", 400, id="length as a trailer"),
+        pytest.param(b"3\r\nabc\r\n0\r\na: b\r\ntransfer-encoding:x\r\n\r\n", 400, id="coding as a trailer"),
         pytest.param(b"3\r\nabc\r\n0\r\na: " + b"x" * 1000 + b"\r\n\r\n", 431, id="large trailers"),
         pytest.param(b"3\r\nabc\r\n0\r\n" + b"a: b\r\n" * 129 + b"\r\n", 431, id="many trailers"),
     ],

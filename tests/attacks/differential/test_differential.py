@@ -1,0 +1,86 @@
+"""The short form of the differential fuzz, and that it finds what it is for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from tests.attacks.differential import __main__, fuzz, reader
+from tests.attacks.differential.fuzz import KINDS, DisagreementError
+from tests.attacks.differential.reader import Reading, Request
+from tests.proxy.fuzz.mutate import EXAMPLES
+
+ITEMS = EXAMPLES * 60
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_seeded_bytes_have_one_reading(kind: str) -> None:
+    found = fuzz.fuzz(kind, ITEMS, seed=18)
+    assert found.items == ITEMS
+    # Neither all nor nothing is refused, so both means read something.
+    assert min(found.accepted, found.refused_by_both) > ITEMS // 10
+
+
+GET = Request(b"GET", b"/", [(b"host", b"g")])
+POST = Request(b"POST", b"/", [(b"host", b"g")], b"ab")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Reading([GET]), Reading([], None, "refused")),
+        (Reading([GET, GET]), Reading([GET])),
+        (Reading([GET]), Reading([Request(b"GET", b"/a", GET.headers)])),
+        (Reading([GET]), Reading([Request(b"GET", b"/", [(b"host", b"h")])])),
+        (Reading([POST]), Reading([Request(b"POST", b"/", POST.headers, b"a")])),
+        (Reading([], GET), Reading([], None, "refused")),
+        (Reading([], POST), Reading([], Request(b"POST", b"/", POST.headers, b"a"))),
+        (Reading([], POST), Reading([POST])),
+        (Reading([], None), Reading([GET])),
+    ],
+)
+def test_requests_with_two_readings_disagree(ours: Reading, theirs: Reading) -> None:
+    assert reader.disagreement(ours, theirs) is not None
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Reading([GET], None, "strict"), Reading([GET, GET])),
+        (Reading([], None, "strict"), Reading([], None, "refused")),
+        (Reading([], POST, "strict"), Reading([Request(b"POST", b"/", POST.headers, b"abc")])),
+        (Reading([GET], POST), Reading([GET], POST)),
+    ],
+)
+def test_the_proxy_may_refuse_more(ours: Reading, theirs: Reading) -> None:
+    assert reader.disagreement(ours, theirs) is None
+
+
+def test_a_disagreement_is_reported_with_its_number_and_its_smallest_bytes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lenient(pieces: Sequence[bytes]) -> Reading:
+        return reader.read_h11([b"".join(pieces).replace(b"\x0b", b" ")])
+
+    monkeypatch.setattr(reader, "read", lenient)
+    with pytest.raises(DisagreementError, match=r"requests, item (\d+) of seed 18: ") as raised:
+        fuzz.fuzz("requests", 20_000, seed=18)
+    text = str(raised.value)
+    number = text.split()[2]
+    smallest = text.split("smallest: ")[1].split("\n")[0]
+    assert "\\x0b" in smallest
+    assert len(smallest) < 150
+    assert __main__.main(["requests", "--first", number, "--count", "1"]) == 1
+    assert smallest in capsys.readouterr().err
+
+
+def test_the_long_form_goes_on_at_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for first, count in ((0, 30), (0, 10), (10, 20)):
+        assert __main__.main(["requests", "--first", str(first), "--count", str(count)]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    whole, *parts = found
+    assert whole["accepted"] == sum(part["accepted"] for part in parts)
+    assert whole["items"] == sum(part["items"] for part in parts) == 30
