@@ -16,8 +16,8 @@ from rich.console import Console
 from gorgo.apps.claims.run_cache import RunCache
 from gorgo.apps.claims.runner import Runner
 from gorgo.apps.claims.table import TableSection, show_sections
-from gorgo.apps.fleet_fit.comparison import RHO_MIN, FleetComparison, compare
-from gorgo.apps.fleet_fit.fit import BASE, START, fit_profile
+from gorgo.apps.fleet_fit.comparison import FleetComparison, compare
+from gorgo.apps.fleet_fit.fit import BASE, RHO_MIN, SEEDS, START, fit_profile
 from gorgo.apps.fleet_fit.measure import FitRun, FitTask, measure, with_values
 from gorgo.apps.fleet_fit.published import FIGURE_NAMES, WINDOWS
 from gorgo.apps.fleet_fit.search import FitEvaluation
@@ -59,7 +59,9 @@ def _fit(options: argparse.Namespace, runner: Runner[FitTask, FitRun]) -> None:
         console.print(f"{one.loss**0.5:.4f}  {dict(one.values)}", highlight=False, soft_wrap=True)
 
     base = with_values(find_profile(BASE), FLAGS)
-    fit = fit_profile(base, START, runner, evaluations=options.evaluations, seed=options.seed, on_evaluation=shown)
+    fit = fit_profile(
+        base, START, runner, evaluations=options.evaluations, seeds=range(options.seeds), on_evaluation=shown
+    )
     Console().print_json(json.dumps(asdict(fit)))
 
 
@@ -119,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     fit = verbs.add_parser("fit", help="search for the constants that fit the paper's table 2")
     fit.add_argument("--evaluations", type=int, default=60, help="most profiles that are tried")
-    fit.add_argument("--seed", type=int, default=0, help="of the windows")
+    fit.add_argument("--seeds", type=int, default=len(SEEDS), help="runs of each kind")
     tables = verbs.add_parser("tables", help="print the paper's tables beside the simulated ones")
     tables.add_argument("--profile", default=QWEN_L40S, help="engine of every replica")
     tables.add_argument("--seeds", type=int, default=3, help="runs of each kind")

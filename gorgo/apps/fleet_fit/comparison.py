@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
-from statistics import mean, median
+from statistics import mean
 
 import numpy as np
 
 from gorgo.apps.claims.runner import Runner
 from gorgo.apps.demo.options import PAPER, RANDOM
-from gorgo.apps.fleet_fit.fit import FITTED_ON, task_of
+from gorgo.apps.fleet_fit.fit import FITTED_ON, median_stats, task_of
 from gorgo.apps.fleet_fit.measure import FitRun, FitTask
 from gorgo.apps.fleet_fit.published import (
     AFFINITY,
@@ -35,8 +35,6 @@ from gorgo.sim.engine.profiles import EngineProfile
 
 #: Every figure is within this factor of the measured one, or missed.
 WITHIN = 1.3
-#: Least agreement of the order of policies in a window.
-RHO_MIN = 0.8
 _TTFT_P95, _E2E_P95 = FIGURE_NAMES.index("TTFT p95"), FIGURE_NAMES.index("E2E p95")
 
 
@@ -114,7 +112,7 @@ def compare(
     """Return the tables, having run what is missing."""
     runs = runner.runs(tasks_of(profile, h100, seeds), title="paper's tables")
     by_seed = [{name: runs[task] for name, task in _named(profile, h100, seed)} for seed in seeds]
-    found = {name: _median([named[name].stats for named in by_seed]) for name in by_seed[0]}
+    found = {name: median_stats([named[name].stats for named in by_seed]) for name in by_seed[0]}
     stats = [
         FigureRow(window=window.name, policy=policy, figure=figure, simulated=ours, measured=theirs)
         for window in WINDOWS
@@ -171,10 +169,6 @@ def _named(profile: EngineProfile, h100: EngineProfile, seed: int) -> Iterator[t
 
 def _load(time_scale: float) -> str:
     return f"April 7, time scale {time_scale:g}"
-
-
-def _median(stats: Sequence[RunStats]) -> RunStats:
-    return RunStats(*(median(values) for values in zip(*(one.values() for one in stats), strict=True)))
 
 
 def _window(window: PublishedWindow, rows: Sequence[FigureRow]) -> WindowRow:

@@ -6,7 +6,21 @@ import pytest
 
 from gorgo.apps.claims.run_cache import RunCache
 from gorgo.apps.claims.runner import Runner
-from gorgo.apps.fleet_fit.fit import BASE, DIMENSIONS, FITTED_ON, START, fit_profile, loss_of
+from gorgo.apps.fleet_fit.fit import (
+    BASE,
+    DIMENSIONS,
+    FITTED_ON,
+    PARTS,
+    RHO_MIN,
+    RHO_WEIGHT,
+    SEEDS,
+    START,
+    fit_profile,
+    loss_of,
+    rho_of,
+    task_of,
+    window_loss,
+)
 from gorgo.apps.fleet_fit.measure import FitRun, FitTask, with_values
 from gorgo.apps.fleet_fit.published import WINDOWS, RunStats
 from gorgo.apps.fleet_fit.search import FitEvaluation
@@ -52,8 +66,35 @@ def test_the_loss_is_over_every_figure_of_every_policy() -> None:
             return super().runs(wanted, title=title)
 
     runner = Recorded(fake_run, repr, RunCache(None, FitRun), n_jobs=1, show_progress=False)
-    loss = loss_of(base, WINDOWS[:1], runner, seed=3, parts=(10, 20))
+    loss = loss_of(base, WINDOWS[:1], runner, seeds=(3, 4), parts=(10, 20))
     assert loss**0.5 == pytest.approx(0.693, abs=0.001)
     assert [(task.policy, task.seed, task.warm_up, task.measured) for task in tasks] == [
-        (policy, 3, 10, 20) for policy in WINDOWS[0].stats
+        (policy, seed, 10, 20) for policy in WINDOWS[0].stats for seed in (3, 4)
     ]
+
+
+def test_a_fit_is_on_whole_windows() -> None:
+    task = task_of(WINDOWS[0], "gorgo", find_profile(BASE), seed=0, parts=PARTS)
+    assert (task.warm_up, task.measured) == (0, None)
+    assert len(SEEDS) > 1
+
+
+def scaled(stats: RunStats, factor: float) -> RunStats:
+    return RunStats(*(factor * value for value in stats.values()))
+
+
+def test_one_policy_that_no_fleet_meets_does_not_outweigh_the_others() -> None:
+    measured = WINDOWS[0].stats
+    far, farther = ({**measured, "prefix-cache": scaled(measured["prefix-cache"], factor)} for factor in (2.0, 20.0))
+    assert window_loss(far, measured) == pytest.approx(window_loss(farther, measured))
+    assert window_loss(far, measured) == pytest.approx(0.693**2 / 5, abs=0.001)
+
+
+def test_policies_in_another_order_than_measured_cost() -> None:
+    measured = WINDOWS[0].stats
+    worst_first = dict(zip(measured, reversed([*measured.values()]), strict=True))
+    rho = rho_of(worst_first, measured)
+    assert rho is not None
+    assert rho < 0
+    assert window_loss(worst_first, measured) > RHO_WEIGHT * (RHO_MIN - rho) ** 2
+    assert rho_of(measured, measured) == pytest.approx(1.0)
