@@ -130,7 +130,7 @@ def test_the_page_names_everything_that_a_policy_may_read() -> None:
     listed = {
         name for line in re.findall(r"^- (`.*?): ", PAGE, flags=re.MULTILINE) for name in re.findall(r"`(\w+)`", line)
     }
-    internal = {"slots", "columns", "matched_tokens", "is_all"}
+    internal = {"slots", "columns", "matched_tokens", "is_all", "table"}
     assert listed == {name for name in dir(Candidates) if not name.startswith("_")} - internal
     (request,) = re.findall(r"^`request`: (.*?)\.", PAGE, flags=re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", request)) <= {field.name for field in fields(RouteRequest)}
