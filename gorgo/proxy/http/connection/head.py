@@ -95,13 +95,14 @@ def read_head(text: bytes, limits: HeadLimits) -> Head:
 def _interpret(head: Head) -> None:
     """Set the framing and the options of a head from its headers."""
     named = dict(head.headers)
-    if len(named) != len(head.headers):
+    repeated = len(named) != len(head.headers)
+    if repeated:
         _check_repeated(head.headers)
     if head.version == "1.1" and b"host" not in named:
         raise Refused("no host")
     _set_framing(head, named.get(b"transfer-encoding"), named.get(b"content-length"))
-    if b"connection" in named and b"close" in _tokens(head.headers, b"connection"):
-        head.persistent = False
+    if named.get(b"connection", b"keep-alive") != b"keep-alive" or repeated:
+        head.persistent = head.persistent and b"close" not in _tokens(head.headers, b"connection")
     if b"expect" in named and head.version == "1.1":
         head.expects_continue = b"100-continue" in _tokens(head.headers, b"expect")
     if b"upgrade" in named:

@@ -11,6 +11,8 @@ from gorgo.proxy.http.headers import Header
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 #: Statuses whose responses have no body, whatever the headers say.
 _WITHOUT_BODY = frozenset({204, 304})
+#: Headers that say how the response ends; the connection writes the last two itself.
+_FRAMING = frozenset({b"content-length", b"connection", b"transfer-encoding"})
 
 
 class ResponseHead:
@@ -30,13 +32,14 @@ class ResponseHead:
         lines: list[bytes] = []
         for name, value in headers:
             lower = name.lower()
-            if lower == b"content-length":
-                self.length = int(value)
-            elif lower == b"transfer-encoding":
-                continue
-            elif lower == b"connection":
-                closes = closes or b"close" in value.lower()
-                continue
+            if lower in _FRAMING:
+                if lower == b"content-length":
+                    self.length = int(value)
+                elif lower == b"connection":
+                    closes = closes or b"close" in value.lower()
+                    continue
+                else:
+                    continue
             lines.append(b"%b: %b\r\n" % (lower, value))
         fields = b"".join(lines)
         if not fields.count(b"\r\n") == fields.count(b"\n") == fields.count(b"\r") == len(lines) or b"\0" in fields:
