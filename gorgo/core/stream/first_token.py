@@ -7,11 +7,11 @@ there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
+from gorgo.core.json_text import parse_json
 from gorgo.core.stream.sse import SseEvent, SseReader
 
 Json = Mapping[str, Any]
@@ -186,7 +186,7 @@ _STATUS_OF_WORD = {
 def parse_event(data: bytes) -> Json:
     """An event's JSON object; empty for anything else, which is then neither content nor error."""
     try:
-        return _mapping(json.loads(data))
+        return _mapping(parse_json(data))
     except (ValueError, RecursionError):
         return {}
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from gorgo.core.json_cost import count_values
+from gorgo.core.json_text import parse_json
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import Header, find, is_encoded
 
@@ -49,7 +50,7 @@ def check_media_type(headers: Sequence[Header]) -> None:
 def parse_body(body: bytes) -> dict[str, Any]:
     """Return the body as an object. Raises `HttpError` (400). Callers have counted the values of a large one."""
     try:
-        parsed = json.loads(body)
+        parsed = parse_json(body)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise not_json(body, error) from None
     except ValueError:
