@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from aiohappyeyeballs import start_connection
 
 from gorgo.apps.traces.text import prompt_text
-from gorgo.proxy.upstream.pool import _TrackedConnector
 from tests.real.llama_server import llama_server, missing_reason
 from tests.real.served import Served, served
 from tests.real.tap import Tap, TappedConnection, tapped
@@ -164,7 +164,7 @@ def use_control(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     monkeypatch.setattr(
-        "gorgo.proxy.upstream.pool._TrackedConnector", partial(_TrackedConnector, socket_factory=opened)
+        "gorgo.proxy.upstream.address.start_connection", partial(start_connection, socket_factory=opened)
     )
 
 

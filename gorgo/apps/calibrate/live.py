@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import aiohttp
 import httpx
 
 from gorgo.apps.calibrate.measured_engine import Answer
@@ -34,8 +33,8 @@ REQUEST_TIMEOUT_S = 120.0
 #: Bytes of a report that are read: vLLM's metrics are 60 kB.
 REPORT_BYTES_MAX = 4 << 20
 ERROR_CHARACTERS = 200
-#: Of a request; the transport of aiohttp lets some of its own pass.
-FAILURES = (httpx.HTTPError, httpx.StreamError, aiohttp.ClientError, TimeoutError, OSError)
+#: Of a request.
+FAILURES = (httpx.HTTPError, httpx.StreamError, TimeoutError, OSError)
 
 
 class HttpEngine:

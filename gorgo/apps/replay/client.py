@@ -6,15 +6,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from math import isfinite
 
-import aiohttp
 import httpx
-from httpx_aiohttp import AiohttpTransport
 
 from gorgo.apps.replay.options import ReplayOptions
 from gorgo.apps.replay.records import ReplayRecord
 from gorgo.apps.replay.stream import StreamReader
 from gorgo.apps.traces import TraceRequest
 from gorgo.errors import ReplayError
+from gorgo.proxy.upstream.transport import PoolTransport
 
 #: Below the keep-alive of common servers (5 s), so that no request uses a connection that is being closed.
 KEEP_ALIVE_S = 2.0
@@ -27,12 +26,11 @@ ERROR_CHARACTERS = 200
 
 def open_http(options: ReplayOptions) -> httpx.AsyncClient:
     """A client with one pooled connection per request in flight. Only the request's own bound times out a read."""
-    limits = httpx.Limits(max_connections=options.max_in_flight, keepalive_expiry=KEEP_ALIVE_S)
     headers = {"content-type": "application/json", "accept-encoding": "identity"}
     if options.api_key is not None:
         headers["authorization"] = f"Bearer {options.api_key}"
     return httpx.AsyncClient(
-        transport=AiohttpTransport(limits=limits),
+        transport=PoolTransport(keep_alive_s=KEEP_ALIVE_S),
         headers=headers,
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
         trust_env=False,
@@ -77,7 +75,7 @@ async def first_model(http: httpx.AsyncClient, url: str) -> str:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             response = await http.get(address)
         return str(response.raise_for_status().json()["data"][0]["id"])
-    except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError, TimeoutError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
         raise ReplayError(f"GET {address}: {_reason(error)}; is the router up? (or name a model)") from None
     except (ValueError, LookupError, TypeError):
         raise ReplayError(f"GET {address}: the answer names no model; name one") from None
@@ -117,7 +115,7 @@ class ReplayClient:
                 await self._exchange(record, body)
         except TimeoutError:
             record.error = f"timeout: not complete after {self._timeout_s:g} s"
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, aiohttp.ClientError, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
             record.error = _reason(error)
         return record
 
@@ -176,6 +174,6 @@ def _number(text: str | None) -> float | None:
 
 
 def _reason(error: Exception) -> str:
-    """Names the transport's own error: httpx over aiohttp calls a dropped connection a connect timeout."""
+    """Name the system's error behind a failed connection."""
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
     return f"{type(cause).__name__}: {str(cause)[:ERROR_CHARACTERS]}"

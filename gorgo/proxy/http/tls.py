@@ -1,6 +1,6 @@
 """TLS on both sides: the certificate for clients, and the authorities for replicas.
 
-Leaves handshakes to asyncio and aiohttp.
+Leaves handshakes to asyncio.
 
 HTTP/1.1 is used on both sides. A load balancer or Envoy in front can end HTTP/2.
 """

@@ -4,7 +4,7 @@ Owns how many responses may be open, and the stable words for failures. Leaves c
 the bytes to the relay, which sees `ResponseSource` and `UpstreamError`.
 
 Any `httpx.AsyncBaseTransport` can stand in place of the pool. The pool itself is called without httpx's objects, which
-would cost each request tens of microseconds.
+would cost each request tens of microseconds, and with the head's fixed lines as bytes.
 """
 
 from __future__ import annotations
@@ -14,26 +14,20 @@ import errno
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from time import monotonic
 from types import TracebackType
 from typing import Protocol, cast
 
-import aiohttp
 import httpx
 
-from gorgo.core.buffer_budget import Buffer, BufferBudget
+from gorgo.core.buffer_budget import BufferBudget
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.upstream.connect_cause import connect_cause
 from gorgo.proxy.upstream.connection_state import OnChange
-from gorgo.proxy.upstream.http1_call import CUT_OFF, FAILURES
 from gorgo.proxy.upstream.pool import UpstreamPool
+from gorgo.proxy.upstream.request_head import encode_head
+from gorgo.proxy.upstream.response import HttpResponse
+from gorgo.proxy.upstream.small_body import read_all
 
-#: Bodies of the proxy's own small requests (pings, metrics) are cut here: SGLang's /metrics is about 100 kB.
-FETCH_LIMIT_BYTES = 4 * 1024 * 1024
-#: Fetches up to here are not reserved: a full proxy probes its replicas all the same.
-SMALL_FETCH_BYTES = 256 * 1024
-#: The client that large fetches of all replicas count for.
-FETCHES = "fetches of the proxy"
 #: No connection was left for a request: the limit is reached, or the process has no descriptor for one more.
 POOL_EXHAUSTED = "connections_exhausted"
 #: The engine's process may have ended, and another may start in its place.
@@ -107,21 +101,21 @@ class UpstreamResponse:
     async def __aexit__(
         self, kind: type[BaseException] | None, failure: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(failure, (*CUT_OFF, httpx.TransportError)):
+        if isinstance(failure, httpx.TransportError):
             # Without the frames of the failure: with them the request's body would wait for the garbage collector.
             raise UpstreamError("disconnected") from failure.with_traceback(None)
 
     async def pipe(self, sink: PassChunk) -> bool:
-        chunks = self._rest()
-        while True:
-            try:
-                chunk = await anext(chunks, None)
-            except (*CUT_OFF, httpx.TransportError) as failure:
-                raise UpstreamError("disconnected") from failure.with_traceback(None)
-            if chunk is None:
-                return True
-            if not sink(chunk):
-                return False
+        stream = self._stream
+        try:
+            if isinstance(stream, HttpResponse):
+                return await stream.pipe(sink)
+            async for chunk in self._rest():
+                if not sink(chunk):
+                    return False
+        except httpx.TransportError as failure:
+            raise UpstreamError("disconnected") from failure.with_traceback(None)
+        return True
 
     def _rest(self) -> AsyncIterator[bytes]:
         # One iterator: a stream of another transport may be iterated once.
@@ -168,7 +162,9 @@ class UpstreamClient:
     ) -> None:
         self._base = base_url.rstrip("/")
         self._urls: dict[str, httpx.URL] = {}
-        self._pool = UpstreamPool(self._base, tls=tls)
+        #: The fixed lines of a head, by method and path.
+        self._starts: dict[tuple[str, str], bytes] = {}
+        self._pool = UpstreamPool(httpx.URL(self._base), tls=tls)
         self._transport = transport
         self._buffers = buffers
         self.set_limits(connections=connections, connect_timeout_s=connect_timeout_s)
@@ -205,7 +201,11 @@ class UpstreamClient:
             async with asyncio.timeout(timeout_s):
                 source = await self._open("GET", path, headers, b"")
                 try:
-                    return source.status, await self._read_all(source)
+                    async with source.chunks() as chunks:
+                        body = await read_all(chunks, self._buffers)
+                    if body is None:
+                        raise UpstreamError("answer_too_large")
+                    return source.status, body
                 finally:
                     await source.aclose()
         except TimeoutError:
@@ -222,57 +222,50 @@ class UpstreamClient:
             return await self._send(method, path, headers, body)
         except BaseException as failure:
             self._release()
-            if isinstance(failure, (*FAILURES, httpx.TransportError)):
+            if isinstance(failure, httpx.TransportError):
                 # Without its frames: with them the request's body would wait for the garbage collector.
                 reason = _reason(failure)
                 cause = connect_cause(failure) if reason in _NOT_CONNECTED else None
                 raise UpstreamError(reason, cause) from failure.with_traceback(None)
             raise
 
-    async def _read_all(self, source: UpstreamResponse) -> bytes:
-        buffer = None if self._buffers is None else self._buffers.new_buffer(FETCHES, now=monotonic())
-        parts: list[bytes] = []
-        size = 0
-        try:
-            async with source.chunks() as chunks:
-                async for chunk in chunks:
-                    size += len(chunk)
-                    if size > FETCH_LIMIT_BYTES or not self._may_buffer(buffer, size):
-                        raise UpstreamError("answer_too_large")
-                    parts.append(chunk)
-            return b"".join(parts)
-        finally:
-            parts.clear()
-            if self._buffers is not None and buffer is not None:
-                self._buffers.close(buffer)
-
-    def _may_buffer(self, buffer: Buffer | None, size: int) -> bool:
-        if self._buffers is None or buffer is None or size <= SMALL_FETCH_BYTES:
-            return True
-        # The parts and their join.
-        return self._buffers.reserve(buffer, 2 * size, now=monotonic())
-
     def _release(self) -> None:
         self.open_responses -= 1
 
     async def _send(self, method: str, path: str, headers: Sequence[Header], body: bytes) -> UpstreamResponse:
+        length = [(b"Content-Length", b"%d" % len(body))] if method == "POST" else []
+        if self._transport is not None:
+            return await self._send_by(self._transport, method, path, [*headers, *length], body)
+        head = encode_head(self._start(method, path), [*headers, *length])
+        response = await self._pool.send(head, body, connect_timeout_s=self._connect_timeout_s)
+        return UpstreamResponse(response.status, response.headers, response, self._release)
+
+    async def _send_by(
+        self, transport: httpx.AsyncBaseTransport, method: str, path: str, headers: Sequence[Header], body: bytes
+    ) -> UpstreamResponse:
+        url = self._url(path)
+        extensions = {"timeout": {"connect": self._connect_timeout_s}}
+        # With a stream, because then httpx adds no headers.
+        named = [(b"Host", url.netloc), *headers]
+        request = httpx.Request(method, url, headers=named, stream=_Body(body), extensions=extensions)
+        response = await transport.handle_async_request(request)
+        stream = cast(httpx.AsyncByteStream, response.stream)
+        return UpstreamResponse(response.status_code, response.headers.raw, stream, self._release)
+
+    def _start(self, method: str, path: str) -> bytes:
+        start = self._starts.get((method, path))
+        if start is None:
+            url = self._url(path)
+            start = b"%s %s HTTP/1.1\r\nHost: %s\r\n" % (method.encode(), url.raw_path, url.netloc)
+            self._starts[method, path] = start
+        return start
+
+    def _url(self, path: str) -> httpx.URL:
         url = self._urls.get(path)
         if url is None:
             # Few, because a path is a route or one of the dialect's.
             url = self._urls[path] = httpx.URL(self._base + path)
-        named = [(b"Host", url.netloc), *headers]
-        if method == "POST":
-            named.append((b"Content-Length", b"%d" % len(body)))
-        if self._transport is not None:
-            extensions = {"timeout": {"connect": self._connect_timeout_s}}
-            # With a stream, because then httpx adds no headers.
-            request = httpx.Request(method, url, headers=named, stream=_Body(body), extensions=extensions)
-            response = await self._transport.handle_async_request(request)
-            stream = cast(httpx.AsyncByteStream, response.stream)
-            return UpstreamResponse(response.status_code, response.headers.raw, stream, self._release)
-        start = b"%s %s HTTP/1.1\r\n" % (method.encode(), url.raw_path)
-        call = await self._pool.send(start, named, body, connect_timeout_s=self._connect_timeout_s)
-        return UpstreamResponse(call.status, call.headers, call, self._release)
+        return url
 
 
 class _Body(httpx.AsyncByteStream):
@@ -285,15 +278,13 @@ class _Body(httpx.AsyncByteStream):
         yield self._data
 
 
-def _reason(failure: BaseException) -> str:
+def _reason(failure: httpx.TransportError) -> str:
     """Return the stable word for a failure before the response's head."""
     if isinstance(failure, httpx.PoolTimeout):
         return POOL_EXHAUSTED
-    if isinstance(failure, (TimeoutError, httpx.ConnectTimeout)):
+    if isinstance(failure, httpx.ConnectTimeout):
         return "connect_timeout"
-    if isinstance(failure, aiohttp.ClientConnectorError):
-        return POOL_EXHAUSTED if failure.errno in _LOCAL_ERRORS else "connect_failed"
     if isinstance(failure, httpx.ConnectError):
-        return "connect_failed"
-    disconnected = (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, OSError, httpx.NetworkError)
-    return "disconnected" if isinstance(failure, disconnected) else "protocol_error"
+        found = failure.__cause__
+        return POOL_EXHAUSTED if isinstance(found, OSError) and found.errno in _LOCAL_ERRORS else "connect_failed"
+    return "disconnected" if isinstance(failure, httpx.NetworkError) else "protocol_error"

@@ -54,10 +54,6 @@ def _chain(failure: BaseException) -> Iterator[BaseException]:
         one = pending.pop()
         if isinstance(one, BaseException) and one not in found:
             found.append(one)
-            # aiohttp's wrappers have the system's failure as an attribute; several addresses fail as a group.
-            nested = getattr(one, "exceptions", ())
-            pending += [*nested, one.__context__, one.__cause__, *(getattr(one, name, None) for name in _WRAPPED)]
+            # Several addresses may fail as a group.
+            pending += [*getattr(one, "exceptions", ()), one.__context__, one.__cause__]
     yield from reversed(found)
-
-
-_WRAPPED = ("os_error", "certificate_error")

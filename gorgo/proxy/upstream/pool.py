@@ -1,33 +1,29 @@
-"""Connections to one replica: aiohttp's pool, and requests on its connections.
+"""Connections to one replica: which one a request takes, how long an idle one stays open, and the repeated request.
 
-Owns which connection a request takes and how long an idle one stays open. Leaves the bytes of a request to
-`http1_call`, the number of requests to `client`.
+Leaves the bytes of a response to `response`, the number of requests to `client`.
 
-Theory of operation: a pooled connection that the server has closed fails at once, without a byte of a response. That is
-no failure of the replica, so the request is sent once more, on a new connection. After a later failure the replica may
-have had the request, so it is not repeated.
+Theory of operation. The connection used last is taken first: few connections then carry all, with open windows. A kept
+connection that the server has closed fails at once, without a byte of a response. That is no failure of the replica, so
+the request is sent once more, on a new connection. After a later failure the replica may have had the request, so it is
+not repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
-from collections.abc import Sequence
-from functools import lru_cache, partial
-from time import monotonic
-from typing import Any, cast
+from collections import OrderedDict
+from typing import cast
 
-import aiohttp
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.connector import Connection
-from yarl import URL
+import httpx
 
 from gorgo.config.constants import REPLICA_KEEP_ALIVE_S
 from gorgo.core.latency.tcp import Pacing, TcpWindows
-from gorgo.proxy.http.headers import Header
-from gorgo.proxy.upstream.connection_state import ConnectionTracker, idling_shrinks
-from gorgo.proxy.upstream.http1_call import FAILURES, HttpCall, encode_head, send
-from gorgo.proxy.upstream.paced import PacedHandler
+from gorgo.proxy.upstream.address import Address
+from gorgo.proxy.upstream.connection import ReplicaConnection
+from gorgo.proxy.upstream.connection_state import ConnectionTracker, PooledConnection, idling_shrinks
+from gorgo.proxy.upstream.response import HttpResponse
 from gorgo.proxy.upstream.tcp_info import bbr_state
 
 #: A connection that the server closed before a request fails within this, s: a round trip to anywhere. A replica that
@@ -44,114 +40,138 @@ class UpstreamPool:
         Scheme, host and port.
     tls:
         Shared by all replicas: loading the certificates takes 20 ms.
+    keep_alive_s:
+        Time for which an idle connection stays open.
     """
 
-    def __init__(self, origin: str, *, tls: ssl.SSLContext) -> None:
-        #: The key of the origin in aiohttp's pool.
-        self._key = aiohttp.ClientRequest("GET", URL(origin), loop=asyncio.get_running_loop())
+    def __init__(self, origin: httpx.URL, *, tls: ssl.SSLContext, keep_alive_s: float = REPLICA_KEEP_ALIVE_S) -> None:
+        self._is_tls = origin.scheme == "https"
+        self._address = Address(origin.raw_host.decode(), origin.port or (443 if self._is_tls else 80))
+        self._tls = tls
+        self._keep_alive_s = keep_alive_s
         self.tracker = ConnectionTracker(
-            keep_alive_s=REPLICA_KEEP_ALIVE_S, idling_shrinks=idling_shrinks(), read_tcp_info=_read_tcp_info
+            keep_alive_s=keep_alive_s, idling_shrinks=idling_shrinks(), read_tcp_info=_read_tcp_info
         )
-        self._connector = _TrackedConnector(self.tracker, limit=0, keepalive_timeout=REPLICA_KEEP_ALIVE_S, ssl=tls)
-        self._fresh_connector = _Connector(limit=0, force_close=True, ssl=tls)
+        #: All that are open, and of those the idle ones with the time of their last response, the newest last.
+        self._open: set[ReplicaConnection] = set()
+        self._idle: OrderedDict[ReplicaConnection, float] = OrderedDict()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def set_tls(self, tls: ssl.SSLContext) -> None:
         """Use `tls` for connections opened from now on."""
-        self._connector.use(tls)
-        self._fresh_connector.use(tls)
+        self._tls = tls
 
     async def send(
-        self, start: bytes, headers: Sequence[Header], body: bytes, *, connect_timeout_s: float | None
-    ) -> HttpCall:
-        """Send a request; return at the head of its response. Raises one of `http1_call.FAILURES`.
+        self, head: bytes, body: bytes, *, connect_timeout_s: float | None, head_only: bool = False
+    ) -> HttpResponse:
+        """Send a request; return at the head of its response. Raises `httpx.TransportError`.
 
-        `start` is the request line, its end included. Headers are sent as they are, `Host` and the length included.
+        `head_only` is for HEAD, whose response has no body.
         """
-        reused, begun_s, timeout = False, monotonic(), _connect_within(connect_timeout_s)
-        try:
-            connection, reused = await self._connector.acquire(self._key, timeout, len(body))
-            return await send(connection, encode_head(start, headers), body, sent=self.tracker.report)
-        except FAILURES as failure:
-            if not (reused and _is_stale(failure) and monotonic() - begun_s < STALE_S):
-                raise
-        connection = await self._fresh_connector.connect(self._key, [], timeout)
-        return await send(connection, encode_head(start, headers, close=True), body)
+        connection = self._take_idle()
+        if connection is not None:
+            loop = asyncio.get_running_loop()
+            begun_s = loop.time()
+            response = HttpResponse(connection, head_only=head_only)
+            try:
+                return await self._exchange(connection, response, head, body)
+            except httpx.NetworkError:
+                if response.received or loop.time() - begun_s >= STALE_S:
+                    raise
+        connection = await self._connect(connect_timeout_s)
+        return await self._exchange(connection, HttpResponse(connection, head_only=head_only), head, body)
 
     async def aclose(self) -> None:
-        await self._connector.close()
-        await self._fresh_connector.close()
-
-
-@lru_cache(maxsize=64)
-def _connect_within(limit_s: float | None) -> aiohttp.ClientTimeout:
-    """Return aiohttp's form of a connect timeout: `connect` covers name resolution and all addresses.
-
-    Cached for more limits than there are regions: making one costs as much as the whole head.
-    """
-    return aiohttp.ClientTimeout(total=None, connect=limit_s, sock_connect=limit_s)
-
-
-def _is_stale(failure: BaseException) -> bool:
-    """Whether the server had closed the connection: no byte came back."""
-    return isinstance(failure, (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError))
-
-
-class _Connector(aiohttp.TCPConnector):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._factory = cast("partial[ResponseHandler]", partial(PacedHandler, loop=self._loop))
-
-    def use(self, tls: ssl.SSLContext) -> None:
-        """Set the context that aiohttp reads for each connection that it opens; it has no method for this."""
-        self._ssl = tls
-
-
-class _TrackedConnector(_Connector):
-    """Reports acquired and released connections to a `ConnectionTracker`."""
-
-    def __init__(self, tracker: ConnectionTracker, **options: Any) -> None:
-        super().__init__(**options)
-        self._tracker = tracker
-
-    async def acquire(
-        self,
-        key: aiohttp.ClientRequest,
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own
-        body_bytes: int,
-    ) -> tuple[Connection, bool]:
-        """Return a connection for a request with such a body, and whether it served another before."""
-        connection = await self.connect(key, [], timeout)
-        while (protocol := connection.protocol) is not None and protocol.should_close:
-            # It received bytes while idle: they would be taken for the response to this request.
+        """Close every connection at once, those in use too."""
+        self._is_closed = True
+        for connection in [*self._open]:
             connection.close()
-            connection = await self.connect(key, [], timeout)
-        assert protocol is not None, "an acquired connection is open"
-        reused = self._tracker.on_acquire(protocol, body_bytes)
-        if not reused and protocol.closed is not None:
-            protocol.closed.add_done_callback(self._on_closed)
-        connection.add_callback(partial(self._on_release, protocol))
-        return connection, reused
+        if self._expiry is not None:
+            self._expiry.cancel()
+        await asyncio.sleep(0)  # transports close their sockets in the next turn
 
-    def _on_release(self, protocol: Any) -> None:
-        self._tracker.on_release(protocol)
-        # After the caller's step, in which it may still close the connection.
-        self._loop.call_soon(self._move_first, protocol)
+    async def _exchange(
+        self, connection: ReplicaConnection, response: HttpResponse, head: bytes, body: bytes
+    ) -> HttpResponse:
+        self.tracker.on_acquire(connection, len(body))
+        try:
+            connection.write_request(head, body, response)
+            self.tracker.report()
+            await response.read_head()
+        except BaseException:
+            await response.aclose()
+            raise
+        return response
 
-    def _on_closed(self, closed: asyncio.Future[None]) -> None:
-        """Report the change. The failure itself concerns the request on the connection."""
-        if not closed.cancelled():
-            closed.exception()
-        self._tracker.report()
+    def _take_idle(self) -> ReplicaConnection | None:
+        self._close_expired()
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            if connection.is_connected():
+                return connection
+        return None
 
-    def _move_first(self, protocol: Any) -> None:
-        """Make the pool hand out the last used connection first: few connections then carry all, with open windows."""
-        for idle in self._conns.values():
-            if idle and idle[-1][0] is protocol:
-                idle.rotate(1)
-        self._tracker.report()
+    async def _connect(self, timeout_s: float | None) -> ReplicaConnection:
+        """Open a connection; name resolution, all addresses and TLS within `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._open_connection()
+        except OSError as failure:
+            if isinstance(failure, TimeoutError) and failure.errno is None:
+                raise httpx.ConnectTimeout(f"no connection within {timeout_s} s") from failure
+            raise httpx.ConnectError(str(failure)) from failure
+
+    async def _open_connection(self) -> ReplicaConnection:
+        socket = await self._address.open_socket()
+        tls, name = (self._tls, self._address.host) if self._is_tls else (None, None)
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: ReplicaConnection(self._on_idle, self._on_lost), sock=socket, ssl=tls, server_hostname=name
+            )
+        except BaseException:
+            socket.close()
+            raise
+        if not connection.is_connected():
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+        self._open.add(connection)
+        if self._is_closed:
+            connection.close()
+        return connection
+
+    def _on_idle(self, connection: ReplicaConnection) -> None:
+        self._idle[connection] = asyncio.get_running_loop().time()
+        if self._expiry is None:
+            self._await_expiry(self._keep_alive_s)
+        self.tracker.on_release(connection)
+        self.tracker.report()
+
+    def _on_lost(self, connection: ReplicaConnection) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+        self.tracker.report()
+
+    def _await_expiry(self, delay_s: float) -> None:
+        self._expiry = asyncio.get_running_loop().call_later(delay_s, self._on_expiry)
+
+    def _on_expiry(self) -> None:
+        self._expiry = None
+        self._close_expired()
+        if self._idle:
+            since_s = next(iter(self._idle.values()))
+            self._await_expiry(max(since_s + self._keep_alive_s - asyncio.get_running_loop().time(), 0.0))
+
+    def _close_expired(self) -> None:
+        due_s = asyncio.get_running_loop().time() - self._keep_alive_s
+        while self._idle:
+            connection = next(iter(self._idle))
+            if self._idle[connection] > due_s:
+                return
+            del self._idle[connection]
+            connection.close()
 
 
-def _read_tcp_info(protocol: Any) -> tuple[TcpWindows, Pacing] | None:
+def _read_tcp_info(connection: PooledConnection) -> tuple[TcpWindows, Pacing] | None:
     """Return the kernel's state of a pooled connection; None for a closed one, which has no socket."""
-    transport = protocol.transport
+    transport = cast(ReplicaConnection, connection).transport
     return None if transport is None else bbr_state(transport.get_extra_info("socket"))

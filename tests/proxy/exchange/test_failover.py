@@ -383,7 +383,7 @@ async def test_sockets_that_this_process_has_not_are_no_failure_of_a_replica(
     async def no_descriptor(*_: object, **__: object) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("aiohttp.connector.aiohappyeyeballs.start_connection", no_descriptor)
+    monkeypatch.setattr("gorgo.proxy.upstream.address.start_connection", no_descriptor)
     for _ in range(5):
         response = await ask(fleet)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "replicas_busy")

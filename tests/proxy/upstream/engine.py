@@ -27,7 +27,7 @@ class Engine:
         self.open += 1
         try:
             await self._speak(reader, writer)
-        except ConnectionError:
+        except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             self.open -= 1
@@ -35,18 +35,26 @@ class Engine:
 
 
 @asynccontextmanager
-async def engine(speak: Speak) -> AsyncIterator[tuple[UpstreamClient, Engine]]:
-    """An engine that speaks so on each connection, and the way there."""
+async def listening(speak: Speak) -> AsyncIterator[tuple[str, Engine]]:
+    """An engine that speaks so on each connection, and its URL."""
     found = Engine(speak)
     server = await asyncio.start_server(found.met, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    upstream = UpstreamClient(f"http://127.0.0.1:{port}/base/", connections=4, connect_timeout_s=5.0, tls=system_tls())
     try:
-        yield upstream, found
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", found
     finally:
-        await upstream.aclose()
         server.close()
         await server.wait_closed()
+
+
+@asynccontextmanager
+async def engine(speak: Speak) -> AsyncIterator[tuple[UpstreamClient, Engine]]:
+    """An engine that speaks so on each connection, and the client to it."""
+    async with listening(speak) as (url, found):
+        upstream = UpstreamClient(f"{url}/base/", connections=4, connect_timeout_s=5.0, tls=system_tls())
+        try:
+            yield upstream, found
+        finally:
+            await upstream.aclose()
 
 
 async def whole(source: ResponseSource) -> bytes:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from aiohttp.client_proto import ResponseHandler
 
 from gorgo.core.latency.tcp import INITIAL_WINDOW_BYTES, Pacing, TcpWindows, paced_round_trips
+from gorgo.proxy.upstream.connection import ReplicaConnection
 from gorgo.proxy.upstream.connection_state import (
     ConnectionTracker,
     NextConnectionState,
@@ -131,7 +131,7 @@ async def test_the_router_hears_when_a_replica_hangs_up(start: Start) -> None:
     await proxy.client.post("/v1/chat/completions", json=ONE_HUNDRED_KB)
     await until(lambda: columns.cwnd_bytes[0] > 0.0)
     for link in list(proxy.state.targets["r0"].upstream._pool.tracker._last_use):
-        cast(ResponseHandler, link).close()
+        cast(ReplicaConnection, link).close()
     await until(lambda: columns.cwnd_bytes[0] == 0.0)
 
 
@@ -167,7 +167,7 @@ async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
         trips.append(float(decision.terms["rtt"][0]) / view.rtt_ms)
         await proxy.idle()
         for link in list(proxy.state.targets["r0"].upstream._pool.tracker._last_use):
-            cast(ResponseHandler, link).close()
+            cast(ReplicaConnection, link).close()
         await until(lambda: proxy.state.router._fleet.columns.cwnd_bytes[0] == 0.0)
     # After a ping, of which the kernel told as much as after a body; then on a new connection.
     assert trips == pytest.approx([2.0, 1.0 + paced_round_trips(100_000, TcpWindows(), Pacing())], abs=0.03)

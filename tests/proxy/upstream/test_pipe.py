@@ -12,6 +12,8 @@ from gorgo.proxy.upstream.client import PassChunk, UpstreamClient, UpstreamError
 from tests.proxy.conftest import system_tls, until
 from tests.proxy.upstream.engine import OK, Speak, engine, whole
 
+ON_BOTH_LOOPS = True
+
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
 
