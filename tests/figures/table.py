@@ -424,5 +424,6 @@ NOT_STORED: Mapping[str, str] = {
     "soak": "needs two cores to itself for six minutes",
     "chaos-long": "nine minutes of live processes for each schedule",
     "tuner-chance": "no command makes these campaigns",
+    "tuning-fleets": "hours of traffic on seven fleets and a grid on each take a core for an hour",
     "tuning-ten": "ten seeds of `make tuning-table` take two cores for more than an hour",
 }

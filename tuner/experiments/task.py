@@ -10,6 +10,7 @@ from typing import Any
 
 from gorgo.apps.claims.run_cache import run_key
 from gorgo.apps.simulate import SimJob, run_once
+from gorgo.apps.simulate.job import STEADY
 from gorgo.core.router import Router
 from gorgo.sim.named_fleets import find_fleet
 from gorgo.sim.records import SimRecord
@@ -58,6 +59,8 @@ class Task:
         Start weights by name; empty is the policy's defaults.
     fleet:
         A named fleet, of which the Router knows the speed; None: the paper's, of which it does not.
+    scenario:
+        By name; changes the fleet or what the Router knows of it.
     seed:
         Of the network and of the tuner's chance. The same for runs that are compared.
     campaign:
@@ -75,6 +78,7 @@ class Task:
     windows: Windows
     policy: str
     fleet: str | None = None
+    scenario: str = STEADY
     weights: tuple[tuple[str, float], ...] = ()
     seed: int = 0
     campaign: tuple[tuple[str, Any], ...] | None = None
@@ -122,6 +126,7 @@ def run_task(task: Task) -> TaskRun:
         weights=dict(task.weights) or None,
         fleet=paper_fleet() if task.fleet is None else find_fleet(task.fleet),
         time_scale=task.windows.time_scale,
+        scenario=task.scenario,
         seed=task.seed,
         keep_requests=True,
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import log
 
 import pytest
 
 from gorgo.apps.claims.verdict import ClaimVerdict
 from tuner.experiments import algorithms, fleets
-from tuner.experiments.comparison import PAPER, TuningExperiment
+from tuner.experiments.comparison import OURS, PAPER, TuningExperiment
 from tuner.experiments.task import Task, TaskRun, run_task
 from tuner.experiments.windows import Windows
 from tuner.offline.score import RunScore
@@ -29,6 +30,8 @@ def score(weights: Mapping[str, float]) -> RunScore:
 
 def run_of(task: Task) -> TaskRun:
     start = dict(task.weights)
+    if task.policy == OURS:
+        return TaskRun(whole=score({}), tail=score({}), weights={"m_rtt": 2.0})
     if task.campaign is None and task.search is None:
         return TaskRun(whole=score(start), tail=score(start), weights=start)
     return TaskRun(
@@ -51,14 +54,18 @@ def verdicts_of(experiment: TuningExperiment) -> list[ClaimVerdict]:
 DEFAULT_TTFT = score({}).ttft_ms_p95 or 0.0
 
 
-def test_frozen_weights_of_a_live_campaign_are_compared_with_the_defaults() -> None:
+def test_frozen_weights_of_a_live_campaign_are_compared_with_the_defaults_and_so_is_the_traffic_meanwhile() -> None:
     rows = verdicts_of(fleets.by_campaign(range(4)))
-    assert len(rows) == 2 * len(fleets.SETTINGS)
-    for first, last in zip(rows[::2], rows[1::2], strict=True):
-        assert first.value == pytest.approx(100.0 / DEFAULT_TTFT)
-        assert last.value == pytest.approx(1.0)
-        assert "first accepted after 2.0 h, 2.0 h" in first.note
-        assert "p95 TTFT while tuning 1.000" in first.note
+    assert len(rows) == 4 * len(fleets.SETTINGS)
+    for setting, first in zip(fleets.SETTINGS, range(0, len(rows), 4), strict=True):
+        gain, loss, *meanwhile = rows[first : first + 4]
+        assert gain.value == pytest.approx(100.0 / DEFAULT_TTFT if setting.policy == PAPER else 1.0)
+        assert loss.value == pytest.approx(1.0)
+        for row in meanwhile:
+            assert "while it was tuned" in row.labels[0]
+            assert row.value == pytest.approx(1.0)
+            found = "2.0 h, 2.0 h" if setting.policy == PAPER else "never"
+            assert row.note == f"first accepted after {found}"
 
 
 def test_a_fleet_with_wrong_weights_has_a_target_and_the_others_a_bound_on_harm() -> None:
@@ -68,8 +75,17 @@ def test_a_fleet_with_wrong_weights_has_a_target_and_the_others_a_bound_on_harm(
     assert bounds["fast-links, art-chat-apr6, time scale 2: gorgo, tuned live / defaults, p95 TTFT"] == 1.01
 
 
+def test_a_setting_under_a_scenario_names_it_and_runs_in_it() -> None:
+    (label,) = {one.label for one in fleets.SETTINGS if one.scenario == "priors-slow"}
+    assert label == "mixed-gpus under priors-slow, rag, time scale 2: gorgo-ms"
+    windows = Windows(shapes=("rag",), draw=0, limit=300, time_scale=2.0)
+    task = Task(windows=windows, policy=OURS, fleet="mixed-gpus")
+    steady, slow = run_task(task), run_task(replace(task, scenario="priors-slow"))
+    assert steady.whole != slow.whole
+
+
 def test_best_of_the_grid_does_not_end_answers_later_than_the_defaults() -> None:
-    rows = [row for row in verdicts_of(fleets.by_search(range(2))) if "gorgo, best of the grid" in row.labels[0]]
+    rows = [row for row in verdicts_of(fleets.by_search(range(2))) if ": gorgo, best of the grid" in row.labels[0]]
     assert rows
     assert {row.note for row in rows} == {"w_rtt 20, w_queue 0.5"}  # 80 is as near, and ends later
     assert {row.at_most for row in rows} == {None}
