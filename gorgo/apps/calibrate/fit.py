@@ -9,13 +9,14 @@ With vLLM's scheduler no step is shorter than `base + moe` of a decode step.
 
 `overhead` is what a request costs outside of the engine's steps: the network, HTTP, the tokenizer. Only prompts of
 several chunks separate it from `base`; without any it is the round trip of an empty request, and the rest is `base`.
+With vLLM's scheduler `base` is then at most the decode step of one request, which has all constant costs of a step too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 from statistics import fmean, median
 
 from gorgo.apps.calibrate.least_squares import solve
@@ -27,6 +28,10 @@ CHUNKS = (512, 1024, 2048, 4096, 8192, 16384)
 EXPERTS = ((1, 1), (8, 256), (8, 128), (4, 128), (6, 64), (2, 8))
 #: A mixture of experts has one constant more, so it must explain clearly more.
 _MOE_GAIN = 0.8
+#: A smaller chunk separates one constant more, and errors of a few per cent fit any: it must explain clearly more.
+_CHUNK_GAIN = 0.6
+#: Sizes with a smaller error explain the points alike.
+_SAME = 1e-4
 #: Batches above a CUDA graph have one constant more and a threshold among all batches: much more must be explained.
 _EAGER_GAIN = 0.5
 #: A smaller error, and a smaller jump as a share of a step, are noise of the measurement.
@@ -106,12 +111,18 @@ class DecodeFit:
 
 
 def fit_prefill(
-    points: Sequence[PrefillPoint], *, round_trip_s: float, chunk_tokens: int | None = None, floor_s: float = 0.0
+    points: Sequence[PrefillPoint],
+    *,
+    round_trip_s: float,
+    chunk_tokens: int | None = None,
+    floor_s: float = 0.0,
+    most_base_s: float = inf,
 ) -> PrefillFit:
     """Return the constants that explain `points` best.
 
     `round_trip_s` is the time of an empty request; `chunk_tokens` the engine's own report, else the size is fitted.
     `floor_s` is the read of all weights, which bounds a step of few tokens where one step has prefill and decode.
+    `most_base_s` bounds the constant part of a step where no prompt had several.
     Raises `CalibrationError` for too few points, and where time does not grow with tokens.
     """
     if len(points) < _LEAST_POINTS:
@@ -119,10 +130,12 @@ def fit_prefill(
     longest = max(point.new_tokens for point in points)
     sizes = [chunk_tokens] if chunk_tokens else [*(size for size in CHUNKS if size < longest), max(longest, CHUNKS[-1])]
     found = [_prefill(points, size, round_trip_s, floor_s, separable=size < longest) for size in sizes]
-    best = min(found, key=lambda pair: pair[1])[0]
+    least = min(error for _, error in found)
+    best = [fit for fit, error in found if error <= max(_SAME, least / _CHUNK_GAIN)][-1]
     if best is None:
         raise CalibrationError("prefill: the time to a first token does not grow with the prompt")
-    return best
+    excess_s = max(0.0, best.base_s - most_base_s) if best.chunk_tokens >= longest else 0.0
+    return replace(best, base_s=best.base_s - excess_s, overhead_s=best.overhead_s + excess_s)
 
 
 def fit_decode(points: Sequence[DecodePoint]) -> DecodeFit:

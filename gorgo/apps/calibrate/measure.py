@@ -3,7 +3,7 @@
 Owns the plan. The engine serves no other load, so that every time is that of the request alone. Load is bounded: one
 request at a time, but for decode batches of at most `max_batch`, and no phase starts after its share of the time.
 
-- Prefill: new prompts of growing length, then prompts behind a cached beginning; the fastest of some repetitions.
+- Prefill: new prompts of growing length, then prompts behind a cached beginning; the median of some repetitions.
 - Decode: batches that share one cached prompt, so that their prefill is short; the median gap while all of them decode.
 - Shared beginnings: how much of a cached beginning is found, and in which steps.
 - KV pool, where the engine does not report it: distinct prompts until the first is evicted, then a search by age.
@@ -45,7 +45,9 @@ PREFILL_TOKENS = (
 )
 #: (cached, new) tokens.
 CACHED_TOKENS = ((4096, 256), (4096, 2048), (12_288, 256), (12_288, 2048), (12_288, 6144))
-REPEATS = 3
+REPEATS = 5
+#: A length is not repeated after so long: a slow engine has long prompts left, whose times vary less.
+REPEAT_S = 10.0
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 #: Context of each request of a batch.
 DECODE_CONTEXTS = (256, 2048, 6144)
@@ -201,26 +203,21 @@ class Measurement:
         return True
 
     async def _repeat(self, tokens: int, cached: str = "") -> list[PrefillPoint]:
-        """Return one point, the fastest of some requests with `tokens` new ones behind the text `cached`.
+        """Return one point, the median of some requests with `tokens` new ones behind the text `cached`.
 
         Nothing if the engine refuses, or does not report cached tokens.
         """
-        times, new, hits = [], [], []
-        for _ in range(REPEATS):
-            if self._time_is_up:
-                break
+        points: list[PrefillPoint] = []
+        until_s = self.elapsed_s + REPEAT_S
+        while len(points) < REPEATS and not self._time_is_up and (not points or self.elapsed_s < until_s):
             answer = await self._one(cached + self._prompts.draw(tokens))
             self._advance(f"prefill, {tokens} tokens")
             if answer is None or answer.prompt_tokens is None or (cached and answer.cached_tokens is None):
                 break
-            hits.append(answer.cached_tokens or 0)
-            new.append(answer.prompt_tokens - hits[-1])
-            times.append(answer.ttft_s)
-        if not times:
-            return []
-        # What else the machines do only adds time.
-        best = times.index(min(times))
-        return [PrefillPoint(new[best], hits[best], times[best])]
+            hits = answer.cached_tokens or 0
+            points.append(PrefillPoint(answer.prompt_tokens - hits, hits, answer.ttft_s))
+        # The fastest is what the engine can do, and the median what a request gets.
+        return [sorted(points, key=lambda point: point.ttft_s)[(len(points) - 1) // 2]] if points else []
 
     async def _one(self, prompt: str) -> Answer | None:
         """Return the answer to one request of one token; None if it failed, with the reason in `refused`."""

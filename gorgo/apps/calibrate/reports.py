@@ -62,7 +62,8 @@ def read_report(kind: str, model: str, answers: Mapping[str, object]) -> EngineR
     if kind == "llamacpp":
         settings = _object(_object(answers.get(PROPERTIES_PATH)).get("default_generation_settings"))
         context = context or _count(settings.get("n_ctx"))
-    return EngineReport(scheduler="vllm" if kind == "vllm" else "sglang", context_tokens=context)
+    # A step of llama.cpp has the decodes first and then prompts up to its batch size, as one of vLLM.
+    return EngineReport(scheduler="vllm" if kind in ("vllm", "llamacpp") else "sglang", context_tokens=context)
 
 
 def _row(listed: object, model: str) -> Mapping[str, object]:

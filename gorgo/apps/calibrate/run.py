@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 
 from gorgo.apps.calibrate.calibration import Calibration
@@ -65,8 +66,15 @@ async def measured(
     round_trip_s = await engine.round_trip_s()
     prefills, decode = await work.prefill(), fit_decode(await work.decode())
     # vLLM computes prompts and decodes in one step, and so each reads all weights.
-    floor_s = decode.base_s + decode.moe_s if report.scheduler == "vllm" else 0.0
-    prefill = fit_prefill(prefills, round_trip_s=round_trip_s, chunk_tokens=report.chunk_tokens, floor_s=floor_s)
+    is_mixed = report.scheduler == "vllm"
+    floor_s = decode.base_s + decode.moe_s if is_mixed else 0.0
+    prefill = fit_prefill(
+        prefills,
+        round_trip_s=round_trip_s,
+        chunk_tokens=report.chunk_tokens,
+        floor_s=floor_s,
+        most_base_s=floor_s + decode.per_request_s if is_mixed else inf,
+    )
     shared = await work.shared_prefix()
     reported = sizes.kv_capacity_tokens
     pool = None if reported is None else PoolSize(round(reported), is_lower_bound=False)

@@ -9,6 +9,8 @@ from statistics import median
 
 #: A smaller share is no rounding by the tokenizer.
 WHOLE_SHARE = 0.97
+#: No engine has smaller pages; a smaller common divisor of a few lengths is chance.
+LEAST_STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ def shared_prefix(found: Sequence[tuple[int, int]]) -> SharedPrefix | None:
         return None
     if not any(cached for _, cached in found):
         return SharedPrefix(0.0, 1)
-    step = gcd(*(cached for _, cached in found))
+    divisor = gcd(*(cached for _, cached in found))
+    step = divisor if divisor >= LEAST_STEP else 1
     # The expected loss to rounding is half a step.
     shares = [min(1.0, (cached + (step - 1) / 2) / tokens) if cached else 0.0 for tokens, cached in found]
     share = round(median(shares), 2)

@@ -157,8 +157,12 @@ MODELS = {"data": [{"id": "lora", "max_model_len": None}, {"id": "m", "max_model
         ("sglang", {"/server_info": {"chunked_prefill_size": True, "max_running_requests": "9"}}, EngineReport()),
         ("vllm", {"/v1/models": MODELS}, EngineReport(scheduler="vllm", context_tokens=4096)),
         ("vllm", {"/v1/models": {"data": "m"}}, EngineReport(scheduler="vllm")),
-        ("llamacpp", {"/props": {"default_generation_settings": {"n_ctx": 2048}}}, EngineReport(context_tokens=2048)),
-        ("llamacpp", {"/props": {"default_generation_settings": [1]}}, EngineReport()),
+        (
+            "llamacpp",
+            {"/props": {"default_generation_settings": {"n_ctx": 2048}}},
+            EngineReport(scheduler="vllm", context_tokens=2048),
+        ),
+        ("llamacpp", {"/props": {"default_generation_settings": [1]}}, EngineReport(scheduler="vllm")),
         ("openai", {}, EngineReport()),
     ],
 )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
 from gorgo.apps.calibrate.calibration import Calibration
-from gorgo.apps.calibrate.measure import Bounds
+from gorgo.apps.calibrate.fit import PrefillPoint, fit_prefill
+from gorgo.apps.calibrate.measure import PREFILL_TOKENS, Bounds
 from gorgo.apps.calibrate.measured_engine import Answer
 from gorgo.apps.calibrate.reports import EngineReport
 from gorgo.apps.calibrate.run import measured
+from gorgo.apps.calibrate.shared_prefix import SharedPrefix, shared_prefix
 from gorgo.core.messages.request import EngineSample
 from gorgo.errors import CalibrationError
 from gorgo.sim.engine.profiles import PROFILES, EngineProfile, find_profile
@@ -75,6 +79,34 @@ async def test_what_is_found_of_a_shared_beginning_is_learned(share: float, step
     again = (await found(profile, kv_capacity_tokens=profile.kv_tokens)).profile("again")
     assert again.hit_share == pytest.approx(share, abs=0.02)
     assert again.checkpoint_tokens == step
+
+
+def test_small_divisor_that_a_few_lengths_have_by_chance_is_no_page() -> None:
+    found = [(tokens, tokens + extra) for tokens, extra in ((1103, 1), (1789, 3), (2333, 5), (3169, 1), (4211, 3))]
+    assert shared_prefix(found) == SharedPrefix(found_share=1.0, step_tokens=1)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1024, 16_384])
+def test_chunk_is_found_among_errors_of_two_percent(chunk_tokens: int) -> None:
+    profile = replace(LLAMA, prefill_base_s=0.004, prefill_tokens_per_s=6800.0, chunk_tokens=chunk_tokens)
+    for seed in range(8):
+        draw, points = random.Random(seed), []
+        for new, cached in [(tokens, 0) for tokens in PREFILL_TOKENS if tokens <= 5000] + [(256, 4096)]:
+            steps_s = (ceil(new / chunk_tokens) - 1) * profile.prefill_base_s
+            seconds = steps_s + profile.prefill_s(new, new * (cached + new / 2))
+            points.append(PrefillPoint(new, cached, seconds * draw.gauss(1.0, 0.02)))
+        found = fit_prefill(points, round_trip_s=0.001)
+        if chunk_tokens > 5000:
+            assert found.chunk_tokens == chunk_tokens
+        assert found.ttft_s(700, 0) == pytest.approx(profile.prefill_s(700, 700 * 350), rel=0.03)
+
+
+def test_time_outside_of_the_steps_is_not_the_base_of_the_only_step_of_each_prompt() -> None:
+    points = [PrefillPoint(tokens, 0, 0.006 + 0.005 + tokens / 7000) for tokens in PREFILL_TOKENS if tokens <= 5000]
+    found = fit_prefill(points, round_trip_s=0.001, floor_s=0.005, most_base_s=0.0051)
+    assert found.base_s == pytest.approx(0.0051)
+    assert found.overhead_s == pytest.approx(0.0059)
+    assert found.ttft_s(1000, 0) == pytest.approx(0.011 + 1 / 7)
 
 
 async def test_no_request_starts_after_the_time_is_done() -> None:
