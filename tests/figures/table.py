@@ -414,6 +414,7 @@ NOT_STORED: Mapping[str, str] = {
     "relay": "needs nginx and sglang-router, and two cores to itself for twelve minutes",
     "long-path": "needs root and NFQUEUE",
     "status-page": "no command prints it",
+    "calibrate": "needs vLLM's CPU build and a processor of its own for each engine",
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",
     "parity": "live processes in wall time: needs two cores to itself",
     "engines-three": "three of the eight shapes, from a run that was interrupted",
