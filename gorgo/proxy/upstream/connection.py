@@ -17,6 +17,8 @@ from typing import Protocol, cast
 
 import httpx
 
+from gorgo.proxy.upstream.tcp_info import Socket
+
 #: Largest part of a read that is parsed in one turn: some 5,400 chunks of one byte, half a millisecond.
 SLICE_BYTES = 32 * 1024
 #: Larger bodies are written in pieces of this; nearly all prompts fit into one.
@@ -60,6 +62,7 @@ class ReplicaConnection(asyncio.Protocol):
         "_stopped",
         "_unparsed",
         "_writer",
+        "socket",
         "transport",
     )
 
@@ -67,6 +70,8 @@ class ReplicaConnection(asyncio.Protocol):
         self, on_idle: Callable[[ReplicaConnection], None], on_lost: Callable[[ReplicaConnection], None]
     ) -> None:
         self.transport: asyncio.Transport | None = None
+        #: For the kernel's options: uvloop makes an object for each question to its transport's.
+        self.socket: Socket | None = None
         self._on_idle = on_idle
         self._on_lost = on_lost
         self._reader: Reader | None = None

@@ -134,6 +134,7 @@ class UpstreamPool:
             raise
         if not connection.is_connected():
             raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+        connection.socket = socket
         self._open.add(connection)
         if self._is_closed:
             connection.close()
@@ -172,6 +173,6 @@ class UpstreamPool:
 
 
 def _read_tcp_info(connection: PooledConnection) -> tuple[TcpWindows, Pacing] | None:
-    """Return the kernel's state of a pooled connection; None for a closed one, which has no socket."""
-    transport = cast(ReplicaConnection, connection).transport
-    return None if transport is None else bbr_state(transport.get_extra_info("socket"))
+    """Return the kernel's state of a pooled connection."""
+    socket = cast(ReplicaConnection, connection).socket
+    return None if socket is None else bbr_state(socket)
