@@ -20,6 +20,8 @@ MAX_INTERIM = 8
 MAX_HEADERS = 128
 #: Bytes that bring no body: a head, trailers or the extensions of a chunk. Twice the longest head of common servers.
 MAX_HEAD_BYTES = 64 * 1024
+#: Headers that say where a body ends.
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class ResponseError(Exception):
@@ -115,6 +117,8 @@ class ResponseParser:
             raise ResponseError(f"more than {MAX_HEADERS} headers")
         if not self.status:
             self.headers.append((name, value))
+        elif name.lower() in _FRAMING:
+            raise ResponseError("a trailer that says where the body ends")
         # Else a trailer, which no client of a stream waits for.
 
     def on_headers_complete(self) -> None:
@@ -135,7 +139,8 @@ class ResponseParser:
         assert self._parser is not None, "it parses"
         if self.status and not self._head_only:
             self.complete = True
-            self.reusable = self._parser.should_keep_alive()
+            # Before HTTP/1.1 neither keeping a connection nor chunks have one meaning.
+            self.reusable = self._parser.should_keep_alive() and self._parser.get_http_version() == "1.1"
 
     def _count_interim(self, status: int) -> None:
         self._interim += 1

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.attacks.differential import reader
+from tests.attacks.differential import client, reader
 from tests.attacks.differential.odd_bytes import minimised, pieces
 from tests.attacks.differential.requests import request_bytes
+from tests.attacks.differential.responses import Answered, response_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,28 @@ def _requests() -> Iterator[Make]:
     yield lambda chance: Item(*request_bytes(chance), compare)
 
 
-KINDS: dict[str, Any] = {"requests": _requests}
+@contextmanager
+def _responses() -> Iterator[Make]:
+    reading = client.Client()
+
+    def compare(answered: Answered, parts: Sequence[bytes]) -> Verdict:
+        ours, theirs = reading.read(answered, parts), client.read_h11(answered, parts)
+        wrong = client.disagreement(ours, theirs)
+        if wrong is not None:
+            wrong = client.disagreement(ours, client.read_h11(answered, client.without_skipped(parts)))
+        return Verdict(wrong, ours.refused, theirs.refused)
+
+    def make(chance: Random) -> Item:
+        answered, text, ordinary = response_bytes(chance)
+        return Item(text, ordinary, lambda parts: compare(answered, parts))
+
+    try:
+        yield make
+    finally:
+        reading.close()
+
+
+KINDS: dict[str, Any] = {"requests": _requests, "responses": _responses}
 
 
 def fuzz(kind: str, count: int, *, seed: int, first: int = 0, on_item: Callable[[Found], None] | None = None) -> Found:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.attacks.differential import __main__, fuzz, reader
+from tests.attacks.differential import __main__, client, fuzz, reader
 from tests.attacks.differential.fuzz import KINDS, DisagreementError
 from tests.attacks.differential.reader import Reading, Request
 from tests.proxy.fuzz.mutate import EXAMPLES
@@ -58,6 +58,24 @@ def test_the_proxy_may_refuse_more(ours: Reading, theirs: Reading) -> None:
     assert reader.disagreement(ours, theirs) is None
 
 
+WHOLE = client.Reading(200, [(b"a", b"b")], b"ab", complete=True, reusable=True)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "agrees"),
+    [
+        (WHOLE, True),
+        (client.Reading(200, [(b"a", b"b")], b"ab", complete=True, reusable=False), False),
+        (client.Reading(200, [(b"a", b"b")], b"a", complete=True, reusable=True), False),
+        (client.Reading(201, [(b"a", b"b")], b"ab", complete=True, reusable=True), False),
+        (client.Reading(200, [(b"a", b"b")], b"ab", complete=False, refused="broken"), False),
+    ],
+)
+def test_a_response_that_h11_reads_otherwise_disagrees(theirs: client.Reading, agrees: bool) -> None:
+    assert (client.disagreement(WHOLE, theirs) is None) is agrees
+    assert client.disagreement(client.Reading(refused="strict"), theirs) is None
+
+
 def test_a_disagreement_is_reported_with_its_number_and_its_smallest_bytes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,7 +97,7 @@ def test_a_disagreement_is_reported_with_its_number_and_its_smallest_bytes(
 def test_the_long_form_goes_on_at_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for first, count in ((0, 30), (0, 10), (10, 20)):
-        assert __main__.main(["requests", "--first", str(first), "--count", str(count)]) == 0
+        assert __main__.main(["responses", "--first", str(first), "--count", str(count)]) == 0
         found.append(json.loads(capsys.readouterr().out))
     whole, *parts = found
     assert whole["accepted"] == sum(part["accepted"] for part in parts)

@@ -39,6 +39,18 @@ COMPLETE = {
     "no reason": (b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok", 200, b"ok", True),
     "to be closed": (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", 200, b"ok", False),
     "an old version": (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", 200, b"ok", False),
+    "an old version that would stay open": (
+        b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok",
+        200,
+        b"ok",
+        False,
+    ),
+    "chunks of an old version": (
+        b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
+        200,
+        b"a",
+        False,
+    ),
     "interim answers": (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nLink: x\r\n\r\n" + OK, 200, b"ok", True),
     "an empty body": (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 200, b"", True),
 }
@@ -89,6 +101,8 @@ REFUSED = {
     "a chunk beyond 64 bits": CHUNKED + b"f" * 17 + b"\r\na",
     "a chunk longer than its size": CHUNKED + b"1\r\nab\r\n0\r\n\r\n",
     "a length in the trailers": CHUNKED + b"0\r\nContent-Length: 5\r\n\r\n",
+    "an empty length in the trailers": CHUNKED + b"0\r\nx: y\r\nContent-Length:\r\n\r\n",
+    "a coding in the trailers": CHUNKED + b"0\r\nTransfer-Encoding: gzip\r\n\r\n",
 }
 
 
