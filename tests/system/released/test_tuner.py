@@ -106,7 +106,7 @@ def sizes(searches: list[Any]) -> bool:
 
 def clipped(authors: Released) -> bool:
     """From a corner of the box theirs proposes it again; here never within the draws allowed."""
-    corner = {"w_rtt": 2.0, "w_queue": 0.5}
+    corner = {spec.name: spec.high for spec in BOX.specs}
     case = {"start": corner, "ranges": RANGES, "scores": [-1.0] * 9, "options": {}}
     found = authors("searches", [case | {"seed": seed} for seed in range(50)])
     again = sum(step["candidate"] == corner for steps in found for step in steps)
