@@ -29,6 +29,9 @@ from gorgo.proxy.http.connection.settings import ServerSettings
 from gorgo.proxy.http.connection.transport import TransportOwner
 from gorgo.proxy.http.heads import HeadLimits
 
+#: Time and bytes for a client that is still sending to read its response: a reset would take it from its buffer.
+_SENDING_S, _SENDING_BYTES = 1.0, 8 * 1024 * 1024
+
 
 class ClientConnection(TransportOwner):
     """One connection.
@@ -70,6 +73,7 @@ class ClientConnection(TransportOwner):
         self._has_begun = False
         #: Bytes counted as those of an incomplete head, or behind a request.
         self._counted_bytes = 0
+        self._dropped_bytes = 0
         self._stopping = self._at_eof = False
 
     # -- the transport
@@ -85,6 +89,11 @@ class ClientConnection(TransportOwner):
             self.close()
 
     def data_received(self, data: bytes) -> None:
+        if self._has_ended_writing:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > _SENDING_BYTES:
+                self.close()
+            return
         self._reader.receive(data)
         self._read()
 
@@ -161,7 +170,9 @@ class ClientConnection(TransportOwner):
         """Go on with the next request, or end the connection. Called by the request in progress."""
         cycle, self._cycle = self._cycle, None
         assert cycle is not None
-        if not (cycle.persistent and self._reader.complete) or self._stopping or self._at_eof:
+        if not self._reader.complete:
+            self._close_while_sent_to()
+        elif not cycle.persistent or self._stopping or self._at_eof:
             self.close()
         elif not self.is_closing:
             self._reader.start_next()
@@ -221,9 +232,23 @@ class ClientConnection(TransportOwner):
         else:
             silent = cycle.started
             cycle.refuse()
-        if not silent:
+        if silent:
+            self.close()
+        elif not self.is_closing:
             self.write(refusal(status, self.own_headers(), head_only=cycle is not None and cycle.is_head))
-        self.close()
+            self._close_while_sent_to()
+
+    def _close_while_sent_to(self) -> None:
+        """Close the connection once the client has had time to read the response, though it may still be sending."""
+        if self._stopping or self._at_eof or self.is_closing:
+            self.close()
+            return
+        self.pause_reading(False)
+        self.end_writing()
+        self._end_reading()
+        self._has_begun = False
+        self._deadline.set(_SENDING_S)
+        self._on_idle(self, True)  # a new connection may take its place
 
     def stop(self) -> None:
         """End the connection as soon as it has no request in progress."""

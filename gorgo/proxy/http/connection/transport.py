@@ -28,7 +28,7 @@ class TransportOwner(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._linger: LingerTimeout | None = None
         self._is_paused = False
-        self._closing = False
+        self._closing = self._has_ended_writing = False
         self.is_behind = self.is_lost = False
 
     @property
@@ -38,7 +38,9 @@ class TransportOwner(asyncio.Protocol):
     @property
     def is_closing(self) -> bool:
         # A transport closes itself after a failed write, a step before `connection_lost`.
-        return self._closing or (self._transport is not None and self._transport.is_closing())
+        if self._closing or self._has_ended_writing:
+            return True
+        return self._transport is not None and self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -78,6 +80,13 @@ class TransportOwner(asyncio.Protocol):
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+
+    def end_writing(self) -> None:
+        """Write nothing more, but read on: what a client still sends would reset a closed connection."""
+        assert self._transport is not None
+        self._has_ended_writing = True
+        if self._transport.can_write_eof():  # not under TLS
+            self._transport.write_eof()
 
     def close(self) -> None:
         """Close the connection once what was written is sent, or the client reads nothing of it for too long."""

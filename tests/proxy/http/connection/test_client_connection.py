@@ -244,6 +244,31 @@ async def test_reset_at_each_byte_of_a_request_leaves_nothing() -> None:
         await server.idle()
 
 
+@pytest.mark.parametrize("length", [b"5000000", b"1\r\ncontent-length: 5000000"], ids=["answered", "refused"])
+async def test_client_that_is_still_sending_gets_its_response(length: bytes) -> None:
+    async def app(scope: Message, receive: Any, send: Any) -> None:
+        await answer(send, b"early", 401)
+
+    async with running(app) as server:
+        for _ in range(5):
+            async with connected(server.address) as client:
+                client.writer.write(POST + b"content-length: %b\r\n\r\n" % length)
+                for _ in range(50):
+                    client.writer.write(b"x" * 100_000)
+                    await asyncio.sleep(0)
+                response = await client.rest()
+                assert response.startswith(b"HTTP/1.1 40")
+                assert response.count(b"HTTP/1.1 ") == 1
+
+
+async def test_client_that_sends_for_ever_has_a_second_to_read_its_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gorgo.proxy.http.connection.client_connection._SENDING_S", 0.05)
+    async with running(echo) as server, connected(server.address) as client:
+        client.writer.write(b"no request\r\n\r\n")
+        assert (await client.head()).startswith(b"HTTP/1.1 400 ")
+        await server.idle()  # though the client has not closed its side
+
+
 # -- TLS
 
 
