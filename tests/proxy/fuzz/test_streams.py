@@ -83,5 +83,6 @@ def test_line_without_an_end_is_held_in_part_only() -> None:
         tail.feed(chunk)
         assert fed - passed < HELD_BYTES
     for reader in (usage_filter, scanner, tail, scanner._reader):
-        held = [value for name in vars(reader) if isinstance(value := getattr(reader, name), (bytes, bytearray))]
+        names = getattr(reader, "__slots__", ()) or vars(reader)
+        held = [value for name in names if isinstance(value := getattr(reader, name), (bytes, bytearray))]
         assert sum(map(len, held)) < HELD_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -189,3 +190,31 @@ async def test_tls_needs_an_authority_and_may_need_a_certificate(tmp_path: Path)
         async with httpx.AsyncClient(transport=PoolTransport()) as http:
             with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
                 await http.get(url)
+
+
+@needs_openssl
+async def test_a_large_response_over_tls_waits_for_a_slow_reader(tmp_path: Path) -> None:
+    size = 4 << 20
+    authority = Authority(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*authority.pair("engine"))
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+        for start in range(0, size, 1 << 16):
+            writer.write(bytes([start >> 16]) * (1 << 16))
+            await writer.drain()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(speak, "127.0.0.1", 0, ssl=context)
+    async with server, httpx.AsyncClient(transport=PoolTransport(tls=authority.trusting())) as http:
+        port = server.sockets[0].getsockname()[1]
+        body = bytearray()
+        async with http.stream("GET", f"https://127.0.0.1:{port}/") as response:
+            async for chunk in response.aiter_raw():
+                body += chunk
+                await asyncio.sleep(0)
+    assert len(body) == size
+    assert all(body[start] == start >> 16 for start in range(0, size, 1 << 16))
