@@ -35,15 +35,21 @@ class UploadCounter:
     def __len__(self) -> int:
         return self._uploads.total()
 
+    def check(self, client: str | None) -> None:
+        """Raise `HttpError` (429) if one more body of `client` is one too many."""
+        if client is None:
+            return
+        excess = self._router.quota_error(client, coming=self._uploads[client])
+        if excess is not None:
+            raise error_of(Reject("", 429, excess.code, excess.message, excess.retry_after_s))
+
     @contextmanager
     def track(self, client: str | None) -> Iterator[None]:
         """Count a body of `client` while it is read. Raises `HttpError` (429) if it is one too many."""
         if client is None:
             yield
             return
-        excess = self._router.quota_error(client, coming=self._uploads[client])
-        if excess is not None:
-            raise error_of(Reject("", 429, excess.code, excess.message, excess.retry_after_s))
+        self.check(client)
         self._uploads[client] += 1
         try:
             yield

@@ -91,11 +91,11 @@ def _add_messages(text: PromptText, body: Mapping[str, object]) -> None:
         role = message.get("role")
         if not isinstance(role, str):
             raise BadRequest(f"messages[{number}].role: expected a string, got {kind_of(role)}")
-        text.mark(role)
         content = message.get("content")
         if isinstance(content, str) and len(message) == 2:
-            text.add(content)
+            text.add_message(role, content)
         else:
+            text.mark(role)
             _add_message(text, message, where=f"messages[{number}].content")
 
 

@@ -31,6 +31,13 @@ class PromptText:
         self._count()
         self._marks.append((self._size, role))
 
+    def add_message(self, role: str, text: str) -> None:
+        """Add a message of nothing but text: `mark` and `add` in one call, since most messages are such."""
+        self.mark(role)
+        data = text.encode("utf-8", "surrogatepass")
+        self._parts.append(data)
+        self._size += len(data)
+
     def add(self, text: str) -> None:
         self.add_bytes(_utf8(text))
 

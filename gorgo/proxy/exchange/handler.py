@@ -40,10 +40,14 @@ class InferenceEndpoint:
     def __init__(self, state: RunningProxy, route: str) -> None:
         self._state = state
         self._route = route
+        #: Looked up once: in Python 3.11 this is a system call.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         exchange = Exchange(self._state, self._route, scope, receive, send)
-        task = asyncio.current_task()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task(self._loop)
         assert task is not None
         self._state.exchanges.add(task)
         try:
@@ -163,11 +167,7 @@ class Exchange:
             raise HttpError(429, "too_many_in_flight", message, headers=_RETRY_SOON)
         if self._state.stopping:
             raise HttpError(503, "stopping", "this proxy is stopping", headers=_RETRY_SOON)
-        if self._client is None:
-            body = await self._read_body()
-        else:
-            with self._state.uploads.track(self._client):
-                body = await self._read_body()
+        body = await self._read_body()
         self._record.body_read(self._state)
         self._router_id = self._state.gateway.register(self._id, self)
         request = await self._parse(body)
@@ -175,12 +175,14 @@ class Exchange:
         return request
 
     async def _read_body(self) -> bytes:
-        limits = self._state.limits
+        limits, uploads = self._state.limits, self._state.uploads
         if "gorgo.body" in self._extensions:
+            uploads.check(self._client)
             # Taken out of the scope and the connection, which would hold it for as long as the response takes.
             await self._receive()
             return take_whole_body(self._extensions.pop("gorgo.body"), limits=limits, buffer=self._buffer)
-        return await read_body(self._receive, self._headers, limits=limits, buffer=self._buffer)
+        with uploads.track(self._client):
+            return await read_body(self._receive, self._headers, limits=limits, buffer=self._buffer)
 
     async def _parse(self, body: bytes) -> ParsedRequest:
         """Parse the body, here if that takes milliseconds; look for a model that no replica is known to serve."""

@@ -62,7 +62,9 @@ class ResettableTimeout:
     def _arm(self) -> None:
         self._armed_for = min(self.deadline, self.last)
         wait_s = max(0.0, self._armed_for - monotonic())
-        self._handle = asyncio.get_running_loop().call_later(wait_s, self._check)
+        assert self._task is not None, "it is entered"
+        # The task knows its loop; the running one is looked up by a system call in Python 3.11.
+        self._handle = self._task.get_loop().call_later(wait_s, self._check)
 
     def _check(self) -> None:
         if monotonic() < min(self.deadline, self.last):

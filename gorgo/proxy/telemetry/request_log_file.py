@@ -15,11 +15,12 @@ import os
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 
 import numpy as np
 
+from gorgo.core.record import record
 from gorgo.errors import ConfigError
 
 SCHEMA = 1
@@ -32,7 +33,7 @@ MAX_FILES = 5
 _MODE = 0o600
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finished:
     """One finished request, with any result.
 
@@ -77,23 +78,16 @@ class Finished:
 
     def line(self) -> str:
         """Return the JSON line."""
-        measured = {
-            "replica": self.replica,
-            "cached_tokens": self.cached_tokens,
-            "attempts": self.attempts,
-            "queued_s": _rounded(self.queued_s),
-            "ttft_s": _rounded(self.ttft_s),
-            "e2e_s": _rounded(self.e2e_s),
-        }
-        output = "null" if self.output_tokens is None else str(self.output_tokens)
         # All hashes at once: one by one they take most of the time.
         words = np.frombuffer(self.hashes, dtype="<u8").byteswap().tobytes().hex("-", 8).replace("-", '", "')
         hashes = f'["{words}"]' if words else "[]"
         return (
-            f'{{"received_s": {self.received_s:.4f}, "model": {json.dumps(self.model)},'
-            f' "client": {json.dumps(self.client)},'
-            f' "input_tokens": {self.input_tokens}, "output_tokens": {output}, "text_bytes": {self.text_bytes},'
-            f' "status": {self.status}, {json.dumps(measured)[1:-1]}, "block_hashes": {hashes}}}\n'
+            f'{{"received_s": {self.received_s:.4f}, "model": {_text(self.model)}, "client": {_text(self.client)},'
+            f' "input_tokens": {self.input_tokens}, "output_tokens": {_number(self.output_tokens)},'
+            f' "text_bytes": {self.text_bytes}, "status": {self.status}, "replica": {_text(self.replica)},'
+            f' "cached_tokens": {_number(self.cached_tokens)}, "attempts": {self.attempts},'
+            f' "queued_s": {_seconds(self.queued_s)}, "ttft_s": {_seconds(self.ttft_s)},'
+            f' "e2e_s": {_seconds(self.e2e_s)}, "block_hashes": {hashes}}}\n'
         )
 
 
@@ -214,5 +208,13 @@ def logged_hashes(blocks: bytes) -> bytes:
     return np.frombuffer(blocks, dtype="<u8")[BLOCKS_PER_HASH - 1 :: BLOCKS_PER_HASH].tobytes()
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
+def _text(text: str | None) -> str:
+    return "null" if text is None else encode_basestring_ascii(text)
+
+
+def _number(count: int | None) -> str:
+    return "null" if count is None else str(count)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "null" if seconds is None else repr(float(round(seconds, 4)))
