@@ -124,10 +124,10 @@ class ResponseParser:
     def on_headers_complete(self) -> None:
         assert self._parser is not None, "it parses"
         status = self._parser.get_status_code()
+        has_length = self._has_length()
         if status < 200:
             self._count_interim(status)
             return
-        has_length = self._has_length()
         self.status = status
         if self._head_only:
             # The parser awaits a body, so the connection closes after this response.

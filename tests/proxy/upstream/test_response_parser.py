@@ -84,6 +84,7 @@ REFUSED = {
     "a length and chunks": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "chunks and a length": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n0\r\n\r\n",
     "another coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nxx",
+    "another coding of an interim answer": b"HTTP/1.1 100 Continue\r\nTransfer-Encoding: gzip\r\n\r\n" + OK,
     "a coding before chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "chunked twice": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     "a folded line": b"HTTP/1.1 200 OK\r\na: b\r\n c\r\nContent-Length: 2\r\n\r\nok",
