@@ -26,8 +26,8 @@ from tests.attacks.differential.responses import Answered
 
 _HEAD_BYTES_MAX = 64 * 1024
 #: What httptools skips, and h11 does not.
-_EMPTY_LINES = re.compile(rb"(?:\A|(?<=\r\n\r\n))[\r\n]+(?=HTTP/1)")
-_REASON = re.compile(rb"^(HTTP/1\.[01] \d{3} )[^\r\n]*[\x00\x0b\x0c][^\r\n]*", re.MULTILINE)
+_EMPTY_LINES = re.compile(rb"(?:\A|(?<=\r\n\r\n))[\r\n]+(?=HTTP/)")
+_REASON = re.compile(rb"^(HTTP/\d\.\d \d{3} )[^\r\n]*[\x00\x0b\x0c][^\r\n]*", re.MULTILINE)
 _ZEROS = re.compile(rb"^(?=[0-9A-Fa-f]{21})0+(?=[0-9A-Fa-f])", re.MULTILINE)
 _TURNS_MAX = 50
 
