@@ -386,7 +386,7 @@ FIGURES: Mapping[str, Figure] = {
     "claims": Figure([f"{_CLAIMS} > /dev/null; cat runs/claims/claims.md"], _claims),
     "partial-hits": Figure([f"{_PARTIAL_HITS} > /dev/null; cat runs/partial-hits/claims.md"], _partial_hits),
     "engines": Figure([f"{ENGINES} > /dev/null; cat runs/engines/claims.md"], engines),
-    "fleet": Figure(["python -m gorgo.apps.fleet_fit --jobs 1 tables --seeds 2 --json"], _fleet),
+    "fleet": Figure(["python -m gorgo.apps.fleet_fit --jobs 1 tables --seeds 3 --json"], _fleet),
     "tuning": Figure([f"{_TUNING} > /dev/null; cat runs/tuning/tuning-table.json"], _tuning),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
