@@ -68,7 +68,7 @@ class ClientConnection(TransportOwner):
         self._calls: set[asyncio.Task[None]] = set()
         self._addresses: tuple[object, object] = (None, None)
         self._scheme = "http"
-        self._deadline = Deadline(self._loop, self._on_deadline)
+        self._deadline = Deadline(self.loop, self._on_deadline)
         #: A head has begun and is incomplete.
         self._has_begun = False
         #: Bytes counted as those of an incomplete head, or behind a request.
@@ -141,7 +141,7 @@ class ClientConnection(TransportOwner):
         cycle.feed(self._reader.read_body(), complete=self._reader.complete)
         self._on_idle(self, False)
         scope = cycle.scope(self._addresses, self._scheme, self._settings.root_path, {"abort": self.abort_transport})
-        self._calls.add(self._loop.create_task(self._call(cycle, scope)))
+        self._calls.add(self.loop.create_task(self._call(cycle, scope)))
 
     async def _call(self, cycle: RequestCycle, scope: Any) -> None:
         try:
@@ -149,7 +149,7 @@ class ClientConnection(TransportOwner):
         except Exception:  # noqa: BLE001 - the border of one request
             await self._settings.log.exception("the application failed")
         finally:
-            call = asyncio.current_task()
+            call = asyncio.current_task(self.loop)
             assert call is not None
             cycle.returned()
             self._end_call(cycle)

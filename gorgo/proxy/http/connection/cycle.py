@@ -31,6 +31,8 @@ _ASGI = {"spec_version": "2.1", "version": "3.0"}
 class Client(Protocol):
     """The connection, as a request uses it."""
 
+    loop: asyncio.AbstractEventLoop
+
     @property
     def is_behind(self) -> bool:
         """Whether bytes wait for the client to read, more than a buffer should have."""
@@ -158,7 +160,7 @@ class RequestCycle:
     def on_disconnect(self, call: Callable[[], None]) -> None:
         """Register the function that a disconnect before the end of the response calls."""
         if self.disconnected:
-            asyncio.get_running_loop().call_soon(call)
+            self._client.loop.call_soon(call)
         elif not self.ended:
             self._on_disconnect = call
 
@@ -184,7 +186,7 @@ class RequestCycle:
         return {"type": "http.request", "body": body, "more_body": not self._taken}
 
     async def _wait(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
+        waiter = self._client.loop.create_future()
         self._waiters.append(waiter)
         try:
             await waiter
@@ -243,7 +245,7 @@ class RequestCycle:
         self.persistent = head.persistent
         self._writable, self._chunked, self._left = head.has_body, head.chunked, head.length
         self._unsent_head = head.text
-        asyncio.get_running_loop().call_soon(self.flush_head)
+        self._client.loop.call_soon(self.flush_head)
 
     async def _send_body(self, body: bytes, *, more: bool) -> None:
         if self.ended:

@@ -22,7 +22,8 @@ class TransportOwner(asyncio.Protocol):
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        #: Looked up once: in Python 3.11 this is a system call.
+        self.loop = asyncio.get_running_loop()
         #: None until the connection is made, after a TLS handshake.
         self._transport: asyncio.Transport | None = None
         self._drained: asyncio.Future[None] | None = None
@@ -68,7 +69,7 @@ class TransportOwner(asyncio.Protocol):
         """Wait until the client is no longer behind, or the connection has ended."""
         while self.is_behind:
             if self._drained is None:
-                self._drained = self._loop.create_future()
+                self._drained = self.loop.create_future()
             await asyncio.shield(self._drained)
 
     def pause_reading(self, pause: bool) -> None:
@@ -95,7 +96,7 @@ class TransportOwner(asyncio.Protocol):
         self._closing = True
         self._transport.close()
         if unsent_bytes(self._transport):
-            self._linger = LingerTimeout(self._loop, self._transport)
+            self._linger = LingerTimeout(self.loop, self._transport)
 
     def abort_transport(self) -> None:
         """Close the connection at once; unsent bytes are dropped."""

@@ -207,6 +207,7 @@ class FakeClient:
     """A connection, as a request uses it."""
 
     def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
         self.written: list[bytes] = []
         self.is_behind = self.is_closing = False
         self.responses = 0
