@@ -62,6 +62,7 @@ class ReplicaConnection(asyncio.Protocol):
         "_stopped",
         "_unparsed",
         "_writer",
+        "loop",
         "socket",
         "transport",
     )
@@ -69,6 +70,8 @@ class ReplicaConnection(asyncio.Protocol):
     def __init__(
         self, on_idle: Callable[[ReplicaConnection], None], on_lost: Callable[[ReplicaConnection], None]
     ) -> None:
+        #: Looked up once: in Python 3.11 this is a system call.
+        self.loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
         #: For the kernel's options: uvloop makes an object for each question to its transport's.
         self.socket: Socket | None = None
@@ -171,7 +174,7 @@ class ReplicaConnection(asyncio.Protocol):
         self._on_lost(self)
 
     def pause_writing(self) -> None:
-        self._can_write = asyncio.get_running_loop().create_future()
+        self._can_write = self.loop.create_future()
 
     def resume_writing(self) -> None:
         if self._can_write is not None and not self._can_write.done():
@@ -184,7 +187,7 @@ class ReplicaConnection(asyncio.Protocol):
             return
         if self._unparsed:
             self._slicing = True
-            asyncio.get_running_loop().call_soon(self._parse_slice)
+            self.loop.call_soon(self._parse_slice)
         elif self._end is not None and self._reader is not None:
             self._reader.on_lost(*self._end)
         elif not self._reading and self.is_connected():

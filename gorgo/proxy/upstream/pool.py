@@ -71,7 +71,7 @@ class UpstreamPool:
         """
         connection = self._take_idle()
         if connection is not None:
-            loop = asyncio.get_running_loop()
+            loop = connection.loop
             begun_s = loop.time()
             response = HttpResponse(connection, head_only=head_only)
             try:
@@ -141,7 +141,7 @@ class UpstreamPool:
         return connection
 
     def _on_idle(self, connection: ReplicaConnection) -> None:
-        self._idle[connection] = asyncio.get_running_loop().time()
+        self._idle[connection] = connection.loop.time()
         if self._expiry is None:
             self._await_expiry(self._keep_alive_s)
         self.tracker.on_release(connection)
@@ -163,10 +163,9 @@ class UpstreamPool:
             self._await_expiry(max(since_s + self._keep_alive_s - asyncio.get_running_loop().time(), 0.0))
 
     def _close_expired(self) -> None:
-        due_s = asyncio.get_running_loop().time() - self._keep_alive_s
         while self._idle:
             connection = next(iter(self._idle))
-            if self._idle[connection] > due_s:
+            if self._idle[connection] > connection.loop.time() - self._keep_alive_s:
                 return
             del self._idle[connection]
             connection.close()

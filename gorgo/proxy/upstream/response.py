@@ -31,6 +31,7 @@ class HttpResponse(httpx.AsyncByteStream):
         "_buffered_bytes",
         "_connection",
         "_failure",
+        "_loop",
         "_parser",
         "_raised",
         "_sink",
@@ -42,6 +43,7 @@ class HttpResponse(httpx.AsyncByteStream):
         self._parser = ResponseParser(head_only=head_only)
         #: None once the connection serves others, or is closed.
         self._connection: ReplicaConnection | None = connection
+        self._loop = connection.loop
         self._buffer: deque[bytes] = deque()
         self._buffered_bytes = 0
         self._failure: httpx.TransportError | None = None
@@ -156,7 +158,7 @@ class HttpResponse(httpx.AsyncByteStream):
 
     async def _wait(self) -> None:
         """Return after the next change. Reading goes on: the buffer is empty."""
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
         if self._connection is not None:
             self._connection.resume()
         await self._waiter
