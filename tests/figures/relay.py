@@ -27,7 +27,6 @@ ROWS: Mapping[str, tuple[Sequence[str], str]] = {
     "added TTFT p50 / p99, 500 B, ms": (("added TTFT p50, 500 B", "added TTFT p99, 500 B"), "0.5 / 2"),
     "added TTFT p50 / p99, 90 kB, ms": (("added TTFT p50, 90 kB", "added TTFT p99, 90 kB"), "0.7 / 2"),
     "memory of 1,000 open streams, MB": (("memory of 1,000 open streams",), "40"),
-    "RSS before load, MB": (("RSS before load",), ""),
 }
 #: Loads of the profile by column.
 LOADS = {"500 B": "requests_small", "90 kB": "requests_large", "event": "events"}
@@ -73,7 +72,7 @@ def page_part(view: View, commit: str, machine: str) -> str:
     costs, stages = view.tables
     cores, _, _ = machine.partition(" cores")
     about = f"At {commit}, {cores} cores, 3 replicas, medians of {view.values['rounds']:.0f} rounds:"
-    columns = [title for column in LOADS for title in (column, f"{column}, {_FLOOR}")]
+    columns = [*LOADS, f"event, {_FLOOR}"]
     shown = [about, "", *_rows("figure", (*RELAYS, RATIO, "target"), costs)]
     return "\n".join([*shown, "", *_rows("stage, us", columns, stages), ""])
 
@@ -95,7 +94,7 @@ def _shown(cell: Cell) -> str:
 def main() -> None:
     stored = read_stored("relay")
     part = page_part(relay(stored.results), stored.commit, stored.runs[0].machine)
-    PAGE.write_text(_PART.sub(lambda _: part, PAGE.read_text()))
+    PAGE.write_text(_PART.sub(lambda _: part, PAGE.read_text(), count=1))
 
 
 if __name__ == "__main__":

@@ -411,7 +411,6 @@ FIGURES: Mapping[str, Figure] = {
 #: Figures that were measured and cannot be made again in passing, and why. The commit in the page is that of the code
 #: measured or, where it was not written down, that which brought the figure.
 NOT_STORED: Mapping[str, str] = {
-    "relay": "needs nginx and sglang-router, and two cores to itself for twelve minutes",
     "long-path": "needs root and NFQUEUE",
     "status-page": "no command prints it",
     "calibrate": "needs vLLM's CPU build and a processor of its own for each engine",
