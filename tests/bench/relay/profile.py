@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -143,7 +144,7 @@ def parse_stacks(lines: Iterable[str]) -> Counter[tuple[str, ...]]:
 
 
 def _complain(told: str) -> Counter[tuple[str, ...]]:
-    print("no samples:", " ".join(told.split()[-40:]))
+    print("no samples:", " ".join(told.split()[-40:]), file=sys.stderr)
     return Counter()
 
 

@@ -190,7 +190,7 @@ def installed(requirement: str) -> Path:
     folder = cache / "gorgo-bench" / requirement.replace("==", "-")
     ready = folder / ".ready"
     if not ready.exists():
-        print(f"installing {requirement} into {folder}", flush=True)
+        print(f"installing {requirement} into {folder}", file=sys.stderr, flush=True)
         try:
             venv.create(folder, with_pip=True, clear=True)
             command = [
