@@ -180,7 +180,11 @@ def _read_generate(body: Mapping[str, object]) -> Prompt:
     if body.get("input_embeds") is not None:
         text.add_digest(body["input_embeds"])
         return Prompt(text.text, text.marks)
-    return _read_sequences(body, "input_ids" if body.get("text") is None and "input_ids" in body else "text", text)
+    if body.get("text") is None and "input_ids" in body:
+        return _read_sequences(body, "input_ids", text)
+    if any(isinstance(item, dict) for item in _sequences(body.get("text"))):
+        raise BadRequest("text: expected a string or a list of strings, got an object")
+    return _read_sequences(body, "text", text)
 
 
 def _read_sequences(body: Mapping[str, object], name: str, before: PromptText | None = None) -> Prompt:

@@ -275,6 +275,7 @@ def test_as_many_pieces_as_the_bound_are_read() -> None:
         ("/v1/completions", {"prompt": ["a", 1]}, r"prompt\[1\]: expected text or token ids, got a number"),
         ("/generate", {"input_ids": [1.5]}, "input_ids: expected token ids"),
         ("/generate", {}, "text: expected text or token ids, got nothing"),
+        ("/generate", {"text": [{}], "input_ids": [0]}, "text: expected a string or a list of strings, got an object"),
         ("/v1/embeddings", {"input": True}, "input: expected text or token ids, got true or false"),
         ("/v1/responses", {"input": [4]}, r"input\[0\]: expected an object, got a number"),
         ("/v1/responses", {"input": [{"content": "x"}]}, r"input\[0\].role: expected a string"),
