@@ -17,7 +17,8 @@ from gorgo.policies.base import evidence, least_loaded, longest_match
 class PrefixThreshold:
     """The best match when it covers more than a share tau of the prompt, else the least loaded.
 
-    The paper tunes tau per trace (0.2 to 0.6), so it is a weight here and starts in between.
+    The paper tunes tau per trace (0.2 to 0.6), so it is a weight here and starts in between. At 1 no match is ever long
+    enough.
 
     References
     ----------
@@ -31,7 +32,7 @@ class PrefixThreshold:
     unit: ClassVar[str] = ""
     index: ClassVar[IndexKind] = "published"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
-        WeightSpec("tau", 0.5, 0.05, 0.95, "share of the prompt that must be cached"),
+        WeightSpec("tau", 0.5, 0.05, 1.0, "share of the prompt that must be cached"),
     )
 
     def choose(

@@ -32,6 +32,8 @@ _BUILT_IN = (
     "nearest:Nearest",
     "prefix_cache_and_load:PrefixCacheAndLoad",
     "prefix_threshold:PrefixThreshold",
+    "load_prefix:LoadPrefix",
+    "mooncake:Mooncake",
     "least_load:LeastLoadFirstToken",
     "least_request:LeastRequestInFlight",
     "prefix_cache:PrefixCacheInFlight",

@@ -39,6 +39,7 @@ def rows() -> Candidates:
         running_requests=[3, 1],
         queued_requests=[2, 0],
         used_tokens=[9000, 700],
+        kv_capacity_tokens=[10_000, 10_000],
         prefill_token_s=[0.001, 0.001],
         slowdown=[1.0, 1.0],
         drained_at_s=[NOW + 0.010 + 2.0, NOW + 0.050 + 0.5],
