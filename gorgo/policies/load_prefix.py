@@ -60,7 +60,8 @@ class LoadPrefix:
 def _relative(queued: Floats) -> Floats:
     """Return each queue's place between the shortest and the longest; 0 where all are as long."""
     shortest = queued.min()
-    return (queued - shortest) / max(float(queued.max() - shortest), np.finfo(np.float64).tiny)
+    place: Floats = (queued - shortest) / max(float(queued.max() - shortest), np.finfo(np.float64).tiny)
+    return place
 
 
 def _usage(candidates: Candidates) -> Floats:
