@@ -64,6 +64,7 @@ def replica_spec(replica: ReplicaConfig) -> ReplicaSpec:
         max_running_requests=capacity.max_running_requests,
         prefill_tokens_per_s=capacity.prefill_tokens_per_s,
         tls=replica.url.lower().startswith("https:"),
+        accelerator=replica.accelerator,
     )
 
 

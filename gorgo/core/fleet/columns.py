@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from hashlib import blake2b
 from math import inf, nan
 
 import numpy as np
@@ -19,6 +20,9 @@ _EMPTY: Mapping[str, float] = {
     "in_flight_requests": 0.0,
     "in_flight_tokens": 0.0,
     "queued_prefill_tokens": 0.0,
+    "uncached_prefill_tokens": 0.0,
+    "decoding_requests": 0.0,
+    "first_tokens_s": 0.0,
     "prefill_base_s": 0.0,
     "prefill_token_s": 0.0,
     "prefill_kappa_s": 0.0,
@@ -33,6 +37,11 @@ _EMPTY: Mapping[str, float] = {
 }
 
 
+def accelerator_code(name: str) -> float:
+    """Return the code of an accelerator in its column: 48 bits of a hash, which a float holds exactly."""
+    return float(int.from_bytes(blake2b(name.encode(), digest_size=6).digest(), "little"))
+
+
 @dataclass(slots=True)
 class Columns:
     """Columns with one cell per slot. Unknown or stale is NaN; counts by this proxy are never unknown."""
@@ -45,10 +54,19 @@ class Columns:
     in_flight_tokens: Floats
     #: Prompt tokens of those that still wait for their first token.
     queued_prefill_tokens: Floats
+    #: Of those tokens the ones that the index has not found there.
+    uncached_prefill_tokens: Floats
+    #: Requests between their first token and their end, and the sum of the times of their first tokens.
+    decoding_requests: Floats
+    first_tokens_s: Floats
+    #: Learned time from one token of an answer to the next, s. NaN before an answer reports its tokens.
+    token_gap_s: Floats
     #: Scraped from the engine: requests running, requests waiting, KV tokens in use. NaN when unknown or stale.
     running_requests: Floats
     queued_requests: Floats
     used_tokens: Floats
+    #: When the engine was last scraped. NaN when it was not, or when stale.
+    sampled_s: Floats
     #: Size of the KV pool and of the running batch, from the engine or regions.yaml. NaN when unknown.
     kv_capacity_tokens: Floats
     max_running_requests: Floats
@@ -73,6 +91,8 @@ class Columns:
     #: How its sender spreads a flight: so much per round trip (infinite where it does not pace) after a first burst.
     pace_bytes: Floats
     burst_bytes: Floats
+    #: Code of the configured accelerator (`accelerator_code`). NaN when unknown.
+    accelerator: Floats
     #: A fixed 64-bit hash of the replica's name, for rendezvous hashing.
     salt: NDArray[np.uint64]
 

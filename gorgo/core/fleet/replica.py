@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import nan
 
-from gorgo.core.fleet.columns import Columns
+from gorgo.core.fleet.columns import Columns, accelerator_code
 from gorgo.core.fleet.outlier import HealthState, OutlierDetector
 from gorgo.core.fleet.restart_detector import RestartDetector
 from gorgo.core.fleet.spec import ReplicaSpec
@@ -78,7 +78,7 @@ class Replica:
         columns.salt[slot] = _salt(spec.name)
         for name in _CAPACITY_FIELDS:
             getattr(columns, name)[slot] = _known(getattr(spec, name))
-        columns.connect_round_trips[slot] = connect_round_trips(tls=spec.tls)
+        replica._publish_spec()
         replica._publish_prior()
         replica.prefill_queue.on_change = replica._publish_queue
         return replica
@@ -100,7 +100,7 @@ class Replica:
             if getattr(spec, name) != getattr(self.spec, name):
                 getattr(columns, name)[self.slot] = _known(getattr(spec, name))
         self.spec = spec
-        columns.connect_round_trips[self.slot] = connect_round_trips(tls=spec.tls)
+        self._publish_spec()
         prior = _prefill_prior(spec)
         if prior != self.prior:
             # What was learned was the error of the old one.
@@ -116,6 +116,11 @@ class Replica:
             columns.head_due_s[slot] = queue.head_due_s
             columns.waiting_prefill_s[slot] = queue.backlog_s
             columns.slowdown[slot] = queue.speed.factor
+
+    def _publish_spec(self) -> None:
+        slot, columns, accelerator = self.slot, self.columns, self.spec.accelerator
+        columns.connect_round_trips[slot] = connect_round_trips(tls=self.spec.tls)
+        columns.accelerator[slot] = nan if accelerator is None else accelerator_code(accelerator)
 
     def _publish_prior(self) -> None:
         slot, columns, prior = self.slot, self.columns, self.prior

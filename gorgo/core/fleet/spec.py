@@ -23,6 +23,8 @@ class ReplicaSpec:
         Priors of the time of a prefill (`core.latency.prefill`); `None` is the default.
     tls:
         Whether connections to it are: a new one then takes a round trip more.
+    accelerator:
+        Name of its accelerator from regions.yaml; `None` is unknown.
     """
 
     name: str
@@ -34,3 +36,4 @@ class ReplicaSpec:
     prefill_tokens_per_s: float | None = None
     prefill_kappa_s: float | None = None
     tls: bool = False
+    accelerator: str | None = None

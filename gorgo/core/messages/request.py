@@ -57,6 +57,8 @@ class RouteRequest:
         Size of the prompt's text, from which `prompt_tokens` was estimated; `None` if that is exact.
     route:
         Path of the request: a replica may lack one.
+    slo_tpot_s:
+        Its limit for the mean time per output token after the first, s; `None`: none.
     """
 
     request_id: str
@@ -77,6 +79,7 @@ class RouteRequest:
     idempotent: bool = True
     text_bytes: int | None = None
     route: str = ""
+    slo_tpot_s: float | None = None
 
     @property
     def recorded_model(self) -> str | None:

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from gorgo.core.fleet.columns import Columns, Floats
 
+#: Shortest time per output token, s: less than any engine's.
+LEAST_GAP_S = 1e-6
+
 
 class _EligibleColumns:
     """The fleet's columns over the eligible rows alone, each gathered on first use."""
@@ -78,9 +81,14 @@ class Candidates:
     in_flight_requests = _column("in_flight_requests")
     in_flight_tokens = _column("in_flight_tokens")
     queued_prefill_tokens = _column("queued_prefill_tokens")
+    uncached_prefill_tokens = _column("uncached_prefill_tokens")
+    decoding_requests = _column("decoding_requests")
+    first_tokens_s = _column("first_tokens_s")
+    token_gap_s = _column("token_gap_s")
     running_requests = _column("running_requests")
     queued_requests = _column("queued_requests")
     used_tokens = _column("used_tokens")
+    sampled_s = _column("sampled_s")
     kv_capacity_tokens = _column("kv_capacity_tokens")
     max_running_requests = _column("max_running_requests")
     drained_at_s = _column("drained_at_s")
@@ -96,6 +104,7 @@ class Candidates:
     connect_round_trips = _column("connect_round_trips")
     pace_bytes = _column("pace_bytes")
     burst_bytes = _column("burst_bytes")
+    accelerator = _column("accelerator")
 
     @property
     def salt(self) -> NDArray[np.uint64]:
@@ -114,3 +123,28 @@ class Candidates:
     def uncached_tokens(self) -> Floats:
         """Prompt tokens of this request to prefill, per row (U_i, docs/policies/gorgo.md)."""
         return self.prompt_tokens - self.cached_tokens
+
+    @property
+    def prefilling_requests(self) -> Floats:
+        """Requests in flight before their first token, per row."""
+        return self.in_flight_requests - self.decoding_requests
+
+    @property
+    def decode_tokens(self) -> Floats:
+        """Estimated output tokens of the requests that decode, per row; NaN where the gap is unknown and some do.
+
+        Each request has its first token and one more per learned gap since.
+        """
+        decoding = self.decoding_requests
+        since_s = np.maximum(decoding * self.now - self.first_tokens_s, 0.0)
+        return np.where(decoding > 0.0, decoding + since_s / np.maximum(self.token_gap_s, LEAST_GAP_S), 0.0)
+
+    @property
+    def kv_usage(self) -> Floats:
+        """Share of the KV pool in use, per row; NaN where unknown."""
+        return self.used_tokens / np.maximum(self.kv_capacity_tokens, 1.0)
+
+    @property
+    def scrape_age_s(self) -> Floats:
+        """Age of the scraped columns, per row; NaN where unknown."""
+        return self.now - self.sampled_s

@@ -1,0 +1,1 @@
+"""What a learned policy trains on: features of candidates, outcomes of attempts, the training's settings, a model."""

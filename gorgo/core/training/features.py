@@ -1,0 +1,105 @@
+"""Features of candidates: named columns of a request and the replicas that could serve it, as one float32 table.
+
+Owns the names and their formulas. An unknown cell is filled as in a cost: the worst known one, 0 where none is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.fleet.columns import accelerator_code
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.cost import fill_unknown
+from gorgo.errors import ConfigError, closest
+
+Floats = NDArray[np.float64]
+#: One value of the request for every row, or one per row.
+Feature = Callable[[RouteRequest, Candidates], Floats | float]
+
+#: Depth of a prefix group in blocks, as in Lodestar.
+GROUP_BLOCKS = 10
+_HASH_BYTES = 8
+#: Prefix of a one-hot: 1 on replicas of that accelerator, else 0.
+ACCELERATOR = "accelerator="
+
+
+def _hit_share(_request: RouteRequest, candidates: Candidates) -> Floats:
+    return candidates.cached_tokens / max(1, candidates.prompt_tokens)
+
+
+def _cell(name: str) -> Feature:
+    return lambda _request, candidates: fill_unknown(getattr(candidates, name))
+
+
+#: Feature -> formula. Tokens, requests and seconds unless said.
+FEATURES: Mapping[str, Feature] = MappingProxyType(
+    {
+        # Of the request.
+        "prompt_tokens": lambda _request, candidates: float(candidates.prompt_tokens),
+        "body_bytes": lambda request, _candidates: float(request.body_bytes),
+        # Of its prefix there; the share is 0 to 1, the quarter 0 to 3.
+        "cached_tokens": _cell("cached_tokens"),
+        "uncached_tokens": _cell("uncached_tokens"),
+        "hit_share": _hit_share,
+        "hit_quarter": lambda request, candidates: np.minimum(np.floor(4.0 * _hit_share(request, candidates)), 3.0),
+        # Of the network.
+        "rtt_s": _cell("rtt_s"),
+        # Counted by the Router.
+        "in_flight_requests": _cell("in_flight_requests"),
+        "prefilling_requests": _cell("prefilling_requests"),
+        "decoding_requests": _cell("decoding_requests"),
+        "prefill_tokens": _cell("queued_prefill_tokens"),
+        "uncached_prefill_tokens": _cell("uncached_prefill_tokens"),
+        "decode_tokens": _cell("decode_tokens"),
+        # Scraped; usage is a share of the KV pool, `is_queued` 0 or 1.
+        "running_requests": _cell("running_requests"),
+        "queued_requests": _cell("queued_requests"),
+        "is_queued": lambda _request, candidates: (fill_unknown(candidates.queued_requests) > 0.0).astype(np.float64),
+        "kv_usage": _cell("kv_usage"),
+        "scrape_age_s": _cell("scrape_age_s"),
+        # Priors of a prefill, and the learned factor on them.
+        "prefill_base_s": _cell("prefill_base_s"),
+        "prefill_token_s": _cell("prefill_token_s"),
+        "prefill_kappa_s": _cell("prefill_kappa_s"),
+        "slowdown": _cell("slowdown"),
+    }
+)
+
+
+def feature_table(names: Sequence[str], request: RouteRequest, candidates: Candidates) -> NDArray[np.float32]:
+    """Return a row per candidate with a column per name, without an unknown cell.
+
+    Raises `ConfigError` for a name that is no feature.
+    """
+    table = np.empty((len(candidates), len(names)), dtype=np.float32)
+    for column, name in enumerate(names):
+        table[:, column] = find_feature(name)(request, candidates)
+    return table
+
+
+def find_feature(name: str) -> Feature:
+    """Return the formula of a feature. Raises `ConfigError` for a name that is none."""
+    feature = FEATURES.get(name)
+    if feature is not None:
+        return feature
+    if name.startswith(ACCELERATOR):
+        return partial(_is_accelerator, accelerator_code(name.removeprefix(ACCELERATOR)))
+    raise ConfigError(
+        f"no feature named {name!r}{closest(name, FEATURES)}; there are: {', '.join(FEATURES)}, {ACCELERATOR}NAME"
+    )
+
+
+def _is_accelerator(code: float, _request: RouteRequest, candidates: Candidates) -> Floats:
+    return np.equal(candidates.accelerator, code).astype(np.float64)
+
+
+def prefix_group(request: RouteRequest, depth: int = GROUP_BLOCKS) -> int:
+    """Return the signed 64-bit hash of the prompt's first `depth` full blocks, or of those it has; 0 without one."""
+    blocks = request.blocks[: depth * _HASH_BYTES]
+    return int.from_bytes(blocks[-_HASH_BYTES:], "little", signed=True)
