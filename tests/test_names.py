@@ -129,6 +129,8 @@ FIELD_NAMES: Mapping[str, str] = {
     "bootstrap_room": "gorgo/proxy/parsing/",
     # Networking: one-way delay.
     "one_way_s": "",
+    # Fallbacks of learned routers: the words of the specification.
+    "affinity_kept": "gorgo/policies/learned/",
     # Reading a bounded number of items before they are due.
     "look_ahead": "",
 }

@@ -1,4 +1,4 @@
-"""Rules that several policies share: by load, and by longest prefix among replicas that are not overloaded.
+"""Rules that several policies share: by load, by longest prefix among replicas not overloaded, by rendezvous hashing.
 
 Load is the count of requests in flight from this proxy, which is never unknown and never stale.
 """
@@ -57,3 +57,22 @@ def longest_prefix(candidates: Candidates, rng: np.random.Generator, *, deviatio
     if not len(rows):
         return Choice(least_loaded(candidates, rng), evidence(candidates), fallback="overloaded")
     return Choice(longest_match(rows, candidates, rng), evidence(candidates))
+
+
+def rendezvous_scores(salt: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """Return a fixed score per replica for 64 bits of `key`; the greatest wins. A change of the fleet moves few keys.
+
+    References
+    ----------
+    Thaler and Ravishankar, Using name-based mappings to increase hit rates, 1998. The mixer is the finaliser of
+    splitmix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014).
+    """
+    mixed_key = _mix(np.array([key & 0xFFFF_FFFF_FFFF_FFFF], dtype=np.uint64))
+    return _mix(salt ^ mixed_key)
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finaliser: every bit in changes half of the bits out. Arrays wrap around silently, as wanted."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    return values ^ (values >> np.uint64(31))

@@ -5,7 +5,8 @@ import hashlib
 import numpy as np
 
 from gorgo.core.policy.candidates import Candidates
-from gorgo.policies.session_affinity import SimpleSessionAffinity, _mix
+from gorgo.policies.base import _mix
+from gorgo.policies.session_affinity import SimpleSessionAffinity
 from tests.policies.table import choose, request, table
 
 SESSIONS = [f"session-{index}" for index in range(500)]
