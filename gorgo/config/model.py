@@ -7,47 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, with_config
+from pydantic import AfterValidator, Field
 
-from gorgo.config.addresses import checked_bind, checked_origin, checked_url
 from gorgo.config.constants import CONNECTIONS_PER_REPLICA, FIRST_TOKEN_TIMEOUT_S
-from gorgo.config.engine_names import checked_engine
-from gorgo.config.header_names import checked_header
-
-_Entry = TypeVar("_Entry")
-
-
-def _printable(text: str) -> str:
-    """Reject control characters and marks of direction: names are in logs, tables and pages."""
-    if not text.isprintable():
-        raise ValueError("printable characters")
-    return text
-
-
-def _some(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
-    """Reject an empty list. `min_length` would also fail where every entry is invalid by itself."""
-    if not entries:
-        raise ValueError("at least one entry")
-    return entries
-
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-Text = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]
-EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-Url = Annotated[str, AfterValidator(checked_url)]
-FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
-Origin = Annotated[str, AfterValidator(checked_origin)]
-Bind = Annotated[str, AfterValidator(checked_bind)]
-EngineName = Annotated[str, AfterValidator(checked_engine)]
-HeaderName = Annotated[str, AfterValidator(checked_header)]
-
-#: An unknown key is an error: a misspelt limit would silently keep its default.
-strict = with_config(ConfigDict(extra="forbid"))
+from gorgo.config.values import (
+    Bind,
+    Count,
+    EngineName,
+    EnvironmentName,
+    FilePath,
+    HeaderName,
+    Name,
+    NotNegative,
+    Origin,
+    Positive,
+    Samples,
+    Text,
+    Url,
+    some,
+    strict,
+)
 
 
 @strict
@@ -166,6 +147,30 @@ class CorsConfig:
     allow_origins: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()
 
 
+def _trainable(learning: LearningConfig) -> LearningConfig:
+    first, stored = learning.first_samples, learning.fifo_samples
+    if first is not None and stored is not None and first > stored:
+        raise ValueError("first_samples of at most fifo_samples")
+    return learning
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningConfig:
+    """Training of the policy or shadow policy that learns. `None` is as that policy has it."""
+
+    #: A model to start from (`gorgo learn`), if it is newer than the one beside the state file.
+    model_file: FilePath | None = None
+    #: Train on the proxy's own traffic.
+    online: bool = True
+    round_samples: Samples | None = None
+    first_samples: Samples | None = None
+    fifo_samples: Samples | None = None
+    replay_samples: Annotated[int, Field(ge=0, le=200_000)] | None = None
+    epochs: Annotated[int, Field(ge=1, le=1000)] | None = None
+    target_cap_s: Positive | None = None
+
+
 @strict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
@@ -176,6 +181,7 @@ class ProxyConfig:
     weights: Mapping[Text, Annotated[float, Field(allow_inf_nan=False)]] = field(default_factory=dict)
     #: Scores each decision and changes none.
     shadow_policy: Text | None = None
+    learning: Annotated[LearningConfig, AfterValidator(_trainable)] = field(default_factory=LearningConfig)
     bind: Bind = "127.0.0.1:8080"
     admin_bind: Bind = "127.0.0.1:9090"
     tls: Annotated[TlsConfig, AfterValidator(_paired)] = field(default_factory=TlsConfig)
@@ -184,7 +190,8 @@ class ProxyConfig:
     #: The admin listener has `/metrics` too; `admin`: it alone.
     metrics_listener: Literal["data", "admin"] = "data"
     probe_interval_s: Positive = 30.0
-    scrape_interval_s: Positive = 30.0
+    #: A scrape takes an engine about a millisecond: more than ten a second slow it down.
+    scrape_interval_s: Annotated[float, Field(ge=0.1, allow_inf_nan=False)] = 30.0
     #: Headers that pass in both directions beside those that always do (`proxy.http.headers`).
     pass_headers: Annotated[tuple[HeaderName, ...], Field(max_length=64)] = ()
     #: `/ready` is 503 with fewer healthy replicas.
@@ -269,8 +276,8 @@ class Config:
     """The content of regions.yaml."""
 
     proxy: ProxyConfig
-    regions: Annotated[tuple[RegionConfig, ...], AfterValidator(_some)]
-    replicas: Annotated[tuple[ReplicaConfig, ...], AfterValidator(_some)]
+    regions: Annotated[tuple[RegionConfig, ...], AfterValidator(some)]
+    replicas: Annotated[tuple[ReplicaConfig, ...], AfterValidator(some)]
     clients: ClientsConfig = field(default_factory=ClientsConfig)
     models: tuple[ModelConfig, ...] = ()
     limits: LimitsConfig = field(default_factory=LimitsConfig)

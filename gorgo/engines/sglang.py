@@ -17,6 +17,9 @@ from gorgo.engines.exposition import read_gauges
 class SGLang:
     """SGLang 0.5; `/metrics` needs `--enable-metrics`, `/v1/loads` needs nothing.
 
+    Of the loads only the core is read: the other sections take the engine longer. A version without sections returns
+    all.
+
     Example
     -------
     >>> SGLang().read_metrics("sglang:num_running_reqs 3.0").running_requests
@@ -26,7 +29,7 @@ class SGLang:
     name: ClassVar[str] = "sglang"
     probe_path: ClassVar[str] = "/ping"
     metrics_path: ClassVar[str | None] = "/metrics"
-    loads_path: ClassVar[str | None] = "/v1/loads"
+    loads_path: ClassVar[str | None] = "/v1/loads?include=core"
     report_flags: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"cached_tokens": "--enable-cache-report", "metrics": "--enable-metrics"}
     )

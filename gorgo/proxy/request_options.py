@@ -1,4 +1,4 @@
-"""Options of a request in its headers: deadline and priority, within the rules of its client and model.
+"""Options of a request in its headers: deadlines and priority, within the rules of its client and model.
 
 Owns the headers and their 400s.
 """
@@ -15,6 +15,8 @@ from gorgo.proxy.http.headers import Header
 
 #: Deadlines of the first token, ms; the first of them that is sent counts.
 SLO_HEADERS = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
+#: Longest wanted time per output token, ms; likewise.
+SLO_TPOT_HEADERS = (b"x-llm-d-slo-tpot-ms", b"x-slo-tpot-ms")
 PRIORITY_HEADER = b"x-gorgo-priority"
 PRIORITIES: Mapping[bytes, int] = {b"high": 1, b"normal": 0, b"low": -1}
 #: Each level has a queue of its own.
@@ -23,7 +25,7 @@ MAX_PRIORITY = 100
 MAX_SLO_MS = 3_600_000.0
 #: Longest number in a header.
 _MAX_WORD_BYTES = 32
-_EXPECTED = frozenset({*SLO_HEADERS, PRIORITY_HEADER})
+_EXPECTED = frozenset({*SLO_HEADERS, *SLO_TPOT_HEADERS, PRIORITY_HEADER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class RequestOptions:
     slo_ttft_s: float | None = None
     priority: int = 0
     regions: frozenset[str] | None = None
+    slo_tpot_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +60,20 @@ class ClientPolicies:
 
     def request_options(self, headers: Iterable[Header], *, client: str | None, model: str | None) -> RequestOptions:
         """Return the options of the headers within the rules. Raises `HttpError` (400)."""
-        slo_s, priority = _read(headers)
+        slo_s, tpot_s, priority = _read(headers)
         rule = None if client is None else self.clients.get(client)
         regions = None if model is None else self.models.get(model)
         if rule is None:
-            if slo_s is None and priority is None and regions is None:
+            if slo_s is None and tpot_s is None and priority is None and regions is None:
                 return _NOTHING
             # A key without a rule ranks no higher than one whose rule has no priority.
             priority = priority or 0 if client is None else min(priority or 0, 0)
-            return RequestOptions(slo_s, priority, regions)
+            return RequestOptions(slo_s, priority, regions, tpot_s)
         if rule.allowed_regions:
             own = frozenset(rule.allowed_regions)
             regions = own if regions is None else own & regions
-        return RequestOptions(slo_s, rule.priority if priority is None else min(priority, rule.priority), regions)
+        priority = rule.priority if priority is None else min(priority, rule.priority)
+        return RequestOptions(slo_s, priority, regions, tpot_s)
 
     def may_use(self, *, client: str | None, model: str, regions: frozenset[str]) -> bool:
         """Return whether `client` may have `model` served in any of `regions`."""
@@ -81,17 +85,22 @@ class ClientPolicies:
 _NOTHING = RequestOptions()
 
 
-def _read(headers: Iterable[Header]) -> tuple[float | None, int | None]:
+def _read(headers: Iterable[Header]) -> tuple[float | None, float | None, int | None]:
+    """Return the deadline of the first token, the wanted time per output token, and the priority."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _EXPECTED:
             found.setdefault(name, value)
     if not found:
-        return None, None
-    slo = next((name for name in SLO_HEADERS if name in found), None)
-    slo_s = None if slo is None else _milliseconds(slo, found[slo]) / 1e3
+        return None, None, None
     priority = found.get(PRIORITY_HEADER)
-    return slo_s, None if priority is None else _priority(priority)
+    ttft_s, tpot_s = _first_s(found, SLO_HEADERS), _first_s(found, SLO_TPOT_HEADERS)
+    return ttft_s, tpot_s, None if priority is None else _priority(priority)
+
+
+def _first_s(found: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> float | None:
+    name = next((name for name in names if name in found), None)
+    return None if name is None else _milliseconds(name, found[name]) / 1e3
 
 
 def _milliseconds(name: bytes, value: bytes) -> float:

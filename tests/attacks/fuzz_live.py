@@ -29,7 +29,7 @@ BATCH = 64
 _TIMEOUT_S = 0.1
 #: Until the first bytes of a response, s; and until the client leaves a connection that stays open, s.
 _END_S, _SILENT_S = 20.0, 0.3
-_METRICS_ROUTES = ("/metrics", "/v1/loads")
+_METRICS_ROUTES = ("/metrics", "/v1/loads?include=core")
 _FIRST = b"GET /health HTTP/1.1\r\nhost: g\r\nconnection: close\r\n\r\n"
 _GOOD = b'{"choices": [{"text": "a"}], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}'
 

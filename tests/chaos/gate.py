@@ -222,7 +222,7 @@ class Gate:
 
     async def freeze_figures(self) -> None:
         """From now on the engine's figures are those of this moment."""
-        for path in ("/metrics", "/v1/loads"):
+        for path in ("/metrics", "/v1/loads?include=core"):
             self.frozen[path] = await _fetch(self.engine_port, path)
         self.figures = "frozen"
 

@@ -96,7 +96,7 @@ def test_shipped_regions_file_states_every_default_truly() -> None:
     config = load_config(ROOT / "regions.yaml")
     assert config.limits == LimitsConfig()
     for default in fields(ProxyConfig):
-        if default.name not in ("region", "weights", "tls", "tracing", "cors"):
+        if default.name not in ("region", "weights", "tls", "tracing", "cors", "learning"):
             assert getattr(config.proxy, default.name) == default.default, default.name
 
 
@@ -138,6 +138,24 @@ CASES = [
         "- name: eu\n",
         "- name: eu\n    limits: {max_attempts: 2}\n",
         "regions[1].limits.max_attempts (line 7): unknown key; expected one of first_token_timeout_s",
+    ),
+    (
+        "  weights",
+        "  scrape_interval_s: 0.09\n  weights",
+        "proxy.scrape_interval_s (line 3): 0.09; expected",
+    ),
+    ("  weights", "  learning: {epochs: 0}\n  weights", "proxy.learning.epochs (line 3): 0; expected a number of at"),
+    ("  weights", "  learning: {model_file: 3}\n  weights", "proxy.learning.model_file (line 3): 3; expected text"),
+    ("  weights", "  learning: {rounds: 3}\n  weights", "proxy.learning.rounds (line 3): unknown key"),
+    (
+        "  weights",
+        "  learning: {fifo_samples: 200001}\n  weights",
+        "proxy.learning.fifo_samples (line 3): 200001; expected a number of at most 200000",
+    ),
+    (
+        "  weights",
+        "  learning: {first_samples: 500, fifo_samples: 400}\n  weights",
+        "proxy.learning (line 3): a mapping; expected first_samples of at most fifo_samples",
     ),
     (
         "max_attempts: 2",

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import pytest
 
+from gorgo.config.model import LearningConfig
 from tests.documents import DOCS, code, rows_of, section
 from tests.proxy.authority import Authority, engine, needs_openssl
 from tests.proxy.conftest import Start
@@ -165,7 +166,7 @@ EFFECTS = [
     one("proxy.shadow_policy", "nearest", scored_beside, False, True, second()),
     one("proxy.probe_interval_s", 0.01, probed, NOT_TAKEN, True),
     one("proxy.probe_interval_s", 30.0, cut_off_by_failures_a_minute_apart, True, False, second()),
-    one("proxy.scrape_interval_s", 0.01, scraped, NOT_TAKEN, True),
+    one("proxy.scrape_interval_s", 0.1, scraped, NOT_TAKEN, True),
     one("proxy.pass_headers", ["x-tenant-id"], tenant_at_the_replica, [], ["t"]),
     one("proxy.cors.allow_origins", ["https://a.test"], allowed_origin, None, "https://a.test"),
     one("proxy.metrics_listener", "admin", metrics_for_clients, 200, 404),
@@ -339,6 +340,8 @@ OF_OTHER_COMMANDS = {
     "simulation.profiles",
     "simulation.seed",
 }
+#: Their effects are shown in tests/proxy/training.
+OF_A_TRAINING = {f"proxy.learning.{key.name}" for key in fields(LearningConfig)}
 NEED_A_NEW_START = {"proxy.bind", "proxy.admin_bind", "proxy.tracing.endpoint", "proxy.tracing.sample_ratio"}
 REFERENCE = (DOCS / "reference.md").read_text()
 
@@ -346,7 +349,7 @@ REFERENCE = (DOCS / "reference.md").read_text()
 def test_each_key_has_an_effect_shown_here_or_a_reason_to_have_none() -> None:
     keys = re.findall(r"^- `([^`]+)` \(", section(REFERENCE, "## regions.yaml"), re.MULTILINE)
     shown = {key for effect in (*EFFECTS, *EFFECTS_OF_CERTIFICATES) for key in effect.keys.split()}
-    assert sorted([*shown, *OF_OTHER_COMMANDS, *NEED_A_NEW_START]) == sorted(keys)
+    assert sorted([*shown, *OF_OTHER_COMMANDS, *OF_A_TRAINING, *NEED_A_NEW_START]) == sorted(keys)
 
 
 def test_the_reference_says_of_each_key_what_a_reload_does_with_it() -> None:

@@ -46,6 +46,31 @@ def test_the_more_specific_header_goes_first() -> None:
     )
 
 
+def test_the_wanted_time_per_output_token_has_a_header_and_an_older_name() -> None:
+    assert wishes(ClientPolicies(), x_slo_tpot_ms="20").slo_tpot_s == pytest.approx(0.02)
+    both = wishes(ClientPolicies(), x_slo_tpot_ms="20", x_llm_d_slo_tpot_ms="35", x_slo_ttft_ms="900")
+    assert both.slo_tpot_s == pytest.approx(0.035)
+    assert both.slo_ttft_s == pytest.approx(0.9)
+
+
+def test_a_client_with_a_rule_may_send_it_too() -> None:
+    grants = ClientPolicies.for_client(config(ClientsConfig(rules=(ClientRuleConfig(name="acme"),))))
+    assert wishes(grants, "acme", x_slo_tpot_ms="20").slo_tpot_s == pytest.approx(0.02)
+    assert wishes(grants, "another", x_slo_tpot_ms="20").slo_tpot_s == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "nan", "soon", "1_0", "3600001"])
+def test_a_time_per_output_token_that_says_nothing_is_a_400(value: str) -> None:
+    with pytest.raises(HttpError, match="x-slo-tpot-ms: expected a number of milliseconds") as refusal:
+        wishes(ClientPolicies(), x_slo_tpot_ms=value)
+    assert refusal.value.status == 400
+
+
+@pytest.mark.parametrize("value", ["true", "false", "", "anything at all"])
+def test_the_header_that_asked_for_predictions_is_taken_and_ignored(value: str) -> None:
+    assert wishes(ClientPolicies(), x_prediction_based_scheduling=value) == RequestOptions()
+
+
 @pytest.mark.parametrize(("word", "level"), [("high", 1), ("Normal", 0), ("low", -1), ("100", 100), ("-100", -100)])
 def test_priorities_are_words_or_numbers(word: str, level: int) -> None:
     assert wishes(ClientPolicies(), x_gorgo_priority=word).priority == level

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 
-from gorgo.config.model import Config, EngineName, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.config.model import Config, LimitsConfig, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.config.values import EngineName
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.http.sockets import ServerAddresses
 from gorgo.proxy.server import serve

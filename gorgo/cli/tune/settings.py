@@ -14,7 +14,7 @@ from pydantic import Field
 
 from gorgo.cli.errors import BAD_INPUT, fail
 from gorgo.config.load import load_settings
-from gorgo.config.model import strict
+from gorgo.config.values import strict
 
 if TYPE_CHECKING:
     from tuner.commands import CampaignOptions

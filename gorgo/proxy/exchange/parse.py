@@ -88,6 +88,7 @@ def parse_request(
         body_bytes=len(body),
         client=client,
         slo_ttft_s=options.slo_ttft_s,
+        slo_tpot_s=options.slo_tpot_s,
         priority=options.priority,
         regions=options.regions,
         idempotent=_is_idempotent(route, parsed),

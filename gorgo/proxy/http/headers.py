@@ -21,7 +21,7 @@ FORWARDED = KEYS | {
     *(b"date", b"idempotency-key", b"user-agent"),
     *(b"baggage", b"b3", b"traceparent", b"tracestate", b"uber-trace-id", b"x-amzn-trace-id"),
     *(b"x-client-request-id", b"x-cloud-trace-context", b"x-correlation-id"),
-    *(b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms"),
+    *(b"x-llm-d-slo-tpot-ms", b"x-llm-d-slo-ttft-ms", b"x-slo-tpot-ms", b"x-slo-ttft-ms"),
 }
 FORWARDED_PREFIXES = (b"anthropic-", b"openai-", b"x-b3-", b"x-datadog-", b"x-stainless-")
 

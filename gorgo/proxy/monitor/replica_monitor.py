@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -12,23 +11,23 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from gorgo.config.constants import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTERVAL_S
-from gorgo.core.json_cost import is_quick
 from gorgo.core.messages.request import REFUSALS, EngineSample, OpenConnection
-from gorgo.engines.base import merged
 from gorgo.engines.probe import is_well, probe_paths
 from gorgo.proxy.http.headers import Header
-from gorgo.proxy.logs import log, log_missing
+from gorgo.proxy.logs import log
 from gorgo.proxy.monitor.discovery import Discovered, Discovery
+from gorgo.proxy.monitor.scraper import Scraper
 from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.upstream.client import POOL_EXHAUSTED, UpstreamError
 from gorgo.proxy.upstream.connection_state import NextConnectionState
 from gorgo.proxy.upstream.target import Target
 
-SCRAPE_TIMEOUT_S = 10.0
 #: Longest delay of a reload by a new replica's first probe, and of a start: the proxy serves no request before.
 FIRST_PROBE_TIMEOUT_S = 5.0
 #: Delay of the scrape after a broken connection; doubles while the engine does not answer.
 AFTER_BREAK_S = 0.5
+#: Shortest interval of reading the models, which change far less often than the load.
+DISCOVERY_INTERVAL_S = 1.0
 #: Jitter of an interval, as a share of it: many proxies do not probe in step.
 JITTER = 0.1
 
@@ -67,6 +66,7 @@ class ReplicaMonitor:
         self._refusal: int | None = None
         self._reports_metrics = True
         self._discovery = Discovery(state, target, self._fetch)
+        self._scraper = Scraper(target, self._fetch, state.clock)
         target.upstream.on_connection_change(self._report_connection)
 
     @property
@@ -79,7 +79,7 @@ class ReplicaMonitor:
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._every(proxy.probe_interval_s, self.probe))
             loops.create_task(self._every(proxy.scrape_interval_s, self.scrape))
-            loops.create_task(self._every(proxy.scrape_interval_s, self.discover))
+            loops.create_task(self._every(max(proxy.scrape_interval_s, DISCOVERY_INTERVAL_S), self.discover))
             loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
             loops.create_task(self._probe_after_breaks())
 
@@ -208,16 +208,15 @@ class ReplicaMonitor:
         self._changed(failure)
 
     async def _read_sample(self) -> EngineSample | None:
-        """Read the metrics route and the loads route; either may be missing."""
+        """Read the engine's reports, and log and count a failure."""
         target = self._target
-        found = [await self._read_metrics(), await self._read_loads()]
-        samples = [sample for sample in found if sample is not None]
-        if not samples:
+        sample = await self._scraper.read()
+        if sample is None:
             self._state.metrics.scrape_failed(target.name, target.region)
-        if self._reports_metrics and not samples:
+        if self._reports_metrics and sample is None:
             log("scrape_failed", level=logging.WARNING, replica=target.name)
-        self._reports_metrics = bool(samples)
-        return merged(samples[0], samples[-1]) if samples else None
+        self._reports_metrics = sample is not None
+        return sample
 
     def _report_connection(self, found: NextConnectionState | None) -> None:
         """Report the next connection to the Router, unless another process has this name now."""
@@ -250,31 +249,6 @@ class ReplicaMonitor:
         if not is_well(status):
             raise UpstreamError(f"status_{status}")
         return perf_counter() - started
-
-    async def _read_metrics(self) -> EngineSample | None:
-        path = self._target.dialect.metrics_path
-        if path is None:
-            return None
-        sample: EngineSample | None = None
-        status: int | None = None
-        # A failure leaves both None.
-        with suppress(UpstreamError):
-            status, body = await self._fetch(path, SCRAPE_TIMEOUT_S)
-            if status == 200:
-                sample = self._target.dialect.read_metrics(body.decode("utf-8", "replace"))
-        log_missing(self._target.name, self._target.reports.on_scrape(status, sample))
-        return sample
-
-    async def _read_loads(self) -> EngineSample | None:
-        path = self._target.dialect.loads_path
-        if path is None:
-            return None
-        try:
-            status, body = await self._fetch(path, SCRAPE_TIMEOUT_S)
-            readable = status == 200 and is_quick(body)
-            return self._target.dialect.read_capacity(json.loads(body)) if readable else None
-        except (UpstreamError, ValueError, RecursionError):
-            return None
 
     async def _fetch(self, path: str, timeout_s: float) -> tuple[int, bytes]:
         headers: list[Header] = []

@@ -76,7 +76,9 @@ _JSON_REPLY = _page(_ANSWER)
 _PAGES: Mapping[bytes, bytes] = {
     b"/metrics": _page(_METRICS, b"text/plain; version=0.0.4"),
     b"/v1/models": _page(json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode()),
-    b"/v1/loads": _page(b'{"loads":[{"dp_rank":0,"num_running_reqs":1,"num_waiting_reqs":0,"num_total_tokens":1000}]}'),
+    b"/v1/loads?include=core": _page(
+        b'{"loads":[{"dp_rank":0,"num_running_reqs":1,"num_waiting_reqs":0,"num_total_tokens":1000}]}'
+    ),
 }
 _OTHER_PAGE = _page(json.dumps(_INFO).encode())
 

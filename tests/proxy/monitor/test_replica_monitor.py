@@ -26,7 +26,7 @@ from gorgo.proxy.upstream.connection_state import NextConnectionState, OnChange
 from tests.proxy.conftest import system_tls
 from tests.sim.live_shell import VirtualLoop
 
-PING, METRICS, LOADS = "/ping", "/metrics", "/v1/loads"
+PING, METRICS, LOADS = "/ping", "/metrics", "/v1/loads?include=core"
 RUNNING = b"sglang:num_running_reqs 3.0\n"
 
 
@@ -363,6 +363,41 @@ def test_metrics_and_loads_complete_each_other() -> None:
         assert (watch.view.running_requests, watch.view.max_running_requests) == (9.0, 8.0)
 
     watched(test)
+
+
+CORE = b'{"loads": [{"num_running_reqs": 9, "num_waiting_reqs": 1, "num_used_tokens": 70}]}'
+
+
+def test_a_short_interval_reads_the_loads_each_time_and_all_metrics_every_five_seconds() -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.answers[LOADS] = (200, CORE)
+        await watch.run(20.0)
+        loads, metrics = watch.engine.times(LOADS), watch.engine.times(METRICS)
+        assert len(loads) == pytest.approx(200, abs=2)
+        assert set(gaps(loads)) == {0.1}
+        assert all(5.0 <= gap <= 5.1 for gap in gaps(metrics))
+        assert len(metrics) == 4
+        assert watch.view.running_requests == 9.0
+
+    watched(test, scrape_interval_s=0.1)
+
+
+@pytest.mark.parametrize("answer", [(404, b""), (200, b"{}"), (200, CORE.replace(b"num_used_tokens", b"other"))])
+def test_an_engine_without_the_loads_is_read_by_its_metrics_each_time(answer: tuple[int, bytes]) -> None:
+    async def test(watch: Watch) -> None:
+        watch.engine.answers[LOADS] = answer
+        await watch.run(5.0)
+        assert set(gaps(watch.engine.times(METRICS))) == {0.1}
+
+    watched(test, scrape_interval_s=0.1)
+
+
+def test_a_short_interval_reads_the_models_once_a_second() -> None:
+    async def test(watch: Watch) -> None:
+        await watch.run(5.5)
+        assert set(gaps(watch.engine.times("/v1/models"))) == {1.0}
+
+    watched(test, scrape_interval_s=0.1)
 
 
 def test_engine_without_figures_is_asked_for_none() -> None:

@@ -73,7 +73,7 @@ def test_headers_that_answers_carry_and_requests_may_have_are_described() -> Non
     assert set(CLIENT["components"]["responses"]["Completed"]["headers"]) == sent
     read = set(re.findall(r'b"(x-[a-z-]+)"', (root / "request_options.py").read_text()))
     named = {parameter["name"] for parameter in CLIENT["components"]["parameters"].values()}
-    assert read <= named <= read | {"x-request-id", "x-session-id"}
+    assert read <= named <= read | {"x-request-id", "x-session-id", "x-prediction-based-scheduling"}
 
 
 def check(document: dict[str, Any], response: httpx.Response, path: str | None = None) -> None:

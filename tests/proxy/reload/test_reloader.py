@@ -107,7 +107,7 @@ async def test_removed_replica_finishes_its_stream_and_then_closes(start: Start,
 
 async def test_removed_replica_is_watched_no_more(start: Start, tmp_path: Path) -> None:
     a, b = await start.replica(answer(200)), await start.replica(answer(200))
-    often = {"probe_interval_s": 0.01, "scrape_interval_s": 0.01}
+    often = {"probe_interval_s": 0.01, "scrape_interval_s": 0.1}
     followed = await follow(start, tmp_path, regions({"a": a, "b": b}, proxy=often), [a, b])
     await until(lambda: a.pings > 10)
     await followed.rewrite(regions({"b": b}, proxy=often))
