@@ -12,7 +12,7 @@ from typing import Any
 
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.errors import UnknownFleet
-from gorgo.sim.engine.profiles import EngineProfile, find_profile
+from gorgo.sim.engine.profiles import EngineProfile, as_vllm, find_profile
 from gorgo.sim.faults.scenarios import with_accurate_priors
 from gorgo.sim.fleet import SimFleet, SimReplica
 from gorgo.sim.network.links import Link
@@ -22,6 +22,8 @@ THREE_REGIONS: Mapping[str, float] = {"us-ashburn": 2.0, "eu-frankfurt": 95.0, "
 #: The same replicas within one metropolitan network.
 FAST_LINKS: Mapping[str, float] = {"us-ashburn": 1.0, "eu-frankfurt": 3.0, "ap-seoul": 6.0}
 QWEN_L40S, QWEN_H100 = "2xL40S-Qwen3.5-35B-A3B-FP8-fitted", "1xH100-Qwen3.5-35B-A3B-FP8"
+#: The region of pooled fleets, and the round trip within it.
+ONE_REGION, POOLED_RTT_S = "local", 0.001
 #: The same GPUs and model as estimated: every cached prefix is found.
 ESTIMATE = "2xL40S-Qwen3.5-35B-A3B-FP8-estimate"
 
@@ -62,7 +64,48 @@ class NamedFleet:
         return replace(find_profile(name), **self.changes)
 
 
-_TABLE = (
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """So many equal replicas, `<name>-0` and on, under vLLM's scheduler."""
+
+    count: int
+    name: str
+    profile: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledFleet:
+    """A fleet of pools in one data centre, as published comparisons of routers have them.
+
+    Parameters
+    ----------
+    description:
+        As in `NamedFleet`.
+    pools:
+        Of equal replicas each, all under `ONE_REGION`.
+    """
+
+    name: str
+    description: str
+    pools: Sequence[Pool]
+
+    def fleet(self) -> SimFleet:
+        """Return the fleet with accurate priors; raises `UnknownProfile`."""
+        return with_accurate_priors(SimFleet(tuple(self._replicas()), self.name))
+
+    def _replicas(self) -> Iterator[SimReplica]:
+        for pool in self.pools:
+            profile = replace(as_vllm(find_profile(pool.profile)), **pool.changes)
+            for number in range(pool.count):
+                yield SimReplica(ReplicaSpec(f"{pool.name}-{number}", ONE_REGION), profile, Link(rtt_s=POOLED_RTT_S))
+
+
+def _a30(count: int) -> Pool:
+    return Pool(count=count, name="a30", profile="1xA30-Llama-3.1-8B")
+
+
+_TABLE: tuple[NamedFleet | PooledFleet, ...] = (
     NamedFleet(name="paper", description="the paper's: 2x L40S in each of three regions, fitted", profiles=[QWEN_L40S]),
     NamedFleet(name="h100", description="the paper's for WildChat: one H100 in each region", profiles=[QWEN_H100]),
     NamedFleet(
@@ -96,10 +139,43 @@ _TABLE = (
         profiles=[QWEN_L40S],
         rtt_ms=FAST_LINKS,
     ),
+    PooledFleet(name="8xA30", description="Lodestar's equal GPUs: Llama-3.1-8B on 8 A30, vLLM", pools=[_a30(8)]),
+    PooledFleet(
+        name="7xA30-8xV100",
+        description="Lodestar's mixed GPUs: 7 A30, and 8 V100 without a prefix cache",
+        pools=[_a30(7), Pool(count=8, name="v100", profile="1xV100-Llama-3.1-8B", changes={"prefix_cache": False})],
+    ),
+    PooledFleet(
+        name="7xL20-8xA30",
+        description="Lodestar's mixed GPUs: Llama-3.1-8B on 7 L20 and 8 A30",
+        pools=[Pool(count=7, name="l20", profile="1xL20-Llama-3.1-8B"), _a30(8)],
+    ),
+    PooledFleet(
+        name="7xL20",
+        description="Lodestar's figure 1: DeepSeek-7B on 7 L20",
+        pools=[Pool(count=7, name="l20", profile="1xL20-DeepSeek-7B")],
+    ),
+    PooledFleet(
+        name="10x2xH100",
+        description="llm-d's scenarios: Qwen3-32B on 10 times 2 H100",
+        pools=[Pool(count=10, name="h100", profile="2xH100-Qwen3-32B")],
+    ),
+    PooledFleet(
+        name="8x1xH100",
+        description="llm-d's ShareGPT: Llama-3.1-8B on 8 H100",
+        pools=[Pool(count=8, name="h100", profile="1xH100-Llama-3.1-8B")],
+    ),
+    PooledFleet(
+        name="13x8xH200",
+        description="llm-d's production traffic: Qwen3-Coder-480B on 13 times 8 H200",
+        pools=[
+            Pool(count=13, name="h200", profile="8xH200-Qwen3-Coder-480B-A35B-FP8", changes={"context_tokens": 140_000})
+        ],
+    ),
 )
 
 #: Every named fleet, in the order of the table.
-FLEETS: Mapping[str, NamedFleet] = MappingProxyType({fleet.name: fleet for fleet in _TABLE})
+FLEETS: Mapping[str, NamedFleet | PooledFleet] = MappingProxyType({fleet.name: fleet for fleet in _TABLE})
 
 
 def find_fleet(name: str) -> SimFleet:

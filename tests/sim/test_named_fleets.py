@@ -9,7 +9,7 @@ import pytest
 from gorgo.config.model import SimulationConfig
 from gorgo.errors import UnknownFleet
 from gorgo.sim.faults.scenarios import with_accurate_priors
-from gorgo.sim.named_fleets import FLEETS, NamedFleet, find_fleet
+from gorgo.sim.named_fleets import FLEETS, NamedFleet, Pool, PooledFleet, find_fleet
 from tests.sim.fleets import three_regions
 
 PAPER = "2xL40S-Qwen3.5-35B-A3B-FP8-fitted"
@@ -47,3 +47,24 @@ def test_fleets_differ_in_engines_or_links() -> None:
         return tuple((replica.profile, replica.link) for replica in find_fleet(name).replicas)
 
     assert len({seen(name) for name in FLEETS}) == len(FLEETS)
+
+
+def test_pools_are_so_many_equal_replicas_in_one_region_under_vllm() -> None:
+    fleet = find_fleet("7xA30-8xV100")
+    assert [replica.name for replica in fleet.replicas] == [
+        *(f"a30-{number}" for number in range(7)), *(f"v100-{number}" for number in range(8)),
+    ]  # fmt: skip
+    assert {replica.region for replica in fleet.replicas} == {"local"}
+    assert {replica.profile.scheduler for replica in fleet.replicas} == {"vllm"}
+    assert {replica.name[:4]: replica.profile.prefix_cache for replica in fleet.replicas} == {
+        "a30-": True,
+        "v100": False,
+    }
+
+
+def test_a_pool_s_changes_are_of_its_own_replicas() -> None:
+    pools = [
+        Pool(count=1, name=name, profile=PAPER, changes={"kv_tokens": size}) for name, size in (("a", 7), ("b", 9))
+    ]
+    fleet = PooledFleet(name="two", description="", pools=pools).fleet()
+    assert {replica.name: replica.spec.kv_capacity_tokens for replica in fleet.replicas} == {"a-0": 7, "b-0": 9}

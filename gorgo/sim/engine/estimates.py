@@ -11,6 +11,9 @@ reaches, on H100 and on L40S. Other GPUs are taken to reach the share of the kin
     decode per token   bytes of KV / (0.8 * bandwidth)
     KV pool            (0.9 * memory - weights - 1 GiB of activations) / bytes of KV
 
+A mixture of experts computes with k of its E routed experts and reads all of them once: a decode step's base has the
+other weights alone, `moe` the routed ones. Prefills of 8-bit weights are taken to be as fast as of 16-bit ones.
+
 Several GPUs with tensor parallelism add up FLOPS, bandwidth and memory, less `PARALLEL_SHARE` of the first two, which
 pays for the all-reduce. The constant parts of steps (launch, sampling) are those of the kin.
 """
@@ -24,7 +27,7 @@ _GIB = 2**30
 BANDWIDTH_SHARE = 0.8
 #: Of FLOPS and bandwidth that tensor parallelism over NVLink leaves. Assumed.
 PARALLEL_SHARE = 0.85
-_PARAMETER_BYTES = 2
+_CACHE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +74,50 @@ GPUS = {
 
 
 @dataclass(frozen=True, slots=True)
-class DenseModel:
-    """A dense transformer in 16-bit weights: all parameters and those of its layers, in billions, and its attention."""
+class ModelSize:
+    """A transformer: all parameters and those of its layers, in billions, its attention, and its routed experts.
+
+    `routed` counts the parameters of all routed experts, of which a token uses `experts_per_token` of `experts`.
+    """
 
     parameters: float
     layer_parameters: float
     layers: int
     query_width: int
     kv_width: int
+    routed: float = 0.0
+    experts_per_token: int = 1
+    experts: int = 1
+    parameter_bytes: int = 2
 
     @property
     def weight_bytes(self) -> float:
-        return self.parameters * 1e9 * _PARAMETER_BYTES
+        return self.parameters * 1e9 * self.parameter_bytes
+
+    @property
+    def routed_bytes(self) -> float:
+        return self.routed * 1e9 * self.parameter_bytes
+
+    @property
+    def active_parameters(self) -> float:
+        """Return the parameters of the layers that a token computes with, in billions."""
+        return self.layer_parameters - self.routed * (1 - self.experts_per_token / self.experts)
 
     @property
     def kv_bytes(self) -> int:
-        """Return the bytes of KV of one token: a key and a value per layer."""
-        return 2 * self.layers * self.kv_width * _PARAMETER_BYTES
+        """Return the bytes of KV of one token: a key and a value per layer, in 16 bits."""
+        return 2 * self.layers * self.kv_width * _CACHE_BYTES
 
 
-#: From the models' configurations: heads of 128 (64 in the 1B model), 8 of them with KV.
+#: From the models' configurations: heads of 128 (64 in the 1B model), 8 of them with KV (all in DeepSeek's).
 MODELS = {
-    "Llama-3.2-1B": DenseModel(1.24, 0.97, 16, 2048, 512),
-    "Llama-3.2-3B": DenseModel(3.21, 2.82, 28, 3072, 1024),
-    "Llama-3.1-8B": DenseModel(8.03, 6.98, 32, 4096, 1024),
-    "Llama-3.1-70B": DenseModel(70.6, 68.5, 80, 8192, 1024),
+    "Llama-3.2-1B": ModelSize(1.24, 0.97, 16, 2048, 512),
+    "Llama-3.2-3B": ModelSize(3.21, 2.82, 28, 3072, 1024),
+    "Llama-3.1-8B": ModelSize(8.03, 6.98, 32, 4096, 1024),
+    "Llama-3.1-70B": ModelSize(70.6, 68.5, 80, 8192, 1024),
+    "DeepSeek-7B": ModelSize(6.91, 6.07, 30, 4096, 4096),
+    "Qwen3-32B": ModelSize(32.8, 31.2, 64, 8192, 1024),
+    "Qwen3-Coder-480B-A35B-FP8": ModelSize(480.2, 478.3, 62, 12288, 1024, 468.1, 8, 160, parameter_bytes=1),
 }
 
 
@@ -109,6 +131,9 @@ class Estimate:
     prefill_kappa_s: float
     chunk_tokens: int
     decode_base_s: float
+    decode_moe_s: float
+    experts_per_token: int
+    experts: int
     decode_per_request_s: float
     decode_kv_s: float
     kv_tokens: int
@@ -127,7 +152,7 @@ def estimate(count: int, gpu_name: str, model_name: str) -> Estimate:
     gpu, model = GPUS[gpu_name], MODELS[model_name]
     scale = count * (PARALLEL_SHARE if count > 1 else 1.0)
     flops, read_s = scale * gpu.tflops * 1e12, scale * gpu.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE
-    per_token = 2 * model.layer_parameters * 1e9
+    per_token = 2 * model.active_parameters * 1e9
     per_pair = 4 * model.layers * model.query_width
     pool_bytes = (0.9 * gpu.memory_gib * count - count) * _GIB - model.weight_bytes
     kin = gpu.kin
@@ -137,7 +162,10 @@ def estimate(count: int, gpu_name: str, model_name: str) -> Estimate:
         prefill_tokens_per_s=float(round(kin.linear_share * flops / per_token, -2)),
         prefill_kappa_s=per_pair / (kin.attention_share * flops),
         chunk_tokens=gpu.chunk_tokens,
-        decode_base_s=model.weight_bytes / read_s,
+        decode_base_s=(model.weight_bytes - model.routed_bytes) / read_s,
+        decode_moe_s=model.routed_bytes / read_s,
+        experts_per_token=model.experts_per_token,
+        experts=model.experts,
         decode_per_request_s=kin.decode_per_request_s,
         decode_kv_s=model.kv_bytes / read_s,
         kv_tokens=int(pool_bytes / model.kv_bytes) // 1000 * 1000,
@@ -152,7 +180,7 @@ def estimate(count: int, gpu_name: str, model_name: str) -> Estimate:
     )
 
 
-#: The engines of the table: GPUs as fleets mix them, a dense 70B and two small models.
+#: The engines of the table: GPUs as fleets mix them, a dense 70B, two small models, and those of published fleets.
 ESTIMATES = tuple(
     estimate(*one)
     for one in (
@@ -164,5 +192,8 @@ ESTIMATES = tuple(
         (2, "H200", "Llama-3.1-70B"),
         (1, "A30", "Llama-3.2-1B"),
         (1, "L40S", "Llama-3.2-3B"),
+        (1, "L20", "DeepSeek-7B"),
+        (2, "H100", "Qwen3-32B"),
+        (8, "H200", "Qwen3-Coder-480B-A35B-FP8"),
     )
 )

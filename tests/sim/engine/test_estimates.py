@@ -24,7 +24,7 @@ def test_an_estimated_profile_is_named_one_with_its_derivation() -> None:
         profile = PROFILES[each.name]
         assert profile.source.startswith("Estimate, not measured. Data sheet")
         assert profile.is_estimate
-        assert profile.decode_moe_s == 0
+        assert (profile.decode_moe_s > 0) == (profile.experts > 1)
     assert not find_profile("1xH100-Llama-3.1-8B").is_estimate
 
 
@@ -49,3 +49,13 @@ def test_tensor_parallelism_pays_for_its_all_reduce() -> None:
 def test_fleets_find_a_dense_70b_and_a_small_model() -> None:
     assert 15_000 < find_profile("4xH100-Llama-3.1-70B").prefill_tokens_per_s < 20_000
     assert 35_000 < find_profile("1xA30-Llama-3.2-1B").prefill_tokens_per_s < 45_000
+
+
+def test_a_mixture_computes_with_its_active_experts_and_reads_all_of_them() -> None:
+    """480 GB in 8 bits: 12 GB outside the routed experts; 10.2 + 23.4 billion parameters a token."""
+    profile = find_profile("8xH200-Qwen3-Coder-480B-A35B-FP8")
+    flops, read_s = 8 * 0.85 * 989e12, 8 * 0.85 * 4800e9 * 0.8
+    assert profile.prefill_tokens_per_s == pytest.approx(0.69 * flops / (2 * 33.6e9), rel=0.01)
+    assert profile.decode_base_s == pytest.approx(12.1e9 / read_s)
+    assert profile.decode_moe_s == pytest.approx(468.1e9 / read_s)
+    assert (profile.experts_per_token, profile.experts) == (8, 160)

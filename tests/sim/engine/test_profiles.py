@@ -53,6 +53,9 @@ LIMITS = {
     "2xH200-Llama-3.1-70B": (8192, 390_000, 64),
     "1xA30-Llama-3.2-1B": (2048, 599_000, 64),
     "1xL40S-Llama-3.2-3B": (4096, 313_000, 64),
+    "1xL20-DeepSeek-7B": (4096, 58_000, 64),
+    "2xH100-Qwen3-32B": (8192, 331_000, 64),
+    "8xH200-Qwen3-Coder-480B-A35B-FP8": (8192, 2_349_000, 64),
     "2xL40S-Qwen3.5-35B-A3B-FP8-vLLM": (2048, 983_549, 256),
     "1xH100-Qwen3.5-35B-A3B-FP8-vLLM": (8192, 788_766, 1024),
     "1xH100-Llama-3.1-8B-vLLM": (8192, 450_000, 1024),
@@ -71,6 +74,7 @@ def test_limits_are_those_of_the_design() -> None:
         **{f"2xL40S-Qwen3.5-35B-A3B-FP8{end}": (8, 256) for end in ("", "-estimate", "-fitted")},
         "1xH100-Qwen3.5-35B-A3B-FP8": (8, 256),
         **dict.fromkeys(("1xH100-Qwen3-30B-A3B", "1xL40S-Qwen3-30B-A3B"), (8, 128)),
+        "8xH200-Qwen3-Coder-480B-A35B-FP8": (8, 160),
     }
     assert {profile.context_tokens for profile in PROFILES.values()} == {32_768}
 
