@@ -65,7 +65,7 @@ class NamedFleet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class ReplicaPool:
     """So many equal replicas, `<name>-0` and on, under vLLM's scheduler."""
 
     count: int
@@ -88,7 +88,7 @@ class PooledFleet:
 
     name: str
     description: str
-    pools: Sequence[Pool]
+    pools: Sequence[ReplicaPool]
 
     def fleet(self) -> SimFleet:
         """Return the fleet with accurate priors; raises `UnknownProfile`."""
@@ -101,8 +101,8 @@ class PooledFleet:
                 yield SimReplica(ReplicaSpec(f"{pool.name}-{number}", ONE_REGION), profile, Link(rtt_s=POOLED_RTT_S))
 
 
-def _a30(count: int) -> Pool:
-    return Pool(count=count, name="a30", profile="1xA30-Llama-3.1-8B")
+def _a30(count: int) -> ReplicaPool:
+    return ReplicaPool(count=count, name="a30", profile="1xA30-Llama-3.1-8B")
 
 
 _TABLE: tuple[NamedFleet | PooledFleet, ...] = (
@@ -143,33 +143,38 @@ _TABLE: tuple[NamedFleet | PooledFleet, ...] = (
     PooledFleet(
         name="7xA30-8xV100",
         description="Lodestar's mixed GPUs: 7 A30, and 8 V100 without a prefix cache",
-        pools=[_a30(7), Pool(count=8, name="v100", profile="1xV100-Llama-3.1-8B", changes={"prefix_cache": False})],
+        pools=[
+            _a30(7),
+            ReplicaPool(count=8, name="v100", profile="1xV100-Llama-3.1-8B", changes={"prefix_cache": False}),
+        ],
     ),
     PooledFleet(
         name="7xL20-8xA30",
         description="Lodestar's mixed GPUs: Llama-3.1-8B on 7 L20 and 8 A30",
-        pools=[Pool(count=7, name="l20", profile="1xL20-Llama-3.1-8B"), _a30(8)],
+        pools=[ReplicaPool(count=7, name="l20", profile="1xL20-Llama-3.1-8B"), _a30(8)],
     ),
     PooledFleet(
         name="7xL20",
         description="Lodestar's figure 1: DeepSeek-7B on 7 L20",
-        pools=[Pool(count=7, name="l20", profile="1xL20-DeepSeek-7B")],
+        pools=[ReplicaPool(count=7, name="l20", profile="1xL20-DeepSeek-7B")],
     ),
     PooledFleet(
         name="10x2xH100",
         description="llm-d's scenarios: Qwen3-32B on 10 times 2 H100",
-        pools=[Pool(count=10, name="h100", profile="2xH100-Qwen3-32B")],
+        pools=[ReplicaPool(count=10, name="h100", profile="2xH100-Qwen3-32B")],
     ),
     PooledFleet(
         name="8x1xH100",
         description="llm-d's ShareGPT: Llama-3.1-8B on 8 H100",
-        pools=[Pool(count=8, name="h100", profile="1xH100-Llama-3.1-8B")],
+        pools=[ReplicaPool(count=8, name="h100", profile="1xH100-Llama-3.1-8B")],
     ),
     PooledFleet(
         name="13x8xH200",
         description="llm-d's production traffic: Qwen3-Coder-480B on 13 times 8 H200",
         pools=[
-            Pool(count=13, name="h200", profile="8xH200-Qwen3-Coder-480B-A35B-FP8", changes={"context_tokens": 140_000})
+            ReplicaPool(
+                count=13, name="h200", profile="8xH200-Qwen3-Coder-480B-A35B-FP8", changes={"context_tokens": 140_000}
+            )
         ],
     ),
 )

@@ -9,7 +9,7 @@ import pytest
 from gorgo.config.model import SimulationConfig
 from gorgo.errors import UnknownFleet
 from gorgo.sim.faults.scenarios import with_accurate_priors
-from gorgo.sim.named_fleets import FLEETS, NamedFleet, Pool, PooledFleet, find_fleet
+from gorgo.sim.named_fleets import FLEETS, NamedFleet, PooledFleet, ReplicaPool, find_fleet
 from tests.sim.fleets import three_regions
 
 PAPER = "2xL40S-Qwen3.5-35B-A3B-FP8-fitted"
@@ -64,7 +64,8 @@ def test_pools_are_so_many_equal_replicas_in_one_region_under_vllm() -> None:
 
 def test_a_pool_s_changes_are_of_its_own_replicas() -> None:
     pools = [
-        Pool(count=1, name=name, profile=PAPER, changes={"kv_tokens": size}) for name, size in (("a", 7), ("b", 9))
+        ReplicaPool(count=1, name=name, profile=PAPER, changes={"kv_tokens": size})
+        for name, size in (("a", 7), ("b", 9))
     ]
     fleet = PooledFleet(name="two", description="", pools=pools).fleet()
     assert {replica.name: replica.spec.kv_capacity_tokens for replica in fleet.replicas} == {"a-0": 7, "b-0": 9}
