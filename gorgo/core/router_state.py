@@ -18,6 +18,9 @@ from gorgo.core.policy.shadow import required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prompt.token_ratio import BytesPerToken
 from gorgo.core.quotas import QuotaExceeded
+from gorgo.core.training.learner import Learner
+from gorgo.core.training.model import Model
+from gorgo.core.training.outcomes import OutcomeRing
 from gorgo.core.wiring import RouterParts
 
 
@@ -45,6 +48,9 @@ class RouterState:
         self._admission = parts.admission
         self._dispatcher = parts.dispatcher
         self._quotas = parts.quotas
+        self._learning = parts.learning
+        #: Whether weights are frozen: no model is trained or adopted meanwhile.
+        self.frozen = False
         #: Learned from the usage of responses; the shell estimates prompt tokens by it.
         self.token_ratios = BytesPerToken()
 
@@ -58,9 +64,11 @@ class RouterState:
     def set_policy(self, policy: Policy, weights: Weights, *, now: float) -> None:
         """Route by another policy from the next decision on; requests in flight are not moved.
 
-        Raises `ConfigError` if it and the shadow policy read different prefix indexes, and changes nothing.
+        Raises `ConfigError` if it and the shadow policy read different prefix indexes or both learn, and changes
+        nothing. A policy that learns starts without a model.
         """
         bounded = required_index(policy, self.shadow) == "bounded"
+        self._learning.set_policies(policy, self.shadow)
         self._dispatcher.policy = policy
         self.set_weights(weights, now=now)
         self.index.bounded = bounded
@@ -70,8 +78,16 @@ class RouterState:
         """Score decisions by another shadow policy, or by none. Raises as the constructor does."""
         if policy is not None:
             validate_shadow(self.policy, policy)
+        self._learning.set_policies(self.policy, policy)
         self._dispatcher.set_shadow(policy)
         self.index.bounded = required_index(self.policy, policy) == "bounded"
+
+    def adopt(self, model: Model | None) -> None:
+        """Let the policy or shadow that learns choose by `model` from the next decision on, or without one.
+
+        Raises `ConfigError`, and changes nothing, if neither learns or the model has other features.
+        """
+        self._learning.adopt(model)
 
     def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:
         """Replace the fleet. A replica that stays keeps load, health and index; one that leaves may finish attempts."""
@@ -115,6 +131,21 @@ class RouterState:
     def shadow(self) -> Policy | None:
         """The policy that scores decisions and makes none."""
         return self._dispatcher.shadow
+
+    @property
+    def learner(self) -> Learner | None:
+        """The policy or shadow that learns."""
+        return self._learning.learner
+
+    @property
+    def outcomes(self) -> OutcomeRing | None:
+        """Outcomes of the learner's decisions, a new ring for each learner; `None` without one."""
+        return self._learning.outcomes
+
+    @property
+    def model_version(self) -> int | None:
+        """The version of the learner's model; `None` without one."""
+        return self._learning.model_version
 
     def lists(self, model: str | None) -> bool:
         """Return whether some replica serves `model` by name."""

@@ -28,6 +28,7 @@ from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.quotas import ClientQuotas
+from gorgo.core.training.learning import Learning
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class RouterParts:
     refused_kinds: RefusedKinds
     regions: RegionOutages
     quotas: ClientQuotas
+    learning: Learning
 
     def set_limits(self, limits: RouterLimits) -> None:
         """Hand other limits to every part; the number of retained decisions and samples stays."""
@@ -96,6 +98,7 @@ def build_parts(
     slow_start = SlowStart(fleet, ramp_s=limits.slow_start_s)
     busy, refused_kinds = BusyPauses(), RefusedKinds()
     request_filter = RequestFilter(fleet, slow_start, busy, refused_kinds)
+    learning = Learning(policy, shadow)
     dispatcher = Dispatcher(
         fleet,
         table,
@@ -105,6 +108,7 @@ def build_parts(
         weights=Weights.of(policy.weight_specs, version=1) if weights is None else weights,
         rng=rng,
         shadow=shadow,
+        learning=learning,
         max_decisions=limits.max_decisions,
     )
     admission = AdmissionController(fleet, dispatcher, request_filter, limits.overload)
@@ -131,6 +135,7 @@ def build_parts(
         refused_kinds=refused_kinds,
         regions=RegionOutages(fleet, window_s=limits.region_window_s),
         quotas=quotas,
+        learning=learning,
     )
     prefix_updater.on_fleet_change(fleet.replace(replicas))
     return parts

@@ -31,6 +31,7 @@ from gorgo.core.policy.shadow import Shadow
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.training.learning import Learning
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made for each decision, and that takes three times as long
@@ -46,6 +47,8 @@ class Evaluation:
     shadow: ShadowScore | None
     #: The replica chosen.
     replica: Replica
+    #: The learner's table of the candidates; `None` without a learner.
+    features: NDArray[np.float32] | None = None
 
     @property
     def best_cached_tokens(self) -> int:
@@ -80,6 +83,8 @@ class Dispatcher:
         The only source of randomness.
     shadow:
         A policy that scores each decision and changes none, or none.
+    learning:
+        Which of the two learns, and where outcomes are written.
     max_decisions:
         As in `RouterLimits`.
     """
@@ -95,6 +100,7 @@ class Dispatcher:
         weights: Weights,
         rng: np.random.Generator,
         shadow: Policy | None,
+        learning: Learning,
         max_decisions: int,
     ) -> None:
         self._fleet = fleet
@@ -105,6 +111,7 @@ class Dispatcher:
         self.weights = weights
         self._rng = rng
         self._shadow = self._score_shadow(shadow)
+        self._learning = learning
         self._decisions: deque[Decision] = deque(maxlen=max_decisions)
         #: Called with each reserved attempt; set by the Hedger while hedging is on.
         self.on_reserved: Callable[[Attempt], None] | None = None
@@ -140,8 +147,14 @@ class Dispatcher:
             eligible.slots, eligible.names, columns, matched, request.prompt_tokens, is_all=eligible.is_all, now=now
         )
         choice = self.policy.choose(request, candidates, self.weights, self._rng)
-        shadow = None if self._shadow is None else self._shadow.score(request, candidates, choice.row)
-        return Evaluation(eligible, choice, matched, most, shadow, eligible.replicas[choice.row])
+        shadowed = score = None
+        if self._shadow is not None:
+            shadowed = self._shadow.choose(request, candidates)
+            score = self._shadow.score(shadowed, choice.row)
+        features = None
+        if self._learning.learner is not None:
+            features = self._learning.table_of(choice, shadowed, request, candidates)
+        return Evaluation(eligible, choice, matched, most, score, eligible.replicas[choice.row], features)
 
     def dispatch(self, state: RequestState, evaluation: Evaluation, *, now: float) -> Dispatch:
         """Reserve the replica chosen. `evaluation` was made at `now`."""
@@ -219,6 +232,9 @@ class Dispatcher:
             shadow=evaluation.shadow,
             client=state.request.client,
             model=state.request.recorded_model,
+            features=evaluation.features,
+            feature_names=self._learning.names,
+            model_version=self._learning.model_version,
         )
         self._decisions.append(decision)
         return decision
@@ -240,6 +256,7 @@ class Dispatcher:
             rtt_s=network.rtt_s,
             arrival_s=network.arrives_s,
             prior_s=network.prior_s,
+            outcomes=self._learning.outcomes,
         )
         self._table.open(attempt)
         attempt.confirmed_prefix = self._index.insert(state.request.blocks, replica.slot, state.request.client)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.network import one_way_s
 from gorgo.core.fleet.replica import Replica
@@ -15,6 +18,7 @@ from gorgo.core.latency.concurrency import EMPTY_CHECKPOINT, Checkpoint
 from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
+from gorgo.core.training.outcomes import OutcomeRing
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +62,14 @@ class Attempt:
     checkpoint: Checkpoint = EMPTY_CHECKPOINT
     #: Prefix of the prompt that was confirmed there at dispatch.
     confirmed_prefix: ConfirmedPrefix = NO_PREFIX
+    #: Where its outcome is written: the ring of the learner of its decision.
+    outcomes: OutcomeRing | None = None
+
+    @property
+    def features(self) -> NDArray[np.float32] | None:
+        """Features of the replica at the decision; `None` without a learner."""
+        table = self.decision.features
+        return None if table is None else table[self.decision.row]
 
 
 class InFlightTable:

@@ -59,6 +59,11 @@ class Decision:
     #: Name of the client's key, and the model under its name in the Router.
     client: str | None = None
     model: str | None = None
+    #: Of the policy that learns: its table with a row per candidate, the names of its columns, and the version of its
+    #: model, which is `None` without one.
+    features: NDArray[np.float32] | None = None
+    feature_names: tuple[str, ...] = ()
+    model_version: int | None = None
 
     @property
     def replica(self) -> str:
@@ -72,6 +77,8 @@ class Decision:
             cost = None if self.cost is None else _number(self.cost[row])
             terms = {term: _number(column[row]) for term, column in self.terms.items()}
             rows.append({"replica": name, "cost": cost, "terms": terms})
+            if self.features is not None:
+                rows[-1]["features"] = dict(zip(self.feature_names, self.features[row].tolist(), strict=True))
         return {
             "request_id": self.request_id,
             "attempt": self.attempt,
@@ -82,6 +89,7 @@ class Decision:
             "unit": self.unit,
             "weights_version": self.weights_version,
             "weights": dict(self.weights),
+            "model_version": self.model_version,
             "replica": self.replica,
             "prompt_tokens": self.prompt_tokens,
             "estimated_cached_tokens": self.estimated_cached_tokens,

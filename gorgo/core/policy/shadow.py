@@ -15,7 +15,7 @@ import numpy as np
 from gorgo.core.messages.decision import ShadowScore
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
-from gorgo.core.policy.choice import TIE_EPSILON
+from gorgo.core.policy.choice import TIE_EPSILON, Choice
 from gorgo.core.policy.interface import IndexKind, Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import ConfigError
@@ -39,13 +39,16 @@ class Shadow:
         self._weights = Weights.of(policy.weight_specs)
         self._rng = rng
 
-    def score(self, request: RouteRequest, candidates: Candidates, row: int) -> ShadowScore:
-        """Return the score of the candidate in `row`."""
-        choice = self.policy.choose(request, candidates, self._weights, self._rng)
+    def choose(self, request: RouteRequest, candidates: Candidates) -> Choice:
+        """Return the choice that it would have made."""
+        return self.policy.choose(request, candidates, self._weights, self._rng)
+
+    def score(self, choice: Choice, row: int) -> ShadowScore:
+        """Return the score of the candidate in `row` by its own choice."""
         if choice.cost is None:
             return ShadowScore(self.policy.name, None, None, None)
         cost = float(choice.cost[row])
-        rank = 1 + int(np.count_nonzero(choice.cost < cost - TIE_EPSILON)) if len(candidates) > 1 else None
+        rank = 1 + int(np.count_nonzero(choice.cost < cost - TIE_EPSILON)) if len(choice.cost) > 1 else None
         predicted_s = None if choice.predict is None else choice.predict(row)
         return ShadowScore(self.policy.name, rank, cost, predicted_s)
 

@@ -277,6 +277,7 @@ class ControlService:
 
     def _set_frozen(self, frozen: Frozen | None) -> None:
         self.frozen = frozen
+        self._router.frozen = frozen is not None
         self._metrics.config.frozen = frozen is not None
         if frozen is not None:
             version = self._router.weights.version

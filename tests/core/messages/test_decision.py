@@ -69,6 +69,7 @@ def test_a_decision_is_shown_with_the_terms_of_each_candidate_and_unknown_is_nul
         "unit": "ms",
         "weights_version": 3,
         "weights": {"w": 0.5},
+        "model_version": None,
         "replica": "b",
         "prompt_tokens": 100,
         "estimated_cached_tokens": 40,

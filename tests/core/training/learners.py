@@ -1,0 +1,72 @@
+"""A policy that learns, small enough to read: least predicted time to first token, least in flight without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice, argmin_tiebreak
+from gorgo.core.policy.cost import choose_min_cost
+from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.weights import Weights, WeightSpec
+from gorgo.core.training.features import feature_table
+from gorgo.core.training.model import Model
+from gorgo.core.training.spec import TrainingSpec
+
+NAMES = ("uncached_tokens", "rtt_s", "in_flight_requests")
+
+
+class LinearModel:
+    """The dot product of a row and `factors`."""
+
+    kind = "linear"
+
+    def __init__(
+        self, factors: tuple[float, ...] = (0.001, 1.0, 0.1), *, version: int = 1, names: tuple[str, ...] = NAMES
+    ) -> None:
+        self.factors, self.version, self.names = factors, version, names
+        self.samples = 1000
+        self.low, self.high = np.zeros(len(names), np.float32), np.full(len(names), 1e9, np.float32)
+
+    def ttft_s(self, table: NDArray[np.float32]) -> NDArray[np.float64]:
+        return np.asarray(table @ np.array(self.factors), dtype=np.float64)
+
+    def tpot_s(self, table: NDArray[np.float32]) -> NDArray[np.float64] | None:
+        return None
+
+    def arrays(self) -> tuple[dict[str, NDArray[Any]], Mapping[str, Any]]:
+        return {"factors": np.array(self.factors)}, {}
+
+
+class LeastPredicted:
+    name: ClassVar[str] = "least-predicted"
+    summary: ClassVar[str] = "least predicted time to first token"
+    unit: ClassVar[str] = "s"
+    index: ClassVar[IndexKind] = "any"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = ()
+
+    def __init__(self, spec: TrainingSpec | None = None) -> None:
+        self.training = spec or TrainingSpec("linear", NAMES)
+        self.feature_names = self.training.names
+        self.model: Model | None = None
+
+    def features(self, request: RouteRequest, candidates: Candidates) -> NDArray[np.float32]:
+        return feature_table(self.feature_names, request, candidates)
+
+    def adopt(self, model: Model | None) -> None:
+        self.model = model
+
+    def choose(
+        self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
+    ) -> Choice:
+        if self.model is None:
+            load = candidates.in_flight_requests
+            return Choice(argmin_tiebreak(load, load, rng), fallback="cold_start")
+        table = self.features(request, candidates)
+        chosen = choose_min_cost({"ttft": self.model.ttft_s(table)}, candidates, rng)
+        return Choice(chosen.row, chosen.terms, chosen.cost, features=table)

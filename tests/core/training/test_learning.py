@@ -1,0 +1,217 @@
+"""A Router with a policy that learns: what its attempts leave for a training, and the model that it adopts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.limits import HedgeLimits, RouterLimits
+from gorgo.core.messages.actions import Hedge
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.weights import Weights
+from gorgo.core.router import Router
+from gorgo.core.training.learner import Learner
+from gorgo.core.training.outcomes import TrainingRows
+from gorgo.errors import ConfigError
+from gorgo.policies.registry import make_policy
+from tests.core.routers import GONE, a_request, blocks_of, dispatched, finished, specs, submitted
+from tests.core.training.learners import NAMES, LeastPredicted, LinearModel
+
+ANSWERED = Outcome(AttemptResult.COMPLETED, 200, prompt_tokens=1010, cached_tokens=64, output_tokens=11)
+FAILED = Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=None, error="disconnected")
+
+
+def make(
+    policy: Policy | None = None,
+    *,
+    shadow: Policy | None = None,
+    limits: RouterLimits | None = None,
+    replicas: Sequence[ReplicaSpec] | None = None,
+) -> Router:
+    router = Router(
+        replicas or specs("a", "b"), policy or LeastPredicted(), rng=np.random.default_rng(0), boot_id="boot",
+        limits=limits or RouterLimits(), shadow=shadow,
+    )  # fmt: skip
+    for rank, name in enumerate("ab"):
+        router.on_probe(name, 0.1 * (rank + 1), now=0.0)
+    return router
+
+
+def rows_of(router: Router) -> TrainingRows:
+    assert router.outcomes is not None
+    router.outcomes.check()
+    return router.outcomes.since(0)
+
+
+def test_an_answer_leaves_a_row_with_the_times_from_its_dispatch() -> None:
+    router = make()
+    request = a_request("r", prompt_tokens=1000, received_s=1.0, blocks=blocks_of(1, 2))
+    dispatch = dispatched(submitted(router, request, now=3.0))
+    router.on_first_token(dispatch.attempt_id, now=3.5)
+    finished(router, dispatch.attempt_id, ANSWERED, now=4.5)
+    rows = rows_of(router)
+    assert (rows.dispatched_s[0], rows.ttft_s[0], rows.e2e_s[0]) == (3.0, 0.5, 1.5)
+    assert rows.tpot_s[0] == pytest.approx(0.1)
+    assert (rows.output_tokens[0], rows.cached_tokens[0], rows.prompt_tokens[0]) == (11, 64, 1010)
+    assert not rows.censored[0]
+    assert rows.groups[0] != 0
+    assert rows.names == NAMES == dispatch.decision.feature_names
+    assert dispatch.decision.features is not None
+    assert rows.features[0].tolist() == dispatch.decision.features[dispatch.decision.row].tolist()
+
+
+def test_features_are_those_of_the_decision_whatever_has_changed_by_the_end() -> None:
+    router = make(replicas=specs("a"))
+    ids = []
+    for number in range(3):
+        request = a_request(f"r{number}", prompt_tokens=100 * number, received_s=0.0)
+        ids.append(dispatched(submitted(router, request, now=float(number))).attempt_id)
+    for attempt_id in reversed(ids):
+        router.on_first_token(attempt_id, now=9.0)
+        finished(router, attempt_id, ANSWERED, now=10.0)
+    rows = rows_of(router)
+    assert rows.features[:, 2].tolist() == [2.0, 1.0, 0.0]
+    assert rows.ttft_s.tolist() == [7.0, 8.0, 9.0]
+
+
+def test_a_failed_attempt_leaves_a_censored_row_and_its_retry_one_that_begins_anew() -> None:
+    router = make()
+    first = dispatched(submitted(router, a_request("r", prompt_tokens=10, received_s=0.0), now=1.0))
+    again = dispatched(finished(router, first.attempt_id, FAILED, now=4.0))
+    router.on_first_token(again.attempt_id, now=4.25)
+    finished(router, again.attempt_id, ANSWERED, now=5.0)
+    rows = rows_of(router)
+    assert rows.censored.tolist() == [True, False]
+    assert rows.ttft_s.tolist() == [3.0, 0.25]
+    assert sorted(rows.slots.tolist()) == [0, 1]
+    assert np.isnan(rows.tpot_s[0])
+
+
+def test_the_slower_attempt_of_a_hedge_leaves_a_censored_row() -> None:
+    limits = RouterLimits(hedging=HedgeLimits(budget_ratio=1.0, delay_s=0.1))
+    router = make(make_policy("gorgo-ms"), shadow=LeastPredicted(), limits=limits)
+    first = dispatched(submitted(router, a_request("r", prompt_tokens=10, received_s=0.0), now=0.0))
+    (hedge,) = router.handle_timer(now=5.0)
+    assert isinstance(hedge, Hedge)
+    second = hedge.dispatch
+    router.on_first_token(second.attempt_id, now=5.5)
+    finished(router, first.attempt_id, Outcome(AttemptResult.SUPERSEDED), now=5.75)
+    finished(router, second.attempt_id, ANSWERED, now=7.0)
+    rows = rows_of(router)
+    assert rows.censored.tolist() == [True, False]
+    assert rows.ttft_s.tolist() == [5.75, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "streamed"),
+    [
+        (ANSWERED, True),
+        (Outcome(AttemptResult.UPSTREAM_4XX, 400), True),
+        (ANSWERED, False),
+    ],
+)
+def test_an_end_that_is_no_bound_of_a_first_token_leaves_no_row(outcome: Outcome, streamed: bool) -> None:
+    """An answer without content, a request that is wrong, an answer in one piece."""
+    router = make(replicas=specs("a"))
+    request = a_request("r", prompt_tokens=10, received_s=0.0, streamed=streamed)
+    attempt_id = dispatched(submitted(router, request, now=0.0)).attempt_id
+    if not streamed:
+        router.on_first_token(attempt_id, now=1.0)
+    finished(router, attempt_id, outcome, now=1.0)
+    assert len(rows_of(router)) == 0
+
+
+@pytest.mark.parametrize("outcome", [GONE, FAILED, Outcome(AttemptResult.BUSY, 503)])
+def test_any_other_end_without_a_first_token_is_censored(outcome: Outcome) -> None:
+    router = make(replicas=specs("a"))
+    attempt_id = dispatched(submitted(router, a_request("r", prompt_tokens=10, received_s=0.0), now=0.0)).attempt_id
+    finished(router, attempt_id, outcome, now=2.0)
+    rows = rows_of(router)
+    assert (rows.censored.tolist(), rows.ttft_s.tolist()) == ([True], [2.0])
+
+
+def test_a_policy_that_does_not_learn_leaves_nothing() -> None:
+    router = make(make_policy("gorgo-ms"))
+    dispatch = dispatched(submitted(router, a_request("r", prompt_tokens=10, received_s=0.0), now=0.0))
+    finished(router, dispatch.attempt_id, ANSWERED, now=1.0)
+    assert router.outcomes is None
+    assert router.learner is None
+    assert (dispatch.decision.features, dispatch.decision.feature_names) == (None, ())
+    with pytest.raises(ConfigError, match="no policy here learns"):
+        router.adopt(LinearModel())
+
+
+def test_a_shadow_learns_from_the_decisions_of_the_policy() -> None:
+    shadow = LeastPredicted()
+    router = make(make_policy("round-robin"), shadow=shadow)
+    router.adopt(LinearModel())
+    for number in range(4):
+        request = a_request(f"r{number}", prompt_tokens=1000, received_s=float(number))
+        dispatch = dispatched(submitted(router, request, now=float(number)))
+        router.on_first_token(dispatch.attempt_id, now=number + 0.5)
+        finished(router, dispatch.attempt_id, ANSWERED, now=number + 0.75)
+        assert dispatch.decision.shadow is not None
+        assert dispatch.decision.shadow.rank == 1 + number % 2, "the farther one costs more"
+    rows = rows_of(router)
+    np.testing.assert_allclose(rows.features[:, 1], [0.1, 0.2, 0.1, 0.2], rtol=1e-6)
+
+
+def test_a_router_trains_one_model() -> None:
+    with pytest.raises(ConfigError, match="both learn, and a router trains one model"):
+        make(LeastPredicted(), shadow=LeastPredicted())
+    router = make(make_policy("random"), shadow=LeastPredicted())
+    before = router.policy, router.outcomes
+    with pytest.raises(ConfigError, match="both learn"):
+        router.set_policy(LeastPredicted(), Weights(), now=0.0)
+    assert (router.policy, router.outcomes) == before
+
+
+def test_decisions_follow_the_model_from_the_next_one_on_and_say_its_version() -> None:
+    policy = LeastPredicted()
+    assert isinstance(policy, Learner)
+    router = make(policy)
+    cold = dispatched(submitted(router, a_request("r0", prompt_tokens=10, received_s=0.0), now=0.0)).decision
+    router.adopt(LinearModel((0.0, -1.0, 0.0), version=7))
+    learned = dispatched(submitted(router, a_request("r1", prompt_tokens=10, received_s=0.0), now=0.0)).decision
+    assert (cold.model_version, cold.fallback) == (None, "cold_start")
+    assert (learned.model_version, learned.replica, learned.fallback) == (7, "b", None)
+    shown = learned.as_dict()
+    assert shown["model_version"] == 7
+    features = shown["candidates"][1]["features"]
+    assert (list(features), features["rtt_s"]) == (list(NAMES), pytest.approx(0.2))
+    router.adopt(None)
+    assert (router.model_version, policy.model) == (None, None)
+
+
+def test_a_model_of_other_features_is_refused_and_the_last_one_stays() -> None:
+    router = make()
+    router.adopt(LinearModel(version=3))
+    foreign = LinearModel((1.0, 1.0), names=("rtt_s", "kv_usage"), version=4)
+    with pytest.raises(ConfigError, match=r"trained on rtt_s, kv_usage; .* expects: uncached_tokens, rtt_s, in_flight"):
+        router.adopt(foreign)
+    assert router.model_version == 3
+
+
+def test_an_attempt_of_an_earlier_policy_writes_nothing_for_the_next_one() -> None:
+    router = make()
+    old = router.outcomes
+    attempt_id = dispatched(submitted(router, a_request("r", prompt_tokens=10, received_s=0.0), now=0.0)).attempt_id
+    router.set_policy(LeastPredicted(), Weights(), now=0.5)
+    finished(router, attempt_id, GONE, now=1.0)
+    assert old is not None
+    assert (len(old), len(rows_of(router))) == (1, 0)
+
+
+def test_a_shadow_that_learns_retains_its_rows_when_the_policy_changes() -> None:
+    router = make(make_policy("round-robin"), shadow=LeastPredicted())
+    router.adopt(LinearModel(version=2))
+    rows = router.outcomes
+    router.set_policy(make_policy("random"), Weights(), now=0.0)
+    assert router.outcomes is rows
+    assert router.model_version == 2
+    router.set_shadow(None, now=0.0)
+    assert router.outcomes is None
