@@ -7,6 +7,7 @@ attempt holds its `Replica`, not a slot: the slot may belong to another replica 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import fsum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
 from gorgo.core.training.outcomes import OutcomeRing
+
+#: Of a sum of times, the rounding of all changes since it was 0.
+_DRIFT = 1e-9
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +70,11 @@ class Attempt:
     outcomes: OutcomeRing | None = None
 
     @property
+    def uncached_tokens(self) -> int:
+        """Prompt tokens that the index did not find there at the decision."""
+        return self.state.request.prompt_tokens - self.decision.estimated_cached_tokens
+
+    @property
     def features(self) -> NDArray[np.float32] | None:
         """Features of the replica at the decision; `None` without a learner."""
         table = self.decision.features
@@ -92,7 +101,7 @@ class InFlightTable:
         self._open[attempt.attempt_id] = attempt
         attempt.state.open_attempts.append(attempt)
         replica, request = attempt.replica, attempt.state.request
-        self._fleet.reserve(replica, request.prompt_tokens)
+        self._fleet.reserve(replica, request.prompt_tokens, attempt.uncached_tokens)
         prefill_s = attempt.prior_s * replica.prefill_queue.speed.factor
         attempt.checkpoint = replica.concurrency.on_dispatched(prefill_s=prefill_s, now=attempt.dispatched_s)
         replica.prefill_queue.add(
@@ -106,10 +115,10 @@ class InFlightTable:
             return None
         attempt.first_token_s = now
         replica, request = attempt.replica, attempt.state.request
-        self._fleet.release_prefill(replica, request.prompt_tokens)
-        replica.reported_speed.on_request(
-            request.prompt_tokens - attempt.decision.estimated_cached_tokens, attempt.prior_s
-        )
+        uncached_tokens = attempt.uncached_tokens
+        self._fleet.release_prefill(replica, request.prompt_tokens, uncached_tokens)
+        self._fleet.begin_decode(replica, now=now)
+        replica.reported_speed.on_request(uncached_tokens, attempt.prior_s)
         leave = replica.prefill_queue.on_first_token if request.streamed else replica.prefill_queue.remove
         leave(attempt_id, engine_s=now - one_way_s(self._fleet.columns, replica.slot))
         return attempt
@@ -118,15 +127,19 @@ class InFlightTable:
         """Assert that the reserved load of each replica is that of its open attempts; visits all of them."""
         columns = self._fleet.columns
         for name, replica in self._fleet.replicas.items():
-            tokens = [each.state.request.prompt_tokens for each in self._open.values() if each.replica is replica]
-            waiting = [
-                each.state.request.prompt_tokens
-                for each in self._open.values()
-                if each.replica is replica and each.first_token_s is None
-            ]
+            mine = [each for each in self._open.values() if each.replica is replica]
+            tokens = [each.state.request.prompt_tokens for each in mine]
+            prefilling = [each for each in mine if each.first_token_s is None]
+            first_s = [each.first_token_s for each in mine if each.first_token_s is not None]
             charged = columns.in_flight_requests[replica.slot], columns.in_flight_tokens[replica.slot]
             assert charged == (len(tokens), sum(tokens)), f"{name}: {charged} reserved for {len(tokens)} open attempts"
-            assert columns.queued_prefill_tokens[replica.slot] == sum(waiting), f"{name}: tokens before a first token"
+            before = columns.queued_prefill_tokens[replica.slot], columns.uncached_prefill_tokens[replica.slot]
+            waiting = [each.state.request.prompt_tokens for each in prefilling]
+            uncached = [each.uncached_tokens for each in prefilling]
+            assert before == (sum(waiting), sum(uncached)), f"{name}: tokens before a first token"
+            assert columns.decoding_requests[replica.slot] == len(first_s), f"{name}: requests after their first token"
+            drift_s = abs(columns.first_tokens_s[replica.slot] - fsum(first_s))
+            assert drift_s <= _DRIFT * max(1.0, fsum(first_s)), f"{name}: times of first tokens"
             replica.prefill_queue.check()
 
     def close(self, attempt_id: str, *, now: float) -> Attempt | None:
@@ -137,8 +150,10 @@ class InFlightTable:
         attempt.state.open_attempts.remove(attempt)
         replica, tokens = attempt.replica, attempt.state.request.prompt_tokens
         if attempt.first_token_s is None:
-            self._fleet.release_prefill(replica, tokens)
+            self._fleet.release_prefill(replica, tokens, attempt.uncached_tokens)
             replica.prefill_queue.remove(attempt_id, engine_s=now + one_way_s(self._fleet.columns, replica.slot))
+        else:
+            self._fleet.end_decode(replica, first_token_s=attempt.first_token_s)
         self._fleet.release(replica, tokens)
         replica.concurrency.on_left(now=now)
         return attempt

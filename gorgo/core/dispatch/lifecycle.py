@@ -138,6 +138,7 @@ class RequestLifecycle:
         if refused:
             pass  # What another replica makes of the request decides.
         elif outcome.result is COMPLETED:
+            _learn_gap(attempt, outcome, now)
             whole = outcome.short is not None
             replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now, whole=whole)
             self._refusals.on_answer(attempt, short=outcome.short, now=now)
@@ -201,6 +202,13 @@ class RequestLifecycle:
 def _stop_others(attempt: Attempt) -> list[Action]:
     request_id = attempt.state.request.request_id
     return [Cancel(request_id, other.attempt_id) for other in attempt.state.open_attempts if other is not attempt]
+
+
+def _learn_gap(attempt: Attempt, outcome: Outcome, now: float) -> None:
+    """Let the replica learn its time per output token from a streamed answer."""
+    tokens, first_s = outcome.output_tokens, attempt.first_token_s
+    if tokens is not None and tokens > 1 and first_s is not None and attempt.state.request.streamed:
+        attempt.replica.learn_gap(now - first_s, tokens=tokens)
 
 
 def _is_engine_busy(outcome: Outcome) -> bool:

@@ -139,15 +139,33 @@ class Fleet:
 
     # -- load, written by the in-flight table
 
-    def reserve(self, replica: Replica, prompt_tokens: int) -> None:
+    def reserve(self, replica: Replica, prompt_tokens: int, uncached_tokens: int = 0) -> None:
         slot, columns = replica.slot, self.columns
         columns.in_flight_requests[slot] += 1
         columns.in_flight_tokens[slot] += prompt_tokens
         columns.queued_prefill_tokens[slot] += prompt_tokens
+        columns.uncached_prefill_tokens[slot] += uncached_tokens
 
-    def release_prefill(self, replica: Replica, prompt_tokens: int) -> None:
+    def release_prefill(self, replica: Replica, prompt_tokens: int, uncached_tokens: int = 0) -> None:
         if replica.slot >= 0:
             self.columns.queued_prefill_tokens[replica.slot] -= prompt_tokens
+            self.columns.uncached_prefill_tokens[replica.slot] -= uncached_tokens
+
+    def begin_decode(self, replica: Replica, *, now: float) -> None:
+        """Count a request with its first token."""
+        slot, columns = replica.slot, self.columns
+        if slot >= 0:
+            columns.decoding_requests[slot] += 1
+            columns.first_tokens_s[slot] += now
+
+    def end_decode(self, replica: Replica, *, first_token_s: float) -> None:
+        """Count it no longer."""
+        slot, columns = replica.slot, self.columns
+        if slot >= 0:
+            left = columns.decoding_requests.item(slot) - 1.0
+            columns.decoding_requests[slot] = left
+            # Exactly 0 without one, so that rounding does not add up.
+            columns.first_tokens_s[slot] = columns.first_tokens_s.item(slot) - first_token_s if left else 0.0
 
     def release(self, replica: Replica, prompt_tokens: int) -> None:
         if replica.slot >= 0:
@@ -177,6 +195,7 @@ class Fleet:
         if replica.reported_speed.on_counters(sample.prefill_tokens_total, sample.prefill_busy_s_total):
             self._apply_reported_speed(replica)
         replica.scraped_s, self._due_known = now, False
+        self.columns.sampled_s[replica.slot] = now
 
     def _apply_reported_speed(self, replica: Replica) -> None:
         """Use the engine's counters as a prior where regions.yaml has none."""
@@ -198,7 +217,7 @@ class Fleet:
             if is_stale(replica.probed_s, now=now, after_s=self.stale_after_s):
                 self.columns.rtt_s[replica.slot], replica.probed_s = nan, None
             if is_stale(replica.scraped_s, now=now, after_s=self.stale_after_s):
-                for name in _SCRAPED:
+                for name in (*_SCRAPED, "sampled_s"):
                     getattr(self.columns, name)[replica.slot] = nan
                 replica.scraped_s = None
             replica.health.end_backoff(now=now)

@@ -20,6 +20,7 @@ from gorgo.core.latency.prefill import PrefillPrior
 from gorgo.core.latency.prefill_queue import PrefillQueue
 from gorgo.core.latency.reported_speed import ReportedSpeed
 from gorgo.core.latency.tcp import connect_round_trips
+from gorgo.core.latency.token_gap import TokenGap
 from gorgo.core.limits import OutlierLimits
 from gorgo.core.prefix.cache_feedback import LearnedCapacity
 
@@ -44,6 +45,8 @@ class Replica:
     reported_speed: ReportedSpeed
     #: Most requests in flight if answers are to end in time.
     concurrency: ConcurrencyLimit = field(default_factory=ConcurrencyLimit)
+    #: Time per output token.
+    token_gap: TokenGap = field(default_factory=TokenGap)
     #: For an engine that does not report its KV capacity.
     learned_capacity: LearnedCapacity = field(default_factory=LearnedCapacity)
     restarts: RestartDetector = field(default_factory=RestartDetector)
@@ -108,6 +111,12 @@ class Replica:
             self.reported_speed = ReportedSpeed(prior)
             self._publish_prior()
             self.prefill_queue.reset_speed()
+
+    def learn_gap(self, spent_s: float, *, tokens: int) -> None:
+        """Record a whole answer of two or more tokens, `spent_s` from its first to its last."""
+        self.token_gap.learn(spent_s, tokens=tokens)
+        if self.slot >= 0:
+            self.columns.token_gap_s[self.slot] = self.token_gap.value_s
 
     def _publish_queue(self) -> None:
         slot, columns, queue = self.slot, self.columns, self.prefill_queue

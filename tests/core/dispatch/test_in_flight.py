@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
 from gorgo.core.messages.request import EngineSample
+from gorgo.core.policy.candidates import Candidates
 from gorgo.core.router import Router
 from tests.core.routers import COMPLETED, GONE, a_request, blocks_of, dispatched, make_router, submitted, timed
 
@@ -98,3 +100,72 @@ def test_load_is_released_once_whether_an_end_comes_before_or_after_a_first_toke
     router.on_finish(second, GONE, now=1.3)
     row = view(router, now=1.3)
     assert (row.in_flight_requests, row.in_flight_tokens, row.queued_prefill_tokens) == (0, 0, 0)
+
+
+def row_of(router: Router, *, now: float) -> Candidates:
+    """The columns of the only replica."""
+    columns = router._fleet.columns
+    return Candidates(np.zeros(1, np.intp), ("a",), columns, np.zeros(1), 0, is_all=True, now=now)
+
+
+def counted(router: Router, *, now: float) -> dict[str, float]:
+    names = ("prefilling_requests", "queued_prefill_tokens", "uncached_prefill_tokens", "decoding_requests")
+    router.check()
+    return {name: float(getattr(row_of(router, now=now), name)[0]) for name in names}
+
+
+def test_requests_and_tokens_are_counted_before_and_after_the_first_token() -> None:
+    router = make_router(policy="gorgo-ms", replicas=[timed("a")])
+    blocks = blocks_of(1, 2, 3)
+    warm = send(router, "warm", 192, now=0.0)
+    router.on_first_token(warm, now=0.5)
+    router.on_finish(warm, COMPLETED, now=0.6)
+    router.index.confirm(blocks, 0)
+    request = a_request("hit", prompt_tokens=200, received_s=1.0, blocks=blocks)
+    hit = dispatched(submitted(router, request, now=1.0)).attempt_id
+    miss = send(router, "miss", 50, now=1.0)
+    before = counted(router, now=1.0)
+    assert before["prefilling_requests"] == 2
+    assert before["queued_prefill_tokens"] == 250
+    assert before["uncached_prefill_tokens"] == 250 - router.decisions("hit")[0].estimated_cached_tokens < 250
+    router.on_first_token(hit, now=1.2)
+    middle = counted(router, now=1.2)
+    assert (middle["prefilling_requests"], middle["decoding_requests"], middle["uncached_prefill_tokens"]) == (1, 1, 50)
+    router.on_finish(miss, GONE, now=1.3)
+    router.on_finish(hit, COMPLETED, now=2.0)
+    assert set(counted(router, now=2.0).values()) == {0.0}
+
+
+def test_decode_tokens_are_the_first_ones_and_one_more_per_learned_gap() -> None:
+    router = make_router(policy="gorgo-ms", replicas=[timed("a")])
+    teacher = send(router, "teacher", 10, now=0.0)
+    router.on_first_token(teacher, now=1.0)
+    assert np.isnan(row_of(router, now=2.0).decode_tokens[0]), "unknown before the first answer with a count"
+    router.on_finish(teacher, replace(COMPLETED, output_tokens=101), now=3.0)
+    assert row_of(router, now=3.0).token_gap_s[0] == pytest.approx(0.02)
+    assert row_of(router, now=3.0).decode_tokens[0] == 0.0
+    for number in range(3):
+        router.on_first_token(send(router, f"r{number}", 10, now=4.0), now=5.0 + number)
+    assert row_of(router, now=8.0).decode_tokens[0] == pytest.approx(3 + (3.0 + 2.0 + 1.0) / 0.02)
+    router.check()
+
+
+def test_an_answer_in_one_piece_teaches_no_gap() -> None:
+    router = make_router(policy="gorgo-ms", replicas=[timed("a")])
+    whole = send(router, "whole", 10, now=0.0, streamed=False)
+    router.on_first_token(whole, now=1.0)
+    router.on_finish(whole, replace(COMPLETED, output_tokens=101), now=1.0)
+    assert np.isnan(row_of(router, now=2.0).token_gap_s[0])
+
+
+def test_rounding_in_the_sum_of_first_tokens_does_not_add_up() -> None:
+    """A year of uptime, and requests that overlap: the sum is exact again whenever none decodes."""
+    router, now = make_router(policy="gorgo-ms", replicas=[timed("a")]), 3e7
+    for lap in range(200):
+        ids = [send(router, f"{lap}-{number}", 10, now=now) for number in range(3)]
+        for number, attempt_id in enumerate(ids):
+            router.on_first_token(attempt_id, now=now + 0.1 * number)
+        for attempt_id in ids:
+            now += 0.123456789
+            router.on_finish(attempt_id, COMPLETED, now=now)
+        assert row_of(router, now=now).first_tokens_s[0] == 0.0

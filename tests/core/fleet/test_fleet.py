@@ -6,6 +6,7 @@ from math import inf
 import numpy as np
 import pytest
 
+from gorgo.core.fleet.columns import accelerator_code
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.network import arrival_s, record_connection
 from gorgo.core.fleet.outlier import PANIC_BACK_OFF_S
@@ -364,3 +365,19 @@ def test_what_was_told_is_forgotten_with_the_prior_that_it_was_held_against(flee
     fleet.scraped(member, counters(1e6, member.prior, slowdown=3.0), now=0.0)
     fleet.replace([ReplicaSpec("a", "region-of-a", prefill_tokens_per_s=4000.0)])
     assert fleet.columns.slowdown[member.slot] == 1.0
+
+
+def test_a_scrape_has_an_age_until_it_is_stale(fleet: Fleet) -> None:
+    member, columns = fleet.member("a"), fleet.columns
+    fleet.scraped(member, EngineSample(running_requests=1.0), now=5.0)
+    assert columns.sampled_s[member.slot] == 5.0
+    fleet.handle_timer(now=5.0 + 91.0)
+    assert np.isnan(columns.sampled_s[member.slot])
+
+
+def test_an_accelerator_is_known_by_its_code_and_can_be_changed(fleet: Fleet) -> None:
+    kinds = {"a": "A30", "b": "V100", "c": None}
+    fleet.replace([replace(member.spec, accelerator=kinds[name]) for name, member in fleet.replicas.items()])
+    codes = [fleet.columns.accelerator[fleet.member(name).slot] for name in kinds]
+    assert codes == pytest.approx([accelerator_code("A30"), accelerator_code("V100"), np.nan], nan_ok=True)
+    assert accelerator_code("A30") == int(accelerator_code("A30")) < 2**48
