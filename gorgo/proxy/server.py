@@ -21,8 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hypercorn.config import Config as HypercornConfig
-
 from gorgo.config.constants import BLOCK_BYTES
 from gorgo.config.model import Config, LimitsConfig
 from gorgo.core.policy.interface import Policy
@@ -33,6 +31,7 @@ from gorgo.proxy.app import data_app
 from gorgo.proxy.build import build_proxy
 from gorgo.proxy.control.state_file import StateFile
 from gorgo.proxy.http.heads import HeadLimits
+from gorgo.proxy.http.hypercorn_server import ServerConfig
 from gorgo.proxy.http.listener import AcceptLimits, serve_app
 from gorgo.proxy.http.sockets import BACKLOG, ServerAddresses, address_of, listening
 from gorgo.proxy.logs import LOGGER, flush_logs, log
@@ -217,11 +216,11 @@ async def _serve(
     limits: Callable[[], AcceptLimits],
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    config = HypercornConfig()
+    config = ServerConfig()
     config.errorlog = _hypercorn_log()
     config.accesslog = None
     config.backlog = BACKLOG
-    config.graceful_timeout = CLOSE_S
+    config.graceful_timeout = 3 * CLOSE_S
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = 1_000_000
     # A replica's `server` and `date` pass; responses of the proxy's own have a date.

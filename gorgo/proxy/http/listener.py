@@ -1,10 +1,8 @@
 """One listening socket and its connections.
 
-Owns accepting, TLS handshakes, the number of open connections, and their end when the proxy stops. A connection itself
-is `connection.client_connection`'s; there is no protocol but HTTP/1.1.
-
-Why not `hypercorn.asyncio.serve`: its connections are lenient about ambiguous requests, switch to HTTP/2, are not
-bounded in number, and cost several times as much per request.
+Owns TLS handshakes, the number of open connections, and their end when the proxy stops. hypercorn's server accepts
+connections without TLS (`hypercorn_server`). It shows one with TLS only after its handshake, too late to be counted, so
+those are accepted here. A connection is `connection.client_connection`'s; there is no protocol but HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -17,17 +15,19 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
-
-from hypercorn.config import Config
+from typing import Any, cast
 
 from gorgo.proxy.http.connection.client_connection import ClientConnection
 from gorgo.proxy.http.connection.settings import ServerSettings
 from gorgo.proxy.http.heads import HeadLimits, PartialHeads
+from gorgo.proxy.http.hypercorn_server import ServerConfig, run_server
 from gorgo.proxy.logs import log
 
 #: Pause after a failed accept, as in asyncio's servers.
 _ACCEPT_AGAIN_S = 1.0
+#: Parts of a stop, each with its share of `graceful_timeout`: open requests end, their calls are cancelled, transports
+#: are aborted.
+_STAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class AcceptLimits:
 
 async def serve_app(
     app: Any,
-    config: Config,
+    config: ServerConfig,
     listener: socket.socket,
     closing: asyncio.Event,
     *,
@@ -58,26 +58,17 @@ async def serve_app(
     connection counts as open.
     """
     connections = Connections(ServerSettings(app, config, PartialHeads()), limits)
-    close: Callable[[], object]
-    if tls is None:
-        loop = asyncio.get_running_loop()
-        close = (await loop.create_server(connections.accept, sock=listener, backlog=config.backlog)).close
-    else:
-        close = asyncio.create_task(connections.accept_tls(listener, tls)).cancel
-    try:
-        await closing.wait()
-    finally:
-        close()
-        listener.close()
-        await connections.end(config.graceful_timeout)
-
-
-class _NotAdmitted(asyncio.Protocol):
-    """A connection that was not admitted."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.abort()
+    sockets = [listener] if tls is None else []
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(run_server(app, config, sockets, connections.serve, closing))
+        accepting = None if tls is None else tasks.create_task(connections.accept_tls(listener, tls))
+        try:
+            await closing.wait()
+        finally:
+            if accepting is not None:
+                accepting.cancel()
+                listener.close()
+            await connections.end(config.graceful_timeout / _STAGES)
 
 
 class Connections:
@@ -93,9 +84,31 @@ class Connections:
         self._stopping = False
         self._changed = asyncio.Event()
 
-    def accept(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection without TLS."""
-        return self._admit() or _NotAdmitted()
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one new connection without TLS until it has ended."""
+        connection, transport = self._admit(), cast(asyncio.Transport, writer.transport)
+        if connection is None:
+            transport.abort()
+            return
+        # Under uvloop something may have been read before this task runs. Here `read` waits for nothing.
+        at_eof = reader.at_eof()
+        reader.feed_eof()
+        received = b""
+        with suppress(OSError):  # disconnected
+            received = await reader.read()
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        if received:
+            connection.data_received(received)
+        if transport.is_closing():
+            connection.connection_lost(None)
+        elif at_eof or not transport.is_reading():
+            connection.eof_received()
+        try:
+            await connection.ended
+        finally:  # cancelled: hypercorn waits no longer
+            if not connection.is_lost:
+                transport.abort()
 
     async def accept_tls(self, listener: socket.socket, tls: ssl.SSLContext) -> None:
         """Accept connections with TLS. asyncio's server would count them only after the handshake."""
@@ -137,9 +150,9 @@ class Connections:
         await self._wait_closed(limit_s)
 
     def _admit(self) -> ClientConnection | None:
-        """Return a new connection; None if there are too many, all with a request."""
+        """Return a new connection; None if there are too many, all with a request, or the proxy stops."""
         limits = self._limits()
-        if len(self._open) >= limits.connections and not self._evict():
+        if self._stopping or (len(self._open) >= limits.connections and not self._evict()):
             return None
         connection = ClientConnection(self._settings, limits.head, on_idle=self._set_idle, on_end=self._forget)
         self._open[connection] = None

@@ -19,6 +19,7 @@ from gorgo.proxy.http.connection.client_connection import ClientConnection
 from gorgo.proxy.http.connection.linger import LINGER_S, LingerTimeout
 from gorgo.proxy.http.connection.settings import ServerSettings
 from gorgo.proxy.http.heads import HeadLimits, PartialHeads
+from gorgo.proxy.http.hypercorn_server import ServerConfig
 from gorgo.proxy.http.listener import AcceptLimits, Connections, serve_app
 from tests.proxy.authority import Authority, needs_openssl
 from tests.proxy.conftest import Start, until
@@ -171,7 +172,7 @@ async def test_connection_whose_client_has_closed_it_ends_with_its_answer_and_wa
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    config, closing = Config(), asyncio.Event()
+    config, closing = ServerConfig(), asyncio.Event()
     config.keep_alive_timeout = 3600.0
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
@@ -207,7 +208,7 @@ async def test_end_waits_for_aborted_connections_and_no_longer_than_its_limit(en
                 return
 
     connections = Connections(ServerSettings(app, Config(), PartialHeads()), lambda: LIMITS)
-    server = await asyncio.get_running_loop().create_server(connections.accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(connections.serve, "127.0.0.1", 0)
     async with connected(server.sockets[0].getsockname()) as client:
         await client.post(ROUTE, b"{}")
         await begun.wait()
@@ -229,7 +230,7 @@ async def test_application_that_fails_is_a_500_and_is_logged(caplog: pytest.LogC
     config = Config()
     config.errorlog = logging.getLogger("gorgo.hypercorn")
     connections = Connections(ServerSettings(app, config, PartialHeads()), lambda: LIMITS)
-    server = await asyncio.get_running_loop().create_server(connections.accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(connections.serve, "127.0.0.1", 0)
     async with server:
         answers = []
         for path in ("/", "/begun"):
@@ -250,7 +251,7 @@ async def test_responses_have_the_headers_that_the_configuration_adds() -> None:
     config = Config()
     config.keep_alive_max_requests = 2
     connections = Connections(ServerSettings(app, config, PartialHeads()), lambda: LIMITS)
-    server = await asyncio.get_running_loop().create_server(connections.accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(connections.serve, "127.0.0.1", 0)
     async with server, connected(server.sockets[0].getsockname()) as client:
         client.writer.write(b"GET / HTTP/1.1\r\nhost: g\r\n\r\n" * 4)
         heads = (await client.rest()).split(b"HTTP/1.1 204 No Content\r\n")[1:]

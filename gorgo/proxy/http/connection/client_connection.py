@@ -75,6 +75,8 @@ class ClientConnection(TransportOwner):
         self._counted_bytes = 0
         self._dropped_bytes = 0
         self._stopping = self._at_eof = False
+        #: Set with the call of `on_end`.
+        self.ended: asyncio.Future[None] = self.loop.create_future()
 
     # -- the transport
 
@@ -283,7 +285,8 @@ class ClientConnection(TransportOwner):
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if self.is_lost and not self._calls:
+        if self.is_lost and not self._calls and not self.ended.done():
+            self.ended.set_result(None)
             self._on_end(self)
 
 

@@ -1,6 +1,6 @@
 """What the connections of one listener share: the application, hypercorn's configuration, the sum of incomplete heads.
 
-The seam to hypercorn: its public `Config` gives timeouts, bounds, own headers and the log. Nothing else of it is used.
+hypercorn's public `Config` gives timeouts, bounds, own headers and the log; its server is `hypercorn_server`'s.
 """
 
 from __future__ import annotations

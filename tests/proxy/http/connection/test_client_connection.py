@@ -17,6 +17,7 @@ from gorgo.proxy.http.connection.cycle import BODY_BYTES
 from gorgo.proxy.http.connection.settings import ServerSettings
 from gorgo.proxy.http.errors import Message
 from gorgo.proxy.http.heads import HeadLimits, PartialHeads
+from gorgo.proxy.http.hypercorn_server import ServerConfig
 from gorgo.proxy.http.listener import AcceptLimits, Connections, serve_app
 from tests.proxy.authority import Authority, needs_openssl
 from tests.proxy.conftest import until
@@ -54,7 +55,7 @@ class Running:
 @asynccontextmanager
 async def running(app: App, **options: float) -> AsyncIterator[Running]:
     made = Running(app, **options)
-    server = await asyncio.get_running_loop().create_server(made.connections.accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(made.connections.serve, "127.0.0.1", 0)
     async with server:
         made.address = server.sockets[0].getsockname()
         yield made
@@ -293,7 +294,7 @@ async def test_stream_over_tls_is_written_directly_and_bounded_for_a_client_that
     closing, limits = asyncio.Event(), AcceptLimits(HeadLimits(1000, 10.0), 10)
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
-    serving = asyncio.create_task(serve_app(app, Config(), listener, closing, limits=lambda: limits, tls=context))
+    serving = asyncio.create_task(serve_app(app, ServerConfig(), listener, closing, limits=lambda: limits, tls=context))
     reader, writer = await asyncio.open_connection(*address, ssl=authority.trusting(), limit=1 << 24)
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     writer.write(GET)

@@ -25,11 +25,13 @@ def imported(path: Path) -> set[str]:
     return {name for name in found if name.split(".")[0] in ("hypercorn", "h11", "h2")}
 
 
-def test_nothing_of_hypercorn_is_used_but_its_configuration() -> None:
+def test_hypercorn_is_used_in_its_seam_and_elsewhere_its_configuration_alone() -> None:
     root = Path(gorgo.__file__).parent
     files = {path.relative_to(root).as_posix(): imported(path) for path in root.rglob("*.py")}
-    seam = ("proxy/http/connection/settings.py", "proxy/http/listener.py", "proxy/server.py")
-    assert {name: found for name, found in files.items() if found} == {name: {"hypercorn.config"} for name in seam}
+    assert {name: found for name, found in files.items() if found} == {
+        "proxy/http/connection/settings.py": {"hypercorn.config"},
+        "proxy/http/hypercorn_server.py": {"hypercorn.asyncio", "hypercorn.config"},
+    }
 
 
 def test_timeouts_and_bounds_are_those_of_the_configuration() -> None:
