@@ -114,7 +114,7 @@ class Replica:
 
     def learn_gap(self, spent_s: float, *, tokens: int) -> None:
         """Record a whole answer of two or more tokens, `spent_s` from its first to its last."""
-        self.token_gap.learn(spent_s, tokens=tokens)
+        self.token_gap.on_answer(spent_s, tokens=tokens)
         if self.slot >= 0:
             self.columns.token_gap_s[self.slot] = self.token_gap.value_s
 

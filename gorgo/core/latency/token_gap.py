@@ -19,7 +19,7 @@ class TokenGap:
     Example
     -------
     >>> gap = TokenGap()
-    >>> gap.learn(1.0, tokens=101)
+    >>> gap.on_answer(1.0, tokens=101)
     >>> gap.value_s
     0.01
     """
@@ -31,7 +31,7 @@ class TokenGap:
         self.value_s = nan
         self._spent_s = self._tokens = 0.0
 
-    def learn(self, spent_s: float, *, tokens: int) -> None:
+    def on_answer(self, spent_s: float, *, tokens: int) -> None:
         """Record an answer of two or more tokens, `spent_s` from the first to the last."""
         self._spent_s = _DECAY * self._spent_s + spent_s
         self._tokens = _DECAY * self._tokens + (tokens - 1)
