@@ -90,14 +90,15 @@ def offline_options(*, fleet_file: Path | None, **options: Any) -> OfflineOption
 
 
 def search_offline(
-    options: OfflineOptions, *, algorithm: str, tune_lambda: bool, n_jobs: int, **more: Any
+    options: OfflineOptions, *, algorithm: str | None, tune_lambda: bool, n_jobs: int, **more: Any
 ) -> OfflineFound:
     """Search offline, with progress on stderr; raises as `tuner.offline.command.tune_offline` does."""
     from gorgo.apps.progress import shown_progress
     from tuner.offline.command import tune_offline
     from tuner.offline.search import SearchOptions
 
-    twin = SearchOptions(optimizer=algorithm, tune_lambda=tune_lambda, n_jobs=n_jobs, **more)
+    optimizer = algorithm or CampaignOptions().algorithm
+    twin = SearchOptions(optimizer=optimizer, tune_lambda=tune_lambda, n_jobs=n_jobs, **more)
     with shown_progress("twin") as advance:
         tuned = tune_offline(options, twin, now=time.time, on_progress=advance)
     return OfflineFound(

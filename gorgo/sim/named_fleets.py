@@ -24,13 +24,14 @@ FAST_LINKS: Mapping[str, float] = {"us-ashburn": 1.0, "eu-frankfurt": 3.0, "ap-s
 QWEN_L40S, QWEN_H100 = "2xL40S-Qwen3.5-35B-A3B-FP8-fitted", "1xH100-Qwen3.5-35B-A3B-FP8"
 #: The region of pooled fleets, and the round trip within it.
 ONE_REGION, POOLED_RTT_S = "local", 0.001
+MIXED = ("1xA30-Llama-3.1-8B", "1xL40S-Llama-3.1-8B", "1xH100-Llama-3.1-8B")
 #: The same GPUs and model as estimated: every cached prefix is found.
 ESTIMATE = "2xL40S-Qwen3.5-35B-A3B-FP8-estimate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFleet:
-    """One fleet of the table: a replica per region, `<region>-0`.
+    """One fleet of the table: one or more replicas per region, from `<region>-0` on.
 
     Parameters
     ----------
@@ -42,6 +43,8 @@ class NamedFleet:
         Fields of every profile that differ from it.
     rtt_ms:
         Mean round trip from the proxy to each region.
+    per_region:
+        Replicas in each region, all alike.
     """
 
     name: str
@@ -49,6 +52,7 @@ class NamedFleet:
     profiles: Sequence[str]
     changes: Mapping[str, Any] = field(default_factory=dict)
     rtt_ms: Mapping[str, float] = field(default_factory=lambda: THREE_REGIONS)
+    per_region: int = 1
 
     def fleet(self) -> SimFleet:
         """Return the fleet with accurate priors; raises `UnknownProfile`."""
@@ -58,7 +62,8 @@ class NamedFleet:
         profiles = [self._profile(name) for name in self.profiles]
         each = profiles * len(self.rtt_ms) if len(profiles) == 1 else profiles
         for (region, rtt_ms), profile in zip(self.rtt_ms.items(), each, strict=True):
-            yield SimReplica(ReplicaSpec(f"{region}-0", region), profile, Link(rtt_s=rtt_ms / 1e3))
+            for number in range(self.per_region):
+                yield SimReplica(ReplicaSpec(f"{region}-{number}", region), profile, Link(rtt_s=rtt_ms / 1e3))
 
     def _profile(self, name: str) -> EngineProfile:
         return replace(find_profile(name), **self.changes)
@@ -111,8 +116,9 @@ _TABLE: tuple[NamedFleet | PooledFleet, ...] = (
     NamedFleet(
         name="mixed-gpus",
         description="Llama-3.1-8B: A30 near, L40S in Frankfurt, H100 in Seoul",
-        profiles=["1xA30-Llama-3.1-8B", "1xL40S-Llama-3.1-8B", "1xH100-Llama-3.1-8B"],
+        profiles=MIXED,
     ),
+    NamedFleet(name="mixed-gpus-x2", description="the same with two of each GPU", profiles=MIXED, per_region=2),
     NamedFleet(
         name="small-model", description="Llama-3.2-1B on one A30 in each region", profiles=["1xA30-Llama-3.2-1B"]
     ),

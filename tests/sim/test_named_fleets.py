@@ -69,3 +69,11 @@ def test_a_pool_s_changes_are_of_its_own_replicas() -> None:
     ]
     fleet = PooledFleet(name="two", description="", pools=pools).fleet()
     assert {replica.name: replica.spec.kv_capacity_tokens for replica in fleet.replicas} == {"a-0": 7, "b-0": 9}
+
+
+def test_a_region_may_have_several_replicas_each_with_a_name_of_its_own() -> None:
+    assert [(replica.name, replica.profile.name) for replica in find_fleet("mixed-gpus-x2").replicas] == [
+        (f"{replica.spec.region}-{number}", replica.profile.name)
+        for replica in find_fleet("mixed-gpus").replicas
+        for number in (0, 1)
+    ]

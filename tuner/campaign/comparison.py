@@ -3,7 +3,8 @@
 Owns the decision of the switchback; `sequential` owns the test of significance.
 
 Theory of operation: each pair gives one difference of logarithms per figure, so that a tenth is a tenth at any load. A
-candidate is accepted when its p95 TTFT is significantly lower and no guarded figure seems worse. It is refused when a
+candidate is accepted when its p95 TTFT is significantly lower, no guarded figure seems worse by more than the margin,
+and p95 E2E, with what earlier candidates have added to it, by no more than a margin of its own. It is refused when a
 guarded figure is significantly worse by more than the margin. It is given up when it is not ahead after a number of
 pairs, and sooner when it seems worse by more than the margin. Without significance at the last pair nothing moves.
 
@@ -53,10 +54,12 @@ class PairComparison:
         Of the test's sign patterns.
     audit:
         Whether the offspring is a start that stays unless significantly worse.
+    e2e_lost:
+        Logarithm of what accepted candidates have added to p95 E2E before.
     """
 
-    def __init__(self, options: CampaignOptions, seed: int, *, audit: bool) -> None:
-        self._options, self._audit = options, audit
+    def __init__(self, options: CampaignOptions, seed: int, *, audit: bool, e2e_lost: float = 0.0) -> None:
+        self._options, self._audit, self._e2e_lost = options, audit, e2e_lost
         alpha = options.alpha / 2 if audit else options.alpha
         self._test = SignFlipTest(pairs=options.pairs, alpha=alpha, seed=seed)
 
@@ -74,18 +77,21 @@ class PairComparison:
     def _decided(self, pairs: Sequence[BlockPair]) -> tuple[bool, bool, str] | None:
         """Return whether to accept, whether the guard refused, and the reason."""
         gains = [-ratio for ratio in ratios(pairs, _ttft)]
-        seems_worse = None
+        seems_worse = too_long = None
         # The bound is wider for fewer pairs, so that chance does not end half of the trials.
         patience = max(1.0, (self._options.harm_pairs / len(pairs)) ** 2)
         if self._options.guarded:
             if bad := self._shown_bad(pairs) or self._harms(pairs, patience):
                 return False, True, bad
-            seems_worse = self._seems_worse(pairs)
+            seems_worse, too_long = self._seems_worse(pairs), self._ends_later(pairs)
         found = f"p95 TTFT {change(-mean(gains))} in {len(pairs)} pairs of blocks"
-        if self._test.is_significant(gains) and seems_worse is None:
+        if self._test.is_significant(gains) and seems_worse is None and too_long is None:
             return True, False, f"{found}, by chance {self._test.chance(gains):.1%}"
-        if len(pairs) >= self._options.futility_pairs and mean(gains) <= 0:
-            return False, False, f"{found}: not ahead"
+        if len(pairs) >= self._options.futility_pairs:
+            if mean(gains) <= 0:
+                return False, False, f"{found}: not ahead"
+            if too_long is not None:
+                return False, True, f"{found}, paid for with {too_long}"
         if mean(gains) < -patience * log1p(self._options.margin):
             return False, False, f"{found}: given up before it does harm"
         if len(pairs) >= self._options.pairs:
@@ -137,6 +143,14 @@ class PairComparison:
                 return f"p95 {name} {change(mean(found))}"
         ours, theirs = pooled([p.offspring for p in pairs]), pooled([p.incumbent for p in pairs])
         return is_concentrated(ours, theirs, self._options.max_share)
+
+    def _ends_later(self, pairs: Sequence[BlockPair]) -> str | None:
+        """Return p95 E2E if it is higher than may be accepted, with what earlier candidates have added."""
+        found = ratios(pairs, _e2e)
+        if not found or self._e2e_lost + mean(found) <= log1p(self._options.e2e_margin):
+            return None
+        before = f" after {change(self._e2e_lost)} before" if self._e2e_lost else ""
+        return f"p95 E2E {change(mean(found))}{before}"
 
 
 def _ttft(stats: WindowStats) -> float | None:

@@ -3,12 +3,14 @@
 Theory of operation: traffic changes over a day by more than weights do, so values of different hours do not compare.
 Each candidate is measured beside the incumbent, and the optimizer is given the ratio of the two times an anchor: the
 first incumbent's objective, multiplied by every accepted ratio since. A candidate that the guard refused is given as
-`REFUSED` times the incumbent, whatever its objective, so that it is never ranked first.
+`REFUSED` times the incumbent, whatever its objective, so that it is never ranked first. What accepted candidates add to
+p95 E2E adds up in `e2e_lost`, a logarithm; gains make up for earlier losses, and for no later ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log
 
 from tuner.campaign.actions import RecordGeneration
 from tuner.campaign.generation import Generation
@@ -31,6 +33,7 @@ class GenerationLog:
         self._options, self._optimizer = options, optimizer
         self.number = 0
         self.anchor: float | None = None
+        self.e2e_lost = 0.0
         self.reference: WindowStats | None = None
         self.started_s: float | None = None
         self.opened_s: float | None = None
@@ -46,6 +49,10 @@ class GenerationLog:
         if options.budget_s is not None and self.started_s is not None and now >= self.started_s + options.budget_s:
             return f"budget of {options.budget_s:g} s is spent"
         return None
+
+    def forget(self) -> None:
+        """Start the scales anew for an incumbent that was not accepted."""
+        self.anchor, self.e2e_lost = None, 0.0
 
     def measured(self, incumbent: WindowStats) -> None:
         """Record a window of the incumbent; in mode `paper` only the first."""
@@ -74,6 +81,7 @@ class GenerationLog:
         self.anchor = value if verdict.accepted else anchor
         if verdict.accepted:
             self.reference = verdict.stats
+            self.e2e_lost = max(0.0, self.e2e_lost + _e2e_loss(verdict))
         elif verdict.incumbent_stats is not None:
             self.reference = verdict.incumbent_stats
 
@@ -103,3 +111,10 @@ class GenerationLog:
         )
         self.number += 1
         return RecordGeneration(row)
+
+
+def _e2e_loss(verdict: Verdict) -> float:
+    """Return the logarithm of the offspring's p95 E2E over the incumbent's; 0 if either is unknown."""
+    ours = verdict.stats.e2e_s_p95 if verdict.stats else None
+    theirs = verdict.incumbent_stats.e2e_s_p95 if verdict.incumbent_stats else None
+    return log(ours / theirs) if ours and theirs else 0.0

@@ -155,7 +155,7 @@ class Campaign:
         self.start = {**self.start, **values}
         self.incumbent = {spec.name: float(self.start.get(spec.name, spec.default)) for spec in self.box.specs}
         self.optimizer.recentre(self.incumbent)
-        self.ledger.anchor = None
+        self.ledger.forget()
         self.trial, self.audited = None, True
         self._warm_up("weights set by another client")
         return self._actions()
@@ -264,7 +264,8 @@ class Campaign:
             reference = self.ledger.reference or recent.stats()
             return Paper(self.options, recent, reference, tolerance=self.optimizer.tolerance)
         audit = not self.audited
-        return Switchback(self.options, self.rng, None if audit else self.ledger.reference, audit=audit)
+        usual = None if audit else self.ledger.reference
+        return Switchback(self.options, self.rng, usual, audit=audit, e2e_lost=self.ledger.e2e_lost)
 
     def _after(self, outcome: Outcome, now: float) -> None:
         if isinstance(outcome, Verdict):
@@ -294,7 +295,7 @@ class Campaign:
         """Set an incumbent that the optimizer did not propose."""
         self.incumbent = weights
         self.optimizer.recentre(weights)
-        self.ledger.anchor = None
+        self.ledger.forget()
 
     def _enough(self, now: float) -> str | None:
         reason = self.optimizer.stop()

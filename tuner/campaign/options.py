@@ -48,7 +48,9 @@ class CampaignOptions:
     max_voids:
         Consecutive pairs without enough samples before the campaign waits for traffic.
     margin:
-        How much worse p95 E2E and p95 ITL may be than the incumbent's: a tenth.
+        How much worse p95 E2E and p95 ITL may be than the incumbent's until a candidate is refused: a tenth.
+    e2e_margin:
+        How much higher p95 E2E may be for a candidate to be accepted: a hundredth, over all accepted ones together.
     max_share:
         Of one replica, unless the incumbent gives it more. Three equal replicas have a third each.
     hard_e2e_factor, hard_e2e_s:
@@ -85,6 +87,7 @@ class CampaignOptions:
     min_block_samples: int = 30
     max_voids: int = 5
     margin: float = 0.10
+    e2e_margin: float = 0.01
     max_share: float = 0.8
     hard_e2e_factor: float = 3.0
     hard_e2e_s: float | None = None
@@ -109,12 +112,17 @@ class CampaignOptions:
             raise TunerError(f"hop is {self.hop} of a window of {self.window}; expected no more")
 
     @property
+    def algorithm(self) -> str:
+        """Return the optimizer of this mode: the published one takes no probes."""
+        return "es" if self.mode == "paper" else "es-probes"
+
+    @property
     def guarded(self) -> bool:
         return self.guard and self.mode == "switchback"
 
 
 #: Times and counts that may be 0; all other numbers must be above it.
-_MAY_BE_0 = {"warm_up_s", "discard_s", "rest_blocks", "margin"}
+_MAY_BE_0 = {"warm_up_s", "discard_s", "rest_blocks", "margin", "e2e_margin"}
 #: Shares of something: at most 1.
 _SHARES = {"alpha", "max_share", "hard_errors", "saturated_share"}
 

@@ -27,6 +27,7 @@ def campaign_state(campaign: Campaign) -> dict[str, Any]:
         saturated_since=campaign.saturated_since,
         number=ledger.number,
         anchor=ledger.anchor,
+        e2e_lost=ledger.e2e_lost,
         reference=ledger.reference,
         started_s=ledger.started_s,
         opened_s=ledger.opened_s,
@@ -57,6 +58,7 @@ def _restore(campaign: Campaign, saved: CampaignState) -> None:
     campaign.cursor = SampleCursor(*saved.cursor)
     ledger = campaign.ledger
     ledger.number, ledger.anchor, ledger.reference = saved.number, saved.anchor, saved.reference
+    ledger.e2e_lost = saved.e2e_lost
     ledger.started_s, ledger.opened_s = saved.started_s, saved.opened_s
     if saved.trial is not None:
         campaign.trial = campaign.make_trial()

@@ -18,6 +18,8 @@ from tuner.saved_fields import MAX_TIME_S, SavedFields
 Phase = Literal["new", "warming", "comparing", "frozen", "stopped"]
 
 FORMAT = 1
+#: Of p95 E2E in a saved state, a logarithm; states of versions without it have lost nothing yet.
+MAX_LOSS = 10.0
 _CURSOR = ("boot_id", "last_seq")
 
 
@@ -34,6 +36,7 @@ class CampaignState:
     saturated_since: float | None
     number: int
     anchor: float | None
+    e2e_lost: float
     reference: WindowStats | None
     started_s: float | None
     opened_s: float | None
@@ -66,6 +69,7 @@ class CampaignState:
             saturated_since=fields.optional("saturated_since", least=0, most=MAX_TIME_S),
             number=fields.count("number"),
             anchor=fields.optional("anchor", least=0),
+            e2e_lost=fields.number("e2e_lost", least=0, most=MAX_LOSS) if "e2e_lost" in state else 0.0,
             reference=None if state["reference"] is None else WindowStats.of(fields.inner("reference")),
             started_s=fields.optional("started_s", least=0, most=MAX_TIME_S),
             opened_s=fields.optional("opened_s", least=0, most=MAX_TIME_S),

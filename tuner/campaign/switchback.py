@@ -70,12 +70,20 @@ class Switchback:
         The incumbent's statistics, for hard bounds until it has blocks. None in an audit.
     audit:
         Whether the offspring is a start that is compared with the defaults.
+    e2e_lost:
+        As of `PairComparison`.
     """
 
     def __init__(
-        self, options: CampaignOptions, rng: np.random.Generator, reference: WindowStats | None, *, audit: bool = False
+        self,
+        options: CampaignOptions,
+        rng: np.random.Generator,
+        reference: WindowStats | None,
+        *,
+        audit: bool = False,
+        e2e_lost: float = 0.0,
     ) -> None:
-        self._options, self._rng, self._audit = options, rng, audit
+        self._options, self._rng, self._audit, self._e2e_lost = options, rng, audit, e2e_lost
         self._watch = Guardrail(options, reference) if options.guarded else None
         self._set_seed(int(rng.integers(2**31)))
         self.pairs: list[BlockPair] = []
@@ -144,7 +152,7 @@ class Switchback:
 
     def _set_seed(self, seed: int) -> None:
         self._seed = seed
-        self._judge = PairComparison(self._options, seed, audit=self._audit)
+        self._judge = PairComparison(self._options, seed, audit=self._audit, e2e_lost=self._e2e_lost)
 
     def _open_round(self) -> None:
         """Start a rest with a pair after it."""

@@ -12,11 +12,11 @@ from tuner.experiments.task import Search, Task
 from tuner.experiments.windows import Windows
 
 GROUP = "algorithms"
-ALGORITHMS = ("es", "cma", "random")
+ALGORITHMS = ("es-probes", "es", "cma", "random")
 #: As many as the points of the grid of `fleets`.
 BUDGET = Search(candidates=16, seeds=1, held_out_seeds=2)
 #: Of p95 E2E, as the search's own.
-MARGIN = 1.10
+MARGIN = 1.01
 #: Draws of the windows on which the grid's choice is measured.
 FRESH = 700_000
 #: Where the defaults lose most without a change of the share of one replica.

@@ -25,7 +25,6 @@ from tuner.experiments.comparison import (
     TuningExperiment,
     e2e,
     fifth,
-    half,
     part_ratio,
     ttft,
 )
@@ -40,6 +39,7 @@ GRID: Mapping[str, Mapping[str, Sequence[float]]] = {
     PAPER: {"w_rtt": (0.5, 5.0, 20.0, 80.0), "w_queue": (0.03, 0.1, 0.5, 2.0)},
     OURS: {"m_rtt": (0.5, 1.0, 2.0), "m_queue": (0.5, 1.0, 2.0)},
 }
+LIVE_SEEDS = 3
 #: Draws of the held-out windows are far from those of the recorded ones.
 HELD_OUT = 500_000
 #: Requests of a held-out or recorded window, and those before its figures begin.
@@ -76,22 +76,25 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(fleet="small-model", shape="short-chat", time_scale=3.0, windows=3, gain=0.90),
-    Setting(fleet="small-model", shape="wildchat-like", time_scale=3.0, windows=3, gain=0.90),
-    Setting(fleet="dense-70b", shape="short-chat", time_scale=6.0, windows=3, gain=0.90),
-    Setting(fleet="mixed-gpus", shape="art-chat-apr6", time_scale=3.0, windows=8, gain=0.90),
+    Setting(fleet="small-model", shape="short-chat", time_scale=3.0, windows=2, gain=0.90),
+    Setting(fleet="mixed-gpus-x2", shape="art-chat-apr6", time_scale=1.0, windows=8, gain=0.90),
+    Setting(fleet="dense-70b", shape="short-chat", time_scale=3.0, windows=2, gain=0.90),
+    Setting(fleet="h100", shape="short-chat", time_scale=3.0, windows=2),
+    Setting(fleet="small-model", shape="wildchat-like", time_scale=3.0, windows=2, gain=0.90),
     Setting(fleet="mixed-gpus", shape="rag", time_scale=2.0, windows=3),
-    Setting(fleet="h100", shape="short-chat", time_scale=3.0, windows=3),
     Setting(fleet="fast-links", shape="art-chat-apr6", time_scale=2.0, windows=3),
-    Setting(fleet="small-model", shape="short-chat", time_scale=3.0, windows=3, policy=OURS),
+    Setting(fleet="small-model", shape="short-chat", time_scale=3.0, windows=2, policy=OURS),
+    Setting(fleet="mixed-gpus-x2", shape="art-chat-apr6", time_scale=1.0, windows=4, policy=OURS),
+    Setting(fleet="dense-70b", shape="short-chat", time_scale=3.0, windows=2, policy=OURS),
+    Setting(fleet="h100", shape="short-chat", time_scale=3.0, windows=2, policy=OURS),
     Setting(fleet="mixed-gpus", shape="rag", time_scale=2.0, windows=3, policy=OURS, scenario="priors-fast"),
     Setting(fleet="mixed-gpus", shape="rag", time_scale=2.0, windows=3, policy=OURS, scenario="priors-slow"),
 )
 
 
 def by_campaign(seeds: Sequence[int]) -> TuningExperiment:
-    """Tune live, freeze, serve held-out windows; two seeds, because a run is hours of traffic."""
-    few = half(seeds)[:2]
+    """Tune live, freeze, serve held-out windows; three seeds at most, because a run is hours of traffic."""
+    few = seeds[:LIVE_SEEDS]
     runs = yield [task for one in SETTINGS for seed in few for task in (_live(one, seed), _live(one, seed, tuned=True))]
     found = {(one, seed): runs[_live(one, seed, tuned=True)].weights for one in SETTINGS for seed in few}
     runs = yield [

@@ -44,7 +44,7 @@ class Search:
     candidates: int
     seeds: int
     held_out_seeds: int
-    optimizer: str = "es"
+    optimizer: str = SearchOptions().optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

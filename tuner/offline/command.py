@@ -114,7 +114,7 @@ def simulated_campaign(
     options: OfflineOptions,
     campaign_options: CampaignOptions,
     *,
-    algorithm: str,
+    algorithm: str | None,
     seed: int,
     tune_lambda: bool,
     box: Mapping[str, tuple[float, float]],
@@ -127,7 +127,7 @@ def simulated_campaign(
     )
     history = History(options.database)
     try:
-        settings = asdict(campaign_options) | {"algorithm": algorithm, "seed": seed}
+        settings = asdict(campaign_options) | {"algorithm": algorithm or campaign_options.algorithm, "seed": seed}
         campaign = _begun(history, options, settings, begun_s)
         rows = [_later(row, begun_s) for row in run.generations]
         history.write(campaign, generations=rows, outcome=run.stopped or "the end of the window", now_s=now())

@@ -50,20 +50,20 @@ class SearchOptions:
     tune_lambda, box:
         As in `tuned_box`.
     margin, max_share:
-        Of the guard, as in `CampaignOptions`.
+        Of the guard, as `e2e_margin` and `max_share` of `CampaignOptions`.
     seed:
         Of the optimizer and, from it on, of the runs.
     n_jobs:
         Runs at a time; -1 is one per core.
     """
 
-    optimizer: str = "es"
+    optimizer: str = CampaignOptions().algorithm
     candidates: int = 40
     seeds: int = 3
     held_out_seeds: int = 10
     tune_lambda: bool = False
     box: Mapping[str, tuple[float, float]] | None = None
-    margin: float = CampaignOptions().margin
+    margin: float = CampaignOptions().e2e_margin
     max_share: float = CampaignOptions().max_share
     seed: int = 0
     n_jobs: int = 1
@@ -144,7 +144,7 @@ def refused(ours: ScoredWeights, theirs: ScoredWeights, *, margin: float, max_sh
     if ours.errors > theirs.errors:
         return f"errors rose: {ours.errors}, {theirs.errors} before"
     if ours.e2e_s and theirs.e2e_s and ours.e2e_s > theirs.e2e_s * (1 + margin):
-        return f"p95 E2E is {ours.e2e_s / theirs.e2e_s - 1:.0%} higher"
+        return f"p95 E2E is {ours.e2e_s / theirs.e2e_s - 1:.1%} higher"
     ends_earlier = ours.e2e_s is not None and theirs.e2e_s is not None and ours.e2e_s < theirs.e2e_s
     if ours.max_share > max(max_share, theirs.max_share) and not ends_earlier:
         return f"one replica takes {ours.max_share:.0%} of the requests; {theirs.max_share:.0%} before"

@@ -53,7 +53,7 @@ def simulate_campaign(
     job: SimJob,
     options: CampaignOptions,
     *,
-    optimizer: str = "es",
+    optimizer: str | None = None,
     seed: int = 0,
     tune_lambda: bool = False,
     box: Mapping[str, tuple[float, float]] | None = None,
@@ -65,7 +65,7 @@ def simulate_campaign(
     Parameters
     ----------
     optimizer, budget:
-        Name of the optimizer, and the most proposals.
+        Name of the optimizer (None: the mode's), and the most proposals.
     seed:
         Of the campaign; the simulation's own is the job's.
     tune_lambda, box:
@@ -80,7 +80,7 @@ def simulate_campaign(
     box = searched_box(job.policy, box, published=options.mode == "paper")
     moved = tuned_box(specs, tune_lambda=tune_lambda, box=box)
     proposals, coins = np.random.default_rng(seed).spawn(2)
-    searcher = make_optimizer(optimizer, moved, start, proposals, budget=budget)
+    searcher = make_optimizer(optimizer or options.algorithm, moved, start, proposals, budget=budget)
     driver = CampaignDriver(Campaign(moved, searcher, options, start=start, rng=coins), poll_s=poll_s)
     run = run_once(replace(job, weights=start, keep_requests=True), controllers=(driver,))
     final = {**driver.campaign.start, **driver.campaign.incumbent}

@@ -4,8 +4,7 @@ Owns the decision and its words. Theory of operation: start, defaults and best r
 and only what arrives in its last part counts. A change is made when its whole 95 % interval is on the right side:
 
 - from the start to the defaults, if the start's p95 TTFT or p95 E2E is shown to be worse;
-- from there to the best, if its p95 TTFT is shown to be lower, its p95 E2E is not more than the margin above, and what
-  it gains in TTFT is not less than what it loses in E2E.
+- from there to the best, if its p95 TTFT is shown to be lower, and its p95 E2E is not more than the margin above.
 
 Otherwise nothing moves. The interval is over seeds on this one window: it says how sure the figure is for this traffic,
 not how the next day's differs. So the best has to be ahead by `ANOTHER_DAY` more than the interval allows for.
@@ -103,11 +102,9 @@ def not_shown(best: ScoredWeights, base: ScoredWeights, options: SearchOptions) 
     """Why the best of the search is not taken; None if it is."""
     if no := refused(best, base, margin=options.margin, max_share=options.max_share):
         return no
-    ttft, e2e = compared(best, base, _ttft), compared(best, base, _e2e)
+    ttft = compared(best, base, _ttft)
     if ttft is None or ttft.high is None or ttft.high >= 1 - ANOTHER_DAY:
         return "no gain in p95 TTFT is shown" if ttft is None else f"p95 TTFT is {_percent(ttft)}"
-    if e2e is not None and ttft.value * e2e.value >= 1:
-        return f"p95 TTFT is {_percent(ttft)}, which p95 E2E pays for: {_percent(e2e)}"
     return None
 
 

@@ -17,6 +17,7 @@ from gorgo.errors import TunerError
 from tuner.optimizers.base import BUDGET, BaseOptimizer, Optimizer
 from tuner.optimizers.cma_es import CmaEs
 from tuner.optimizers.es import OnePlusOneES
+from tuner.optimizers.es_probes import ProbingES
 from tuner.optimizers.es_released import ReleasedES
 from tuner.optimizers.fixed import Fixed
 from tuner.optimizers.random_search import RandomSearch
@@ -24,7 +25,7 @@ from tuner.space import LogBox
 
 ENTRY_POINTS = "gorgo.optimizers"
 
-_BUILT_IN: tuple[type[BaseOptimizer], ...] = (OnePlusOneES, ReleasedES, CmaEs, RandomSearch, Fixed)
+_BUILT_IN: tuple[type[BaseOptimizer], ...] = (OnePlusOneES, ProbingES, ReleasedES, CmaEs, RandomSearch, Fixed)
 OPTIMIZERS: dict[str, type[BaseOptimizer]] = {kind.name: kind for kind in _BUILT_IN}
 
 

@@ -50,7 +50,7 @@ class SidecarOptions:
     database:
         URL of the history.
     algorithm:
-        Name of an optimizer.
+        Name of an optimizer; None: the mode's.
     campaign:
         How weights are compared, and when to stop.
     start:
@@ -76,7 +76,7 @@ class SidecarOptions:
     url: str
     token: str | None
     database: str
-    algorithm: str = "es"
+    algorithm: str | None = None
     campaign: CampaignOptions = field(default_factory=CampaignOptions)
     start: Mapping[str, float] = field(default_factory=dict)
     allow_out_of_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -215,7 +215,7 @@ class Bootstrap:
         start = {**self._found.values, **options.start}
         seed = secrets.randbits(63) if options.seed is None else options.seed
         optimizer = make_optimizer(
-            options.algorithm,
+            options.algorithm or options.campaign.algorithm,
             self._box,
             _within(self._box, start),
             np.random.default_rng([seed, 1]),
@@ -253,7 +253,7 @@ def _outside(specs: tuple[WeightSpec, ...], weights: Mapping[str, float]) -> boo
 def _recorded(options: SidecarOptions, seed: int) -> dict[str, Any]:
     """Return the options for the history, without the token."""
     return {
-        "algorithm": options.algorithm,
+        "algorithm": options.algorithm or options.campaign.algorithm,
         "start": dict(options.start),
         "bounds": {name: list(bounds) for name, bounds in options.allow_out_of_range.items()},
         "tune_lambda": options.tune_lambda,

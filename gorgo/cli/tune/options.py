@@ -11,7 +11,7 @@ import typer
 #: As in tuner/history, which is not imported for `--help`.
 DATABASE = "sqlite:///gorgo-history.sqlite3"
 #: As in tuner/optimizers/registry.py, which is not imported either.
-ALGORITHMS = ("es", "es-released", "cma", "random", "fixed")
+ALGORITHMS = ("es", "es-probes", "es-released", "cma", "random", "fixed")
 
 Database = Annotated[
     str,
@@ -20,7 +20,12 @@ Database = Annotated[
     ),
 ]
 Algorithm = Annotated[
-    str, typer.Option(metavar="NAME", help="Optimizer that proposes candidates: es, es-released, cma, random or fixed.")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        show_default="es-probes; es in mode paper",
+        help="Optimizer that proposes candidates: es, es-probes, es-released, cma, random or fixed.",
+    ),
 ]
 Settings = Annotated[
     Path | None,
@@ -31,8 +36,10 @@ Settings = Annotated[
 MaxGenerations = Annotated[int, typer.Option(min=1, help="Stop after this many generations.")]
 
 
-def checked_algorithm(name: str) -> str:
+def checked_algorithm(name: str | None) -> str | None:
     """Return the name of an optimizer of the registry or of another package's entry point, or raise a usage error."""
+    if name is None:
+        return None
     known = [*ALGORITHMS, *(found.name for found in entry_points(group="gorgo.optimizers"))]
     if name not in known:
         raise typer.BadParameter(f"--algorithm {name}: expected one of {', '.join(known)}")

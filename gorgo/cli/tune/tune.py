@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def tune(
     url: options.AdminUrl = options.ADMIN_URL,
-    algorithm: tuning.Algorithm = "es",
+    algorithm: tuning.Algorithm = None,
     mode: Annotated[
         str,
         typer.Option(

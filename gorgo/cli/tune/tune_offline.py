@@ -37,7 +37,7 @@ def tune_offline(
         Literal["switchback", "paper"] | None,
         typer.Option(show_default=False, help="Run the live campaign in this mode along the trace, not the search."),
     ] = None,
-    algorithm: tuning.Algorithm = "es",
+    algorithm: tuning.Algorithm = None,
     settings: tuning.Settings = None,
     max_generations: tuning.MaxGenerations = 100,
     seeds: options.Seeds = 3,

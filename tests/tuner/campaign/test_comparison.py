@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from math import log
 from typing import Any
 
 import pytest
@@ -45,6 +46,8 @@ def outcome(verdict: Verdict | None) -> str | None:
 GAIN = pair(ttft=0.8)
 #: Ahead by half a percent on average, and nothing that a test could show.
 SEESAW = [pair(ttft=0.9), pair(ttft=1.1)]
+#: The margin of what is accepted is as wide as that of what is refused.
+WIDE: dict[str, Any] = {"e2e_margin": 9.0}
 #: E2E a fifth above on average, by three blocks of eight: over the margin, and not shown to be.
 UNEVEN = [pair(ttft=0.8, e2e=1.6 if i in (1, 4, 6) else 1.0) for i in range(8)]
 
@@ -103,15 +106,23 @@ UNEVEN = [pair(ttft=0.8, e2e=1.6 if i in (1, 4, 6) else 1.0) for i in range(8)]
         ([pair(0.8, e2e=1.2)] * 5, {"harm_pairs": 20}, None),
         ([pair(0.8, e2e=1.2)] * 6, {"harm_pairs": 20}, "refused"),
         ([pair(0.8, itl=1.2)] * 6, {"harm_pairs": 20}, "refused"),
-        ([pair(0.8, e2e=1.09)] * 6, {"harm_pairs": 20}, "accepted"),
-        ([pair(0.8, e2e=1.2)] * 6, {"harm_pairs": 20, "margin": 0.21}, "accepted"),
+        ([pair(0.8, e2e=1.09)] * 6, {"harm_pairs": 20} | WIDE, "accepted"),
+        ([pair(0.8, e2e=1.2)] * 6, {"harm_pairs": 20, "margin": 0.21} | WIDE, "accepted"),
         # Over the margin so far and not shown: no reason to refuse, and none to accept.
-        (UNEVEN, {"harm_pairs": 20}, None),
-        (UNEVEN, {"harm_pairs": 20, "margin": 0.20}, "accepted"),
-        (UNEVEN, {"harm_pairs": 20, "pairs": 8}, "refused"),
-        ([pair(0.8, e2e=2.0)] * 6, {"harm_pairs": 20, "margin": 1.0}, "accepted"),
+        (UNEVEN, {"harm_pairs": 20} | WIDE, None),
+        (UNEVEN, {"harm_pairs": 20, "margin": 0.20} | WIDE, "accepted"),
+        (UNEVEN, {"harm_pairs": 20, "pairs": 8} | WIDE, "refused"),
+        ([pair(0.8, e2e=2.0)] * 6, {"harm_pairs": 20, "margin": 1.0} | WIDE, "accepted"),
         (UNEVEN, {"harm_pairs": 20, "guard": False}, "accepted"),
         ([pair(0.8, e2e=2.0), pair(0.8, e2e=2.0)] + [GAIN] * 4, {"harm_pairs": 20}, None),
+        # Answers end later by more than a hundredth: none to accept, and refused from `futility_pairs` on.
+        ([pair(0.8, e2e=1.0099)] * 6, {}, "accepted"),
+        ([pair(0.8, e2e=1.011)] * 6, {}, None),
+        ([pair(0.8, e2e=1.011)] * 7, {}, None),
+        ([pair(0.8, e2e=1.011)] * 8, {}, "refused"),
+        ([pair(0.8, e2e=1.04)] * 6, {"e2e_margin": 0.05}, "accepted"),
+        ([pair(0.8, e2e=1.011)] * 6, {"guard": False}, "accepted"),
+        ([*[pair(0.8, e2e=1.05)] * 2, *[pair(0.8, e2e=0.98)] * 6], {}, "accepted"),
         # One replica takes too much: none to accept before `futility_pairs`, refused from there on.
         ([pair(0.8, share=0.80)] * 6, {}, "accepted"),
         ([pair(0.8, share=0.81)] * 6, {}, None),
@@ -194,7 +205,12 @@ def test_a_start_stays_unless_it_is_shown_to_be_worse_than_the_defaults(
             {"pairs": 6},
             "p95 TTFT 20.0% lower in 6 pairs of blocks: one replica takes 95% of the requests; 40% before",
         ),
-        (UNEVEN, {"harm_pairs": 20, "pairs": 8}, "p95 TTFT 20.0% lower in 8 pairs of blocks: p95 E2E 19.3% higher"),
+        (
+            UNEVEN,
+            {"harm_pairs": 20, "pairs": 8} | WIDE,
+            "p95 TTFT 20.0% lower in 8 pairs of blocks: p95 E2E 19.3% higher",
+        ),
+        ([pair(0.8, e2e=1.02)] * 8, {}, "p95 TTFT 20.0% lower in 8 pairs of blocks, paid for with p95 E2E 2.0% higher"),
         (SEESAW * 2, {"pairs": 4}, "p95 TTFT 0.5% lower in 4 pairs of blocks: not shown to be better"),
         ([pair(0.9, errors=2)] * 8, {}, "errors rose: 16 of 1600 requests, 0 of 1600 before"),
         ([WORSE_TTFT] * 7, {"audit": True}, "the start is worse than the defaults: p95 TTFT 2.0% higher"),
@@ -269,3 +285,16 @@ def test_logarithms_of_ratios_are_named_by_their_direction() -> None:
 def test_a_pair_comes_back_from_json_with_each_arm_in_its_place() -> None:
     kept = pair(0.8, e2e=1.2, itl=0.9, share=0.5, errors=2)
     assert BlockPair.of(SavedFields(json.loads(json.dumps(kept.as_json())), "saved pair")) == kept
+
+
+def test_candidates_accepted_before_have_used_up_what_e2e_may_lose() -> None:
+    def verdict(e2e: float, pairs: int) -> Verdict | None:
+        before = PairComparison(CampaignOptions(), EARLY, audit=False, e2e_lost=log(1.006))
+        return before.verdict([pair(0.8, e2e=e2e)] * pairs)
+
+    assert outcome(verdict(1.003, 6)) == "accepted"
+    assert verdict(1.006, 7) is None
+    refused = verdict(1.006, 8)
+    assert outcome(refused) == "refused"
+    assert refused is not None
+    assert refused.reason.endswith("paid for with p95 E2E 0.6% higher after 0.6% higher before")

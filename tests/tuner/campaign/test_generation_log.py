@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import log
 
 import numpy as np
 import pytest
@@ -162,3 +163,20 @@ def test_the_start_s_row_has_the_figures_with_which_it_was_found() -> None:
     assert (row.started_s, row.weights_version) == (100.0, 5)
     row = ledger()[0].started({"w": 1.0}, None, 100.0).generation
     assert (row.objective_ms, row.n, row.errors) == (None, 0, 0)
+
+
+def test_what_accepted_candidates_add_to_e2e_adds_up_and_gains_are_not_saved_for_later() -> None:
+    made, _ = ledger()
+
+    def after(accepted: bool, e2e: float) -> float:
+        ours = replace(OURS, e2e_s_p95=4.0 * e2e)
+        made.on_verdict({"w": 1.0}, Verdict(accepted, "r", 300.0, 400.0, ours, THEIRS))
+        return made.e2e_lost
+
+    assert after(True, 1.004) == pytest.approx(log(1.004))
+    assert after(False, 1.5) == pytest.approx(log(1.004))
+    assert after(True, 1.004) == pytest.approx(2 * log(1.004))
+    assert after(True, 1 / 1.004) == pytest.approx(log(1.004))
+    assert after(True, 0.9) == 0.0
+    made.on_verdict({"w": 1.0}, Verdict(True, "r", 300.0, 400.0))
+    assert made.e2e_lost == 0.0, "without figures nothing is known to be lost"

@@ -283,10 +283,11 @@ def test_lost_samples_begin_a_window_again_without_another_put() -> None:
 
 def test_somebody_s_weights_are_taken_over_whole_and_not_questioned() -> None:
     wire = comparing(start={**START, "delta": 3.0})
-    wire.campaign.ledger.anchor = 400.0
+    wire.campaign.ledger.anchor, wire.campaign.ledger.e2e_lost = 400.0, 0.005
     wire.do(wire.campaign.on_foreign_weights({**OTHER, "delta": 7.0}, now=wire.now))
     assert wire.values == {**OTHER, "delta": 7.0}
     assert (wire.saved("phase"), wire.saved("trial"), wire.saved("anchor")) == ("warming", None, None)
+    assert wire.saved("e2e_lost") == 0.0
     assert (wire.campaign.incumbent, wire.campaign.audited) == (OTHER, True)
     assert wire.campaign.optimizer.incumbent == pytest.approx(OTHER)
     wire.feed()
@@ -579,7 +580,7 @@ def test_everything_that_was_decided_outlives_the_process() -> None:
     wire.pair(ttft_ms=300.0)
     wire.do(wire.campaign.on_frozen(now=wire.now))
     kept = wire.campaign
-    kept.saturated_since, kept.stop_reason = 7.0, "r"
+    kept.saturated_since, kept.stop_reason, kept.ledger.e2e_lost = 7.0, "r", 0.004
     loaded = load_campaign(BOX, wire.options, campaign_state(kept))
     assert campaign_state(loaded) == campaign_state(kept)
     assert (loaded.phase, loaded.stop_reason, loaded.audited) == ("frozen", "r", True)
@@ -591,4 +592,7 @@ def test_everything_that_was_decided_outlives_the_process() -> None:
         kept.ledger.reference,
     )
     assert (loaded.ledger.started_s, loaded.ledger.opened_s) == (1000.0, 1020.0)
+    assert loaded.ledger.e2e_lost == 0.004
+    older = {name: value for name, value in campaign_state(kept).items() if name != "e2e_lost"}
+    assert load_campaign(BOX, wire.options, older).ledger.e2e_lost == 0.0, "of a version without it"
     assert loaded.rng.random() == kept.rng.random()

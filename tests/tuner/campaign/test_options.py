@@ -23,6 +23,7 @@ EVERY_NUMBER = [
     "min_block_samples",
     "max_voids",
     "margin",
+    "e2e_margin",
     "max_share",
     "hard_e2e_factor",
     "hard_e2e_s",
@@ -41,7 +42,7 @@ def test_no_number_may_be_negative_endless_or_none_and_few_may_be_nothing(name: 
         with pytest.raises(TunerError, match=f"^{name} is"):
             CampaignOptions(**{name: value})  # type: ignore[arg-type]
     nothing: dict[str, Any] = {name: 0}
-    if name in ("warm_up_s", "discard_s", "rest_blocks", "margin"):
+    if name in ("warm_up_s", "discard_s", "rest_blocks", "margin", "e2e_margin"):
         CampaignOptions(**nothing)
     else:
         with pytest.raises(TunerError, match=rf"^{name} is 0; expected a (finite number|share) above 0"):
@@ -74,3 +75,7 @@ def test_what_is_discarded_is_less_than_a_block_and_a_hop_at_most_a_window() -> 
 )
 def test_the_guard_belongs_to_the_switchback_alone(mode: str, guard: bool, guarded: bool) -> None:
     assert CampaignOptions(mode=mode, guard=guard).guarded == guarded  # type: ignore[arg-type]
+
+
+def test_the_default_mode_probes_and_the_published_one_does_not() -> None:
+    assert (CampaignOptions().algorithm, CampaignOptions(mode="paper").algorithm) == ("es-probes", "es")

@@ -64,7 +64,7 @@ def test_frozen_weights_of_a_live_campaign_are_compared_with_the_defaults_and_so
         for row in meanwhile:
             assert "while it was tuned" in row.labels[0]
             assert row.value == pytest.approx(1.0)
-            found = "2.0 h, 2.0 h" if setting.policy == PAPER else "never"
+            found = "2.0 h, 2.0 h, 2.0 h" if setting.policy == PAPER else "never"
             assert row.note == f"first accepted after {found}"
 
 
@@ -93,7 +93,13 @@ def test_best_of_the_grid_does_not_end_answers_later_than_the_defaults() -> None
 
 def test_every_optimizer_and_the_grid_have_a_row_on_the_same_budget() -> None:
     rows = verdicts_of(algorithms.experiment(range(3)))
-    assert [row.labels[0].split(" searched by ")[1].split(",")[0] for row in rows] == ["es", "cma", "random", "grid"]
+    assert [row.labels[0].split(" searched by ")[1].split(",")[0] for row in rows] == [
+        "es-probes",
+        "es",
+        "cma",
+        "random",
+        "grid",
+    ]
     assert len(list(fleets.grid(PAPER))) == algorithms.BUDGET.candidates
     assert all(row.value == pytest.approx(100.0 / DEFAULT_TTFT) for row in rows)
 
