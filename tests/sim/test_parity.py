@@ -22,6 +22,8 @@ from gorgo.config.model import Config, ProxyConfig, RegionConfig, ReplicaConfig
 from gorgo.config.router_settings import replica_spec, router_limits
 from gorgo.core.messages.decision import Decision
 from gorgo.core.router import Router
+from gorgo.core.training.outcomes import COLUMNS, TrainingRows
+from gorgo.core.training.spec import TrainingSpec
 from gorgo.policies.registry import make_policy
 from gorgo.proxy.build import build_proxy
 from gorgo.proxy.exchange import passage
@@ -34,11 +36,14 @@ from gorgo.sim.faults.kinds import FailFast
 from gorgo.sim.fleet import SimFleet, SimReplica
 from gorgo.sim.network.links import Link
 from gorgo.sim.simulation import Simulation
+from gorgo.sim.training import TrainingController
 from gorgo.sim.workload import SimRequest
+from tests.core.training.learners import NAMES, LeastPredicted, LeastSquaresTrainer
 from tests.proxy.conftest import system_tls
 from tests.sim.fleets import REGIONS
 from tests.sim.live_shell import LiveShell, VirtualLoop, use
 
+SPEC = TrainingSpec("linear", NAMES, round_samples=10, fit_s=0.5)
 MODEL, KEY, SEED, BLOCK_TOKENS = "m", 7, 3, 64
 NEAR = "us-ashburn-0"
 #: Twice as fast as it was: there are queues, and one replica dies in the middle and comes back.
@@ -87,11 +92,20 @@ def seen_of(router: Router, feed: Sequence[SimRequest]) -> Seen:
     return Seen({str(request.index): router.decisions(str(request.index)) for request in feed}, router)
 
 
-def simulated(policy: str, *, dies: bool, status: int | None = None, profile: EngineProfile = PROFILE) -> Seen:
+def simulated(
+    policy: str,
+    *,
+    dies: bool,
+    status: int | None = None,
+    profile: EngineProfile = PROFILE,
+    learns: TrainingController | None = None,
+) -> Seen:
+    """With `learns` a policy that learns has the place of `policy`."""
     found = config(policy)
     simulation = Simulation(
         fleet_of(found, profile),
-        make_policy(policy),
+        make_policy(policy) if learns is None else LeastPredicted(SPEC),
+        controllers=[] if learns is None else [learns],
         seed=SEED,
         faults=[Dies()] if dies else [] if status is None else [FailFast(NEAR, status, KILLED_S, REVIVED_S)],
         limits=router_limits(found),
@@ -110,6 +124,7 @@ def live(
     dies: bool,
     status: int | None = None,
     profile: EngineProfile = PROFILE,
+    learns: TrainingController | None = None,
 ) -> Seen:
     found = config(policy)
 
@@ -117,7 +132,7 @@ def live(
         loop = asyncio.get_running_loop()
         for module in (passage, timeout):
             monkeypatch.setattr(module, "monotonic", loop.time)
-        started = make_policy(policy)
+        started = make_policy(policy) if learns is None else LeastPredicted(SPEC)
         state = build_proxy(found, policy=started, weights=None, environ={}, key=KEY, seed=SEED, tls=system_tls())
         await state.aclose()
         state.clock = loop.time
@@ -125,6 +140,8 @@ def live(
         shell = LiveShell(state, fleet_of(found, profile), FEED, seed=SEED, block_tokens=BLOCK_TOKENS)
         use(state, shell)
         shell.start(probe_interval_s=found.proxy.probe_interval_s, scrape_interval_s=found.proxy.scrape_interval_s)
+        if learns is not None:
+            trains(shell, state.router, learns)
         if dies:
             loop.call_at(KILLED_S, shell.engines[NEAR].kill)
             loop.call_at(REVIVED_S, shell.engines[NEAR].revive)
@@ -138,6 +155,17 @@ def live(
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(run())
+
+
+def trains(shell: LiveShell, router: Router, controller: TrainingController) -> None:
+    """The rounds of a training at the times of a simulation."""
+
+    def act() -> None:
+        controller.act(router, shell.kernel.now)
+        trains(shell, router, controller)
+
+    assert controller.next_s is not None
+    shell.kernel.at(controller.next_s, act)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +223,32 @@ def test_both_learn_the_same_share_from_engines_that_find_part_of_a_prefix(monke
     shares = [view.found_share for view in theirs.router.fleet_view(now=1e3)]
     assert [view.found_share for view in mine.router.fleet_view(now=1e3)] == pytest.approx(shares)
     assert shares == pytest.approx([0.5] * 3, abs=0.05)
+
+
+def test_both_leave_the_same_outcomes_and_train_the_same_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries, a replica that dies and adopted models included."""
+    mine, theirs = (TrainingController(LeastSquaresTrainer, seed=SEED) for _ in range(2))
+    simulation = simulated("gorgo-ms", dies=True, learns=theirs)
+    shell = live("gorgo-ms", monkeypatch, dies=True, learns=mine)
+    for request_id, expected in simulation.decisions.items():
+        for found, other in zip(shell.decisions[request_id], expected, strict=True):
+            assert (found.replica, found.model_version) == (other.replica, other.model_version)
+            _assert_alike(found, other)
+            assert found.features is not None
+            assert other.features is not None
+            np.testing.assert_allclose(found.features, other.features, rtol=1e-6)
+    ours, others = rows_of(shell.router), rows_of(simulation.router)
+    for name in COLUMNS:
+        np.testing.assert_allclose(getattr(ours, name), getattr(others, name), rtol=1e-6, atol=1e-9, err_msg=name)
+    assert others.censored.any()
+    assert len(theirs.rounds) >= 2
+    for one, round_ in zip(mine.rounds, theirs.rounds, strict=True):
+        assert (one.started_s, one.adopted_s) == pytest.approx((round_.started_s, round_.adopted_s))
+
+
+def rows_of(router: Router) -> TrainingRows:
+    assert router.outcomes is not None
+    return router.outcomes.since(0)
 
 
 def _assert_alike(one: Decision, other: Decision) -> None:

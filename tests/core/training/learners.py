@@ -16,6 +16,7 @@ from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.core.training.features import feature_table
 from gorgo.core.training.model import Model
+from gorgo.core.training.outcomes import TrainingRows
 from gorgo.core.training.spec import TrainingSpec
 
 NAMES = ("uncached_tokens", "rtt_s", "in_flight_requests")
@@ -70,3 +71,24 @@ class LeastPredicted:
         table = self.features(request, candidates)
         chosen = choose_min_cost({"ttft": self.model.ttft_s(table)}, candidates, rng)
         return Choice(chosen.row, chosen.terms, chosen.cost, features=table)
+
+
+class LeastSquaresTrainer:
+    """Every row so far, and a model of least squares."""
+
+    def __init__(self, spec: TrainingSpec, seed: int, version: int) -> None:
+        self.spec, self.version = spec, version
+        self.noise = 1e-9 * seed
+        self.rows = TrainingRows.empty(spec.names)
+        self._trained = 0
+
+    def add(self, rows: TrainingRows) -> None:
+        self.rows = TrainingRows.concat([self.rows, rows.select(~rows.censored)])
+
+    def due(self) -> bool:
+        return len(self.rows) - self._trained >= self.spec.round_samples
+
+    def train(self) -> LinearModel:
+        self._trained, self.version = len(self.rows), self.version + 1
+        factors = np.linalg.lstsq(self.rows.features.astype(np.float64), self.rows.ttft_s, rcond=None)[0]
+        return LinearModel(tuple((factors + self.noise).tolist()), version=self.version, names=self.spec.names)
