@@ -126,6 +126,12 @@ _TABLE: tuple[NamedFleet | PooledFleet, ...] = (
         name="dense-70b", description="Llama-3.1-70B on 4x H100 in each region", profiles=["4xH100-Llama-3.1-70B"]
     ),
     NamedFleet(
+        name="dense-70b-x2",
+        description="Llama-3.1-70B on two times 4x H100 in each region",
+        profiles=["4xH100-Llama-3.1-70B"],
+        per_region=2,
+    ),
+    NamedFleet(
         name="sglang", description="2x L40S each as estimated: every cached prefix is found", profiles=[ESTIMATE]
     ),
     NamedFleet(

@@ -1,9 +1,10 @@
-"""(1+1)-ES after probes: each weight alone by a quarter of its box, before the ES takes steps at random.
+"""(1+1)-ES after probes: each weight alone by a quarter and then an eighth of its box, before steps at random.
 
 Theory of operation: default weights can be wrong by a factor of ten, of which steps of `SIGMA0` show a noisy test
-nothing. A quarter of the box, on a log scale, is a change that hours of traffic can tell. Each direction, up and down
-per weight, is repeated while it succeeds and ends with its first failure; after a success the way back is not tried.
-The ES continues from there with its first step size.
+nothing. A quarter of the box, on a log scale, is a change that hours of traffic can tell; where it goes too far, as for
+a guarded figure, an eighth may do. Each direction, up and down per weight, is repeated while it succeeds and ends with
+its first failure; after a success the way back by the same step is not tried. The ES continues from there with its
+first step size.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from tuner.optimizers.es import OnePlusOneES
 from tuner.saved_fields import SavedFields
 from tuner.space import LogBox
 
-#: Of a weight's box in log space, per probe: from one end to the other in four.
-PROBE = 0.25
+#: Probes from one end of a weight's box in log space to the other, longest steps first.
+PARTS = (4, 8)
 #: Shorter probes, cut off by the box, are left out: the ES takes such steps.
 SHORTEST = 0.1
 
-#: Index of a weight, and 1 for up or -1 for down.
-Direction = tuple[int, int]
+#: Index of a weight, 1 for up or -1 for down, and the parts of its box.
+Direction = tuple[int, int, int]
 
 
 class ProbingES(OnePlusOneES):
-    """(1+1)-ES that first probes each weight up, then each down.
+    """(1+1)-ES that first probes each weight up, then each down, by a quarter of its box and then by an eighth.
 
     Parameters
     ----------
@@ -58,9 +59,9 @@ class ProbingES(OnePlusOneES):
 
     def _probe(self, direction: Direction) -> tuple[float, ...] | None:
         """Return the parent moved in that direction; None if the box leaves too little room."""
-        at, sign = direction
+        at, sign, parts = direction
         low, high = self.box.low[at], self.box.high[at]
-        moved = min(max(self._parent[at] + sign * PROBE * (high - low), low), high)
+        moved = min(max(self._parent[at] + sign * (high - low) / parts, low), high)
         if abs(moved - self._parent[at]) < SHORTEST * (high - low):
             return None
         return (*self._parent[:at], moved, *self._parent[at + 1 :])
@@ -69,8 +70,8 @@ class ProbingES(OnePlusOneES):
         if not self._directions:
             super()._judged(better=better)
         elif better:
-            at, sign = self._directions[0]
-            self._directions = [one for one in self._directions if one != (at, -sign)]
+            at, sign, parts = self._directions[0]
+            self._directions = [one for one in self._directions if one != (at, -sign, parts)]
         else:
             del self._directions[0]
 
@@ -83,9 +84,9 @@ class ProbingES(OnePlusOneES):
         known = {direction: list(direction) for direction in _all_directions(len(self.box))}
         left = saved.items("directions", most=len(known))
         if any(row not in known.values() for row in left):
-            raise saved.wrong("directions", "pairs of a weight's index and 1 or -1")
-        self._directions = [(at, sign) for at, sign in left]
+            raise saved.wrong("directions", "triples of a weight's index, 1 or -1, and 4 or 8")
+        self._directions = [(at, sign, parts) for at, sign, parts in left]
 
 
 def _all_directions(weights: int) -> list[Direction]:
-    return [(at, sign) for sign in (1, -1) for at in range(weights)]
+    return [(at, sign, parts) for parts in PARTS for sign in (1, -1) for at in range(weights)]

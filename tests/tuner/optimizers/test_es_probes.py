@@ -15,7 +15,7 @@ from tuner.optimizers.es_probes import ProbingES
 from tuner.optimizers.registry import load_optimizer
 from tuner.space import LogBox
 
-#: A quarter of the box is a factor of 10 of a, and of 2 of b.
+#: A quarter of the box is a factor of 10 of a, and of 2 of b; an eighth is that of their roots.
 BOX = LogBox((WeightSpec("a", 1.0, 1e-2, 1e2, "any"), WeightSpec("b", 1.0, 0.25, 4.0, "any")))
 
 
@@ -32,8 +32,12 @@ def tell(optimizer: ProbingES, *accepted: bool) -> list[tuple[float, ...]]:
     return found
 
 
-def test_each_weight_moves_alone_by_a_quarter_of_its_box_up_and_then_down() -> None:
-    assert tell(probing(), False, False, False, False) == [(10.0, 1.0), (1.0, 2.0), (0.1, 1.0), (1.0, 0.5)]
+def test_each_weight_moves_alone_by_a_quarter_of_its_box_up_and_then_down_and_then_by_an_eighth() -> None:
+    a, b = round(10**0.5, 9), round(2**0.5, 9)
+    assert tell(probing(), *[False] * 8) == [
+        *((10.0, 1.0), (1.0, 2.0), (0.1, 1.0), (1.0, 0.5)),
+        *((a, 1.0), (1.0, b), (round(1 / a, 9), 1.0), (1.0, round(1 / b, 9))),
+    ]
 
 
 def test_a_direction_is_repeated_while_it_succeeds_and_its_way_back_is_left_out() -> None:
@@ -46,7 +50,7 @@ def test_a_direction_is_repeated_while_it_succeeds_and_its_way_back_is_left_out(
 
 def test_after_the_probes_the_es_takes_its_first_steps_from_the_best() -> None:
     optimizer = probing()
-    tell(optimizer, False, True, False, False)
+    tell(optimizer, False, True, *[False] * 6)
     assert (optimizer.sigma, optimizer.failures) == (SIGMA0, 0)
     assert optimizer.incumbent == {"a": 1.0, "b": 2.0}
     assert tell(optimizer, False) != tell(optimizer, False)
@@ -61,7 +65,7 @@ def test_a_probe_that_the_box_cuts_to_less_than_a_tenth_is_left_out() -> None:
 
 def test_other_start_weights_are_probed_anew() -> None:
     optimizer = probing()
-    tell(optimizer, False, False, False, False, False)
+    tell(optimizer, *[False] * 9)
     optimizer.recentre({"a": 1.0, "b": 2.0})
     assert tell(optimizer, False) == [(10.0, 2.0)]
 
@@ -85,7 +89,7 @@ def test_it_finds_weights_that_are_wrong_by_a_factor_of_thirty_in_fewer_candidat
     assert np.median([needed(OnePlusOneES, seed) for seed in range(10)]) > 3
 
 
-@pytest.mark.parametrize("directions", [None, [[0, 2]], [[2, 1]], [0], [[0, 1]] * 5, [[0, 1, 1]]])
+@pytest.mark.parametrize("directions", [None, [[0, 2, 4]], [[2, 1, 4]], [0], [[0, 1, 4]] * 9, [[0, 1, 3]], [[0, 1]]])
 def test_an_edited_list_of_directions_is_refused(directions: Any) -> None:
     state = probing().state()
     with pytest.raises(TunerError, match=r"directions is .*; expected"):
