@@ -164,7 +164,7 @@ def _is_printed(value: float, cell: str) -> bool:
     return abs(value - float(number)) <= 0.5 * 10.0**-places + 1e-9
 
 
-@pytest.mark.parametrize("name", ["gorgo", "gorgo-ms", "least-load"])
+@pytest.mark.parametrize("name", [*OWN_PAGE, "least-load"])
 def test_worked_examples_are_what_the_code_makes_of_them(name: str) -> None:
     found = list(examples(name))
     assert found, "a policy whose cost has several terms has an example"

@@ -97,12 +97,7 @@ class GorgoMs:
         factors, scales = self._scales(weights)
         if len(candidates.names) <= FEW and not is_paced(candidates.pace_bytes):
             return _choose_by_rows(request, candidates, factors, rng)
-        rtt_s = fill_unknown(candidates.rtt_s)
-        trips = _trips(request, candidates, rtt_s)
-        network_s = rtt_s if trips is None else rtt_s * trips
-        one_way_s = rtt_s * _HALF
-        work_s = _work_s(candidates, network_s - one_way_s, one_way_s)
-        prefill_ms = _prefill_s(candidates) * _MS
+        network_s, work_s, prefill_ms = _times_of_columns(request, candidates)
         stalled_ms = prefill_ms * scales.share
         if scales.delta_ms:
             stalled_ms = stalled_ms + scales.delta_ms
@@ -112,7 +107,7 @@ class GorgoMs:
             "prefill": prefill_ms,
             "externality": stalled_ms * np.fmin(candidates.in_flight_requests, candidates.max_running_requests),
         }
-        times = _Times(request, candidates, network_s, work_s, prefill_ms)
+        times = PredictedTimes(request, candidates, network_s, work_s, prefill_ms)
         return choose_min_cost(terms, candidates, rng, predicted_ttft_s=times.ttft_s, forecast=times.prediction)
 
     def _scales(self, weights: Weights) -> tuple[_Factors, _Scales]:
@@ -122,8 +117,8 @@ class GorgoMs:
         return self._scaled[1:]
 
 
-class _Times(NamedTuple):
-    """N and W in seconds and P in milliseconds of each candidate, as lists or arrays, for predictions."""
+class PredictedTimes(NamedTuple):
+    """N and W in seconds and P in milliseconds of each candidate, as lists or arrays, without the factors."""
 
     request: RouteRequest
     candidates: Candidates
@@ -143,6 +138,13 @@ class _Times(NamedTuple):
         return Prediction(np.asarray(self.network_s) + prefill_s, np.asarray(self.work_s), prefill_s)
 
 
+def predict_times(request: RouteRequest, candidates: Candidates) -> PredictedTimes:
+    """Return the predicted times of each candidate."""
+    if len(candidates.names) <= FEW and not is_paced(candidates.pace_bytes):
+        return PredictedTimes(request, candidates, *times_of_rows(candidates, request.body_bytes))
+    return PredictedTimes(request, candidates, *_times_of_columns(request, candidates))
+
+
 def _choose_by_rows(
     request: RouteRequest, candidates: Candidates, factors: _Factors, rng: np.random.Generator
 ) -> Choice:
@@ -154,7 +156,7 @@ def _choose_by_rows(
     row = costs.index(least)
     if sum([each <= least + TIE_EPSILON for each in costs]) > 1:
         row = argmin_tiebreak(cost, candidates.in_flight_requests, rng)
-    times = _Times(request, candidates, network_s, work_s, prefill_ms)
+    times = PredictedTimes(request, candidates, network_s, work_s, prefill_ms)
     return Choice(row, terms, cost, times.ttft_s(row), None, times.ttft_s, times.prediction)
 
 
@@ -171,6 +173,15 @@ def _terms_of_rows(
     externality = [(prefill_ms * share + delta_ms) * (most if most < n else n) for prefill_ms, n, most in in_flight]
     cost = [a + b + c + d for a, b, c, d in zip(rtt, queue, prefill, externality, strict=True)]
     return np.array([*rtt, *queue, *prefill, *externality]).reshape(4, -1), cost
+
+
+def _times_of_columns(request: RouteRequest, candidates: Candidates) -> tuple[Floats, Floats, Floats]:
+    """Return N and W in seconds and P in milliseconds of each candidate."""
+    rtt_s = fill_unknown(candidates.rtt_s)
+    trips = _trips(request, candidates, rtt_s)
+    network_s = rtt_s if trips is None else rtt_s * trips
+    one_way_s = rtt_s * _HALF
+    return network_s, _work_s(candidates, network_s - one_way_s, one_way_s), _prefill_s(candidates) * _MS
 
 
 def _trips(request: RouteRequest, candidates: Candidates, rtt_s: Floats) -> Floats | None:

@@ -25,7 +25,7 @@ from tests.documents import DOCS, code, headings, rows_of
 PAGES = DOCS / "policies"
 OVERVIEW, BASELINES = PAGES / "README.md", PAGES / "baselines.md"
 #: Policies with a page of their own; the others are sections of one page.
-OWN_PAGE = ("gorgo", "gorgo-ms")
+OWN_PAGE = ("gorgo", "gorgo-ms", "lodestar", "predicted-latency", "gorgo-residual")
 TABLE = ("policy", "cost in", "index", "terms of a decision", "when")
 #: Columns of the table of missing signals, and the columns of candidates that hold the signal.
 SIGNALS = {

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gorgo.core.fleet.columns import Columns
 from gorgo.core.messages.request import RouteRequest
@@ -37,7 +38,7 @@ COUNTS = (
 def table(
     rows: int,
     *,
-    cached: Sequence[float] | None = None,
+    cached: Sequence[float] | NDArray[Any] | None = None,
     prompt_tokens: int = 1000,
     slots: Sequence[int] | None = None,
     names: Sequence[str] | None = None,

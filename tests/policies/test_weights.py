@@ -17,6 +17,7 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.policies.gorgo import Gorgo
 from gorgo.policies.gorgo_ms import GorgoMs
+from gorgo.policies.learned.base import LearnedPolicy
 from gorgo.policies.prefix_threshold import PrefixThreshold
 from gorgo.policies.registry import make_policy, policy_names
 from tests.policies.table import request, table
@@ -58,7 +59,15 @@ def answer(choice: Choice) -> tuple[object, ...]:
     return choice.row, choice.fallback, choice.predicted_ttft_s, terms
 
 
-@pytest.mark.parametrize("name", [name for name in policy_names() if make_policy(name).weight_specs])
+#: Those of a learned policy take effect with a model: `learned/test_weights.py`.
+WEIGHTED = [
+    name
+    for name in policy_names()
+    if make_policy(name).weight_specs and not isinstance(make_policy(name), LearnedPolicy)
+]
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
 def test_an_instance_that_has_chosen_goes_by_the_next_weights_as_a_new_one_does(name: str) -> None:
     policy = make_policy(name)
     for spec in policy.weight_specs:

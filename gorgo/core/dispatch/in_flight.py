@@ -102,6 +102,8 @@ class InFlightTable:
         attempt.state.open_attempts.append(attempt)
         replica, request = attempt.replica, attempt.state.request
         self._fleet.reserve(replica, request.prompt_tokens, attempt.uncached_tokens)
+        if request.slo_tpot_s is not None:
+            replica.add_tpot_objective(request.slo_tpot_s)
         prefill_s = attempt.prior_s * replica.prefill_queue.speed.factor
         attempt.checkpoint = replica.concurrency.on_dispatched(prefill_s=prefill_s, now=attempt.dispatched_s)
         replica.prefill_queue.add(
@@ -155,5 +157,7 @@ class InFlightTable:
         else:
             self._fleet.end_decode(replica, first_token_s=attempt.first_token_s)
         self._fleet.release(replica, tokens)
+        if attempt.state.request.slo_tpot_s is not None:
+            replica.remove_tpot_objective(attempt.state.request.slo_tpot_s)
         replica.concurrency.on_left(now=now)
         return attempt

@@ -91,6 +91,8 @@ class Columns:
     #: How its sender spreads a flight: so much per round trip (infinite where it does not pace) after a first burst.
     pace_bytes: Floats
     burst_bytes: Floats
+    #: Strictest objective per output token among the requests in flight, s. NaN without one.
+    slo_tpot_s: Floats
     #: Code of the configured accelerator (`accelerator_code`). NaN when unknown.
     accelerator: Floats
     #: A fixed 64-bit hash of the replica's name, for rendezvous hashing.

@@ -7,6 +7,7 @@ queue writes its cells after each change.
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import nan
@@ -72,6 +73,8 @@ class Replica:
     client_errors_s: float = float("-inf")
     #: Doubtfully short answers in a row; negative after other replicas have answered as shortly.
     short_answers: int = 0
+    #: Objectives per output token of the requests in flight there that have one, ascending, s.
+    tpot_objectives: list[float] = field(default_factory=list)
 
     @classmethod
     def create(cls, spec: ReplicaSpec, slot: int, columns: Columns, ejection: OutlierLimits) -> Replica:
@@ -95,6 +98,20 @@ class Replica:
     def doubtful(self) -> bool:
         """Return whether its last answers broke off or were short."""
         return self.short_answers >= SUSPECT_AFTER or self.health.breaks_answers
+
+    def add_tpot_objective(self, slo_tpot_s: float) -> None:
+        """Count a request in flight with an objective per output token."""
+        insort(self.tpot_objectives, slo_tpot_s)
+        self._publish_tpot_objective()
+
+    def remove_tpot_objective(self, slo_tpot_s: float) -> None:
+        """Count the end of that request."""
+        self.tpot_objectives.remove(slo_tpot_s)
+        self._publish_tpot_objective()
+
+    def _publish_tpot_objective(self) -> None:
+        if self.slot >= 0:
+            self.columns.slo_tpot_s[self.slot] = self.tpot_objectives[0] if self.tpot_objectives else nan
 
     def update(self, spec: ReplicaSpec) -> None:
         """Apply changed priors; an unchanged one must not undo what the engine has reported."""

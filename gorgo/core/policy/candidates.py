@@ -104,6 +104,7 @@ class Candidates:
     connect_round_trips = _column("connect_round_trips")
     pace_bytes = _column("pace_bytes")
     burst_bytes = _column("burst_bytes")
+    slo_tpot_s = _column("slo_tpot_s")
     accelerator = _column("accelerator")
 
     @property

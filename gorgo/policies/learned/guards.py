@@ -5,7 +5,7 @@ Owns the words of `Choice.fallback` for decisions that a guard takes instead of 
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,23 @@ Guard = Literal[
 _ROUNDING = 1e-6
 
 
-class Predicts(Protocol):
-    """The part of a model that these guards read."""
+class PredictsTtft(Protocol):
+    """A model of the TTFT."""
 
     def ttft_s(self, table: Table) -> Floats: ...
+
+
+class PredictsBoth(PredictsTtft, Protocol):
+    """A model that may predict the time per output token too."""
+
+    def tpot_s(self, table: Table) -> Floats | None: ...
+
+
+class Predicted(NamedTuple):
+    """Predictions per row; `tpot_s` is `None` without a model of it."""
+
+    ttft_s: Floats
+    tpot_s: Floats | None
 
 
 def rows_in_range(table: Table, low: Table, high: Table, *, margin: float) -> NDArray[np.bool_]:
@@ -47,15 +60,31 @@ def rows_in_range(table: Table, low: Table, high: Table, *, margin: float) -> ND
     return every
 
 
-def predicted_ttft_s(model: Predicts, table: Table) -> Floats | None:
-    """Return the model's prediction per row, at least 0; `None` if it raises or answers what is no number per row."""
+def predict_ttft_s(model: PredictsTtft, table: Table) -> Floats | None:
+    """Return the predicted TTFT per row, at least 0; `None` if the model raises or answers no number per row."""
     try:
-        ttft_s = np.asarray(model.ttft_s(table), dtype=np.float64)
+        return _checked(model.ttft_s(table), len(table))
     except Exception:  # noqa: BLE001 - any fault of a model: requests are routed without it
         return None
-    if ttft_s.shape != (len(table),) or not np.isfinite(ttft_s).all():
+
+
+def predict_both(model: PredictsBoth, table: Table) -> Predicted | None:
+    """Return both predictions as `predict_ttft_s` does; `None` if either fails."""
+    try:
+        tpot_s = model.tpot_s(table)
+        checked_s = None if tpot_s is None else _checked(tpot_s, len(table))
+    except Exception:  # noqa: BLE001 - as above
         return None
-    return np.maximum(ttft_s, 0.0)
+    ttft_s = predict_ttft_s(model, table)
+    if ttft_s is None or (checked_s is None and tpot_s is not None):
+        return None
+    return Predicted(ttft_s, checked_s)
+
+
+def _checked(answer: Floats, rows: int) -> Floats | None:
+    times_s = np.asarray(answer, dtype=np.float64)
+    is_valid = times_s.shape == (rows,) and bool(np.isfinite(times_s).all())
+    return np.maximum(times_s, 0.0) if is_valid else None
 
 
 def near_best(cost: Floats, *, share: float) -> Rows:

@@ -169,3 +169,16 @@ def test_rounding_in_the_sum_of_first_tokens_does_not_add_up() -> None:
             now += 0.123456789
             router.on_finish(attempt_id, COMPLETED, now=now)
         assert row_of(router, now=now).first_tokens_s[0] == 0.0
+
+
+def test_the_strictest_objective_per_token_on_a_replica_is_that_of_its_requests_in_flight() -> None:
+    router = far_router()
+    column = router._parts.fleet.columns.slo_tpot_s
+    requests = [replace(a_request(name), slo_tpot_s=slo_s) for name, slo_s in (("a", 0.05), ("b", 0.03), ("c", None))]
+    attempts = [dispatched(submitted(router, request, now=0.0)).attempt_id for request in requests]
+    assert column.tolist() == [0.03]
+    router.on_finish(attempts[1], COMPLETED, now=1.0)
+    assert column.tolist() == [0.05]
+    router.on_finish(attempts[0], GONE, now=1.0)
+    assert column.tolist() == pytest.approx([float("nan")], nan_ok=True)
+    router.on_finish(attempts[2], COMPLETED, now=1.0)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gorgo.policies.learned.guards import near_best, predicted_ttft_s, rows_in_range, sample_rows
+from gorgo.policies.learned.guards import near_best, predict_ttft_s, rows_in_range, sample_rows
 
 LOW, HIGH = np.array([0.0, 100.0], np.float32), np.array([10.0, 100.0], np.float32)
 
@@ -37,14 +37,14 @@ class Answers:
 
 
 def test_a_prediction_is_at_least_zero() -> None:
-    predicted = predicted_ttft_s(Answers([0.5, -0.1]), np.zeros((2, 1), np.float32))
+    predicted = predict_ttft_s(Answers([0.5, -0.1]), np.zeros((2, 1), np.float32))
     assert predicted is not None
     assert predicted.tolist() == [0.5, 0.0]
 
 
 @pytest.mark.parametrize("answer", [ValueError("no"), [1.0, np.nan], [np.inf, 1.0], [1.0], [[1.0, 2.0]], ["a", "b"]])
 def test_a_model_that_raises_or_answers_no_number_per_row_predicts_nothing(answer: object) -> None:
-    assert predicted_ttft_s(Answers(answer), np.zeros((2, 1), np.float32)) is None
+    assert predict_ttft_s(Answers(answer), np.zeros((2, 1), np.float32)) is None
 
 
 def test_near_best_never_lies_below_the_best_whatever_the_sign() -> None:

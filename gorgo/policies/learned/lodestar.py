@@ -1,0 +1,155 @@
+"""`lodestar`: the least TTFT by a network that is trained on the router's own traffic, with the paper's guards."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from gorgo.core.messages.request import RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice, argmin_tiebreak
+from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.weights import Weights, WeightSpec
+from gorgo.core.training.features import prefix_group
+from gorgo.core.training.model import Model
+from gorgo.core.training.spec import TrainingSpec
+from gorgo.policies.learned.base import LearnedPolicy
+from gorgo.policies.learned.forecast import Forecast
+from gorgo.policies.learned.guards import (
+    Floats,
+    Guard,
+    Rows,
+    Table,
+    near_best,
+    predict_ttft_s,
+    rows_in_range,
+    sample_rows,
+)
+from gorgo.policies.learned.k_filter import is_saturated, replicas_of_group
+from gorgo.policies.prefix_cache_and_load import PrefixCacheAndLoad
+
+#: Accelerators with a feature of their own: those of the released code.
+ACCELERATORS = ("L20", "A10", "A30", "L3c", "A100", "H100", "L4", "L40", "L40S", "T4", "V100")
+#: The paper's features with the released code's two counts; and the round trip, since a TTFT is measured at the proxy.
+FEATURES = (
+    "prompt_tokens",
+    "hit_share",
+    "running_requests",
+    "queued_requests",
+    "prefilling_requests",
+    "decoding_requests",
+    "prefill_tokens",
+    "decode_tokens",
+    "kv_usage",
+    "rtt_s",
+    *(f"accelerator={name}" for name in ACCELERATORS),
+)
+#: Candidates above which a sample of them is evaluated: one pass of the network stays below a millisecond.
+MOST_EVALUATED = 256
+
+
+class Lodestar(LearnedPolicy):
+    """Least predicted TTFT, behind guards that leave the decision to `prefix-cache-and-load`.
+
+    In this order: the heuristic decides without a model, and where a candidate is out of the training's range; a share
+    `epsilon` of decisions is random; while KV pools are full a prefix group has `k` replicas; of the least predicted
+    TTFT and those within a share `delta` of it one is chosen at random. The heuristic is evaluated first. A model
+    that fails leaves the decision to it too.
+
+    References
+    ----------
+    Lodestar paper, algorithm 4. Its tie-break has the sign of a reward wrong, and is taken over all replicas; the
+    released code checks the range of the first replica alone. Neither is repeated here.
+    """
+
+    name: ClassVar[str] = "lodestar"
+    summary: ClassVar[str] = (
+        "Lodestar Alg. 4: least TTFT by a network trained on own traffic; prefix-cache-and-load where it cannot be "
+        "trusted"
+    )
+    unit: ClassVar[str] = "ms"
+    index: ClassVar[IndexKind] = "published"
+    weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
+        WeightSpec("range_check", 1.0, 0.0, 1.0, "1: out of the training's range the heuristic decides", "no"),
+        WeightSpec("range_margin", 0.1, 0.0, 10.0, "share of a feature's range that counts as within it", "no"),
+        WeightSpec("epsilon", 0.01, 0.0, 1.0, "share of decisions at random", "no"),
+        WeightSpec("k", 2.0, 0.0, 64.0, "replicas of a prefix group while KV pools are full; 0: any", "no"),
+        WeightSpec("kv_saturation", 0.8, 0.0, 1.0, "mean KV usage above which pools are full", "no"),
+        WeightSpec("k_min_hit", 100.0, 0.0, 1e6, "tokens of the longest match above which the filter applies", "no"),
+        WeightSpec("delta", 0.0, 0.0, 1.0, "share of the least prediction within which replicas are equal", "no"),
+        WeightSpec("d", 64.0, 1.0, 256.0, "replicas evaluated where there are more than 256", "no"),
+    )
+
+    def __init__(self, training: TrainingSpec | None = None) -> None:
+        super().__init__(training or TrainingSpec("mlp", FEATURES))
+        self._heuristic = PrefixCacheAndLoad()
+
+    def choose(
+        self,
+        request: RouteRequest,
+        candidates: Candidates,
+        weights: Weights,
+        rng: np.random.Generator,
+    ) -> Choice:
+        heuristic = self._heuristic.choose(request, candidates, weights, rng)
+        table, model = self.features(request, candidates), self._model
+        prior = Forecast(request, candidates)
+        if model is None:
+            return prior.choice(heuristic, table, guard="cold_start")
+        if len(candidates) > 1:
+            if weights["range_check"] and not _is_in_range(model, table, weights):
+                return prior.choice(heuristic, table, guard="out_of_range")
+            if rng.random() < weights["epsilon"]:
+                return prior.choice(Choice(int(rng.integers(len(candidates)))), table, guard="explore")
+        group = _rows_of_group(request, candidates, weights)
+        rows = np.arange(len(candidates)) if group is None else group
+        if len(rows) > MOST_EVALUATED:
+            rows = sample_rows(rows, int(weights["d"]), rng, include=heuristic.row)
+        ttft_s = _evaluate(model, table, rows)
+        if ttft_s is None:
+            return prior.choice(heuristic, table, guard="no_model")
+        rule, guard = _least(ttft_s * 1e3, rows, candidates, weights["delta"], rng)
+        return Forecast(request, candidates, ttft_s).choice(rule, table, guard=guard if group is None else "k_filter")
+
+
+def _is_in_range(model: Model, table: Table, weights: Weights) -> bool:
+    return bool(rows_in_range(table, model.low, model.high, margin=weights["range_margin"]).all())
+
+
+def _rows_of_group(request: RouteRequest, candidates: Candidates, weights: Weights) -> Rows | None:
+    """Return the rows that the K-filter leaves to the request; `None` where it does not apply."""
+    replicas = int(weights["k"])
+    if not 0 < replicas < len(candidates) or not is_saturated(
+        candidates.kv_usage,
+        candidates.cached_tokens,
+        saturation=weights["kv_saturation"],
+        min_hit_tokens=weights["k_min_hit"],
+    ):
+        return None
+    return replicas_of_group(candidates.salt, prefix_group(request), replicas)
+
+
+def _evaluate(model: Model, table: Table, rows: Rows) -> Floats | None:
+    """Return the prediction of every candidate, of a large fleet that of `rows` alone; `None` if the model fails."""
+    if len(table) <= MOST_EVALUATED:
+        return predict_ttft_s(model, table)
+    evaluated = predict_ttft_s(model, table[rows])
+    if evaluated is None:
+        return None
+    ttft_s = np.full(len(table), np.nan)
+    ttft_s[rows] = evaluated
+    return ttft_s
+
+
+def _least(
+    cost: Floats, rows: Rows, candidates: Candidates, delta: float, rng: np.random.Generator
+) -> tuple[Choice, Guard | None]:
+    """Return the least cost among `rows`, or any near it; without the cost where some were not evaluated."""
+    near = rows[near_best(cost[rows], share=delta)] if delta > 0.0 else rows[:1]
+    if len(near) > 1:
+        return Choice(int(rng.choice(near)), {"predicted_ttft": cost}), "near_best"
+    row = int(rows[argmin_tiebreak(cost[rows], candidates.in_flight_requests[rows], rng)])
+    if np.isnan(cost).any():
+        return Choice(row), None
+    return Choice(row, {"predicted_ttft": cost}, cost), None
