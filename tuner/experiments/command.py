@@ -34,6 +34,7 @@ EXPERIMENTS: Mapping[str, Callable[[Sequence[int]], Experiment[Task, TaskRun]]] 
     bad_start.SEARCH_GROUP: bad_start.by_search,
     protocol.SEARCH_GROUP: protocol.by_search,
     fleets.GROUP: fleets.by_campaign,
+    fleets.FURTHER_GROUP: fleets.further,
     fleets.SEARCH_GROUP: fleets.by_search,
     algorithms.GROUP: algorithms.experiment,
 }

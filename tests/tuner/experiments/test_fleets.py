@@ -55,9 +55,10 @@ DEFAULT_TTFT = score({}).ttft_ms_p95 or 0.0
 
 
 def test_frozen_weights_of_a_live_campaign_are_compared_with_the_defaults_and_so_is_the_traffic_meanwhile() -> None:
-    rows = verdicts_of(fleets.by_campaign(range(4)))
-    assert len(rows) == 4 * len(fleets.SETTINGS)
-    for setting, first in zip(fleets.SETTINGS, range(0, len(rows), 4), strict=True):
+    rows = [*verdicts_of(fleets.by_campaign(range(15))), *verdicts_of(fleets.further(range(15)))]
+    settings = (*fleets.SETTINGS, *fleets.FURTHER)
+    assert len(rows) == 4 * len(settings)
+    for setting, first in zip(settings, range(0, len(rows), 4), strict=True):
         gain, loss, *meanwhile = rows[first : first + 4]
         assert gain.value == pytest.approx(100.0 / DEFAULT_TTFT if setting.policy == PAPER else 1.0)
         assert loss.value == pytest.approx(1.0)
@@ -72,11 +73,12 @@ def test_a_fleet_with_wrong_weights_has_a_target_and_the_others_a_bound_on_harm(
     bounds = {row.labels[0]: row.at_most for row in verdicts_of(fleets.by_campaign(range(2)))}
     assert bounds["small-model, short-chat, time scale 3: gorgo, tuned live / defaults, p95 TTFT"] == 0.9
     assert bounds["small-model, short-chat, time scale 3: gorgo, tuned live / defaults, p95 E2E"] == 1.01
+    bounds = {row.labels[0]: row.at_most for row in verdicts_of(fleets.further(range(2)))}
     assert bounds["fast-links, art-chat-apr6, time scale 2: gorgo, tuned live / defaults, p95 TTFT"] == 1.01
 
 
 def test_a_setting_under_a_scenario_names_it_and_runs_in_it() -> None:
-    (label,) = {one.label for one in fleets.SETTINGS if one.scenario == "priors-slow"}
+    (label,) = {one.label for one in fleets.FURTHER if one.scenario == "priors-slow"}
     assert label == "mixed-gpus under priors-slow, rag, time scale 2: gorgo-ms"
     windows = Windows(shapes=("rag",), draw=0, limit=300, time_scale=2.0)
     task = Task(windows=windows, policy=OURS, fleet="mixed-gpus")
