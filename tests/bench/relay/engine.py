@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 
 from tests.bench.relay.wire import MODEL, TOKEN_MARK, number_in
 
@@ -35,13 +36,7 @@ def _choice(delta: bytes, finish: bytes = b"null") -> bytes:
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _ROLE = _choice(b'"delta":{"role":"assistant","content":""}')
 _TOKEN = _choice(TOKEN_MARK + b"}")
-_USAGE = b'{"prompt_tokens":100,"total_tokens":108,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":64}}'
-_END = (
-    _choice(b'"delta":{"content":""}', b'"stop"')
-    + _event((_EVENT % b"")[:-1] + b',"usage":' + _USAGE + b"}")
-    + _event(b"[DONE]")
-    + b"0\r\n\r\n"
-)
+_STOP, _DONE = _choice(b'"delta":{"content":""}', b'"stop"'), _event(b"[DONE]") + b"0\r\n\r\n"
 _ANSWER = json.dumps(
     {
         "id": "chatcmpl-bench",
@@ -51,7 +46,6 @@ _ANSWER = json.dumps(
         "choices": [
             {"index": 0, "message": {"role": "assistant", "content": " token" * 128}, "finish_reason": "length"}
         ],
-        "usage": json.loads(_USAGE),
     }
 ).encode()
 _METRICS = (
@@ -71,7 +65,6 @@ def _page(body: bytes, kind: bytes = b"application/json") -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n%s" % (kind, len(body), body)
 
 
-_JSON_REPLY = _page(_ANSWER)
 #: What relays ask of a replica beside completions.
 _PAGES: Mapping[bytes, bytes] = {
     b"/metrics": _page(_METRICS, b"text/plain; version=0.0.4"),
@@ -82,10 +75,46 @@ _PAGES: Mapping[bytes, bytes] = {
 }
 _OTHER_PAGE = _page(json.dumps(_INFO).encode())
 
+#: Lengths of prompts in one run, with and without their prefix in the cache.
+_LENGTHS_MAX = 1024
+_BYTES_PER_TOKEN, _PAGE_TOKENS = 4, 64
+#: Bytes of a body by which the benchmark's prompts differ, but for the number at their end.
+_PREFIX_BYTES = 256
 _EPOLL_EVENTS = 256
 _RECEIVED_MAX = 1 << 18
 _IN, _OUT = select.EPOLLIN, select.EPOLLIN | select.EPOLLOUT
 _STDIN = 0
+
+
+def _usage(prompt: int, cached: int) -> bytes:
+    details = b'"prompt_tokens_details":{"cached_tokens":%d}' % cached
+    return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":8,%s}}' % (prompt, prompt + 8, details)
+
+
+@lru_cache(_LENGTHS_MAX)
+def _answer(prompt: int, cached: int) -> bytes:
+    return _page(_ANSWER[:-1] + _usage(prompt, cached))
+
+
+@lru_cache(_LENGTHS_MAX)
+def _end(prompt: int, cached: int) -> bytes:
+    return _STOP + _event((_EVENT % b"")[:-1] + _usage(prompt, cached)) + _DONE
+
+
+class _Cache:
+    """The prefix cache of one replica. Reports as an engine would: others would look as if they evicted everything."""
+
+    def __init__(self) -> None:
+        #: Lengths and beginnings of prompts: two of each variant.
+        self._seen: set[tuple[int, bytes]] = set()
+
+    def tokens(self, body: bytes) -> tuple[int, int]:
+        """Return the tokens of a prompt, and of its prefix in the cache, where it is from now on."""
+        key, prompt = (len(body), body[:_PREFIX_BYTES]), len(body) // _BYTES_PER_TOKEN
+        if key in self._seen:
+            return prompt, max(0, prompt - _PAGE_TOKENS) // _PAGE_TOKENS * _PAGE_TOKENS
+        self._seen.add(key)
+        return prompt, 0
 
 
 class _Steps:
@@ -110,13 +139,15 @@ class _Steps:
 class _Connection:
     """A client's connection, and the stream on it."""
 
-    def __init__(self, client: socket.socket, epoll: select.epoll, steps: dict[int, _Steps]) -> None:
-        self._socket, self._epoll, self._steps = client, epoll, steps
+    def __init__(self, client: socket.socket, epoll: select.epoll, steps: dict[int, _Steps], cache: _Cache) -> None:
+        self._socket, self._epoll, self._steps, self._cache = client, epoll, steps, cache
         self._fd = client.fileno()
         self._received = b""
         #: Bytes that the client does not take yet; a job is short, which bounds them.
         self._unsent = b""
         self._left = 0
+        #: The end of the stream, with its usage.
+        self._end = b""
         self.closed = False
 
     def emit(self) -> bool:
@@ -127,7 +158,7 @@ class _Connection:
         if self._left:
             self._write(_TOKEN)
             return True
-        self._write(_TOKEN + _END)
+        self._write(_TOKEN + self._end)
         return False
 
     def on_ready(self, events: int) -> None:
@@ -165,13 +196,14 @@ class _Connection:
         elif b'"stream":true' in body or b'"stream": true' in body:
             self._stream(body)
         else:
-            self._write(_JSON_REPLY)
+            self._write(_answer(*self._cache.tokens(body)))
 
     def _stream(self, body: bytes) -> None:
         tokens, gap_ms = number_in(body, b"max_completion_tokens", 16), number_in(body, b"seed", 10)
         first = _STREAM_HEAD + _ROLE + _TOKEN
+        self._end = _end(*self._cache.tokens(body))
         if tokens == 1:
-            self._write(first + _END)
+            self._write(first + self._end)
             return
         self._write(first)
         self._left = tokens - 1
@@ -215,17 +247,17 @@ def _content_length(head: bytes) -> int:
 
 def _serve(replicas: int) -> None:
     epoll = select.epoll()
-    servers: dict[int, tuple[socket.socket, dict[int, _Steps]]] = {}
+    servers: dict[int, tuple[socket.socket, dict[int, _Steps], _Cache]] = {}
     connections: dict[int, _Connection] = {}
     for _ in range(replicas):
         server = socket.create_server(("127.0.0.1", 0), backlog=4096)
         server.setblocking(False)
-        servers[server.fileno()] = server, {}
+        servers[server.fileno()] = server, {}, _Cache()
         epoll.register(server, _IN)
     epoll.register(_STDIN, _IN)
-    print(*(server.getsockname()[1] for server, _ in servers.values()), flush=True)
+    print(*(server.getsockname()[1] for server, _, _ in servers.values()), flush=True)
     while True:
-        due_s = min((steps.due_s for _, of in servers.values() for steps in of.values()), default=float("inf"))
+        due_s = min((steps.due_s for _, of, _ in servers.values() for steps in of.values()), default=float("inf"))
         wait_s = min(60.0, max(0.0, due_s - time.monotonic()))
         for fd, events in epoll.poll(wait_s, _EPOLL_EVENTS):
             if fd in servers:
@@ -235,21 +267,25 @@ def _serve(replicas: int) -> None:
             elif not os.read(_STDIN, 1):
                 return
         now_s = time.monotonic()
-        for _, of in servers.values():
+        for _, of, _ in servers.values():
             for steps in of.values():
                 if steps.due_s <= now_s:
                     steps.step()
 
 
 def _accept(
-    server: socket.socket, steps: dict[int, _Steps], epoll: select.epoll, connections: dict[int, _Connection]
+    server: socket.socket,
+    steps: dict[int, _Steps],
+    cache: _Cache,
+    epoll: select.epoll,
+    connections: dict[int, _Connection],
 ) -> None:
     with suppress(BlockingIOError):
         while True:
             client, _ = server.accept()
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connections[client.fileno()] = _Connection(client, epoll, steps)
+            connections[client.fileno()] = _Connection(client, epoll, steps, cache)
             epoll.register(client, _IN)
 
 
