@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gorgo.core.latency.prefill import prefill_s
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
-from gorgo.core.latency.tcp import exchange_round_trips, is_one_round_trip, is_paced
+from gorgo.core.latency.tcp import exchange_round_trips, is_one_round_trip
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import TIE_EPSILON, Choice, Prediction, argmin_tiebreak
@@ -95,7 +95,7 @@ class GorgoMs:
         rng: np.random.Generator,
     ) -> Choice:
         factors, scales = self._scales(weights)
-        if len(candidates.names) <= FEW and not is_paced(candidates.pace_bytes):
+        if len(candidates.names) <= FEW:
             return _choose_by_rows(request, candidates, factors, rng)
         network_s, work_s, prefill_ms = _times_of_columns(request, candidates)
         stalled_ms = prefill_ms * scales.share
@@ -134,8 +134,13 @@ class PredictedTimes(NamedTuple):
         return float(before_s + self.network_s[row] + self.work_s[row] + self.prefill_ms[row] / 1e3)
 
     def prediction(self) -> Prediction:
-        prefill_s = np.asarray(self.prefill_ms) / 1e3
-        return Prediction(np.asarray(self.network_s) + prefill_s, np.asarray(self.work_s), prefill_s)
+        prefill_s = [prefill_ms / 1e3 for prefill_ms in _listed(self.prefill_ms)]
+        idle_s = [network_s + own_s for network_s, own_s in zip(_listed(self.network_s), prefill_s, strict=True)]
+        return Prediction(idle_s, _listed(self.work_s), prefill_s)
+
+
+def _listed(column: Sequence[float] | Floats) -> Sequence[float]:
+    return column.tolist() if isinstance(column, np.ndarray) else column
 
 
 def predict_times(request: RouteRequest, candidates: Candidates) -> PredictedTimes:

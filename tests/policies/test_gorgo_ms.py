@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -176,6 +177,8 @@ def _cells(*values: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
             "rwnd_bytes": _cells(st.floats(65_535, 2e6)),
             "sent_s": _cells(st.floats(0, 100), st.just(np.inf)),
             "connect_round_trips": _cells(st.sampled_from([1.0, 2.0])),
+            "pace_bytes": _cells(st.just(np.inf)) | _cells(st.floats(0, 1e7), st.just(np.inf)),
+            "burst_bytes": _cells(st.floats(0, 15_000), st.just(np.inf)),
             "drained_at_s": _cells(st.floats(99, 103), st.just(-np.inf)),
             "head_due_s": _cells(st.floats(95, 103), st.just(np.inf)),
             "waiting_prefill_s": _cells(st.floats(0, 5)),
@@ -188,7 +191,7 @@ def _cells(*values: st.SearchStrategy[float]) -> st.SearchStrategy[list[float]]:
         }
     ),
     cached=_cells(st.integers(0, 1000).map(float)),
-    body_bytes=st.sampled_from([0, 500, 14_600, 20_000, 300_000]),
+    body_bytes=st.sampled_from([0, 500, 1_460, 2_000, 14_600, 20_000, 300_000]),
     slots=st.sampled_from([[0, 1, 2, 3, 4, 5], [1, 4], [3]]),
     delta=st.sampled_from([0.0, 50.0]),
 )
@@ -211,10 +214,10 @@ def test_a_few_candidates_row_by_row_have_the_very_values_of_columns(
     assert by_columns.cost is not None
     assert by_rows.cost.tolist() == by_columns.cost.tolist()
     for one, other in zip(_parts(by_rows), _parts(by_columns), strict=True):
-        assert one.tolist() == other.tolist()
+        assert list(one) == list(other)
 
 
-def _parts(choice: Choice) -> tuple[np.ndarray[Any, Any], ...]:
+def _parts(choice: Choice) -> tuple[Sequence[float], ...]:
     assert choice.prediction is not None
     predicted = choice.prediction()
     return predicted.idle_s, predicted.backlog_s, predicted.prefill_s

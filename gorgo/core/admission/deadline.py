@@ -8,6 +8,8 @@ later turns of its conversation would be shed as well.
 
 from __future__ import annotations
 
+from operator import add
+
 from gorgo.core.limits import OverloadLimits
 from gorgo.core.policy.choice import Prediction
 
@@ -15,16 +17,17 @@ from gorgo.core.policy.choice import Prediction
 def misses_deadline(prediction: Prediction, *, waited_s: float, deadline_s: float, limits: OverloadLimits) -> bool:
     """Return whether to shed a request that has waited for `waited_s`."""
     if feasible_idle(prediction, deadline_s=deadline_s):
-        return waited_s + float((prediction.idle_s + prediction.backlog_s).min()) > deadline_s
+        least_s: float = min(map(add, prediction.idle_s, prediction.backlog_s))
+        return waited_s + least_s > deadline_s
     return waited_s > limits.infeasible_max_wait_s
 
 
 def feasible_idle(prediction: Prediction, *, deadline_s: float) -> bool:
     """Return whether the request would meet its deadline on an idle fleet."""
-    return float(prediction.idle_s.min()) <= deadline_s
+    return min(prediction.idle_s) <= deadline_s
 
 
 def shed_at_s(prediction: Prediction, *, received_s: float, deadline_s: float, limits: OverloadLimits) -> float:
     """Return the latest time at which a queued request becomes infeasible, whatever the fleet does."""
-    idle_s = float(prediction.idle_s.min())
+    idle_s = min(prediction.idle_s)
     return received_s + (deadline_s - idle_s if idle_s <= deadline_s else limits.infeasible_max_wait_s)

@@ -139,7 +139,7 @@ class Dispatcher:
         if most > request.prompt_tokens:  # full blocks rarely are more than the prompt
             np.minimum(matched, request.prompt_tokens, out=matched)
             most = request.prompt_tokens
-        if self._index.bounded:
+        if most and self._index.bounded:
             found = self._found_shares.found_tokens(matched, request.recorded_model)
             if found is not matched:
                 matched, most = found, found[found.argmax()]

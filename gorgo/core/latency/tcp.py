@@ -21,7 +21,7 @@ once or after 1.5 s, windows and pace as the kernel reports them) 625 are within
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, isnan
 from typing import NamedTuple
 
 import numpy as np
@@ -117,7 +117,10 @@ def paced_round_trips(body_bytes: float, windows: TcpWindows, pacing: Pacing) ->
     >>> [round(paced_round_trips(size, TcpWindows(), Pacing()), 2) for size in (500, 40_000, 100_000)]
     [1.0, 2.57, 4.09]
     """
-    (congestion, receive), (per_trip, burst) = windows, pacing
+    return _paced_trips(body_bytes, *windows, *pacing)
+
+
+def _paced_trips(body_bytes: float, congestion: float, receive: float, per_trip: float, burst: float) -> float:
     # A window or a pace of nothing would never end.
     receive, per_trip = max(receive, SEGMENT_BYTES), max(per_trip, SEGMENT_BYTES)
     left, trips = body_bytes, 0.0
@@ -126,7 +129,7 @@ def paced_round_trips(body_bytes: float, windows: TcpWindows, pacing: Pacing) ->
         spread = max(sent - burst, 0.0) / per_trip
         left -= sent
         if left <= 0:
-            return trips + 1.0 + spread
+            return trips + (spread + 1.0)
         trips += max(spread, 1.0)
         congestion = min(congestion + sent, LARGEST_WINDOW_BYTES)
         receive = min(2 * receive, LARGEST_WINDOW_BYTES) if sent >= receive else receive
@@ -258,3 +261,19 @@ def round_trips_after_idle(body_bytes: float, congestion: float, receive: float,
     if body_bytes <= usable and body_bytes <= receive:
         return 1
     return round_trips(body_bytes, TcpWindows(usable, max(receive, SEGMENT_BYTES)))[0]
+
+
+def paced_round_trips_after_idle(
+    body_bytes: float,
+    congestion: float,
+    receive: float,
+    idle_s: float,
+    rtt_s: float,
+    per_trip: float,
+    burst: float,
+) -> float:
+    """Return what `exchange_round_trips` says of one open connection where some sender paces."""
+    if isnan(congestion) or isnan(receive) or isnan(idle_s) or isnan(per_trip) or isnan(burst):
+        return 1.0
+    usable = cwnd_after_idle(congestion, idle_s, rtt_s)
+    return max(_paced_trips(body_bytes, usable, receive, per_trip, burst), 1.0)

@@ -5,11 +5,16 @@ numpy takes as long for one row as for fifty. The formulas are those of `gorgo-m
 
 from __future__ import annotations
 
-from math import isnan
+from math import inf, isnan
 
 from gorgo.core.latency.prefill import prefill_s
 from gorgo.core.latency.prefill_queue import STUCK_AFTER_S
-from gorgo.core.latency.tcp import INITIAL_WINDOW_BYTES, round_trips_after_idle
+from gorgo.core.latency.tcp import (
+    INITIAL_WINDOW_BYTES,
+    SEGMENT_BYTES,
+    paced_round_trips_after_idle,
+    round_trips_after_idle,
+)
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.cost import fill_unknown
 
@@ -18,24 +23,12 @@ FEW = 8
 
 
 def times_of_rows(candidates: Candidates, body_bytes: int) -> tuple[list[float], list[float], list[float]]:
-    """Return N and W in seconds and P in milliseconds of each candidate. No sender paces."""
+    """Return N and W in seconds and P in milliseconds of each candidate."""
     table, now, prompt_tokens = candidates.table, candidates.now, candidates.prompt_tokens
     rtt_s = table.rtt_s.tolist()
     if isnan(sum(rtt_s)):  # one is unknown
         rtt_s = fill_unknown(table.rtt_s).tolist()
-    congestion = table.cwnd_bytes.tolist()
-    if body_bytes <= INITIAL_WINDOW_BYTES and 0.0 not in congestion:
-        network = rtt_s
-    else:
-        idle_s = [now - sent_s for sent_s in table.sent_s.tolist()]
-        connect = table.connect_round_trips.tolist()
-        connections = zip(rtt_s, congestion, table.rwnd_bytes.tolist(), idle_s, connect, strict=True)
-        network = []
-        for rtt, cwnd, rwnd, idle, handshake in connections:
-            trips = 1
-            if body_bytes > INITIAL_WINDOW_BYTES:
-                trips = round_trips_after_idle(body_bytes, cwnd, rwnd, idle, rtt)
-            network.append(rtt * (handshake + trips if cwnd == 0.0 else trips))
+    network = _network_s(candidates, body_bytes, rtt_s)
     work = []
     late_since_s = now - STUCK_AFTER_S
     queues = zip(rtt_s, network, table.drained_at_s.tolist(), table.head_due_s.tolist(), strict=True)
@@ -59,3 +52,25 @@ def times_of_rows(candidates: Candidates, body_bytes: int) -> tuple[list[float],
         for slowdown, base_s, token_s, kappa_s, cached in priors
     ]
     return network, work, prefill
+
+
+def _network_s(candidates: Candidates, body_bytes: int, rtt_s: list[float]) -> list[float]:
+    """Return the network's time of each candidate, s: round trips until the first byte of an answer."""
+    table = candidates.table
+    congestion, pace = table.cwnd_bytes.tolist(), table.pace_bytes.tolist()
+    is_paced = min(pace) < inf
+    if body_bytes <= (SEGMENT_BYTES if is_paced else INITIAL_WINDOW_BYTES) and 0.0 not in congestion:
+        return rtt_s
+    now = candidates.now
+    idle_s = [now - sent_s for sent_s in table.sent_s.tolist()]
+    connections = zip(congestion, table.rwnd_bytes.tolist(), idle_s, rtt_s, strict=True)
+    trips: list[float]
+    if is_paced:
+        pacing = zip(connections, pace, table.burst_bytes.tolist(), strict=True)
+        trips = [paced_round_trips_after_idle(body_bytes, *each, *of) for each, *of in pacing]
+    elif body_bytes <= INITIAL_WINDOW_BYTES:
+        trips = [1.0] * len(rtt_s)
+    else:
+        trips = [round_trips_after_idle(body_bytes, *each) for each in connections]
+    handshakes = zip(rtt_s, trips, congestion, table.connect_round_trips.tolist(), strict=True)
+    return [rtt * (connect + trip if cwnd == 0.0 else trip) for rtt, trip, cwnd, connect in handshakes]
