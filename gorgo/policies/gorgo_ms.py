@@ -134,18 +134,13 @@ class PredictedTimes(NamedTuple):
         return float(before_s + self.network_s[row] + self.work_s[row] + self.prefill_ms[row] / 1e3)
 
     def prediction(self) -> Prediction:
-        prefill_s = [prefill_ms / 1e3 for prefill_ms in _listed(self.prefill_ms)]
-        idle_s = [network_s + own_s for network_s, own_s in zip(_listed(self.network_s), prefill_s, strict=True)]
-        return Prediction(idle_s, _listed(self.work_s), prefill_s)
-
-
-def _listed(column: Sequence[float] | Floats) -> Sequence[float]:
-    return column.tolist() if isinstance(column, np.ndarray) else column
+        prefill_s = np.asarray(self.prefill_ms) / 1e3
+        return Prediction(np.asarray(self.network_s) + prefill_s, np.asarray(self.work_s), prefill_s)
 
 
 def predict_times(request: RouteRequest, candidates: Candidates) -> PredictedTimes:
     """Return the predicted times of each candidate."""
-    if len(candidates.names) <= FEW and not is_paced(candidates.pace_bytes):
+    if len(candidates.names) <= FEW:
         return PredictedTimes(request, candidates, *times_of_rows(candidates, request.body_bytes))
     return PredictedTimes(request, candidates, *_times_of_columns(request, candidates))
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -214,10 +213,10 @@ def test_a_few_candidates_row_by_row_have_the_very_values_of_columns(
     assert by_columns.cost is not None
     assert by_rows.cost.tolist() == by_columns.cost.tolist()
     for one, other in zip(_parts(by_rows), _parts(by_columns), strict=True):
-        assert list(one) == list(other)
+        assert one.tolist() == other.tolist()
 
 
-def _parts(choice: Choice) -> tuple[Sequence[float], ...]:
+def _parts(choice: Choice) -> tuple[np.ndarray[Any, Any], ...]:
     assert choice.prediction is not None
     predicted = choice.prediction()
     return predicted.idle_s, predicted.backlog_s, predicted.prefill_s

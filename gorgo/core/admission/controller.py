@@ -98,7 +98,7 @@ class AdmissionController:
             return deadline_exceeded(request, self._retry_after_s(now))
         if has_capacity:
             return self._dispatcher.dispatch(state, evaluation, now=now)
-        queued = QueuedRequest(state, min(predicted.prefill_s), enqueued_s=now)
+        queued = QueuedRequest(state, float(predicted.prefill_s.min()), enqueued_s=now)
         queued.preferred, queued.evaluated_s = evaluation.replica.spec.name, now
         queued.shed_at_s = self._shed_at_s(request, predicted, deadline_s)
         return self._enqueue(queued, now)

@@ -5,7 +5,7 @@ Costs are positive, lower is better, in the unit the policy states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import field
 
 import numpy as np
@@ -23,9 +23,9 @@ class Prediction:
     request, and its prefill alone.
     """
 
-    idle_s: Sequence[float]
-    backlog_s: Sequence[float]
-    prefill_s: Sequence[float]
+    idle_s: NDArray[np.float64]
+    backlog_s: NDArray[np.float64]
+    prefill_s: NDArray[np.float64]
 
 
 @record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gorgo.core.admission.deadline import misses_deadline, shed_at_s
@@ -25,7 +26,7 @@ from tests.core.routers import (
 )
 
 #: 1.0 s alone and 2.0 s of work before it on the one, 2.5 s alone and none on the other.
-FORECAST = Prediction(idle_s=[1.0, 2.5], backlog_s=[2.0, 0.0], prefill_s=[0.5, 0.5])
+FORECAST = Prediction(idle_s=np.array([1.0, 2.5]), backlog_s=np.array([2.0, 0.0]), prefill_s=np.array([0.5, 0.5]))
 HOLDING = RouterLimits(overload=OverloadLimits(queue_enabled=True, no_replica_wait_s=2.0))
 
 

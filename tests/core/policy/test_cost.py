@@ -37,7 +37,7 @@ def test_the_least_sum_of_all_terms_is_chosen_with_what_is_predicted_there() -> 
     by_column = chosen(predicted_ttft_s=np.array([nan, 0.5, 0.7]))
     assert by_column.predict is not None
     assert (by_column.predicted_ttft_s, by_column.predict(2), by_column.predict(0)) == (0.5, 0.7, None)
-    forecast = Prediction([0.0] * 3, [0.0] * 3, [0.0] * 3)
+    forecast = Prediction(np.zeros(3), np.zeros(3), np.zeros(3))
     assert chosen(forecast=lambda: forecast).prediction() is forecast  # type: ignore[misc]  # it was given
 
 
