@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
 
 from tests.left_out import left_out
+
+# As the commands do, and before numpy is imported: tests share the processors.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # The same examples on every run, and no limit on the time of one: the cores are shared, and a slow machine is no fault.
 settings.register_profile("gorgo", derandomize=True, deadline=None)

@@ -148,8 +148,8 @@ USUAL_METHODS = {
     *("add", "remove", "get", "read", "write", "flush", "feed", "release"),
     # Own invariants; a record as JSON, or made of other records; persisted state.
     *("check", "as_dict", "as_json", "of", "state", "load"),
-    # The contract of policies.
-    "choose",
+    # The contracts of policies and of models.
+    *("choose", "ttft_s"),
 }
 #: Families of classes (a base and what derives from it) that may have a public method of one other name.
 MOST_FAMILIES = 5

@@ -71,6 +71,8 @@ def _gorgo(
 def main() -> None:
     """Entry point of the `gorgo` command and of `python -m gorgo`."""
     _open_closed_descriptors()
+    # Before numpy is imported: matrices of a decision are small, and threads of BLAS only compete for the processors.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         app()
     except SystemExit as end:

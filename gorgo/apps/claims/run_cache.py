@@ -30,7 +30,7 @@ Run = TypeVar("Run")
 
 _ROOT = Path(gorgo.__file__).parent
 #: Packages that a run's figures depend on; `_policy_files` adds the policies.
-_CODE = ("core", "engines", "sim", "apps/datasets", "apps/replay", "apps/simulate", "apps/traces")
+_CODE = ("core", "engines", "learning", "sim", "apps/datasets", "apps/replay", "apps/simulate", "apps/traces")
 
 
 class RunCache(Generic[Run]):

@@ -1,0 +1,124 @@
+"""A prediction by priors plus what was measured beyond it, learned: no cold start, and no extrapolation.
+
+Theory of operation. A small network learns measured TTFT minus the prior, on most of the rows. Its residual is
+multiplied by the factor from 0 to 1 that fits the other rows best, so a network that has learned noise adds nothing.
+The residual is clipped to what the training had, and is 0 for a row out of its range. A prediction is at least a
+share of the prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.training.outcomes import TrainingRows
+from gorgo.core.training.spec import TrainingSpec
+from gorgo.errors import ConfigError
+from gorgo.learning.models.base import FittedModel, facts
+from gorgo.learning.models.descent import Descent, descend
+from gorgo.learning.models.network import Perceptron
+from gorgo.learning.models.scaling import Scaler
+from gorgo.learning.models.targets import capped_ttft_s
+
+Floats = NDArray[np.float64]
+
+#: The feature that is the prediction by priors, s.
+PRIOR = "prior_s"
+#: Range of a feature beyond the training's, as a share of its width: that of Lodestar's range check.
+MARGIN = 0.1
+HIDDEN = (32, 32)
+#: Least prediction as a share of the prior.
+LEAST_SHARE = 0.2
+#: Quantiles of the measured residuals to which a learned one is clipped: single stalls are no rule.
+_QUANTILES = (0.01, 0.99)
+#: Every so many rows one is left out of the descent, and decides on the factor.
+_CHECK_EVERY = 5
+#: A small network has fewer steps to learn in than a wide one, so they are larger.
+_RATE = 2e-3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResidualModel(FittedModel):
+    """A prior and a learned residual.
+
+    Parameters
+    ----------
+    network, scaler:
+        Its output is minus the residual in s.
+    factor:
+        Share of the residual that is added, 0 to 1.
+    least_s, most_s:
+        Range of the residual.
+    """
+
+    network: Perceptron
+    scaler: Scaler
+    factor: float
+    least_s: float
+    most_s: float
+    kind: str = field(default="residual", init=False)
+
+    def ttft_s(self, table: NDArray[np.float32]) -> Floats:
+        """Return prior plus residual of each row; the prior alone for a row out of range."""
+        prior = table[:, self.names.index(PRIOR)].astype(np.float64)
+        residual = -self.network.outputs(self.scaler.apply(table)).astype(np.float64) * self.factor
+        residual = np.clip(residual, self.least_s, self.most_s)
+        return np.where(self.in_range(table), np.maximum(prior + residual, LEAST_SHARE * prior), prior)
+
+    def in_range(self, table: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Return whether each row is within the training's range, with a margin."""
+        margin = MARGIN * (self.high - self.low)
+        outside = (table < self.low - margin) | (table > self.high + margin)
+        return np.asarray(~outside.any(axis=1))
+
+    def tpot_s(self, table: NDArray[np.float32]) -> None:
+        """Return `None`: it predicts no time per token."""
+
+    def arrays(self) -> tuple[dict[str, NDArray[Any]], Mapping[str, Any]]:
+        """Return parameters and statistics; the header has the hidden widths, the factor and the range."""
+        arrays: dict[str, NDArray[Any]] = {
+            "parameters": self.network.parameters,
+            "mean": self.scaler.mean,
+            "inverse": self.scaler.inverse,
+        }
+        limits = {"factor": self.factor, "least_s": self.least_s, "most_s": self.most_s}
+        return arrays, {"hidden": list(self.network.sizes[1:]), **limits}
+
+
+def fit_residual(rows: TrainingRows, spec: TrainingSpec, *, rng: np.random.Generator, version: int) -> ResidualModel:
+    """Return the model of measured minus prior. Raises `ConfigError` for rows without the prior."""
+    if PRIOR not in rows.names:
+        raise ConfigError(f"training of kind 'residual': no feature {PRIOR!r} among {', '.join(rows.names)}")
+    prior = rows.features[:, rows.names.index(PRIOR)].astype(np.float64)
+    residual = capped_ttft_s(rows, spec.target_cap_s) - np.minimum(prior, spec.target_cap_s)
+    scaler = Scaler.of(rows.features)
+    table = scaler.apply(rows.features)
+    network = Perceptron.xavier((len(rows.names), *HIDDEN), rng)
+    for values in network.layers[-1]:
+        values[:] = 0.0  # before the first step the prediction is the prior
+    checks = np.arange(len(rows)) % _CHECK_EVERY == _CHECK_EVERY - 1
+    settings = Descent(epochs=spec.epochs, rate=_RATE, dropout=())
+    reward = -residual.astype(np.float32)
+    descend(network, table[~checks], reward[~checks], rows.censored[~checks], rng=rng, settings=settings)
+    measured = ~rows.censored
+    learned = -network.outputs(table[checks & measured]).astype(np.float64)
+    # A censored row says nothing of how much less than the bound a residual is.
+    low, high = np.quantile(residual[measured], _QUANTILES) if measured.any() else (0.0, 0.0)
+    return ResidualModel(
+        **facts(rows, version),
+        network=network,
+        scaler=scaler,
+        factor=_best_factor(learned, residual[checks & measured]),
+        least_s=min(float(low), 0.0),
+        most_s=max(float(high), 0.0),
+    )
+
+
+def _best_factor(learned: Floats, measured: Floats) -> float:
+    """Return the factor from 0 to 1 on learned residuals that leaves the least squared error; 0 without rows."""
+    power = float(learned @ learned)
+    return min(1.0, max(0.0, float(learned @ measured) / power)) if power > 0.0 else 0.0

@@ -1,0 +1,42 @@
+"""Targets of a training: capped times, and the one-sided targets of attempts that ended without a first token.
+
+A censored row says that its TTFT is at least the time elapsed. It is neither dropped, which would hide the slowest
+attempts, nor taken at that time, which would count a cancelled request as a fast one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.training.outcomes import TrainingRows
+
+Floats = NDArray[np.float64]
+
+#: Further fits, if a row is censored.
+_IMPUTATIONS = 5
+#: Known times per token below which none is predicted.
+LEAST_TPOT_ROWS = 50
+
+
+def capped_ttft_s(rows: TrainingRows, cap_s: float) -> Floats:
+    """Return the TTFT of each row, or `cap_s` if that is less; of a censored row the lower bound."""
+    return np.minimum(rows.ttft_s, cap_s)
+
+
+def impute(solve: Callable[[Floats], Floats], target: Floats, censored: NDArray[np.bool_]) -> None:
+    """Fit by least squares where some targets are lower bounds.
+
+    Parameters
+    ----------
+    solve:
+        Fits to targets, and returns its predictions of the same rows. The last call's fit is the result.
+    target:
+        Times, or lower bounds of them where `censored`. Each fit takes the prediction of the one before for a row
+        whose bound it exceeds.
+    """
+    predicted = solve(target)
+    for _ in range(_IMPUTATIONS if censored.any() else 0):
+        predicted = solve(np.where(censored, np.maximum(target, predicted), target))
