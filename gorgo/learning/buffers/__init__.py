@@ -1,0 +1,1 @@
+"""Which rows a round trains on: bounded buffers of outcomes, and the rules by which a row stays."""
