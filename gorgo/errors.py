@@ -26,6 +26,10 @@ class InvalidValueError(ConfigError):
         self.expected = expected
 
 
+class ModelFileError(InvalidValueError):
+    """A file of a trained model is damaged, foreign, or of another kind or features than those wanted."""
+
+
 class TraceError(GorgoError):
     """A trace file has a line that cannot be replayed. The message names the file and the line."""
 

@@ -1,0 +1,140 @@
+"""Rounds of training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gorgo.core.training.spec import TrainingSpec
+from gorgo.errors import ConfigError
+from gorgo.learning import model_file
+from gorgo.learning.trainer import TEST_ROWS, Trainer, errors, is_tested
+from tests.learning.outcomes import NAMES, numbered, training_rows
+
+
+def trainer(kind: str = "linear", **fields: object) -> Trainer:
+    spec = TrainingSpec(kind, NAMES, first_samples=300, round_samples=100)  # type: ignore[arg-type]
+    return Trainer(replace(spec, **fields), seed=7)  # type: ignore[arg-type]
+
+
+def test_first_round_and_later_ones_are_due_after_their_samples() -> None:
+    subject = trainer()
+    subject.add(training_rows(299))
+    assert not subject.due()
+    subject.add(training_rows(1, first_seq=299))
+    assert subject.due()
+    assert subject.train().version == 1
+    assert not subject.due()
+    subject.add(training_rows(99, first_seq=300))
+    assert not subject.due()
+    subject.add(training_rows(1, first_seq=399))
+    assert subject.due()
+    assert subject.train().version == 2
+
+
+def test_rounds_go_on_from_the_last_version() -> None:
+    spec = TrainingSpec("linear", NAMES)
+    subject = Trainer(spec, seed=7, version=12)
+    subject.add(training_rows(50))
+    assert subject.train().version == 13
+
+
+@pytest.mark.parametrize("store", ["fifo", "stratified"])
+def test_a_tenth_of_the_rows_is_tested_by_and_no_round_trains_on_them(store: str) -> None:
+    subject = trainer(store=store)
+    subject.add(training_rows(2000))
+    subject.train()
+    report = subject.report()
+    assert report.samples + report.tested == 2000
+    assert report.tested == pytest.approx(200, rel=0.2)
+
+
+def test_row_is_tested_by_or_trained_on_whatever_it_comes_with() -> None:
+    whole = is_tested(numbered(1000))
+    assert (is_tested(numbered(600, first=400)) == whole[400:]).all()
+    assert whole.mean() == pytest.approx(0.1, rel=0.2)
+
+
+def test_rows_to_test_by_are_bounded() -> None:
+    subject = trainer(store="stratified")
+    subject.add(training_rows(20_000))
+    subject.train()
+    assert subject.report().tested == TEST_ROWS
+
+
+def test_report_has_the_errors_of_unseen_rows() -> None:
+    subject = trainer("rls")
+    subject.add(training_rows(3000, noise=0.1))
+    model = subject.train()
+    report = subject.report()
+    assert (report.version, report.kind, report.added) == (1, "rls", 3000)
+    assert report.ttft_mape is not None
+    assert 0.05 < report.ttft_mape < 0.12
+    assert report.tpot_mape is not None
+    assert report.tpot_mape < 0.01
+    unseen = training_rows(500, seed=9)
+    ttft = float(np.mean(np.abs(model.ttft_s(unseen.features) - unseen.ttft_s) / unseen.ttft_s))
+    assert errors(model, unseen)[0] == pytest.approx(ttft)
+
+
+def test_error_counts_no_censored_row_and_no_unknown_time() -> None:
+    subject = trainer("rls")
+    subject.add(training_rows(500))
+    model = subject.train()
+    rows = training_rows(10, seed=2)
+    none = replace(rows, censored=np.ones(10, dtype=np.bool_), tpot_s=np.full(10, np.nan))
+    assert errors(model, none) == (None, None)
+    one = replace(rows, censored=np.arange(10) > 0)
+    assert errors(model, one)[0] == pytest.approx(errors(model, rows.select(slice(0, 1)))[0])
+
+
+def test_row_with_a_number_that_is_not_finite_is_counted_and_left_out() -> None:
+    subject = trainer()
+    rows = training_rows(100)
+    rows.features[3, 0] = np.nan
+    rows.ttft_s[5] = np.inf
+    subject.add(rows)
+    model = subject.train()
+    report = subject.report()
+    assert (report.added, report.rejected, report.samples + report.tested) == (100, 2, 98)
+    assert np.isfinite(model.ttft_s(training_rows(5).features)).all()
+
+
+def test_report_before_a_round_counts_rows() -> None:
+    subject = trainer()
+    subject.add(training_rows(10))
+    assert subject.report().as_dict() == {
+        **{"version": 0, "kind": None, "added": 10, "rejected": 0, "samples": 0, "censored": 0, "tested": 0},
+        **{"ttft_mape": None, "tpot_mape": None},
+    }
+
+
+def test_censored_rows_are_trained_on() -> None:
+    subject = trainer()
+    rows = training_rows(300)
+    subject.add(replace(rows, censored=np.ones(300, dtype=np.bool_)))
+    subject.train()
+    report = subject.report()
+    assert report.censored == report.samples > 0
+
+
+def test_round_without_a_row_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no rows"):
+        trainer().train()
+
+
+@pytest.mark.parametrize("rule", ["coreset", "random"])
+def test_same_rows_and_seed_make_the_same_models_however_they_are_cut(rule: str) -> None:
+    def last(batch: int) -> bytes:
+        subject = trainer("mlp", epochs=1, fifo=200, replay=200, replay_rule=rule)
+        rows = training_rows(1000, noise=0.1)
+        for first in range(0, 1000, batch):
+            subject.add(rows.select(slice(first, first + batch)))
+            if subject.due():
+                model = subject.train()
+        return model_file.dumps(model)
+
+    assert last(100) == last(100)
+    assert last(50) == last(100)
