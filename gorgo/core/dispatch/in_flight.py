@@ -62,6 +62,8 @@ class Attempt:
     arrival_s: float
     prior_s: float
     first_token_s: float | None = None
+    #: Of its answer, at its first token (`core.latency.token_gap`).
+    decode_mark: float = 0.0
     #: State of the replica's batch at dispatch.
     checkpoint: Checkpoint = EMPTY_CHECKPOINT
     #: Prefix of the prompt that was confirmed there at dispatch.
@@ -119,7 +121,7 @@ class InFlightTable:
         replica, request = attempt.replica, attempt.state.request
         uncached_tokens = attempt.uncached_tokens
         self._fleet.release_prefill(replica, request.prompt_tokens, uncached_tokens)
-        self._fleet.begin_decode(replica, now=now)
+        attempt.decode_mark = self._fleet.begin_decode(replica, now=now)
         replica.reported_speed.on_request(uncached_tokens, attempt.prior_s)
         leave = replica.prefill_queue.on_first_token if request.streamed else replica.prefill_queue.remove
         leave(attempt_id, engine_s=now - one_way_s(self._fleet.columns, replica.slot))
@@ -155,7 +157,7 @@ class InFlightTable:
             self._fleet.release_prefill(replica, tokens, attempt.uncached_tokens)
             replica.prefill_queue.remove(attempt_id, engine_s=now + one_way_s(self._fleet.columns, replica.slot))
         else:
-            self._fleet.end_decode(replica, first_token_s=attempt.first_token_s)
+            self._fleet.end_decode(replica, first_token_s=attempt.first_token_s, now=now)
         self._fleet.release(replica, tokens)
         if attempt.state.request.slo_tpot_s is not None:
             replica.remove_tpot_objective(attempt.state.request.slo_tpot_s)

@@ -208,7 +208,7 @@ def _learn_gap(attempt: Attempt, outcome: Outcome, now: float) -> None:
     """Let the replica learn its time per output token from a streamed answer."""
     tokens, first_s = outcome.output_tokens, attempt.first_token_s
     if tokens is not None and tokens > 1 and first_s is not None and attempt.state.request.streamed:
-        attempt.replica.learn_gap(now - first_s, tokens=tokens)
+        attempt.replica.learn_gap(now - first_s, tokens=tokens, mark=attempt.decode_mark)
 
 
 def _is_engine_busy(outcome: Outcome) -> bool:

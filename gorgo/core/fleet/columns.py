@@ -59,7 +59,7 @@ class Columns:
     #: Requests between their first token and their end, and the sum of the times of their first tokens.
     decoding_requests: Floats
     first_tokens_s: Floats
-    #: Learned time from one token of an answer to the next, s. NaN before an answer reports its tokens.
+    #: Learned time per output token of a request alone, s. NaN before an answer reports its tokens.
     token_gap_s: Floats
     #: Scraped from the engine: requests running, requests waiting, KV tokens in use. NaN when unknown or stale.
     running_requests: Floats

@@ -129,11 +129,11 @@ class Replica:
             self._publish_prior()
             self.prefill_queue.reset_speed()
 
-    def learn_gap(self, spent_s: float, *, tokens: int) -> None:
+    def learn_gap(self, spent_s: float, *, tokens: int, mark: float) -> None:
         """Record a whole answer of two or more tokens, `spent_s` from its first to its last."""
-        self.token_gap.on_answer(spent_s, tokens=tokens)
+        self.token_gap.on_answer(spent_s, tokens=tokens, mark=mark)
         if self.slot >= 0:
-            self.columns.token_gap_s[self.slot] = self.token_gap.value_s
+            self.columns.token_gap_s[self.slot] = self.token_gap.alone_s
 
     def _publish_queue(self) -> None:
         slot, columns, queue = self.slot, self.columns, self.prefill_queue

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.fleet.columns import Columns, Floats
+from gorgo.core.latency.token_gap import SHARE
 
 #: Shortest time per output token, s: less than any engine's.
 LEAST_GAP_S = 1e-6
@@ -134,11 +135,12 @@ class Candidates:
     def decode_tokens(self) -> Floats:
         """Estimated output tokens of the requests that decode, per row; NaN where the gap is unknown and some do.
 
-        Each request has its first token and one more per learned gap since.
+        Each request has its first token and one more per learned gap since, which is longer the more decode.
         """
         decoding = self.decoding_requests
         since_s = np.maximum(decoding * self.now - self.first_tokens_s, 0.0)
-        return np.where(decoding > 0.0, decoding + since_s / np.maximum(self.token_gap_s, LEAST_GAP_S), 0.0)
+        gap_s = np.maximum(self.token_gap_s, LEAST_GAP_S) * (1.0 + SHARE * decoding)
+        return np.where(decoding > 0.0, decoding + since_s / gap_s, 0.0)
 
     @property
     def kv_usage(self) -> Floats:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gorgo.core.fleet.snapshot import ReplicaSnapshot
+from gorgo.core.latency.token_gap import SHARE
 from gorgo.core.messages.request import EngineSample
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.router import Router
@@ -142,11 +143,14 @@ def test_decode_tokens_are_the_first_ones_and_one_more_per_learned_gap() -> None
     router.on_first_token(teacher, now=1.0)
     assert np.isnan(row_of(router, now=2.0).decode_tokens[0]), "unknown before the first answer with a count"
     router.on_finish(teacher, replace(COMPLETED, output_tokens=101), now=3.0)
-    assert row_of(router, now=3.0).token_gap_s[0] == pytest.approx(0.02)
+    alone_s = 0.02 / (1.0 + SHARE)
+    assert row_of(router, now=3.0).token_gap_s[0] == pytest.approx(alone_s)
     assert row_of(router, now=3.0).decode_tokens[0] == 0.0
     for number in range(3):
         router.on_first_token(send(router, f"r{number}", 10, now=4.0), now=5.0 + number)
-    assert row_of(router, now=8.0).decode_tokens[0] == pytest.approx(3 + (3.0 + 2.0 + 1.0) / 0.02)
+    assert row_of(router, now=8.0).decode_tokens[0] == pytest.approx(
+        3 + (3.0 + 2.0 + 1.0) / (alone_s * (1.0 + 3 * SHARE))
+    )
     router.check()
 
 

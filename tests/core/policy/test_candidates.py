@@ -57,7 +57,7 @@ def test_a_new_slot_is_empty_and_an_old_one_can_be_emptied() -> None:
     unknown = {name for name, value in empty.items() if value != value}
     assert unknown == {
         *("rtt_s", "running_requests", "queued_requests", "used_tokens", "kv_capacity_tokens", "max_running_requests"),
-        *("cwnd_bytes", "rwnd_bytes", "sent_s", "sampled_s", "token_gap_s", "accelerator"),
+        *("cwnd_bytes", "rwnd_bytes", "sent_s", "sampled_s", "token_gap_s", "accelerator", "slo_tpot_s"),
     }
     assert {name: value for name, value in empty.items() if name not in unknown} == {
         **dict.fromkeys(("in_flight_requests", "in_flight_tokens", "queued_prefill_tokens", "waiting_prefill_s"), 0.0),
