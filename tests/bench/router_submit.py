@@ -61,7 +61,7 @@ def run() -> None:
 Ask = Callable[[], RouteRequest]
 
 
-def _filled_router(policy: str, replicas: int, blocks: int) -> Router:
+def filled_router(policy: str, replicas: int, blocks: int) -> Router:
     specs = [ReplicaSpec(f"replica-{number}", f"region-{number % 8}") for number in range(replicas)]
     # Twice the blocks wanted, so that nothing is evicted while it is measured what a full index costs.
     limits = RouterLimits(max_index_blocks=max(4_000_000, 2 * blocks))
@@ -93,7 +93,7 @@ def _shared_blocks() -> bytes:
     return Fingerprinter(key=KEY)(prompt).blocks[: SHARED_BLOCKS * 8]
 
 
-def _hashed_requests() -> Iterator[Ask]:
+def hashed_requests() -> Iterator[Ask]:
     """Requests whose fingerprint is known."""
     rng = np.random.default_rng(3)
     shared = _shared_blocks()
@@ -153,6 +153,6 @@ class Row:
 
 def _rows() -> Iterator[Row]:
     for policy, replicas, blocks in product(POLICIES, REPLICAS, INDEXED_BLOCKS):
-        router = _filled_router(policy, replicas, blocks)
-        yield Row(policy, replicas, blocks, "without", router, _hashed_requests())
+        router = filled_router(policy, replicas, blocks)
+        yield Row(policy, replicas, blocks, "without", router, hashed_requests())
         yield Row(policy, replicas, blocks, "with", router, _read_requests())
