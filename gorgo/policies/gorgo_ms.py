@@ -18,6 +18,7 @@ from gorgo.core.policy.choice import TIE_EPSILON, Choice, Prediction, argmin_tie
 from gorgo.core.policy.cost import choose_min_cost, fill_unknown
 from gorgo.core.policy.few import FEW, times_of_rows
 from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.stalls import counted, counted_of_rows
 from gorgo.core.policy.weights import Weights, WeightSpec
 
 Floats = NDArray[np.float64]
@@ -53,16 +54,17 @@ class _Scales(NamedTuple):
 
 
 class GorgoMs:
-    """cost = m_rtt * N + m_queue * W + P + (lambda * P + delta) * n, in ms.
+    """cost = m_rtt * N + m_queue * W + P + lambda * P * m + delta * n, in ms.
 
     N is the network's time: the round trip, as often as this body takes over the connection that it would get there. W
     is the work before this request by the replica's prefill queue when it arrives, P its own prefill by the replica's
-    priors and learned speed, n the requests in flight there, which a prefill stalls: lambda prices what this request
-    costs the others, and 0.2 stands for an end-to-end time that counts a quarter as much as a first token. delta is the
-    same price for decoding: of every request in flight there, how much its tokens and this request's come later for
-    there being one more. Of more requests than its running batch an engine stalls that batch alone: the others wait in
-    any case. An unknown round trip counts as the worst known one. The first three terms without their factors are the
-    predicted time to first token.
+    priors and learned speed, n the requests in flight there, which a prefill stalls, and m the same with differences
+    damped where many are in flight (`core.policy.stalls`): lambda prices what this request costs the others, and 0.2
+    stands for an end-to-end time that counts a quarter as much as a first token. delta is the same price for decoding:
+    of every request in flight there, how much its tokens and this request's come later for there being one more. Of
+    more requests than its running batch an engine stalls that batch alone: the others wait in any case. An unknown
+    round trip counts as the worst known one. The first three terms without their factors are the predicted time to
+    first token.
 
     References
     ----------
@@ -71,8 +73,8 @@ class GorgoMs:
 
     name: ClassVar[str] = "gorgo-ms"
     summary: ClassVar[str] = (
-        "every term a time: least m_rtt * RTT + m_queue * W + P + (lambda * P + delta) * in flight, "
-        "W the work there, P the prefill"
+        "every term a time: least m_rtt * RTT + m_queue * W + P + lambda * P * m + delta * in flight, "
+        "W the work there, P the prefill, m those in flight, damped where many are"
     )
     unit: ClassVar[str] = "ms"
     index: ClassVar[IndexKind] = "bounded"
@@ -98,14 +100,15 @@ class GorgoMs:
         if len(candidates.names) <= FEW:
             return _choose_by_rows(request, candidates, factors, rng)
         network_s, work_s, prefill_ms = _times_of_columns(request, candidates)
-        stalled_ms = prefill_ms * scales.share
+        in_flight = np.fmin(candidates.in_flight_requests, candidates.max_running_requests)
+        stalled_ms = prefill_ms * scales.share * counted(in_flight)
         if scales.delta_ms:
-            stalled_ms = stalled_ms + scales.delta_ms
+            stalled_ms = stalled_ms + in_flight * scales.delta_ms
         terms = {
             "rtt": network_s * scales.rtt,
             "queue": work_s * scales.queue,
             "prefill": prefill_ms,
-            "externality": stalled_ms * np.fmin(candidates.in_flight_requests, candidates.max_running_requests),
+            "externality": stalled_ms,
         }
         times = PredictedTimes(request, candidates, network_s, work_s, prefill_ms)
         return choose_min_cost(terms, candidates, rng, predicted_ttft_s=times.ttft_s, forecast=times.prediction)
@@ -168,9 +171,11 @@ def _terms_of_rows(
     table = candidates.table
     rtt = [network_s * rtt_factor for network_s in network]
     queue = [work_s * queue_factor for work_s in work]
-    in_flight = zip(prefill, table.in_flight_requests.tolist(), table.max_running_requests.tolist(), strict=True)
+    numbers = zip(table.in_flight_requests.tolist(), table.max_running_requests.tolist(), strict=True)
     # Where the limit is unknown it is NaN, and less than nothing.
-    externality = [(prefill_ms * share + delta_ms) * (most if most < n else n) for prefill_ms, n, most in in_flight]
+    in_flight = [most if most < n else n for n, most in numbers]
+    stalls = zip(prefill, counted_of_rows(in_flight), in_flight, strict=True)
+    externality = [prefill_ms * share * m + n * delta_ms for prefill_ms, m, n in stalls]
     cost = [a + b + c + d for a, b, c, d in zip(rtt, queue, prefill, externality, strict=True)]
     return np.array([*rtt, *queue, *prefill, *externality]).reshape(4, -1), cost
 

@@ -24,6 +24,7 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.cost import choose_min_cost
 from gorgo.core.policy.interface import IndexKind
+from gorgo.core.policy.stalls import counted
 from gorgo.core.policy.weights import Weights, WeightSpec
 from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.sim.engine.engines import predict_first_token
@@ -37,11 +38,12 @@ Floats = NDArray[np.float64]
 
 
 class Oracle:
-    """cost = N + W + P + (lambda * P + delta) * n, in ms, every term true.
+    """cost = N + W + P + lambda * P * m + delta * n, in ms, every term true.
 
     N is the network's time (mean round trip, as often as this body takes), W + P the time in the engine until the first
     token without later arrivals, P this request's own prefill alone on that engine, n the requests there and on the way
-    there, at most its running batch. The first three are the predicted time to first token.
+    there, at most its running batch, m the same with damped differences. The first three are the predicted time to
+    first token.
 
     `observe` gives it the engines, once, before the first choice.
 
@@ -78,11 +80,12 @@ class Oracle:
         arrives_s = candidates.now + rtt_s * (trips - 0.5)
         there = zip(views, arrives_s.tolist(), strict=True)
         engine_ms, prefill_ms = np.array([_engine_ms(view, request, at_s, candidates.now) for view, at_s in there]).T
+        in_flight = _stalled(views)
         terms = {
             "rtt": rtt_s * trips * 1e3,
             "queue": engine_ms - prefill_ms,
             "prefill": prefill_ms,
-            "externality": (weights["lambda"] * prefill_ms + weights["delta"]) * _stalled(views),
+            "externality": weights["lambda"] * prefill_ms * counted(in_flight) + weights["delta"] * in_flight,
         }
         predicted_s = (candidates.now - request.received_s) + (terms["rtt"] + engine_ms) / 1e3
         return choose_min_cost(terms, candidates, rng, predicted_ttft_s=predicted_s)

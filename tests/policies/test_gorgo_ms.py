@@ -52,10 +52,20 @@ def test_cost_is_the_sum_of_times() -> None:
 
 
 def test_a_prefill_stalls_the_running_batch_at_most() -> None:
-    rows = candidates(in_flight_requests=[9, 90], max_running_requests=[64, 64])
-    np.testing.assert_allclose(chosen(rows, delta=0.0).terms["externality"], [0.2 * 1010 * 9, 0.2 * 1010 * 64])
-    unknown = candidates(in_flight_requests=[9, 90], max_running_requests=[np.nan, np.nan])
-    np.testing.assert_allclose(chosen(unknown, delta=0.0).terms["externality"], [0.2 * 1010 * 9, 0.2 * 1010 * 90])
+    rows = candidates(in_flight_requests=[3, 90], max_running_requests=[12, 12])
+    np.testing.assert_allclose(chosen(rows, delta=0.0).terms["externality"], [0.2 * 1010 * 3, 0.2 * 1010 * 12])
+    unknown = candidates(in_flight_requests=[3, 12], max_running_requests=[np.nan, np.nan])
+    np.testing.assert_allclose(chosen(unknown, delta=0.0).terms["externality"], [0.2 * 1010 * 3, 0.2 * 1010 * 12])
+
+
+def test_where_many_are_in_flight_a_long_prompt_is_not_sent_far_for_a_few_less() -> None:
+    """Of 40 and 37 in flight the three more are worth a fifth of what they are worth where few are."""
+    rows = candidates(in_flight_requests=[40, 37])
+    near, far = chosen(rows, delta=0.0).terms["externality"]
+    np.testing.assert_allclose(near - far, 0.2 * 1010 * 3 * 8 / 38.5)
+    np.testing.assert_allclose(near + far, 0.2 * 1010 * 77)
+    assert chosen(rows, delta=0.0, m_rtt=2.0).row == 0
+    assert chosen(candidates(in_flight_requests=[4, 1]), delta=0.0, m_rtt=2.0).row == 1
 
 
 def test_prediction_is_network_work_and_prefill_without_their_factors_from_receipt_on() -> None:
