@@ -1,0 +1,1 @@
+"""Learned routers beside their published figures: `python -m gorgo.apps.learned_routers`."""

@@ -1,0 +1,249 @@
+"""Every comparison with a published figure, by group.
+
+Loads are those of the simulated fleets: medium load, and shortly before queues grow without end. The papers' rates are
+of engines with other costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gorgo.apps.learned_routers.comparison import Comparison, Published
+from gorgo.apps.learned_routers.traffic import Traffic
+from gorgo.apps.learned_routers.variants import QUEUEING, TAUS
+from gorgo.apps.learned_routers.workloads import (
+    fixed_length,
+    longer,
+    mixed,
+    production,
+    scenario,
+    sharegpt,
+    sharing,
+    shift,
+    shipped,
+    traced,
+)
+
+HEURISTIC, LODESTAR, PREDICTED, RESIDUAL, OURS = (
+    "prefix-cache-and-load",
+    "lodestar",
+    "predicted-latency",
+    "gorgo-residual",
+    "gorgo-ms",
+)
+LOAD_PREFIX, TUNED_PREFIX = "load-prefix 1:1:1", "load-prefix 3:2:2"
+#: Requests of a run: a model is there before the measured half of them.
+REQUESTS = 3000
+#: Requests of a run of llm-d's traffic, whose answers are ten times as long; its first model needs a hundred.
+CHATS = 2000
+MEAN, P99 = "mean TTFT", "p99 TTFT"
+#: The fleets of Lodestar's evaluation: what it claims of mean and p99, and the load of each kind of traffic, 1/s.
+EQUAL, WITHOUT_CACHE, TWO_KINDS = "8xA30", "7xA30-8xV100", "7xL20-8xA30"
+
+
+def comparisons(conversation: str | None = None) -> list[Comparison]:
+    """Return every comparison; `conversation` is the file of Mooncake's conversation trace."""
+    return [
+        *_lodestar(conversation),
+        *_motivation(),
+        *_tau(conversation),
+        *_shift(),
+        *_pools(),
+        *_filter(),
+        *_accuracy(),
+        *_scenarios(),
+        *_production(),
+        *_longer(),
+        *_mixed_share(),
+    ]
+
+
+def _of_lodestar(fleet: str) -> dict[str, Published | None]:
+    if fleet == EQUAL:
+        texts, claims = ("1.02-2.15", "1.07-1.86"), (1.41, 1.47)
+    else:
+        texts, claims = ("1.25-4.38", "1.32-4.42"), (1.41, 1.47)
+    return {
+        figure: Published(text=text, of=LODESTAR, claim=claim)
+        for figure, text, claim in zip((MEAN, P99), texts, claims, strict=True)
+    }
+
+
+def _traffic(fleet: str, conversation: str | None) -> Iterator[Traffic]:
+    """Yield the traffic of a fleet, the most telling first."""
+    scale = {EQUAL: 1.0, WITHOUT_CACHE: 1.6, TWO_KINDS: 1.9}[fleet]
+    yield sharing(0.5, requests=REQUESTS, rate_per_s=6 * scale)
+    yield sharing(0.5, requests=REQUESTS, rate_per_s=4 * scale)
+    yield shipped("toolagent-like", requests=REQUESTS, rate_per_s=3 * scale)
+    yield sharing(0.5, requests=REQUESTS, rate_per_s=10 * scale, output_tokens=1)
+    yield sharing(0.1, requests=REQUESTS, rate_per_s=5 * scale)
+    yield sharing(0.3, requests=REQUESTS, rate_per_s=5.5 * scale)
+    yield sharing(0.7, requests=REQUESTS, rate_per_s=7 * scale)
+    yield mixed(requests=REQUESTS, rate_per_s=6 * scale)
+    yield shipped("synthetic-like", requests=REQUESTS, rate_per_s=2.5 * scale)
+    if conversation is not None:
+        yield traced("conversation", conversation, requests=REQUESTS, rate_per_s=3 * scale)
+
+
+def _lodestar(conversation: str | None) -> Iterator[Comparison]:
+    for fleet in (EQUAL, WITHOUT_CACHE, TWO_KINDS):
+        for number, traffic in enumerate(_traffic(fleet, conversation)):
+            first = number == 0
+            yield Comparison(
+                group="lodestar" if first else "lodestar-more",
+                fleet=fleet,
+                traffic=traffic,
+                against=HEURISTIC,
+                variants=(LODESTAR, OURS, RESIDUAL, *([RESIDUAL + QUEUEING] if first else [])),
+                figures=_of_lodestar(fleet),
+            )
+
+
+def _motivation() -> Iterator[Comparison]:
+    """One heuristic wins on long prompts and loses on short ones at twice the rate."""
+    for tokens, rate, text in ((4000, 5.0, ""), (1000, 10.0, "0.41")):
+        yield Comparison(
+            group="motivation",
+            fleet="7xL20",
+            traffic=fixed_length(tokens, 0.8, requests=REQUESTS, rate_per_s=rate),
+            against="least-request",
+            variants=(HEURISTIC, OURS),
+            figures={
+                MEAN: Published(text=text, of=HEURISTIC),
+                P99: Published(text="0.67" if text else "", of=HEURISTIC),
+            },
+        )
+
+
+def _tau(conversation: str | None) -> Iterator[Comparison]:
+    traffics = [shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.0)]
+    if conversation is not None:
+        traffics.append(traced("conversation", conversation, requests=REQUESTS, rate_per_s=3.0))
+    for traffic in traffics:
+        yield Comparison(
+            group="tau",
+            fleet=EQUAL,
+            traffic=traffic,
+            against="tau 0.5",
+            variants=(*(f"tau {tau:g}" for tau in TAUS if tau != 0.5), OURS),
+            also=(LODESTAR,),
+            figures={MEAN: None},
+            seeds=3,
+        )
+
+
+def _shift() -> Iterator[Comparison]:
+    yield Comparison(
+        group="shift",
+        fleet=EQUAL,
+        traffic=shift(requests=2 * REQUESTS, rates=(3.0, 6.5)),
+        against="lodestar, frozen",
+        variants=(LODESTAR, "lodestar, offline", RESIDUAL, OURS, HEURISTIC),
+        figures={MEAN: None, P99: None},
+        warm_up=0.5,
+        seeds=3,
+    )
+
+
+def _pools() -> Iterator[Comparison]:
+    for against, mean, p99 in (("lodestar, new data only", "2.39", "2.50"), ("lodestar, all data", "1.21", "1.11")):
+        yield Comparison(
+            group="pools",
+            fleet=EQUAL,
+            traffic=shift(requests=2 * REQUESTS, rates=(3.0, 6.5)),
+            against=against,
+            variants=(LODESTAR, "lodestar, random replay", "lodestar, linear"),
+            figures={MEAN: Published(text=mean, of=LODESTAR), P99: Published(text=p99, of=LODESTAR)},
+            warm_up=0.5,
+            seeds=3,
+        )
+
+
+def _filter() -> Iterator[Comparison]:
+    yield Comparison(
+        group="k-filter",
+        fleet=EQUAL,
+        traffic=shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.0),
+        against="lodestar, no K-filter",
+        variants=(LODESTAR, RESIDUAL, OURS),
+        figures={MEAN: Published(text="1.72", of=LODESTAR), P99: Published(text="1.78", of=LODESTAR)},
+        seeds=3,
+    )
+
+
+def _accuracy() -> Iterator[Comparison]:
+    """llm-d's ladder in scenario C; the MAPE of each is in the table of means, and over time in the slices."""
+    yield Comparison(
+        group="accuracy",
+        fleet="10x2xH100",
+        traffic=scenario("C", requests=CHATS, rates_per_s=(4.0, 6.0, 8.0, 10.0)),
+        against=OURS,
+        variants=(PREDICTED, RESIDUAL),
+        figures={"MAPE": None, MEAN: None},
+        warm_up=0.5,
+    )
+
+
+def _scenarios() -> Iterator[Comparison]:
+    traffics = [
+        scenario("A", requests=CHATS, rates_per_s=(30.0,)),
+        scenario("B", requests=CHATS, rates_per_s=(9.0,)),
+        scenario("C", requests=CHATS, rates_per_s=(10.0,)),
+        scenario("D", requests=CHATS, rates_per_s=(4.0,)),
+        sharegpt(requests=CHATS, rate_per_s=60.0),
+    ]
+    for traffic in traffics:
+        yield Comparison(
+            group="scenarios",
+            fleet="8x1xH100" if traffic.name.startswith("ShareGPT") else "10x2xH100",
+            traffic=traffic,
+            against=LOAD_PREFIX,
+            variants=(PREDICTED, OURS, RESIDUAL, "round-robin"),
+            figures={
+                "mean E2E/token": Published(
+                    text="comparable" if "C" in traffic.name else "better", of=PREDICTED, claim=1.0
+                ),
+                MEAN: None,
+            },
+        )
+
+
+def _production() -> Iterator[Comparison]:
+    """llm-d's table of four; its ratios are to 3:2:2 for E2E and TPOT."""
+    texts = {"p50 E2E": 1.48, "p95 E2E": 1.18, "p50 TTFT": 3.48, "p95 TTFT": 1.48, "p50 TPOT": 1.27, "p99 TPOT": 1.19}
+    yield Comparison(
+        group="production",
+        fleet="13x8xH200",
+        traffic=production(requests=CHATS),
+        against=TUNED_PREFIX,
+        variants=(PREDICTED, OURS, RESIDUAL, LOAD_PREFIX, "round-robin"),
+        figures={name: Published(text=f"{ratio:g}", of=PREDICTED, claim=ratio) for name, ratio in texts.items()},
+    )
+
+
+def _longer() -> Iterator[Comparison]:
+    """Prompts grow from 1k to 8k tokens: what learns is at most a tenth behind the heuristic; each guard left out."""
+    guards = ("model from 200 samples", "no range check", "no exploration", "no K-filter", "near best 0.1")
+    yield Comparison(
+        group="guards",
+        fleet=EQUAL,
+        traffic=longer(requests=2 * REQUESTS, rates=(14.0, 3.0)),
+        against=HEURISTIC,
+        variants=(LODESTAR, RESIDUAL, OURS, *(f"lodestar, {guard}" for guard in guards)),
+        figures={P99: Published(text=">= 0.91", of=LODESTAR, claim=1 / 1.10), MEAN: None},
+        warm_up=0.5,
+        seeds=3,
+    )
+
+
+def _mixed_share() -> Iterator[Comparison]:
+    """The share of each pool, in the table of means, beside that of full knowledge."""
+    yield Comparison(
+        group="oracle",
+        fleet=TWO_KINDS,
+        traffic=sharing(0.5, requests=REQUESTS, rate_per_s=11.4),
+        against="oracle",
+        variants=(LODESTAR, RESIDUAL, OURS, HEURISTIC),
+        figures={MEAN: None},
+        seeds=3,
+    )

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gorgo.apps.learned_routers.command import main
+from tests.documents import tables
+
+
+def test_prints_ratios_with_their_intervals_and_means_and_keeps_the_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--only", "motivation", "--seeds", "2", "--scale", "0.03", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    (_, ratios), (_, means) = tables(printed)
+    assert [row[1] for row in ratios] == [*["prefix-cache-and-load", "gorgo-ms"] * 2] * 2
+    assert all("[" in row[6] for row in ratios)
+    assert {row[1] for row in means} == {"least-request", "prefix-cache-and-load", "gorgo-ms"}
+    assert {row[2] for row in means} == {"2"}
+    assert "all simulated; 12 runs" in printed
+    assert len(list((tmp_path / "runs").glob("*.json"))) == 12
+    assert len(json.loads((tmp_path / "slices.json").read_bytes())) == 12
+
+
+def test_an_unknown_group_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--only", "motivations"])
+    assert "no such group; there are: lodestar, " in capsys.readouterr().err
