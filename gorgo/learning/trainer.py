@@ -92,6 +92,8 @@ class Trainer:
         self._added = 0
         self._rejected = 0
         self._since_round = 0
+        #: Rows so far that rounds train on: a policy refuses a model of fewer than `first_samples`.
+        self._trainable = 0
         self._model: Model | None = None
         self._report = TrainingReport()
 
@@ -102,13 +104,15 @@ class Trainer:
         self._added += len(rows)
         self._rejected += int(np.sum(~usable))
         self._since_round += int(np.sum(usable))
+        self._trainable += int(np.sum(usable & ~tested))
         self._store.add(rows.select(np.flatnonzero(usable & ~tested)))
         self._test.append(rows.select(np.flatnonzero(usable & tested)))
 
     def due(self) -> bool:
-        """Return whether enough rows came since the last round, or before the first one."""
-        wanted = self.spec.first_samples if self._model is None else self.spec.round_samples
-        return self._since_round >= wanted and len(self._store) > 0
+        """Return whether enough rows came since the last round; before the first one, enough to train on."""
+        if self._model is None:
+            return self._trainable >= max(self.spec.first_samples, 1)
+        return self._since_round >= self.spec.round_samples
 
     def train(self) -> Model:
         """Return the next model. Raises `ConfigError` without a row."""
