@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WHEEL  := $(VENV)/wheel
 
-.PHONY: wheel demo claims tuning-table fit-fleet paper-tables test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
+.PHONY: wheel demo claims tuning-table fit-fleet paper-tables learned-routers test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -21,6 +21,9 @@ tuning-table: $(READY) ## every claim about the tuner, simulated; an hour and mo
 
 fit-fleet: $(READY) ## search for the simulated engine that fits the paper's table 2; half an hour, resumes in runs/fleet-fit
 	@$(BIN)/python -m gorgo.apps.fleet_fit fit $(ARGS)
+
+learned-routers: $(READY) ## learned routers beside their published figures; hours for all, resumes in runs/learned-routers
+	@$(BIN)/python -m gorgo.apps.learned_routers $(ARGS)
 
 paper-tables: $(READY) ## the paper's tables beside simulated ones; minutes, resumes in runs/fleet-fit
 	@$(BIN)/python -m gorgo.apps.fleet_fit tables $(ARGS)

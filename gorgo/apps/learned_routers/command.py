@@ -16,7 +16,7 @@ from statistics import mean
 from gorgo.apps.claims.run_cache import RunCache
 from gorgo.apps.claims.runner import Runner
 from gorgo.apps.claims.table import TableSection, as_markdown, sections
-from gorgo.apps.learned_routers.comparison import Comparison, Runs
+from gorgo.apps.learned_routers.comparison import RouterComparison, Runs
 from gorgo.apps.learned_routers.groups import comparisons
 from gorgo.apps.learned_routers.measure import RouterRun, RouterTask, measure
 from gorgo.apps.results import ResultRow
@@ -53,20 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _sections(chosen: Sequence[Comparison], runs: Runs, seeds: Sequence[int]) -> list[TableSection]:
+def _sections(chosen: Sequence[RouterComparison], runs: Runs, seeds: Sequence[int]) -> list[TableSection]:
     verdicts = [verdict for one in chosen for verdict in one.verdicts(runs, seeds)]
     means = [row for one in chosen for row in _means(one, runs, seeds)]
     return [*sections(verdicts, HEADER, {}), TableSection("Means over seeds", MEANS_HEADER, means)]
 
 
-def _means(one: Comparison, runs: Runs, seeds: Sequence[int]) -> Iterator[tuple[str, ...]]:
+def _means(one: RouterComparison, runs: Runs, seeds: Sequence[int]) -> Iterator[tuple[str, ...]]:
     for variant in dict.fromkeys((one.against, *one.variants, *one.also)):
         found = [runs[one.task(variant, seed)] for seed in seeds[: one.seeds]]
         row = mean_row([run.row for run in found])
-        yield (one.label, variant, str(len(found)), *_figures(row), _pools(row), _fallbacks(found))
+        yield (one.label, variant, str(len(found)), *_stats(row), _pools(row), _fallbacks(found))
 
 
-def _figures(row: ResultRow) -> Iterator[str]:
+def _stats(row: ResultRow) -> Iterator[str]:
     ttft, e2e, tpot = row.ttft_ms, row.e2e_s, row.tpot_ms
     for value, form, factor in (
         *((part, ".0f", 1) for part in (ttft.mean, ttft.p50, ttft.p95, ttft.p99)),
@@ -103,7 +103,7 @@ def _fallbacks(runs: Sequence[RouterRun]) -> str:
     return ", ".join(f"{word or 'policy'} {100 * count / whole:.1f}" for word, count in ordered)
 
 
-def _summary(chosen: Sequence[Comparison], runs: Runs, seeds: Sequence[int]) -> str:
+def _summary(chosen: Sequence[RouterComparison], runs: Runs, seeds: Sequence[int]) -> str:
     verdicts = [verdict for one in chosen for verdict in one.verdicts(runs, seeds)]
     claimed = [verdict for verdict in verdicts if verdict.met is not None]
     cpu_s = sum(run.cpu_s for run in runs.values())

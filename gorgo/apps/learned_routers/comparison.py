@@ -19,7 +19,7 @@ Runs = Mapping[RouterTask, RouterRun]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class PublishedRatio:
     """A published ratio.
 
     Parameters
@@ -38,14 +38,14 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RouterComparison:
     """Variants against a baseline on one fleet and traffic.
 
     Parameters
     ----------
     group:
         As in `ClaimVerdict`; `--only` names it.
-    figures:
+    stats:
         Keys of `MEASURES`, each with what was published of it.
     seeds:
         Of the seeds of a check only the first so many; None: all.
@@ -56,7 +56,7 @@ class Comparison:
     traffic: Traffic
     against: str
     variants: Sequence[str]
-    figures: Mapping[str, Published | None]
+    stats: Mapping[str, PublishedRatio | None]
     scrape_interval_s: float = 0.1
     warm_up: float = 0.5
     seeds: int | None = None
@@ -84,7 +84,7 @@ class Comparison:
 
     def verdicts(self, runs: Runs, seeds: Sequence[int]) -> Iterator[ClaimVerdict]:
         """Yield a row per variant and figure, of the seeds that both runs have."""
-        for figure, published in self.figures.items():
+        for figure, published in self.stats.items():
             value = MEASURES[figure]
             for variant in self.variants:
                 found = [
@@ -106,5 +106,5 @@ class Comparison:
 OURS = ("gorgo-residual",)
 
 
-def _published(published: Published | None, variant: str) -> str:
+def _published(published: PublishedRatio | None, variant: str) -> str:
     return published.text if published is not None and published.of == variant else ""

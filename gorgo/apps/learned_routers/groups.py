@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gorgo.apps.learned_routers.comparison import Comparison, Published
+from gorgo.apps.learned_routers.comparison import PublishedRatio, RouterComparison
 from gorgo.apps.learned_routers.traffic import Traffic
 from gorgo.apps.learned_routers.variants import QUEUEING, TAUS
 from gorgo.apps.learned_routers.workloads import (
@@ -41,7 +41,7 @@ MEAN, P99 = "mean TTFT", "p99 TTFT"
 EQUAL, WITHOUT_CACHE, TWO_KINDS = "8xA30", "7xA30-8xV100", "7xL20-8xA30"
 
 
-def comparisons(conversation: str | None = None) -> list[Comparison]:
+def comparisons(conversation: str | None = None) -> list[RouterComparison]:
     """Return every comparison; `conversation` is the file of Mooncake's conversation trace."""
     return [
         *_lodestar(conversation),
@@ -58,13 +58,13 @@ def comparisons(conversation: str | None = None) -> list[Comparison]:
     ]
 
 
-def _of_lodestar(fleet: str) -> dict[str, Published | None]:
+def _of_lodestar(fleet: str) -> dict[str, PublishedRatio | None]:
     if fleet == EQUAL:
         texts, claims = ("1.02-2.15", "1.07-1.86"), (1.41, 1.47)
     else:
         texts, claims = ("1.25-4.38", "1.32-4.42"), (1.41, 1.47)
     return {
-        figure: Published(text=text, of=LODESTAR, claim=claim)
+        figure: PublishedRatio(text=text, of=LODESTAR, claim=claim)
         for figure, text, claim in zip((MEAN, P99), texts, claims, strict=True)
     }
 
@@ -85,106 +85,106 @@ def _traffic(fleet: str, conversation: str | None) -> Iterator[Traffic]:
         yield traced("conversation", conversation, requests=REQUESTS, rate_per_s=3 * scale)
 
 
-def _lodestar(conversation: str | None) -> Iterator[Comparison]:
+def _lodestar(conversation: str | None) -> Iterator[RouterComparison]:
     for fleet in (EQUAL, WITHOUT_CACHE, TWO_KINDS):
         for number, traffic in enumerate(_traffic(fleet, conversation)):
             first = number == 0
-            yield Comparison(
+            yield RouterComparison(
                 group="lodestar" if first else "lodestar-more",
                 fleet=fleet,
                 traffic=traffic,
                 against=HEURISTIC,
                 variants=(LODESTAR, OURS, RESIDUAL, *([RESIDUAL + QUEUEING] if first else [])),
-                figures=_of_lodestar(fleet),
+                stats=_of_lodestar(fleet),
             )
 
 
-def _motivation() -> Iterator[Comparison]:
+def _motivation() -> Iterator[RouterComparison]:
     """One heuristic wins on long prompts and loses on short ones at twice the rate."""
     for tokens, rate, text in ((4000, 5.0, ""), (1000, 10.0, "0.41")):
-        yield Comparison(
+        yield RouterComparison(
             group="motivation",
             fleet="7xL20",
             traffic=fixed_length(tokens, 0.8, requests=REQUESTS, rate_per_s=rate),
             against="least-request",
             variants=(HEURISTIC, OURS),
-            figures={
-                MEAN: Published(text=text, of=HEURISTIC),
-                P99: Published(text="0.67" if text else "", of=HEURISTIC),
+            stats={
+                MEAN: PublishedRatio(text=text, of=HEURISTIC),
+                P99: PublishedRatio(text="0.67" if text else "", of=HEURISTIC),
             },
         )
 
 
-def _tau(conversation: str | None) -> Iterator[Comparison]:
+def _tau(conversation: str | None) -> Iterator[RouterComparison]:
     traffics = [shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.0)]
     if conversation is not None:
         traffics.append(traced("conversation", conversation, requests=REQUESTS, rate_per_s=3.0))
     for traffic in traffics:
-        yield Comparison(
+        yield RouterComparison(
             group="tau",
             fleet=EQUAL,
             traffic=traffic,
             against="tau 0.5",
             variants=(*(f"tau {tau:g}" for tau in TAUS if tau != 0.5), OURS),
             also=(LODESTAR,),
-            figures={MEAN: None},
+            stats={MEAN: None},
             seeds=3,
         )
 
 
-def _shift() -> Iterator[Comparison]:
-    yield Comparison(
+def _shift() -> Iterator[RouterComparison]:
+    yield RouterComparison(
         group="shift",
         fleet=EQUAL,
         traffic=shift(requests=2 * REQUESTS, rates=(3.0, 6.5)),
         against="lodestar, frozen",
         variants=(LODESTAR, "lodestar, offline", RESIDUAL, OURS, HEURISTIC),
-        figures={MEAN: None, P99: None},
+        stats={MEAN: None, P99: None},
         warm_up=0.5,
         seeds=3,
     )
 
 
-def _pools() -> Iterator[Comparison]:
+def _pools() -> Iterator[RouterComparison]:
     for against, mean, p99 in (("lodestar, new data only", "2.39", "2.50"), ("lodestar, all data", "1.21", "1.11")):
-        yield Comparison(
+        yield RouterComparison(
             group="pools",
             fleet=EQUAL,
             traffic=shift(requests=2 * REQUESTS, rates=(3.0, 6.5)),
             against=against,
             variants=(LODESTAR, "lodestar, random replay", "lodestar, linear"),
-            figures={MEAN: Published(text=mean, of=LODESTAR), P99: Published(text=p99, of=LODESTAR)},
+            stats={MEAN: PublishedRatio(text=mean, of=LODESTAR), P99: PublishedRatio(text=p99, of=LODESTAR)},
             warm_up=0.5,
             seeds=3,
         )
 
 
-def _filter() -> Iterator[Comparison]:
-    yield Comparison(
+def _filter() -> Iterator[RouterComparison]:
+    yield RouterComparison(
         group="k-filter",
         fleet=EQUAL,
         traffic=shipped("toolagent-like", requests=REQUESTS, rate_per_s=3.0),
         against="lodestar, no K-filter",
         variants=(LODESTAR, RESIDUAL, OURS),
-        figures={MEAN: Published(text="1.72", of=LODESTAR), P99: Published(text="1.78", of=LODESTAR)},
+        stats={MEAN: PublishedRatio(text="1.72", of=LODESTAR), P99: PublishedRatio(text="1.78", of=LODESTAR)},
         seeds=3,
     )
 
 
-def _accuracy() -> Iterator[Comparison]:
+def _accuracy() -> Iterator[RouterComparison]:
     """llm-d's ladder in scenario C; the MAPE of each is in the table of means, and over time in the slices."""
-    yield Comparison(
+    yield RouterComparison(
         group="accuracy",
         fleet="10x2xH100",
         traffic=scenario("C", requests=CHATS, rates_per_s=(4.0, 6.0, 8.0, 10.0)),
         against=OURS,
         variants=(PREDICTED, RESIDUAL),
-        figures={"MAPE": None, MEAN: None},
+        stats={"MAPE": None, MEAN: None},
         warm_up=0.5,
     )
 
 
-def _scenarios() -> Iterator[Comparison]:
+def _scenarios() -> Iterator[RouterComparison]:
     traffics = [
         scenario("A", requests=CHATS, rates_per_s=(30.0,)),
         scenario("B", requests=CHATS, rates_per_s=(9.0,)),
@@ -193,14 +193,14 @@ def _scenarios() -> Iterator[Comparison]:
         sharegpt(requests=CHATS, rate_per_s=60.0),
     ]
     for traffic in traffics:
-        yield Comparison(
+        yield RouterComparison(
             group="scenarios",
             fleet="8x1xH100" if traffic.name.startswith("ShareGPT") else "10x2xH100",
             traffic=traffic,
             against=LOAD_PREFIX,
             variants=(PREDICTED, OURS, RESIDUAL, "round-robin"),
-            figures={
-                "mean E2E/token": Published(
+            stats={
+                "mean E2E/token": PublishedRatio(
                     text="comparable" if "C" in traffic.name else "better", of=PREDICTED, claim=1.0
                 ),
                 MEAN: None,
@@ -208,42 +208,42 @@ def _scenarios() -> Iterator[Comparison]:
         )
 
 
-def _production() -> Iterator[Comparison]:
+def _production() -> Iterator[RouterComparison]:
     """llm-d's table of four; its ratios are to 3:2:2 for E2E and TPOT."""
     texts = {"p50 E2E": 1.48, "p95 E2E": 1.18, "p50 TTFT": 3.48, "p95 TTFT": 1.48, "p50 TPOT": 1.27, "p99 TPOT": 1.19}
-    yield Comparison(
+    yield RouterComparison(
         group="production",
         fleet="13x8xH200",
         traffic=production(requests=CHATS),
         against=TUNED_PREFIX,
         variants=(PREDICTED, OURS, RESIDUAL, LOAD_PREFIX, "round-robin"),
-        figures={name: Published(text=f"{ratio:g}", of=PREDICTED, claim=ratio) for name, ratio in texts.items()},
+        stats={name: PublishedRatio(text=f"{ratio:g}", of=PREDICTED, claim=ratio) for name, ratio in texts.items()},
     )
 
 
-def _longer() -> Iterator[Comparison]:
+def _longer() -> Iterator[RouterComparison]:
     """Prompts grow from 1k to 8k tokens: what learns is at most a tenth behind the heuristic; each guard left out."""
     guards = ("model from 200 samples", "no range check", "no exploration", "no K-filter", "near best 0.1")
-    yield Comparison(
+    yield RouterComparison(
         group="guards",
         fleet=EQUAL,
         traffic=longer(requests=2 * REQUESTS, rates=(14.0, 3.0)),
         against=HEURISTIC,
         variants=(LODESTAR, RESIDUAL, OURS, *(f"lodestar, {guard}" for guard in guards)),
-        figures={P99: Published(text=">= 0.91", of=LODESTAR, claim=1 / 1.10), MEAN: None},
+        stats={P99: PublishedRatio(text=">= 0.91", of=LODESTAR, claim=1 / 1.10), MEAN: None},
         warm_up=0.5,
         seeds=3,
     )
 
 
-def _mixed_share() -> Iterator[Comparison]:
+def _mixed_share() -> Iterator[RouterComparison]:
     """The share of each pool, in the table of means, beside that of full knowledge."""
-    yield Comparison(
+    yield RouterComparison(
         group="oracle",
         fleet=TWO_KINDS,
         traffic=sharing(0.5, requests=REQUESTS, rate_per_s=11.4),
         against="oracle",
         variants=(LODESTAR, RESIDUAL, OURS, HEURISTIC),
-        figures={MEAN: None},
+        stats={MEAN: None},
         seeds=3,
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gorgo.apps.learned_routers import variants
-from gorgo.apps.learned_routers.comparison import Comparison, Published
+from gorgo.apps.learned_routers.comparison import PublishedRatio, RouterComparison
 from gorgo.apps.learned_routers.groups import comparisons
 from gorgo.apps.learned_routers.measure import RouterRun, measure
 from gorgo.apps.learned_routers.variants import VARIANTS, Variant, find_variant
@@ -14,13 +14,13 @@ from gorgo.errors import UnknownPolicy
 from gorgo.policies.learned.lodestar import Lodestar
 from gorgo.sim.named_fleets import FLEETS
 
-SMALL = Comparison(
+SMALL = RouterComparison(
     group="x",
     fleet="8xA30",
     traffic=sharing(0.5, requests=120, rate_per_s=8.0),
     against="least-request",
     variants=("gorgo-ms", "load-prefix 3:2:2"),
-    figures={"mean TTFT": Published(text="1.41", of="gorgo-ms", claim=1.41)},
+    stats={"mean TTFT": PublishedRatio(text="1.41", of="gorgo-ms", claim=1.41)},
     scrape_interval_s=1.0,
 )
 
