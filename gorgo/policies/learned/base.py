@@ -17,7 +17,7 @@ class LearnedPolicy:
     Parameters
     ----------
     training:
-        With the features of the policy. An experiment varies it; the policy reads the names and `first_samples`.
+        With the features of the policy. An experiment varies it; the policy reads the names alone.
     """
 
     def __init__(self, training: TrainingSpec) -> None:
@@ -32,12 +32,11 @@ class LearnedPolicy:
     def adopt(self, model: Model | None) -> None:
         """Choose by `model` from the next decision on, or without one.
 
-        Raises `ConfigError` for a model of other features. One of fewer samples than `first_samples` is not used.
+        Raises `ConfigError` for a model of other features. The trainer waits for `first_samples`.
         """
         if model is not None and model.names != self.feature_names:
             raise ConfigError(
                 f"model {model.version} has the features {', '.join(model.names)}; "
                 f"expected {', '.join(self.feature_names)}"
             )
-        is_ready = model is not None and model.samples >= self.training.first_samples
-        self._model = model if is_ready else None
+        self._model = model

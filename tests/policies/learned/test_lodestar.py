@@ -78,12 +78,6 @@ def test_a_cold_start_is_the_heuristic_draw_for_draw() -> None:
         }
 
 
-def test_a_model_of_few_samples_is_a_cold_start() -> None:
-    candidates = waiting(2000, 0)
-    assert guards(trained(samples=999), candidates) == {"cold_start": 100}
-    assert guards(trained(samples=1000), candidates, epsilon=0.0) == {None: 100}
-
-
 def test_the_least_predicted_ttft_wins_and_its_cost_is_in_milliseconds() -> None:
     choice = choose(trained(), waiting(2000, 500, 1000), epsilon=0.0)
     assert choice.cost is not None
