@@ -53,15 +53,12 @@ class Fingerprint:
         its block's end.
     prefix_hash:
         64-bit hash of the first 1,024 bytes and the marks in them, under the fixed key of `affinity`.
-    boundaries:
-        Number of full blocks at the end of each message, at most `MAX_BLOCKS`.
     text_bytes:
         Length of the prompt's text.
     """
 
     blocks: bytes
     prefix_hash: int
-    boundaries: tuple[int, ...]
     text_bytes: int
 
 
@@ -75,7 +72,6 @@ class PromptSketch:
     sums: Words
     head: bytes
     head_marks: tuple[tuple[int, str], ...]
-    boundaries: tuple[int, ...]
     text_bytes: int
 
 
@@ -119,22 +115,12 @@ class Fingerprinter:
         text, marks = prompt.text, prompt.message_starts
         count = min(len(text) // self.block_bytes, MAX_BLOCKS)
         sums = self._block_sums(text, count)
-        offsets = [offset for offset, _ in marks]
-        ends = [*offsets[1:], len(text)]
         if len(marks) > _FEW:
-            self._add_marks(sums, np.array(offsets, dtype=np.int64), [role for _, role in marks])
-            boundaries = np.minimum(np.array(ends) // self.block_bytes, count).tolist()
+            self._add_marks(sums, marks)
         else:
             self._add_few_marks(sums, marks)
-            boundaries = [min(end // self.block_bytes, count) for end in ends]
         head, head_marks = head_of(prompt)
-        return PromptSketch(
-            sums=sums,
-            head=head,
-            head_marks=head_marks,
-            boundaries=tuple(boundaries),
-            text_bytes=len(text),
-        )
+        return PromptSketch(sums=sums, head=head, head_marks=head_marks, text_bytes=len(text))
 
     def hash_sketch(self, sketch: PromptSketch, *, adapter: str | None = None) -> Fingerprint:
         """Return the fingerprint of a sketch."""
@@ -145,7 +131,6 @@ class Fingerprinter:
         return Fingerprint(
             blocks=self._chain(sums) if len(sums) > _FEW else self._chain_few(sums.tolist()),
             prefix_hash=prefix_hash(sketch.head, sketch.head_marks, adapter=adapter),
-            boundaries=sketch.boundaries,
             text_bytes=sketch.text_bytes,
         )
 
@@ -154,15 +139,20 @@ class Fingerprinter:
         sums: Words = words.reshape(count, self.block_bytes // 4).astype(np.uint64).dot(self._word_keys)
         return sums
 
-    def _add_marks(self, sums: Words, offsets: NDArray[np.int64], roles: list[str]) -> None:
+    def _add_marks(self, sums: Words, marks: Sequence[tuple[int, str]]) -> None:
         """Add each mark to the block in which its message starts; one that starts past the last full block has none."""
-        block = offsets // self.block_bytes
+        starts, roles = zip(*marks, strict=True)
+        offsets = np.array(starts, dtype=np.uint64)
+        block = offsets // np.uint64(self.block_bytes)
         known = {role: self._role_hash(role) for role in set(roles)}
-        values = np.array([known[role] for role in roles], dtype=np.uint64)
-        values += offsets.astype(np.uint64) * self._offset_key
+        values = np.fromiter(map(known.__getitem__, roles), np.uint64, len(roles))
+        values += offsets * self._offset_key
         values += np.arange(len(roles), dtype=np.uint64) * self._order_key
-        inside = block < len(sums)
-        np.add.at(sums, block[inside], _mix(values)[inside])
+        values = _mix(values)
+        if block[-1] >= len(sums):  # offsets ascend
+            inside = block < len(sums)
+            block, values = block[inside], values[inside]
+        np.add.at(sums, block.astype(np.intp), values)
 
     def _add_few_marks(self, sums: Words, marks: Sequence[tuple[int, str]]) -> None:
         """Add a few marks as `_add_marks` does."""

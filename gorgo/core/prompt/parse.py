@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 
 from gorgo.core.prompt.text import PromptText, kind_of
 from gorgo.core.record import record
@@ -85,18 +86,15 @@ def _add_messages(text: PromptText, body: Mapping[str, object]) -> None:
         raise BadRequest(f"messages: expected a list of messages, got {kind_of(messages)}")
     if not messages:
         raise BadRequest(f"messages: expected at least one message, got {kind_of(messages)}")
-    for number, message in enumerate(messages):
+    added = text.add_text_messages(messages)
+    for number, message in enumerate(islice(messages, added, None), added):
         if not isinstance(message, dict):
             raise BadRequest(f"messages[{number}]: expected an object, got {kind_of(message)}")
         role = message.get("role")
         if not isinstance(role, str):
             raise BadRequest(f"messages[{number}].role: expected a string, got {kind_of(role)}")
-        content = message.get("content")
-        if isinstance(content, str) and len(message) == 2:
-            text.add_message(role, content)
-        else:
-            text.mark(role)
-            _add_message(text, message, where=f"messages[{number}].content")
+        text.mark(role)
+        _add_message(text, message, where=f"messages[{number}].content")
 
 
 def _add_message(text: PromptText, message: Mapping[str, object], where: str) -> None:

@@ -6,7 +6,7 @@ Owns how contents of any dialect become bytes. Which fields of a body they come 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 
 from gorgo.errors import BadRequest
@@ -31,12 +31,24 @@ class PromptText:
         self._count()
         self._marks.append((self._size, role))
 
-    def add_message(self, role: str, text: str) -> None:
-        """Add a message of nothing but text: `mark` and `add` in one call, since most messages are such."""
-        self.mark(role)
-        data = text.encode("utf-8", "surrogatepass")
-        self._parts.append(data)
-        self._size += len(data)
+    def add_text_messages(self, messages: Iterable[object]) -> int:
+        """Add messages up to the first that is more than a role and a text; return how many: most often all of them."""
+        marks, parts, size = self._marks, self._parts, self._size
+        before = len(marks)
+        for message in messages:
+            if type(message) is not dict or len(message) != 2:
+                break
+            role, text = message.get("role"), message.get("content")
+            if type(role) is not str or type(text) is not str:
+                break
+            marks.append((size, role))
+            data = text.encode() if text.isascii() else _utf8(text)
+            parts.append(data)
+            size += len(data)
+        added = len(marks) - before
+        self._size = size
+        self._count(added)
+        return added
 
     def add(self, text: str) -> None:
         self.add_bytes(_utf8(text))
@@ -74,8 +86,8 @@ class PromptText:
         else:
             raise BadRequest(f"{where}: expected text or a list of parts, got {kind_of(content)}")
 
-    def _count(self) -> None:
-        self._pieces += 1
+    def _count(self, pieces: int = 1) -> None:
+        self._pieces += pieces
         if self._pieces > MAX_PIECES:
             raise BadRequest(f"body: expected at most {MAX_PIECES} messages, prompts and parts")
 

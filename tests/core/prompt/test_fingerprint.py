@@ -105,8 +105,6 @@ def test_next_turn_extends_the_conversation() -> None:
         fingerprinter(read_prompt("/v1/chat/completions", {"messages": messages})) for messages in (first, then)
     )
     assert two.blocks.startswith(one.blocks)
-    assert one.boundaries == (1, 3)
-    assert two.boundaries == (1, 3, 3, 6)
     assert two.text_bytes == 1599
 
 
@@ -118,16 +116,10 @@ def test_head_stays_when_a_long_prompt_grows() -> None:
     assert heads[0] != heads[1] == heads[2] == heads[3]
 
 
-def test_unmarked_prompt_has_one_boundary() -> None:
-    assert FINGERPRINTER(Prompt(b"x" * 40, ())).boundaries == (2,)
-
-
 def test_very_long_prompt_and_very_many_messages_are_hashed() -> None:
     size = 2000 * BLOCK
     prompt = Prompt(b"x" * size, tuple((offset, "user") for offset in range(size)))
-    fingerprint = FINGERPRINTER(prompt)
     assert len(set(blocks_of(prompt))) == 2000
-    assert len(fingerprint.boundaries) == size
 
 
 @pytest.mark.parametrize("block_bytes", [0, -4, 6])
@@ -142,7 +134,6 @@ def test_prompt_longer_than_the_bound_has_the_blocks_of_its_start_and_its_whole_
     longer = Prompt(start + b"efgh", ((0, "user"), (len(start) + 4, "user")))
     assert len(fingerprinter(longer).blocks) == 8 * MAX_BLOCKS
     assert fingerprinter(longer).blocks == fingerprinter(Prompt(start, ((0, "user"),))).blocks
-    assert fingerprinter(longer).boundaries == (MAX_BLOCKS, MAX_BLOCKS)
     assert fingerprinter(longer).text_bytes == len(start) + 4
 
 
