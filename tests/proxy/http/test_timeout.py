@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -86,3 +87,41 @@ async def test_cancellation_by_another_counts_more_than_expiry() -> None:
 async def test_errors_inside_pass() -> None:
     with pytest.raises(KeyError), ResettableTimeout(1000):
         raise KeyError
+
+
+async def _moved(dog: ResettableTimeout, by_s: float) -> None:
+    dog.deadline += by_s
+    await forever()
+
+
+async def test_each_of_many_timeouts_expires_in_its_own_time() -> None:
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+
+    async def expired_after(limit_s: float, moved_s: float) -> float:
+        dog = ResettableTimeout(limit_s)
+        with pytest.raises(TimeoutError), dog:
+            await _moved(dog, moved_s)
+        return loop.time() - started
+
+    limits = [(0.05, 0.0), (0.01, 0.06), (0.02, 0.0)]
+    spent = await asyncio.gather(*(expired_after(*limit) for limit in limits))
+    assert all(each >= sum(limit) - 0.002 for each, limit in zip(spent, limits, strict=True))
+    assert spent[2] < spent[0] < spent[1]
+
+
+async def test_timeouts_that_do_not_expire_set_the_timer_of_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    delays: list[float] = []
+    call_later = loop.call_later
+
+    def counted(delay: float, *rest: Any) -> asyncio.TimerHandle:
+        delays.append(delay)
+        return call_later(delay, *rest)
+
+    monkeypatch.setattr("gorgo.proxy.http.timeout._latest", None)
+    monkeypatch.setattr(loop, "call_later", counted, raising=False)
+    for number in range(100):
+        with ResettableTimeout(1000.0 + number) as dog:
+            dog.extend(1000.0 + number)
+    assert len(delays) == 1
