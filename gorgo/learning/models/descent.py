@@ -10,6 +10,8 @@ D. P. Kingma, J. Ba: Adam, a method for stochastic optimization, 2015.
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,6 +37,8 @@ class Descent:
         Weight decay: this share of a parameter is added to its gradient.
     clip:
         Largest Euclidean norm of the whole gradient of a step.
+    linear_from:
+        Size of an error from which on it counts in proportion and not by its square (Huber's loss).
     dropout:
         Share of activations set to 0, for each of the first hidden layers.
     """
@@ -45,6 +49,7 @@ class Descent:
     gamma: float = 0.95
     decay: float = 1e-5
     clip: float = 1.0
+    linear_from: float = inf
     dropout: tuple[float, ...] = (0.1, 0.1)
 
 
@@ -87,7 +92,7 @@ def descend(
     rng: np.random.Generator,
     settings: Descent,
 ) -> None:
-    """Fit the network's output to the rewards by mean squared error, in place.
+    """Fit the network's output to the rewards by mean squared error, or by Huber's loss, in place.
 
     A censored reward is an upper bound: an output at or below it has no error.
     """
@@ -98,7 +103,7 @@ def descend(
         for start in range(0, len(order), settings.batch):
             rows = order[start : start + settings.batch]
             masks = _masks(network, len(rows), rng, settings.dropout)
-            gradient = network.gradient(table[rows], _squared_error(reward[rows], censored[rows]), masks)
+            gradient = network.gradient(table[rows], _loss(reward[rows], censored[rows], settings.linear_from), masks)
             clip_norm(gradient, settings.clip)
             optimizer.step(gradient, rate)
         rate *= settings.gamma
@@ -120,9 +125,12 @@ def clip_norm(gradient: Floats, limit: float) -> None:
         gradient *= limit / norm
 
 
-def _squared_error(reward: Floats, censored: NDArray[np.bool_]) -> Derivative:
+def _loss(reward: Floats, censored: NDArray[np.bool_], linear_from: float) -> Derivative:
     def derivative(outputs: Floats) -> Floats:
-        return one_sided(outputs - reward, censored) * outputs.dtype.type(2.0 / len(reward))
+        error = one_sided(outputs - reward, censored)
+        if linear_from < inf:
+            np.clip(error, -linear_from, linear_from, out=error)
+        return error * outputs.dtype.type(2.0 / len(reward))
 
     return derivative
 

@@ -1,9 +1,10 @@
 """A prediction by priors plus what was measured beyond it, learned: no cold start, and no extrapolation.
 
-Theory of operation. A small network learns measured TTFT minus the prior, on most of the rows. Its residual is
-multiplied by the factor from 0 to 1 that fits the other rows best, so a network that has learned noise adds nothing.
-The residual is clipped to what the training had, and is 0 for a row out of its range. A prediction is at least a
-share of the prior.
+Theory of operation. A small network learns measured TTFT minus the prior, on most of the rows. The residual is taken in
+units of the prior's square root, between its absolute and its relative size: short times and long ones both count. A
+large error counts in proportion, since a single stall is no rule. The learned residual is multiplied by the factor
+from 0 to 1 that fits the other rows best, so a network that has learned noise adds nothing. It is clipped to what the
+training had, and is 0 for a row out of its range. A prediction is at least a share of the prior.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ LEAST_SHARE = 0.2
 _QUANTILES = (0.01, 0.99)
 #: Every so many rows one is left out of the descent, and decides on the factor.
 _CHECK_EVERY = 5
+#: Error, in units of the square root of a prior, from which on it counts in proportion.
+_LINEAR_FROM = 0.1
+#: A shorter prior has the unit of this one, s.
+_LEAST_PRIOR_S = 0.01
 #: A small network has fewer steps to learn in than a wide one, so they are larger.
 _RATE = 2e-3
 
@@ -48,25 +53,25 @@ class ResidualModel(FittedModel):
     Parameters
     ----------
     network, scaler:
-        Its output is minus the residual in s.
+        Its output is minus the residual, in units of the prior's square root.
     factor:
         Share of the residual that is added, 0 to 1.
-    least_s, most_s:
-        Range of the residual.
+    least, most:
+        Range of the residual in that unit.
     """
 
     network: Perceptron
     scaler: Scaler
     factor: float
-    least_s: float
-    most_s: float
+    least: float
+    most: float
     kind: str = field(default="residual", init=False)
 
     def ttft_s(self, table: NDArray[np.float32]) -> Floats:
         """Return prior plus residual of each row; the prior alone for a row out of range."""
         prior = table[:, self.names.index(PRIOR)].astype(np.float64)
         residual = -self.network.outputs(self.scaler.apply(table)).astype(np.float64) * self.factor
-        residual = np.clip(residual, self.least_s, self.most_s)
+        residual = np.clip(residual, self.least, self.most) * _unit(prior)
         return np.where(self.in_range(table), np.maximum(prior + residual, LEAST_SHARE * prior), prior)
 
     def in_range(self, table: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -85,7 +90,7 @@ class ResidualModel(FittedModel):
             "mean": self.scaler.mean,
             "inverse": self.scaler.inverse,
         }
-        limits = {"factor": self.factor, "least_s": self.least_s, "most_s": self.most_s}
+        limits = {"factor": self.factor, "least": self.least, "most": self.most}
         return arrays, {"hidden": list(self.network.sizes[1:]), **limits}
 
 
@@ -94,14 +99,14 @@ def fit_residual(rows: TrainingRows, spec: TrainingSpec, *, rng: np.random.Gener
     if PRIOR not in rows.names:
         raise ConfigError(f"training of kind 'residual': no feature {PRIOR!r} among {', '.join(rows.names)}")
     prior = rows.features[:, rows.names.index(PRIOR)].astype(np.float64)
-    residual = capped_ttft_s(rows, spec.target_cap_s) - np.minimum(prior, spec.target_cap_s)
+    residual = (capped_ttft_s(rows, spec.target_cap_s) - np.minimum(prior, spec.target_cap_s)) / _unit(prior)
     scaler = Scaler.of(rows.features)
     table = scaler.apply(rows.features)
     network = Perceptron.xavier((len(rows.names), *HIDDEN), rng)
     for values in network.layers[-1]:
         values[:] = 0.0  # before the first step the prediction is the prior
     checks = np.arange(len(rows)) % _CHECK_EVERY == _CHECK_EVERY - 1
-    settings = Descent(epochs=spec.epochs, rate=_RATE, dropout=())
+    settings = Descent(epochs=spec.epochs, rate=_RATE, linear_from=_LINEAR_FROM, dropout=())
     reward = -residual.astype(np.float32)
     descend(network, table[~checks], reward[~checks], rows.censored[~checks], rng=rng, settings=settings)
     measured = ~rows.censored
@@ -113,9 +118,14 @@ def fit_residual(rows: TrainingRows, spec: TrainingSpec, *, rng: np.random.Gener
         network=network,
         scaler=scaler,
         factor=_best_factor(learned, residual[checks & measured]),
-        least_s=min(float(low), 0.0),
-        most_s=max(float(high), 0.0),
+        least=min(float(low), 0.0),
+        most=max(float(high), 0.0),
     )
+
+
+def _unit(prior: Floats) -> Floats:
+    """Return the unit of a residual: of a time in s, the square root of the prior."""
+    return np.sqrt(np.maximum(prior, _LEAST_PRIOR_S))
 
 
 def _best_factor(learned: Floats, measured: Floats) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,21 @@ def test_rate_falls_to_nothing_with_a_small_gamma() -> None:
 
 def test_dropout_changes_the_training() -> None:
     assert not np.allclose(trained(epochs=1, dropout=()).parameters, trained(epochs=1).parameters)
+
+
+def test_large_errors_count_in_proportion_where_small_ones_count_by_their_square() -> None:
+    rng = np.random.default_rng(3)
+    table = np.ones((1000, 1), dtype=np.float32)
+    # One row in twenty is a stall: the mean of all is 5, the median 0.
+    reward = np.where(np.arange(1000) % 20 == 0, 100.0, 0.0).astype(np.float32)
+    found = {}
+    for limit in (inf, 0.1):
+        network = Perceptron.xavier((1, 8), np.random.default_rng(0))
+        settings = Descent(epochs=200, rate=0.01, clip=inf, linear_from=limit, dropout=())
+        descend(network, table, reward, np.zeros(1000, dtype=np.bool_), rng=rng, settings=settings)
+        found[limit] = float(network.outputs(table)[0])
+    assert found[inf] == pytest.approx(5.0, abs=1.0)
+    assert found[0.1] == pytest.approx(0.0, abs=0.1)
 
 
 def test_output_below_the_bound_of_a_censored_reward_is_left_and_one_above_it_moves_down() -> None:

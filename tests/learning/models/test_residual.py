@@ -57,9 +57,10 @@ def test_prediction_is_clipped_to_the_measured_residuals_and_to_a_share_of_the_p
     model = fitted(quick)
     predicted, prior = model.ttft_s(rows.features), prior_of(rows.features)
     assert (predicted >= LEAST_SHARE * prior - 1e-9).all()
-    assert (predicted - prior >= model.least_s - 1e-9).all()
-    assert (predicted - prior <= model.most_s + 1e-9).all()
-    assert model.most_s == 0.0
+    unit = np.sqrt(prior)
+    assert (predicted - prior >= model.least * unit - 1e-9).all()
+    assert (predicted <= prior + 1e-9).all()
+    assert model.most == 0.0
 
 
 def test_censored_rows_are_bounds() -> None:
