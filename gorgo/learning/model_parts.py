@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.numeric import is_number
 from gorgo.core.training.model import Model
+from gorgo.core.training.spec import TargetKind
 from gorgo.errors import MissingExtra, ModelFileError
 from gorgo.learning.models.linear import LinearModel
 from gorgo.learning.models.mlp import MlpModel
@@ -82,6 +83,13 @@ class ModelParts:
             raise self.error(name, repr(found), "a number")
         return float(found)
 
+    def target(self) -> TargetKind:
+        """Return the target of the training."""
+        found = self._parts.get("target")
+        if found not in get_args(TargetKind):
+            raise self.error("target", repr(found), " or ".join(get_args(TargetKind)))
+        return cast(TargetKind, found)
+
     def strings(self, name: str) -> list[str]:
         """Return a list of words of the header."""
         found = self._parts.get(name)
@@ -129,7 +137,7 @@ def _is_width(value: object) -> bool:
 
 
 def _mlp(parts: ModelParts) -> Model:
-    return MlpModel(**parts.facts(), network=parts.network(), scaler=parts.scaler())
+    return MlpModel(**parts.facts(), network=parts.network(), scaler=parts.scaler(), target=parts.target())
 
 
 def _residual(parts: ModelParts) -> Model:
@@ -140,8 +148,8 @@ def _residual(parts: ModelParts) -> Model:
         network=parts.network(),
         scaler=parts.scaler(),
         factor=parts.number("factor"),
-        least_s=parts.number("least_s"),
-        most_s=parts.number("most_s"),
+        least=parts.number("least"),
+        most=parts.number("most"),
     )
 
 
@@ -164,7 +172,7 @@ def _trees(parts: ModelParts) -> Model:
         raise parts.error("boosters", ", ".join(names), " or ".join(", ".join(each) for each in BOOSTERS))
     if tuple(names) == SPLIT_BOOSTERS and "queued_requests" not in parts.names:
         raise parts.error("names", ", ".join(parts.names), "queued_requests among them")
-    return TreesModel(**parts.facts(), boosters={name: _booster(parts, name) for name in names})
+    return TreesModel(**parts.facts(), boosters={name: _booster(parts, name) for name in names}, target=parts.target())
 
 
 def _booster(parts: ModelParts, name: str) -> Trees:

@@ -79,7 +79,7 @@ class Trainer:
     (False, 0)
     """
 
-    def __init__(self, spec: TrainingSpec, seed: int, *, version: int = 0) -> None:
+    def __init__(self, spec: TrainingSpec, seed: int, version: int = 0) -> None:
         self.spec = spec
         self._seed = seed
         self._version = version

@@ -114,6 +114,10 @@ def npz(**arrays: Any) -> bytes:
             "m: parameters: float32 .*; expected 577 float32",
         ),
         (changed(SAVED["mlp"], {"parts": 7}), "m: hidden: None"),
+        (
+            changed(SAVED["mlp"], {"parts": {"hidden": [128, 128, 128], "target": "ms"}}),
+            "m: target: 'ms'; expected seconds or log",
+        ),
         (changed(SAVED["mlp"], low=None), "m: low: no such array; expected 7 float32 numbers"),
         (changed(SAVED["mlp"], low=np.zeros(6, np.float32)), r"m: low: float32 of shape \(6,\); expected 7 float32"),
         (changed(SAVED["mlp"], mean=np.zeros(7)), r"m: mean: float64 of shape \(7,\); expected 7 float32"),

@@ -9,6 +9,7 @@ from gorgo.core.record import record
 ModelKind = Literal["mlp", "linear", "trees", "rls", "residual"]
 ReplayRule = Literal["coreset", "random", "none", "all"]
 StoreKind = Literal["fifo", "stratified"]
+TargetKind = Literal["seconds", "log"]
 
 
 @record
@@ -35,6 +36,9 @@ class TrainingSpec:
         Passes over the samples of a round.
     target_cap_s:
         A longer time to first token counts as this one, s.
+    target:
+        `seconds` as in the papers, or their logarithm: errors then count as shares of a time. Of kinds `mlp` and
+        `trees`.
     store:
         `fifo`, or `stratified` by load (rings per class of queue, KV usage and prefix).
     fit_s:
@@ -50,5 +54,6 @@ class TrainingSpec:
     replay_rule: ReplayRule = "coreset"
     epochs: int = 20
     target_cap_s: float = 60.0
+    target: TargetKind = "seconds"
     store: StoreKind = "fifo"
     fit_s: float = 2.0

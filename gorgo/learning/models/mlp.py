@@ -15,33 +15,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.training.outcomes import TrainingRows
-from gorgo.core.training.spec import TrainingSpec
+from gorgo.core.training.spec import TargetKind, TrainingSpec
 from gorgo.learning.models.base import FittedModel, facts
 from gorgo.learning.models.descent import Descent, descend, one_sided
 from gorgo.learning.models.network import Perceptron
 from gorgo.learning.models.scaling import Scaler
-from gorgo.learning.models.targets import capped_ttft_s
+from gorgo.learning.models.targets import capped_ttft_s, decode, encode
 
 HIDDEN = (128, 128, 128)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlpModel(FittedModel):
-    """A fitted network; its output is the reward, minus the TTFT in s.
+    """A fitted network; its output is the reward, minus the TTFT or its logarithm.
 
     Parameters
     ----------
     network, scaler:
         Parameters, and statistics of the features.
+    target:
+        As in `TrainingSpec`.
     """
 
     network: Perceptron
     scaler: Scaler
+    target: TargetKind = "seconds"
     kind: str = field(default="mlp", init=False)
 
     def ttft_s(self, table: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return minus the reward of each row, in one pass; below 0 where the network extrapolates so."""
-        return -self.network.outputs(self.scaler.apply(table)).astype(np.float64)
+        return decode(-self.network.outputs(self.scaler.apply(table)).astype(np.float64), self.target)
 
     def tpot_s(self, table: NDArray[np.float32]) -> None:
         """Return `None`: Lodestar predicts no time per token."""
@@ -53,7 +56,7 @@ class MlpModel(FittedModel):
         """
         hidden = self.network.last_hidden(self.scaler.apply(rows.features))
         weights, bias = self.network.layers[-1]
-        reward = -capped_ttft_s(rows, cap_s).astype(np.float32)
+        reward = _rewards(rows, cap_s, self.target)
         residual = one_sided((hidden @ weights + bias)[:, 0] - reward, rows.censored)
         result: NDArray[np.float32] = np.column_stack([hidden, np.ones(len(rows), np.float32)]) * residual[:, None]
         return result
@@ -65,14 +68,18 @@ class MlpModel(FittedModel):
             "mean": self.scaler.mean,
             "inverse": self.scaler.inverse,
         }
-        return arrays, {"hidden": list(self.network.sizes[1:])}
+        return arrays, {"hidden": list(self.network.sizes[1:]), "target": self.target}
 
 
 def fit_mlp(rows: TrainingRows, spec: TrainingSpec, *, rng: np.random.Generator, version: int) -> MlpModel:
     """Return a network trained from random weights on all rows."""
     scaler = Scaler.of(rows.features)
     network = Perceptron.xavier((len(rows.names), *HIDDEN), rng)
-    reward = -capped_ttft_s(rows, spec.target_cap_s).astype(np.float32)
+    reward = _rewards(rows, spec.target_cap_s, spec.target)
     settings = Descent(epochs=spec.epochs)
     descend(network, scaler.apply(rows.features), reward, rows.censored, rng=rng, settings=settings)
-    return MlpModel(**facts(rows, version), network=network, scaler=scaler)
+    return MlpModel(**facts(rows, version), network=network, scaler=scaler, target=spec.target)
+
+
+def _rewards(rows: TrainingRows, cap_s: float, target: TargetKind) -> NDArray[np.float32]:
+    return -encode(capped_ttft_s(rows, cap_s), target).astype(np.float32)

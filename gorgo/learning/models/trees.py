@@ -2,8 +2,8 @@
 
 Theory of operation. Each time has a model of its own. Where rows with and without an engine's queue are both at least
 `LEAST_ROWS` for both times, each time has two: one for replicas with a queue, and one without the columns of the queue.
-Training takes milliseconds, as llm-d's does, so that penalties on leaves have its size. One thread: the trainer is a
-process beside a proxy, and the same rows make the same trees.
+Targets are multiplied by 1,000, which are llm-d's milliseconds, so that penalties on leaves have its size. One thread:
+the trainer is a process beside a proxy, and the same rows make the same trees.
 
 LightGBM is an extra, imported when a model is fitted or loaded.
 """
@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.training.outcomes import TrainingRows
-from gorgo.core.training.spec import TrainingSpec
+from gorgo.core.training.spec import TargetKind, TrainingSpec
 from gorgo.errors import MissingExtra
 from gorgo.learning.models.base import FittedModel, facts
 from gorgo.learning.models.descent import one_sided
-from gorgo.learning.models.targets import LEAST_TPOT_ROWS, capped_ttft_s
+from gorgo.learning.models.targets import LEAST_TPOT_ROWS, capped_ttft_s, decode, encode
 
 Floats = NDArray[np.float64]
 #: Predictions and data set -> first and second derivative of the loss by each prediction.
@@ -43,7 +43,7 @@ BOOSTERS = (("ttft",), ("tpot", "ttft"), SPLIT_BOOSTERS)
 _TREES = 200
 #: Rows from which on a tree is fitted to a share of them; LightGBM refuses a share without a row.
 _LEAST_BAGGED = 10
-_MS = 1000.0
+_SCALE = 1000.0
 _SETTINGS: Mapping[str, Any] = {
     "max_depth": 6,
     "num_leaves": 64,
@@ -79,7 +79,7 @@ def import_lightgbm() -> ModuleType:
 
 
 class Trees:
-    """One boosted model of a time, s.
+    """One boosted model of a target.
 
     Parameters
     ----------
@@ -104,9 +104,9 @@ class Trees:
         return count
 
     def predict(self, table: NDArray[np.float32]) -> Floats:
-        """Return the time of each row, s."""
-        times: Floats = self._booster.predict(table[:, self.columns], num_threads=1)
-        return times / _MS
+        """Return the target of each row."""
+        outputs: Floats = self._booster.predict(table[:, self.columns], num_threads=1)
+        return outputs / _SCALE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,9 +117,12 @@ class TreesModel(FittedModel):
     ----------
     boosters:
         `ttft` and perhaps `tpot`; or `ttft_idle`, `ttft_queued`, `tpot_idle` and `tpot_queued`.
+    target:
+        As in `TrainingSpec`.
     """
 
     boosters: Mapping[str, Trees]
+    target: TargetKind = "seconds"
     kind: str = field(default="trees", init=False)
 
     def ttft_s(self, table: NDArray[np.float32]) -> Floats:
@@ -132,13 +135,13 @@ class TreesModel(FittedModel):
 
     def _predict(self, time: str, table: NDArray[np.float32]) -> Floats:
         if time in self.boosters:
-            return self.boosters[time].predict(table)
+            return decode(self.boosters[time].predict(table), self.target)
         queued = table[:, self.names.index(_QUEUE)] > 0.0
         result = np.empty(len(table))
         for part, rows in ((f"{time}_idle", ~queued), (f"{time}_queued", queued)):
             if rows.any():
                 result[rows] = self.boosters[part].predict(table[rows])
-        return result
+        return decode(result, self.target)
 
     def arrays(self) -> tuple[dict[str, NDArray[Any]], Mapping[str, Any]]:
         """Return the text and columns of each booster."""
@@ -146,15 +149,17 @@ class TreesModel(FittedModel):
         for name, trees in sorted(self.boosters.items()):
             arrays[f"{name}_text"] = np.frombuffer(trees.text.encode(), dtype=np.uint8)
             arrays[f"{name}_columns"] = trees.columns.astype(np.int64)
-        return arrays, {"boosters": sorted(self.boosters)}
+        return arrays, {"boosters": sorted(self.boosters), "target": self.target}
 
 
 def fit_trees(rows: TrainingRows, spec: TrainingSpec, *, seed: int, version: int) -> TreesModel:
     """Return boosted trees of all rows. Raises `MissingExtra`."""
     known = np.isfinite(rows.tpot_s)
-    ttft = capped_ttft_s(rows, spec.target_cap_s)
+    ttft = encode(capped_ttft_s(rows, spec.target_cap_s), spec.target)
     timed = {"ttft": (rows, ttft)} | (
-        {"tpot": (rows.select(known), rows.tpot_s[known])} if known.sum() >= LEAST_TPOT_ROWS else {}
+        {"tpot": (rows.select(known), encode(rows.tpot_s[known], spec.target))}
+        if known.sum() >= LEAST_TPOT_ROWS
+        else {}
     )
     boosters = {}
     if _is_split(rows, known):
@@ -164,7 +169,7 @@ def fit_trees(rows: TrainingRows, spec: TrainingSpec, *, seed: int, version: int
                 boosters[f"{time}_{name}"] = _fit(part.select(chosen), target[chosen], left_out, time, seed)
     else:
         boosters = {time: _fit(part, target, (), time, seed) for time, (part, target) in timed.items()}
-    return TreesModel(**facts(rows, version), boosters=boosters)
+    return TreesModel(**facts(rows, version), boosters=boosters, target=spec.target)
 
 
 def _is_split(rows: TrainingRows, known: NDArray[np.bool_]) -> bool:
@@ -176,7 +181,7 @@ def _is_split(rows: TrainingRows, known: NDArray[np.bool_]) -> bool:
 
 
 def _fit(rows: TrainingRows, target: Floats, left_out: tuple[str, ...], time: str, seed: int) -> Trees:
-    """Return trees fitted to targets in s; of censored rows of the TTFT they are lower bounds."""
+    """Return trees fitted to targets; of censored rows of the TTFT they are lower bounds."""
     package = import_lightgbm()
     columns = np.array([number for number, name in enumerate(rows.names) if name not in left_out], dtype=np.intp)
     categories = [at for at, number in enumerate(columns) if rows.names[number] in _CATEGORIES]
@@ -185,8 +190,8 @@ def _fit(rows: TrainingRows, target: Floats, left_out: tuple[str, ...], time: st
     if len(target) < _LEAST_BAGGED:
         settings["bagging_fraction"] = 1.0
     bounds = rows.censored & (time == "ttft")
-    objective = _one_sided_objective(target * _MS, bounds) if bounds.any() else "regression"
-    data = package.Dataset(table, label=target * _MS, categorical_feature=categories, params=settings)
+    objective = _one_sided_objective(target * _SCALE, bounds) if bounds.any() else "regression"
+    data = package.Dataset(table, label=target * _SCALE, categorical_feature=categories, params=settings)
     booster = package.train({**settings, "objective": objective}, data, num_boost_round=_TREES)
     return Trees(booster.model_to_string(), columns)
 

@@ -57,6 +57,30 @@ def test_time_beyond_the_cap_counts_as_the_cap() -> None:
     assert model.ttft_s(rows.features).mean() == pytest.approx(3.0, rel=0.1)
 
 
+def test_logarithm_as_target_halves_the_relative_error_of_short_times() -> None:
+    rows, unseen = training_rows(4000), training_rows(1000, seed=9)
+    # From 10 ms to 30 s.
+    steep, truth = (
+        replace(each, ttft_s=np.exp(each.features[:, 0].astype(float) / 500) / 100) for each in (rows, unseen)
+    )
+    found = {}
+    for target in ("seconds", "log"):
+        spec = TrainingSpec("mlp", NAMES, target=target)
+        predicted = fit_mlp(steep, spec, rng=np.random.default_rng(1), version=1).ttft_s(unseen.features)
+        found[target] = float(np.mean(np.abs(predicted / truth.ttft_s - 1)))
+    assert found["log"] < 0.25
+    assert found["log"] < found["seconds"] / 2
+
+
+def test_gradients_are_those_of_the_target() -> None:
+    rows = training_rows(200)
+    model = fit_mlp(rows, TrainingSpec("mlp", NAMES, target="log", epochs=2), rng=np.random.default_rng(1), version=1)
+    exact = replace(rows, ttft_s=model.ttft_s(rows.features))
+    assert model.gradients(exact, 60.0) == pytest.approx(0.0, abs=1e-4)
+    late = replace(rows, ttft_s=exact.ttft_s * np.e)
+    assert model.gradients(late, 1e9)[:, -1] == pytest.approx(1.0, abs=1e-3)
+
+
 def test_censored_rows_are_bounds_and_neither_dropped_nor_taken_at_their_time() -> None:
     rows = with_censoring(training_rows(4000), seed=1, patience_s=1.5)
     assert 0.2 < rows.censored.mean() < 0.8

@@ -90,6 +90,16 @@ def test_model_without_known_times_per_token_predicts_none() -> None:
 
 
 @needs_lightgbm
+def test_logarithms_as_targets_are_predicted_as_times() -> None:
+    rows, unseen = training_rows(4000), training_rows(500, seed=9)
+    model = fit_trees(rows, replace(SPEC, target="log"), seed=0, version=1)
+    tpot = model.tpot_s(unseen.features)
+    assert tpot is not None
+    assert np.mean(np.abs(model.ttft_s(unseen.features) / unseen.ttft_s - 1)) < 0.05
+    assert np.mean(np.abs(tpot / unseen.tpot_s - 1)) < 0.05
+
+
+@needs_lightgbm
 def test_model_passes_a_pipe() -> None:
     model, table = fitted(training_rows(300)), training_rows(10).features
     assert (pickle.loads(pickle.dumps(model)).ttft_s(table) == model.ttft_s(table)).all()
