@@ -122,6 +122,7 @@ _TABLE: tuple[NamedFleet | PooledFleet, ...] = (
         profiles=MIXED,
     ),
     NamedFleet(name="mixed-gpus-x2", description="the same with two of each GPU", profiles=MIXED, per_region=2),
+    NamedFleet(name="mixed-gpus-x3", description="the same with three of each GPU", profiles=MIXED, per_region=3),
     NamedFleet(
         name="small-model", description="Llama-3.2-1B on one A30 in each region", profiles=["1xA30-Llama-3.2-1B"]
     ),
