@@ -15,7 +15,7 @@ from gorgo.core.policy.weights import Weights, WeightSpec
 
 
 class Mooncake:
-    """cost = (prompt tokens before their first token + uncached tokens of this prompt) / throughput, in ms.
+    """cost = (uncached tokens before their first token + uncached tokens of this prompt) / throughput, in ms.
 
     One throughput for every replica, as in the paper: the choice does not depend on it, the terms do. Instances of one
     data centre are meant, so distance is not read. Mooncake also copies a longer prefix from another instance, which
@@ -43,7 +43,7 @@ class Mooncake:
     ) -> Choice:
         token_ms = 1e3 / weights["tokens_per_s"]
         terms = {
-            "queue": candidates.queued_prefill_tokens * token_ms,
+            "queue": candidates.uncached_prefill_tokens * token_ms,
             "prefill": candidates.uncached_tokens * token_ms,
         }
         return choose_min_cost(terms, candidates, rng)

@@ -26,7 +26,7 @@ from gorgo.config.atomic import PUBLIC, write_atomically
 HEADER = ("on", "of", "against", "figure", "published", "claim", "against / of [95 %]", "met")
 MEANS_HEADER = (
     "on", "policy", "seeds", "TTFT mean ms", "p50", "p95", "p99", "E2E p50 s", "p95", "TPOT p50 ms", "p99",
-    "E2E/token ms", "tokens/s", "hit %", "MAPE %", "failed", "shares of pools", "decided by",
+    "E2E/token ms", "tokens/s", "hit %", "MAPE %", "failed", "rho", "shares of pools", "decided by",
 )  # fmt: skip
 
 
@@ -63,7 +63,9 @@ def _means(one: RouterComparison, runs: Runs, seeds: Sequence[int]) -> Iterator[
     for variant in dict.fromkeys((one.against, *one.variants, *one.also)):
         found = [runs[one.task(variant, seed)] for seed in seeds[: one.seeds]]
         row = mean_row([run.row for run in found])
-        yield (one.label, variant, str(len(found)), *_stats(row), _pools(row), _fallbacks(found))
+        rho = [run.rho for run in found if run.rho is not None]
+        ranked = f"{mean(rho):.3f}" if rho else "-"
+        yield (one.label, variant, str(len(found)), *_stats(row), ranked, _pools(row), _fallbacks(found))
 
 
 def _stats(row: ResultRow) -> Iterator[str]:

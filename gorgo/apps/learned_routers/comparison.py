@@ -16,6 +16,8 @@ from gorgo.apps.learned_routers.traffic import Traffic
 from gorgo.apps.simulate.compare import ratio_of
 
 Runs = Mapping[RouterTask, RouterRun]
+#: Lodestar's.
+USUAL_SCRAPES_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +59,15 @@ class RouterComparison:
     against: str
     variants: Sequence[str]
     stats: Mapping[str, PublishedRatio | None]
-    scrape_interval_s: float = 0.1
+    scrape_interval_s: float = USUAL_SCRAPES_S
     warm_up: float = 0.5
     seeds: int | None = None
     also: Sequence[str] = field(default=())
 
     @property
     def label(self) -> str:
-        return f"{self.fleet}: {self.traffic.label}"
+        scrapes = "" if self.scrape_interval_s == USUAL_SCRAPES_S else f", scrapes each {self.scrape_interval_s:g} s"
+        return f"{self.fleet}: {self.traffic.label}{scrapes}"
 
     def task(self, variant: str, seed: int) -> RouterTask:
         return RouterTask(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from gorgo.apps.learned_routers.comparison import PublishedRatio, RouterComparison
 from gorgo.apps.learned_routers.traffic import Traffic
-from gorgo.apps.learned_routers.variants import QUEUEING, TAUS
+from gorgo.apps.learned_routers.variants import QUEUEING, SHADOWS, TAUS
 from gorgo.apps.learned_routers.workloads import (
     fixed_length,
     longer,
@@ -55,6 +55,8 @@ def comparisons(conversation: str | None = None) -> list[RouterComparison]:
         *_production(),
         *_longer(),
         *_mixed_share(),
+        *_shadows(),
+        *_scrapes(),
     ]
 
 
@@ -247,3 +249,33 @@ def _mixed_share() -> Iterator[RouterComparison]:
         stats={MEAN: None},
         seeds=3,
     )
+
+
+def _shadows() -> Iterator[RouterComparison]:
+    """Order of replicas: Spearman's rho of each shadow under `random`, in the table of means."""
+    first, *others = (f"random, shadow {name}" for name in SHADOWS)
+    for fleet, rate in ((EQUAL, 3.0), (TWO_KINDS, 6.0)):
+        yield RouterComparison(
+            group="shadows",
+            fleet=fleet,
+            traffic=sharing(0.5, requests=REQUESTS, rate_per_s=rate),
+            against=first,
+            variants=others,
+            stats={},
+            seeds=3,
+        )
+
+
+def _scrapes() -> Iterator[RouterComparison]:
+    """Fresh and stale reports of engines over a long path."""
+    for interval_s in (0.1, 1.0, 30.0):
+        yield RouterComparison(
+            group="scrapes",
+            fleet="vllm",
+            traffic=sharing(0.5, requests=REQUESTS, rate_per_s=8.0),
+            against=OURS,
+            variants=(LODESTAR, RESIDUAL, LOAD_PREFIX),
+            stats={MEAN: None, P99: None},
+            scrape_interval_s=interval_s,
+            seeds=3,
+        )

@@ -18,6 +18,7 @@ import gorgo
 from gorgo.apps.claims.run_cache import run_key
 from gorgo.apps.learned_routers.traffic import Traffic, feed_of_traffic
 from gorgo.apps.learned_routers.variants import Variant, find_variant
+from gorgo.apps.rank import spearman
 from gorgo.apps.results import ResultRow
 from gorgo.apps.simulate import SimJob
 from gorgo.apps.simulate.collector import rare_collections
@@ -99,7 +100,7 @@ class RouterRun:
 
     `row` is of the measured requests; `replica_ttft_ms` their mean TTFT by replica, `fallbacks` their decisions by the
     guard or rule that decided ("" is the policy's own). `slices` are of all requests. `adopted_s` says when each model
-    was adopted.
+    was adopted. `rho` is Spearman's of the shadow policy's rank of the chosen replica and the measured TTFT.
     """
 
     row: ResultRow
@@ -107,6 +108,7 @@ class RouterRun:
     fallbacks: Mapping[str, int]
     slices: Sequence[TimeSlice]
     adopted_s: Sequence[float]
+    rho: float | None
     cpu_s: float
 
 
@@ -123,6 +125,7 @@ def measure(task: RouterTask) -> RouterRun:
         fallbacks=dict(Counter(one.fallback or "" for one in decisions if one.request_id in names)),
         slices=_slices(result.records, {one.request_id: one for one in decisions}),
         adopted_s=[one.adopted_s for one in training.rounds if one.adopted_s is not None],
+        rho=_rho(measured),
         cpu_s=thread_time() - begun_s,
     )
 
@@ -170,6 +173,7 @@ def _simulation(task: RouterTask, variant: Variant, training: TrainingController
         block_tokens=traffic.block_tokens,
         probe_interval_s=PROBE_S,
         scrape_interval_s=task.scrape_interval_s,
+        shadow=variant.make_shadow(),
         controllers=[training],
     )
 
@@ -177,6 +181,17 @@ def _simulation(task: RouterTask, variant: Variant, training: TrainingController
 def _row(task: RouterTask, result: SimResult) -> ResultRow:
     job = SimJob(trace=task.traffic.label, policy=task.variant, fleet=find_fleet(task.fleet), seed=task.seed)
     return simulated_run(job, {}, result).row
+
+
+def _rho(records: Sequence[SimRecord]) -> float | None:
+    """Return the rank correlation; None without a shadow policy."""
+    ranked = [
+        (record.shadow.rank, record.ttft_ms)
+        for record in records
+        if record.shadow is not None and record.shadow.rank is not None and record.ttft_ms is not None
+    ]
+    ranks, ttft_ms = np.array(ranked, dtype=float).reshape(-1, 2).T
+    return spearman(ranks, ttft_ms)
 
 
 def _by_replica(records: Sequence[SimRecord]) -> dict[str, float]:

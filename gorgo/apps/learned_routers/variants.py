@@ -40,6 +40,8 @@ class Variant:
     trained_on:
         Name of a fleet: the model comes from a run on it, of the first phase of the same traffic, and is never
         replaced.
+    shadow:
+        Name of a policy that scores each decision, and learns if it can.
     queueing:
         Whether the router queues and hedges.
     """
@@ -49,6 +51,7 @@ class Variant:
     training: tuple[tuple[str, Any], ...] = ()
     trains_until: float | None = None
     trained_on: str | None = None
+    shadow: str | None = None
     queueing: bool = False
 
     def make(self) -> Policy:
@@ -58,6 +61,10 @@ class Variant:
             return policy
         assert isinstance(policy, LearnedPolicy), f"{self.policy} does not learn"
         return type(policy)(replace(policy.training, **dict(self.training)))
+
+    def make_shadow(self) -> Policy | None:
+        """Return a new instance of the shadow policy."""
+        return None if self.shadow is None else policy_of(self.shadow)
 
     def weights_of(self, policy: Policy) -> Weights:
         return Weights.of(policy.weight_specs, dict(self.weights), version=1, allow_out_of_range=True)
@@ -85,11 +92,14 @@ def _lodestar(**training: Any) -> Variant:
 
 #: Values of tau in the sweep.
 TAUS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+#: Policies whose order of replicas is compared with the order of the measured first tokens.
+SHADOWS = ("gorgo-ms", "gorgo-residual", "lodestar", "predicted-latency")
 #: Variants whose label is not a policy's name.
 VARIANTS: Mapping[str, Variant] = {
     "load-prefix 1:1:1": Variant(policy="load-prefix"),
     "load-prefix 3:2:2": Variant(policy="load-prefix", weights=(("prefix", 3.0), ("queue", 2.0), ("kv", 2.0))),
     **{f"tau {value:g}": _tau(value) for value in TAUS},
+    **{f"random, shadow {name}": Variant(policy="random", shadow=name) for name in SHADOWS},
     "lodestar, frozen": Variant(policy="lodestar", trains_until=0.5),
     "lodestar, offline": Variant(policy="lodestar", trained_on="7xL20-8xA30"),
     "lodestar, new data only": _lodestar(replay_rule="none", fifo=1000),

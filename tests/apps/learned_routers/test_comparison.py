@@ -54,7 +54,7 @@ def test_a_ratio_is_baseline_over_variant_so_that_more_is_better(run: RouterRun)
     runs = {SMALL.task("gorgo-ms", 0): run, SMALL.task("least-request", 0): base}
     ours, other = SMALL.verdicts(runs, range(5))
     assert ours.value == pytest.approx(3.0)
-    assert ours.labels == ("8xA30: 50% shared, 8/s", "gorgo-ms", "least-request", "mean TTFT", "1.41")
+    assert ours.labels == ("8xA30: 50% shared, 8/s, scrapes each 1 s", "gorgo-ms", "least-request", "mean TTFT", "1.41")
     assert other.value is None, "without a run there is no ratio"
 
 
@@ -137,3 +137,17 @@ def test_a_model_from_another_fleet_decides_from_the_first_request_and_is_never_
     assert run.adopted_s == []
     assert sum(run.fallbacks.values()) == 200
     assert "cold_start" not in run.fallbacks
+
+
+def test_a_shadow_s_order_is_compared_with_the_measured_one_and_the_shadow_learns() -> None:
+    by_priors, learned = (
+        measure(LEARNING.task(f"random, shadow {name}", 0)) for name in ("gorgo-ms", "predicted-latency")
+    )
+    assert by_priors.rho is not None
+    assert learned.rho is not None
+    assert by_priors.rho > 0.3
+    assert learned.adopted_s
+
+
+def test_a_run_without_a_shadow_has_no_order(run: RouterRun) -> None:
+    assert run.rho is None
