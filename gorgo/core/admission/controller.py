@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from math import inf
 
-from gorgo.core.admission.deadline import misses_deadline, shed_at_s
+from gorgo.core.admission.deadline import meets_deadline, misses_deadline, shed_at_s
 from gorgo.core.admission.queue import FairQueue, QueuedRequest
 from gorgo.core.admission.retry_after import MIN_RETRY_S, RetryAfter
 from gorgo.core.admission.shed_timers import ShedTimers
@@ -88,7 +88,7 @@ class AdmissionController:
         evaluation = self._prefer_free_slot(request, evaluation, now)
         has_capacity = self.saturation.has_capacity(evaluation.replica, now=now)
         deadline_s = self._deadline_s(request)
-        if has_capacity and deadline_s is None:
+        if has_capacity and (deadline_s is None or meets_deadline(evaluation.choice, deadline_s=deadline_s)):
             return self._dispatcher.dispatch(state, evaluation, now=now)
         predicted = prediction()
         waited_s = now - request.received_s

@@ -9,7 +9,15 @@ later turns of its conversation would be shed as well.
 from __future__ import annotations
 
 from gorgo.core.limits import OverloadLimits
-from gorgo.core.policy.choice import Prediction
+from gorgo.core.policy.choice import Choice, Prediction
+
+#: Sums of the same times in another order differ by less.
+_NOISE_S = 1e-6
+
+
+def meets_deadline(choice: Choice, *, deadline_s: float) -> bool:
+    """Return whether the replica chosen clearly meets the deadline: no prediction of all others says more."""
+    return choice.predicted_ttft_s is not None and choice.predicted_ttft_s < deadline_s - _NOISE_S
 
 
 def misses_deadline(prediction: Prediction, *, waited_s: float, deadline_s: float, limits: OverloadLimits) -> bool:

@@ -7,7 +7,8 @@ ends an event, a line that starts with a colon is a comment). What an event mean
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from gorgo.core.record import record
 
 #: A longer event is passed on undecoded: the proxy buffers no more than that before it lets bytes through.
 MAX_EVENT_BYTES = 64 * 1024
@@ -20,7 +21,7 @@ _BOM = b"\xef\xbb\xbf"
 _EOL = re.compile(rb"\r\n|\n|\r(?=[^\n])")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SseEvent:
     """One event: its name (empty unless the stream gives one) and its data lines joined by LF."""
 

@@ -51,12 +51,12 @@ def wants_more_than_one(parsed: Mapping[str, Any]) -> bool:
     (True, False)
     """
     sampling = parsed.get("sampling_params")
-    nested: Mapping[str, Any] = sampling if isinstance(sampling, dict) else {}
-    for name in _MAX_TOKENS:
-        for limit in (parsed.get(name), nested.get(name)):
-            if isinstance(limit, int) and limit < LEAST_TOKENS:
-                return False
-    return True
+    return _allows_more(parsed) and (not isinstance(sampling, dict) or _allows_more(sampling))
+
+
+def _allows_more(fields: Mapping[str, Any]) -> bool:
+    limits = [fields[name] for name in _MAX_TOKENS if name in fields]
+    return not any(isinstance(limit, int) and limit < LEAST_TOKENS for limit in limits)
 
 
 def _retry_after_s(headers: Sequence[Header]) -> float | None:

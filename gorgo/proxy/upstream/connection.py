@@ -63,6 +63,7 @@ class ReplicaConnection(asyncio.Protocol):
         "_unparsed",
         "_writer",
         "loop",
+        "paces",
         "socket",
         "transport",
     )
@@ -75,6 +76,8 @@ class ReplicaConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         #: For the kernel's options: uvloop makes an object for each question to its transport's.
         self.socket: Socket | None = None
+        #: Its sender is known to pace.
+        self.paces = False
         self._on_idle = on_idle
         self._on_lost = on_lost
         self._reader: Reader | None = None

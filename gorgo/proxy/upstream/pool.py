@@ -173,5 +173,9 @@ class UpstreamPool:
 
 def _read_tcp_info(connection: PooledConnection) -> tuple[TcpWindows, Pacing] | None:
     """Return the kernel's state of a pooled connection."""
-    socket = cast(ReplicaConnection, connection).socket
-    return None if socket is None else bbr_state(socket)
+    link = cast(ReplicaConnection, connection)
+    if link.socket is None:
+        return None
+    found = bbr_state(link.socket, paces=link.paces)
+    link.paces = found is not None
+    return found

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gorgo.core.admission.deadline import misses_deadline, shed_at_s
+from gorgo.core.admission.deadline import meets_deadline, misses_deadline, shed_at_s
 from gorgo.core.limits import ClientLimits, ClientRules, OverloadLimits, RouterLimits
 from gorgo.core.messages.actions import Action, Dispatch, Hold, Reject
 from gorgo.core.messages.request import RouteRequest
-from gorgo.core.policy.choice import Prediction
+from gorgo.core.policy.choice import Choice, Prediction
 from gorgo.core.router import Router
 from tests.core.routers import (
     COMPLETED,
@@ -79,6 +79,11 @@ def test_a_request_is_hopeless_once_it_misses_a_deadline_that_it_could_meet_alon
     waited_s: float, deadline_s: float, hopeless: bool
 ) -> None:
     assert misses_deadline(FORECAST, waited_s=waited_s, deadline_s=deadline_s, limits=OverloadLimits()) is hopeless
+
+
+@pytest.mark.parametrize(("ttft_s", "meets"), [(2.4, True), (2.5, False), (2.6, False), (None, False)])
+def test_a_choice_that_clearly_meets_the_deadline_needs_no_prediction_of_all(ttft_s: float | None, meets: bool) -> None:
+    assert meets_deadline(Choice(0, predicted_ttft_s=ttft_s), deadline_s=2.5) is meets
 
 
 @pytest.mark.parametrize(("deadline_s", "at_s"), [(2.5, 11.5), (1.0, 10.0), (0.99, 10.3)])

@@ -139,7 +139,7 @@ async def test_the_router_prices_the_connection_that_the_next_request_gets(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gorgo.proxy.upstream.pool.idling_shrinks", lambda: False)
-    monkeypatch.setattr("gorgo.proxy.upstream.pool.bbr_state", lambda _: None)
+    monkeypatch.setattr("gorgo.proxy.upstream.pool.bbr_state", lambda _, **__: None)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
     (before,) = proxy.state.router.fleet_view(now=proxy.state.clock())
     assert before.rtt_ms is not None
@@ -156,7 +156,7 @@ async def test_the_kernel_s_pace_is_priced_and_a_new_connection_paces_too(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = TcpWindows(200_000.0, 200_000.0), Pacing(100_000.0, 1_000.0)
-    monkeypatch.setattr("gorgo.proxy.upstream.pool.bbr_state", lambda _: told)
+    monkeypatch.setattr("gorgo.proxy.upstream.pool.bbr_state", lambda _, **__: told)
     proxy = await start.fleet([stream(delta("a"), DONE)], proxy=replace(QUIET, policy="gorgo-ms"))
     (view,) = proxy.state.router.fleet_view(now=proxy.state.clock())
     assert view.rtt_ms is not None

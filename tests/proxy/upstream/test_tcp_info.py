@@ -73,6 +73,7 @@ def test_a_real_new_sender_paces_as_the_model_says(connection: socket.socket) ->
         pytest.skip("this kernel has no BBR")
     found = bbr_state(connection)
     assert found is not None
+    assert bbr_state(connection, paces=True) == found
     windows, pacing = found
     assert pacing.bytes_per_round_trip == pytest.approx(PACING_GAIN * windows.cwnd, rel=0.05)
     assert pacing.burst == pytest.approx(windows.cwnd)
