@@ -118,6 +118,20 @@ def one_sided(error: Floats, censored: NDArray[np.bool_]) -> Floats:
     return np.where(censored & (error < 0.0), error.dtype.type(0.0), error)
 
 
+def last_layer_gradients(
+    network: Perceptron, table: NDArray[np.float32], reward: NDArray[np.float32], censored: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """Return, per row, the last hidden activations and a 1, times the signed error of the output.
+
+    That is half the gradient of the row's squared error by the weights and the bias of the last layer.
+    """
+    hidden = network.last_hidden(table)
+    weights, bias = network.layers[-1]
+    error = one_sided((hidden @ weights + bias)[:, 0] - reward, censored)
+    result: NDArray[np.float32] = np.column_stack([hidden, np.ones(len(table), np.float32)]) * error[:, None]
+    return result
+
+
 def clip_norm(gradient: Floats, limit: float) -> None:
     """Scale a gradient down, in place, to a Euclidean norm of at most `limit`."""
     norm = float(np.sqrt(np.dot(gradient, gradient)))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gorgo.core.training.outcomes import TrainingRows
 from gorgo.core.training.spec import TargetKind, TrainingSpec
 from gorgo.learning.models.base import FittedModel, facts
-from gorgo.learning.models.descent import Descent, descend, one_sided
+from gorgo.learning.models.descent import Descent, descend, last_layer_gradients
 from gorgo.learning.models.network import Perceptron
 from gorgo.learning.models.scaling import Scaler
 from gorgo.learning.models.targets import capped_ttft_s, decode, encode
@@ -50,16 +50,9 @@ class MlpModel(FittedModel):
         """Return `None`: Lodestar predicts no time per token."""
 
     def gradients(self, rows: TrainingRows, cap_s: float) -> NDArray[np.float32]:
-        """Return the gradient of each row's squared error by the last layer's parameters, up to a factor of 2.
-
-        That is the last hidden activations and a 1, times the signed residual.
-        """
-        hidden = self.network.last_hidden(self.scaler.apply(rows.features))
-        weights, bias = self.network.layers[-1]
+        """Return the gradient of each row's squared error by the last layer's parameters, up to a factor of 2."""
         reward = _rewards(rows, cap_s, self.target)
-        residual = one_sided((hidden @ weights + bias)[:, 0] - reward, rows.censored)
-        result: NDArray[np.float32] = np.column_stack([hidden, np.ones(len(rows), np.float32)]) * residual[:, None]
-        return result
+        return last_layer_gradients(self.network, self.scaler.apply(rows.features), reward, rows.censored)
 
     def arrays(self) -> tuple[dict[str, NDArray[Any]], Mapping[str, Any]]:
         """Return parameters and statistics; the header has the hidden widths."""

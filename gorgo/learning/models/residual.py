@@ -20,7 +20,7 @@ from gorgo.core.training.outcomes import TrainingRows
 from gorgo.core.training.spec import TrainingSpec
 from gorgo.errors import ConfigError
 from gorgo.learning.models.base import FittedModel, facts
-from gorgo.learning.models.descent import Descent, descend
+from gorgo.learning.models.descent import Descent, descend, last_layer_gradients
 from gorgo.learning.models.network import Perceptron
 from gorgo.learning.models.scaling import Scaler
 from gorgo.learning.models.targets import capped_ttft_s
@@ -83,6 +83,11 @@ class ResidualModel(FittedModel):
     def tpot_s(self, table: NDArray[np.float32]) -> None:
         """Return `None`: it predicts no time per token."""
 
+    def gradients(self, rows: TrainingRows, cap_s: float) -> NDArray[np.float32]:
+        """Return the gradient of each row's squared error by the last layer's parameters, up to a factor of 2."""
+        reward = -_residual(rows, cap_s).astype(np.float32)
+        return last_layer_gradients(self.network, self.scaler.apply(rows.features), reward, rows.censored)
+
     def arrays(self) -> tuple[dict[str, NDArray[Any]], Mapping[str, Any]]:
         """Return parameters and statistics; the header has the hidden widths, the factor and the range."""
         arrays: dict[str, NDArray[Any]] = {
@@ -98,8 +103,7 @@ def fit_residual(rows: TrainingRows, spec: TrainingSpec, *, rng: np.random.Gener
     """Return the model of measured minus prior. Raises `ConfigError` for rows without the prior."""
     if PRIOR not in rows.names:
         raise ConfigError(f"training of kind 'residual': no feature {PRIOR!r} among {', '.join(rows.names)}")
-    prior = rows.features[:, rows.names.index(PRIOR)].astype(np.float64)
-    residual = (capped_ttft_s(rows, spec.target_cap_s) - np.minimum(prior, spec.target_cap_s)) / _unit(prior)
+    residual = _residual(rows, spec.target_cap_s)
     scaler = Scaler.of(rows.features)
     table = scaler.apply(rows.features)
     network = Perceptron.xavier((len(rows.names), *HIDDEN), rng)
@@ -121,6 +125,13 @@ def fit_residual(rows: TrainingRows, spec: TrainingSpec, *, rng: np.random.Gener
         least=min(float(low), 0.0),
         most=max(float(high), 0.0),
     )
+
+
+def _residual(rows: TrainingRows, cap_s: float) -> Floats:
+    """Return measured minus prior of each row, in the unit of a residual; of a censored row a lower bound."""
+    prior = rows.features[:, rows.names.index(PRIOR)].astype(np.float64)
+    result: Floats = (capped_ttft_s(rows, cap_s) - np.minimum(prior, cap_s)) / _unit(prior)
+    return result
 
 
 def _unit(prior: Floats) -> Floats:

@@ -74,6 +74,17 @@ def test_censored_rows_are_bounds() -> None:
     assert abs(bias(True)) < 0.1
 
 
+def test_gradient_of_a_row_follows_the_error_of_its_residual(model: ResidualModel) -> None:
+    rows = training_rows(50, seed=4)
+    unit = np.sqrt(prior_of(rows.features))
+    learned = -model.network.outputs(model.scaler.apply(rows.features)).astype(np.float64)
+    for late in (0.0, 0.3, -0.3):
+        times = prior_of(rows.features) + (learned + late) * unit
+        found = model.gradients(replace(rows, ttft_s=times), 60.0)
+        assert found.shape == (50, model.network.sizes[-1] + 1)
+        assert found[:, -1] == pytest.approx(late, abs=1e-3)
+
+
 def test_only_censored_rows_leave_the_prior() -> None:
     rows = training_rows(200)
     model = fitted(replace(rows, censored=np.ones(200, dtype=np.bool_)))
