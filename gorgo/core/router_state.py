@@ -51,6 +51,7 @@ class RouterState:
         self._learning = parts.learning
         #: Whether weights are frozen: no model is trained or adopted meanwhile.
         self.frozen = False
+        self._count_progress()
         #: Learned from the usage of responses; the shell estimates prompt tokens by it.
         self.token_ratios = BytesPerToken()
 
@@ -69,6 +70,7 @@ class RouterState:
         """
         bounded = required_index(policy, self.shadow) == "bounded"
         self._learning.set_policies(policy, self.shadow)
+        self._count_progress()
         self._dispatcher.policy = policy
         self.set_weights(weights, now=now)
         self.index.bounded = bounded
@@ -79,6 +81,7 @@ class RouterState:
         if policy is not None:
             validate_shadow(self.policy, policy)
         self._learning.set_policies(self.policy, policy)
+        self._count_progress()
         self._dispatcher.set_shadow(policy)
         self.index.bounded = required_index(self.policy, policy) == "bounded"
 
@@ -94,6 +97,7 @@ class RouterState:
         was_empty = not self._fleet.replicas
         change = self._fleet.replace(replicas)
         self._parts.prefix_updater.on_fleet_change(change)
+        self._table.on_fleet_change(change)
         self._parts.regions.on_fleet_change()
         self._parts.busy.on_fleet_change()
         self._parts.refused_kinds.on_fleet_change()
@@ -188,6 +192,9 @@ class RouterState:
         """Assert every invariant of the index, the in-flight table and the prefill queues; visits all of them."""
         self.index.check()
         self._table.check()
+
+    def _count_progress(self) -> None:
+        self._table.count_progress(self._learning.reads_progress)
 
     def _snapshot(self, replica: Replica, now: float) -> ReplicaSnapshot:
         return snapshot_replica(

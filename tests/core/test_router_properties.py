@@ -270,8 +270,8 @@ class LedgerMachine(RuleBasedStateMachine):
             assert asked.ended or asked.held or self.attempts_of(request_id), request_id
 
     @invariant()
-    def the_index_is_sound(self) -> None:
-        self.router.index.check()
+    def the_index_and_the_columns_are_sound(self) -> None:
+        self.router.check()
 
     def teardown(self) -> None:
         if not hasattr(self, "router"):
@@ -344,7 +344,7 @@ def walk(seed: int) -> LedgerMachine:
             walk.set_fleet(fleet=["a", *rng.permutation(NAMES[1:])[: pick % 5].tolist()])
         walk.columns_equal_a_recount()
         walk.nobody_is_lost()
-        walk.the_index_is_sound()
+        walk.the_index_and_the_columns_are_sound()
     walk.teardown()
     return walk
 

@@ -15,6 +15,7 @@ from gorgo.sim.engine.profiles import EngineProfile, as_vllm
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.simulation import Simulation
 from gorgo.sim.workload import SimRequest
+from tests.core.training.learners import LeastPredicted
 from tests.sim.fleets import three_regions
 
 
@@ -65,7 +66,13 @@ def error_of(fleet: SimFleet, feed: list[SimRequest]) -> float:
     samples = Samples()
     # Engines advance step by step: one that is ahead of time has tokens that none has received.
     simulation = Simulation(
-        fleet, make_policy("least-request"), seed=0, controllers=[samples], ahead=False, block_tokens=512
+        fleet,
+        make_policy("least-request"),
+        shadow=LeastPredicted(),
+        seed=0,
+        controllers=[samples],
+        ahead=False,
+        block_tokens=512,
     )
     samples.simulation = simulation
     simulation.run(feed)

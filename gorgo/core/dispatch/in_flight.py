@@ -7,12 +7,13 @@ attempt holds its `Replica`, not a slot: the slot may belong to another replica 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import fsum
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gorgo.core.fleet.fleet import Fleet
+from gorgo.core.dispatch.progress import ProgressCounts
+from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.network import one_way_s
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.concurrency import EMPTY_CHECKPOINT, Checkpoint
@@ -20,9 +21,6 @@ from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prefix.residency import NO_PREFIX, ConfirmedPrefix
 from gorgo.core.training.outcomes import OutcomeRing
-
-#: Of a sum of times, the rounding of all changes since it was 0.
-_DRIFT = 1e-9
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +87,8 @@ class InFlightTable:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._open: dict[str, Attempt] = {}
+        #: What replicas prefill and decode; `None` unless a policy learns.
+        self._progress: ProgressCounts | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -97,13 +97,34 @@ class InFlightTable:
         """Return an open attempt."""
         return self._open.get(attempt_id)
 
+    def count_progress(self, on: bool) -> None:
+        """Count what replicas prefill and decode, open attempts included, or no longer."""
+        replicas = self._fleet.replicas.values()
+        if not on and self._progress is not None:
+            self._progress.stop(replicas)
+            self._progress = None
+        elif on and self._progress is None:
+            self._progress = progress = ProgressCounts(self._fleet.columns, replicas)
+            for attempt in self._open.values():
+                progress.on_dispatched(attempt.replica, attempt.uncached_tokens)
+            decoding = [(each.first_token_s, each) for each in self._open.values() if each.first_token_s is not None]
+            for first_s, attempt in sorted(decoding, key=itemgetter(0)):
+                attempt.decode_mark = progress.on_first_token(attempt.replica, attempt.uncached_tokens, now=first_s)
+
+    def on_fleet_change(self, change: FleetChange) -> None:
+        """Count new replicas too."""
+        if self._progress is not None:
+            self._progress.add_replicas(change.joined)
+
     def open(self, attempt: Attempt) -> None:
         """Reserve the attempt's load on its replica."""
         assert attempt.attempt_id not in self._open, "ids of requests in flight are unique"
         self._open[attempt.attempt_id] = attempt
         attempt.state.open_attempts.append(attempt)
         replica, request = attempt.replica, attempt.state.request
-        self._fleet.reserve(replica, request.prompt_tokens, attempt.uncached_tokens)
+        self._fleet.reserve(replica, request.prompt_tokens)
+        if self._progress is not None:
+            self._progress.on_dispatched(replica, attempt.uncached_tokens)
         if request.slo_tpot_s is not None:
             replica.add_tpot_objective(request.slo_tpot_s)
         prefill_s = attempt.prior_s * replica.prefill_queue.speed.factor
@@ -120,8 +141,9 @@ class InFlightTable:
         attempt.first_token_s = now
         replica, request = attempt.replica, attempt.state.request
         uncached_tokens = attempt.uncached_tokens
-        self._fleet.release_prefill(replica, request.prompt_tokens, uncached_tokens)
-        attempt.decode_mark = self._fleet.begin_decode(replica, now=now)
+        self._fleet.release_prefill(replica, request.prompt_tokens)
+        if self._progress is not None:
+            attempt.decode_mark = self._progress.on_first_token(replica, uncached_tokens, now=now)
         replica.reported_speed.on_request(uncached_tokens, attempt.prior_s)
         leave = replica.prefill_queue.on_first_token if request.streamed else replica.prefill_queue.remove
         leave(attempt_id, engine_s=now - one_way_s(self._fleet.columns, replica.slot))
@@ -134,16 +156,13 @@ class InFlightTable:
             mine = [each for each in self._open.values() if each.replica is replica]
             tokens = [each.state.request.prompt_tokens for each in mine]
             prefilling = [each for each in mine if each.first_token_s is None]
-            first_s = [each.first_token_s for each in mine if each.first_token_s is not None]
             charged = columns.in_flight_requests[replica.slot], columns.in_flight_tokens[replica.slot]
             assert charged == (len(tokens), sum(tokens)), f"{name}: {charged} reserved for {len(tokens)} open attempts"
-            before = columns.queued_prefill_tokens[replica.slot], columns.uncached_prefill_tokens[replica.slot]
-            waiting = [each.state.request.prompt_tokens for each in prefilling]
-            uncached = [each.uncached_tokens for each in prefilling]
-            assert before == (sum(waiting), sum(uncached)), f"{name}: tokens before a first token"
-            assert columns.decoding_requests[replica.slot] == len(first_s), f"{name}: requests after their first token"
-            drift_s = abs(columns.first_tokens_s[replica.slot] - fsum(first_s))
-            assert drift_s <= _DRIFT * max(1.0, fsum(first_s)), f"{name}: times of first tokens"
+            waiting = sum(each.state.request.prompt_tokens for each in prefilling)
+            assert columns.queued_prefill_tokens[replica.slot] == waiting, f"{name}: tokens before a first token"
+            if self._progress is not None:
+                first_s = [each.first_token_s for each in mine if each.first_token_s is not None]
+                self._progress.check(replica, [each.uncached_tokens for each in prefilling], first_s)
             replica.prefill_queue.check()
 
     def close(self, attempt_id: str, *, now: float) -> Attempt | None:
@@ -154,10 +173,10 @@ class InFlightTable:
         attempt.state.open_attempts.remove(attempt)
         replica, tokens = attempt.replica, attempt.state.request.prompt_tokens
         if attempt.first_token_s is None:
-            self._fleet.release_prefill(replica, tokens, attempt.uncached_tokens)
+            self._fleet.release_prefill(replica, tokens)
             replica.prefill_queue.remove(attempt_id, engine_s=now + one_way_s(self._fleet.columns, replica.slot))
-        else:
-            self._fleet.end_decode(replica, first_token_s=attempt.first_token_s, now=now)
+        if self._progress is not None:
+            self._progress.on_end(replica, attempt.uncached_tokens, attempt.first_token_s, now=now)
         self._fleet.release(replica, tokens)
         if attempt.state.request.slo_tpot_s is not None:
             replica.remove_tpot_objective(attempt.state.request.slo_tpot_s)

@@ -138,7 +138,8 @@ class RequestLifecycle:
         if refused:
             pass  # What another replica makes of the request decides.
         elif outcome.result is COMPLETED:
-            _learn_gap(attempt, outcome, now)
+            if replica.token_gap is not None:
+                _learn_gap(attempt, outcome, now)
             whole = outcome.short is not None
             replica.health.attempt_succeeded(dispatched_s=attempt.dispatched_s, now=now, whole=whole)
             self._refusals.on_answer(attempt, short=outcome.short, now=now)

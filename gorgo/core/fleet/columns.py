@@ -20,9 +20,6 @@ _EMPTY: Mapping[str, float] = {
     "in_flight_requests": 0.0,
     "in_flight_tokens": 0.0,
     "queued_prefill_tokens": 0.0,
-    "uncached_prefill_tokens": 0.0,
-    "decoding_requests": 0.0,
-    "first_tokens_s": 0.0,
     "prefill_base_s": 0.0,
     "prefill_token_s": 0.0,
     "prefill_kappa_s": 0.0,
@@ -54,7 +51,8 @@ class Columns:
     in_flight_tokens: Floats
     #: Prompt tokens of those that still wait for their first token.
     queued_prefill_tokens: Floats
-    #: Of those tokens the ones that the index has not found there.
+    #: Of those tokens the ones that the index has not found there. NaN unless a policy learns, as the next three
+    #: (`core.dispatch.progress`).
     uncached_prefill_tokens: Floats
     #: Requests between their first token and their end, and the sum of the times of their first tokens.
     decoding_requests: Floats

@@ -139,34 +139,15 @@ class Fleet:
 
     # -- load, written by the in-flight table
 
-    def reserve(self, replica: Replica, prompt_tokens: int, uncached_tokens: int = 0) -> None:
+    def reserve(self, replica: Replica, prompt_tokens: int) -> None:
         slot, columns = replica.slot, self.columns
         columns.in_flight_requests[slot] += 1
         columns.in_flight_tokens[slot] += prompt_tokens
         columns.queued_prefill_tokens[slot] += prompt_tokens
-        columns.uncached_prefill_tokens[slot] += uncached_tokens
 
-    def release_prefill(self, replica: Replica, prompt_tokens: int, uncached_tokens: int = 0) -> None:
+    def release_prefill(self, replica: Replica, prompt_tokens: int) -> None:
         if replica.slot >= 0:
             self.columns.queued_prefill_tokens[replica.slot] -= prompt_tokens
-            self.columns.uncached_prefill_tokens[replica.slot] -= uncached_tokens
-
-    def begin_decode(self, replica: Replica, *, now: float) -> float:
-        """Count a request with its first token; return the mark of its answer (`core.latency.token_gap`)."""
-        mark = replica.token_gap.begin(now=now)
-        if replica.slot >= 0:
-            self.columns.decoding_requests[replica.slot] = replica.token_gap.decoding
-            self.columns.first_tokens_s[replica.slot] += now
-        return mark
-
-    def end_decode(self, replica: Replica, *, first_token_s: float, now: float) -> None:
-        """Count it no longer."""
-        replica.token_gap.end(now=now)
-        slot, columns, left = replica.slot, self.columns, replica.token_gap.decoding
-        if slot >= 0:
-            columns.decoding_requests[slot] = left
-            # Exactly 0 without one, so that rounding does not add up.
-            columns.first_tokens_s[slot] = columns.first_tokens_s.item(slot) - first_token_s if left else 0.0
 
     def release(self, replica: Replica, prompt_tokens: int) -> None:
         if replica.slot >= 0:

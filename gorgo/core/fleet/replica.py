@@ -46,8 +46,8 @@ class Replica:
     reported_speed: ReportedSpeed
     #: Most requests in flight if answers are to end in time.
     concurrency: ConcurrencyLimit = field(default_factory=ConcurrencyLimit)
-    #: Time per output token.
-    token_gap: TokenGap = field(default_factory=TokenGap)
+    #: Requests that decode and their time per output token; `None` while nothing counts them.
+    token_gap: TokenGap | None = None
     #: For an engine that does not report its KV capacity.
     learned_capacity: LearnedCapacity = field(default_factory=LearnedCapacity)
     restarts: RestartDetector = field(default_factory=RestartDetector)
@@ -131,8 +131,8 @@ class Replica:
 
     def learn_gap(self, spent_s: float, *, tokens: int, mark: float) -> None:
         """Record a whole answer of two or more tokens, `spent_s` from its first to its last."""
-        self.token_gap.on_answer(spent_s, tokens=tokens, mark=mark)
-        if self.slot >= 0:
+        if self.token_gap is not None and self.slot >= 0:
+            self.token_gap.on_answer(spent_s, tokens=tokens, mark=mark)
             self.columns.token_gap_s[self.slot] = self.token_gap.alone_s
 
     def _publish_queue(self) -> None:

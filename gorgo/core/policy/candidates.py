@@ -140,7 +140,7 @@ class Candidates:
         decoding = self.decoding_requests
         since_s = np.maximum(decoding * self.now - self.first_tokens_s, 0.0)
         gap_s = np.maximum(self.token_gap_s, LEAST_GAP_S) * (1.0 + SHARE * decoding)
-        return np.where(decoding > 0.0, decoding + since_s / gap_s, 0.0)
+        return np.where(decoding == 0.0, 0.0, decoding + since_s / gap_s)
 
     @property
     def kv_usage(self) -> Floats:

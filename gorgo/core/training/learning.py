@@ -44,6 +44,11 @@ class Learning:
             self.names = () if learner is None else learner.feature_names
             self.outcomes = None if learner is None else OutcomeRing(self.names)
 
+    @property
+    def reads_progress(self) -> bool:
+        """Whether something reads what replicas prefill and decode."""
+        return self.learner is not None
+
     def adopt(self, model: Model | None) -> None:
         """Let the learner choose by `model`. Raises `ConfigError` without a learner or for other features."""
         learner = self.learner

@@ -16,6 +16,7 @@ from gorgo.core.messages.request import EngineSample
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.router import Router
 from tests.core.routers import COMPLETED, GONE, a_request, blocks_of, dispatched, make_router, submitted, timed
+from tests.core.training.learners import LeastPredicted
 
 
 def far_router() -> Router:
@@ -103,6 +104,13 @@ def test_load_is_released_once_whether_an_end_comes_before_or_after_a_first_toke
     assert (row.in_flight_requests, row.in_flight_tokens, row.queued_prefill_tokens) == (0, 0, 0)
 
 
+def learning_router() -> Router:
+    """A router with a policy that learns, so that progress is counted."""
+    router = make_router(policy="gorgo-ms", replicas=[timed("a")])
+    router.set_shadow(LeastPredicted(), now=0.0)
+    return router
+
+
 def row_of(router: Router, *, now: float) -> Candidates:
     """The columns of the only replica."""
     columns = router._fleet.columns
@@ -116,7 +124,7 @@ def counted(router: Router, *, now: float) -> dict[str, float]:
 
 
 def test_requests_and_tokens_are_counted_before_and_after_the_first_token() -> None:
-    router = make_router(policy="gorgo-ms", replicas=[timed("a")])
+    router = learning_router()
     blocks = blocks_of(1, 2, 3)
     warm = send(router, "warm", 192, now=0.0)
     router.on_first_token(warm, now=0.5)
@@ -138,7 +146,7 @@ def test_requests_and_tokens_are_counted_before_and_after_the_first_token() -> N
 
 
 def test_decode_tokens_are_the_first_ones_and_one_more_per_learned_gap() -> None:
-    router = make_router(policy="gorgo-ms", replicas=[timed("a")])
+    router = learning_router()
     teacher = send(router, "teacher", 10, now=0.0)
     router.on_first_token(teacher, now=1.0)
     assert np.isnan(row_of(router, now=2.0).decode_tokens[0]), "unknown before the first answer with a count"
@@ -155,7 +163,7 @@ def test_decode_tokens_are_the_first_ones_and_one_more_per_learned_gap() -> None
 
 
 def test_an_answer_in_one_piece_teaches_no_gap() -> None:
-    router = make_router(policy="gorgo-ms", replicas=[timed("a")])
+    router = learning_router()
     whole = send(router, "whole", 10, now=0.0, streamed=False)
     router.on_first_token(whole, now=1.0)
     router.on_finish(whole, replace(COMPLETED, output_tokens=101), now=1.0)
@@ -164,7 +172,7 @@ def test_an_answer_in_one_piece_teaches_no_gap() -> None:
 
 def test_rounding_in_the_sum_of_first_tokens_does_not_add_up() -> None:
     """A year of uptime, and requests that overlap: the sum is exact again whenever none decodes."""
-    router, now = make_router(policy="gorgo-ms", replicas=[timed("a")]), 3e7
+    router, now = learning_router(), 3e7
     for lap in range(200):
         ids = [send(router, f"{lap}-{number}", 10, now=now) for number in range(3)]
         for number, attempt_id in enumerate(ids):
@@ -186,3 +194,36 @@ def test_the_strictest_objective_per_token_on_a_replica_is_that_of_its_requests_
     router.on_finish(attempts[0], GONE, now=1.0)
     assert column.tolist() == pytest.approx([float("nan")], nan_ok=True)
     router.on_finish(attempts[2], COMPLETED, now=1.0)
+
+
+def test_counts_begin_with_what_is_open_when_a_policy_begins_to_learn_and_are_unknown_without_one() -> None:
+    router = make_router(policy="gorgo-ms", replicas=[timed("a")])
+    decodes = [send(router, f"d{number}", 10, now=0.0) for number in range(3)]
+    for first_s, attempt_id in zip((3.0, 1.0, 2.0), decodes, strict=True):
+        router.on_first_token(attempt_id, now=first_s)
+    waits = send(router, "waits", 50, now=3.0)
+    row = row_of(router, now=3.0)
+    assert np.isnan([row.decode_tokens[0], row.prefilling_requests[0], row.uncached_prefill_tokens[0]]).all()
+    router.set_shadow(LeastPredicted(), now=3.5)
+    assert counted(router, now=3.5) == {
+        "prefilling_requests": 1,
+        "queued_prefill_tokens": 50,
+        "uncached_prefill_tokens": 50,
+        "decoding_requests": 3,
+    }
+    router.on_finish(decodes[1], replace(COMPLETED, output_tokens=101), now=4.0)
+    mean = (1.0 * 1 + 1.0 * 2 + 1.0 * 3) / 3.0  # in the seconds from 1 to 4
+    assert row_of(router, now=4.0).token_gap_s[0] == pytest.approx(0.03 / (1.0 + SHARE * mean))
+    router.on_first_token(waits, now=4.5)
+    router.set_shadow(None, now=5.0)
+    assert np.isnan(row_of(router, now=5.0).decode_tokens[0])
+    for attempt_id in (decodes[0], decodes[2], waits):
+        router.on_finish(attempt_id, COMPLETED, now=6.0)
+    router.check()
+
+
+def test_a_replica_that_joins_is_counted_too() -> None:
+    router = learning_router()
+    router.set_fleet([timed("a"), timed("b")], now=1.0)
+    router.check()
+    assert router._fleet.columns.decoding_requests.tolist() == [0.0, 0.0]

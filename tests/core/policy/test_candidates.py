@@ -58,11 +58,11 @@ def test_a_new_slot_is_empty_and_an_old_one_can_be_emptied() -> None:
     assert unknown == {
         *("rtt_s", "running_requests", "queued_requests", "used_tokens", "kv_capacity_tokens", "max_running_requests"),
         *("cwnd_bytes", "rwnd_bytes", "sent_s", "sampled_s", "token_gap_s", "accelerator", "slo_tpot_s"),
+        *("uncached_prefill_tokens", "decoding_requests", "first_tokens_s"),
     }
     assert {name: value for name, value in empty.items() if name not in unknown} == {
         **dict.fromkeys(("in_flight_requests", "in_flight_tokens", "queued_prefill_tokens", "waiting_prefill_s"), 0.0),
         **dict.fromkeys(("prefill_base_s", "prefill_token_s", "prefill_kappa_s", "salt"), 0.0),
-        **dict.fromkeys(("uncached_prefill_tokens", "decoding_requests", "first_tokens_s"), 0.0),
         **{"slowdown": 1.0, "connect_round_trips": 1.0, "drained_at_s": -np.inf},
         **dict.fromkeys(("head_due_s", "pace_bytes", "burst_bytes"), np.inf),
     }
