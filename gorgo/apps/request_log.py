@@ -128,13 +128,14 @@ def _id(prefix: int, block: int) -> int:
 
 
 def _rows(path: Path, reader: LogReader) -> list[LoggedRequest]:
-    rows = sorted((row for file in _rotated(path) for row in reader.rows(file)), key=lambda row: row.received_s)
+    rows = sorted((row for file in rotated_files(path) for row in reader.rows(file)), key=lambda row: row.received_s)
     if not rows:
         raise TraceError(f"{path}: the request log has no request that a replica worked for")
     return rows
 
 
-def _rotated(path: Path) -> list[Path]:
+def rotated_files(path: Path) -> list[Path]:
+    """Return a log and the files that it was rotated to, oldest first."""
     older = []
     for number in count(1):
         file = path.with_name(f"{path.name}.{number}")

@@ -33,6 +33,7 @@ from gorgo.cli.measure.simulated import fleets, profiles, scenarios
 from gorgo.cli.policies import policies
 from gorgo.cli.serve import serve
 from gorgo.cli.tune.history import history
+from gorgo.cli.tune.learn import learn
 from gorgo.cli.tune.tune import tune
 from gorgo.cli.tune.tune_offline import tune_offline
 
@@ -46,7 +47,7 @@ app = typer.Typer(
 )
 for _command in (
     *(serve, engine, replay, simulate, overload, claims, demo, report),
-    *(tune, tune_offline, history, status, explain, drain, set_weights, policy, freeze, unfreeze, reload, check),
+    *(tune, tune_offline, history, learn, status, explain, drain, set_weights, policy, freeze, unfreeze, reload, check),
     *(policies, scenarios, profiles, fleets, calibrate, rank),
 ):
     app.command("set" if _command is set_weights else None)(_command)

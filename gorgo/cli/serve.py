@@ -50,6 +50,12 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Append a line per finished request, without its text."),
     ] = None,
+    outcome_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default=False, help="Append a line per attempt with all candidates, for `gorgo learn`."
+        ),
+    ] = None,
     seed: options.MaybeSeed = None,
     log_format: options.LogFormat = "json",
     log_level: options.LogLevel = "info",
@@ -124,6 +130,7 @@ def serve(
             file=ConfigFile(config, parse, text) if config.is_file() else None,
             state_file=None if state is None else StateFile(state),
             request_log=request_log,
+            outcome_log=outcome_log,
             ready=ready,
         )
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gorgo.config.constants import STALE_INTERVALS
-from gorgo.config.model import Config, OverloadConfig, ReplicaConfig
+from gorgo.config.model import Config, LearningConfig, OverloadConfig, ReplicaConfig
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import ClientLimits, ClientRules, HedgeLimits, OverloadLimits, RouterLimits
+from gorgo.core.training.spec import TrainingSpec
 
 
 def router_limits(config: Config) -> RouterLimits:
@@ -24,6 +25,23 @@ def router_limits(config: Config) -> RouterLimits:
         slow_start_s=config.overload.slow_start_s,
         region_window_s=proxy.probe_interval_s,
         clients=client_rules(config),
+    )
+
+
+def training_spec(own: TrainingSpec, learning: LearningConfig) -> TrainingSpec:
+    """Return the training of a policy with the settings that the configuration has.
+
+    >>> training_spec(TrainingSpec("mlp", ("rtt_s",)), LearningConfig(epochs=3)).epochs
+    3
+    """
+    return replace(
+        own,
+        round_samples=learning.round_samples or own.round_samples,
+        first_samples=learning.first_samples or own.first_samples,
+        fifo=learning.fifo_samples or own.fifo,
+        replay=own.replay if learning.replay_samples is None else learning.replay_samples,
+        epochs=learning.epochs or own.epochs,
+        target_cap_s=learning.target_cap_s or own.target_cap_s,
     )
 
 

@@ -21,6 +21,7 @@ from gorgo.core.quotas import QuotaExceeded
 from gorgo.core.training.learner import Learner
 from gorgo.core.training.model import Model
 from gorgo.core.training.outcomes import OutcomeRing
+from gorgo.core.training.recorder import OutcomeRecorder
 from gorgo.core.wiring import RouterParts
 
 
@@ -91,6 +92,10 @@ class RouterState:
         Raises `ConfigError`, and changes nothing, if neither learns or the model has other features.
         """
         self._learning.adopt(model)
+
+    def record_outcomes(self, recorder: OutcomeRecorder | None) -> None:
+        """Pass each attempt that is dispatched from now on to a log when it ends, or none."""
+        self._learning.recorder = recorder
 
     def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:
         """Replace the fleet. A replica that stays keeps load, health and index; one that leaves may finish attempts."""

@@ -38,6 +38,8 @@ from gorgo.proxy.state import INTERNAL_VARIABLE, RunningProxy
 from gorgo.proxy.telemetry.health_log import HealthLog
 from gorgo.proxy.telemetry.metrics import Metrics
 from gorgo.proxy.telemetry.tracing import make_tracing
+from gorgo.proxy.training.model_store import ModelStore
+from gorgo.proxy.training.service import TrainingService
 from gorgo.proxy.uploads import UploadCounter
 from gorgo.proxy.upstream.target import api_key, make_target
 
@@ -100,6 +102,14 @@ def build_proxy(
         gateway=RouterGateway(router, clock, HealthLog(metrics)),
         client_policies=ClientPolicies.for_client(config),
         control=ControlService(router, clock, metrics, start, state_file, registered),
+        training=TrainingService(
+            router,
+            clock,
+            metrics.learning,
+            config.proxy.learning,
+            ModelStore(None if state_file is None else state_file.path),
+            seed=seed % (1 << 32),
+        ),
         passed_headers=frozenset(name.encode() for name in config.proxy.pass_headers),
         targets=targets,
         tls=tls,

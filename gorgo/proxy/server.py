@@ -42,7 +42,8 @@ from gorgo.proxy.reload.file_watch import ConfigFile
 from gorgo.proxy.reload.registrar import Registrar
 from gorgo.proxy.reload.reloader import Reloader
 from gorgo.proxy.state import RunningProxy
-from gorgo.proxy.telemetry.request_log import RequestLog
+from gorgo.proxy.telemetry.line_log import LineLog
+from gorgo.proxy.telemetry.outcome_log import OutcomeLog, open_outcome_log
 from gorgo.proxy.telemetry.request_log_file import BLOCKS_PER_HASH, RequestLogFile
 
 #: Above the 60 s of common load balancers, so that the proxy never closes a connection under a new request.
@@ -65,6 +66,7 @@ async def serve(
     file: ConfigFile | None = None,
     state_file: StateFile | None = None,
     request_log: Path | None = None,
+    outcome_log: Path | None = None,
     ready: Callable[[ServerAddresses], None] | None = None,
     shutdown: asyncio.Event | None = None,
 ) -> None:
@@ -93,6 +95,8 @@ async def serve(
         (`control.startup`).
     request_log:
         File of finished requests.
+    outcome_log:
+        File of ended attempts with the features of all candidates.
     ready:
         Called once, with the bound addresses, when requests can be routed.
     shutdown:
@@ -115,6 +119,8 @@ async def serve(
             await state.control.persist_initial(fresh=persisted is None)
             if request_log is not None:
                 state.request_log = _open_request_log(request_log, state)
+            if outcome_log is not None:
+                state.outcome_log = _open_outcome_log(outcome_log, state)
             follow = _FollowConfig(file, environ)
             if shutdown is not None:
                 await _run(state, data, admin, admin_token, follow, ready, shutdown, asyncio.Event())
@@ -126,11 +132,18 @@ async def serve(
             flush_logs()
 
 
-def _open_request_log(path: Path, state: RunningProxy) -> RequestLog:
+def _open_request_log(path: Path, state: RunningProxy) -> LineLog:
     block_bytes = BLOCK_BYTES * BLOCKS_PER_HASH
     log_file = RequestLogFile(path, boot_id=state.router.boot_id, clock=state.clock, block_bytes=block_bytes)
     log_file.open()
-    return RequestLog(log_file, count=state.metrics.request_log)
+    return LineLog(log_file, count=state.metrics.request_log)
+
+
+def _open_outcome_log(path: Path, state: RunningProxy) -> LineLog:
+    log = open_outcome_log(path, boot_id=state.router.boot_id, clock=state.clock, count=state.metrics.outcome_log)
+    accelerators = (row.accelerator for row in state.config.replicas if row.accelerator is not None)
+    state.router.record_outcomes(OutcomeLog(log.add, accelerators))
+    return log
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +167,15 @@ async def _run(
     addresses = ServerAddresses(address_of(data), address_of(admin), tls=state.served_tls is not None)
     closing = asyncio.Event()
     monitors = [ReplicaMonitor(state, target) for target in state.targets.values()]
-    await probe_all(monitors)
+    await asyncio.gather(probe_all(monitors), state.training.start())
     async with asyncio.TaskGroup() as tasks:
         fleet_monitor = FleetMonitor(tasks)
         while monitors:  # moved, so that a removed replica is not referenced here
             fleet_monitor.start(monitors.pop())
         state.models.read_all = fleet_monitor.read_models
-        loops = [tasks.create_task(run_timers(state))]
-        if state.request_log is not None:
-            tasks.create_task(state.request_log.run())
+        loops = [tasks.create_task(run_timers(state)), tasks.create_task(state.training.run())]
+        for line_log in state.line_logs:
+            tasks.create_task(line_log.run())
         reloader = Reloader(state, follow.file, fleet_monitor, environ=follow.environ)
         registrar = Registrar(state, reloader, environ=follow.environ)
         loops.append(tasks.create_task(reloader.run()))
@@ -178,8 +191,8 @@ async def _run(
         await stop.wait()
         await _stop(state, stop_now)
         closing.set()
-        if state.request_log is not None:
-            state.request_log.stop()
+        for line_log in state.line_logs:
+            line_log.stop()
         for loop in loops:
             loop.cancel()
         fleet_monitor.stop_all()

@@ -23,9 +23,10 @@ from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.router_gateway import RouterGateway
 from gorgo.proxy.served_models import ServedModels
 from gorgo.proxy.stored_responses import StoredResponses
+from gorgo.proxy.telemetry.line_log import LineLog
 from gorgo.proxy.telemetry.metrics import Metrics
 from gorgo.proxy.telemetry.probe_history import ProbeHistory
-from gorgo.proxy.telemetry.request_log import RequestLog
+from gorgo.proxy.training.service import TrainingService
 from gorgo.proxy.uploads import UploadCounter
 from gorgo.proxy.upstream.target import Target
 
@@ -52,6 +53,8 @@ class RunningProxy:
     gateway: RouterGateway
     #: Changes by operators and tuners.
     control: ControlService
+    #: Of the policy that learns.
+    training: TrainingService
     #: Rules of clients and models; replaced by a reload.
     client_policies: ClientPolicies
     #: Headers that pass in both directions beside those that always do; replaced by a reload.
@@ -80,7 +83,9 @@ class RunningProxy:
     #: The last probes of each replica, for the status page.
     probe_history: ProbeHistory = field(default_factory=ProbeHistory)
     #: `None` without a request log.
-    request_log: RequestLog | None = None
+    request_log: LineLog | None = None
+    #: `None` without an outcome log.
+    outcome_log: LineLog | None = None
     #: `None` unless requests are traced.
     tracing: Tracing | None = None
     #: Whether `GET /admin/check` is on.
@@ -91,6 +96,11 @@ class RunningProxy:
     exchanges: set[asyncio.Task[object]] = field(default_factory=set)
     #: Removed from the fleet, with streams in progress.
     draining_targets: set[Target] = field(default_factory=set)
+
+    @property
+    def line_logs(self) -> list[LineLog]:
+        """Return the logs that are written."""
+        return [each for each in (self.request_log, self.outcome_log) if each is not None]
 
     def why_not_ready(self, *, required: int = 1) -> NotReady | None:
         """Return why fewer than `required` replicas could serve a request now; `None` if so many could."""
@@ -104,9 +114,10 @@ class RunningProxy:
     async def aclose(self) -> None:
         self.gateway.close()
         await self.control.aclose()
+        await self.training.aclose()
         await self.body_workers.aclose()
-        if self.request_log is not None:
-            self.request_log.close()
+        for line_log in self.line_logs:
+            line_log.close()
         if self.tracing is not None:
             await self.tracing.export.aclose()
         for target in (*self.targets.values(), *self.draining_targets):

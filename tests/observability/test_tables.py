@@ -88,7 +88,7 @@ def test_names_end_in_their_unit(heading: str, metrics: Sequence[MetricSpec], la
         assert re.fullmatch(r"gorgo_[a-z0-9]+(_[a-z0-9]+)*", metric.name)
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
         assert not re.search(r"_(ms|us|kb|mb|minutes|hours)(_|$)", metric.name)
-        assert metric.kind != "histogram" or metric.name.endswith("_seconds")
+        assert metric.kind != "histogram" or metric.name.endswith(("_seconds", "_ratio"))
 
 
 def test_buckets_of_every_histogram_ascend() -> None:

@@ -114,6 +114,7 @@ async def proxy_for(
     file: ConfigFile | None = None,
     state_file: StateFile | None = None,
     request_log: Path | None = None,
+    outcome_log: Path | None = None,
 ) -> AsyncIterator[Running]:
     """`serve` as a task; its state is caught on the way so that a test can look at the ledger."""
     loop = asyncio.get_running_loop()
@@ -137,6 +138,7 @@ async def proxy_for(
             file=file,
             state_file=state_file,
             request_log=request_log,
+            outcome_log=outcome_log,
             ready=bound.set_result,
             shutdown=shutdown,
         )

@@ -32,6 +32,7 @@ from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.training.learning import Learning
+from gorgo.core.training.recorder import OutcomeRecorder
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made for each decision, and that takes three times as long
@@ -49,6 +50,8 @@ class Evaluation:
     replica: Replica
     #: The learner's table of the candidates; `None` without a learner.
     features: NDArray[np.float32] | None = None
+    #: The table of the log of outcomes; `None` without one.
+    recorded: NDArray[np.float32] | None = None
 
     @property
     def best_cached_tokens(self) -> int:
@@ -120,6 +123,10 @@ class Dispatcher:
     def shadow(self) -> Policy | None:
         return None if self._shadow is None else self._shadow.policy
 
+    @property
+    def recorder(self) -> OutcomeRecorder | None:
+        return self._learning.recorder
+
     def set_shadow(self, policy: Policy | None) -> None:
         self._shadow = self._score_shadow(policy)
 
@@ -154,7 +161,9 @@ class Dispatcher:
         features = None
         if self._learning.learner is not None:
             features = self._learning.table_of(choice, shadowed, request, candidates)
-        return Evaluation(eligible, choice, matched, most, score, eligible.replicas[choice.row], features)
+        recorder = self._learning.recorder
+        recorded = None if recorder is None else recorder.candidate_features(request, candidates)
+        return Evaluation(eligible, choice, matched, most, score, eligible.replicas[choice.row], features, recorded)
 
     def dispatch(self, state: RequestState, evaluation: Evaluation, *, now: float) -> Dispatch:
         """Reserve the replica chosen. `evaluation` was made at `now`."""
@@ -169,6 +178,7 @@ class Dispatcher:
             state, evaluation, cached_tokens, self._estimate_ttft(state, replica, network, now), now
         )
         attempt = self._reserve(state, replica, decision, network, now)
+        attempt.recorded = evaluation.recorded
         return Dispatch(
             request.request_id,
             attempt.attempt_id,

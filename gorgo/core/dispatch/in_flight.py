@@ -68,6 +68,8 @@ class Attempt:
     confirmed_prefix: ConfirmedPrefix = NO_PREFIX
     #: Where its outcome is written: the ring of the learner of its decision.
     outcomes: OutcomeRing | None = None
+    #: The candidates at the decision, for the log of outcomes.
+    recorded: NDArray[np.float32] | None = None
 
     @property
     def uncached_tokens(self) -> int:

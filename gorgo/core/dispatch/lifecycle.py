@@ -12,7 +12,7 @@ from __future__ import annotations
 from gorgo.core.dispatch.budget import RatioBudget
 from gorgo.core.dispatch.dispatcher import Dispatcher
 from gorgo.core.dispatch.in_flight import Attempt, RequestState
-from gorgo.core.dispatch.outcome_rows import write_outcome
+from gorgo.core.dispatch.outcome_rows import record_outcome, write_outcome
 from gorgo.core.dispatch.outcomes import RETRY_AFTER_S, no_replica, status_of, to_sample, upstream_error
 from gorgo.core.dispatch.prefix_updates import PrefixUpdater
 from gorgo.core.dispatch.refusals import Refusals
@@ -100,6 +100,8 @@ class RequestLifecycle:
         state, result = attempt.state, outcome.result
         if attempt.outcomes is not None:
             write_outcome(attempt, outcome, now=now)
+        if attempt.recorded is not None:
+            record_outcome(self._dispatcher.recorder, attempt, outcome, now=now)
         refused = self._refusals.on_result(attempt, outcome, now=now)
         self._update_health(attempt, outcome, now, refused=refused)
         unanswered = outcome.status is None and result is AttemptResult.DEADLINE_EXCEEDED

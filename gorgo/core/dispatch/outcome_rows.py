@@ -1,4 +1,4 @@
-"""The row that an ended attempt leaves for a training, in the ring of the learner that decided on it."""
+"""What an ended attempt leaves for a training: a row in the ring of the learner that decided on it, and in the log."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from gorgo.core.dispatch.in_flight import Attempt
 from gorgo.core.messages.request import COMPLETED, AttemptResult, Outcome
 from gorgo.core.training.features import prefix_group
 from gorgo.core.training.outcomes import OutcomeRow
+from gorgo.core.training.recorder import OutcomeRecorder, RecordedOutcome
 
 
 def write_outcome(attempt: Attempt, outcome: Outcome, *, now: float) -> None:
@@ -15,6 +16,14 @@ def write_outcome(attempt: Attempt, outcome: Outcome, *, now: float) -> None:
     features, row = attempt.features, to_row(attempt, outcome, now=now)
     if attempt.outcomes is not None and features is not None and row is not None:
         attempt.outcomes.append(features, row)
+
+
+def record_outcome(recorder: OutcomeRecorder | None, attempt: Attempt, outcome: Outcome, *, now: float) -> None:
+    """Pass the attempt to the log of outcomes, if there is one and was one at its decision."""
+    table = attempt.recorded
+    if recorder is not None and table is not None:
+        row, e2e_s = to_row(attempt, outcome, now=now), now - attempt.dispatched_s
+        recorder.record_outcome(RecordedOutcome(attempt.decision, table, outcome.result, e2e_s, row))
 
 
 def to_row(attempt: Attempt, outcome: Outcome, *, now: float) -> OutcomeRow | None:

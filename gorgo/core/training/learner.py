@@ -19,13 +19,12 @@ from gorgo.errors import ConfigError
 class Learner(Policy, Protocol):
     """A policy with a model. Without one it chooses by a rule of its own."""
 
+    #: How its model is trained; a shell may replace it by one of the same kind and names.
+    training: TrainingSpec
+
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the columns of `features`."""
-
-    @property
-    def training(self) -> TrainingSpec:
-        """How its model is trained."""
 
     def features(self, request: RouteRequest, candidates: Candidates) -> NDArray[np.float32]:
         """Return a row per candidate."""

@@ -1,4 +1,4 @@
-"""The learning of a Router: which of its policies learns, the ring of its outcomes, and the version of its model."""
+"""The learning of a Router: which of its policies learns, the ring of its outcomes, its model's version, and a log."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gorgo.core.policy.interface import Policy
 from gorgo.core.training.learner import Learner, find_learner
 from gorgo.core.training.model import Model
 from gorgo.core.training.outcomes import OutcomeRing
+from gorgo.core.training.recorder import OutcomeRecorder
 from gorgo.errors import ConfigError
 
 
@@ -24,9 +25,11 @@ class Learning:
         Of the Router. Raises `ConfigError` if both learn.
     """
 
-    __slots__ = ("learner", "model_version", "names", "outcomes")
+    __slots__ = ("learner", "model_version", "names", "outcomes", "recorder")
 
     def __init__(self, policy: Policy, shadow: Policy | None) -> None:
+        #: A log of outcomes, whether or not a policy learns.
+        self.recorder: OutcomeRecorder | None = None
         self.learner: Learner | None = None
         #: Names of the learner's features.
         self.names: tuple[str, ...] = ()

@@ -68,6 +68,7 @@ class Admin:
             ("PUT", "/admin/weights", control.set_weights),
             ("GET", "/admin/policy", control.policy),
             ("PUT", "/admin/policy", control.set_policy),
+            ("GET", "/admin/model", self.model),
             ("POST", "/admin/freeze", control.freeze),
             ("POST", "/admin/unfreeze", control.unfreeze),
             ("GET", "/admin/samples", self.samples),
@@ -102,6 +103,9 @@ class Admin:
         target = self._state.targets[view.name]
         more = {"registered": view.name in self._state.control.registered, "engine": target.engine}
         return view.as_dict() | more | {"reports": target.reports.as_dict()}
+
+    async def model(self, request: Request) -> Response:  # noqa: ARG002
+        return json_response(self._state.training.as_dict())
 
     async def samples(self, request: Request) -> Response:
         after = count_of(request, "after", 0)

@@ -7,14 +7,12 @@ failure. The event loop only passes bytes, in pieces.
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
-import sys
-from asyncio.subprocess import PIPE, Process
-from contextlib import suppress
+from asyncio.subprocess import Process
 
 from gorgo.core.json_cost import count_values
 from gorgo.core.prompt.fingerprint import Fingerprinter
+from gorgo.proxy.helper_process import end_helper, start_helper
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.parsing.fields import BodyFields
 from gorgo.proxy.parsing.json_body import MAX_VALUES, too_many_values
@@ -31,8 +29,6 @@ _PIECE_BYTES = 256 * 1024
 _COUNTED_BYTES = 1024 * 1024
 #: Added to the proxy's own: where processors are few, the event loop goes first.
 NICENESS = 10
-#: Variables of the environment that the process needs. The others have keys and tokens, which it does not.
-_PASSED = ("PATH", "LANG", "LD_LIBRARY_PATH")
 _RETRY_SOON = ((b"retry-after", b"1"),)
 
 
@@ -103,15 +99,8 @@ class _Lane:
                 await self.aclose()
 
     async def _start(self) -> Process:
-        environ = {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith("PYTHON")}
-        command = (sys.executable, "-m", "gorgo.proxy.parsing.worker")
-        # One thread for the few sums: numpy's library starts one per processor.
-        environ["OPENBLAS_NUM_THREADS"] = "1"
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environ)
+        process = await start_helper("gorgo.proxy.parsing.worker", niceness=NICENESS)
         self._process = process
-        with suppress(OSError):  # it has ended, or a sandbox forbids the call
-            own = os.getpriority(os.PRIO_PROCESS, 0)
-            os.setpriority(os.PRIO_PROCESS, process.pid, own + NICENESS)
         assert process.stdin is not None
         process.stdin.write(encode(self._fingerprinter))
         return process
@@ -119,13 +108,8 @@ class _Lane:
     async def aclose(self) -> None:
         """End the process; the next job starts another."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
+        if process is not None:
+            await end_helper(process)
 
 
 async def _exchange(process: Process, route: str, body: bytes) -> BodyFields | Refused:

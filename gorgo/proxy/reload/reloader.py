@@ -233,6 +233,7 @@ class Reloader:
         for name in state.targets:
             state.gateway.apply(state.router.on_models(name, state.models.listed(name), now=state.clock()))
         state.config, state.limits = keep_restart_only(state.config, config), config.limits
+        state.training.configure(config.proxy.learning)
         state.buffers.limit_bytes = max_buffered_bytes(config.limits)
         state.draining_targets.update(removed)
         left = [(target, self._monitors.stop(target.name)) for target in removed]

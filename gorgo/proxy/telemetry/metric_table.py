@@ -108,12 +108,44 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_weight", "gauge", ("policy", "weight"), "Weights in force."),
     MetricSpec("gorgo_weights_version", "gauge", (), "Version of the weights in force."),
     MetricSpec("gorgo_weights_frozen", "gauge", (), "1 while the weights are frozen."),
+    MetricSpec(
+        "gorgo_fallbacks_total", "counter", ("rule",), "Dispatches that another rule than the main one decided."
+    ),
+    MetricSpec(
+        "gorgo_model_error_ratio",
+        "histogram",
+        ("target",),
+        "Absolute error of a learned prediction over the measured time.",
+    ),
+    MetricSpec("gorgo_model_version", "gauge", (), "Round of the model in use; absent without one."),
+    MetricSpec("gorgo_model_samples", "gauge", (), "Samples of its training."),
+    MetricSpec("gorgo_model_age_seconds", "gauge", (), "Time since its training."),
+    MetricSpec("gorgo_model_writes_total", "counter", ("result",), "Writes of the model file: written or failed."),
+    MetricSpec("gorgo_training_seconds", "histogram", (), "Time of a round of training."),
+    MetricSpec(
+        "gorgo_training_rounds_total",
+        "counter",
+        ("result",),
+        "Rounds: adopted, discarded (freeze, other policy), failed.",
+    ),
+    MetricSpec(
+        "gorgo_training_outcomes_total",
+        "counter",
+        ("result",),
+        "Outcomes of attempts: taken, or lost while a round took too long.",
+    ),
     MetricSpec("gorgo_state_writes_total", "counter", ("result",), "Writes of the state file: written or failed."),
     MetricSpec(
         "gorgo_request_log_lines_total",
         "counter",
         ("result",),
         "Lines: written, dropped (too many), failed.",
+    ),
+    MetricSpec(
+        "gorgo_outcome_log_lines_total",
+        "counter",
+        ("result",),
+        "Outcomes: written, dropped (too many), failed.",
     ),
     MetricSpec("gorgo_trace_spans_total", "counter", ("result",), "Spans: exported, or failed at the collector."),
     MetricSpec("gorgo_config_reloads_total", "counter", ("result",), "Reloads of a changed file: applied or refused."),
@@ -189,6 +221,12 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("part", (), "of a TTFT, in order", PARTS),
     LabelSpec("result", ("gorgo_state_writes_total",), "of a write", ("written", "failed")),
     LabelSpec("result", ("gorgo_request_log_lines_total",), "of a line", ("written", "dropped", "failed")),
+    LabelSpec("result", ("gorgo_outcome_log_lines_total",), "of a line", ("written", "dropped", "failed")),
+    LabelSpec("rule", (), "word of the rule", bound="rules of the policies"),
+    LabelSpec("target", (), "predicted time", ("ttft", "tpot")),
+    LabelSpec("result", ("gorgo_model_writes_total",), "of a write", ("written", "failed")),
+    LabelSpec("result", ("gorgo_training_rounds_total",), "of a round", ("adopted", "discarded", "failed")),
+    LabelSpec("result", ("gorgo_training_outcomes_total",), "of an outcome", ("taken", "lost")),
     LabelSpec("result", ("gorgo_trace_spans_total",), "of a span", ("exported", "failed")),
     LabelSpec("result", ("gorgo_config_reloads_total",), "of a reload", ("applied", "refused")),
     LabelSpec("version", (), "of the package", bound="1"),
@@ -203,11 +241,14 @@ _ERROR_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2
 _PART_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 #: Seconds; a body that came with its head to the time that it may take.
 _BODY_BUCKETS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.5, 1, 5, 15, 60)
+#: Shares of the measured time.
+_RATIO_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10)
 _BUCKETS: Mapping[str, Sequence[float]] = {
     "gorgo_decision_seconds": _DECISION_BUCKETS,
     "gorgo_prediction_error_seconds": _ERROR_BUCKETS,
     "gorgo_ttft_part_seconds": _PART_BUCKETS,
     "gorgo_body_read_seconds": _BODY_BUCKETS,
+    "gorgo_model_error_ratio": _RATIO_BUCKETS,
 }
 
 

@@ -22,6 +22,7 @@ from gorgo.core.metric_spec import MetricSpec
 from gorgo.core.router import Router
 from gorgo.proxy.telemetry.client_usage import ClientUsage
 from gorgo.proxy.telemetry.counters import Counter, Histogram, Key, MetricStore, status_class
+from gorgo.proxy.telemetry.learning import LearningMetrics
 from gorgo.proxy.telemetry.metric_table import METRICS
 
 __all__ = ["METRICS", "ActiveConfig", "Metrics"]
@@ -43,6 +44,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._cells = MetricStore(METRICS)
         self._count, self._histogram = self._cells.count, self._cells.histogram
+        self.learning = LearningMetrics(self._cells)
         self.clients = ClientUsage(self._cells, router.lists, clock)
         #: Series of the parts of TTFTs, by replica and region.
         self._parts: dict[tuple[str, str], list[tuple[Counter, Histogram]]] = {}
@@ -50,7 +52,7 @@ class Metrics:
         self._body_read = self._histogram("gorgo_body_read_seconds")
         self.config = ActiveConfig(taken_s=clock())
         self.registry.register(self._cells)
-        self.registry.register(_RouterGauges(router, clock, self.config, buffers))
+        self.registry.register(_RouterGauges(router, clock, self.config, buffers, self.learning))
         ProcessCollector(namespace="gorgo", registry=self.registry)
 
     def request(self, route: str, policy: str, status: int) -> None:
@@ -63,6 +65,7 @@ class Metrics:
         self._decision.observe(seconds)
 
     def dispatched(self, replica: str, region: str, decision: Decision) -> None:
+        self.learning.decided(decision.fallback)
         self._count("gorgo_prompt_tokens_total", replica, region).inc(decision.prompt_tokens)
         self._count("gorgo_estimated_cached_tokens_total", replica, region).inc(decision.estimated_cached_tokens)
         self._count("gorgo_best_cached_tokens_total", replica, region).inc(decision.best_cached_tokens)
@@ -141,6 +144,9 @@ class Metrics:
     def request_log(self, result: str, lines: int) -> None:
         self._count("gorgo_request_log_lines_total", result).inc(lines)
 
+    def outcome_log(self, result: str, lines: int) -> None:
+        self._count("gorgo_outcome_log_lines_total", result).inc(lines)
+
     def trace_spans(self, result: str, spans: int) -> None:
         self._count("gorgo_trace_spans_total", result).inc(spans)
 
@@ -177,7 +183,15 @@ class Metrics:
 class _RouterGauges(Collector):
     """Gauges, read from the Router at a scrape."""
 
-    def __init__(self, router: Router, clock: Callable[[], float], config: ActiveConfig, buffers: BufferBudget) -> None:
+    def __init__(
+        self,
+        router: Router,
+        clock: Callable[[], float],
+        config: ActiveConfig,
+        buffers: BufferBudget,
+        learning: LearningMetrics,
+    ) -> None:
+        self._learning = learning
         self._buffers = buffers
         self._router = router
         self._clock = clock
@@ -203,6 +217,11 @@ class _RouterGauges(Collector):
         families["gorgo_weights_frozen"].add_metric((), float(self._config.frozen))
         families["gorgo_config_reload_failed"].add_metric((), float(self._config.refused))
         families["gorgo_config_last_reload_timestamp_seconds"].add_metric((), self._config.taken_s)
+        model = self._learning.model
+        if model is not None:
+            families["gorgo_model_version"].add_metric((), model.version)
+            families["gorgo_model_samples"].add_metric((), model.samples)
+            families["gorgo_model_age_seconds"].add_metric((), max(0.0, self._clock() - model.trained_s))
         families["gorgo_build_info"].add_metric((__version__,), 1)
         return families.values()
 

@@ -1,6 +1,6 @@
 """The request log on disk: one JSON line per finished request, in a bounded set of files. No prompt, no key.
 
-`FILE` is rotated to `FILE.1`, `FILE.2` and so on; the oldest is removed. `gorgo.apps.request_log` reads the files.
+`line_file` owns the writing and the rotation; `gorgo.apps.request_log` reads the files.
 
 Theory of operation: `received_s` is wall-clock time, so lines of several files and runs are in one order. Block hashes
 are every eighth of the prefix index; each covers the whole prefix up to its end. The fingerprint's key is drawn per
@@ -10,18 +10,14 @@ the run's `boot_id`. A truncated line (`kill -9`, full disk) is followed by a he
 
 from __future__ import annotations
 
-import json
-import os
-import stat
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 
 import numpy as np
 
 from gorgo.core.record import record
-from gorgo.errors import ConfigError
+from gorgo.proxy.telemetry.line_file import LineFile
 
 SCHEMA = 1
 #: Blocks of the prefix index per hash in the log: 512 tokens of 4 bytes, as in Mooncake's traces.
@@ -29,8 +25,6 @@ BLOCKS_PER_HASH = 8
 #: One day of five requests a second with prompts of 2,000 tokens.
 MAX_FILE_BYTES = 64 << 20
 MAX_FILES = 5
-#: Readable for the owner alone: lengths and times are private.
-_MODE = 0o600
 
 
 @record
@@ -76,7 +70,7 @@ class Finished:
     ttft_s: float | None = None
     e2e_s: float | None = None
 
-    def line(self) -> str:
+    def as_line(self) -> str:
         """Return the JSON line."""
         # All hashes at once: one by one they take most of the time.
         words = np.frombuffer(self.hashes, dtype="<u8").byteswap().tobytes().hex("-", 8).replace("-", '", "')
@@ -91,21 +85,17 @@ class Finished:
         )
 
 
-class RequestLogFile:
-    """Appends lines; every call blocks until the disk is done.
+class RequestLogFile(LineFile):
+    """The files of the request log.
 
     Parameters
     ----------
-    path:
-        The file may be missing; its folder must exist.
     boot_id:
         Of this run.
     clock:
         Wall-clock seconds, for the header.
     block_bytes:
         Text per hash.
-    max_bytes, max_files:
-        Bounds of rotation.
     """
 
     def __init__(
@@ -118,85 +108,13 @@ class RequestLogFile:
         max_bytes: int = MAX_FILE_BYTES,
         max_files: int = MAX_FILES,
     ) -> None:
-        self.path = path
         header = {
             "gorgo_request_log": SCHEMA,
             "boot_id": boot_id,
             "started_s": round(clock(), 4),
             "block_bytes": block_bytes,
         }
-        self._header = json.dumps(header).encode() + b"\n"
-        self._max_bytes = max_bytes
-        self._max_files = max_files
-        self._descriptor: int | None = None
-        self._size = 0
-
-    def open(self) -> None:
-        """Open the file at the start. Raises `ConfigError` for a wrong path."""
-        try:
-            self._open()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            expected = "expected a file, or a new name in an existing folder"
-            raise ConfigError(f"{self.path}: cannot write a request log: {reason}; {expected}") from error
-
-    def write(self, requests: Iterable[Finished]) -> None:
-        """Append a line per request. Raises `OSError`; then some lines may be written, the last one truncated."""
-        text = "".join([request.line() for request in requests]).encode()
-        if self._descriptor is not None and self._size + len(text) > self._max_bytes and self._size > len(self._header):
-            self._rotate()
-        if self._descriptor is None:
-            self._open()
-        try:
-            self._append(text)
-        except OSError:
-            self.close()  # the next write begins with a header, after a possible half line
-            raise
-
-    def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def _open(self) -> None:
-        # Nonblocking: a pipe would block until a reader comes.
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-        descriptor = os.open(self.path, flags, _MODE)
-        try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise ValueError("not a regular file")
-            complete = found.st_size == 0 or os.pread(descriptor, 1, found.st_size - 1) == b"\n"
-        except (OSError, ValueError):
-            os.close(descriptor)
-            raise
-        self._descriptor, self._size = descriptor, found.st_size
-        try:
-            self._append(self._header if complete else b"\n" + self._header)
-        except OSError:
-            self.close()
-            raise
-
-    def _append(self, text: bytes) -> None:
-        assert self._descriptor is not None
-        rest = memoryview(text)
-        while rest:
-            written = os.write(self._descriptor, rest)
-            self._size += written
-            rest = rest[written:]
-
-    def _rotate(self) -> None:
-        self.close()
-        for number in range(self._max_files - 2, 0, -1):
-            with suppress(FileNotFoundError):
-                os.replace(self._numbered(number), self._numbered(number + 1))
-        if self._max_files > 1:
-            os.replace(self.path, self._numbered(1))
-        else:
-            os.unlink(self.path)
-
-    def _numbered(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.{number}")
+        super().__init__(path, header, kind="a request log", max_bytes=max_bytes, max_files=max_files)
 
 
 def logged_hashes(blocks: bytes) -> bytes:

@@ -28,6 +28,7 @@ CALLS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("PUT /admin/weights", "/admin/weights", {"weights": {}}),
     ("GET /admin/policy", "/admin/policy", None),
     ("PUT /admin/policy", "/admin/policy", {"policy": "gorgo-ms"}),
+    ("GET /admin/model", "/admin/model", None),
     ("POST /admin/freeze", "/admin/freeze", {}),
     ("POST /admin/unfreeze", "/admin/unfreeze", {}),
     ("GET /admin/samples", "/admin/samples", None),

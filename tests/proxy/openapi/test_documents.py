@@ -148,6 +148,7 @@ CALLS: list[tuple[str, str, str, dict[str, Any] | None, int]] = [
     ("PUT", "/admin/weights", "", {"weights": {"w_rtt": 0.4, "w_queue": 0.1}}, 200),
     ("PUT", "/admin/policy", "", {"policy": "none"}, 400),
     ("GET", "/admin/policy", "", None, 200),
+    ("GET", "/admin/model", "", None, 200),
     ("POST", "/admin/freeze", "", {"by": "a test"}, 200),
     ("PUT", "/admin/weights", "", {"weights": {"w_rtt": 0.4}}, 409),
     ("POST", "/admin/unfreeze", "", None, 200),

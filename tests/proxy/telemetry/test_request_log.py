@@ -12,8 +12,8 @@ import pytest
 
 from gorgo.apps.request_log import read_request_log
 from gorgo.config.model import Config
-from gorgo.proxy.telemetry import request_log
-from gorgo.proxy.telemetry.request_log import RequestLog
+from gorgo.proxy.telemetry import line_log
+from gorgo.proxy.telemetry.line_log import LineLog
 from gorgo.proxy.telemetry.request_log_file import Finished, RequestLogFile, logged_hashes
 from tests.proxy.conftest import QUIET, Start, config_for, until
 from tests.proxy.fakes import DONE, USAGE, answer, chat, delta, stream
@@ -34,7 +34,7 @@ class Disk(RequestLogFile):
         super().write(requests)
 
 
-def add(log: RequestLog, times: int = 1) -> None:
+def add(log: LineLog, times: int = 1) -> None:
     for _ in range(times):
         log.add(Finished(1.0, None, 1024, 1, 4096, 200, logged_hashes(bytes(range(8)) * 17)))
 
@@ -42,13 +42,13 @@ def add(log: RequestLog, times: int = 1) -> None:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     events: list[str] = []
-    monkeypatch.setattr(request_log, "log", lambda event, **_: events.append(event))
+    monkeypatch.setattr(line_log, "log", lambda event, **_: events.append(event))
     return events
 
 
 async def test_what_is_too_much_is_dropped_counted_and_said_once(tmp_path: Path, said: list[str]) -> None:
     counts: Counter[str] = Counter()
-    log = RequestLog(Disk(tmp_path / "log"), count=lambda result, lines: counts.update({result: lines}), max_waiting=3)
+    log = LineLog(Disk(tmp_path / "log"), count=lambda result, lines: counts.update({result: lines}), max_waiting=3)
     add(log, 10)
     log.stop()
     await log.run()
@@ -61,16 +61,16 @@ async def test_what_is_too_much_is_dropped_counted_and_said_once(tmp_path: Path,
 async def test_full_disk_is_said_once_and_writing_goes_on_when_there_is_room(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_log, "FLUSH_S", 0.001)
+    monkeypatch.setattr(line_log, "FLUSH_S", 0.001)
     counts: Counter[str] = Counter()
     disk = Disk(tmp_path / "log")
-    log = RequestLog(disk, count=lambda result, lines: counts.update({result: lines}))
+    log = LineLog(disk, count=lambda result, lines: counts.update({result: lines}))
     await fill_and_free(log, disk, counts)
     assert said == ["request_log_failed", "request_log_resumed"]
     assert counts == {"failed": 3, "written": 1}
 
 
-async def fill_and_free(log: RequestLog, disk: Disk, counts: Counter[str]) -> None:
+async def fill_and_free(log: LineLog, disk: Disk, counts: Counter[str]) -> None:
     task = asyncio.create_task(log.run())
     disk.full = True
     for failed in (1, 2, 3):
@@ -85,7 +85,7 @@ async def fill_and_free(log: RequestLog, disk: Disk, counts: Counter[str]) -> No
 
 
 async def test_every_eighth_hash_is_written(tmp_path: Path) -> None:
-    log = RequestLog(Disk(tmp_path / "log"), count=lambda *_: None)
+    log = LineLog(Disk(tmp_path / "log"), count=lambda *_: None)
     add(log)
     log.stop()
     await log.run()
@@ -131,14 +131,14 @@ async def test_a_failure_to_write_is_logged_with_its_reason(
     error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged: list[tuple[str, object]] = []
-    monkeypatch.setattr(request_log, "log", lambda event, **fields: logged.append((event, fields.get("reason"))))
+    monkeypatch.setattr(line_log, "log", lambda event, **fields: logged.append((event, fields.get("reason"))))
 
     def fail(*_: object) -> None:
         raise error
 
     disk = Disk(tmp_path / "log")
     monkeypatch.setattr(disk, "write", fail)
-    log = RequestLog(disk, count=lambda *_: None)
+    log = LineLog(disk, count=lambda *_: None)
     add(log)
     log.stop()
     await log.run()

@@ -1,4 +1,4 @@
-"""The queue of finished requests for the request log: bounded, and emptied by one task.
+"""The queue of a log of lines, as the request log: bounded, and emptied by one task.
 
 A request never waits for the log. Lines beyond the bound are dropped, counted and logged.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gorgo.proxy.logs import log
-from gorgo.proxy.telemetry.request_log_file import Finished, RequestLogFile
+from gorgo.proxy.telemetry.line_file import Line, LineFile
 
 #: Two seconds at the highest rate of one process; 1 MB with usual prompts, 32 MB with the longest.
 MAX_WAITING = 2000
@@ -19,11 +20,26 @@ BATCH = 500
 FLUSH_S = 1.0
 
 
-class RequestLog:
-    """The queue of one proxy.
+@dataclass(frozen=True, slots=True)
+class LineLogEvents:
+    """Names of a log's events: lines dropped, a failed write, and the first good one after it."""
+
+    dropped: str
+    failed: str
+    resumed: str
+
+
+REQUEST_LOG = LineLogEvents("request_log_dropped", "request_log_failed", "request_log_resumed")
+OUTCOME_LOG = LineLogEvents("outcome_log_dropped", "outcome_log_failed", "outcome_log_resumed")
+
+
+class LineLog:
+    """The queue of one log.
 
     Parameters
     ----------
+    events:
+        Names of its log events.
     count:
         Called with `written`, `dropped` or `failed` and the number of lines.
     max_waiting:
@@ -31,24 +47,30 @@ class RequestLog:
     """
 
     def __init__(
-        self, file: RequestLogFile, *, count: Callable[[str, int], None], max_waiting: int = MAX_WAITING
+        self,
+        file: LineFile,
+        *,
+        count: Callable[[str, int], None],
+        events: LineLogEvents = REQUEST_LOG,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self._file = file
+        self._events = events
         self._count = count
         self._max_waiting = max_waiting
-        self._waiting: list[Finished] = []
+        self._waiting: list[Line] = []
         self._wake = asyncio.Event()
         self._stopping = False
         self._dropped = 0
         #: Drops and failures are logged once until they end.
         self._dropping = self._failing = False
 
-    def add(self, request: Finished) -> None:
+    def add(self, line: Line) -> None:
         """Queue one line. Never waits and never fails."""
         if len(self._waiting) >= self._max_waiting:
             self._dropped += 1
             return
-        self._waiting.append(request)
+        self._waiting.append(line)
         if len(self._waiting) == BATCH:
             self._wake.set()
 
@@ -90,18 +112,18 @@ class RequestLog:
         self._count("written", len(lines))
         if self._failing:
             self._failing = False
-            log("request_log_resumed", file=str(self._file.path))
+            log(self._events.resumed, file=str(self._file.path))
 
     def _log_drops(self) -> None:
         dropped, self._dropped = self._dropped, 0
         if dropped:
             self._count("dropped", dropped)
             if not self._dropping:
-                log("request_log_dropped", level=logging.WARNING, lines=dropped, reason="the disk is too slow")
+                log(self._events.dropped, level=logging.WARNING, lines=dropped, reason="the disk is too slow")
         self._dropping = dropped > 0
 
     def _log_failure(self, error: Exception) -> None:
         if not self._failing:
             reason = getattr(error, "strerror", None) or str(error)
-            log("request_log_failed", level=logging.ERROR, file=str(self._file.path), reason=reason)
+            log(self._events.failed, level=logging.ERROR, file=str(self._file.path), reason=reason)
         self._failing = True
