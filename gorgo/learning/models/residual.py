@@ -42,8 +42,8 @@ _CHECK_EVERY = 5
 _LINEAR_FROM = 0.1
 #: A shorter prior has the unit of this one, s.
 _LEAST_PRIOR_S = 0.01
-#: A small network has fewer steps to learn in than a wide one, so they are larger.
-_RATE = 2e-3
+#: Larger and more steps than Lodestar's: a small network needs more of them, and the first rounds have few rows.
+_RATE, _BATCH = 2e-3, 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +110,7 @@ def fit_residual(rows: TrainingRows, spec: TrainingSpec, *, rng: np.random.Gener
     for values in network.layers[-1]:
         values[:] = 0.0  # before the first step the prediction is the prior
     checks = np.arange(len(rows)) % _CHECK_EVERY == _CHECK_EVERY - 1
-    settings = Descent(epochs=spec.epochs, rate=_RATE, linear_from=_LINEAR_FROM, dropout=())
+    settings = Descent(epochs=spec.epochs, rate=_RATE, batch=_BATCH, linear_from=_LINEAR_FROM, dropout=())
     reward = -residual.astype(np.float32)
     descend(network, table[~checks], reward[~checks], rows.censored[~checks], rng=rng, settings=settings)
     measured = ~rows.censored
