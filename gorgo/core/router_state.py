@@ -96,6 +96,7 @@ class RouterState:
     def record_outcomes(self, recorder: OutcomeRecorder | None) -> None:
         """Pass each attempt that is dispatched from now on to a log when it ends, or none."""
         self._learning.recorder = recorder
+        self._count_progress()
 
     def set_fleet(self, replicas: Sequence[ReplicaSpec], *, now: float) -> None:
         """Replace the fleet. A replica that stays keeps load, health and index; one that leaves may finish attempts."""

@@ -9,7 +9,7 @@ import numpy as np
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
-from gorgo.core.policy.cost import choose_min_cost
+from gorgo.core.policy.cost import choose_min_cost, fill_unknown
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
 
@@ -30,6 +30,8 @@ class Mooncake:
     summary: ClassVar[str] = "Mooncake Alg. 1: least queue + prefill, both tokens over one constant throughput"
     unit: ClassVar[str] = "ms"
     index: ClassVar[IndexKind] = "published"
+    #: It reads tokens before a first token, which are counted for policies that say so.
+    reads_progress: ClassVar[bool] = True
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("tokens_per_s", 16_000.0, 100.0, 1e6, "prefill throughput of every replica", tunable="no"),
     )
@@ -43,7 +45,7 @@ class Mooncake:
     ) -> Choice:
         token_ms = 1e3 / weights["tokens_per_s"]
         terms = {
-            "queue": candidates.uncached_prefill_tokens * token_ms,
+            "queue": fill_unknown(candidates.uncached_prefill_tokens) * token_ms,
             "prefill": candidates.uncached_tokens * token_ms,
         }
         return choose_min_cost(terms, candidates, rng)

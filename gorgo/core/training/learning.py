@@ -25,7 +25,7 @@ class Learning:
         Of the Router. Raises `ConfigError` if both learn.
     """
 
-    __slots__ = ("learner", "model_version", "names", "outcomes", "recorder")
+    __slots__ = ("_policies_read_progress", "learner", "model_version", "names", "outcomes", "recorder")
 
     def __init__(self, policy: Policy, shadow: Policy | None) -> None:
         #: A log of outcomes, whether or not a policy learns.
@@ -42,6 +42,7 @@ class Learning:
     def set_policies(self, policy: Policy, shadow: Policy | None) -> None:
         """Find the learner of the two. One that stays retains its outcomes. Raises as the constructor does."""
         learner = find_learner(policy, shadow)
+        self._policies_read_progress = any(getattr(each, "reads_progress", False) for each in (policy, shadow))
         if learner is not self.learner:
             self.learner, self.model_version = learner, None
             self.names = () if learner is None else learner.feature_names
@@ -50,7 +51,7 @@ class Learning:
     @property
     def reads_progress(self) -> bool:
         """Whether something reads what replicas prefill and decode."""
-        return self.learner is not None
+        return self.learner is not None or self.recorder is not None or self._policies_read_progress
 
     def adopt(self, model: Model | None) -> None:
         """Let the learner choose by `model`. Raises `ConfigError` without a learner or for other features."""
