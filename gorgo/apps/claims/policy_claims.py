@@ -37,6 +37,7 @@ TITLES = {
     "engines": "Every shape on two schedulers, with full and partial hits: against the better of all others",
     "partial-hits": "Engines that find part of each cached prefix, against the published policy",
     "tail": "Short prompts at the trace's own load: the tail that the stall of others costs",
+    "residual": "`gorgo-residual`, which learns within the run, against `gorgo-ms`",
 }
 HEADER = ("on", "of", "against", "figure", "target", "of / against [95 %]", "met")
 MEANS_HEADER = ("on", "policy", "TTFT p50 ms", "p95", "E2E p50 s", "p95", "hit %")

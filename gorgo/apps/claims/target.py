@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from gorgo.apps.claims.verdict import ClaimVerdict
 from gorgo.apps.claims.workload import PolicyTask, Workload
-from gorgo.apps.demo.options import OURS
 from gorgo.apps.results import ResultRow
 from gorgo.apps.simulate.compare import (
     Figure,
@@ -82,7 +81,7 @@ class RatioTarget:
         return on, self.policy, self._against(best), self.figure
 
     def _against(self, best: Sequence[str]) -> str:
-        if self.others == (OURS,):
+        if self.others == (self.policy,):
             return "itself"
         if len(self.others) == 1:
             return self.others[0]

@@ -30,13 +30,16 @@ from gorgo.apps.traces.load import SPAN_S_MAX
 from gorgo.core.limits import RouterLimits
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
+from gorgo.core.training.learner import find_learner
 from gorgo.errors import TraceError
+from gorgo.learning.trainer import Trainer
 from gorgo.policies.registry import make_policy, make_shadow
 from gorgo.sim.extensions import Controller
 from gorgo.sim.faults.scenarios import find_scenario
 from gorgo.sim.lower_bound import lower_bound
 from gorgo.sim.oracle import make_oracle
 from gorgo.sim.simulation import Simulation
+from gorgo.sim.training import TrainingController
 from gorgo.sim.workload import BLOCK_TOKENS, SimRequest, scaled
 
 Item = TypeVar("Item")
@@ -95,6 +98,7 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
     if job.policy == FLOOR:
         return floor_run(job, feed, lower_bound(feed, fleet, block_tokens=block_tokens))
     policy = policy_of(job.policy)
+    shadow = make_shadow(job.shadow, policy)
     weights = (
         None
         if job.weights is None
@@ -112,12 +116,18 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
         scrape_interval_s=job.scrape_interval_s,
         client_concurrency=job.client_concurrency,
         slo_ttft_s=None if job.slo_ttft_ms is None else job.slo_ttft_ms / 1e3,
-        shadow=make_shadow(job.shadow, policy),
-        controllers=controllers,
+        shadow=shadow,
+        controllers=[*controllers, *_training(policy, shadow, job.seed)],
     )
     result = simulation.run(feed)
     share = largest_share(one.session_id or one.prefix_hash for one in feed) if is_keyed(policy) else None
     return replace(simulated_run(job, dict(simulation.router.weights), result), key_share=share)
+
+
+def _training(policy: Policy, shadow: Policy | None, seed: int) -> Iterator[Controller]:
+    """Yield what trains the policy or the shadow policy, if one of them learns."""
+    if find_learner(policy, shadow) is not None:
+        yield TrainingController(lambda spec, seed, version: Trainer(spec, seed, version=version), seed=seed)
 
 
 def _limits(job: SimJob, block_tokens: int, *, samples: bool) -> RouterLimits | None:

@@ -19,7 +19,7 @@ from gorgo.sim.faults.scenarios import find_scenario
 from gorgo.sim.named_fleets import find_fleet
 
 #: Groups whose rows have tables of their own, or none yet.
-ELSEWHERE = ("engines", "partial-hits", "tail")
+ELSEWHERE = ("engines", "partial-hits", "tail", "residual")
 
 
 def test_every_target_names_what_there_is() -> None:
@@ -116,7 +116,7 @@ def test_wrong_priors_are_compared_with_right_ones_elsewhere() -> None:
 
 def test_the_conversation_trace_adds_its_rows_and_widens_the_means() -> None:
     without, with_it = all_targets(None), all_targets("conversation.jsonl")
-    assert len(with_it) == len(without) + 3 * 3 + 2 * 3
+    assert len(with_it) == len(without) + 3 * 3 + 2 * 3 + 2 * 3
     for targets, count in ((without, 4), (with_it, 7)):
         means = [target for target in targets if len(target.workloads) > 1]
         assert [len(target.workloads) for target in means] == [count] * 3
@@ -164,3 +164,13 @@ def test_the_tail_of_short_prompts_is_a_row() -> None:
         ("WildChat-like, load 1", ("gorgo",), "p99 TTFT", 1.0),
         ("WildChat-like, load 1", ("gorgo",), "p95 E2E", 1.0),
     ]
+
+
+def test_the_learned_residual_is_compared_with_its_prior_wherever_something_is_claimed_of_that() -> None:
+    targets = all_targets(None)
+    ours = {one.label for target in targets if target.policy == "gorgo-ms" for one in target.workloads}
+    found = [target for target in targets if target.group == "residual"]
+    assert {(one.policy, tuple(one.others), one.at_most) for one in found} == {("gorgo-residual", ("gorgo-ms",), 1.02)}
+    missing = ours - {target.workloads[0].label for target in found}
+    assert all("partial-hits" in label or "checkpoints" in label or "WildChat" in label for label in missing), missing
+    assert found[0].labels(["gorgo-ms"])[2] == "gorgo-ms"

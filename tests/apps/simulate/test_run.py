@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from joblib import Parallel
 
-from gorgo.apps.simulate import SimJob, run_many, run_once
+from gorgo.apps.simulate import SimJob, run, run_many, run_once
 from gorgo.apps.traces import TraceFilters
 from gorgo.errors import TraceError, UnknownPolicy, UnknownScenario, WeightsError
 from gorgo.sim.named_fleets import NamedFleet
@@ -131,3 +131,14 @@ def test_preemptions_of_all_engines_are_counted_also_of_those_that_were_killed()
     assert (run_once(run(scenario="killed")).row.preemptions or 0) > 0
     assert run_once(job()).row.preemptions == 0
     assert run_once(job("floor")).row.preemptions is None
+
+
+def test_a_policy_that_learns_trains_within_its_run_and_the_same_seed_trains_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learns = job("predicted-latency", feed=tuple(conversations(300, every_s=0.4)), keep_requests=True)
+    once, again = run_once(learns).requests, run_once(learns).requests
+    monkeypatch.setattr(run, "_training", lambda *_: ())
+    cold = run_once(learns).requests
+    assert once is not None
+    assert once == again != cold

@@ -412,7 +412,7 @@ def test_claims_uses_all_cores_and_every_group_by_default(monkeypatch: pytest.Mo
         None,
         True,
     )
-    assert len({target.group for target in FakeClaimCheck.asked.targets}) == 11
+    assert len({target.group for target in FakeClaimCheck.asked.targets}) == 12
 
 
 def test_a_replayed_request_that_is_not_complete_after_ten_minutes_is_an_error_unless_said() -> None:
