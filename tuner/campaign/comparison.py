@@ -6,7 +6,8 @@ Theory of operation: each pair gives one difference of logarithms per figure, so
 candidate is accepted when its p95 TTFT is significantly lower, no guarded figure seems worse by more than the margin,
 and p95 E2E, with what earlier candidates have added to it, by no more than a margin of its own. It is refused when a
 guarded figure is significantly worse by more than the margin. It is given up when it is not ahead after a number of
-pairs, and sooner when it seems worse by more than the margin. Without significance at the last pair nothing moves.
+pairs, and sooner when it seems worse by more than the margin and the noise of its pairs. Without significance at the
+last pair nothing moves.
 
 An audit asks the opposite question about a start that is not the policy's defaults: it stays unless its p95 TTFT or p95
 E2E is significantly worse than theirs, at half of alpha each.
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from math import exp, log, log1p
+from math import exp, log, log1p, sqrt
+from statistics import stdev
 from typing import Any
 
 from tuner.campaign.guardrail import errors_rose, is_concentrated
@@ -92,7 +94,7 @@ class PairComparison:
                 return False, False, f"{found}: not ahead"
             if too_long is not None:
                 return False, True, f"{found}, paid for with {too_long}"
-        if mean(gains) < -patience * log1p(self._options.margin):
+        if self._does_harm([-gain for gain in gains], patience):
             return False, False, f"{found}: given up before it does harm"
         if len(pairs) >= self._options.pairs:
             return False, seems_worse is not None, f"{found}: {seems_worse or 'not shown to be better'}"
@@ -131,9 +133,14 @@ class PairComparison:
         """Return a guarded latency that is worse by so much that no significance is needed."""
         for name, figure in GUARDED.items():
             found = ratios(pairs, figure)
-            if found and mean(found) > patience * log1p(self._options.margin):
+            if self._does_harm(found, patience):
                 return f"p95 {name} {change(mean(found))} in {len(pairs)} pairs of blocks: given up before it does harm"
         return None
+
+    def _does_harm(self, losses: Sequence[float], patience: float) -> bool:
+        """Return whether the mean is above the margin, by more than the noise of the pairs explains."""
+        margin = log1p(self._options.margin)
+        return bool(losses) and mean(losses) > patience * margin and mean(losses) - noise(losses) > margin
 
     def _seems_worse(self, pairs: Sequence[BlockPair]) -> str | None:
         """Return a guarded figure over its margin so far: no reason to refuse yet, but none to accept."""
@@ -165,6 +172,9 @@ def _itl(stats: WindowStats) -> float | None:
     return stats.itl_ms_p95
 
 
+#: Student's t for a chance of one in five, from one degree of freedom on; the last for any more.
+STUDENT = (1.376, 1.061, 0.978, 0.941, 0.920, 0.906, 0.896, 0.889, 0.883, 0.879)
+
 GUARDED: dict[str, Callable[[WindowStats], float | None]] = {"E2E": _e2e, "ITL": _itl}
 
 
@@ -172,6 +182,13 @@ def ratios(pairs: Sequence[BlockPair], figure: Callable[[WindowStats], float | N
     """Return the logarithm of offspring over incumbent for pairs in which both have the figure."""
     both = [(figure(pair.offspring), figure(pair.incumbent)) for pair in pairs]
     return [log(ours / theirs) for ours, theirs in both if ours and theirs]
+
+
+def noise(losses: Sequence[float]) -> float:
+    """Return by how much the mean exceeds the truth with a chance of one in five; 0 of fewer than two."""
+    if len(losses) < 2:
+        return 0.0
+    return STUDENT[min(len(losses) - 2, len(STUDENT) - 1)] * stdev(losses) / sqrt(len(losses))
 
 
 def pooled(blocks: Sequence[WindowStats]) -> WindowStats:

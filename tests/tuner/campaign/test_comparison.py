@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tuner.campaign.comparison import BlockPair, PairComparison, change, mean, pooled, ratios
+from tuner.campaign.comparison import BlockPair, PairComparison, change, mean, noise, pooled, ratios
 from tuner.campaign.options import CampaignOptions
 from tuner.campaign.trial import Verdict
 from tuner.objective import WindowStats
@@ -90,6 +90,12 @@ UNEVEN = [pair(ttft=0.8, e2e=1.6 if i in (1, 4, 6) else 1.0) for i in range(8)]
         ([pair(ttft=1.11)] * 4, BLIND | {"harm_pairs": 4}, "rejected"),
         ([pair(ttft=2.0)] * 3, BLIND | {"margin": 1.0}, None),  # the margin itself is not above it
         ([pair(ttft=1.11)] * 3, BLIND | {"guard": False}, "rejected"),
+        # Pairs that differ by much show less: 1.5 and 1.1 are 1.28 on average, and may be below the margin.
+        ([pair(ttft=1.5), pair(ttft=1.1)], BLIND, None),
+        ([pair(0.8, e2e=1.5), pair(0.8, e2e=1.1)], BLIND, None),
+        ([pair(ttft=1.31), pair(ttft=1.25)], BLIND, "rejected"),
+        ([pair(0.8, e2e=1.31), pair(0.8, e2e=1.25)], BLIND, "refused"),
+        ([pair(ttft=1.5), pair(ttft=1.1)] * 3, BLIND, "rejected"),
         # The same for what the guard minds, whatever it gains: refused then.
         ([pair(0.8, e2e=2.34)], BLIND, None),
         ([pair(0.8, e2e=2.37)], BLIND, "refused"),
@@ -298,3 +304,11 @@ def test_candidates_accepted_before_have_used_up_what_e2e_may_lose() -> None:
     assert outcome(refused) == "refused"
     assert refused is not None
     assert refused.reason.endswith("paid for with p95 E2E 0.6% higher after 0.6% higher before")
+
+
+def test_noise_of_a_mean_falls_with_the_pairs_and_one_pair_shows_none() -> None:
+    assert (noise([]), noise([0.3])) == (0.0, 0.0)
+    assert noise([0.2, 0.4]) == pytest.approx(1.376 * 0.1)
+    assert noise([0.2, 0.3, 0.4]) == pytest.approx(1.061 * 0.1 / 3**0.5)
+    many = [0.2, 0.4] * 50
+    assert noise(many) == pytest.approx(0.879 * 0.1 / 99**0.5)
