@@ -78,7 +78,7 @@ class Setting:
 #: The target is of these, where tuning wins most or the default mode once did harm.
 SETTINGS = (
     Setting(fleet="small-model", shape="short-chat", time_scale=3.0, windows=2, gain=0.90),
-    Setting(fleet="mixed-gpus-x3", shape="art-chat-apr6", time_scale=1.06, windows=4, gain=0.90),
+    Setting(fleet="mixed-gpus-x3", shape="art-chat-apr6", time_scale=1.06, windows=8, gain=0.90),
     Setting(fleet="dense-70b-x2", shape="short-chat", time_scale=3.0, windows=4, gain=0.90),
     Setting(fleet="h100", shape="short-chat", time_scale=3.0, windows=2),
 )
