@@ -6,10 +6,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
-from gorgo.core.training.spec import TrainingSpec
+from gorgo.core.training.spec import ModelKind, TrainingSpec
+from gorgo.learning.trainer import Trainer
 from gorgo.policies.registry import make_policy
 from gorgo.sim.simulation import Simulation
 from gorgo.sim.training import INTERVAL_S, TrainingController
@@ -141,3 +143,21 @@ def test_a_shadow_learns_while_another_policy_routes() -> None:
     assert scores[0].rank is None, "cold"
     assert scores[-1] is not None
     assert scores[-1].rank in (1, 2, 3)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "linear", "rls"])
+def test_models_of_every_kind_are_the_same_for_the_same_seed(kind: ModelKind) -> None:
+    spec = replace(SPEC, kind=kind, epochs=2, first_samples=50, round_samples=100)
+    found = []
+    for _ in range(2):
+        controller = TrainingController(
+            lambda spec, seed, version: Trainer(spec, seed, version=version), seed=5, until_s=60.0
+        )
+        simulation = Simulation(three_regions(), LeastPredicted(spec), seed=5, controllers=[controller])
+        simulation.run(FEED)
+        assert simulation.router.model_version == len(controller.rounds) >= 2
+        found.append([each.model.arrays()[0] for each in controller.rounds])
+    for one, other in zip(*found, strict=True):
+        assert one.keys() == other.keys()
+        for name, values in one.items():
+            np.testing.assert_array_equal(values, other[name])
