@@ -27,6 +27,8 @@ REPLICAS = {"ashburn-0": "us-ashburn", "frankfurt-0": "eu-frankfurt", "seoul-0":
 MODEL = "gorgo-sim"
 #: The paper probes and scrapes every 30 s; a run here is shorter than that.
 PROBE_INTERVAL_S = 2.0
+#: For policies that learn: models of some tens of requests, since a run has about two hundred. Short of a finding.
+LEARNING = {"first_samples": 40, "round_samples": 40, "epochs": 300}
 #: For the first probe of each replica to come back.
 PROBED_TIMEOUT_S = 20.0
 #: Replaced as soon as the engines say where they listen.
@@ -46,6 +48,17 @@ class DemoFleet:
         """Return the weights in force."""
         weights = self._admin("/admin/weights")["weights"]
         return {name: float(value) for name, value in weights.items()}
+
+    def learned(self) -> str | None:
+        """Return what the policy has learned, in words; `None` for one that does not learn."""
+        found = self._admin("/admin/model")
+        policy, model, training = found["policy"], found["model"], found["training"]
+        if policy is None:
+            return None
+        if model is None:
+            return f"{policy} has learned no model: {training['taken']} requests seen, training {training['state']}"
+        error = "" if model["error_ttft"] is None else f", TTFT off by {100 * model['error_ttft']:.0f} % where held out"
+        return f"{policy} learned: model {model['version']} ({model['kind']}) of {model['samples']} requests{error}"
 
     def wait_until_probed(self) -> None:
         """Wait until the proxy knows the round trip to every replica; raises `FleetError` after a timeout."""
@@ -98,6 +111,7 @@ def _write_config(path: Path, policy: str, seed: int, urls: Mapping[str, str]) -
             "admin_bind": "127.0.0.1:0",
             "probe_interval_s": PROBE_INTERVAL_S,
             "scrape_interval_s": PROBE_INTERVAL_S,
+            "learning": LEARNING,
         },
         "regions": [{"name": region} for region in ROUND_TRIP_MS],
         "replicas": [

@@ -23,10 +23,10 @@ SETTINGS = "{window: 32, hop: 8, warm_up_s: 1, poll_s: 0.5}\n"
 TUNER = "tune"
 
 
-def run_demo(options: DemoOptions, *, on_history: Callable[[str], None] | None = None) -> list[ResultRow]:
+def run_demo(options: DemoOptions, *, on_words: Callable[[str], None] | None = None) -> list[ResultRow]:
     """Run each policy and return its row. Stops every process that it started; only `out` is left.
 
-    With `options.tune`, `on_history` is called with each policy's tuning history as a table.
+    `on_words` is called with what each policy has learned, and with `options.tune` its tuning history as a table.
 
     Raises `TraceError` for the trace and `FleetError` if a process does not start or ends by itself.
     """
@@ -36,10 +36,11 @@ def run_demo(options: DemoOptions, *, on_history: Callable[[str], None] | None =
     with termination_as_interrupt(), _folder(options.out) as folder:
         for place, policy in enumerate(options.chosen, start=1):
             label = f"{policy} ({place}/{len(options.chosen)})"
-            row, history = _one_policy(policy, requests, replace(options, trace=trace), folder / policy, label)
+            row, words = _one_policy(policy, requests, replace(options, trace=trace), folder / policy, label)
             rows.append(row)
-            if on_history is not None and history is not None:
-                on_history(history)
+            if on_words is not None:
+                for text in words:
+                    on_words(text)
             if options.out is not None:
                 write_results(options.out, rows)
     return rows
@@ -47,7 +48,7 @@ def run_demo(options: DemoOptions, *, on_history: Callable[[str], None] | None =
 
 def _one_policy(
     policy: str, requests: Sequence[TraceRequest], options: DemoOptions, folder: Path, label: str
-) -> tuple[ResultRow, str | None]:
+) -> tuple[ResultRow, list[str]]:
     folder.mkdir(parents=True, exist_ok=True)
     assert options.trace is not None
     with running_fleet(policy, folder=folder, seed=options.seed) as fleet:
@@ -66,9 +67,11 @@ def _one_policy(
             label=label,
         )
         report = asyncio.run(replay(requests, wanted))
-        history = _stop_tuner(fleet, folder) if options.tune else None
+        words = [_stop_tuner(fleet, folder)] if options.tune else []
+        learned = fleet.learned()
+        words += [] if learned is None else [learned]
         fleet.processes.check_alive()
-    return report.row, history
+    return report.row, words
 
 
 @contextmanager

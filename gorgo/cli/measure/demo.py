@@ -59,12 +59,12 @@ def demo(
         specs = make_policy(name).weight_specs
         if tune and not any(spec.tunable == "yes" for spec in specs):
             raise typer.BadParameter(f"--tune: the policy {name} has no weight that a tuner may move")
-    histories: list[str] = []
-    rows = run_demo(wanted, on_history=histories.append)
+    words: list[str] = []
+    rows = run_demo(wanted, on_words=words.append)
     if as_json:
         typer.echo(rows_as_json(rows))
     else:
-        for text in histories:
+        for text in words:
             typer.echo(text)
         show_demo(rows, wide_console(TABLE_WIDTH), out=out)
     raise typer.Exit(FAILED if any(row.errors for row in rows) else 0)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def test_a_demo_with_the_tuner_moves_weights_and_keeps_its_history(tmp_path: Pat
     told: list[str] = []
     filters = TraceFilters(limit=60, max_input=6000, max_output=2)
     options = DemoOptions(tune=True, filters=filters, time_scale=0.6, out=tmp_path, show_progress=False)
-    (row,) = run_demo(options, on_history=told.append)
+    (row,) = run_demo(options, on_words=told.append)
     assert (row.policy, row.n, row.errors, row.weights) == ("gorgo", 60, 0, None)
     history = json.loads((tmp_path / "gorgo" / "history.json").read_text())
     assert [one["number"] for one in history] == list(range(len(history)))
@@ -46,6 +47,19 @@ def test_a_demo_with_the_tuner_moves_weights_and_keeps_its_history(tmp_path: Pat
     assert history[1]["weights"] != history[0]["weights"]
     assert "the start" in told[0]
     assert "Traceback" not in (tmp_path / "gorgo" / "tune.log").read_text()
+
+
+@pytest.mark.parametrize("policy", ["lodestar", "gorgo-residual"])
+def test_a_policy_that_learns_does_so_within_the_demo(policy: str, tmp_path: Path) -> None:
+    words: list[str] = []
+    options = DemoOptions(policies=(policy,), filters=TraceFilters(max_output=2), out=tmp_path, show_progress=False)
+    (row,) = run_demo(options, on_words=words.append)
+    assert (row.policy, row.errors) == (policy, 0)
+    (learned,) = words
+    assert re.match(rf"{policy} learned: model \d+ \((mlp|residual)\) of \d+ requests", learned), learned
+    log = (tmp_path / policy / "serve.log").read_text()
+    assert "training_failed" not in log
+    assert "Traceback" not in log
 
 
 def test_a_trace_that_cannot_be_read_is_told_before_anything_starts(tmp_path: Path) -> None:
