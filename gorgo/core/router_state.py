@@ -195,9 +195,11 @@ class RouterState:
         return self._dispatcher.newest_decisions(limit)
 
     def check(self) -> None:
-        """Assert every invariant of the index, the in-flight table and the prefill queues; visits all of them."""
+        """Assert every invariant of the index, the in-flight table, the prefill queues and the outcomes; visits all."""
         self.index.check()
         self._table.check()
+        if self.outcomes is not None:
+            self.outcomes.check()
 
     def _count_progress(self) -> None:
         self._table.count_progress(self._learning.reads_progress)
