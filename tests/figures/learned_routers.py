@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.documents import tables
 from tests.figures.marked import Cell, Table, View, numbers_of
 
-#: Groups with their seeds: all of one would take hours.
-SEEDS = {
-    "lodestar": 3,
-    "production": 1,
-    "motivation": 1,
-    "accuracy": 1,
-    "k-filter": 1,
-    "oracle": 1,
-    "scenarios": 1,
-    "guards": 1,
-    "pools": 1,
-    "shift": 1,
-    "tau": 1,
-}
 OUT = "runs/learned-routers"
-COMMANDS = [
-    f"python -m gorgo.apps.learned_routers --only {name} --seeds {seeds} --out {OUT}" for name, seeds in SEEDS.items()
-]
+#: Groups and their options: all of one with five seeds would take hours.
+GROUPS = {
+    "lodestar": "--seeds 3",
+    "production": "--seeds 1",
+    "motivation": "--seeds 1",
+    "accuracy": "--seeds 1",
+    "k-filter": "--seeds 1",
+    "oracle": "--seeds 1",
+    "guards": "--seeds 1 --scale 0.5",
+    "pools": "--seeds 1 --scale 0.5",
+    "shift": "--seeds 1 --scale 0.5",
+}
+#: Measured later, at another commit.
+LATER = {"shadows": "--seeds 1", "scenarios": "--seeds 1 --scale 0.5", "tau": "--seeds 1 --scale 0.5"}
+
+
+def commands(groups: Mapping[str, str]) -> list[str]:
+    """Return a command per group."""
+    return [f"python -m gorgo.apps.learned_routers --only {name} {words} --out {OUT}" for name, words in groups.items()]
+
+
 _MEANS = (
     "mean TTFT, ms", "p50", "p95", "p99", "p50 E2E, s", "p95 E2E, s", "p50 TPOT, ms", "p99 TPOT, ms",
     "E2E per token, ms", "tokens/s", "hit %", "MAPE %", "failed", "rho", "share of pools, %", "decided by, %",
@@ -47,8 +51,9 @@ def learned_routers(results: Sequence[Any]) -> View:
                     cells[f"`{policy}`"] = [float(number) for number in numbers_of(ratio)]
                     cells["published"] = published or cells["published"]
             else:
+                names = [name for name in _MEANS if name != "rho" or name in header]
                 for on, policy, seeds, *cells_of in rows:
-                    shown = dict(zip(_MEANS, map(_value, cells_of), strict=True))
+                    shown = dict(zip(names, map(_value, cells_of), strict=True))
                     means[on, f"`{policy}`"] = {"seeds": float(seeds), **shown}
     counts = [tuple(map(float, found.groups())) for line in lines if (found := _SUMMARY.search(line))]
     values = {
@@ -61,8 +66,13 @@ def learned_routers(results: Sequence[Any]) -> View:
             Table(labels=("on", "policy"), rows=means),
         ],
         lines=lines,
-        values=values | {f"seeds of {name}": float(seeds) for name, seeds in SEEDS.items()},
+        values=values | {f"requests measured, {number}": measured for number, measured in enumerate(_measured(lines))},
     )
+
+
+def _measured(lines: Sequence[str]) -> Iterator[float]:
+    """Yield the measured requests of a run by group."""
+    yield from (float(found[1]) for line in lines if (found := re.search(r"(\d+) measured requests", line)))
 
 
 def _value(cell: str) -> Cell:

@@ -19,8 +19,7 @@ from tests.figures.attacks import BEFORE as ATTACKS_BEFORE
 from tests.figures.attacks import attacks
 from tests.figures.engines import ENGINES, engines
 from tests.figures.fast_failures import BEFORE, fast_failures
-from tests.figures.learned_routers import COMMANDS as LEARNED_COMMANDS
-from tests.figures.learned_routers import learned_routers
+from tests.figures.learned_routers import GROUPS, LATER, commands, learned_routers
 from tests.figures.marked import Cell, Table, View
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
@@ -398,7 +397,8 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "attacks": Figure([f"python -m tests.attacks --at {ATTACKS_BEFORE}", "python -m tests.attacks"], attacks),
     "relay": Figure(RELAY_COMMANDS, relay),
-    "learned-routers": Figure(LEARNED_COMMANDS, learned_routers),
+    "learned-routers": Figure(commands(GROUPS), learned_routers),
+    "learned-routers-later": Figure(commands(LATER), learned_routers),
     "prefix-index": Figure(["python -m tests.bench prefix_index"], _prefix_index),
     "shapes": Figure([f"gorgo datasets describe {' '.join(_PUBLISHED)} --json"], _shapes),
     "windows": Figure(
