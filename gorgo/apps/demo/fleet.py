@@ -18,6 +18,7 @@ import yaml
 from gorgo.apps.demo.processes import POLL_S, Processes
 from gorgo.config.atomic import write_atomically
 from gorgo.errors import FleetError
+from gorgo.proxy.training.status import model_line
 
 #: The fleet that is fitted to the paper is beyond its capacity at the nine requests a second of the demo.
 PROFILE = "2xL40S-Qwen3.5-35B-A3B-FP8-estimate"
@@ -51,14 +52,7 @@ class DemoFleet:
 
     def learned(self) -> str | None:
         """Return what the policy has learned, in words; `None` for one that does not learn."""
-        found = self._admin("/admin/model")
-        policy, model, training = found["policy"], found["model"], found["training"]
-        if policy is None:
-            return None
-        if model is None:
-            return f"{policy} has learned no model: {training['taken']} requests seen, training {training['state']}"
-        error = "" if model["error_ttft"] is None else f", TTFT off by {100 * model['error_ttft']:.0f} % where held out"
-        return f"{policy} learned: model {model['version']} ({model['kind']}) of {model['samples']} requests{error}"
+        return model_line(self._admin("/admin/model"))
 
     def wait_until_probed(self) -> None:
         """Wait until the proxy knows the round trip to every replica; raises `FleetError` after a timeout."""

@@ -67,3 +67,16 @@ class TrainingState:
         settings.pop("names", None)
         settings.pop("fit_s", None)  # of simulations
         return asdict(self) | {"settings": settings or None}
+
+
+def model_line(shown: Mapping[str, Any]) -> str | None:
+    """Return the JSON of `GET /admin/model` as a line; `None` if no policy learns."""
+    policy, model, training = shown["policy"], shown["model"], shown["training"]
+    if policy is None:
+        return None
+    state = f"training {training['state']}" + ("" if training["failure"] is None else f" ({training['failure']})")
+    if model is None:
+        return f"{policy} has no model: {training['taken']:,} outcomes; {state}"
+    error = "" if model["error_ttft"] is None else f", TTFT off by {100 * model['error_ttft']:.0f} % where held out"
+    facts = f"model {model['version']} ({model['kind']}) of {model['samples']:,} outcomes, {model['age_s']:.0f} s old"
+    return f"{policy} learned: {facts}{error}; {state}"

@@ -56,7 +56,7 @@ def test_a_policy_that_learns_does_so_within_the_demo(policy: str, tmp_path: Pat
     (row,) = run_demo(options, on_words=words.append)
     assert (row.policy, row.errors) == (policy, 0)
     (learned,) = words
-    assert re.match(rf"{policy} learned: model \d+ \((mlp|residual)\) of \d+ requests", learned), learned
+    assert re.match(rf"{policy} learned: model \d+ \((mlp|residual)\) of \d+ outcomes", learned), learned
     log = (tmp_path / policy / "serve.log").read_text()
     assert "training_failed" not in log
     assert "Traceback" not in log

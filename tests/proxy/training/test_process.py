@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 from tests.proxy.fakes import DONE, USAGE, FakeReplica, chat, delta, running, stream
 from tests.proxy.followed import regions
-from tests.proxy.served import Served, gorgo, served
+from tests.proxy.served import TOKEN, Served, gorgo, served
 from tests.proxy.training.bench import eventually
 
 CHAT = "/v1/chat/completions"
@@ -23,6 +24,18 @@ async def requests(proxy: Served, count: int) -> None:
     for number in range(count):
         content = chat(stream=True, messages=[{"role": "user", "content": "x" * (100 + 37 * number)}])
         assert (await proxy.client.post(CHAT, content=content)).status_code == 200
+
+
+async def command(proxy: Served, *words: str) -> str:
+    """Return the last line of a command about this proxy."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gorgo", *words),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "GORGO_ADMIN_TOKEN": TOKEN, "GORGO_ADMIN_URL": proxy.admin_url},
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return output.decode().splitlines()[-1]
 
 
 async def shown(proxy: Served) -> Any:
@@ -71,6 +84,8 @@ async def test_a_model_outlives_its_process_and_the_proxy_and_routing_goes_on_wi
             assert f"gorgo_model_version {float(last['model']['version'])}" in metrics
             assert 'gorgo_fallbacks_total{rule="cold_start"}' in metrics
             assert 'gorgo_model_error_ratio_count{target="ttft"}' in metrics
+            line = await command(proxy, "status")
+            assert line.startswith(f"lodestar learned: model {last['model']['version']} (mlp) of "), line
             proxy.process.kill()
             await eventually(lambda: not Path(f"/proc/{last['training']['pid']}").exists())
         async with served(tmp_path, *options) as proxy:
