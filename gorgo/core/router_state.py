@@ -18,7 +18,7 @@ from gorgo.core.policy.shadow import required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prompt.token_ratio import BytesPerToken
 from gorgo.core.quotas import QuotaExceeded
-from gorgo.core.training.learner import Learner
+from gorgo.core.training.learner import Learner, find_learner
 from gorgo.core.training.model import Model
 from gorgo.core.training.outcomes import OutcomeRing
 from gorgo.core.training.recorder import OutcomeRecorder
@@ -76,6 +76,11 @@ class RouterState:
         self.set_weights(weights, now=now)
         self.index.bounded = bounded
         self._admission.needs_drain = True
+
+    def validate_policy(self, policy: Policy) -> None:
+        """Raise `ConfigError` if `policy` cannot route beside the shadow policy in force."""
+        required_index(policy, self.shadow)
+        find_learner(policy, self.shadow)
 
     def set_shadow(self, policy: Policy | None, *, now: float) -> None:
         """Score decisions by another shadow policy, or by none. Raises as the constructor does."""

@@ -13,7 +13,6 @@ from functools import partial
 from gorgo.config.model import Config
 from gorgo.config.registered import RegisteredReplicas
 from gorgo.core.policy.interface import Policy
-from gorgo.core.policy.shadow import required_index
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
 from gorgo.errors import VersionConflict, WeightsFrozen
@@ -197,7 +196,7 @@ class ControlService:
         return PlannedChange(state, lambda: self._set(after, change))
 
     def _switched(self, policy: Policy, values: Mapping[str, float], change: ChangeRequest) -> PlannedChange:
-        required_index(policy, self._router.shadow)
+        self._router.validate_policy(policy)
         version = self._router.weights.version + 1
         after = Weights.of(policy.weight_specs, values, version=version, allow_out_of_range=change.allow_out_of_range)
         state = replace(self._in_force(), policy=policy.name, weights=dict(after), version=version)

@@ -14,7 +14,7 @@ from gorgo.errors import StateError, WeightsError
 from gorgo.proxy.control.state_file import PersistedState, StateFile
 from gorgo.proxy.control.transactions import ChangeRequest
 from tests.proxy.conftest import QUIET, Running, Start, config_for, until
-from tests.proxy.fakes import DONE, chat, delta, stream
+from tests.proxy.fakes import DONE, answer, chat, delta, stream
 from tests.proxy.followed import follow, regions
 from tests.proxy.test_requests import checked
 
@@ -350,3 +350,16 @@ async def test_another_policy_s_weights_are_within_its_box_unless_said(start: St
         await control.set_policy("gorgo", {"w_queue": 0.0}, ChangeRequest())
     await control.set_policy("gorgo", {"w_queue": 0.0}, ChangeRequest(allow_out_of_range=True))
     assert control.history[-1].weights["w_queue"] == 0.0
+
+
+async def test_a_second_policy_that_learns_is_refused_and_nothing_is_written(start: Start, tmp_path: Path) -> None:
+    proxy = replace(QUIET, policy="random", shadow_policy="gorgo-residual")
+    replica = await start.replica(answer(200))
+    file = StateFile(tmp_path / "state.json")
+    fleet = await start.proxy(config_for([replica], proxy), [replica], state_file=file)
+    refused = await fleet.admin.put("/admin/policy", json={"policy": "gorgo-residual"})
+    assert refused.status_code == 400
+    assert "a router trains one model" in refused.json()["error"]["message"]
+    persisted = file.read()
+    assert persisted is not None
+    assert (fleet.state.router.policy.name, persisted.policy) == ("random", "random")
