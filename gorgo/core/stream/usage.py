@@ -198,11 +198,11 @@ def _object_at(data: bytes, start: int) -> object:
 
 def _usage(fields: object) -> Usage | None:
     """Counts of a usage object in any dialect; `None` if it has none."""
-    if not isinstance(fields, Mapping):
+    if not isinstance(fields, dict):
         return None
     prompt = _count(fields, "prompt_tokens", "input_tokens")
     details = fields.get("prompt_tokens_details") or fields.get("input_tokens_details")
-    cached = _count(details, "cached_tokens") if isinstance(details, Mapping) else None
+    cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
     if cached is None:
         cached = _count(fields, "cached_tokens")
     if "cache_read_input_tokens" in fields:
