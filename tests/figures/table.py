@@ -24,6 +24,8 @@ from tests.figures.marked import Cell, Table, View
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
 from tests.figures.stored import read_stored
+from tests.figures.tuning_fleets import COMMAND as FLEETS_COMMAND
+from tests.figures.tuning_fleets import tuning_fleets
 
 #: Mooncake's conversation trace, as `gorgo datasets fetch mooncake-conversation` leaves it, packed.
 CONVERSATION = "conversation_trace.jsonl.gz"
@@ -389,6 +391,7 @@ FIGURES: Mapping[str, Figure] = {
     "engines": Figure([f"{ENGINES} > /dev/null; cat runs/engines/claims.md"], engines),
     "fleet": Figure(["python -m gorgo.apps.fleet_fit --jobs 1 tables --seeds 3 --json"], _fleet),
     "tuning": Figure([f"{_TUNING} > /dev/null; cat runs/tuning/tuning-table.json"], _tuning),
+    "tuning-fleets": Figure([FLEETS_COMMAND], tuning_fleets),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
     "chaos": Figure(["python -m tests.chaos --short --seed 2026"], _printed),
@@ -427,6 +430,6 @@ NOT_STORED: Mapping[str, str] = {
     "soak": "needs two cores to itself for six minutes",
     "chaos-long": "nine minutes of live processes for each schedule",
     "tuner-chance": "no command makes these campaigns",
-    "tuning-fleets": "hours of traffic on seven fleets and a grid on each take a core for an hour",
+    "tuning-further": "hours of traffic on seven fleets and a grid on each take a core for an hour",
     "tuning-ten": "ten seeds of `make tuning-table` take two cores for more than an hour",
 }

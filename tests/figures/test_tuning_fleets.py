@@ -1,0 +1,49 @@
+"""The view of the tuner's fleets: a row per fleet, each number held against the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.figures.marked import problems
+from tests.figures.table import FIGURES
+from tests.figures.tuning_fleets import COMMAND, tuning_fleets
+
+PAGE = """\
+<!-- figures: tuning-fleets -->
+| fleet, traffic | policy | tuned live, p95 TTFT | tuned live, p95 E2E | meanwhile, p95 E2E | accepted after |
+|---|---|---|---|---|---|
+| small, chat | `gorgo` | 0.25 [0.20, 0.31] | 0.93 | 0.90 | 1.0 h, 2.0 h |
+<!-- /figures -->
+"""
+
+
+def statement(text: str, value: float, note: str = "", low: float | None = None, high: float | None = None) -> Any:
+    return {"text": text, "value": value, "low": low, "high": high, "note": note, "met": value < 0.9 or None}
+
+
+def results() -> list[Any]:
+    of, meanwhile = "small, chat, time scale 3: gorgo", "first accepted after 1.0 h, 2.0 h"
+    return [
+        [
+            statement(f"{of}, tuned live / defaults, p95 TTFT", 0.251, "w_rtt 4", 0.203, 0.312),
+            statement(f"{of}, tuned live / defaults, p95 E2E", 0.93),
+            statement(f"{of}, while it was tuned / defaults, p95 TTFT", 0.601, meanwhile),
+            statement(f"{of}, while it was tuned / defaults, p95 E2E", 0.9, meanwhile),
+        ]
+    ]
+
+
+def test_the_page_shows_what_is_stored_and_another_number_is_a_problem() -> None:
+    view = tuning_fleets(results())
+    assert problems(PAGE, view) == []
+    for shown, other in (("0.25 [", "0.26 ["), ("2.0 h", "3.0 h"), ("0.31]", "0.32]"), ("0.93", "0.94")):
+        assert problems(PAGE.replace(shown, other), view) != [], shown
+    assert (view.values["fleets"], view.values["passed"]) == (1, 2)
+    assert FIGURES["tuning-fleets"].commands == [COMMAND]
+
+
+def test_another_statement_is_an_error_that_quotes_it() -> None:
+    with pytest.raises(ValueError, match="'else' is no statement"):
+        tuning_fleets([[*results()[0], statement("else", 1.0)]])

@@ -1,0 +1,46 @@
+"""The view of `python -m tuner.experiments --only fleets`: a row per fleet on which the defaults are wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tests.figures.marked import Cell, Table, View
+
+SEEDS = 2
+COMMAND = (
+    f"python -m tuner.experiments --out runs/fleets --seeds {SEEDS} --only fleets --jobs 1 > /dev/null; "
+    "cat runs/fleets/tuning-table.json"
+)
+#: Columns by the words of a statement.
+_SETS = {"tuned live": "tuned live", "while it was tuned": "meanwhile"}
+_STATEMENT = re.compile(rf"(.*), time scale [\d.]+: (\S+), ({'|'.join(_SETS)}) / defaults, p95 (TTFT|E2E)")
+
+
+def tuning_fleets(results: Sequence[Any]) -> View:
+    """Return a row per fleet and traffic: p95 over the defaults', and when weights were first accepted."""
+    (statements,) = results
+    rows: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for one in statements:
+        traffic, policy, words, figure = _words(one["text"])
+        cells = rows.setdefault((traffic, f"`{policy}`"), {})
+        column = f"{_SETS[words]}, p95 {figure}"
+        if words == "while it was tuned":
+            cells[column] = one["value"]
+            cells["accepted after"] = one["note"].removeprefix("first accepted after ")
+        else:
+            cells[column] = [one[name] for name in ("value", "low", "high") if one[name] is not None]
+    judged = [one["met"] for one in statements if one["met"] is not None]
+    counts = {"fleets": len(rows), "statements": len(judged), "passed": sum(judged), "seeds": SEEDS}
+    return View(
+        tables=[Table(labels=("fleet, traffic", "policy"), rows=rows)],
+        values={name: float(count) for name, count in counts.items()} | {"target": 0.9, "no worse": 1.01},
+    )
+
+
+def _words(text: str) -> Sequence[str]:
+    found = _STATEMENT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no statement of the form {_STATEMENT.pattern!r}")
+    return found.groups()
