@@ -34,6 +34,7 @@ _BUILT_IN = (
     "prefix_threshold:PrefixThreshold",
     "load_prefix:LoadPrefix",
     "mooncake:Mooncake",
+    "sticky.sticky_least_loaded:StickyLeastLoaded",
     "learned.lodestar:Lodestar",
     "learned.predicted_latency:PredictedLatency",
     "learned.gorgo_residual:GorgoResidual",

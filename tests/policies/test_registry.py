@@ -38,7 +38,7 @@ def test_every_file_of_a_policy_is_registered() -> None:
     """A file without its line in the registry would be no policy, and no contract would test it."""
     folder = Path(gorgo.policies.__file__).parent
     modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "base", "registry"}
-    modules |= {path.stem for path in (folder / "learned").glob("*.py") if "name: ClassVar[str]" in path.read_text()}
+    modules |= {path.stem for path in folder.glob("*/*.py") if "name: ClassVar[str]" in path.read_text()}
     assert {kind.__module__.rpartition(".")[2] for kind in POLICIES.values()} == modules
 
 

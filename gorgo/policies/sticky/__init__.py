@@ -1,0 +1,1 @@
+"""Policies that send a prompt where its beginning was served before."""
