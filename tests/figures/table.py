@@ -422,7 +422,6 @@ NOT_STORED: Mapping[str, str] = {
     "calibrate": "needs vLLM's CPU build and a processor of its own for each engine",
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",
     "parity": "live processes in wall time: needs two cores to itself",
-    "engines-three": "three of the eight shapes, from a run that was interrupted",
     "found-share": "one of its policies exists in no release: it ignores the learned share",
     "rank": "live processes in wall time: needs two cores to itself",
     "overload-made": "no command makes these loads",
