@@ -23,7 +23,7 @@ GROUPS = {
     "shift": "--seeds 1 --scale 0.5",
 }
 #: Measured later, at another commit.
-LATER = {"shadows": "--seeds 1", "scenarios": "--seeds 1 --scale 0.5", "tau": "--seeds 1 --scale 0.5"}
+LATER = {"shadows": "--seeds 1"}
 
 
 def commands(groups: Mapping[str, str]) -> list[str]:
