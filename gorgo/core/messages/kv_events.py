@@ -1,0 +1,97 @@
+"""Events of engines' KV caches: which blocks a cache has stored and removed, free of any wire format.
+
+See `gorgo.engines.kv_events` for the decoder and `gorgo.core.prefix.kv_index` for the index that applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class KvTier(IntEnum):
+    """Memory that a block is in; tiers slower than CPU memory are not indexed."""
+
+    GPU = 0
+    CPU = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Consecutive blocks that are cached now.
+
+    Parameters
+    ----------
+    hashes:
+        The engine's own hashes, as unsigned 64-bit integers. They identify blocks of that engine and nothing else.
+    parent:
+        The engine's hash of the block before the first one; `None` at the start of a prompt.
+    tokens:
+        Token ids of all blocks, as `core.prefix.kv_chain.token_bytes` packs them; empty if the engine sent none.
+    block_tokens:
+        Tokens per block; `None` if the engine sent no tokens.
+    tier:
+        Memory of the blocks; `None` for one that is not indexed.
+    group:
+        KV cache group of a hybrid model: blocks of several groups have one hash.
+    adapter, cache_salt:
+        What separates prompts of equal tokens, at the start of a prompt.
+    extra:
+        Other content of a block beside its tokens (images), by the block's place in `hashes`.
+    """
+
+    hashes: tuple[int, ...]
+    parent: int | None
+    tokens: bytes
+    block_tokens: int | None
+    tier: KvTier | None
+    group: int = 0
+    adapter: str | None = None
+    cache_salt: str | None = None
+    extra: Mapping[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks that a tier evicted, one entry for each of several copies."""
+
+    hashes: tuple[int, ...]
+    tier: KvTier | None
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """An empty cache: a flush, or an engine that has started."""
+
+
+KvEvent = BlocksStored | BlocksRemoved | CacheCleared
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventBatch:
+    """The events of one message.
+
+    Parameters
+    ----------
+    sent_s:
+        The engine's time of the message, s since 1970; `None` if unreadable.
+    rank:
+        Data-parallel rank of the cache; 0 if there is one alone.
+    events:
+        In the engine's order.
+    skipped:
+        Events of kinds that the index has no use for.
+    rejected:
+        Events that could not be decoded.
+    error:
+        The first reason of a rejection.
+    """
+
+    sent_s: float | None
+    rank: int
+    events: tuple[KvEvent, ...]
+    skipped: int = 0
+    rejected: int = 0
+    error: str | None = None

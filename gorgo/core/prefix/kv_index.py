@@ -1,0 +1,259 @@
+"""The event index: which replica reports which blocks as cached, for one model and block size.
+
+Owns the reports and their bound. See `kv_source` for one cache, `kv_chain` for the hashes, `index` for the estimate
+from requests alone.
+
+Theory of operation. Each block of an event gets an own hash, chained from the tokens and the own hash of the parent,
+and each own hash has a bit mask over slots. An engine's hash only finds the own hash again, for children and removals.
+Engines may evict a block whose children stay, so there is no tree: a match reads the masks block by block until no
+replica is left.
+
+The bound is per replica. An engine announces each eviction, so its entries are bounded by its caches, and the bound
+matters only for lost removals and broken engines; those cost no other replica its blocks. It removes the blocks stored
+first, a share at a time: deleting a dict's first keys one by one takes quadratic time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEventBatch, KvTier
+from gorgo.core.prefix.kv_chain import TOKEN_BYTES, chain_root, next_hash
+from gorgo.core.prefix.kv_source import KvSource, TierBlocks
+from gorgo.core.prefix.slots import set_bits, slots_of
+
+#: Value of a block in CPU memory, which is copied before its use; 1 on the GPU.
+CPU_WEIGHT = 0.8
+#: Most caches of a replica: 64 data-parallel ranks, each with two tiers of four KV cache groups. Ranks and groups come
+#: from the wire.
+MAX_SOURCES = 512
+#: Share of its bound that a full replica gives up at once.
+_EVICTED_SHARE = 1 / 16
+
+
+@dataclass(slots=True)
+class KvEventStats:
+    """Blocks of events since the start, by what became of them.
+
+    `unknown_parents` and `without_tokens` could not be hashed; `unknown_removals` were not in the index.
+    `other_block_sizes`, `other_tiers` and `excess_sources` are not indexed. `evicted` exceeded the bound.
+    """
+
+    stored: int = 0
+    removed: int = 0
+    unknown_parents: int = 0
+    without_tokens: int = 0
+    unknown_removals: int = 0
+    other_block_sizes: int = 0
+    other_tiers: int = 0
+    excess_sources: int = 0
+    evicted: int = 0
+
+
+class KvEventIndex:
+    """Blocks reported as cached, per replica.
+
+    Parameters
+    ----------
+    block_tokens:
+        Tokens per block; blocks of another size are counted and left out.
+    max_blocks_per_replica:
+        Bound on memory: blocks of one replica, each of its caches counted.
+
+    Example
+    -------
+    >>> from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
+    >>> index = KvEventIndex(block_tokens=2, max_blocks_per_replica=1000)
+    >>> prompt = token_bytes([1, 2, 3, 4])
+    >>> stored = BlocksStored(hashes=(7, 8), parent=None, tokens=prompt, block_tokens=2, tier=KvTier.GPU)
+    >>> index.apply(1, KvEventBatch(sent_s=None, rank=0, events=(stored,)))
+    >>> index.match(chain_hashes(prompt, block_tokens=2), 2)
+    array([0., 4.])
+    """
+
+    def __init__(self, *, block_tokens: int, max_blocks_per_replica: int) -> None:
+        self.block_tokens = block_tokens
+        self.max_blocks_per_replica = max_blocks_per_replica
+        self.stats = KvEventStats()
+        self._tiers = {tier: TierBlocks() for tier in KvTier}
+        #: Caches of each slot by rank, tier and group; none of them is empty.
+        self._sources: dict[int, dict[tuple[int, KvTier, int], KvSource]] = {}
+        self._blocks: Counter[int] = Counter()
+
+    def apply(self, slot: int, batch: KvEventBatch) -> None:
+        """Apply the events of a replica's message, in their order."""
+        for event in batch.events:
+            match event:
+                case BlocksStored():
+                    self._store(slot, batch.rank, event)
+                case BlocksRemoved():
+                    self._remove(slot, batch.rank, event)
+                case CacheCleared():
+                    self.clear_replica(slot, rank=batch.rank)
+
+    def clear_replica(self, slot: int, *, rank: int | None = None) -> None:
+        """Remove all blocks of a replica, or those of one rank."""
+        sources = self._sources.get(slot, {})
+        for key, source in list(sources.items()):
+            if rank is None or source.rank == rank:
+                self._blocks[slot] -= source.drop_oldest(len(source.own))
+                del sources[key]
+        self._drop_empty(slot)
+
+    def blocks(self, slot: int) -> int:
+        """Return the blocks of a replica, each of its caches counted."""
+        return self._blocks[slot]
+
+    def match(self, hashes: Sequence[int], n_slots: int) -> NDArray[np.float64]:
+        """Return the leading blocks of a prompt on each of the first `n_slots` slots, in tokens weighed by tier."""
+        tokens = np.zeros(n_slots)
+        gpu, cpu = self._tiers[KvTier.GPU].masks, self._tiers[KvTier.CPU].masks
+        remaining = (1 << n_slots) - 1
+        slower, slower_since = 0, 0
+        penalties = np.zeros(n_slots)
+        depth = 0
+        for own in hashes:
+            fast = gpu.get(own, 0) & remaining
+            found = fast | (cpu.get(own, 0) & remaining) if cpu else fast
+            if found != remaining:
+                set_bits(tokens, remaining ^ found, depth)
+                remaining = found
+            if found ^ fast != slower:
+                _add_bits(penalties, slower, depth - slower_since)
+                slower, slower_since = found ^ fast, depth
+            if not remaining:
+                break
+            depth += 1
+        set_bits(tokens, remaining, depth)
+        _add_bits(penalties, slower, depth - slower_since)
+        return (tokens - penalties * (1 - CPU_WEIGHT)) * self.block_tokens
+
+    def check(self) -> None:
+        """Assert every invariant; visits every block."""
+        counts = {tier: Counter[tuple[int, int]]() for tier in KvTier}
+        for slot, sources in self._sources.items():
+            assert 0 < len(sources) <= MAX_SOURCES
+            assert self._blocks[slot] == sum(len(source.own) for source in sources.values())
+            assert self._blocks[slot] <= self.max_blocks_per_replica
+            for (rank, tier, group), source in sources.items():
+                assert (source.bit, source.rank, source.tier, source.group) == (1 << slot, rank, tier, group)
+                assert source.own, "a cache without blocks is removed"
+                assert source.copies.keys() <= source.own.keys()
+                assert all(copies > 0 for copies in source.copies.values())
+                counts[tier].update((own, source.bit) for own in source.owned())
+        assert self._blocks.keys() == self._sources.keys()
+        for tier, blocks in self._tiers.items():
+            expected: Counter[int] = Counter()
+            for own, bit in counts[tier]:
+                expected[own] |= bit
+            assert blocks.masks == expected, "a bit for each replica with the block, and no other"
+            assert blocks.more == {key: count - 1 for key, count in counts[tier].items() if count > 1}
+
+    # -- helpers
+
+    def _store(self, slot: int, rank: int, event: BlocksStored) -> None:
+        count = len(event.hashes)
+        if event.tier is None:
+            self.stats.other_tiers += count
+        elif event.tokens and event.block_tokens != self.block_tokens:
+            self.stats.other_block_sizes += count
+        elif (source := self._source(slot, rank, event.tier, event.group)) is None:
+            self.stats.excess_sources += count
+        else:
+            stored = self._chained(slot, event) if event.tokens else self._known(slot, event)
+            for engine_hash, own in stored:
+                self.stats.stored += 1
+                self._blocks[slot] += source.store(engine_hash, own)
+                if self._blocks[slot] > self.max_blocks_per_replica:
+                    self._evict_oldest(slot)
+            if not source.own:
+                self._drop_empty(slot)
+
+    def _chained(self, slot: int, event: BlocksStored) -> Iterable[tuple[int, int]]:
+        """Return the blocks of an event with the engine's and the own hash; none after an unknown parent."""
+        if event.parent is None:
+            own = chain_root(event.adapter, event.cache_salt)
+        else:
+            known = self._own_hash(slot, event.parent)
+            if known is None:
+                self.stats.unknown_parents += len(event.hashes)
+                return []
+            own = known
+        size = self.block_tokens * TOKEN_BYTES
+        blocks = []
+        for place, engine_hash in enumerate(event.hashes):
+            tokens = event.tokens[place * size : (place + 1) * size]
+            own = next_hash(own, tokens, event.extra.get(place, b""))
+            blocks.append((engine_hash, own))
+        return blocks
+
+    def _known(self, slot: int, event: BlocksStored) -> Iterator[tuple[int, int]]:
+        """Yield the blocks of an event without tokens that another cache of the replica has."""
+        for engine_hash in event.hashes:
+            own = self._own_hash(slot, engine_hash)
+            if own is None:
+                self.stats.without_tokens += 1
+            else:
+                yield engine_hash, own
+
+    def _own_hash(self, slot: int, engine_hash: int) -> int | None:
+        for source in self._sources[slot].values():
+            own = source.own.get(engine_hash)
+            if own is not None:
+                return own
+        return None
+
+    def _remove(self, slot: int, rank: int, event: BlocksRemoved) -> None:
+        if event.tier is None:
+            self.stats.other_tiers += len(event.hashes)
+            return
+        source = self._sources.get(slot, {}).get((rank, event.tier, event.group))
+        if source is None:
+            self.stats.unknown_removals += len(event.hashes)
+            return
+        for engine_hash in event.hashes:
+            removed = source.evict(engine_hash)
+            if removed is None:
+                self.stats.unknown_removals += 1
+            else:
+                self.stats.removed += 1
+                self._blocks[slot] -= removed
+        if not source.own:
+            self._drop_empty(slot)
+
+    def _source(self, slot: int, rank: int, tier: KvTier, group: int) -> KvSource | None:
+        """Return a cache of the replica, made if missing; `None` beyond the bound."""
+        sources = self._sources.setdefault(slot, {})
+        source = sources.get((rank, tier, group))
+        if source is None and len(sources) < MAX_SOURCES:
+            source = KvSource(1 << slot, rank, tier, group, self._tiers[tier])
+            sources[rank, tier, group] = source
+        return source
+
+    def _evict_oldest(self, slot: int) -> None:
+        largest = max(self._sources[slot].values(), key=lambda source: len(source.own))
+        excess = max(1, int(self.max_blocks_per_replica * _EVICTED_SHARE))
+        evicted = largest.drop_oldest(min(excess, len(largest.own)))
+        self.stats.evicted += evicted
+        self._blocks[slot] -= evicted
+        if not largest.own and len(self._sources[slot]) > 1:
+            del self._sources[slot][largest.rank, largest.tier, largest.group]
+
+    def _drop_empty(self, slot: int) -> None:
+        """Remove caches without blocks, and a replica without caches."""
+        sources = self._sources.get(slot, {})
+        for key in [key for key, source in sources.items() if not source.own]:
+            del sources[key]
+        if not sources:
+            self._sources.pop(slot, None)
+            self._blocks.pop(slot, None)
+
+
+def _add_bits(totals: NDArray[np.float64], mask: int, number: int) -> None:
+    if mask and number:
+        totals[slots_of(mask)] += number
