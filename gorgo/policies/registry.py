@@ -35,6 +35,7 @@ _BUILT_IN = (
     "load_prefix:LoadPrefix",
     "mooncake:Mooncake",
     "sticky.sticky_least_loaded:StickyLeastLoaded",
+    "sticky.multi_depth:MultiDepth",
     "learned.lodestar:Lodestar",
     "learned.predicted_latency:PredictedLatency",
     "learned.gorgo_residual:GorgoResidual",

@@ -20,6 +20,7 @@ from gorgo.policies.gorgo_ms import GorgoMs
 from gorgo.policies.learned.base import LearnedPolicy
 from gorgo.policies.prefix_threshold import PrefixThreshold
 from gorgo.policies.registry import make_policy, policy_names
+from gorgo.policies.sticky.multi_depth import MultiDepth
 from tests.policies.table import request, table
 
 NOW = 100.0
@@ -59,11 +60,12 @@ def answer(choice: Choice) -> tuple[object, ...]:
     return choice.row, choice.fallback, choice.predicted_ttft_s, terms
 
 
-#: Those of a learned policy take effect with a model: `learned/test_weights.py`.
+#: Those of a learned policy take effect with a model (`learned/test_weights.py`), those of `multi-depth` with routes
+#: (`sticky/test_multi_depth.py`).
 WEIGHTED = [
     name
     for name in policy_names()
-    if make_policy(name).weight_specs and not isinstance(make_policy(name), LearnedPolicy)
+    if make_policy(name).weight_specs and not isinstance(make_policy(name), LearnedPolicy | MultiDepth)
 ]
 
 

@@ -179,6 +179,7 @@ class Dispatcher:
         )
         attempt = self._reserve(state, replica, decision, network, now)
         attempt.recorded = evaluation.recorded
+        attempt.learn = evaluation.choice.learn
         return Dispatch(
             request.request_id,
             attempt.attempt_id,

@@ -6,6 +6,7 @@ attempt holds its `Replica`, not a slot: the slot may belong to another replica 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -70,6 +71,8 @@ class Attempt:
     outcomes: OutcomeRing | None = None
     #: The candidates at the decision, for the log of outcomes.
     recorded: NDArray[np.float32] | None = None
+    #: Called with the time of its completion, where its policy learns from answers.
+    learn: Callable[[float], None] | None = None
 
     @property
     def uncached_tokens(self) -> int:

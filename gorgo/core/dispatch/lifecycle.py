@@ -103,6 +103,8 @@ class RequestLifecycle:
         if attempt.recorded is not None:
             record_outcome(self._dispatcher.recorder, attempt, outcome, now=now)
         refused = self._refusals.on_result(attempt, outcome, now=now)
+        if attempt.learn is not None and result is COMPLETED and not refused:
+            attempt.learn(now)
         self._update_health(attempt, outcome, now, refused=refused)
         unanswered = outcome.status is None and result is AttemptResult.DEADLINE_EXCEEDED
         if state.closed or (state.open_attempts and (unanswered or refused or not result.final)):

@@ -35,7 +35,8 @@ class Choice:
     `terms` holds one column per named term of the cost, one entry per candidate; `cost` is their sum where the policy
     has a cost. `fallback` says in a word why the primary rule did not decide (`None` when it did). `predict` returns
     the predicted time to first token of any row, where the policy predicts, and `prediction` its parts. `features` is
-    the table that a learned policy evaluated, one row per candidate.
+    the table that a learned policy evaluated, one row per candidate. `learn` is called with the time when an attempt by
+    this choice completes.
     """
 
     row: int
@@ -46,6 +47,7 @@ class Choice:
     predict: Callable[[int], float | None] | None = None
     prediction: Callable[[], Prediction] | None = None
     features: NDArray[np.float32] | None = None
+    learn: Callable[[float], None] | None = None
 
 
 def argmin_tiebreak(cost: NDArray[np.float64], in_flight: NDArray[np.float64], rng: np.random.Generator) -> int:

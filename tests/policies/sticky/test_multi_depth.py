@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytest
+
+from gorgo.core.messages.request import Outcome, RouteRequest
+from gorgo.core.policy.candidates import Candidates
+from gorgo.core.policy.choice import Choice
+from gorgo.core.policy.weights import Weights, WeightSpec
+from gorgo.core.router import Router
+from gorgo.policies.base import rendezvous_scores
+from gorgo.policies.sticky.multi_depth import MultiDepth
+from gorgo.policies.sticky.placement import jump_hash
+from gorgo.policies.sticky.routes import Origin
+from tests.core.routers import (
+    BROKEN,
+    COMPLETED,
+    FAILED,
+    REFUSED,
+    a_request,
+    blocks_of,
+    dispatched,
+    finished,
+    make_router,
+    submitted,
+)
+from tests.policies.table import choose, table
+
+NAMES = ("replica-0", "replica-1", "replica-2", "replica-3")
+
+
+def prompt(*words: int, name: str = "r", model: str | None = None) -> RouteRequest:
+    return a_request(name, prompt_tokens=64 * len(words), blocks=blocks_of(*words), model=model)
+
+
+def route(policy: MultiDepth, asked: RouteRequest, replica: int) -> None:
+    """Let a replica answer: the only candidate of the decision."""
+    choice = choose(policy, table(1, slots=[replica], names=[NAMES[replica]]), asked=asked)
+    assert choice.learn is not None
+    choice.learn(0.0)
+
+
+def taught(replica: int, *words: int) -> MultiDepth:
+    policy = MultiDepth()
+    route(policy, prompt(*words), replica)
+    return policy
+
+
+def four(*, now: float = 0.0, in_flight_requests: Sequence[float] = (0.0, 0.0, 0.0, 0.0)) -> Candidates:
+    candidates = table(4, names=NAMES, in_flight_requests=in_flight_requests)
+    candidates.now = now
+    return candidates
+
+
+def rows(policy: MultiDepth, prompts: Iterable[RouteRequest], *, miss: float = 0.0, depths: float = 1.0) -> list[int]:
+    return [choose(policy, four(), asked=each, miss=miss, depths=depths).row for each in prompts]
+
+
+def key_of(asked: RouteRequest) -> int:
+    return int.from_bytes(asked.blocks[8:16], "little")
+
+
+# -- match
+
+
+@pytest.mark.parametrize("replica", range(4))
+def test_a_prompt_that_continues_an_answered_one_goes_to_its_replica(replica: int) -> None:
+    choice = choose(taught(replica, 1, 2, 3, 4), four(), asked=prompt(1, 2, 3, 4, 5, 6))
+    assert (choice.row, choice.fallback) == (replica, None)
+    assert choice.terms["route_tokens"].tolist() == [256.0 * (row == replica) for row in range(4)]
+
+
+@pytest.mark.parametrize("replica", range(4))
+def test_a_prompt_that_shares_only_the_beginning_finds_the_shallow_route(replica: int) -> None:
+    choice = choose(taught(replica, 1, 2, 3, 4), four(), asked=prompt(1, 2, 9, 9))
+    assert (choice.row, choice.fallback) == (replica, None)
+    assert choice.terms["route_tokens"].max() == 128.0
+
+
+def test_the_longest_match_wins_over_a_newer_shallow_one() -> None:
+    policy = taught(0, 1, 2, 3, 4)
+    route(policy, prompt(1, 2, 8, 8), 3)
+    assert rows(policy, [prompt(1, 2, 3, 4), prompt(1, 2, 8, 8), prompt(1, 2, 7, 7)]) == [0, 3, 3]
+
+
+def test_a_single_depth_knows_the_first_128_tokens_alone() -> None:
+    policy = MultiDepth()
+    for asked, replica in ((prompt(1, 2, 3, 4), 0), (prompt(1, 2, 8, 8), 3)):
+        choice = choose(policy, table(1, names=[NAMES[replica]]), asked=asked, depths=0.0)
+        assert choice.learn is not None
+        choice.learn(0.0)
+    assert len(policy.routes) == 1
+    assert rows(policy, [prompt(1, 2, 3, 4)], depths=0.0) == [3]
+
+
+def test_a_route_to_a_replica_that_is_no_candidate_gives_way_to_a_shallower_one() -> None:
+    policy = taught(1, 1, 2)
+    policy.routes.set_route((None, prompt(1, 2, 3, 4).blocks[-8:]), "replica-9", Origin.LOCAL, now=0.0)
+    choice = choose(policy, four(), asked=prompt(1, 2, 3, 4))
+    assert (choice.row, choice.terms["route_tokens"].max()) == (1, 128.0)
+
+
+def test_models_have_routes_of_their_own() -> None:
+    policy = MultiDepth()
+    route(policy, prompt(1, 2, model="m"), 2)
+    assert choose(policy, four(), asked=prompt(1, 2, model="m")).fallback is None
+    assert choose(policy, four(), asked=prompt(1, 2, model="n")).fallback == "no_match"
+
+
+def test_a_route_ends_an_hour_after_its_last_use() -> None:
+    policy = taught(1, 1, 2)
+    fallbacks = [choose(policy, four(now=now), asked=prompt(1, 2)).fallback for now in (3600.0, 7200.0, 10800.1)]
+    assert fallbacks == [None, None, "no_match"]
+
+
+def test_a_prompt_below_128_tokens_has_no_route_and_goes_by_its_hash() -> None:
+    policy = MultiDepth()
+    choice = choose(policy, four(), asked=prompt(1))
+    assert (choice.learn, choice.fallback) == (None, "no_match")
+    assert choice.row == int(rendezvous_scores(four().salt, 1).argmax())
+
+
+# -- miss
+
+
+PROMPTS = [prompt(number, 0, 5) for number in range(60)]
+
+
+def test_without_a_route_the_bounded_load_hash_of_the_first_128_tokens_decides() -> None:
+    by_hash = [int(rendezvous_scores(four().salt, key_of(each)).argmax()) for each in PROMPTS]
+    assert rows(MultiDepth(), PROMPTS) == rows(MultiDepth(), PROMPTS, miss=1.0) == by_hash
+    assert set(by_hash) == {0, 1, 2, 3}
+
+
+def test_a_larger_load_factor_lets_a_fuller_replica_serve() -> None:
+    asked = PROMPTS[0]
+    home = choose(MultiDepth(), four(), asked=asked).row
+    busy = four(in_flight_requests=[2.0 * (row == home) + 1.0 for row in range(4)])
+    assert choose(MultiDepth(), busy, asked=asked).row != home
+    assert choose(MultiDepth(), busy, asked=asked, load_factor=2.0).row == home
+
+
+def test_two_choices_go_to_the_second_beyond_the_bias() -> None:
+    asked = PROMPTS[0]
+    second, home = np.argsort(rendezvous_scores(four().salt, key_of(asked)))[-2:].tolist()
+    busy = four(in_flight_requests=[3.0 * (row == home) for row in range(4)])
+    found = [choose(MultiDepth(), busy, asked=asked, miss=1.0, override=0.0, bias=bias).row for bias in (2.0, 3.0)]
+    assert found == [second, home]
+
+
+def test_jump_and_modular_hash_do_not_read_the_load_without_the_override() -> None:
+    busy = four(in_flight_requests=[50.0, 0.0, 60.0, 9.0])
+    jump, modular = (
+        [choose(MultiDepth(), busy, asked=each, miss=miss, override=0.0).row for each in PROMPTS] for miss in (2.0, 3.0)
+    )
+    assert jump == [jump_hash(key_of(each), 4) for each in PROMPTS]
+    assert modular == [key_of(each) % 4 for each in PROMPTS]
+
+
+# -- override
+
+
+@pytest.mark.parametrize(("load", "row", "fallback"), [(8.0, 1, None), (9.0, 0, "overloaded")])
+def test_above_twice_the_median_and_two_the_least_loaded_serves(load: float, row: int, fallback: str | None) -> None:
+    candidates = four(in_flight_requests=[1.0, load, 3.0, 3.0])
+    choice = choose(taught(1, 1, 2), candidates, asked=prompt(1, 2))
+    assert (choice.row, choice.fallback) == (row, fallback)
+
+
+def test_the_override_holds_for_a_hash_too_and_can_be_off() -> None:
+    asked = PROMPTS[0]
+    home = key_of(asked) % 4
+    busy = four(in_flight_requests=[30.0 * (row == home) for row in range(4)])
+    diverted = choose(MultiDepth(), busy, asked=asked, miss=3.0)
+    assert diverted.row != home
+    assert diverted.fallback == "overloaded"
+    assert choose(MultiDepth(), busy, asked=asked, miss=3.0, override=0.0).row == home
+
+
+def test_a_lone_replica_is_never_diverted_from() -> None:
+    candidates = table(1, names=NAMES[1:2], in_flight_requests=[90.0])
+    assert choose(taught(1, 1, 2), candidates, asked=prompt(1, 2)).fallback is None
+
+
+def test_a_diversion_leaves_the_route_with_the_replica_first_chosen() -> None:
+    policy = taught(1, 1, 2)
+    diverted: Choice = choose(policy, four(in_flight_requests=[1.0, 90.0, 3.0, 3.0]), asked=prompt(1, 2, 3, 4))
+    assert diverted.row == 0
+    assert diverted.learn is not None
+    diverted.learn(1.0)
+    again = choose(policy, four(), asked=prompt(1, 2, 3, 4))
+    assert (again.row, again.terms["route_tokens"].max()) == (1, 256.0)
+
+
+# -- weights
+
+MISSED = next(each for each in PROMPTS if choose(MultiDepth(), four(), asked=each).row != key_of(each) % 4)
+HOME, SECOND = np.argsort(-rendezvous_scores(four().salt, key_of(MISSED)).astype(float))[:2].tolist()
+#: The weights of a decision on a prompt with a route to replica 1, on a deeper one to replica 3, or on one without.
+EFFECTS = {
+    "depths": (prompt(1, 2, 3, 4), {}, [0.0] * 4, (1, 3)),
+    "miss": (MISSED, {}, [0.0] * 4, (HOME, key_of(MISSED) % 4)),
+    "load_factor": (MISSED, {"override": 0.0}, [4.0 * (row == HOME) + 1.0 for row in range(4)], (SECOND, HOME)),
+    "bias": (MISSED, {"override": 0.0, "miss": 1.0}, [4.0 * (row == HOME) for row in range(4)], (SECOND, HOME)),
+    "override": (prompt(1, 2), {}, [1.0, 900.0, 0.0, 1.0], (1, 2)),
+    "margin": (prompt(1, 2), {}, [1.0, 90.0, 0.0, 1.0], (2, 1)),
+}
+
+
+@pytest.mark.parametrize("spec", MultiDepth.weight_specs, ids=lambda spec: spec.name)
+def test_each_weight_takes_effect_at_once_on_routes_that_are_there(spec: WeightSpec) -> None:
+    policy = taught(1, 1, 2)
+    policy.routes.set_route((None, prompt(1, 2, 3, 4).blocks[-8:]), NAMES[3], Origin.LOCAL, now=0.0)
+    asked, others, load, (at_low, at_high) = EFFECTS[spec.name]
+    found = []
+    for value in (spec.low, spec.high, spec.low):
+        weights = Weights.of(policy.weight_specs, {**others, spec.name: value})
+        choice = policy.choose(asked, four(in_flight_requests=load), weights, np.random.default_rng(0))
+        found.append(choice.row)
+    assert found == [at_low, at_high, at_low]
+
+
+# -- answers
+
+
+def ended(router: Router, asked: RouteRequest, outcome: Outcome, *, now: float) -> str:
+    dispatch = dispatched(submitted(router, asked, now=now))
+    finished(router, dispatch.attempt_id, outcome, now=now + 1.0)
+    return dispatch.replica
+
+
+@pytest.mark.parametrize(("outcome", "routes"), [(COMPLETED, 2), (BROKEN, 0), (REFUSED, 0)])
+def test_routes_are_learned_from_completed_attempts_alone(outcome: Outcome, routes: int) -> None:
+    router = make_router("a", policy="multi-depth")
+    ended(router, prompt(1, 2, 3, 4), outcome, now=0.0)
+    assert isinstance(router.policy, MultiDepth)
+    assert len(router.policy.routes) == routes
+
+
+def test_a_retry_teaches_the_replica_that_answered() -> None:
+    router = make_router("a", "b", "c", policy="multi-depth")
+    first = dispatched(submitted(router, prompt(1, 2, name="first"), now=0.0))
+    second = dispatched(finished(router, first.attempt_id, FAILED, now=1.0))
+    finished(router, second.attempt_id, COMPLETED, now=2.0)
+    again = dispatched(submitted(router, prompt(1, 2, name="again"), now=3.0))
+    assert again.replica == second.replica != first.replica
+    assert again.decision.fallback is None
+
+
+def test_two_routers_given_the_same_requests_decide_the_same() -> None:
+    def replicas() -> list[str]:
+        router = make_router("a", "b", "c", policy="multi-depth")
+        return [
+            ended(router, prompt(number % 7, number % 3, number, name=str(number)), COMPLETED, now=2.0 * number)
+            for number in range(40)
+        ]
+
+    assert replicas() == replicas()
