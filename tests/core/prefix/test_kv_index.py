@@ -74,6 +74,23 @@ def test_a_block_with_two_copies_stays_until_both_are_evicted() -> None:
     assert index.blocks(0) == 0
 
 
+def test_each_copy_is_evicted_once() -> None:
+    index = index_of()
+    apply(index, 0, *[stored(1, 2, 3)] * 4, *[removed(1, 2, 3)] * 3)
+    assert matched(index) == [6, 0]
+    apply(index, 0, removed(1, 2, 3))
+    assert matched(index) == [0, 0]
+
+
+def test_a_hash_of_another_block_replaces_all_copies_of_the_first() -> None:
+    index = index_of()
+    apply(index, 0, *[stored(1, tokens=(8, 9))] * 3, stored(1, tokens=PROMPT[:2]))
+    assert matched(index) == [2, 0]
+    apply(index, 0, removed(1))
+    assert matched(index) == [0, 0]
+    assert index.blocks(0) == 0
+
+
 def test_a_block_in_cpu_memory_counts_less_and_one_in_both_counts_whole() -> None:
     index = index_of()
     apply(index, 0, stored(1, tokens=PROMPT[:2]), stored(1, 2, 3, tier=KvTier.CPU))
@@ -154,6 +171,14 @@ def test_a_full_replica_evicts_its_own_oldest_blocks_alone() -> None:
     assert index.blocks(0) <= 3
     assert index.stats.evicted >= 50
     assert matched(index) == [0, 6]
+
+
+def test_a_full_replica_evicts_from_its_largest_cache() -> None:
+    index = index_of(max_blocks=3)
+    apply(index, 0, *[stored(1, 2, 3)] * 2, rank=0)
+    apply(index, 0, stored(9, tokens=(8, 9)), rank=1)
+    assert index.match(chain_hashes(token_bytes((8, 9)), block_tokens=2), 1).tolist() == [2]
+    assert (index.blocks(0), index.stats.evicted) == (3, 1)
 
 
 def test_ranks_from_the_wire_are_bounded() -> None:
