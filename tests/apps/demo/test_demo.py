@@ -49,6 +49,7 @@ def test_a_demo_with_the_tuner_moves_weights_and_keeps_its_history(tmp_path: Pat
     assert "Traceback" not in (tmp_path / "gorgo" / "tune.log").read_text()
 
 
+@pytest.mark.system  # tests/proxy/training/test_process.py trains in a process of its own
 @pytest.mark.parametrize("policy", ["lodestar", "gorgo-residual"])
 def test_a_policy_that_learns_does_so_within_the_demo(policy: str, tmp_path: Path) -> None:
     words: list[str] = []
@@ -67,7 +68,7 @@ def test_a_trace_that_cannot_be_read_is_told_before_anything_starts(tmp_path: Pa
         run_demo(DemoOptions(trace=tmp_path / "nowhere.jsonl"))
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("by", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.system), signal.SIGKILL])
 def test_a_demo_that_is_ended_in_the_middle_ends_its_processes_and_leaves_nothing(
     tmp_path: Path, by: signal.Signals
 ) -> None:
