@@ -29,8 +29,8 @@ from gorgo.engines import kv_wire as wire
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 #: Most events of a message: an engine sends some per request and step. Bounds the memory of a message of empty events.
 MAX_EVENTS = 262_144
-#: Most tokens of an event, twice the longest prompts: each takes 40 to 70 bytes while it is decoded.
-_MAX_TOKENS = 2_097_152
+#: Most tokens or blocks of an event, twice the longest prompts: each takes up to 130 bytes while it is decoded.
+_MAX_ITEMS = 2_097_152
 #: Longest digest (SHA-512), and longest keys of one block: the adapter, images and a salt.
 _MAX_DIGEST_BYTES = 64
 _MAX_KEYS_BYTES = 4096
@@ -144,8 +144,8 @@ def _stored(event: wire.StoredFields) -> BlocksStored | None:
 
 def _extra(raw: Raw, adapter: str | None) -> dict[int, list[bytes]]:
     """Return the extra keys of each block that has any, still encoded, less the adapter's name."""
-    if wire.length(raw) > _MAX_TOKENS:
-        raise ValueError(f"extra_keys of {wire.length(raw):,} blocks: expected at most {_MAX_TOKENS:,}")
+    if wire.length(raw) > _MAX_ITEMS:
+        raise ValueError(f"extra_keys of {wire.length(raw):,} blocks: expected at most {_MAX_ITEMS:,}")
     name = None if adapter is None else encode(adapter)
     found = {}
     for place, keys in enumerate(wire.EXTRA_KEYS.decode(raw) or ()):
@@ -166,8 +166,8 @@ def _only_text(keys: list[bytes]) -> str | None:
 
 
 def _tokens(raw: Raw) -> bytes:
-    if wire.length(raw) > _MAX_TOKENS:
-        raise ValueError(f"{wire.length(raw):,} token_ids: expected at most {_MAX_TOKENS:,}")
+    if wire.length(raw) > _MAX_ITEMS:
+        raise ValueError(f"{wire.length(raw):,} token_ids: expected at most {_MAX_ITEMS:,}")
     try:
         return token_bytes(wire.TOKENS.decode(raw) or ())
     except msgspec.ValidationError:
@@ -175,8 +175,10 @@ def _tokens(raw: Raw) -> bytes:
         return token_bytes(token for token, _ in wire.TOKEN_PAIRS.decode(raw))
 
 
-def _hashes(values: list[wire.EngineHash]) -> tuple[int, ...]:
-    return tuple(map(_low_bits, values))
+def _hashes(raw: Raw) -> tuple[int, ...]:
+    if wire.length(raw) > _MAX_ITEMS:
+        raise ValueError(f"{wire.length(raw):,} block_hashes: expected at most {_MAX_ITEMS:,}")
+    return tuple(map(_low_bits, wire.HASHES.decode(raw)))
 
 
 def _low_bits(value: wire.EngineHash) -> int:

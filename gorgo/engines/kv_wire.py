@@ -33,7 +33,7 @@ class MapBatch(Struct):
 class StoredFields(Struct):
     """Fields in vLLM's positions, up to the last one with a use."""
 
-    block_hashes: list[EngineHash]
+    block_hashes: Raw
     parent_block_hash: EngineHash | None = None
     token_ids: Raw = NONE
     block_size: int | None = None
@@ -54,7 +54,7 @@ class StoredMap(StoredFields, tag_field="type", tag="BlockStored"):
 
 
 class RemovedFields(Struct):
-    block_hashes: list[EngineHash]
+    block_hashes: Raw
     medium: str | None = None
     group_idx: int | None = None
 
@@ -99,6 +99,7 @@ ARRAY_KIND = Decoder(ArrayKind)
 MAP_KIND = Decoder(MapKind)
 TIME = Decoder(float | None)
 RANK = Decoder(int | None)
+HASHES = Decoder(list[EngineHash])
 TOKENS = Decoder(list[int] | None)
 TOKEN_PAIRS = Decoder(list[tuple[int, int]])
 LORA = Decoder(str | SaltMetadata | None)
