@@ -42,7 +42,7 @@ class MultiDepth:
     unit: ClassVar[str] = ""
     index: ClassVar[IndexKind] = "any"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
-        WeightSpec("depths", 1.0, 0.0, 1.0, "1: a route every 128 tokens; 0: at the first 128 alone", tunable="no"),
+        WeightSpec("depths", 1.0, 0.0, 1.0, "1: a route every 128 tokens; 0: at the deepest alone", tunable="no"),
         WeightSpec(
             "miss",
             0.0,
@@ -71,8 +71,6 @@ class MultiDepth:
     ) -> Choice:
         load = candidates.in_flight_requests
         depths = depths_of(len(request.blocks) // _HASH_BYTES, request.block_tokens)
-        if weights["depths"] < 1.0:
-            depths = depths[:1]
         keys = [_key(request, depth) for depth in depths]
         matched = np.zeros(len(candidates))
         fallback = None
@@ -83,11 +81,12 @@ class MultiDepth:
             row, place = found
             matched[row] = depths[place] * request.block_tokens
         first_chosen = candidates.names[row]
+        learned = keys if weights["depths"] >= 1.0 else keys[-1:]
         if _is_overloaded(row, load, weights):
             row, fallback = least_loaded(candidates, rng), "overloaded"
 
         def learn(now: float) -> None:
-            for key in keys:
+            for key in learned:
                 self.routes.set_route(key, first_chosen, Origin.LOCAL, now=now)
 
         terms = {"route_tokens": matched, "in_flight": load.copy()}

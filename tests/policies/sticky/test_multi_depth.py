@@ -54,8 +54,8 @@ def four(*, now: float = 0.0, in_flight_requests: Sequence[float] = (0.0, 0.0, 0
     return candidates
 
 
-def rows(policy: MultiDepth, prompts: Iterable[RouteRequest], *, miss: float = 0.0, depths: float = 1.0) -> list[int]:
-    return [choose(policy, four(), asked=each, miss=miss, depths=depths).row for each in prompts]
+def rows(policy: MultiDepth, prompts: Iterable[RouteRequest], *, miss: float = 0.0) -> list[int]:
+    return [choose(policy, four(), asked=each, miss=miss).row for each in prompts]
 
 
 def key_of(asked: RouteRequest) -> int:
@@ -85,14 +85,28 @@ def test_the_longest_match_wins_over_a_newer_shallow_one() -> None:
     assert rows(policy, [prompt(1, 2, 3, 4), prompt(1, 2, 8, 8), prompt(1, 2, 7, 7)]) == [0, 3, 3]
 
 
-def test_a_single_depth_knows_the_first_128_tokens_alone() -> None:
+@pytest.mark.parametrize(("depths", "routes", "branch"), [(0.0, 1, "no_match"), (1.0, 2, None)])
+def test_a_single_depth_finds_prompts_that_continue_and_none_that_branch_off(
+    depths: float, routes: int, branch: str | None
+) -> None:
     policy = MultiDepth()
-    for asked, replica in ((prompt(1, 2, 3, 4), 0), (prompt(1, 2, 8, 8), 3)):
-        choice = choose(policy, table(1, names=[NAMES[replica]]), asked=asked, depths=0.0)
+    choice = choose(policy, table(1, names=NAMES[:1]), asked=prompt(1, 2, 3, 4), depths=depths)
+    assert choice.learn is not None
+    choice.learn(0.0)
+    found = [choose(policy, four(), asked=each).fallback for each in (prompt(1, 2, 3, 4, 5, 6), prompt(1, 2, 9, 9))]
+    assert (len(policy.routes), found) == (routes, [None, branch])
+
+
+def test_the_number_of_depths_changes_with_the_next_weights() -> None:
+    policy = MultiDepth()
+    learned = []
+    for number, depths in enumerate((0.0, 1.0, 0.0)):
+        choice = choose(policy, four(), asked=prompt(number, 2, 3, 4), depths=depths)
         assert choice.learn is not None
+        before = len(policy.routes)
         choice.learn(0.0)
-    assert len(policy.routes) == 1
-    assert rows(policy, [prompt(1, 2, 3, 4)], depths=0.0) == [3]
+        learned.append(len(policy.routes) - before)
+    assert learned == [1, 2, 1]
 
 
 def test_a_route_to_a_replica_that_is_no_candidate_gives_way_to_a_shallower_one() -> None:
@@ -198,9 +212,8 @@ def test_a_diversion_leaves_the_route_with_the_replica_first_chosen() -> None:
 
 MISSED = next(each for each in PROMPTS if choose(MultiDepth(), four(), asked=each).row != key_of(each) % 4)
 HOME, SECOND = np.argsort(-rendezvous_scores(four().salt, key_of(MISSED)).astype(float))[:2].tolist()
-#: The weights of a decision on a prompt with a route to replica 1, on a deeper one to replica 3, or on one without.
+#: Per weight of a decision: a prompt with a route to replica 1 or with none, other weights, loads, and the rows chosen.
 EFFECTS = {
-    "depths": (prompt(1, 2, 3, 4), {}, [0.0] * 4, (1, 3)),
     "miss": (MISSED, {}, [0.0] * 4, (HOME, key_of(MISSED) % 4)),
     "load_factor": (MISSED, {"override": 0.0}, [4.0 * (row == HOME) + 1.0 for row in range(4)], (SECOND, HOME)),
     "bias": (MISSED, {"override": 0.0, "miss": 1.0}, [4.0 * (row == HOME) for row in range(4)], (SECOND, HOME)),
@@ -209,10 +222,9 @@ EFFECTS = {
 }
 
 
-@pytest.mark.parametrize("spec", MultiDepth.weight_specs, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", MultiDepth.weight_specs[1:], ids=lambda spec: spec.name)
 def test_each_weight_takes_effect_at_once_on_routes_that_are_there(spec: WeightSpec) -> None:
     policy = taught(1, 1, 2)
-    policy.routes.set_route((None, prompt(1, 2, 3, 4).blocks[-8:]), NAMES[3], Origin.LOCAL, now=0.0)
     asked, others, load, (at_low, at_high) = EFFECTS[spec.name]
     found = []
     for value in (spec.low, spec.high, spec.low):
