@@ -422,6 +422,7 @@ NOT_STORED: Mapping[str, str] = {
     "calibrate": "needs vLLM's CPU build and a processor of its own for each engine",
     "simulator": "compares with an earlier commit, in alternating runs that no command makes",
     "parity": "live processes in wall time: needs two cores to itself",
+    "residual": "a preview: two seeds and short windows",
     "found-share": "one of its policies exists in no release: it ignores the learned share",
     "rank": "live processes in wall time: needs two cores to itself",
     "overload-made": "no command makes these loads",
