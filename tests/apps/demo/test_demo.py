@@ -17,6 +17,7 @@ from gorgo.apps.traces import TraceFilters
 from gorgo.errors import TraceError
 
 
+@pytest.mark.system  # the next one runs the same fleet with a tuner
 def test_the_demo_runs_each_policy_on_a_fleet_of_real_processes(tmp_path: Path) -> None:
     options = DemoOptions(
         policies=("gorgo", "random"),
@@ -68,7 +69,9 @@ def test_a_trace_that_cannot_be_read_is_told_before_anything_starts(tmp_path: Pa
         run_demo(DemoOptions(trace=tmp_path / "nowhere.jsonl"))
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.system), signal.SIGKILL])
+@pytest.mark.parametrize(
+    "by", [signal.SIGTERM, *(pytest.param(by, marks=pytest.mark.system) for by in (signal.SIGINT, signal.SIGKILL))]
+)
 def test_a_demo_that_is_ended_in_the_middle_ends_its_processes_and_leaves_nothing(
     tmp_path: Path, by: signal.Signals
 ) -> None:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.proxy.fakes import DONE, USAGE, FakeReplica, chat, delta, running, stream
 from tests.proxy.followed import regions
 from tests.proxy.served import TOKEN, Served, gorgo, served
@@ -57,6 +59,7 @@ def write(folder: Path, replica: FakeReplica, **learning: Any) -> None:
     (folder / "regions.yaml").write_bytes(regions({"a": replica, "b": {"url": replica.url}}, proxy=proxy))
 
 
+@pytest.mark.system  # test_service.py has each part of it in seconds
 async def test_a_model_outlives_its_process_and_the_proxy_and_routing_goes_on_without_it(tmp_path: Path) -> None:
     state, file = tmp_path / "state.json", tmp_path / "state.json.lodestar.npz"
     options = ("--state", str(state), "--outcome-log", str(tmp_path / "outcomes.jsonl"))
