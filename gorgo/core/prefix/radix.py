@@ -27,6 +27,14 @@ class RadixNode:
         self.parent = parent
         self.children: dict[bytes, Self] = {}
 
+    def key(self) -> bytes:
+        """Return the items from the root to the end of the edge."""
+        edges, node = [self.edge], self
+        while (parent := node.parent) is not None:
+            edges.append(parent.edge)
+            node = parent
+        return b"".join(reversed(edges))
+
     def inherit(self, lower: Self) -> None:
         """Called on the new upper node of a split: copy what is also true of a prefix of `lower`. Here: nothing."""
 

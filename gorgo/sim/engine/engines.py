@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
+from gorgo.sim.engine.kv_observer import KvObserver
 from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.prediction import ArrivingRequest, PredictedFirstToken, predict
 from gorgo.sim.engine.profiles import EngineProfile
@@ -22,6 +23,10 @@ class Pool(Protocol):
     evicted_tokens_total: int
 
     @property
+    def event_tokens(self) -> int:
+        """Tokens of a block as an observer sees them."""
+
+    @property
     def capacity_tokens(self) -> int: ...
 
     @property
@@ -29,6 +34,9 @@ class Pool(Protocol):
 
     @property
     def evictable_tokens(self) -> int: ...
+
+    def report_to(self, observer: KvObserver) -> None:
+        """Report each change of an empty pool from now on."""
 
 
 class RunningRequests(Protocol[ObservedT]):

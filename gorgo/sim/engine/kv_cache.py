@@ -28,6 +28,7 @@ from typing import Self
 
 from gorgo.core.prefix.radix import RadixNode, RadixTree
 from gorgo.core.record import record
+from gorgo.sim.engine.kv_observer import KvObserver, TreeBlocks
 
 #: A product with a share may lie so much below the whole number that it stands for.
 _ROUNDING = 1e-6
@@ -71,8 +72,8 @@ class KvCache:
         Size of the pool.
     item_bytes, item_tokens:
         Bytes of one key item, and tokens that it stands for.
-    hit_share, checkpoint_tokens:
-        As in `EngineProfile`.
+    hit_share, checkpoint_tokens, block_tokens:
+        As in `EngineProfile`; an observer sees blocks of an item at least.
 
     Example
     -------
@@ -95,24 +96,22 @@ class KvCache:
         item_tokens: int = 1,
         hit_share: float = 1.0,
         checkpoint_tokens: int = 1,
+        block_tokens: int = 1,
     ) -> None:
         assert capacity_tokens > 0, "a pool has room"
         assert 0.0 <= hit_share <= 1.0, "a share is between none and all"
         assert checkpoint_tokens >= 1, "a checkpoint covers a token at least"
         self.capacity_tokens = capacity_tokens
-        self._hit_share = hit_share
-        self._checkpoint_tokens = checkpoint_tokens
-        self.item_bytes = item_bytes
-        self.item_tokens = item_tokens
-        self.cached_tokens = 0
-        self.locked_tokens = 0
-        self.private_tokens = 0
-        self.reserved_tokens = 0
+        self._hit_share, self._checkpoint_tokens = hit_share, checkpoint_tokens
+        self.item_bytes, self.item_tokens = item_bytes, item_tokens
+        self.event_tokens = max(block_tokens // item_tokens, 1) * item_tokens
+        self._blocks: TreeBlocks | None = None
+        self.cached_tokens = self.locked_tokens = 0
+        self.private_tokens = self.reserved_tokens = 0
         self.evicted_tokens_total = 0
         self._tree: RadixTree[CacheNode] = RadixTree(CacheNode, item_bytes=item_bytes)
         self._heap: list[tuple[int, int, CacheNode]] = []
-        self._clock = 0
-        self._pushes = 0
+        self._clock = self._pushes = 0
 
     @property
     def root(self) -> CacheNode:
@@ -131,6 +130,11 @@ class KvCache:
     def available_tokens(self) -> int:
         """Return the tokens that a new request can reserve before its match is locked."""
         return self.free_tokens + self.evictable_tokens - self.reserved_tokens
+
+    def report_to(self, observer: KvObserver) -> None:
+        """Report each change from now on; the cache is empty."""
+        assert not self.cached_tokens, "an observer knows the whole cache"
+        self._blocks = TreeBlocks(observer, block_bytes=self.event_tokens // self.item_tokens * self.item_bytes)
 
     def match(self, key: bytes, *, at_most: int | None = None) -> Match:
         """The longest cached prefix of `key`, `at_most` so many items. Changes nothing."""
@@ -216,10 +220,12 @@ class KvCache:
         self.cached_tokens += fresh
         if not fresh:
             return node, 0
-        leaf = self._tree.append(node, key[matched * self.item_bytes : items * self.item_bytes])
-        leaf.last_used = self._clock
-        leaf.locks = 1
+        start, end = matched * self.item_bytes, items * self.item_bytes
+        leaf = self._tree.append(node, key[start:end])
+        leaf.last_used, leaf.locks = self._clock, 1
         self.locked_tokens += fresh
+        if self._blocks is not None:
+            self._blocks.stored(key[:end], start=start)
         return leaf, fresh
 
     def flush(self) -> None:
@@ -228,14 +234,12 @@ class KvCache:
         self._tree = RadixTree(CacheNode, item_bytes=self.item_bytes)
         self._heap.clear()
         self.cached_tokens = 0
+        if self._blocks is not None:
+            self._blocks.cleared()
 
     def nodes(self) -> Iterator[CacheNode]:
         """Every node but the root, parents first."""
-        stack = list(self.root.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+        return self._tree.descendants()
 
     def check(self) -> None:
         """Assert every invariant; visits the whole tree."""
@@ -287,6 +291,8 @@ class KvCache:
     def _remove(self, node: CacheNode) -> None:
         parent = node.parent
         assert parent is not None, "the root is never queued"
+        if self._blocks is not None:
+            self._blocks.removed(node.key(), start=parent.end * self.item_bytes)
         self._tree.remove(node)
         self.cached_tokens -= self._tokens(node)
         self.evicted_tokens_total += self._tokens(node)

@@ -72,6 +72,7 @@ class EngineModel(Scheduler[RequestT, Batch[RequestT]], Generic[RequestT]):
             item_tokens=item_tokens,
             hit_share=profile.hit_share,
             checkpoint_tokens=profile.checkpoint_tokens,
+            block_tokens=profile.block_tokens,
         )
         super().__init__(profile, Batch(self.cache, caching=profile.prefix_cache))
 

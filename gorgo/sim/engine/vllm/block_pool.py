@@ -21,6 +21,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from math import lcm
 
+from gorgo.sim.engine.kv_observer import KvObserver
+
 #: A product with a share may lie so much below the whole number that it stands for.
 _ROUNDING = 1e-6
 
@@ -54,7 +56,7 @@ class BlockPool:
     >>> pool = BlockPool(capacity_tokens=64, block_tokens=16, item_bytes=1)
     >>> contents = pool.contents(b"a" * 40)
     >>> pool.take_blocks(3)
-    >>> held = [pool.store(content) for content in contents]
+    >>> held = pool.store(contents)
     >>> pool.release(held, blank=1)
     >>> len(pool.find(pool.contents(b"a" * 20))), pool.free_blocks, pool.evictable_tokens
     (1, 4, 32)
@@ -83,6 +85,8 @@ class BlockPool:
         self._hit_share = hit_share
         self._checkpoint_tokens = checkpoint_tokens
         self._caching = caching
+        #: Receives each change; `None`: not reported.
+        self.observer: KvObserver | None = None
         self._blank = self.blocks
         #: Copies by content, the oldest first.
         self._copies: dict[int, list[CachedUnit]] = {}
@@ -92,6 +96,11 @@ class BlockPool:
     @property
     def capacity_tokens(self) -> int:
         return self.blocks * self.block_tokens
+
+    @property
+    def event_tokens(self) -> int:
+        """Return the tokens of a block as an observer sees them: those of a unit."""
+        return self.unit_tokens
 
     @property
     def free_blocks(self) -> int:
@@ -111,6 +120,11 @@ class BlockPool:
     def blocks_of(self, tokens: int) -> int:
         """Return the blocks that so many tokens of one request take."""
         return -(-tokens // self.block_tokens)
+
+    def report_to(self, observer: KvObserver) -> None:
+        """Report each change from now on; nothing is cached yet."""
+        assert not self._copies, "an observer knows the whole cache"
+        self.observer = observer
 
     def contents(self, key: bytes) -> tuple[int, ...]:
         """The content of each whole unit of `key`: equal if all tokens up to its end are equal."""
@@ -164,11 +178,18 @@ class BlockPool:
             self.evicted_tokens_total += self.unit_tokens
         self._blank -= blocks
 
-    def store(self, content: int) -> CachedUnit:
-        """Give content to the blank blocks of one unit that a request holds."""
-        unit = CachedUnit(content)
-        self._copies.setdefault(content, []).append(unit)
-        return unit
+    def store(self, contents: Iterable[int]) -> list[CachedUnit]:
+        """Give content to blank blocks that a request holds."""
+        units = [CachedUnit(content) for content in contents]
+        for unit in units:
+            self._copies.setdefault(unit.content, []).append(unit)
+        return units
+
+    def report_stored(self, contents: Sequence[int], key: bytes, *, first: int) -> None:
+        """Report the units of `key` from `first` to the end of `contents`."""
+        assert self.observer is not None, "the caller saw one"
+        items = key[first * self._unit_bytes : len(contents) * self._unit_bytes]
+        self.observer.stored(contents[first:], contents[first - 1] if first else None, items)
 
     def release(self, units: Sequence[CachedUnit], *, blank: int) -> None:
         """Take back the units of one request, in order of its tokens, and its blank blocks."""
@@ -185,6 +206,8 @@ class BlockPool:
         self._free.clear()
         self._copies.clear()
         self._blank = self.blocks
+        if self.observer is not None:
+            self.observer.cleared()
 
     def check(self) -> None:
         """Assert every invariant."""
@@ -198,3 +221,5 @@ class BlockPool:
         copies.remove(unit)
         if not copies:
             del self._copies[unit.content]
+        if self.observer is not None:
+            self.observer.removed((unit.content,))

@@ -107,9 +107,11 @@ class RunningList(Generic[RequestT]):
         entry.computed = computed
         entry.request.prefilled_tokens = min(computed, entry.request.prompt_tokens)
         full = min(computed // pool.unit_tokens, len(entry.contents))
-        for place in range(len(entry.units), full):
-            entry.units.append(pool.store(entry.contents[place]))
-            entry.blank -= pool.unit_blocks
+        if full > (first := len(entry.units)):
+            entry.units += pool.store(entry.contents[first:full])
+            entry.blank -= pool.unit_blocks * (full - first)
+            if pool.observer is not None:
+                pool.report_stored(entry.contents[:full], entry.request.key + entry.request.output_key, first=first)
         return True
 
     def leave(self, request: RequestT) -> None:
