@@ -1,8 +1,9 @@
 """The Router: events in with `now`, actions out. A synchronous object without sockets, clock or randomness of its own.
 
-Owns the order of work within an event; `router_state` what is set and read from outside. Its parts, built in `wiring`,
-own the rest: `admission` what is dispatched, queued or rejected; `dispatch` evaluation, reservation, retries and
-hedges; `fleet` replicas and their columns; `prefix` the prefix index; the policy the choice.
+Owns the order of work within an event; `router_caches` reports of caches, `router_state` what is set and read from
+outside. Its parts, built in `wiring`, own the rest: `admission` what is dispatched, queued or rejected; `dispatch`
+evaluation, reservation, retries and hedges; `fleet` replicas and their columns; `prefix` the prefix index; the policy
+the choice.
 
 Theory of operation: `submit` selects and reserves before it returns, so two requests never see the same empty replica
 and no lock is needed. An attempt ends once; later reports about it are ignored. A request ends with its last attempt
@@ -32,13 +33,13 @@ from gorgo.core.messages.events import ReplicaRestarted
 from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome, RouteRequest
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
-from gorgo.core.router_state import RouterState
+from gorgo.core.router_caches import RouterCaches
 from gorgo.core.wiring import build_parts
 
 _DEFAULTS = RouterLimits()
 
 
-class Router(RouterState):
+class Router(RouterCaches):
     """Sends each request to the replica that the policy picks, and accounts for it until it ends.
 
     Parameters
@@ -202,7 +203,9 @@ class Router(RouterState):
             self._fleet.scraped(member, sample, now=now)
             if member.restarts.observe(sample):
                 self.index.flush(member.slot)
+                self._parts.feeds.restarted(member.slot)
                 self.fleet_events.append(ReplicaRestarted(replica, member.spec.region))
+            self._parts.feeds.scraped(member.slot)
             self._parts.prefix_updater.resize(member)
         return []
 

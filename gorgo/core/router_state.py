@@ -13,7 +13,7 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot, snapshot_replica
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.decision import Decision
-from gorgo.core.policy.interface import Policy
+from gorgo.core.policy.interface import IndexKind, Policy
 from gorgo.core.policy.shadow import required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prompt.token_ratio import BytesPerToken
@@ -69,12 +69,12 @@ class RouterState:
         Raises `ConfigError` if it and the shadow policy read different prefix indexes or both learn, and changes
         nothing. A policy that learns starts without a model.
         """
-        bounded = required_index(policy, self.shadow) == "bounded"
+        kind = required_index(policy, self.shadow)
         self._learning.set_policies(policy, self.shadow)
         self._count_progress()
         self._dispatcher.policy = policy
         self.set_weights(weights, now=now)
-        self.index.bounded = bounded
+        self._use_index(kind)
         self._admission.needs_drain = True
 
     def validate_policy(self, policy: Policy) -> None:
@@ -89,7 +89,7 @@ class RouterState:
         self._learning.set_policies(self.policy, policy)
         self._count_progress()
         self._dispatcher.set_shadow(policy)
-        self.index.bounded = required_index(self.policy, policy) == "bounded"
+        self._use_index(required_index(self.policy, policy))
 
     def adopt(self, model: Model | None) -> None:
         """Let the policy or shadow that learns choose by `model` from the next decision on, or without one.
@@ -128,7 +128,10 @@ class RouterState:
 
     def flush(self, replica: str | None = None, *, now: float) -> None:
         """Empty the prefix index of one replica or of all. Raises `UnknownReplica`."""
-        self.index.flush(None if replica is None else self._fleet.member(replica).slot)
+        members = self._fleet.replicas.values() if replica is None else (self._fleet.member(replica),)
+        for member in members:
+            self.index.flush(member.slot)
+            self._parts.feeds.flush(member.slot)
 
     # -- reads
 
@@ -200,11 +203,16 @@ class RouterState:
         return self._dispatcher.newest_decisions(limit)
 
     def check(self) -> None:
-        """Assert every invariant of the index, the in-flight table, the prefill queues and the outcomes; visits all."""
+        """Assert every invariant of the indexes, in-flight table, prefill queues and outcomes; visits all."""
         self.index.check()
+        self._parts.feeds.check()
         self._table.check()
         if self.outcomes is not None:
             self.outcomes.check()
+
+    def _use_index(self, kind: IndexKind) -> None:
+        self.index.bounded = kind != "published"
+        self._parts.feeds.used = kind == "events"
 
     def _count_progress(self) -> None:
         self._table.count_progress(self._learning.reads_progress)

@@ -25,8 +25,10 @@ from gorgo.core.messages.samples import SampleRing
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.shadow import required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
+from gorgo.core.prefix.cache_accuracy import CacheAccuracy
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.prefix.kv_feeds import KvFeeds
 from gorgo.core.quotas import ClientQuotas
 from gorgo.core.training.learning import Learning
 
@@ -39,6 +41,8 @@ class RouterParts:
     table: InFlightTable
     index: PrefixIndex
     found_shares: FoundShares
+    feeds: KvFeeds
+    cache_accuracy: CacheAccuracy
     samples: SampleRing
     filter: RequestFilter
     dispatcher: Dispatcher
@@ -68,6 +72,7 @@ class RouterParts:
         self.regions.window_s = limits.region_window_s
         self.quotas.set_rules(limits.clients)
         self.index.resize(limits.max_index_blocks)
+        self.feeds.resize(limits.max_index_blocks)
         self.prefix_updater.block_tokens = limits.block_tokens
         self.prefix_updater.resize_all()
 
@@ -85,8 +90,10 @@ def build_parts(
     """Build all parts. Parameters as in `Router`."""
     if shadow is not None:
         validate_shadow(policy, shadow)
-    index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=required_index(policy, shadow) == "bounded")
-    found_shares = FoundShares()
+    index_kind = required_index(policy, shadow)
+    index = PrefixIndex(max_blocks=limits.max_index_blocks, bounded=index_kind != "published")
+    found_shares, cache_accuracy = FoundShares(), CacheAccuracy()
+    feeds = KvFeeds(max_blocks=limits.max_index_blocks, used=index_kind == "events")
     samples = SampleRing(boot_id, limits.max_samples)
     fleet = Fleet(
         stale_after_s=limits.stale_after_s,
@@ -104,6 +111,7 @@ def build_parts(
         table,
         index,
         found_shares,
+        feeds,
         policy=policy,
         weights=Weights.of(policy.weight_specs, version=1) if weights is None else weights,
         rng=rng,
@@ -112,13 +120,15 @@ def build_parts(
         max_decisions=limits.max_decisions,
     )
     admission = AdmissionController(fleet, dispatcher, request_filter, limits.overload)
-    prefix_updater = PrefixUpdater(index, fleet, found_shares, block_tokens=limits.block_tokens)
+    prefix_updater = PrefixUpdater(index, fleet, found_shares, feeds, cache_accuracy, block_tokens=limits.block_tokens)
     quotas = ClientQuotas(limits.clients)
     parts = RouterParts(
         fleet=fleet,
         table=table,
         index=index,
         found_shares=found_shares,
+        feeds=feeds,
+        cache_accuracy=cache_accuracy,
         samples=samples,
         filter=request_filter,
         dispatcher=dispatcher,

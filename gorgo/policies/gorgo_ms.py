@@ -77,7 +77,7 @@ class GorgoMs:
         "W the work there, P the prefill, m those in flight, damped where many are"
     )
     unit: ClassVar[str] = "ms"
-    index: ClassVar[IndexKind] = "bounded"
+    index: ClassVar[IndexKind] = "events"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("m_rtt", 1.0, 0.25, 4.0, "factor on the network's time"),
         WeightSpec("m_queue", 1.0, 0.25, 4.0, "factor on the work before this request"),

@@ -55,7 +55,7 @@ class Oracle:
     name: ClassVar[str] = "oracle"
     summary: ClassVar[str] = "the cost of `gorgo-ms` with every term true, read from the simulated engines"
     unit: ClassVar[str] = "ms"
-    index: ClassVar[IndexKind] = "bounded"
+    index: ClassVar[IndexKind] = "events"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = tuple(
         spec for spec in GorgoMs.weight_specs if spec.name in ("lambda", "delta")
     )

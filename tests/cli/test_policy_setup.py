@@ -83,7 +83,7 @@ def test_every_engine_of_this_package_that_the_configuration_allows_has_a_dialec
     [
         ("nobody", "no policy named 'nobody'"),
         ("random", "'random' has no cost"),
-        ("gorgo-ms", "different prefix indexes .*'gorgo' the published one, 'gorgo-ms' the bounded one"),
+        ("gorgo-ms", "different prefix indexes .*'gorgo' the published one, 'gorgo-ms' the events one"),
     ],
 )
 def test_a_shadow_that_cannot_go_with_the_policy_names_the_file(shadow: str, expected: str) -> None:

@@ -43,7 +43,7 @@ def test_declares_what_the_table_of_policies_shows(name: str) -> None:
     assert list(signature(policy.choose).parameters) == ["request", "candidates", "weights", "rng"]
     assert policy.summary
     assert "\n" not in policy.summary
-    assert policy.index in ("published", "bounded", "any")
+    assert policy.index in ("published", "bounded", "events", "any")
     Weights.of(policy.weight_specs)  # the defaults lie in their own boxes
     assert all(spec.description and spec.low < spec.high for spec in policy.weight_specs)
     assert all(spec.low > 0 or (spec.tunable == "no" and spec.low == 0) for spec in policy.weight_specs)

@@ -167,7 +167,7 @@ def test_weights_and_their_boxes_are_those_of_the_design() -> None:
         ("lambda", 0.2, 0.1, 1.0, "opt_in"),
         ("delta", 50.0, 0.0, 100.0, "no"),
     ]
-    assert GorgoMs.index == "bounded"
+    assert GorgoMs.index == "events"
 
 
 def test_ties_go_to_chance() -> None:

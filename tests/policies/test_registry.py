@@ -113,7 +113,7 @@ def test_another_package_can_add_a_policy_but_not_replace_one() -> None:
             "builtins:dict of the entry point 'broken' has no name, summary, unit, weight_specs, index",
         ),
         ("without-unit", "has no unit; expected what gorgo.core.policy.interface.Policy has"),
-        ("odd-index", "has the index 'bound'; expected one of published, bounded, any"),
+        ("odd-index", "has the index 'bound'; expected one of published, bounded, events, any"),
         ("other-name", "has the name 'others'; expected that of the entry point"),
         (
             "no-module",

@@ -22,6 +22,7 @@ from gorgo.core.fleet.network import arrival_s, one_way_s
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.latency.ttft import TtftEstimate, expected_queue_s
 from gorgo.core.messages.actions import Dispatch
+from gorgo.core.messages.cache_source import CacheSource
 from gorgo.core.messages.decision import Decision, ShadowScore
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.policy.candidates import Candidates
@@ -31,6 +32,8 @@ from gorgo.core.policy.shadow import Shadow
 from gorgo.core.policy.weights import Weights
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.prefix.kv_feed import SOURCES
+from gorgo.core.prefix.kv_feeds import KvFeeds
 from gorgo.core.training.learning import Learning
 from gorgo.core.training.recorder import OutcomeRecorder
 
@@ -41,7 +44,7 @@ class Evaluation:
 
     eligible: CandidateSet
     choice: Choice
-    #: Cached tokens by the index, per slot; where it is bounded, those that the engine is likely to find.
+    #: Cached tokens by the best source, per slot; of a bounded history those that the engine is likely to find.
     matched: NDArray[np.float64]
     #: The longest match on any replica, a candidate or not.
     most_matched: float
@@ -52,6 +55,13 @@ class Evaluation:
     features: NDArray[np.float32] | None = None
     #: The table of the log of outcomes; `None` without one.
     recorded: NDArray[np.float32] | None = None
+    #: Source of the cached tokens of each slot (`core.prefix.kv_feeds`); `None` where it is the history for all.
+    sources: NDArray[np.int8] | None = None
+
+    @property
+    def cache_source(self) -> CacheSource:
+        """Return the source of the cached tokens of the replica chosen."""
+        return "history" if self.sources is None else SOURCES[self.sources.item(self.replica.slot)]
 
     @property
     def best_cached_tokens(self) -> int:
@@ -78,7 +88,7 @@ class Dispatcher:
 
     Parameters
     ----------
-    fleet, table, index, found_shares:
+    fleet, table, index, found_shares, feeds:
         The Router's. The shares count where the index is bounded: the published one is never corrected.
     policy, weights:
         Of the choice; both may be replaced.
@@ -98,6 +108,7 @@ class Dispatcher:
         table: InFlightTable,
         index: PrefixIndex,
         found_shares: FoundShares,
+        feeds: KvFeeds,
         *,
         policy: Policy,
         weights: Weights,
@@ -110,6 +121,7 @@ class Dispatcher:
         self._table = table
         self._index = index
         self._found_shares = found_shares
+        self._feeds = feeds
         self.policy = policy
         self.weights = weights
         self._rng = rng
@@ -150,6 +162,11 @@ class Dispatcher:
             found = self._found_shares.found_tokens(matched, request.recorded_model)
             if found is not matched:
                 matched, most = found, found[found.argmax()]
+        sources = None
+        if request.kv_hashes and self._feeds.counted:
+            sources = self._feeds.match(request, matched)
+            np.minimum(matched, request.prompt_tokens, out=matched)
+            most = matched[matched.argmax()]
         candidates = Candidates(
             eligible.slots, eligible.names, columns, matched, request.prompt_tokens, is_all=eligible.is_all, now=now
         )
@@ -163,7 +180,8 @@ class Dispatcher:
             features = self._learning.table_of(choice, shadowed, request, candidates)
         recorder = self._learning.recorder
         recorded = None if recorder is None else recorder.candidate_features(request, candidates)
-        return Evaluation(eligible, choice, matched, most, score, eligible.replicas[choice.row], features, recorded)
+        replica = eligible.replicas[choice.row]
+        return Evaluation(eligible, choice, matched, most, score, replica, features, recorded, sources)
 
     def dispatch(self, state: RequestState, evaluation: Evaluation, *, now: float) -> Dispatch:
         """Reserve the replica chosen. `evaluation` was made at `now`."""
@@ -246,6 +264,7 @@ class Dispatcher:
             features=evaluation.features,
             feature_names=self._learning.names,
             model_version=self._learning.model_version,
+            cache_source=evaluation.cache_source,
         )
         self._decisions.append(decision)
         return decision

@@ -10,9 +10,11 @@ from gorgo.core.dispatch.in_flight import Attempt
 from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.messages.request import COMPLETED, Outcome
+from gorgo.core.prefix.cache_accuracy import CacheAccuracy
 from gorgo.core.prefix.cache_feedback import CacheReport
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
+from gorgo.core.prefix.kv_feeds import KvFeeds
 
 
 class PrefixUpdater:
@@ -20,16 +22,27 @@ class PrefixUpdater:
 
     Parameters
     ----------
-    index, fleet, found_shares:
+    index, fleet, found_shares, feeds, accuracy:
         The Router's.
     block_tokens:
         As in `RouterLimits`; may be replaced.
     """
 
-    def __init__(self, index: PrefixIndex, fleet: Fleet, found_shares: FoundShares, *, block_tokens: float) -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        fleet: Fleet,
+        found_shares: FoundShares,
+        feeds: KvFeeds,
+        accuracy: CacheAccuracy,
+        *,
+        block_tokens: float,
+    ) -> None:
         self._index = index
         self._fleet = fleet
         self._found_shares = found_shares
+        self._feeds = feeds
+        self._accuracy = accuracy
         self.block_tokens = block_tokens
 
     def on_first_token(self, attempt: Attempt) -> None:
@@ -48,6 +61,9 @@ class PrefixUpdater:
             self._index.confirm(blocks, slot, attempt.state.request.client)
         elif attempt.first_token_s is None:
             self._index.retract(blocks, slot)
+        if completed:
+            estimated_tokens = attempt.decision.estimated_cached_tokens
+            self._accuracy.add(slot, attempt.state.request, outcome, estimated_tokens=estimated_tokens)
         if completed and bounded:
             self._correct(attempt, outcome)
 
@@ -56,8 +72,12 @@ class PrefixUpdater:
         for slot in change.left_slots:
             self._index.remove_replica(slot)
             self._found_shares.remove_replica(slot)
+            self._feeds.remove_replica(slot)
+            self._accuracy.remove_replica(slot)
         for replica in change.joined:
             self._index.add_replica(replica.slot, capacity_blocks=self._capacity_blocks(replica))
+        if change.left_slots or change.joined:
+            self._feeds.set_replicas([replica.slot for replica in self._fleet.replicas.values()])
         self.resize_all()
 
     def resize_all(self) -> None:

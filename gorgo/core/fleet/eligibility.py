@@ -53,7 +53,7 @@ class EligibilityFilter:
         As in `Fleet`; may be replaced, with `invalidate`.
     """
 
-    __slots__ = ("_any_model", "_cached", "_columns", "_listed", "_replicas", "panic_threshold")
+    __slots__ = ("_any_model", "_cached", "_columns", "_listed", "_replicas", "models_changes", "panic_threshold")
 
     def __init__(self, replicas: Mapping[str, Replica], columns: Columns, *, panic_threshold: float) -> None:
         self._replicas = replicas
@@ -63,11 +63,14 @@ class EligibilityFilter:
         #: Models that some replica serves by name, and whether some replica takes any other name.
         self._listed: frozenset[str] = frozenset()
         self._any_model = False
+        #: Counts changes of models and of the fleet.
+        self.models_changes = 0
 
     # -- changes
 
     def on_models_change(self) -> None:
         """Apply a replaced fleet, or a changed list of models of a replica."""
+        self.models_changes += 1
         replicas = self._replicas.values()
         self._listed = frozenset(model for replica in replicas for model in replica.models)
         self._any_model = not all(replica.spec.models for replica in replicas)
@@ -121,6 +124,10 @@ class EligibilityFilter:
             model: frozenset(replica.spec.region for replica in replicas if self._serves(replica, model))
             for model in self._listed
         }
+
+    def slots_serving(self, model: str | None) -> list[int]:
+        """Return the slots of the replicas that serve `model`, healthy or not."""
+        return [replica.slot for replica in self._replicas.values() if self._serves(replica, model)]
 
     def has_replica_in(self, regions: frozenset[str], model: str | None) -> bool:
         """Return whether a replica in `regions` serves `model`, healthy or not; True for an empty fleet."""

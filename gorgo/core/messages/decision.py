@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.latency.ttft import TtftEstimate
+from gorgo.core.messages.cache_source import CacheSource
 from gorgo.core.record import record
 
 
@@ -64,6 +65,8 @@ class Decision:
     features: NDArray[np.float32] | None = None
     feature_names: tuple[str, ...] = ()
     model_version: int | None = None
+    #: Source of the cached tokens of the replica chosen.
+    cache_source: CacheSource = "history"
 
     @property
     def replica(self) -> str:
@@ -94,6 +97,7 @@ class Decision:
             "prompt_tokens": self.prompt_tokens,
             "estimated_cached_tokens": self.estimated_cached_tokens,
             "best_cached_tokens": self.best_cached_tokens,
+            "cache_source": self.cache_source,
             "predicted_ttft_ms": None if self.predicted_ttft_s is None else self.predicted_ttft_s * 1e3,
             "predicted_parts_ms": dict(self.estimate.as_ms()),
             "fallback": self.fallback,

@@ -1,11 +1,11 @@
-"""Events of engines' KV caches: which blocks a cache has stored and removed, free of any wire format.
+"""Reports of engines' KV caches: which blocks a cache has stored and removed, free of any wire format.
 
 See `gorgo.engines.kv_events` for the decoder and `gorgo.core.prefix.kv_index` for the index that applies them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -95,3 +95,31 @@ class KvEventBatch:
     skipped: int = 0
     rejected: int = 0
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSnapshot:
+    """All blocks of a cache, as an engine without events pushes them.
+
+    Parameters
+    ----------
+    model:
+        Served model; `None` for the only one of its replica.
+    block_tokens:
+        Tokens per block.
+    hashes:
+        Own hashes (`core.prefix.kv_chain`), in any order.
+    """
+
+    model: str | None
+    block_tokens: int
+    hashes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvictions:
+    """Blocks that a cache evicted since its last push; as in `CacheSnapshot`."""
+
+    model: str | None
+    block_tokens: int
+    hashes: Sequence[int]

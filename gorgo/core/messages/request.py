@@ -5,7 +5,8 @@ Times are seconds of one monotonic clock that the shell chooses; unknown is `Non
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from gorgo.core.latency.tcp import Pacing, TcpWindows
@@ -59,6 +60,11 @@ class RouteRequest:
         Path of the request: a replica may lack one.
     slo_tpot_s:
         Its limit for the mean time per output token after the first, s; `None`: none.
+    kv_hashes:
+        Own hashes of the prompt's full blocks (`core.prefix.kv_chain`), by tokens per block; empty while its exact
+        tokens are unknown. Such a prompt is compared with the history of requests alone.
+    boundaries:
+        Prompt tokens up to the end of each message, ascending, exact or estimated.
     """
 
     request_id: str
@@ -80,6 +86,8 @@ class RouteRequest:
     text_bytes: int | None = None
     route: str = ""
     slo_tpot_s: float | None = None
+    kv_hashes: Mapping[int, Sequence[int]] = field(default_factory=dict, hash=False)
+    boundaries: Sequence[int] = field(default=(), hash=False)
 
     @property
     def recorded_model(self) -> str | None:

@@ -13,8 +13,9 @@ from gorgo.core.policy.weights import Weights, WeightSpec
 
 #: `published`: no bound per replica and no correction by reports, as the papers have it (the global bound protects
 #: memory only); failed attempts and restarts are forgotten, which the papers do not.
-#: `bounded`: leaf-first LRU within each replica's KV capacity. `any`: the policy does not read the index.
-IndexKind = Literal["published", "bounded", "any"]
+#: `bounded`: leaf-first LRU within each replica's KV capacity. `events`: `bounded`, and reports of the engine's cache
+#: (KV events, pushes) in its place where a replica has them. `any`: the policy does not read the index.
+IndexKind = Literal["published", "bounded", "events", "any"]
 
 
 @runtime_checkable

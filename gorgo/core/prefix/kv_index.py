@@ -15,15 +15,16 @@ first, a share at a time: deleting a dict's first keys one by one takes quadrati
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gorgo.core.messages.cache_source import KvEventStats
 from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, CacheCleared, KvEventBatch, KvTier
 from gorgo.core.prefix.kv_chain import TOKEN_BYTES, chain_root, next_hash
+from gorgo.core.prefix.kv_pushed import PushedBlocks
 from gorgo.core.prefix.kv_source import KvSource, TierBlocks
 from gorgo.core.prefix.slots import set_bits, slots_of
 
@@ -34,25 +35,6 @@ CPU_WEIGHT = 0.8
 MAX_SOURCES = 512
 #: Share of its bound that a full replica gives up at once.
 _EVICTED_SHARE = 1 / 16
-
-
-@dataclass(slots=True)
-class KvEventStats:
-    """Blocks of events since the start, by what became of them.
-
-    `unknown_parents` and `without_tokens` could not be hashed; `unknown_removals` were not in the index.
-    `other_block_sizes`, `other_tiers` and `excess_sources` are not indexed. `evicted` exceeded the bound.
-    """
-
-    stored: int = 0
-    removed: int = 0
-    unknown_parents: int = 0
-    without_tokens: int = 0
-    unknown_removals: int = 0
-    other_block_sizes: int = 0
-    other_tiers: int = 0
-    excess_sources: int = 0
-    evicted: int = 0
 
 
 class KvEventIndex:
@@ -79,8 +61,10 @@ class KvEventIndex:
     def __init__(self, *, block_tokens: int, max_blocks_per_replica: int) -> None:
         self.block_tokens = block_tokens
         self.max_blocks_per_replica = max_blocks_per_replica
-        self.stats = KvEventStats()
+        #: By slot.
+        self.stats: defaultdict[int, KvEventStats] = defaultdict(KvEventStats)
         self._tiers = {tier: TierBlocks() for tier in KvTier}
+        self.pushed = PushedBlocks(self._tiers[KvTier.GPU])
         #: Caches of each slot by rank, tier and group; none of them is empty.
         self._sources: dict[int, dict[tuple[int, KvTier, int], KvSource]] = {}
         self._blocks: Counter[int] = Counter()
@@ -96,6 +80,15 @@ class KvEventIndex:
                 case CacheCleared():
                     self.clear_replica(slot, rank=batch.rank)
 
+    def resize(self, max_blocks_per_replica: int) -> None:
+        """Replace the bound, and remove what exceeds it."""
+        self.max_blocks_per_replica = max_blocks_per_replica
+        for slot in list(self._blocks):
+            while self._blocks[slot] > max_blocks_per_replica:
+                self._evict_oldest(slot)
+            self._drop_empty(slot)
+        self.pushed.resize(max_blocks_per_replica)
+
     def clear_replica(self, slot: int, *, rank: int | None = None) -> None:
         """Remove all blocks of a replica, or those of one rank."""
         sources = self._sources.get(slot, {})
@@ -104,10 +97,12 @@ class KvEventIndex:
                 self._blocks[slot] -= source.drop_oldest(len(source.own))
                 del sources[key]
         self._drop_empty(slot)
+        if rank is None:
+            self.pushed.clear_replica(slot)
 
     def blocks(self, slot: int) -> int:
         """Return the blocks of a replica, each of its caches counted."""
-        return self._blocks[slot]
+        return self._blocks.get(slot, 0) + self.pushed.count(slot)
 
     def match(self, hashes: Sequence[int], n_slots: int) -> NDArray[np.float64]:
         """Return the leading blocks of a prompt on each of the first `n_slots` slots, in tokens weighed by tier."""
@@ -147,6 +142,8 @@ class KvEventIndex:
                 assert all(copies > 0 for copies in source.copies.values())
                 counts[tier].update((own, source.bit) for own in source.owned())
         assert self._blocks.keys() == self._sources.keys()
+        self.pushed.check(self.max_blocks_per_replica)
+        counts[KvTier.GPU].update(self.pushed.entries())
         for tier, blocks in self._tiers.items():
             expected: Counter[int] = Counter()
             for own, bit in counts[tier]:
@@ -157,17 +154,17 @@ class KvEventIndex:
     # -- helpers
 
     def _store(self, slot: int, rank: int, event: BlocksStored) -> None:
-        count = len(event.hashes)
+        count, stats = len(event.hashes), self.stats[slot]
         if event.tier is None:
-            self.stats.other_tiers += count
+            stats.other_tiers += count
         elif event.tokens and event.block_tokens != self.block_tokens:
-            self.stats.other_block_sizes += count
+            stats.other_block_sizes += count
         elif (source := self._source(slot, rank, event.tier, event.group)) is None:
-            self.stats.excess_sources += count
+            stats.excess_sources += count
         else:
             stored = self._chained(slot, event) if event.tokens else self._known(slot, event)
             for engine_hash, own in stored:
-                self.stats.stored += 1
+                stats.stored += 1
                 self._blocks[slot] += source.store(engine_hash, own)
                 if self._blocks[slot] > self.max_blocks_per_replica:
                     self._evict_oldest(slot)
@@ -181,7 +178,7 @@ class KvEventIndex:
         else:
             known = self._own_hash(slot, event.parent)
             if known is None:
-                self.stats.unknown_parents += len(event.hashes)
+                self.stats[slot].unknown_parents += len(event.hashes)
                 return []
             own = known
         size = self.block_tokens * TOKEN_BYTES
@@ -197,7 +194,7 @@ class KvEventIndex:
         for engine_hash in event.hashes:
             own = self._own_hash(slot, engine_hash)
             if own is None:
-                self.stats.without_tokens += 1
+                self.stats[slot].without_tokens += 1
             else:
                 yield engine_hash, own
 
@@ -210,18 +207,18 @@ class KvEventIndex:
 
     def _remove(self, slot: int, rank: int, event: BlocksRemoved) -> None:
         if event.tier is None:
-            self.stats.other_tiers += len(event.hashes)
+            self.stats[slot].other_tiers += len(event.hashes)
             return
         source = self._sources.get(slot, {}).get((rank, event.tier, event.group))
         if source is None:
-            self.stats.unknown_removals += len(event.hashes)
+            self.stats[slot].unknown_removals += len(event.hashes)
             return
         for engine_hash in event.hashes:
             removed = source.evict(engine_hash)
             if removed is None:
-                self.stats.unknown_removals += 1
+                self.stats[slot].unknown_removals += 1
             else:
-                self.stats.removed += 1
+                self.stats[slot].removed += 1
                 self._blocks[slot] -= removed
         if not source.own:
             self._drop_empty(slot)
@@ -239,7 +236,7 @@ class KvEventIndex:
         largest = max(self._sources[slot].values(), key=lambda source: len(source.own))
         excess = max(1, int(self.max_blocks_per_replica * _EVICTED_SHARE))
         evicted = largest.drop_oldest(min(excess, len(largest.own)))
-        self.stats.evicted += evicted
+        self.stats[slot].evicted += evicted
         self._blocks[slot] -= evicted
         if not largest.own and len(self._sources[slot]) > 1:
             del self._sources[slot][largest.rank, largest.tier, largest.group]

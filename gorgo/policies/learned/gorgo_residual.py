@@ -52,7 +52,7 @@ class GorgoResidual(LearnedPolicy):
     name: ClassVar[str] = "gorgo-residual"
     summary: ClassVar[str] = "gorgo-ms plus the learned error of its prediction, which is 0 out of the training's range"
     unit: ClassVar[str] = "ms"
-    index: ClassVar[IndexKind] = "bounded"
+    index: ClassVar[IndexKind] = "events"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         *GorgoMs.weight_specs,
         WeightSpec("residual_limit", 10_000.0, 0.0, 60_000.0, "most of the learned residual, ms; 0: gorgo-ms", "no"),

@@ -35,7 +35,7 @@ class StickyLeastLoaded:
         "loaded of all"
     )
     unit: ClassVar[str] = ""
-    index: ClassVar[IndexKind] = "bounded"
+    index: ClassVar[IndexKind] = "events"
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
         WeightSpec("prefix_len", 64.0, 1.0, 1e6, "first tokens of a prompt that a holder has in cache", tunable="no"),
     )

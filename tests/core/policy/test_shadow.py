@@ -97,7 +97,7 @@ def test_the_index_is_the_shadows_where_the_policy_reads_none() -> None:
 
 
 def test_two_policies_that_read_different_indexes_are_refused_and_nothing_changes() -> None:
-    with pytest.raises(ConfigError, match="'gorgo' the published one, 'gorgo-ms' the bounded one"):
+    with pytest.raises(ConfigError, match="'gorgo' the published one, 'gorgo-ms' the events one"):
         make("gorgo", "gorgo-ms")
     router = make("random", "gorgo-ms")
     with pytest.raises(ConfigError):
@@ -119,4 +119,4 @@ def test_a_shadow_can_be_set_and_taken_away_while_requests_come() -> None:
 
 def test_a_policy_that_reads_no_index_goes_with_any() -> None:
     assert required_index(make_policy("gorgo"), make_policy("nearest")) == "published"
-    assert required_index(make_policy("nearest"), make_policy("gorgo-ms")) == "bounded"
+    assert required_index(make_policy("nearest"), make_policy("gorgo-ms")) == "events"

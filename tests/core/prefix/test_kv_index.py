@@ -104,13 +104,13 @@ def test_an_offloaded_block_without_tokens_is_known_by_its_hash() -> None:
     offloaded = BlocksStored((1, 2, 9), None, b"", None, KvTier.CPU)
     apply(index, 0, stored(1, 2, 3), offloaded, removed(1, 2, 3))
     assert matched(index) == pytest.approx([2 * 0.8 * 2, 0])
-    assert index.stats.without_tokens == 1
+    assert index.stats[0].without_tokens == 1
 
 
 def test_blocks_after_an_unknown_parent_are_counted_and_left_out() -> None:
     index = index_of()
     apply(index, 0, stored(2, 3, tokens=PROMPT[2:], parent=1))
-    assert index.stats.unknown_parents == 2
+    assert index.stats[0].unknown_parents == 2
     apply(index, 0, stored(1, tokens=PROMPT[:2]), stored(2, 3, tokens=PROMPT[2:], parent=1))
     assert matched(index) == [6, 0]
 
@@ -121,7 +121,7 @@ def test_a_parent_is_found_in_another_tier_or_rank_but_not_on_another_replica() 
     apply(index, 0, stored(2, tokens=PROMPT[2:4], parent=1))
     apply(index, 1, stored(2, tokens=PROMPT[2:4], parent=1))
     assert matched(index) == pytest.approx([2 * 0.8 + 2, 0])
-    assert index.stats.unknown_parents == 1
+    assert index.stats[1].unknown_parents == 1
 
 
 def test_a_cleared_rank_leaves_the_others() -> None:
@@ -157,7 +157,7 @@ def test_an_image_in_a_block_is_part_of_it() -> None:
 def test_blocks_of_other_sizes_and_tiers_are_counted_and_left_out() -> None:
     index = index_of()
     apply(index, 0, stored(1, 2, block_tokens=3), stored(1, 2, 3, tier=None), removed(1, tier=None), removed(8))
-    stats = index.stats
+    stats = index.stats[0]
     assert (stats.other_block_sizes, stats.other_tiers, stats.unknown_removals, stats.stored) == (2, 4, 1, 0)
     assert index.blocks(0) == 0
 
@@ -169,7 +169,7 @@ def test_a_full_replica_evicts_its_own_oldest_blocks_alone() -> None:
     for number in range(50):
         apply(index, 0, stored(100 + number, tokens=(number, number)), rank=number % 2)
     assert index.blocks(0) <= 3
-    assert index.stats.evicted >= 50
+    assert index.stats[0].evicted >= 50
     assert matched(index) == [0, 6]
 
 
@@ -178,7 +178,7 @@ def test_a_full_replica_evicts_from_its_largest_cache() -> None:
     apply(index, 0, *[stored(1, 2, 3)] * 2, rank=0)
     apply(index, 0, stored(9, tokens=(8, 9)), rank=1)
     assert index.match(chain_hashes(token_bytes((8, 9)), block_tokens=2), 1).tolist() == [2]
-    assert (index.blocks(0), index.stats.evicted) == (3, 1)
+    assert (index.blocks(0), index.stats[0].evicted) == (3, 1)
 
 
 def test_ranks_from_the_wire_are_bounded() -> None:
@@ -186,7 +186,7 @@ def test_ranks_from_the_wire_are_bounded() -> None:
     for rank in range(MAX_SOURCES + 5):
         index.apply(0, KvEventBatch(sent_s=None, rank=rank, events=(stored(1, tokens=PROMPT[:2]),)))
     index.check()
-    assert index.stats.excess_sources == 5
+    assert index.stats[0].excess_sources == 5
     assert index.blocks(0) == MAX_SOURCES
 
 

@@ -1,0 +1,85 @@
+"""Events of a Router about replicas' caches: KV events, pushed snapshots and evictions, and feeds that are lost.
+
+Owns the step from a report to the feeds and the history (`core.prefix`). A report of a replica that has left is
+ignored. None of them makes a request due.
+"""
+
+from __future__ import annotations
+
+from gorgo.core.limits import RouterLimits
+from gorgo.core.messages.actions import Action
+from gorgo.core.messages.cache_source import CacheSourceStats
+from gorgo.core.messages.kv_events import CacheEvictions, CacheSnapshot, KvEventBatch
+from gorgo.core.router_state import RouterState
+from gorgo.core.wiring import RouterParts
+
+#: Models with retained block sizes: clients choose names.
+_MAX_MODELS = 64
+
+
+class RouterCaches(RouterState):
+    """A Router's reports of caches. Parameters as in `RouterState`."""
+
+    def __init__(self, parts: RouterParts, *, boot_id: str, limits: RouterLimits) -> None:
+        super().__init__(parts, boot_id=boot_id, limits=limits)
+        #: Block sizes by model, until feeds or models change.
+        self._sizes: dict[str | None, frozenset[int]] = {}
+        self._sizes_changes = (0, 0)
+
+    def on_kv_events(
+        self, replica: str, batch: KvEventBatch, *, model: str | None, block_tokens: int, complete: bool, now: float
+    ) -> list[Action]:
+        """Apply the KV events of a replica.
+
+        `model` is `None` for the only one of its replica, adapters included. `complete` is false while the feed may
+        lack blocks: it joined a cache in use. The better of it and the history then counts.
+        """
+        member = self._fleet.replicas.get(replica)
+        if member is not None:
+            feeds, slot = self._parts.feeds, member.slot
+            cleared = feeds.apply(slot, batch, model=model, block_tokens=block_tokens, complete=complete, now=now)
+            if cleared:
+                self.index.flush(slot)
+        return []
+
+    def on_kv_lost(self, replica: str, *, now: float) -> list[Action]:
+        """Forget a replica's events: the feed is lost, or has a gap. The history counts until events come again."""
+        member = self._fleet.replicas.get(replica)
+        if member is not None:
+            self._parts.feeds.drop(member.slot, "events")
+        return []
+
+    def on_cache_snapshot(self, replica: str, snapshot: CacheSnapshot, *, now: float) -> list[Action]:
+        """Replace the pushed blocks of a replica; ignored while it sends events."""
+        member = self._fleet.replicas.get(replica)
+        if member is not None:
+            self._parts.feeds.replace(member.slot, snapshot, now=now)
+        return []
+
+    def on_cache_evictions(self, replica: str, evictions: CacheEvictions, *, now: float) -> list[Action]:
+        """Remove evicted blocks of a replica's snapshot; ignored without one."""
+        member = self._fleet.replicas.get(replica)
+        if member is not None:
+            self._parts.feeds.evict(member.slot, evictions, now=now)
+        return []
+
+    def cache_sources(self, *, now: float) -> dict[str, CacheSourceStats]:
+        """Return the source of each replica's cached tokens, and how right it was."""
+        parts = self._parts
+        return {
+            name: parts.cache_accuracy.stats(replica.slot, parts.feeds, now=now)
+            for name, replica in self._fleet.replicas.items()
+        }
+
+    def cache_block_sizes(self, model: str | None) -> frozenset[int]:
+        """Return the block sizes for which a request for `model` needs hashes; empty without a feed."""
+        feeds, eligibility = self._parts.feeds, self._fleet.eligibility
+        if not feeds:
+            return frozenset()
+        changes = feeds.changes, eligibility.models_changes
+        if changes != self._sizes_changes or len(self._sizes) >= _MAX_MODELS:
+            self._sizes, self._sizes_changes = {}, changes
+        sizes = self._sizes.get(model)
+        if sizes is None:
+            sizes = self._sizes[model] = feeds.block_sizes(eligibility.slots_serving(model), model)
+        return sizes

@@ -1,0 +1,237 @@
+"""What a Router makes of reports of caches: KV events, pushes, and feeds that are lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gorgo.core.fleet.spec import ReplicaSpec
+from gorgo.core.messages.decision import Decision
+from gorgo.core.messages.kv_events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheEvictions,
+    CacheSnapshot,
+    KvEvent,
+    KvEventBatch,
+    KvTier,
+)
+from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome, RouteRequest
+from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
+from gorgo.core.router import Router
+from tests.core.routers import COMPLETED, a_request, blocks_of, dispatched, make_router, set_policy, specs, submitted
+
+#: Four blocks of 16 tokens, exactly and as the history counts them: one block of 64.
+TOKENS = token_bytes(range(64))
+HASHES = chain_hashes(TOKENS, block_tokens=16)
+
+
+def stored(blocks: int = 4) -> BlocksStored:
+    return BlocksStored(tuple(range(1, blocks + 1)), None, TOKENS[: blocks * 64], 16, KvTier.GPU)
+
+
+def report(router: Router, replica: str, *events: KvEvent, complete: bool = True, now: float = 0.0) -> None:
+    batch = KvEventBatch(sent_s=None, rank=0, events=events)
+    assert router.on_kv_events(replica, batch, model=None, block_tokens=16, complete=complete, now=now) == []
+    router.check()
+
+
+def push(router: Router, replica: str, hashes: list[int], *, now: float = 0.0, model: str | None = None) -> None:
+    assert router.on_cache_snapshot(replica, CacheSnapshot(model, 16, hashes), now=now) == []
+    router.check()
+
+
+def exact(request_id: str = "r", replica: str | None = None) -> RouteRequest:
+    request = a_request(request_id, prompt_tokens=70, blocks=blocks_of(1), pinned_replica=replica)
+    return replace(request, kv_hashes={16: HASHES})
+
+
+def decide(router: Router, request: RouteRequest, *, now: float = 0.0) -> Decision:
+    decision = dispatched(submitted(router, request, now=now)).decision
+    router.check()
+    return decision
+
+
+def cached(router: Router, replica: str, *, now: float = 0.0, hashes: bool = True) -> tuple[int, str]:
+    """Cached tokens and their source at a decision for one replica, which leaves no trace."""
+    request = exact("probe", replica) if hashes else a_request("probe", blocks=blocks_of(1), pinned_replica=replica)
+    action = dispatched(submitted(router, request, now=now))
+    router.on_finish(action.attempt_id, Outcome(AttemptResult.CLIENT_DISCONNECTED), now=now)
+    router.check()
+    return action.decision.estimated_cached_tokens, action.decision.cache_source
+
+
+def serve(router: Router, replica: str, *, now: float = 0.0) -> None:
+    """Let the history confirm the prompt on a replica."""
+    action = dispatched(submitted(router, exact("served", replica), now=now))
+    router.on_first_token(action.attempt_id, now=now)
+    router.on_finish(action.attempt_id, COMPLETED, now=now)
+
+
+def test_events_say_what_is_cached_where_no_request_was_sent() -> None:
+    router = make_router("a", "b", policy="gorgo-ms")
+    report(router, "b", stored(3))
+    assert cached(router, "b") == (48, "events")
+    assert cached(router, "a") == (0, "history")
+
+
+def test_complete_events_count_alone_and_partial_ones_only_where_they_are_better() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    serve(router, "a")
+    report(router, "a", stored(1), complete=False)
+    assert cached(router, "a") == (64, "history")
+    report(router, "a", complete=True)
+    assert cached(router, "a") == (16, "events")
+    report(router, "a", stored(4), complete=False)
+    assert cached(router, "a") == (64, "events"), "of equals the events"
+
+
+def test_a_request_without_exact_tokens_is_compared_with_the_history() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    serve(router, "a")
+    report(router, "a", stored(1))
+    assert cached(router, "a", hashes=False) == (64, "history")
+
+
+def test_an_evicted_block_is_no_longer_counted() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    report(router, "a", stored(), BlocksRemoved((3,), KvTier.GPU))
+    assert cached(router, "a") == (32, "events")
+
+
+def test_a_lost_feed_leaves_the_history() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    serve(router, "a")
+    report(router, "a", stored(2))
+    router.on_kv_lost("a", now=1.0)
+    assert cached(router, "a") == (64, "history")
+    report(router, "a", stored(1))
+    assert cached(router, "a") == (16, "events"), "no block from before the loss"
+
+
+def test_a_cleared_cache_empties_the_history_too() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    serve(router, "a")
+    report(router, "a", CacheCleared(), complete=False)
+    assert cached(router, "a") == (0, "events")
+    router.on_kv_lost("a", now=1.0)
+    assert cached(router, "a") == (0, "history")
+
+
+def test_a_snapshot_replaces_what_was_pushed_before() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    push(router, "a", HASHES[:3])
+    assert cached(router, "a") == (48, "push")
+    push(router, "a", [*HASHES[:2], 77])
+    assert cached(router, "a") == (32, "push")
+    router.on_cache_evictions("a", CacheEvictions(None, 16, [HASHES[1], 99]), now=0.0)
+    assert cached(router, "a") == (16, "push")
+
+
+def test_pushes_are_ignored_while_a_replica_sends_events() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    push(router, "a", HASHES)
+    report(router, "a", stored(1))
+    push(router, "a", HASHES)
+    assert cached(router, "a") == (16, "events")
+    router.on_kv_lost("a", now=0.0)
+    push(router, "a", HASHES)
+    assert cached(router, "a") == (64, "push")
+
+
+def test_evictions_without_a_snapshot_are_ignored() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    serve(router, "a")
+    router.on_cache_evictions("a", CacheEvictions(None, 16, HASHES), now=0.0)
+    assert cached(router, "a") == (64, "history")
+
+
+def test_a_restart_seen_by_a_scrape_empties_the_feed() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    router.on_engine_sample("a", EngineSample(prompt_tokens_total=900.0), now=0.0)
+    report(router, "a", stored())
+    router.on_engine_sample("a", EngineSample(prompt_tokens_total=10.0), now=1.0)
+    assert cached(router, "a") == (0, "history")
+
+
+def test_a_restart_that_events_have_reported_leaves_what_was_stored_since() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    router.on_engine_sample("a", EngineSample(prompt_tokens_total=900.0), now=0.0)
+    report(router, "a", stored(), CacheCleared(), stored(2))
+    router.on_engine_sample("a", EngineSample(prompt_tokens_total=10.0), now=1.0)
+    assert cached(router, "a") == (32, "events")
+    router.on_engine_sample("a", EngineSample(prompt_tokens_total=5.0), now=2.0)
+    assert cached(router, "a") == (0, "history")
+
+
+def test_a_replica_in_the_slot_of_another_starts_without_its_blocks() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    report(router, "a", stored())
+    router.set_fleet(specs("b"), now=1.0)
+    router.check()
+    assert router.cache_block_sizes(None) == frozenset()
+    assert cached(router, "b") == (0, "history")
+    report(router, "a", stored())
+    assert cached(router, "b") == (0, "history"), "reports of one that has left are ignored"
+    assert router.cache_sources(now=1.0)["b"].events.stored == 0
+
+
+def test_a_flush_by_the_operator_makes_events_partial_until_the_cache_is_cleared() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    report(router, "a", stored(4))
+    router.flush("a", now=0.0)
+    serve(router, "a")
+    report(router, "a", stored(1))
+    assert cached(router, "a") == (64, "history")
+    report(router, "a", CacheCleared(), stored(2))
+    assert cached(router, "a") == (32, "events")
+
+
+@pytest.mark.parametrize("policy", ["gorgo", "round-robin"])
+def test_a_policy_with_another_index_reads_no_feed(policy: str) -> None:
+    router = make_router("a", policy=policy)
+    report(router, "a", stored())
+    assert cached(router, "a") == (0, "history")
+    set_policy(router, "gorgo-ms")
+    assert cached(router, "a") == (64, "events")
+
+
+def test_block_sizes_are_those_of_feeds_that_can_serve_a_model() -> None:
+    router = make_router(replicas=[ReplicaSpec("a", "x", models=("m",)), ReplicaSpec("b", "x", models=("n",))])
+    assert router.cache_block_sizes("m") == frozenset()
+    report(router, "a", stored())
+    router.on_cache_snapshot("b", CacheSnapshot("n", 32, [1]), now=0.0)
+    assert router.cache_block_sizes("m") == {16}
+    assert router.cache_block_sizes("n") == {32}
+    assert router.cache_block_sizes(None) == {16, 32}
+    router.on_models("b", ("m", "n"), now=0.0)
+    assert router.cache_block_sizes("m") == {16}
+    router.on_kv_lost("a", now=0.0)
+    assert router.cache_block_sizes("m") == frozenset()
+
+
+def test_models_of_one_replica_share_no_block() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    push(router, "a", HASHES, model="m")
+    push(router, "a", HASHES[:1], model="n")
+    for model, found in (("m", (64, "push")), ("n", (16, "push")), ("o", (0, "history"))):
+        decision = decide(router, replace(exact(f"r-{model}"), model=model, blocks=b""))
+        assert (decision.estimated_cached_tokens, decision.cache_source) == found
+
+
+def test_the_source_of_each_replica_is_stated_with_estimated_and_reported_tokens() -> None:
+    router = make_router("a", "b", policy="gorgo-ms")
+    report(router, "a", stored(3), now=1.0)
+    for number, tokens in enumerate((40, 60)):
+        attempt = dispatched(submitted(router, exact(f"r{number}", "a"), now=2.0)).attempt_id
+        outcome = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=70, cached_tokens=tokens)
+        router.on_finish(attempt, outcome, now=2.0)
+    sources = router.cache_sources(now=4.0)
+    assert list(sources) == ["a", "b"]
+    found = sources["a"]
+    assert (found.source, found.complete, found.block_tokens, found.blocks, found.age_s) == ("events", True, 16, 3, 3.0)
+    assert (found.requests, found.reported_tokens, found.events.stored) == (2, 100, 3)
+    assert found.estimated_tokens - found.reported_tokens == found.phantom_tokens - found.missed_tokens
+    assert (sources["b"].source, sources["b"].age_s, sources["b"].requests) == ("history", None, 0)
