@@ -39,7 +39,7 @@ class Feed:
     flushed: bool = False
 
     @property
-    def key(self) -> FeedKey:
+    def index_key(self) -> FeedKey:
         return self.model, self.index.block_tokens
 
     def serves(self, model: str | None) -> bool:

@@ -196,14 +196,14 @@ class KvFeeds:
         feeds = [(slot, feed) for slot, feeds in self._feeds.items() for feed in feeds.values()]
         assert all(0 < len(feeds) <= MAX_MODELS for feeds in self._feeds.values())
         assert self._feeds.keys() | self._stats.keys() <= set(self._slots), "a slot without a replica has nothing"
-        assert {feed.key for _, feed in feeds} == self._indexes.keys(), "an index is dropped with its last feed"
+        assert {feed.index_key for _, feed in feeds} == self._indexes.keys(), "an index is dropped with its last feed"
         for slot, feed in feeds:
-            assert feed.index is self._indexes[feed.key]
+            assert feed.index is self._indexes[feed.index_key]
             assert feed.source == "push" or not feed.index.pushed.count(slot)
         for key, index in self._indexes.items():
             index.check()
             assert index.max_blocks_per_replica == self._share
-            with_feed = {slot for slot, feed in feeds if feed.key == key}
+            with_feed = {slot for slot, feed in feeds if feed.index_key == key}
             assert all(slot in with_feed or not index.blocks(slot) for slot in self._slots)
 
     # -- helpers
@@ -240,7 +240,9 @@ class KvFeeds:
         rows = self._rows.get(key)
         if rows is None:
             feeds = [(slot, feeds.get(key[0])) for slot, feeds in self._feeds.items()]
-            rows = self._rows[key] = FeedRows.of([(slot, feed) for slot, feed in feeds if feed and feed.key == key])
+            rows = self._rows[key] = FeedRows.of(
+                [(slot, feed) for slot, feed in feeds if feed and feed.index_key == key]
+            )
         return rows
 
     def _index(self, model: str | None, block_tokens: int) -> KvEventIndex:
@@ -258,5 +260,5 @@ class KvFeeds:
         del feeds[feed.model]
         if not feeds:
             del self._feeds[slot]
-        if not any(feed.key == other.key for others in self._feeds.values() for other in others.values()):
-            del self._indexes[feed.key]
+        if not any(feed.index_key == other.index_key for others in self._feeds.values() for other in others.values()):
+            del self._indexes[feed.index_key]
