@@ -239,10 +239,9 @@ class KvFeeds:
     def _rows_of(self, key: FeedKey) -> FeedRows:
         rows = self._rows.get(key)
         if rows is None:
-            feeds = [(slot, feeds.get(key[0])) for slot, feeds in self._feeds.items()]
-            rows = self._rows[key] = FeedRows.of(
-                [(slot, feed) for slot, feed in feeds if feed and feed.index_key == key]
-            )
+            found = [(slot, feeds.get(key[0])) for slot, feeds in self._feeds.items()]
+            mine = [(slot, feed) for slot, feed in found if feed is not None and feed.index_key == key]
+            rows = self._rows[key] = FeedRows.of(mine)
         return rows
 
     def _index(self, model: str | None, block_tokens: int) -> KvEventIndex:
