@@ -29,14 +29,18 @@ class MonitorSink(Protocol):
     def on_sample(self, replica: str, sample: EngineSample | None) -> None: ...
 
 
-class MonitoredReplica(Protocol):
-    """The replica, as it is at the time."""
+class Reachable(Protocol):
+    """The other end of a path, as it is at the time."""
 
     @property
     def link(self) -> Link: ...
 
     @property
     def alive(self) -> bool: ...
+
+
+class MonitoredReplica(Reachable, Protocol):
+    """The replica, as it is at the time."""
 
     @property
     def model(self) -> Engine[Any]: ...

@@ -5,6 +5,8 @@ Owns the updates of a record: at arrival, dispatch, first token, rejection and e
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 from gorgo.core.messages.actions import Dispatch, Reject
 from gorgo.core.messages.request import Outcome, RouteRequest
 from gorgo.sim.records import SimRecord
@@ -19,10 +21,19 @@ class OpenRequests:
     ----------
     block_tokens, slo_ttft_s:
         As in `Simulation`.
+    kv_hashes:
+        Returns the own hashes of a prompt's blocks for the Router.
     """
 
-    def __init__(self, *, block_tokens: float, slo_ttft_s: float | None) -> None:
+    def __init__(
+        self,
+        *,
+        block_tokens: float,
+        slo_ttft_s: float | None,
+        kv_hashes: Callable[[bytes], Mapping[int, Sequence[int]]] = lambda _: {},
+    ) -> None:
         self._block_tokens = block_tokens
+        self._kv_hashes = kv_hashes
         self._slo_ttft_s = slo_ttft_s
         #: Of every request that has come, in order.
         self.records: list[SimRecord] = []
@@ -48,6 +59,8 @@ class OpenRequests:
             session_id=request.session_id,
             body_bytes=request.body_bytes,
             slo_ttft_s=self._slo_ttft_s,
+            kv_hashes=self._kv_hashes(request.blocks),
+            boundaries=request.boundaries,
         )
 
     def dispatched(self, dispatch: Dispatch, *, now: float) -> SimRequest:

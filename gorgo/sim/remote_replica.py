@@ -18,12 +18,13 @@ from gorgo.config.constants import CONNECTIONS_PER_REPLICA
 from gorgo.core.messages.request import COMPLETED, AttemptResult, OpenConnection, Outcome
 from gorgo.errors import BadRequest
 from gorgo.sim.engine.driver import EngineDriver, SimAttempt
-from gorgo.sim.engine.engines import Engine, make_engine
+from gorgo.sim.engine.engines import CacheReporter, Engine, make_engine
 from gorgo.sim.engine.itl import ItlHistogram, p95_s
 from gorgo.sim.engine.request import EngineRequest, Stage
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.fleet import SimReplica
 from gorgo.sim.monitor import Monitor, MonitorSink, background_trips, out_s
+from gorgo.sim.network.answers import error_outcome
 from gorgo.sim.network.links import Link, RandomTable, TripDelays
 from gorgo.sim.network.pool import ConnectionPool
 
@@ -84,6 +85,7 @@ class RemoteReplica:
         self._has_samples = has_samples
         self._ahead = ahead
         self._slowdown = 1.0
+        self._reporter: CacheReporter | None = None
         self._engine = self._new_engine()
         #: Preemptions of engines that died.
         self._preempted_before = 0
@@ -129,6 +131,11 @@ class RemoteReplica:
         """Run the probes before the start."""
         self._shell.on_connection(self.name, None)
         self.background.probe_first()
+
+    def report_to(self, reporter: CacheReporter) -> None:
+        """Report the cache of the engine, and of each that follows it."""
+        self._reporter = reporter
+        reporter.attach(self._engine.model)
 
     # -- requests
 
@@ -195,9 +202,13 @@ class RemoteReplica:
         self._engine.stop()
         self._preempted_before += self._engine.model.totals.preemptions
         self._engine = self._new_engine()
+        if self._reporter is not None:
+            self._reporter.attach(self._engine.model)
 
     def revive(self) -> None:
         self._dead = False
+        if self._reporter is not None:
+            self._reporter.started()
 
     # -- helpers
 
@@ -218,7 +229,7 @@ class RemoteReplica:
         if self._in_transit.pop(sending, True) is not None:
             return  # Lost on the way.
         if self._failing is not None:
-            self._refuse(sending, _error(self._failing))
+            self._refuse(sending, error_outcome(self._failing))
             return
         try:
             self._engine.submit(sending)
@@ -292,13 +303,3 @@ class RemoteReplica:
                 reason = "connect_failed"
             self._kernel.at(heard_s, partial(self._fail, sending, reason))
         self._pool.lose_all()
-
-
-def _error(status: int) -> Outcome:
-    """Return the outcome of an error status, as the proxy judges it."""
-    error = f"status_{status}"
-    if status in (429, 503):
-        return Outcome(AttemptResult.BUSY, status=status, error=error)
-    if status < 500:
-        return Outcome(AttemptResult.UPSTREAM_4XX, status=status, unsent=True)
-    return Outcome(AttemptResult.FAILED_BEFORE_CONTENT, status=status, error=error)

@@ -35,12 +35,13 @@ from gorgo.sim.extensions import Controller, Startable
 from gorgo.sim.faults.api import EngineObserver
 from gorgo.sim.faults.injector import FaultInjector
 from gorgo.sim.fleet import SimFleet
+from gorgo.sim.kv_events.reports import CacheReporting, CacheReports
 from gorgo.sim.monitor import Monitor
 from gorgo.sim.network.links import TripDelays, random_table
 from gorgo.sim.open_requests import OpenRequests
 from gorgo.sim.records import SimResult
 from gorgo.sim.remote_replica import RemoteReplica
-from gorgo.sim.timeouts import FirstTokenTimeouts
+from gorgo.sim.timeouts import FirstTokenTimeouts, RouterTimer
 from gorgo.sim.workload import BLOCK_TOKENS, SimRequest
 
 #: Keys of trips per request: more than the attempts that any limit allows in practice.
@@ -78,6 +79,8 @@ class Simulation:
         Most requests that the client has open; later ones wait at the client, unmeasured. None: an open loop.
     ahead:
         As in `EngineDriver`.
+    cache_reports:
+        What engines report of their caches.
 
     Example
     -------
@@ -111,6 +114,7 @@ class Simulation:
         slo_ttft_s: float | None = None,
         client_concurrency: int | None = None,
         ahead: bool = True,
+        cache_reports: CacheReports = "usage",
     ) -> None:
         stale_after_s = STALE_INTERVALS * max(probe_interval_s, scrape_interval_s)
         self.kernel = EventQueue()
@@ -139,8 +143,12 @@ class Simulation:
             )
             for number, replica in enumerate(fleet.replicas)
         }
+        sites = list(self.engines.values())
+        self.caches = CacheReporting(
+            cache_reports, self.kernel, self.router, self._carry_out, sites, draws=self._draws, item_tokens=block_tokens
+        )
         #: What can go wrong.
-        self.injector = FaultInjector(self.kernel, fleet, self.engines)
+        self.injector = FaultInjector(self.kernel, fleet, self.engines, self.caches)
         self._policy = policy
         self._faults = faults
         self._intervals = (probe_interval_s, scrape_interval_s)
@@ -148,11 +156,13 @@ class Simulation:
         self._feed: Sequence[SimRequest] = ()
         self._next = 0
         self._client_concurrency, self._client_waits = client_concurrency or maxsize, False
-        self._served = OpenRequests(block_tokens=float(block_tokens), slo_ttft_s=slo_ttft_s)
+        self._served = OpenRequests(
+            block_tokens=float(block_tokens), slo_ttft_s=slo_ttft_s, kv_hashes=self.caches.hashes
+        )
         #: Attempts that have not ended, by id.
         self._attempts: dict[str, tuple[SimAttempt, RemoteReplica]] = {}
         self._deadlines = FirstTokenTimeouts(self.kernel)
-        self._timer_s: float | None = None
+        self._timer = RouterTimer(self.kernel, self.router.next_timer, self._wake)
         #: The next connections as of the Router's next event.
         self._connections: dict[str, OpenConnection | None] = {}
 
@@ -186,7 +196,8 @@ class Simulation:
 
     def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
         del self._attempts[sending.attempt_id]
-        own, others = self._informed().on_finish(sending.attempt_id, outcome, now=self.kernel.now)
+        reported = self.caches.reported(outcome)
+        own, others = self._informed().on_finish(sending.attempt_id, reported, now=self.kernel.now)
         # A refusal ends its request if the Router forwards it.
         if isinstance(own, Forward) if outcome.unsent else outcome.result.final:
             self._served.on_result(sending.request_id, outcome, now=self.kernel.now)
@@ -219,7 +230,7 @@ class Simulation:
 
     def _control(self, controller: Controller) -> None:
         controller.act(self._informed(), self.kernel.now)
-        self._arm()
+        self._timer.arm()
         self._enqueue(controller)
 
     def _receive(self) -> None:
@@ -258,7 +269,7 @@ class Simulation:
                 case Reject():
                     self._served.rejected(action, now=self.kernel.now)
                     self._stop_if_done()
-        self._arm()
+        self._timer.arm()
 
     def _dispatch(self, dispatch: Dispatch) -> None:
         request = self._served.dispatched(dispatch, now=self.kernel.now)
@@ -284,15 +295,5 @@ class Simulation:
             self._client_waits = False
             self.kernel.at(self.kernel.now, self._receive)
 
-    def _arm(self) -> None:
-        """Schedule the Router's next timer; called after every event that can bring it forward."""
-        due_s = self.router.next_timer()
-        if due_s is not None and (self._timer_s is None or due_s < self._timer_s):
-            self._timer_s = due_s
-            self.kernel.at(max(due_s, self.kernel.now), partial(self._wake, due_s))
-
-    def _wake(self, due_s: float) -> None:
-        if due_s != self._timer_s:
-            return  # It was to be woken earlier, and was.
-        self._timer_s = None
+    def _wake(self) -> None:
         self._carry_out(self._informed().handle_timer(now=self.kernel.now))

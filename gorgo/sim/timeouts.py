@@ -1,11 +1,13 @@
-"""How long the proxy waits for the first content of an attempt, in virtual time.
+"""Times at which the proxy acts by itself: the Router's own, and time-outs of attempts without content.
 
-Owns the one event for all attempts: they wait equally long, so the one sent first is due first.
+Owns their events. One is for all time-outs: attempts wait equally long, so the one sent first is due first.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 from gorgo.config.constants import FIRST_TOKEN_TIMEOUT_S
 from gorgo.sim.engine.driver import SimAttempt
@@ -44,3 +46,35 @@ class FirstTokenTimeouts:
 
 def _is_settled(sending: SimAttempt) -> bool:
     return sending.done or sending.has_first_token
+
+
+class RouterTimer:
+    """Wakes the Router at its next time.
+
+    Parameters
+    ----------
+    kernel:
+        The event queue.
+    next_s:
+        Returns when it is to be woken, `None`: not at all. Any event can change it.
+    wake:
+        Called then.
+    """
+
+    def __init__(self, kernel: EventQueue, next_s: Callable[[], float | None], wake: Callable[[], None]) -> None:
+        self._kernel = kernel
+        self._next_s = next_s
+        self._wake = wake
+        self._due_s: float | None = None
+
+    def arm(self) -> None:
+        """Schedule the next time; called after every event that can bring it forward."""
+        due_s = self._next_s()
+        if due_s is not None and (self._due_s is None or due_s < self._due_s):
+            self._due_s = due_s
+            self._kernel.at(max(due_s, self._kernel.now), partial(self._expire, due_s))
+
+    def _expire(self, due_s: float) -> None:
+        if due_s == self._due_s:  # Else it was to be woken earlier, and was.
+            self._due_s = None
+            self._wake()

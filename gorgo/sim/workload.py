@@ -38,6 +38,8 @@ class SimRequest:
     output_blocks:
         The blocks that follow `blocks` in the engine's cache once the answer is there; empty where no later prompt goes
         on with it.
+    boundaries:
+        Prompt tokens at the end of each message, ascending; empty: unknown.
     """
 
     index: int
@@ -49,6 +51,7 @@ class SimRequest:
     session_id: str | None = None
     body_bytes: int = 0
     output_blocks: bytes = b""
+    boundaries: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.blocks) % BLOCK_HASH_BYTES == len(self.output_blocks) % BLOCK_HASH_BYTES == 0, "whole hashes"

@@ -100,6 +100,16 @@ class Engine(Protocol[RequestT]):
     def check(self) -> None: ...
 
 
+class CacheReporter(Protocol):
+    """Reporter of the caches of one replica's engines, which follow one another."""
+
+    def attach(self, model: Engine[Any]) -> None:
+        """Report an engine that has not started yet."""
+
+    def started(self) -> None:
+        """Report that it is back after a death."""
+
+
 def make_engine(profile: EngineProfile, *, item_bytes: int = 4, item_tokens: int = 1) -> Engine[RequestT]:
     """Make the engine model that `profile.scheduler` names.
 

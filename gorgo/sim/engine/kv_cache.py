@@ -225,7 +225,7 @@ class KvCache:
         leaf.last_used, leaf.locks = self._clock, 1
         self.locked_tokens += fresh
         if self._blocks is not None:
-            self._blocks.stored(key[:end], start=start)
+            self._blocks.report_stored(key[:end], start=start)
         return leaf, fresh
 
     def flush(self) -> None:
@@ -235,7 +235,7 @@ class KvCache:
         self._heap.clear()
         self.cached_tokens = 0
         if self._blocks is not None:
-            self._blocks.cleared()
+            self._blocks.report_cleared()
 
     def nodes(self) -> Iterator[CacheNode]:
         """Every node but the root, parents first."""
@@ -292,7 +292,7 @@ class KvCache:
         parent = node.parent
         assert parent is not None, "the root is never queued"
         if self._blocks is not None:
-            self._blocks.removed(node.key(), start=parent.end * self.item_bytes)
+            self._blocks.report_removed(node.key(), start=parent.end * self.item_bytes)
         self._tree.remove(node)
         self.cached_tokens -= self._tokens(node)
         self.evicted_tokens_total += self._tokens(node)

@@ -45,9 +45,9 @@ class TreeBlocks:
     ...     def removed(self, hashes):
     ...         print(len(hashes))
     >>> blocks = TreeBlocks(Printed(), block_bytes=2)
-    >>> blocks.stored(b"abcde", start=0)
+    >>> blocks.report_stored(b"abcde", start=0)
     2 True b'abcd'
-    >>> blocks.stored(b"abcdef", start=5)  # The block began with an item that was cached before.
+    >>> blocks.report_stored(b"abcdef", start=5)  # The block began with an item that was cached before.
     1 False b'ef'
     """
 
@@ -55,7 +55,7 @@ class TreeBlocks:
         self._observer = observer
         self._block_bytes = block_bytes
 
-    def stored(self, key: bytes, *, start: int) -> None:
+    def report_stored(self, key: bytes, *, start: int) -> None:
         """Report what `key` adds behind its first `start` bytes."""
         first, hashes = start // self._block_bytes, self._hashes(key)
         if added := hashes[first:]:
@@ -63,12 +63,12 @@ class TreeBlocks:
             items = key[first * self._block_bytes : len(hashes) * self._block_bytes]
             self._observer.stored(added, parent, items)
 
-    def removed(self, key: bytes, *, start: int) -> None:
+    def report_removed(self, key: bytes, *, start: int) -> None:
         """Report that `key` is cut to its first `start` bytes."""
         if removed := self._hashes(key)[start // self._block_bytes :]:
             self._observer.removed(removed)
 
-    def cleared(self) -> None:
+    def report_cleared(self) -> None:
         """Report an empty cache."""
         self._observer.cleared()
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from gorgo.sim.engine.engines import Engine
 from gorgo.sim.engine.request import EngineRequest
 from gorgo.sim.fleet import SimFleet
+from gorgo.sim.kv_events.path import PathFaults
 
 
 class EngineView(Protocol):
@@ -94,3 +95,12 @@ class Partitionable(Protocol):
     """A simulation whose replicas can be unreachable without losing their state."""
 
     def set_reachable(self, replica: str, reachable: bool) -> None: ...
+
+
+@runtime_checkable
+class ReportingCaches(Protocol):
+    """A simulation whose engines report their caches, and whose router can lose what it knows of them."""
+
+    def set_report_faults(self, replica: str, faults: PathFaults) -> None: ...
+
+    def restart_router(self) -> None: ...

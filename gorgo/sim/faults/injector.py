@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from gorgo.errors import UnknownReplica
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.fleet import SimFleet
+from gorgo.sim.kv_events.path import PathFaults
+from gorgo.sim.kv_events.reports import CacheReporting
 from gorgo.sim.remote_replica import RemoteReplica
 
 
@@ -19,15 +21,18 @@ class FaultInjector:
 
     Parameters
     ----------
-    kernel, fleet, engines:
+    kernel, fleet, engines, caches:
         The simulation's; `engines` by name. Every method raises `UnknownReplica` for a name that is not among them,
         and does nothing for a region without a replica.
     """
 
-    def __init__(self, kernel: EventQueue, fleet: SimFleet, engines: Mapping[str, RemoteReplica]) -> None:
+    def __init__(
+        self, kernel: EventQueue, fleet: SimFleet, engines: Mapping[str, RemoteReplica], caches: CacheReporting
+    ) -> None:
         self.kernel = kernel
         self.fleet = fleet
         self.engines = engines
+        self._caches = caches
 
     def set_slowdown(self, replica: str, factor: float) -> None:
         """The replica's steps from now on take so many times as long."""
@@ -66,6 +71,17 @@ class FaultInjector:
         """That share of requests to the region takes so much longer to get there, uniform between the two."""
         for site in self._sites(region):
             site.set_path_delay(share, low_s, high_s)
+
+    def set_report_faults(self, replica: str, faults: PathFaults) -> None:
+        """Reports of the replica's cache fare so from now on; requests are not affected."""
+        self._site(replica)
+        feed = self._caches.feeds.get(replica)
+        if feed is not None:
+            feed.path.faults = faults
+
+    def restart_router(self) -> None:
+        """Empty the Router's index; engines and requests go on."""
+        self._caches.restart_router()
 
     def _site(self, replica: str) -> RemoteReplica:
         try:

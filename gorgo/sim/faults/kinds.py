@@ -93,7 +93,7 @@ class StaleMetrics:
     end_s: float = inf
 
     def start(self, world: FaultApi) -> None:
-        for name in _one_or_all(world, self.replica):
+        for name in one_or_all(world, self.replica):
             _set_between(world, world.set_metrics, name, (False, True), self.start_s, self.end_s)
 
 
@@ -106,7 +106,7 @@ class StaleProbes:
     end_s: float = inf
 
     def start(self, world: FaultApi) -> None:
-        for name in _one_or_all(world, self.replica):
+        for name in one_or_all(world, self.replica):
             _set_between(world, world.set_probes, name, (False, True), self.start_s, self.end_s)
 
 
@@ -186,6 +186,11 @@ def region_rtt_s(fleet: SimFleet, region: str) -> float:
     return next(replica.link.rtt_s for replica in fleet.replicas if replica.name == first)
 
 
+def one_or_all(world: FaultApi, replica: str | None) -> Sequence[str]:
+    """Return the replica, or all of the fleet for `None`; raises `UnknownReplica`."""
+    return [each.name for each in world.fleet.replicas] if replica is None else [_replica(world, replica)]
+
+
 # -- helpers
 
 
@@ -215,10 +220,6 @@ def _cutting(world: FaultApi) -> tuple[Callable[[str], None], Callable[[str], No
             replica, True
         )
     return world.kill, world.revive
-
-
-def _one_or_all(world: FaultApi, replica: str | None) -> Sequence[str]:
-    return [each.name for each in world.fleet.replicas] if replica is None else [_replica(world, replica)]
 
 
 def _replica(world: FaultApi, name: str) -> str:
