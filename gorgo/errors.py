@@ -54,6 +54,10 @@ class BadRequest(GorgoError):  # noqa: N818 - the field's own word for a 400
     """A client's body cannot be read. The message says what was expected and is safe to send back."""
 
 
+class BadReport(GorgoError):  # noqa: N818 - as BadRequest
+    """A report of another router cannot be read. The message names the place and what was expected."""
+
+
 class UnknownReplica(GorgoError, LookupError):  # noqa: N818 - reads as the fact
     """No replica of that name is in the fleet."""
 

@@ -31,15 +31,16 @@ from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action, AdmissionAction, Reject, RetryAction
 from gorgo.core.messages.events import ReplicaRestarted
 from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome, RouteRequest
+from gorgo.core.peers.records import PeerReport
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
-from gorgo.core.router_caches import RouterCaches
+from gorgo.core.router_peers import RouterPeers
 from gorgo.core.wiring import build_parts
 
 _DEFAULTS = RouterLimits()
 
 
-class Router(RouterCaches):
+class Router(RouterPeers):
     """Sends each request to the replica that the policy picks, and accounts for it until it ends.
 
     Parameters
@@ -202,7 +203,7 @@ class Router(RouterCaches):
         if member is not None and sample is not None:
             self._fleet.scraped(member, sample, now=now)
             if member.restarts.observe(sample):
-                self.index.flush(member.slot)
+                self._flush_slot(member.slot)
                 self._parts.feeds.restarted(member.slot)
                 self.fleet_events.append(ReplicaRestarted(replica, member.spec.region))
             self._parts.feeds.scraped(member.slot)
@@ -217,6 +218,15 @@ class Router(RouterCaches):
             self._fleet.list_models(member, models)
             self._admission.needs_drain = True
         return self._drain_queue(now)
+
+    def on_peer(self, report: PeerReport, *, now: float, age_s: float = 0.0) -> list[Action]:
+        """Take in another router's report, written `age_s` ago; an old one is a source of prefixes alone.
+
+        Replicas that it has ejected are in `peers.probe_hints`. A report that is not newer changes nothing.
+        """
+        assert self.peers is not None, "a Router without peers hears of none"
+        self._now = now
+        return self._drain_queue(now) if self.peers.on_report(report, now=now, age_s=age_s) else []
 
     def next_timer(self) -> float | None:
         """Return when to call `handle_timer`; any event can change it."""

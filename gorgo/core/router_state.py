@@ -13,6 +13,7 @@ from gorgo.core.fleet.snapshot import ReplicaSnapshot, snapshot_replica
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.decision import Decision
+from gorgo.core.peers.exchange import PeerExchange
 from gorgo.core.policy.interface import IndexKind, Policy
 from gorgo.core.policy.shadow import required_index, validate_shadow
 from gorgo.core.policy.weights import Weights
@@ -53,6 +54,8 @@ class RouterState:
         #: Whether weights are frozen: no model is trained or adopted meanwhile.
         self.frozen = False
         self._count_progress()
+        #: Exchange with other routers of the fleet; `None` until it has joined them.
+        self.peers: PeerExchange | None = None
         #: Learned from the usage of responses; the shell estimates prompt tokens by it.
         self.token_ratios = BytesPerToken()
 
@@ -109,6 +112,8 @@ class RouterState:
         change = self._fleet.replace(replicas)
         self._parts.prefix_updater.on_fleet_change(change)
         self._table.on_fleet_change(change)
+        if self.peers is not None:
+            self.peers.on_fleet_change(change)
         self._parts.regions.on_fleet_change()
         self._parts.busy.on_fleet_change()
         self._parts.refused_kinds.on_fleet_change()
@@ -130,7 +135,7 @@ class RouterState:
         """Empty the prefix index of one replica or of all. Raises `UnknownReplica`."""
         members = self._fleet.replicas.values() if replica is None else (self._fleet.member(replica),)
         for member in members:
-            self.index.flush(member.slot)
+            self._flush_slot(member.slot)
             self._parts.feeds.flush(member.slot)
 
     # -- reads
@@ -209,6 +214,13 @@ class RouterState:
         self._table.check()
         if self.outcomes is not None:
             self.outcomes.check()
+        if self.peers is not None:
+            self.peers.check()
+
+    def _flush_slot(self, slot: int) -> None:
+        self.index.flush(slot)
+        if self.peers is not None:
+            self.peers.prefixes.flush(slot)
 
     def _use_index(self, kind: IndexKind) -> None:
         self.index.bounded = kind != "published"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.dispatch.in_flight import Attempt, InFlightTable, RequestState
+from gorgo.core.fleet.columns import Floats
 from gorgo.core.fleet.eligibility import CandidateSet
 from gorgo.core.fleet.fleet import Fleet
 from gorgo.core.fleet.network import arrival_s, one_way_s
@@ -128,6 +129,8 @@ class Dispatcher:
         self._shadow = self._score_shadow(shadow)
         self._learning = learning
         self._decisions: deque[Decision] = deque(maxlen=max_decisions)
+        #: Raises matched tokens by prefixes that peers had confirmed; `None` without peers.
+        self.raise_matches: Callable[[Floats, RouteRequest], Floats] | None = None
         #: Called with each reserved attempt; set by the Hedger while hedging is on.
         self.on_reserved: Callable[[Attempt], None] | None = None
 
@@ -152,8 +155,10 @@ class Dispatcher:
 
     def evaluate(self, request: RouteRequest, eligible: CandidateSet, *, now: float) -> Evaluation:
         """Let the policy choose. `eligible` has at least one replica."""
-        columns = self._fleet.columns
+        columns = self._fleet.all_loads(now=now)
         matched = self._index.match(request.blocks, len(columns.salt), block_tokens=request.block_tokens)
+        if self.raise_matches is not None:
+            matched = self.raise_matches(matched, request)
         most = matched[matched.argmax()]
         if most > request.prompt_tokens:  # full blocks rarely are more than the prompt
             np.minimum(matched, request.prompt_tokens, out=matched)
@@ -171,13 +176,10 @@ class Dispatcher:
             eligible.slots, eligible.names, columns, matched, request.prompt_tokens, is_all=eligible.is_all, now=now
         )
         choice = self.policy.choose(request, candidates, self.weights, self._rng)
-        shadowed = score = None
-        if self._shadow is not None:
-            shadowed = self._shadow.choose(request, candidates)
-            score = self._shadow.score(shadowed, choice.row)
-        features = None
-        if self._learning.learner is not None:
-            features = self._learning.table_of(choice, shadowed, request, candidates)
+        shadowed = None if self._shadow is None else self._shadow.choose(request, candidates)
+        score = None if self._shadow is None or shadowed is None else self._shadow.score(shadowed, choice.row)
+        learner = self._learning.learner
+        features = None if learner is None else self._learning.table_of(choice, shadowed, request, candidates)
         recorder = self._learning.recorder
         recorded = None if recorder is None else recorder.candidate_features(request, candidates)
         replica = eligible.replicas[choice.row]
@@ -227,12 +229,13 @@ class Dispatcher:
         """Predict the parts of the TTFT before the reservation adds the request to the prefill queue."""
         first_s = state.first_dispatched_s
         assert first_s is not None, "it is being dispatched"
+        others_s, queue = self._fleet.others_prefill_s(replica.slot), replica.prefill_queue
         return TtftEstimate(
             first_s - state.request.received_s,
             now - first_s,
             network.arrives_s - now + network.one_way_s if network.rtt_s == network.rtt_s else None,
-            expected_queue_s(replica.prefill_queue, arrives_s=network.arrives_s, one_way_s=network.one_way_s, now=now),
-            network.prior_s * replica.prefill_queue.speed.factor,
+            expected_queue_s(queue, others_s, arrives_s=network.arrives_s, one_way_s=network.one_way_s, now=now),
+            network.prior_s * queue.speed.factor,
         )
 
     def _make_decision(

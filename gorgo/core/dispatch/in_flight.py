@@ -6,7 +6,7 @@ attempt holds its `Replica`, not a slot: the slot may belong to another replica 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -101,6 +101,10 @@ class InFlightTable:
     def find(self, attempt_id: str) -> Attempt | None:
         """Return an open attempt."""
         return self._open.get(attempt_id)
+
+    def attempts(self) -> Iterable[Attempt]:
+        """Return the open attempts, first one first."""
+        return self._open.values()
 
     def count_progress(self, on: bool) -> None:
         """Count what replicas prefill and decode, open attempts included, or no longer."""

@@ -6,6 +6,8 @@ Owns the step from an outcome to the index, and each replica's size there. See `
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from gorgo.core.dispatch.in_flight import Attempt
 from gorgo.core.fleet.fleet import Fleet, FleetChange
 from gorgo.core.fleet.replica import Replica
@@ -15,6 +17,14 @@ from gorgo.core.prefix.cache_feedback import CacheReport
 from gorgo.core.prefix.found_share import FoundShares
 from gorgo.core.prefix.index import PrefixIndex
 from gorgo.core.prefix.kv_feeds import KvFeeds
+
+
+class PrefixObserver(Protocol):
+    """Receiver of what results of attempts say about prefixes."""
+
+    def on_confirmed(self, attempt: Attempt) -> None: ...
+
+    def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None: ...
 
 
 class PrefixUpdater:
@@ -44,11 +54,15 @@ class PrefixUpdater:
         self._feeds = feeds
         self._accuracy = accuracy
         self.block_tokens = block_tokens
+        #: Collects what peers are told; `None` without peers.
+        self.observer: PrefixObserver | None = None
 
     def on_first_token(self, attempt: Attempt) -> None:
         """Confirm the prompt on the replica."""
         if attempt.replica.slot >= 0:
             self._index.confirm(attempt.state.request.blocks, attempt.replica.slot, attempt.state.request.client)
+            if self.observer is not None:
+                self.observer.on_confirmed(attempt)
 
     def on_result(self, attempt: Attempt, outcome: Outcome) -> None:
         """Confirm or retract the prompt, and correct the index by the engine's report."""
@@ -59,6 +73,8 @@ class PrefixUpdater:
         if completed and (bounded or attempt.first_token_s is None):
             # Once more after the first token: the engine used the blocks until now.
             self._index.confirm(blocks, slot, attempt.state.request.client)
+            if attempt.first_token_s is None and self.observer is not None:
+                self.observer.on_confirmed(attempt)
         elif attempt.first_token_s is None:
             self._index.retract(blocks, slot)
         if completed:
@@ -75,7 +91,7 @@ class PrefixUpdater:
             self._feeds.remove_replica(slot)
             self._accuracy.remove_replica(slot)
         for replica in change.joined:
-            self._index.add_replica(replica.slot, capacity_blocks=self._capacity_blocks(replica))
+            self._index.add_replica(replica.slot, capacity_blocks=self.capacity_blocks(replica))
         if change.left_slots or change.joined:
             self._feeds.set_replicas([replica.slot for replica in self._fleet.replicas.values()])
         self.resize_all()
@@ -86,7 +102,7 @@ class PrefixUpdater:
 
     def resize(self, replica: Replica) -> None:
         """Bound the replica's blocks by its KV capacity."""
-        self._index.set_capacity(replica.slot, self._capacity_blocks(replica))
+        self._index.set_capacity(replica.slot, self.capacity_blocks(replica))
 
     def _correct(self, attempt: Attempt, outcome: Outcome) -> None:
         """Correct the replica's blocks by the engine's report of cached tokens."""
@@ -103,12 +119,15 @@ class PrefixUpdater:
             if replica.learned_capacity.reset():
                 self.resize(replica)
             return
+        if self.observer is not None:
+            self.observer.on_cache_report(attempt, report, evicted=contradicted)
         if contradicted:
             self._index.evict_older(replica.slot, before=attempt.confirmed_prefix.tick)
         resident = self._index.resident_blocks(replica.slot)
         if replica.learned_capacity.learn(contradicted=contradicted, resident_blocks=resident):
             self.resize(replica)
 
-    def _capacity_blocks(self, replica: Replica) -> int | None:
+    def capacity_blocks(self, replica: Replica) -> int | None:
+        """Return the blocks that fit into the replica's cache; `None` if unknown."""
         tokens = float(self._fleet.columns.kv_capacity_tokens[replica.slot])
         return replica.learned_capacity.blocks if tokens != tokens else int(tokens / self.block_tokens)

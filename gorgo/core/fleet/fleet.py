@@ -20,6 +20,7 @@ from gorgo.core.fleet.columns import Columns
 from gorgo.core.fleet.eligibility import EligibilityFilter
 from gorgo.core.fleet.estimators import ewma, is_stale
 from gorgo.core.fleet.outlier import HealthState
+from gorgo.core.fleet.peer_loads import PeerLoads
 from gorgo.core.fleet.replica import Replica
 from gorgo.core.fleet.spec import ReplicaSpec
 from gorgo.core.limits import OutlierLimits
@@ -72,6 +73,8 @@ class Fleet:
     eligibility: EligibilityFilter = field(init=False)
     #: Changes that the shell has not taken yet.
     events: deque[FleetEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+    #: Load that other routers report; `None` without peers.
+    peers: PeerLoads | None = None
     #: Called with a replica that outlier detection readmits.
     on_readmitted: ReadmissionObserver | None = None
     _free: list[int] = field(default_factory=list)
@@ -153,6 +156,14 @@ class Fleet:
         if replica.slot >= 0:
             self.columns.in_flight_requests[replica.slot] -= 1
             self.columns.in_flight_tokens[replica.slot] -= prompt_tokens
+
+    def all_loads(self, *, now: float) -> Columns:
+        """Return the columns with the load of other routers."""
+        return self.columns if self.peers is None else self.peers.added_to_own(now=now)
+
+    def others_prefill_s(self, slot: int) -> float:
+        """Return the prefill that waits there for other routers, s."""
+        return 0.0 if self.peers is None else self.peers.prefill_s(slot)
 
     # -- probes and scrapes
 

@@ -44,6 +44,8 @@ class SaturationDetector:
         """Return whether the concurrency limit allows one more in flight, whatever there is to prefill."""
         columns, slot, most = self._fleet.columns, replica.slot, self.limits.max_concurrency_per_replica
         in_flight = columns.in_flight_requests.item(slot)
+        if self._fleet.peers is not None:
+            in_flight += self._fleet.peers.requests(slot)
         goal_s = self.limits.slo_e2e_s
         if goal_s is not None and in_flight >= replica.concurrency.limit(goal_s):
             return False
@@ -53,16 +55,20 @@ class SaturationDetector:
     def free_at_s(self, replica: Replica, *, now: float) -> float | None:
         """Return when a saturated replica has capacity without a further event; `None` if it needs one."""
         queue, half_rtt_s = replica.prefill_queue, one_way_s(self._fleet.columns, replica.slot)
-        is_late = now - STUCK_AFTER_S - queue.head_due_s - half_rtt_s > 0.0
+        others_s = self._fleet.others_prefill_s(replica.slot)
+        is_late = now - STUCK_AFTER_S - queue.head_due_s - half_rtt_s - others_s > 0.0
         if is_late or queue.drained_at_s == inf or not self.has_slot(replica):
             return None
         at_s = queue.drained_at_s - half_rtt_s - self.limits.max_backlog_s
+        if others_s:
+            at_s = max(at_s, now - self.limits.max_backlog_s) + others_s
         return at_s if at_s > now + _NOISE_S else None
 
     def backlog_s(self, replica: Replica, *, now: float) -> float:
         """Return the prefill before a request dispatched there now, by the rule of `gorgo-ms`, s."""
         queue, half_rtt_s = replica.prefill_queue, one_way_s(self._fleet.columns, replica.slot)
-        late_s = now - STUCK_AFTER_S - queue.head_due_s - half_rtt_s
+        others_s = self._fleet.others_prefill_s(replica.slot)
+        late_s = now - STUCK_AFTER_S - queue.head_due_s - half_rtt_s - others_s
         if late_s > 0.0:
-            return queue.backlog_s + late_s
-        return max(0.0, queue.drained_at_s - now - half_rtt_s)
+            return queue.backlog_s + others_s + late_s
+        return max(0.0, queue.drained_at_s - now - half_rtt_s) + others_s

@@ -75,6 +75,14 @@ class PrefillQueue:
         """Prefill of all queued requests."""
         return self._prior_s * self.speed.factor
 
+    def left_s(self, *, engine_s: float) -> float:
+        """Return the work left at `engine_s`: at least what is behind the head, of which nothing is done yet."""
+        if not self._entries:
+            return 0.0
+        backlog_s = self.backlog_s
+        behind_s = backlog_s - self._head().prior_s * self.speed.factor
+        return max(0.0, behind_s, min(self.drained_at_s - engine_s, backlog_s))
+
     def before(self, key: str) -> list[str]:
         """Return the streamed requests queued before `key`; empty if it is not queued."""
         if key not in self._entries:

@@ -64,6 +64,11 @@ class PrefillSpeed:
             self._learn(engine_s - max(arrived_s, self.last_s) - STEP_IN_PROGRESS_S, prior_s)
         self.last_s = engine_s
 
+    @property
+    def samples(self) -> tuple[float, float]:
+        """Time spent and time by the prior, s, both fading."""
+        return self._steady.sums
+
     def set_prior(self, factor: float) -> None:
         """The engine says that its prefills take `factor` times the prior."""
         self._start = min(max(factor, FASTEST), SLOWEST)
@@ -95,6 +100,10 @@ class _Average:
         decay = exp(-prior_s / self._memory_s)
         self._spent_s = self._spent_s * decay + spent_s
         self._done_s = self._done_s * decay + prior_s
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        return self._spent_s, self._done_s
 
     def value(self, start: float) -> float:
         """`start` as long as nothing was learned."""

@@ -83,11 +83,13 @@ class TtftEstimate(NamedTuple):
         }
 
 
-def expected_queue_s(clock: PrefillQueue, *, arrives_s: float, one_way_s: float, now: float) -> float:
+def expected_queue_s(
+    clock: PrefillQueue, others_s: float = 0.0, *, arrives_s: float, one_way_s: float, now: float
+) -> float:
     """Work left before a request that is dispatched now and arrives then; on a stuck engine all that waits there and
-    how late it is, as in the cost of `gorgo-ms`.
+    how late it is, as in the cost of `gorgo-ms`. `others_s` of it is for other routers.
     """
-    late_s = now - STUCK_AFTER_S - clock.head_due_s - one_way_s
+    late_s = now - STUCK_AFTER_S - clock.head_due_s - one_way_s - others_s
     if late_s > 0.0:
-        return clock.backlog_s + late_s
-    return max(0.0, clock.drained_at_s - arrives_s)
+        return clock.backlog_s + others_s + late_s
+    return max(0.0, clock.drained_at_s - arrives_s) + others_s

@@ -12,8 +12,8 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
+from gorgo.core.prompt.depths import depths_of
 from gorgo.policies.base import least_loaded
-from gorgo.policies.sticky.depths import depths_of
 from gorgo.policies.sticky.placement import bounded_load, jump_hash, two_choices
 from gorgo.policies.sticky.routes import Origin, RouteKey, RouteTable
 
@@ -91,6 +91,10 @@ class MultiDepth:
 
         terms = {"route_tokens": matched, "in_flight": load.copy()}
         return Choice(row, terms, fallback=fallback, learn=learn if keys else None)
+
+    def add_remote_route(self, model: str | None, prefix: bytes, replica: str, *, now: float) -> None:
+        """Add the route of a prefix that another router had answered."""
+        self.routes.set_route((model, prefix), replica, Origin.REMOTE, now=now)
 
     def _longest(self, keys: list[RouteKey], candidates: Candidates) -> tuple[int, int] | None:
         """Return the row and the place in `keys` of the longest prefix whose replica is a candidate."""

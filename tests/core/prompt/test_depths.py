@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from gorgo.core.prompt.depths import depths_of
 from gorgo.core.prompt.fingerprint import MAX_BLOCKS
-from gorgo.policies.sticky.depths import depths_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""Load that other routers report, beside the Router's own: columns per slot, added up for decisions.
+
+Owns the cells of each peer and their sums. The fleet's own columns stay exact; `core.peers` fills these.
+
+Theory of operation. Every report replaces the cells of its router; a router that was silent for `FADE_S` counts
+nothing. Cells are whole numbers, seconds in microseconds, so that sums by addition and subtraction are exact. They are
+never negative: a report makes no replica look less loaded than by the own counts.
+
+An engine serves all routers in one line. So the prefill that waits there for others moves the end of the own queue,
+and the time at which the own head is late. While the own queue is not empty, its clock alone advances; else theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import inf
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gorgo.core.fleet.columns import Columns, Floats
+
+#: Silence after which a router's load counts no longer, s: twenty reports, or one restart of a store's client.
+FADE_S = 2.0
+#: Most routers counted; others are ignored.
+MAX_PEERS = 1000
+#: Rows of the cells: the order of `CELLS`.
+CELLS = (
+    "requests",
+    "prompt_tokens",
+    "waiting_requests",
+    "waiting_tokens",
+    "uncached_tokens",
+    "prefill_us",
+    "decoded_ms",
+)
+_ROWS = {name: row for row, name in enumerate(CELLS)}
+#: Steps of the offset by which a router breaks ties, below one request: multiples of 1 / 64 add up exactly.
+_SALT_STEPS, _SALT_STEP = 32, 1.0 / 64.0
+
+
+@dataclass(slots=True)
+class _Peer:
+    slots: NDArray[np.intp]
+    #: A row per cell, a column per slot of `slots`.
+    cells: Floats
+    heard_s: float
+
+
+@dataclass(slots=True)
+class PeerLoads:
+    """Cells of all peers.
+
+    Parameters
+    ----------
+    name:
+        The own router's: the source of its tie-breaks.
+    columns:
+        The fleet's own.
+    """
+
+    name: str
+    columns: Columns
+    _peers: dict[str, _Peer] = field(default_factory=dict)
+    _sums: Floats = field(default_factory=lambda: np.zeros((len(CELLS), 0)))
+    #: Last report about each slot, and the own router's fraction of a request there.
+    received_s: Floats = field(default_factory=lambda: np.zeros(0))
+    salt: Floats = field(default_factory=lambda: np.zeros(0))
+    _fades_s: float = inf
+
+    @property
+    def routers(self) -> Mapping[str, float]:
+        """When each router that counts has last reported."""
+        return {name: peer.heard_s for name, peer in self._peers.items()}
+
+    def replace(self, router: str, slots: NDArray[np.intp], cells: Floats, *, now: float) -> None:
+        """Replace the cells of a router: of `slots`, which has each slot once; it has nothing elsewhere."""
+        self.expire(now=now)
+        if router not in self._peers and len(self._peers) >= MAX_PEERS:
+            return
+        self._fit()
+        self._subtract(router)
+        self._sums[:, slots] += cells
+        self.received_s[slots] = now
+        self._peers[router] = _Peer(slots, cells, now)
+        self._fades_s = min(self._fades_s, now + FADE_S)
+
+    def forget(self, router: str) -> None:
+        """Count nothing of a router any longer."""
+        self._subtract(router)
+        self._peers.pop(router, None)
+
+    def clear_slots(self, slots: list[int]) -> None:
+        """Remove what is counted for replicas that have left."""
+        self._fit()
+        for peer in self._peers.values():
+            stays = ~np.isin(peer.slots, slots)
+            peer.slots, peer.cells = peer.slots[stays], peer.cells[:, stays]
+        self._sums[:, slots] = 0.0
+        self._draw_salt()
+
+    def expire(self, *, now: float) -> None:
+        """Drop routers that are silent."""
+        if now < self._fades_s:
+            return
+        for router in [name for name, peer in self._peers.items() if now - peer.heard_s >= FADE_S]:
+            self.forget(router)
+        self._fades_s = min((peer.heard_s + FADE_S for peer in self._peers.values()), default=inf)
+
+    def added_to_own(self, *, now: float) -> Columns:
+        """Return the fleet's columns with the load of all routers; the own ones where no other counts."""
+        if now >= self._fades_s:
+            self.expire(now=now)
+        if not self._peers:
+            return self.columns
+        self._fit()
+        return cast(Columns, _AllRouters(self, now))
+
+    def cells(self, name: str) -> Floats:
+        """Return the sums of a cell over all peers, per slot."""
+        row: Floats = self._sums[_ROWS[name]]
+        return row
+
+    def requests(self, slot: int) -> float:
+        """Return the requests that others have in flight there, as of the last decision or report."""
+        return self._cell("requests", slot)
+
+    def prefill_s(self, slot: int) -> float:
+        """Return the prefill that waits there for others, as of the last decision or report."""
+        return self._cell("prefill_us", slot) / 1e6
+
+    def check(self) -> None:
+        """Assert that the sums are those of the peers."""
+        sums = np.zeros_like(self._sums)
+        for peer in self._peers.values():
+            assert peer.cells.min(initial=0.0) >= 0.0, "a peer only adds"
+            sums[:, peer.slots] += peer.cells
+        assert np.array_equal(sums, self._sums)
+        assert self._fades_s <= min((peer.heard_s + FADE_S for peer in self._peers.values()), default=inf)
+
+    def _cell(self, name: str, slot: int) -> float:
+        return self._sums.item(_ROWS[name], slot) if slot < self._sums.shape[1] else 0.0
+
+    def _subtract(self, router: str) -> None:
+        peer = self._peers.get(router)
+        if peer is not None:
+            self._sums[:, peer.slots] -= peer.cells
+
+    def _fit(self) -> None:
+        """Cover the slots of the fleet."""
+        missing = len(self.columns.salt) - len(self.received_s)
+        if missing:
+            self._sums = np.pad(self._sums, ((0, 0), (0, missing)))
+            self.received_s = np.pad(self.received_s, (0, missing))
+            self._draw_salt()
+
+    def _draw_salt(self) -> None:
+        own = np.uint64(int.from_bytes(blake2b(self.name.encode(), digest_size=8).digest(), "little"))
+        mixed = (self.columns.salt ^ own) * np.uint64(0x9E37_79B9_7F4A_7C15)
+        self.salt = ((mixed >> np.uint64(32)) % np.uint64(_SALT_STEPS)).astype(np.float64) * _SALT_STEP
+
+
+class _AllRouters:
+    """The fleet's columns, where those of a load have the others' added; each on first use."""
+
+    def __init__(self, peers: PeerLoads, now: float) -> None:
+        self._peers, self._own, self._now = peers, peers.columns, now
+
+    def __getattr__(self, name: str) -> Floats:
+        own: Floats = getattr(self._own, name)
+        add = _ADDED.get(name)
+        column = own if add is None else add(own, self._peers, self._now)
+        setattr(self, name, column)
+        return column
+
+
+def _add_requests(own: Floats, peers: PeerLoads, _now: float) -> Floats:
+    """Add a fraction of a request of the own router: equal replicas are different ones to different routers."""
+    return own + peers.cells("requests") + peers.salt
+
+
+def _add_decoding(own: Floats, peers: PeerLoads, _now: float) -> Floats:
+    return own + peers.cells("requests") - peers.cells("waiting_requests")
+
+
+def _add_first_tokens_s(own: Floats, peers: PeerLoads, _now: float) -> Floats:
+    decoding = peers.cells("requests") - peers.cells("waiting_requests")
+    return own + decoding * peers.received_s - peers.cells("decoded_ms") / 1e3
+
+
+def _add_work_s(own: Floats, peers: PeerLoads, now: float) -> Floats:
+    """Move the end of the own queue by the others' prefill, less what was done of it while the own queue was empty."""
+    done_s = np.where(own <= now, now - peers.received_s, 0.0)
+    left_s = np.maximum(peers.cells("prefill_us") / 1e6 - done_s, 0.0)
+    return np.where(left_s > 0.0, np.maximum(own, now) + left_s, own)
+
+
+def _add_prefill_s(own: Floats, peers: PeerLoads, _now: float) -> Floats:
+    return own + peers.cells("prefill_us") / 1e6
+
+
+def _adding(cell: str) -> Callable[[Floats, PeerLoads, float], Floats]:
+    return lambda own, peers, _now: own + peers.cells(cell)
+
+
+_ADDED: Mapping[str, Callable[[Floats, PeerLoads, float], Floats]] = {
+    "in_flight_requests": _add_requests,
+    "in_flight_tokens": _adding("prompt_tokens"),
+    "queued_prefill_tokens": _adding("waiting_tokens"),
+    "uncached_prefill_tokens": _adding("uncached_tokens"),
+    "decoding_requests": _add_decoding,
+    "first_tokens_s": _add_first_tokens_s,
+    "drained_at_s": _add_work_s,
+    "head_due_s": _add_prefill_s,
+    "waiting_prefill_s": _add_prefill_s,
+}

@@ -1,0 +1,1 @@
+"""Reports between the routers of one fleet: their records, wire form and exchange."""

@@ -1,0 +1,218 @@
+"""Wire form of a report: JSON arrays in the order of the records' fields, hashes in base64.
+
+Owns what is accepted. Whatever a store or a stranger has written, `decode_report` returns a report within all bounds or
+raises `BadReport`: counts and times are finite and not negative, so that a report can only add load.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from gorgo.core.json_text import parse_json
+from gorgo.core.peers.records import (
+    FORMAT,
+    MAX_CACHE_REPORTS,
+    MAX_COUNT,
+    MAX_MARKS,
+    MAX_NAME_BYTES,
+    MAX_PREFIXES,
+    MAX_REPLICAS,
+    MAX_SECONDS,
+    LearnedSpeed,
+    PeerReport,
+    PeerStatus,
+    PrefixMarks,
+    ReplicaLoad,
+    SharedCacheReport,
+)
+from gorgo.errors import BadReport
+
+#: Longest text that is parsed: a report at every bound at once is not written by a router.
+MAX_BYTES = 4 * 2**20
+_HASH_BYTES = 8
+_Record = TypeVar("_Record")
+
+
+def encode_report(report: PeerReport) -> bytes:
+    """Return the wire form.
+
+    >>> encode_report(PeerReport("eu/1", 7, loads=(ReplicaLoad("a", requests=2),)))
+    b'[1,"eu/1",7,"",[["a",2,0,0,0,0,0.0,0.0]],[],[],[],["",0,false,null,[],[]]]'
+    """
+    status = report.status
+    fields = [
+        FORMAT,
+        report.router,
+        report.seq,
+        report.key_id,
+        [
+            [
+                load.replica,
+                load.requests,
+                load.prompt_tokens,
+                load.waiting_requests,
+                load.waiting_tokens,
+                load.uncached_tokens,
+                round(load.prefill_s, 6),
+                round(load.decoded_s, 3),
+            ]
+            for load in report.loads
+        ],
+        [
+            [marks.replica, marks.model, list(marks.blocks), b64encode(marks.hashes).decode(), marks.evicted]
+            for marks in report.prefixes
+        ],
+        [[each.replica, each.model, each.confirmed_tokens, each.found_tokens] for each in report.cache_reports],
+        [[each.replica, round(each.spent_s, 6), round(each.prior_s, 6)] for each in report.speeds],
+        [
+            status.policy,
+            status.weights_version,
+            status.frozen,
+            status.model,
+            list(status.draining),
+            list(status.ejected),
+        ],
+    ]
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def decode_report(text: bytes) -> PeerReport:
+    """Return the report of a wire form. Raises `BadReport` with the place of what is wrong."""
+    if len(text) > MAX_BYTES:
+        raise BadReport(f"a report has {len(text)} bytes; expected at most {MAX_BYTES}")
+    try:
+        fields = parse_json(text)
+    except (ValueError, RecursionError):
+        raise BadReport("a report is no JSON text") from None
+    if isinstance(fields, list) and fields and fields[0] != FORMAT:
+        raise BadReport(f"a report has format {_shown(fields[0])}; expected {FORMAT}")
+    _, router, seq, key_id, loads, prefixes, cache_reports, speeds, status = _array(fields, 9, "report")
+    return PeerReport(
+        _name(router, "router"),
+        _count(seq, "seq"),
+        _name(key_id, "key_id"),
+        _records(loads, MAX_REPLICAS, "loads", _load),
+        _records(prefixes, MAX_PREFIXES, "prefixes", _marks),
+        _records(cache_reports, MAX_CACHE_REPORTS, "cache_reports", _cache_report),
+        _records(speeds, MAX_REPLICAS, "speeds", _speed),
+        _status(status),
+    )
+
+
+def _load(value: Any, place: str) -> ReplicaLoad:
+    replica, *counts, prefill_s, decoded_s = _array(value, 8, place)
+    requests, prompt_tokens, waiting_requests, waiting_tokens, uncached_tokens = (
+        _count(each, place) for each in counts
+    )
+    if waiting_requests > requests or waiting_tokens > prompt_tokens or uncached_tokens > waiting_tokens:
+        raise BadReport(f"{place} has more requests or tokens before a first token than in flight")
+    return ReplicaLoad(
+        _name(replica, place),
+        requests,
+        prompt_tokens,
+        waiting_requests,
+        waiting_tokens,
+        uncached_tokens,
+        _number(prefill_s, MAX_SECONDS, place),
+        _number(decoded_s, float(MAX_COUNT), place),
+    )
+
+
+def _marks(value: Any, place: str) -> PrefixMarks:
+    replica, model, blocks, text, evicted = _array(value, 5, place)
+    depths = tuple(_records(blocks, MAX_MARKS, place, _count))
+    try:
+        hashes = b64decode(_text(text, place), validate=True)
+    except (Base64Error, ValueError):
+        raise BadReport(f"{place} has hashes that are no base64") from None
+    if len(hashes) != _HASH_BYTES * len(depths):
+        raise BadReport(f"{place} has {len(hashes)} bytes of hashes for {len(depths)} depths; expected 8 for each")
+    if any(lower >= deeper for lower, deeper in pairwise(depths)) or 0 in depths:
+        raise BadReport(f"{place} has depths that do not ascend from 1")
+    return PrefixMarks(_name(replica, place), _optional_name(model, place), depths, hashes, _flag(evicted, place))
+
+
+def _cache_report(value: Any, place: str) -> SharedCacheReport:
+    replica, model, confirmed, found = _array(value, 4, place)
+    confirmed_tokens = _number(confirmed, float(MAX_COUNT), place)
+    if confirmed_tokens <= 0.0:
+        raise BadReport(f"{place} has no confirmed tokens")
+    found_tokens = _number(found, float(MAX_COUNT), place)
+    return SharedCacheReport(_name(replica, place), _optional_name(model, place), confirmed_tokens, found_tokens)
+
+
+def _speed(value: Any, place: str) -> LearnedSpeed:
+    replica, spent_s, prior_s = _array(value, 3, place)
+    return LearnedSpeed(
+        _name(replica, place), _number(spent_s, MAX_SECONDS, place), _number(prior_s, MAX_SECONDS, place)
+    )
+
+
+def _status(value: Any) -> PeerStatus:
+    policy, version, frozen, model, draining, ejected = _array(value, 6, "status")
+    return PeerStatus(
+        _name(policy, "status"),
+        _count(version, "status"),
+        _flag(frozen, "status"),
+        _optional_name(model, "status"),
+        _records(draining, MAX_REPLICAS, "draining", _name),
+        _records(ejected, MAX_REPLICAS, "ejected", _name),
+    )
+
+
+def _records(value: Any, most: int, place: str, decode: Callable[[Any, str], _Record]) -> tuple[_Record, ...]:
+    if not isinstance(value, list) or len(value) > most:
+        raise BadReport(f"{place} is no array of at most {most} entries")
+    return tuple([decode(each, f"{place}[{number}]") for number, each in enumerate(value)])
+
+
+def _array(value: Any, length: int, place: str) -> list[Any]:
+    if not isinstance(value, list) or len(value) != length:
+        raise BadReport(f"{place} is no array of {length} values")
+    return value
+
+
+def _count(value: Any, place: str) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise BadReport(f"{place} has {_shown(value)}; expected a whole number from 0 to {MAX_COUNT}")
+    return value
+
+
+def _number(value: Any, most: float, place: str) -> float:
+    # No comparison with NaN is true.
+    if type(value) not in (int, float) or not 0.0 <= value <= most:
+        raise BadReport(f"{place} has {_shown(value)}; expected a number from 0 to {most:g}")
+    return float(value)
+
+
+def _flag(value: Any, place: str) -> bool:
+    if type(value) is not bool:
+        raise BadReport(f"{place} has {_shown(value)}; expected true or false")
+    return value
+
+
+def _text(value: Any, place: str) -> str:
+    if type(value) is not str:
+        raise BadReport(f"{place} has {_shown(value)}; expected a text")
+    return value
+
+
+def _name(value: Any, place: str) -> str:
+    text = _text(value, place)
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+        raise BadReport(f"{place} has a name longer than {MAX_NAME_BYTES} bytes")
+    return text
+
+
+def _optional_name(value: Any, place: str) -> str | None:
+    return None if value is None else _name(value, place)
+
+
+def _shown(value: Any) -> str:
+    """Return a value for an error; of an array or an object its kind alone."""
+    return f"{value!r:.20}" if isinstance(value, int | float | str) else type(value).__name__

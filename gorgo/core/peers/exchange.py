@@ -1,0 +1,252 @@
+"""The exchange of one Router with its peers: what it reports, and what of their reports it takes in.
+
+Owns the steps between records and the Router's parts: loads to `fleet.peer_loads`, prefixes to `prefix.remote` and to a
+policy with routes of its own, learned speeds and shares to those that learn them here. A shell carries the reports.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from gorgo.core.dispatch.in_flight import Attempt, InFlightTable
+from gorgo.core.fleet.fleet import Fleet, FleetChange
+from gorgo.core.fleet.outlier import HealthState
+from gorgo.core.fleet.peer_loads import CELLS, FADE_S, MAX_PEERS, PeerLoads
+from gorgo.core.fleet.replica import Replica
+from gorgo.core.latency.prefill_speed import STEADY_TRUST_S
+from gorgo.core.messages.actions import Dispatch
+from gorgo.core.peers.outbox import Outbox
+from gorgo.core.peers.records import LearnedSpeed, PeerReport, PeerStatus, PrefixMarks, ReplicaLoad
+from gorgo.core.peers.remote import RemotePrefixes
+from gorgo.core.policy.interface import Policy
+from gorgo.core.prefix.found_share import FoundShares
+
+#: A dispatched prefill of so many seconds is reported at once: within 100 ms others would add theirs to it.
+URGENT_PREFILL_S = 0.2
+#: Replicas to probe that a shell has not taken yet.
+_MAX_HINTS = 1000
+_HASH_BYTES = 8
+
+
+def is_urgent(dispatch: Dispatch) -> bool:
+    """Return whether to report now: until the next report in turn, others would choose without this prefill."""
+    estimate = dispatch.decision.estimate
+    return estimate is not None and estimate.prefill_s >= URGENT_PREFILL_S
+
+
+@runtime_checkable
+class RoutePolicy(Protocol):
+    """A policy with routes of its own, which takes in those of peers."""
+
+    def add_remote_route(self, model: str | None, prefix: bytes, replica: str, *, now: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """One peer as an operator reads it."""
+
+    router: str
+    status: PeerStatus
+    received_s: float
+    #: Whether its load counts; not when it is silent.
+    counts: bool
+    same_key: bool
+
+
+class PeerExchange:
+    """Reports out and in.
+
+    Parameters
+    ----------
+    name:
+        The Router's own, unique in its group and run.
+    key_id:
+        Names the fingerprint key. Prefixes of peers with another one are ignored.
+    fleet, table, found_shares:
+        The Router's.
+    capacity_of:
+        Returns the blocks that fit into a replica's cache, `None` if unknown.
+    policy, status:
+        The policy and the status of now.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        key_id: str,
+        fleet: Fleet,
+        table: InFlightTable,
+        found_shares: FoundShares,
+        capacity_of: Callable[[Replica], int | None],
+        policy: Callable[[], Policy],
+        status: Callable[[], PeerStatus],
+    ) -> None:
+        self.name, self.key_id = name, key_id
+        self._fleet, self._table, self._found_shares = fleet, table, found_shares
+        self._capacity_of, self._policy, self._status = capacity_of, policy, status
+        self.loads = PeerLoads(name, fleet.columns)
+        self.prefixes = RemotePrefixes()
+        self.outbox = Outbox()
+        #: Replicas that a peer has ejected and this Router has not: a shell probes them now.
+        self.probe_hints: deque[str] = deque(maxlen=_MAX_HINTS)
+        self._seq = 0
+        self._last: OrderedDict[str, tuple[int, PeerStatus, float, bool]] = OrderedDict()
+        #: Samples of each peer, by replica.
+        self._speeds: dict[str, dict[str, LearnedSpeed]] = {}
+
+    # -- out
+
+    def report(self, *, now: float) -> PeerReport:
+        """Return the present load, and what happened since the last report."""
+        self._seq += 1
+        prefixes, cache_reports = self.outbox.take_entries()
+        return PeerReport(
+            self.name,
+            self._seq,
+            self.key_id,
+            tuple(self._loads(now)),
+            prefixes,
+            cache_reports,
+            tuple(self._own_speeds()),
+            self._status(),
+        )
+
+    def _loads(self, now: float) -> Iterable[ReplicaLoad]:
+        by_replica: dict[Replica, list[Attempt]] = {}
+        for attempt in self._table.attempts():
+            by_replica.setdefault(attempt.replica, []).append(attempt)
+        for replica, attempts in by_replica.items():
+            if replica.slot < 0:
+                continue
+            waiting = [each for each in attempts if each.first_token_s is None]
+            first_s = [each.first_token_s for each in attempts if each.first_token_s is not None]
+            yield ReplicaLoad(
+                replica.spec.name,
+                len(attempts),
+                sum(each.state.request.prompt_tokens for each in attempts),
+                len(waiting),
+                sum(each.state.request.prompt_tokens for each in waiting),
+                sum(each.uncached_tokens for each in waiting),
+                replica.prefill_queue.left_s(engine_s=now),
+                max(0.0, len(first_s) * now - sum(first_s)),
+            )
+
+    def _own_speeds(self) -> Iterable[LearnedSpeed]:
+        for name, replica in self._fleet.replicas.items():
+            spent_s, prior_s = replica.prefill_queue.speed.samples
+            if prior_s > 0.0:
+                yield LearnedSpeed(name, spent_s, prior_s)
+
+    # -- in
+
+    def on_report(self, report: PeerReport, *, now: float, age_s: float = 0.0) -> bool:
+        """Take in a report that was written `age_s` ago by the store's clock; return whether it was news.
+
+        One from before `FADE_S`, as of a router that has ended, is a source of prefixes and learned values alone.
+        """
+        last = self._last.get(report.router)
+        if report.router == self.name or (last is not None and report.seq <= last[0]):
+            return False
+        same_key = report.key_id == self.key_id
+        self._last[report.router] = report.seq, report.status, now - age_s, same_key
+        self._last.move_to_end(report.router)
+        while len(self._last) > MAX_PEERS:
+            self._speeds.pop(self._last.popitem(last=False)[0], None)
+        if age_s < FADE_S:
+            self._take_loads(report, now=now)
+            self._take_hints(report.status, None if last is None else last[1])
+        if same_key:
+            for marks in report.prefixes:
+                self._take_prefixes(marks, now=now)
+        for sample in report.cache_reports:
+            replica = self._fleet.replicas.get(sample.replica)
+            if replica is not None:
+                self._found_shares.learn(
+                    replica.slot,
+                    sample.model,
+                    confirmed_tokens=sample.confirmed_tokens,
+                    found_tokens=sample.found_tokens,
+                )
+        self._take_speeds(report)
+        return True
+
+    def views(self, *, now: float) -> list[PeerView]:
+        """Return the peers heard of, the last one last."""
+        self.loads.expire(now=now)
+        counting = self.loads.routers
+        return [
+            PeerView(router, status, received_s, router in counting, same_key)
+            for router, (_, status, received_s, same_key) in self._last.items()
+        ]
+
+    def on_fleet_change(self, change: FleetChange) -> None:
+        """Forget replicas that have left."""
+        left = list(change.left_slots)
+        if left:
+            self.loads.clear_slots(left)
+            for slot in left:
+                self.prefixes.flush(slot)
+
+    def check(self) -> None:
+        """Assert every invariant; visits all marks."""
+        self.loads.check()
+        self.prefixes.check()
+
+    def _take_loads(self, report: PeerReport, *, now: float) -> None:
+        cells: dict[int, tuple[float, ...]] = {}
+        for load in report.loads:
+            replica = self._fleet.replicas.get(load.replica)
+            if replica is not None:
+                cells[replica.slot] = (
+                    load.requests,
+                    load.prompt_tokens,
+                    load.waiting_requests,
+                    load.waiting_tokens,
+                    load.uncached_tokens,
+                    round(load.prefill_s * 1e6),
+                    round(load.decoded_s * 1e3),
+                )
+        slots = np.fromiter(cells, np.intp, len(cells))
+        table = np.array(list(cells.values()), dtype=np.float64).reshape(len(cells), len(CELLS))
+        self.loads.replace(report.router, slots, table.T, now=now)
+
+    def _take_hints(self, status: PeerStatus, before: PeerStatus | None) -> None:
+        known = () if before is None else before.ejected
+        for name in status.ejected:
+            replica = self._fleet.replicas.get(name)
+            if name not in known and replica is not None and replica.health.state is HealthState.HEALTHY:
+                self.probe_hints.append(name)
+
+    def _take_prefixes(self, marks: PrefixMarks, *, now: float) -> None:
+        replica = self._fleet.replicas.get(marks.replica)
+        if replica is None:
+            return
+        if marks.evicted:
+            self.prefixes.evict(replica.slot, marks.hashes)
+            return
+        self.prefixes.add(replica.slot, marks.blocks, marks.hashes, capacity_blocks=self._capacity_of(replica))
+        policy = self._policy()
+        if isinstance(policy, RoutePolicy):
+            for at in range(0, len(marks.hashes), _HASH_BYTES):
+                policy.add_remote_route(marks.model, marks.hashes[at : at + _HASH_BYTES], marks.replica, now=now)
+
+    def _take_speeds(self, report: PeerReport) -> None:
+        """Start the learned factors from the samples of all peers, with their weight beside the prior's."""
+        own = self._speeds.setdefault(report.router, {})
+        for speed in report.speeds:
+            replica = self._fleet.replicas.get(speed.replica)
+            if replica is None or own.get(speed.replica) == speed:
+                continue
+            own[speed.replica] = speed
+            samples = [each[speed.replica] for each in self._speeds.values() if speed.replica in each]
+            spent_s = sum(each.spent_s for each in samples)
+            prior_s = sum(each.prior_s for each in samples)
+            reported = None if replica.prior.known else replica.reported_speed.factor
+            start = 1.0 if reported is None else reported
+            replica.prefill_queue.set_speed_prior((spent_s + STEADY_TRUST_S * start) / (prior_s + STEADY_TRUST_S))

@@ -1,0 +1,76 @@
+"""What happened since the last report: prefixes confirmed and found evicted, and engines' reports of cached tokens.
+
+Owns which depths of a prompt are marked. Bounded: of a burst the oldest entries are dropped, and their number counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from gorgo.core.dispatch.in_flight import Attempt
+from gorgo.core.peers.records import MAX_CACHE_REPORTS, MAX_MARKS, MAX_PREFIXES, PrefixMarks, SharedCacheReport
+from gorgo.core.peers.remote import marks_of_prompt
+from gorgo.core.prefix.cache_feedback import CacheReport
+from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
+from gorgo.core.prompt.depths import depths_of
+
+#: Marks near a prompt's beginning where it has more than `MAX_MARKS`; the others are its deepest.
+_SHALLOW_MARKS = MAX_MARKS // 3
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Entries for the next report."""
+
+    dropped: int = 0
+    _prefixes: deque[PrefixMarks] = field(default_factory=lambda: deque(maxlen=MAX_PREFIXES))
+    _cache_reports: deque[SharedCacheReport] = field(default_factory=lambda: deque(maxlen=MAX_CACHE_REPORTS))
+
+    def on_confirmed(self, attempt: Attempt) -> None:
+        """Add the prefixes of a prompt that a first token confirmed."""
+        request = attempt.state.request
+        depths = _marked_depths(len(request.blocks) // BLOCK_HASH_BYTES, request.block_tokens)
+        if depths:
+            self._add(attempt, depths, evicted=False)
+
+    def on_cache_report(self, attempt: Attempt, report: CacheReport, *, evicted: bool) -> None:
+        """Add an engine's report, and with `evicted` the confirmed prefixes that it does not have."""
+        request = attempt.state.request
+        if evicted:
+            found = int(report.found_tokens / request.block_tokens)
+            confirmed = attempt.confirmed_prefix.blocks
+            depths = _marked_depths(len(request.blocks) // BLOCK_HASH_BYTES, request.block_tokens)
+            lost = tuple(depth for depth in depths if found < depth <= confirmed)
+            if lost:
+                self._add(attempt, lost, evicted=True)
+        shared = SharedCacheReport(
+            attempt.replica.spec.name, request.recorded_model, report.confirmed_tokens, report.found_tokens
+        )
+        self.dropped += len(self._cache_reports) == MAX_CACHE_REPORTS
+        self._cache_reports.append(shared)
+
+    def take_entries(self) -> tuple[tuple[PrefixMarks, ...], tuple[SharedCacheReport, ...]]:
+        """Return the entries since the last call."""
+        taken = tuple(self._prefixes), tuple(self._cache_reports)
+        self._prefixes.clear()
+        self._cache_reports.clear()
+        return taken
+
+    def _add(self, attempt: Attempt, depths: tuple[int, ...], *, evicted: bool) -> None:
+        request = attempt.state.request
+        hashes = marks_of_prompt(request.blocks, depths)
+        self.dropped += len(self._prefixes) == MAX_PREFIXES
+        self._prefixes.append(PrefixMarks(attempt.replica.spec.name, request.recorded_model, depths, hashes, evicted))
+
+
+def _marked_depths(full_blocks: int, block_tokens: float) -> tuple[int, ...]:
+    """Return the depths of a prompt's marks, ascending: the routes' depths, and its last full block."""
+    if not full_blocks:
+        return ()
+    depths = depths_of(full_blocks, block_tokens)
+    if not depths or depths[-1] < full_blocks:
+        depths = (*depths, full_blocks)
+    if len(depths) > MAX_MARKS:
+        depths = (*depths[:_SHALLOW_MARKS], *depths[_SHALLOW_MARKS - MAX_MARKS :])
+    return depths

@@ -1,0 +1,114 @@
+"""Reports between routers of one group: their load per replica, the prefixes that engines confirmed, what they learned.
+
+Owns the records and their bounds. `codec` has the wire form, `exchange` writes and applies them.
+
+Theory of operation. A load is a whole state, so that a lost report changes nothing for longer than the next one takes.
+Prefixes and cache reports are what happened since the previous report. No record has a time of day: clocks of hosts
+differ, so the receiver counts ages from its own receipt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Version of the records; another one is refused.
+FORMAT = 1
+#: Most replicas of one report: ten thousand, with as many again while a fleet is replaced.
+MAX_REPLICAS = 20_000
+#: Most prompts, cache reports and marks of one prompt: some seconds of a router's work at 100 ms between reports.
+MAX_PREFIXES = 512
+MAX_CACHE_REPORTS = 256
+MAX_MARKS = 96
+#: Bytes of a name: of a router, a replica, a model, a policy.
+MAX_NAME_BYTES = 256
+#: Most of one count: beyond it a sum of many reports would no longer be exact.
+MAX_COUNT = 2**40
+#: Most seconds of one sum: a day.
+MAX_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """What one router has in flight on one replica."""
+
+    replica: str
+    requests: int = 0
+    prompt_tokens: int = 0
+    #: Of those the requests before their first token, their prompt tokens, and the ones not estimated cached.
+    waiting_requests: int = 0
+    waiting_tokens: int = 0
+    uncached_tokens: int = 0
+    #: Prefill left before the last of their first tokens, s.
+    prefill_s: float = 0.0
+    #: Sum of the times since the first tokens of the others, s.
+    decoded_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMarks:
+    """Prefixes of one prompt that a first token confirmed on a replica, or that its engine no longer has.
+
+    `hashes` has 8 bytes per mark, each the hash of a whole prefix, shallow ones first; `blocks` the depth of each.
+    """
+
+    replica: str
+    model: str | None
+    blocks: tuple[int, ...]
+    hashes: bytes
+    evicted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCacheReport:
+    """An engine's report of cached tokens beside the confirmed prefix: a sample of the share that it finds."""
+
+    replica: str
+    model: str | None
+    confirmed_tokens: float
+    found_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedSpeed:
+    """A router's own samples of a replica's prefills: time spent and time by the prior, s, both fading."""
+
+    replica: str
+    spent_s: float
+    prior_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """What an operator compares between routers."""
+
+    policy: str = ""
+    weights_version: int = 0
+    frozen: bool = False
+    #: Digest of the learned policy's model.
+    model: str | None = None
+    draining: tuple[str, ...] = ()
+    ejected: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReport:
+    """One report of one router.
+
+    Parameters
+    ----------
+    router:
+        Its name, with its run: another run is another router.
+    seq:
+        Ascending; a report that is not newer than the last one is ignored.
+    key_id:
+        Names the fingerprint key: hashes under another key are meaningless.
+    """
+
+    router: str
+    seq: int
+    key_id: str = ""
+    loads: tuple[ReplicaLoad, ...] = ()
+    prefixes: tuple[PrefixMarks, ...] = ()
+    cache_reports: tuple[SharedCacheReport, ...] = ()
+    speeds: tuple[LearnedSpeed, ...] = ()
+    status: PeerStatus = PeerStatus()

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gorgo.core.fleet.peer_loads import FADE_S
+from gorgo.core.limits import OverloadLimits, RouterLimits
+from gorgo.core.messages.actions import Hold
+from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.peers.exchange import PeerExchange, is_urgent
+from gorgo.core.peers.records import LearnedSpeed, PeerReport, PeerStatus, ReplicaLoad, SharedCacheReport
+from gorgo.core.router import Router
+from gorgo.policies.registry import make_policy
+from tests.core.routers import PROMPT, a_request, blocks_of, dispatched, load_of, make_router, submitted, timed
+
+KEY = "one key"
+
+
+def group(*names: str, policy: str = "gorgo-ms", count: int = 2, limits: RouterLimits | None = None) -> list[Router]:
+    """Routers over the same replicas, which prefill 1,000 tokens a second."""
+    routers = []
+    for number in range(count):
+        replicas = [timed(name) for name in names]
+        router = Router(
+            replicas,
+            make_policy(policy),
+            rng=np.random.default_rng(number),
+            boot_id="b",
+            limits=limits or RouterLimits(),
+        )
+        for spec in replicas:
+            router.on_probe(spec.name, 0.01, now=0.0)
+        router.join_peers(f"router-{number}", key_id=KEY)
+        routers.append(router)
+    return routers
+
+
+def peers_of(router: Router) -> PeerExchange:
+    assert router.peers is not None
+    return router.peers
+
+
+def serve(router: Router, request_id: str, blocks: bytes = PROMPT, *, replica: str | None = None, now: float) -> str:
+    """Let a replica answer a prompt; return the attempt, which stays open."""
+    request = a_request(request_id, blocks=blocks, pinned_replica=replica)
+    attempt_id = dispatched(submitted(router, request, now=now)).attempt_id
+    router.on_first_token(attempt_id, now=now + 0.3)
+    return attempt_id
+
+
+def chosen(router: Router, request_id: str = "next", blocks: bytes = b"", *, now: float, tokens: int = 256) -> str:
+    request = a_request(request_id, blocks=blocks, prompt_tokens=tokens)
+    return dispatched(submitted(router, request, now=now)).replica
+
+
+def load_report(router: str, *loads: ReplicaLoad, seq: int = 1, status: PeerStatus | None = None) -> PeerReport:
+    return PeerReport(router, seq, KEY, loads=loads, status=status or PeerStatus())
+
+
+def test_a_report_has_the_load_of_each_replica() -> None:
+    first, _ = group("a", "b")
+    serve(first, "answered", replica="a", now=0.0)
+    dispatched(submitted(first, a_request("waits", prompt_tokens=2000, pinned_replica="a"), now=0.3))
+    (load,) = first.report(now=1.3).loads
+    assert (load.replica, load.requests, load.prompt_tokens) == ("a", 2, 2256)
+    assert (load.waiting_requests, load.waiting_tokens, load.uncached_tokens) == (1, 2000, 2000)
+    assert load.prefill_s == pytest.approx(1.0, abs=0.02)
+    assert load.decoded_s == pytest.approx(1.0)
+
+
+def test_a_request_goes_where_no_peer_has_work() -> None:
+    first, second = group("a", "b")
+    dispatched(submitted(first, a_request("long", prompt_tokens=5000, pinned_replica="a"), now=0.0))
+    second.on_peer(first.report(now=0.0), now=0.1)
+    assert chosen(second, now=0.1) == "b"
+    second.check()
+
+
+def test_the_own_counts_stay_those_of_the_own_attempts() -> None:
+    _, second = group("a", "b")
+    second.on_peer(load_report("other", ReplicaLoad("a", 9, 9000, 9, 9000, 9000, 9.0)), now=0.0)
+    chosen(second, now=0.1)
+    assert load_of(second, "a") == (0, 0, 0)
+    assert load_of(second, "b") == (1, 256, 256)
+    second.check()
+
+
+def test_a_silent_peer_fades() -> None:
+    _, second = group("a", "b")
+    second.on_peer(load_report("other", ReplicaLoad("b", 50, 50, 0, 0, 0)), now=0.0)
+    assert [chosen(second, f"r{n}", now=1.9) for n in range(3)] == ["a"] * 3
+    assert [view.counts for view in peers_of(second).views(now=1.9)] == [True]
+    assert chosen(second, "late", now=FADE_S) == "b"
+    assert [view.counts for view in peers_of(second).views(now=FADE_S)] == [False]
+    second.check()
+
+
+def test_decisions_are_those_of_a_router_alone_once_its_peers_have_faded() -> None:
+    alone, joined = make_router("a", "b", "c", policy="gorgo-ms"), make_router("a", "b", "c", policy="gorgo-ms")
+    joined.join_peers("router", key_id=KEY)
+    joined.on_peer(load_report("other", ReplicaLoad("a", 5, 5000, 5, 5000, 5000, 3.0)), now=0.0)
+    for n in range(50):
+        request = a_request(f"r{n}", blocks=blocks_of(n % 7, n % 3, n), prompt_tokens=200 + 37 * n)
+        decisions = [
+            dispatched(submitted(router, request, now=3.0 + n / 10)).decision.as_dict() for router in (alone, joined)
+        ]
+        assert decisions[0] == decisions[1]
+
+
+@pytest.mark.parametrize("seq", [1, 0])
+def test_a_report_that_is_not_newer_changes_nothing(seq: int) -> None:
+    _, second = group("a", "b")
+    second.on_peer(load_report("other", ReplicaLoad("a", 9, 9, 9, 9, 9, 9.0)), now=0.0)
+    second.on_peer(load_report("other", ReplicaLoad("b", 9, 9, 9, 9, 9, 9.0), seq=seq), now=0.0)
+    assert chosen(second, now=0.0) == "b"
+
+
+def test_the_next_report_replaces_the_last_one() -> None:
+    _, second = group("a", "b")
+    second.on_peer(load_report("other", ReplicaLoad("a", 9, 9, 9, 9, 9, 9.0)), now=0.0)
+    second.on_peer(load_report("other", ReplicaLoad("b", 9, 9, 9, 9, 9, 9.0), seq=2), now=0.1)
+    second.check()
+    assert chosen(second, now=0.1) == "a"
+
+
+def test_unknown_and_repeated_replicas_of_a_report_are_ignored() -> None:
+    _, second = group("a", "b")
+    loads = ReplicaLoad("gone", 5), ReplicaLoad("a", 1), ReplicaLoad("a", 2)
+    second.on_peer(load_report("other", *loads), now=0.0)
+    second.check()
+    assert peers_of(second).loads.requests(0) == 2.0
+
+
+def test_a_router_ignores_its_own_reports() -> None:
+    first, _ = group("a", "b")
+    serve(first, "mine", replica="a", now=0.0)
+    first.on_peer(first.report(now=0.5), now=0.5)
+    assert peers_of(first).views(now=0.5) == []
+
+
+def test_a_prefix_that_a_peer_confirmed_is_found_and_proves_nothing() -> None:
+    first, second = group("a", "b")
+    serve(first, "turn-1", replica="b", now=0.0)
+    second.on_peer(first.report(now=0.4), now=0.5)
+    dispatch = dispatched(submitted(second, a_request("turn-2", blocks=PROMPT + b"next one"), now=3.0))
+    assert dispatch.replica == "b"
+    assert dispatch.decision.estimated_cached_tokens == 256
+    missing = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=256, cached_tokens=0)
+    second.on_finish(dispatch.attempt_id, missing, now=4.0)
+    assert second.report(now=4.0).cache_reports == ()
+    second.check()
+
+
+def test_a_prefix_without_a_first_token_is_not_reported() -> None:
+    first, _ = group("a")
+    dispatched(submitted(first, a_request("r", blocks=PROMPT), now=0.0))
+    assert first.report(now=0.1).prefixes == ()
+
+
+def test_what_was_reported_once_is_not_reported_again() -> None:
+    first, _ = group("a")
+    serve(first, "r", now=0.0)
+    assert len(first.report(now=0.4).prefixes) == 1
+    assert first.report(now=0.5).prefixes == ()
+
+
+def test_hashes_under_another_key_are_ignored() -> None:
+    first, _ = group("a", "b")
+    other = make_router("a", "b", policy="gorgo-ms")
+    other.join_peers("other", key_id="another key")
+    serve(first, "turn-1", replica="b", now=0.0)
+    other.on_peer(first.report(now=0.4), now=0.5)
+    assert len(peers_of(other).prefixes) == 0
+    assert [view.same_key for view in peers_of(other).views(now=0.5)] == [False]
+
+
+def test_an_eviction_that_one_router_detects_removes_the_prefix_from_all() -> None:
+    first, second = group("a", "b")
+    blocks = blocks_of(*range(40))
+    attempt_id = serve(first, "turn-1", blocks, replica="b", now=0.0)
+    done = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=256, cached_tokens=0)
+    first.on_finish(attempt_id, done, now=0.5)
+    second.on_peer(first.report(now=0.5), now=0.5)
+    request = a_request("turn-2", blocks=blocks, prompt_tokens=2560, pinned_replica="b")
+    attempt_id = dispatched(submitted(first, request, now=1.0)).attempt_id
+    first.on_first_token(attempt_id, now=1.5)
+    empty = Outcome(AttemptResult.COMPLETED, status=200, prompt_tokens=2560, cached_tokens=0)
+    first.on_finish(attempt_id, empty, now=2.0)
+    report = first.report(now=2.0)
+    assert [marks.evicted for marks in report.prefixes] == [False, True]
+    second.on_peer(report, now=2.0)
+    assert len(peers_of(second).prefixes) == 0
+    second.check()
+
+
+def test_a_restarted_engine_and_a_flush_remove_the_marks() -> None:
+    first, second = group("a", "b")
+    serve(first, "r", replica="b", now=0.0)
+    second.on_peer(first.report(now=0.4), now=0.5)
+    second.flush("a", now=0.5)
+    assert len(peers_of(second).prefixes) == 2
+    second.flush("b", now=0.5)
+    assert len(peers_of(second).prefixes) == 0
+
+
+def test_an_old_report_is_a_source_of_prefixes_alone() -> None:
+    first, second = group("a", "b")
+    serve(first, "r", replica="b", now=0.0)
+    second.on_peer(first.report(now=0.4), now=60.0, age_s=59.6)
+    assert peers_of(second).loads.requests(1) == 0.0
+    assert chosen(second, "turn-2", PROMPT, now=60.0) == "b"
+
+
+def test_multi_depth_takes_in_the_routes_of_its_peers() -> None:
+    first, second = group("a", "b", "c", "d", policy="multi-depth")
+    home = chosen(first, "r", PROMPT, now=0.0)
+    first.on_first_token("r/1", now=0.3)
+    away = next(name for name in "abcd" if name != home)
+    report = first.report(now=0.4)
+    moved = PeerReport(
+        report.router, 1, KEY, prefixes=tuple(type(m)(away, m.model, m.blocks, m.hashes) for m in report.prefixes)
+    )
+    second.on_peer(moved, now=0.5)
+    assert chosen(second, "turn-2", PROMPT, now=0.6) == away
+
+
+def test_equal_replicas_are_different_ones_to_different_routers() -> None:
+    names = [f"replica-{number}" for number in range(8)]
+    routers = group(*names, policy="least-request", count=8)
+    for router in routers:
+        router.on_peer(load_report("quiet"), now=0.0)
+    assert len({chosen(router, now=0.1) for router in routers}) >= 4
+    repeated = [chosen(routers[0], f"again-{n}", now=0.1) for n in range(7)]
+    assert len(set(repeated)) == 7, "an own request outweighs the tie-break"
+
+
+def test_an_engine_has_no_place_for_this_router_when_peers_have_filled_it() -> None:
+    limits = RouterLimits(overload=OverloadLimits(queue_enabled=True, max_concurrency_per_replica=4))
+    _, second = group("a", limits=limits)
+    second.on_peer(load_report("other", ReplicaLoad("a", 4)), now=0.0)
+    (action,) = submitted(second, a_request("r"), now=0.1)
+    assert isinstance(action, Hold)
+    (action,) = second.on_peer(load_report("other", seq=2), now=0.2)
+    assert dispatched([action]).replica == "a"
+
+
+def test_a_router_starts_from_the_speeds_that_its_peers_have_learned() -> None:
+    _, second = group("a", "b")
+    report = PeerReport("other", 1, KEY, speeds=(LearnedSpeed("b", 60.0, 20.0), LearnedSpeed("gone", 1.0, 1.0)))
+    second.on_peer(report, now=0.0)
+    slowdown = {row.name: row.prefill_slowdown for row in second.fleet_view(now=0.0)}
+    assert slowdown == {"a": 1.0, "b": pytest.approx(2.6)}
+
+
+def test_samples_of_a_peer_count_once() -> None:
+    _, second = group("a")
+    for seq in range(1, 20):
+        second.on_peer(PeerReport("other", seq, KEY, speeds=(LearnedSpeed("a", 60.0, 20.0),)), now=seq / 10)
+    (row,) = second.fleet_view(now=2.0)
+    assert row.prefill_slowdown == pytest.approx(2.6)
+
+
+def test_cache_reports_of_peers_teach_the_share_that_an_engine_finds() -> None:
+    _, second = group("a")
+    samples = tuple(SharedCacheReport("a", None, 4000.0, 2000.0) for _ in range(5))
+    second.on_peer(PeerReport("other", 1, KEY, cache_reports=samples), now=0.0)
+    (row,) = second.fleet_view(now=0.0)
+    assert row.found_share == pytest.approx(0.5)
+
+
+def test_a_replica_that_a_peer_has_ejected_is_probed_once() -> None:
+    _, second = group("a", "b")
+    status = PeerStatus(ejected=("b", "gone"))
+    for seq in (1, 2):
+        second.on_peer(load_report("other", seq=seq, status=status), now=0.1 * seq)
+    assert list(peers_of(second).probe_hints) == ["b"]
+
+
+def test_a_long_prefill_is_reported_at_once() -> None:
+    first, _ = group("a")
+    short = dispatched(submitted(first, a_request("short", prompt_tokens=150), now=0.0))
+    long = dispatched(submitted(first, a_request("long", prompt_tokens=900), now=0.0))
+    assert (is_urgent(short), is_urgent(long)) == (False, True)
+
+
+def test_the_status_has_what_operators_compare() -> None:
+    first, second = group("a", "b")
+    first.drain("b", now=0.0)
+    first.frozen = True
+    second.on_peer(first.report(now=0.1), now=0.1)
+    (view,) = peers_of(second).views(now=0.1)
+    assert view.status == PeerStatus("gorgo-ms", 1, True, None, ("b",), ())
+
+
+def test_replicas_that_leave_take_the_load_of_peers_with_them() -> None:
+    first, second = group("a", "b")
+    serve(first, "r", replica="b", now=0.0)
+    second.on_peer(first.report(now=0.4), now=0.5)
+    second.set_fleet([timed("a"), timed("new")], now=0.6)
+    second.check()
+    assert len(peers_of(second).prefixes) == 0
+    second.on_probe("new", 0.01, now=0.6)
+    assert peers_of(second).loads.requests(1) == 0.0
+    first.set_fleet([timed("a"), timed("new"), timed("newer")], now=0.6)
+    second.on_peer(first.report(now=0.7), now=0.7)
+    second.check()
