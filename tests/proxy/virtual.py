@@ -88,12 +88,15 @@ class ScriptedUpstream:
     received: list[Received] = field(default_factory=list)
     open_responses: int = 0
 
-    async def open(self, path: str, headers: Sequence[Header], body: bytes) -> ScriptedSource:
+    async def open(
+        self, path: str, headers: Sequence[Header], body: bytes, *, on_sent: Callable[[], None]
+    ) -> ScriptedSource:
         now = asyncio.get_running_loop().time
         request = Received(now(), path, headers, body)
         self.received.append(request)
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         self.open_responses += 1
+        on_sent()
 
         def closed() -> None:
             self.open_responses -= 1

@@ -219,7 +219,10 @@ class SiteUpstream:
     def __init__(self, shell: LiveShell, replica: str) -> None:
         self._open = partial(shell.open, replica)
 
-    async def open(self, _path: str, headers: Sequence[Header], _body: bytes) -> SiteSource:
+    async def open(
+        self, _path: str, headers: Sequence[Header], _body: bytes, *, on_sent: Callable[[], None]
+    ) -> SiteSource:
+        on_sent()
         return await self._open(headers)
 
     async def aclose(self) -> None:

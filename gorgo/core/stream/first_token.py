@@ -71,7 +71,11 @@ class FirstTokenDetector:
 
 
 def _chat_content(data: Json) -> bool:
-    return any(any(delta.get(name) for name in _DELTA_FIELDS) for delta in _each(data.get("choices"), "delta"))
+    for delta in _each(data.get("choices"), "delta"):
+        for name in _DELTA_FIELDS:
+            if delta.get(name):
+                return True
+    return False
 
 
 _DELTA_FIELDS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio")
@@ -142,11 +146,14 @@ def end_rule(route: str) -> _Rule:
 
 def error_status(name: str, data: Json) -> int | None:
     """Status that an error event stands for; `None` for any other event."""
-    finish = _mapping(_mapping(data.get("meta_info")).get("finish_reason"))
-    if finish.get("type") == "abort":
-        return _status_of(finish)
-    error = data.get("error") or _mapping(data.get("response")).get("error")
-    if isinstance(error, Mapping):
+    if "meta_info" in data:
+        finish = _mapping(_mapping(data["meta_info"]).get("finish_reason"))
+        if finish.get("type") == "abort":
+            return _status_of(finish)
+    error = data.get("error")
+    if not error and "response" in data:
+        error = _mapping(data["response"]).get("error")
+    if isinstance(error, dict):
         return _status_of(error)
     if error or name == "error" or data.get("type") in ("error", "response.failed") or data.get("object") == "error":
         return _status_of(data)
@@ -193,12 +200,12 @@ def parse_event(data: bytes) -> Json:
 
 def _each(values: Any, name: str | None = None) -> list[Json]:
     """The objects in a list, or their member `name`; empty where the shape is another."""
-    objects = [value for value in values if isinstance(value, Mapping)] if isinstance(values, list) else []
+    objects: list[Json] = [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
     return objects if name is None else [_mapping(value.get(name)) for value in objects]
 
 
 def _mapping(value: Any) -> Json:
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}  # the decoder's kind: no look-up of an abstract class
 
 
 def _text(value: Any) -> str:

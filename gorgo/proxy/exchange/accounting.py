@@ -46,11 +46,10 @@ class RequestRecord:
         if self.trace is not None:
             self.trace.body_read(now)
 
-    def attempt_started(self, state: RunningProxy, dispatch: Dispatch) -> None:
+    def attempt_started(self, dispatch: Dispatch) -> None:
         """Record the start of an attempt."""
         self.attempts = dispatch.attempt
         self.replica = dispatch.replica
-        state.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
         if self.trace is not None:
             self.trace.attempt_started(dispatch)
 

@@ -25,7 +25,7 @@ from gorgo.proxy.exchange.passage import Passage
 from gorgo.proxy.exchange.race import Race
 from gorgo.proxy.exchange.refusal import Refusal
 from gorgo.proxy.exchange.relay import relay
-from gorgo.proxy.exchange.relay_options import RelayOptions
+from gorgo.proxy.exchange.relay_options import RelayOptions, own_headers
 from gorgo.proxy.exchange.response import ClientResponse
 from gorgo.proxy.http.headers import Header, upstream_headers
 from gorgo.proxy.http.request_buffer import RequestBuffer
@@ -143,8 +143,8 @@ class Attempts:
         outcome = Outcome(AttemptResult.CLIENT_DISCONNECTED)
         try:
             self._race.track(dispatch.attempt_id, task)
-            self._record.attempt_started(self._state, dispatch)
-            outcome = await self._try(dispatch, lease.target, task)
+            self._record.attempt_started(dispatch)
+            outcome = await self._try(lease, task)
         except asyncio.CancelledError:
             if dispatch.attempt_id in self._race or self._response.disconnected:
                 raise
@@ -155,6 +155,7 @@ class Attempts:
             self._race.done(dispatch.attempt_id)
             lease.target.release()
             action = self._state.gateway.finish(dispatch, outcome)
+            self._count(lease)
             self._check_reports(lease, outcome)
             self._record.attempt_ended(self._state, dispatch, outcome)
         if not isinstance(action, Dispatch):
@@ -182,13 +183,21 @@ class Attempts:
             missing = lease.target.reports.on_answer(cached_tokens=outcome.cached_tokens, estimated_tokens=estimated)
             log_missing(lease.dispatch.replica, missing)
 
-    async def _try(self, dispatch: Dispatch, target: Target, task: asyncio.Task[Any]) -> Outcome:
+    def _count(self, lease: Lease) -> None:
+        """Count the attempt in the metrics, once."""
+        if not lease.counted:
+            lease.counted = True
+            dispatch = lease.dispatch
+            self._state.metrics.dispatched(dispatch.replica, dispatch.region, dispatch.decision)
+
+    async def _try(self, lease: Lease, task: asyncio.Task[Any]) -> Outcome:
+        target = lease.target
         limits, spent_s = target.deadlines, self._state.clock() - self._record.received_s
         first_s = limits.first_token_s if self._request.route.streamed else limits.response_s
         timer = ResettableTimeout(first_s, last=monotonic() + limits.request_s - spent_s, task=task)
         try:
             with timer:
-                return await self._relay(dispatch, target, timer)
+                return await self._relay(lease, timer)
         except UpstreamError as failure:
             if failure.reason in CONNECTION_LOST:
                 target.connection_lost.set()
@@ -205,7 +214,8 @@ class Attempts:
                 return Outcome(AttemptResult.CLIENT_DISCONNECTED, status=writer.status, error="client_stalled")
             return await self._upstream_failed("timeout")
 
-    async def _relay(self, dispatch: Dispatch, target: Target, timer: ResettableTimeout) -> Outcome:
+    async def _relay(self, lease: Lease, timer: ResettableTimeout) -> Outcome:
+        dispatch, target = lease.dispatch, lease.target
         strip_usage = target.request_usage and self._request.adds_usage
         headers = upstream_headers(
             self._headers,
@@ -217,15 +227,24 @@ class Attempts:
             headers = self._record.trace.carry(headers, dispatch.attempt_id)
         model = self._request.route.model
         name = None if model is None else self._state.models.engine_name(dispatch.replica, model)
+        options: RelayOptions | None = None
+
+        def on_sent() -> None:
+            """Do what the replica does not wait for."""
+            nonlocal options
+            self._count(lease)
+            options = self._relay_options(dispatch, target, strip_usage=strip_usage)
+
         # Not in a variable, which would hold the body for as long as the response takes.
         source = await target.upstream.open(
-            self._route, headers, self._request.body_for(name, with_usage=target.request_usage)
+            self._route, headers, self._request.body_for(name, with_usage=target.request_usage), on_sent=on_sent
         )
         try:
             failure = failure_of(source.status, source.headers)
             if failure is not None:
                 return failure
-            options = self._relay_options(dispatch, target, strip_usage=strip_usage)
+            if options is None:
+                options = self._relay_options(dispatch, target, strip_usage=strip_usage)
             passage = Passage(source, self._response.writer, timer, options)
             outcome = await relay(passage)
             if passage.refusal is not None and (self._refused is None or self._refused[1].status >= 400):
@@ -241,7 +260,7 @@ class Attempts:
         estimates = state.client_policies.may_see_estimates(client)
         return RelayOptions(
             route=self._route,
-            own_headers=_own_headers(self._response.request_id, dispatch, estimates=estimates),
+            own_headers=own_headers(self._response.request_id, dispatch, estimates=estimates),
             chunk_limit_s=target.deadlines.stream_idle_s,
             strip_usage=strip_usage,
             passed_headers=state.passed_headers,
@@ -276,21 +295,3 @@ class Attempts:
             return Outcome(AttemptResult.DEADLINE_EXCEEDED, error="total_timeout")
         await self._response.end_stream(504, "total_timeout", "the request timeout ended the response")
         return Outcome(AttemptResult.DEADLINE_EXCEEDED, status=self._response.writer.status, error="total_timeout")
-
-
-def _own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> list[Header]:
-    """Return the proxy's headers. `estimates` tell a client which prompts others have sent."""
-    decision = dispatch.decision
-    headers = [
-        (b"x-request-id", request_id.encode()),
-        (b"x-gorgo-replica", dispatch.replica.encode()),
-        (b"x-gorgo-region", dispatch.region.encode()),
-        (b"x-gorgo-policy", decision.policy.encode()),
-        (b"x-gorgo-weights-version", b"%d" % decision.weights_version),
-    ]
-    if not estimates:
-        return headers
-    headers.append((b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens))
-    if decision.predicted_ttft_s is not None:
-        headers.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
-    return headers

@@ -53,8 +53,7 @@ class Commitment:
             self._buffer.release_body()
 
     def first_content(self) -> None:
-        """Record the first token, before it is sent."""
+        """Record the first token. The relay has claimed the response for it."""
         now = self._state.clock()
-        self.commit()
         self._state.gateway.first_token(self._dispatch.attempt_id, now=now)
         self._record.first_content(self._state, self._dispatch, now=now)

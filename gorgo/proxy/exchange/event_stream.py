@@ -101,9 +101,7 @@ async def _begin(passage: Passage) -> tuple[int | None, Outcome | None]:
         withheld = await _withhold(passage, begun)
         if withheld is not None:
             return None, withheld
-    if scan is StreamState.CONTENT:
-        options.on_content()
-    await _commit(passage, b"".join(begun.chunks))
+    await _commit(passage, b"".join(begun.chunks), has_content=scan is StreamState.CONTENT)
     if scan is StreamState.WAITING:
         error_status = await _send_to_first_token(passage, begun.scanner)
     return error_status, None
@@ -131,22 +129,23 @@ async def _withhold(passage: Passage, begun: _Beginning) -> Outcome | None:
     return passage.hold(stream)
 
 
-async def _commit(passage: Passage, head: bytes) -> None:
-    """Send the buffer. Called for readable events only, of which a usage event can be removed."""
+async def _commit(passage: Passage, head: bytes, *, has_content: bool) -> None:
+    """Send the buffer, and then record a first token in it: the client does not wait for the records.
+
+    Called for readable events only, of which a usage event can be removed.
+    """
     strip_usage = passage.options.strip_usage
     if strip_usage:
         passage.filter = UsageEventFilter()
     await passage.send_head(with_length=not strip_usage, head=head)
-    await passage.forward(head)
+    await passage.forward(head, record=passage.options.on_content if has_content else None)
 
 
 async def _send_to_first_token(passage: Passage, scanner: FirstTokenDetector) -> int | None:
     """Relay a stream that outgrew the buffer before its first token, and detect that token or an error's status."""
     while (chunk := await _next_chunk(passage.source)) is not None:
         scan = scanner.feed(chunk)
-        if scan is StreamState.CONTENT:
-            passage.options.on_content()
-        await passage.forward(chunk)
+        await passage.forward(chunk, record=passage.options.on_content if scan is StreamState.CONTENT else None)
         if scan is not StreamState.WAITING:
             break
         await asyncio.sleep(0)

@@ -22,6 +22,8 @@ class Lease:
 
     dispatch: Dispatch
     target: Target
+    #: The metrics have the attempt.
+    counted: bool = False
 
 
 #: The next step of a request.

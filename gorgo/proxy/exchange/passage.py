@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
@@ -88,13 +89,15 @@ class Passage:
         if options.on_head is not None:
             options.on_head(head)
 
-    async def forward(self, chunk: bytes) -> None:
-        """Send a part of the body."""
+    async def forward(self, chunk: bytes, *, record: Callable[[], None] | None = None) -> None:
+        """Send a part of the body. Call `record` once that is done, or as soon as it has to wait for the client."""
+        passed = chunk if self.filter is None else self.filter.feed(chunk)
+        is_sent = not passed or self._try_write(passed)
         self.tail.feed(chunk)
-        if self.filter is not None:
-            chunk = self.filter.feed(chunk)
-        if chunk and not self._try_write(chunk):
-            await self._write(chunk)
+        if record is not None:
+            record()
+        if not is_sent:
+            await self._write(passed)
 
     async def pass_rest(self) -> None:
         """Send the rest of the body as it comes."""

@@ -1,10 +1,12 @@
-"""The options of one relay, and its bounds for doubtful answers."""
+"""The options of one relay, its bounds for doubtful answers, and the proxy's own headers of a response."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+from gorgo.core.messages.actions import Dispatch
 from gorgo.proxy.http.headers import Header
 from gorgo.proxy.http.request_buffer import RequestBuffer
 
@@ -14,6 +16,8 @@ BUFFER_BYTES = 64 * 1024
 WITHHELD_BYTES = 8 * 1024
 #: A longer stream is no short answer.
 SHORT_BYTES = 4 * 1024
+#: Headers made once: of a large fleet under a new version of the weights each minute, those of the last ones.
+MAX_FIXED = 1024
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made for each attempt, and that takes three times as long
@@ -33,7 +37,7 @@ class RelayOptions:
     passed_headers:
         Allowed by an operator beside those that always pass.
     on_content:
-        Called once, at the first token, before it is sent.
+        Called once, at the first token: when it is sent, or has to wait for the client.
     on_commit:
         Called before anything is sent: from then on no other attempt may respond.
     on_head:
@@ -53,3 +57,27 @@ class RelayOptions:
     withhold: bool = False
     may_be_short: bool = False
     passed_headers: frozenset[bytes] = frozenset()
+
+
+def own_headers(request_id: str, dispatch: Dispatch, *, estimates: bool) -> list[Header]:
+    """Return the proxy's headers. `estimates` tell a client which prompts others have sent."""
+    decision = dispatch.decision
+    fixed = _fixed_headers(dispatch.replica, dispatch.region, decision.policy, decision.weights_version)
+    headers = [(b"x-request-id", request_id.encode()), *fixed]
+    if not estimates:
+        return headers
+    headers.append((b"x-gorgo-estimated-cached-tokens", b"%d" % decision.estimated_cached_tokens))
+    if decision.predicted_ttft_s is not None:
+        headers.append((b"x-gorgo-predicted-ttft-ms", b"%.1f" % (decision.predicted_ttft_s * 1e3)))
+    return headers
+
+
+@lru_cache(MAX_FIXED)
+def _fixed_headers(replica: str, region: str, policy: str, weights_version: int) -> tuple[Header, ...]:
+    """Return the headers that are the same for all responses of a replica under one policy and its weights."""
+    return (
+        (b"x-gorgo-replica", replica.encode()),
+        (b"x-gorgo-region", region.encode()),
+        (b"x-gorgo-policy", policy.encode()),
+        (b"x-gorgo-weights-version", b"%d" % weights_version),
+    )

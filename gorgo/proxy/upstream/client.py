@@ -189,11 +189,17 @@ class UpstreamClient:
         """Use `tls` for connections opened from now on."""
         self._pool.set_tls(tls)
 
-    async def open(self, path: str, headers: Sequence[Header], body: bytes) -> ResponseSource:
-        """POST `body`; return at the head of the response. Raises `UpstreamError`."""
+    async def open(
+        self, path: str, headers: Sequence[Header], body: bytes, *, on_sent: Callable[[], None] | None = None
+    ) -> ResponseSource:
+        """POST `body`; return at the head of the response. Raises `UpstreamError`.
+
+        `on_sent` is called when the pool has written the request, before the wait for its response; again for a
+        repeated request, and never by another transport.
+        """
         if self.open_responses >= self._limit:
             raise UpstreamError(POOL_EXHAUSTED)
-        return await self._open("POST", path, headers, body)
+        return await self._open("POST", path, headers, body, on_sent)
 
     async def fetch(self, path: str, headers: Sequence[Header] = (), *, timeout_s: float) -> tuple[int, bytes]:
         """GET a small response whole, on a pooled connection. Raises `UpstreamError`."""
@@ -216,10 +222,23 @@ class UpstreamClient:
         if self._transport is not None:
             await self._transport.aclose()
 
-    async def _open(self, method: str, path: str, headers: Sequence[Header], body: bytes) -> UpstreamResponse:
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        headers: Sequence[Header],
+        body: bytes,
+        on_sent: Callable[[], None] | None = None,
+    ) -> UpstreamResponse:
         self.open_responses += 1
         try:
-            return await self._send(method, path, headers, body)
+            if method == "POST":
+                headers = [*headers, (b"Content-Length", b"%d" % len(body))]
+            if self._transport is not None:
+                return await self._send_by(self._transport, method, path, headers, body)
+            head = encode_head(self._start(method, path), headers)
+            response = await self._pool.send(head, body, connect_timeout_s=self._connect_timeout_s, on_sent=on_sent)
+            return UpstreamResponse(response.status, response.headers, response, self._release)
         except BaseException as failure:
             self._release()
             if isinstance(failure, httpx.TransportError):
@@ -231,14 +250,6 @@ class UpstreamClient:
 
     def _release(self) -> None:
         self.open_responses -= 1
-
-    async def _send(self, method: str, path: str, headers: Sequence[Header], body: bytes) -> UpstreamResponse:
-        length = [(b"Content-Length", b"%d" % len(body))] if method == "POST" else []
-        if self._transport is not None:
-            return await self._send_by(self._transport, method, path, [*headers, *length], body)
-        head = encode_head(self._start(method, path), [*headers, *length])
-        response = await self._pool.send(head, body, connect_timeout_s=self._connect_timeout_s)
-        return UpstreamResponse(response.status, response.headers, response, self._release)
 
     async def _send_by(
         self, transport: httpx.AsyncBaseTransport, method: str, path: str, headers: Sequence[Header], body: bytes

@@ -14,6 +14,7 @@ import asyncio
 import errno
 import ssl
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import cast
 
 import httpx
@@ -63,11 +64,18 @@ class UpstreamPool:
         self._tls = tls
 
     async def send(
-        self, head: bytes, body: bytes, *, connect_timeout_s: float | None, head_only: bool = False
+        self,
+        head: bytes,
+        body: bytes,
+        *,
+        connect_timeout_s: float | None,
+        head_only: bool = False,
+        on_sent: Callable[[], None] | None = None,
     ) -> HttpResponse:
         """Send a request; return at the head of its response. Raises `httpx.TransportError`.
 
-        `head_only` is for HEAD, whose response has no body.
+        `head_only` is for HEAD, whose response has no body. `on_sent` is called when the request is written, before
+        the wait for its response; again for a repeated request.
         """
         connection = self._take_idle()
         if connection is not None:
@@ -75,12 +83,12 @@ class UpstreamPool:
             begun_s = loop.time()
             response = HttpResponse(connection, head_only=head_only)
             try:
-                return await self._exchange(connection, response, head, body)
+                return await self._exchange(connection, response, head, body, on_sent)
             except httpx.NetworkError:
                 if response.received or loop.time() - begun_s >= STALE_S:
                     raise
         connection = await self._connect(connect_timeout_s)
-        return await self._exchange(connection, HttpResponse(connection, head_only=head_only), head, body)
+        return await self._exchange(connection, HttpResponse(connection, head_only=head_only), head, body, on_sent)
 
     async def aclose(self) -> None:
         """Close every connection at once, those in use too."""
@@ -92,12 +100,20 @@ class UpstreamPool:
         await asyncio.sleep(0)  # transports close their sockets in the next turn
 
     async def _exchange(
-        self, connection: ReplicaConnection, response: HttpResponse, head: bytes, body: bytes
+        self,
+        connection: ReplicaConnection,
+        response: HttpResponse,
+        head: bytes,
+        body: bytes,
+        on_sent: Callable[[], None] | None,
     ) -> HttpResponse:
-        self.tracker.on_acquire(connection, len(body))
         try:
             connection.write_request(head, body, response)
+            # The records come second: the replica does not wait for them.
+            self.tracker.on_acquire(connection, len(body))
             self.tracker.report()
+            if on_sent is not None:
+                on_sent()
             await response.read_head()
         except BaseException:
             await response.aclose()

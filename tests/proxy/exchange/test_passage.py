@@ -103,14 +103,16 @@ class Writer(ResponseWriter):
         self.try_write = self._client.try_write
 
 
-def begin(source: PushedSource, client: Client, *, strip: bool = False) -> asyncio.Task[Outcome]:
+def begin(
+    source: PushedSource, client: Client, *, strip: bool = False, on_content: Callable[[], None] = lambda: None
+) -> asyncio.Task[Outcome]:
     """Relay `source` to `client` in a task."""
     options = RelayOptions(
         "/v1/chat/completions",
         (),
         60.0,
         strip,
-        on_content=lambda: None,
+        on_content=on_content,
         on_commit=lambda: None,
         buffer=RequestBuffer(BufferBudget(1 << 40), "a"),
     )
@@ -146,6 +148,33 @@ async def test_an_event_is_written_in_the_step_in_which_it_was_received(strip: b
     assert (outcome.result, outcome.output_tokens) == (AttemptResult.COMPLETED, 2)
     assert b"".join(client.got).endswith(DONE)
     assert (USAGE in client.got) is not strip
+
+
+async def test_the_first_token_is_written_before_it_is_recorded() -> None:
+    source, client = PushedSource(), Client()
+    written: list[list[bytes]] = []
+    relaying = begin(source, client, on_content=lambda: written.append([*client.got]))
+    await turns()
+    source.push(ROLE, delta("a"))
+    await turns()
+    assert written == [[ROLE + delta("a")]]
+    source.push(DONE, end=True)
+    await relaying
+
+
+async def test_a_first_token_is_recorded_before_a_wait_for_its_client() -> None:
+    source, client = PushedSource(), Client(room=0)
+    written: list[list[bytes]] = []
+    relaying = begin(source, client, on_content=lambda: written.append([*client.got]))
+    await turns()
+    source.push(delta("a"))
+    await turns()
+    assert (written, client.got) == ([[]], [])
+    client.room = 1000
+    client.read.set()
+    source.push(DONE, end=True)
+    await relaying
+    assert (len(written), client.got) == (1, [delta("a"), DONE])
 
 
 async def test_a_client_that_is_behind_pauses_the_replica_and_loses_no_byte() -> None:

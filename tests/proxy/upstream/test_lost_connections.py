@@ -125,6 +125,27 @@ async def test_a_request_on_a_connection_closed_meanwhile_is_sent_once_more_on_a
         assert upstream.connections == 1
 
 
+async def test_what_follows_a_request_is_done_after_each_write_and_before_the_response() -> None:
+    async with engine(closing_at_second(b"")) as (upstream, found):
+        order: list[str] = []
+        for number in (1, 2):
+            source = await upstream.open("/v1", [], b"", on_sent=lambda: order.append("sent"))
+            order.append(f"response {number}")
+            await whole(source)
+        assert (order, found.connections) == (["sent", "response 1", "sent", "sent", "response 2"], 2)
+
+
+async def test_a_fault_in_what_follows_a_request_closes_its_connection() -> None:
+    def fail() -> None:
+        raise KeyError("a fault of the proxy itself")
+
+    async with engine(closing_at_second(b"")) as (upstream, found):
+        with pytest.raises(KeyError):
+            await upstream.open("/v1", [], b"", on_sent=fail)
+        await until(lambda: found.open == 0)
+        assert (upstream.open_responses, upstream.connections) == (0, 0)
+
+
 @pytest.mark.parametrize("first", [b"H", b"HTTP/1.1 103 Hints\r\n\r\n"])
 async def test_a_request_is_not_repeated_after_a_byte_of_an_answer(first: bytes) -> None:
     async with engine(closing_at_second(first)) as (upstream, found):
