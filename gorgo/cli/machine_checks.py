@@ -13,13 +13,14 @@ from functools import partial
 
 from gorgo.config.addresses import checked_bind
 from gorgo.config.load import inside, items
-from gorgo.config.model import ClientsConfig, ProxyConfig, ReplicaConfig, TlsConfig
+from gorgo.config.model import ClientsConfig, ModelConfig, ProxyConfig, ReplicaConfig, TlsConfig
 from gorgo.config.parsing.document import Document, Path, Problem
 from gorgo.errors import InvalidValueError, MissingExtra
 from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.sockets import check_bind
 from gorgo.proxy.http.tls import served_tls, upstream_tls
 from gorgo.proxy.telemetry.tracing import require_extra
+from gorgo.proxy.tokens.model_tokens import read_models
 from gorgo.proxy.upstream.target import api_key
 
 #: As in the model: another value is an error already, and may be a key.
@@ -42,6 +43,7 @@ def machine_problems(
         )
     yield from _tracing(document, proxy)
     yield from _replicas(document, environ)
+    yield from _tokenizers(document)
     for key, given in (binds or {}).items():
         yield from _address(document, key, given, proxy.get(key, getattr(_DEFAULT, key)))
 
@@ -80,6 +82,18 @@ def _tracing(document: Document, proxy: Mapping[str, object]) -> Iterator[Proble
             yield Problem(path, document.line(path), str(error), "the extra otel to be installed")
 
 
+def _tokenizers(document: Document) -> Iterator[Problem]:
+    for number, item in enumerate(items(document.data, "models")):
+        files = _texts(item, "tokenizer", "chat_template") if isinstance(item, Mapping) else {}
+        if "tokenizer" not in files:
+            continue
+        path: Path = ("models", number, "tokenizer")
+        try:
+            yield from _checked(document, path, partial(read_models, [_model(**files)]))
+        except MissingExtra as error:
+            yield Problem(path, document.line(path), str(error), "the extra tokens to be installed")
+
+
 def _replicas(document: Document, environ: Mapping[str, str]) -> Iterator[Problem]:
     #: Errors by files: a thousand replicas share a few.
     errors: dict[ReplicaConfig, InvalidValueError | None] = {}
@@ -106,6 +120,10 @@ def _replicas(document: Document, environ: Mapping[str, str]) -> Iterator[Proble
 
 def _replica(**values: str) -> ReplicaConfig:
     return ReplicaConfig(name="-", region="-", url="-", **values)  # type: ignore[arg-type] # texts alone
+
+
+def _model(**values: str) -> ModelConfig:
+    return ModelConfig(name="-", **values)  # type: ignore[arg-type] # texts alone
 
 
 def _texts(data: Mapping[str, object], *keys: str) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 #: Text per block of the proxy's prefix index: 64 tokens of 4 bytes.
 BLOCK_BYTES = 256
+#: `models[].tokenizer` of simulated engines, which count four bytes of text as a token.
+SIMULATED_TOKENIZER = "simulated"
 #: A probe or scrape is stale after this many intervals: one that is lost changes nothing.
 STALE_INTERVALS = 3
 #: A far replica on a new TLS connection answers a ping within 1 s. A slower one counts as down.

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from gorgo.config.constants import CONNECTIONS_PER_REPLICA, FIRST_TOKEN_TIMEOUT_S
+from gorgo.config.constants import CONNECTIONS_PER_REPLICA, FIRST_TOKEN_TIMEOUT_S, SIMULATED_TOKENIZER
 from gorgo.config.values import (
     Bind,
     Count,
@@ -110,6 +110,16 @@ class ModelConfig:
     aliases: tuple[Text, ...] = ()
     #: Regions that may serve it; empty means any.
     allowed_regions: tuple[Name, ...] = ()
+    #: File `tokenizer.json` of the model, or `simulated`; prompts are estimated without one.
+    tokenizer: FilePath | None = None
+    #: Jinja or JSON file with the template of chats; default: those beside the tokenizer.
+    chat_template: FilePath | None = None
+
+
+def _with_tokenizer(model: ModelConfig) -> ModelConfig:
+    if model.chat_template is not None and model.tokenizer in (None, SIMULATED_TOKENIZER):
+        raise ValueError("chat_template beside a tokenizer file")
+    return model
 
 
 @strict
@@ -279,7 +289,7 @@ class Config:
     regions: Annotated[tuple[RegionConfig, ...], AfterValidator(some)]
     replicas: Annotated[tuple[ReplicaConfig, ...], AfterValidator(some)]
     clients: ClientsConfig = field(default_factory=ClientsConfig)
-    models: tuple[ModelConfig, ...] = ()
+    models: tuple[Annotated[ModelConfig, AfterValidator(_with_tokenizer)], ...] = ()
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     overload: OverloadConfig = field(default_factory=OverloadConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)

@@ -38,6 +38,8 @@ from gorgo.proxy.state import INTERNAL_VARIABLE, RunningProxy
 from gorgo.proxy.telemetry.health_log import HealthLog
 from gorgo.proxy.telemetry.metrics import Metrics
 from gorgo.proxy.telemetry.tracing import make_tracing
+from gorgo.proxy.tokens.model_tokens import read_models
+from gorgo.proxy.tokens.prompt_tokens import PromptTokens
 from gorgo.proxy.training.model_store import ModelStore
 from gorgo.proxy.training.service import TrainingService
 from gorgo.proxy.uploads import UploadCounter
@@ -68,6 +70,7 @@ def build_proxy(
     keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
     client_keys = read_client_keys(config.clients)
     served = served_tls(config.proxy.tls)
+    tokens_of = read_models(config.models)
     fingerprinter = Fingerprinter(key=key, block_bytes=BLOCK_BYTES)
     tls = tls or ssl.create_default_context()
     tls_of = {replica.name: upstream_tls(replica, tls) for replica in config.replicas}
@@ -115,6 +118,7 @@ def build_proxy(
         tls=tls,
         fingerprinter=fingerprinter,
         body_workers=BodyWorkers(fingerprinter),
+        prompt_tokens=PromptTokens(tokens_of, router.cache_block_sizes, metrics.exact_prompt),
         uploads=UploadCounter(router),
         buffers=buffers,
         started_s=clock(),

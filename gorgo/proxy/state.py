@@ -26,6 +26,7 @@ from gorgo.proxy.stored_responses import StoredResponses
 from gorgo.proxy.telemetry.line_log import LineLog
 from gorgo.proxy.telemetry.metrics import Metrics
 from gorgo.proxy.telemetry.probe_history import ProbeHistory
+from gorgo.proxy.tokens.prompt_tokens import PromptTokens
 from gorgo.proxy.training.service import TrainingService
 from gorgo.proxy.uploads import UploadCounter
 from gorgo.proxy.upstream.target import Target
@@ -66,6 +67,8 @@ class RunningProxy:
     fingerprinter: Fingerprinter
     #: Read the bodies that would hold the event loop.
     body_workers: BodyWorkers
+    #: Counts the tokens of models with a tokenizer.
+    prompt_tokens: PromptTokens
     uploads: UploadCounter
     #: Buffered bytes of requests and fetches.
     buffers: BufferBudget
@@ -116,6 +119,7 @@ class RunningProxy:
         await self.control.aclose()
         await self.training.aclose()
         await self.body_workers.aclose()
+        self.prompt_tokens.close()
         for line_log in self.line_logs:
             line_log.close()
         if self.tracing is not None:

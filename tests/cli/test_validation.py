@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,23 @@ def replica(keys: str) -> str:
 
 
 PAIR = "expected a certificate chain and a private key without a passphrase, both in PEM form"
+#: Of a machine with the extra, and of one without.
+TOKENIZER_MISSING = (
+    "models[0].tokenizer (line 5): 'no.json': No such file or directory; "
+    "expected a tokenizer.json, or the word simulated"
+    if find_spec("tokenizers")
+    else "models[0].tokenizer (line 5): models[].tokenizer needs tokenizers, which is not installed: "
+    "pip install 'gorgo-router[tokens]'; expected the extra tokens to be installed"
+)
 ENTRY = "expected NAME:SHA256, the key's hash as 64 hexadecimal digits"
 
 CASES = [
+    Case(
+        "tokenizer missing",
+        BASE + "models: [{name: m, tokenizer: no.json}]",
+        [TOKENIZER_MISSING],
+        machine=True,
+    ),
     Case(
         "TLS files missing",
         proxy("tls: {cert: no.pem, key: no.key},"),

@@ -169,6 +169,16 @@ CASES = [
     ),
     ("{w_rtt: 0.5}", "{w_rtt: yes}", "proxy.weights.w_rtt (line 3): 'yes'; expected a number"),
     ("{w_rtt: 0.5}", "[0.5]", "proxy.weights (line 3): a list; expected a mapping"),
+    (
+        "limits:",
+        "models: [{name: m, chat_template: a.jinja}]\nlimits:",
+        "models[0] (line 16): a mapping; expected chat_template beside a tokenizer file",
+    ),
+    (
+        "limits:",
+        "models: [{name: m, tokenizer: simulated, chat_template: a.jinja}]\nlimits:",
+        "models[0] (line 16): a mapping; expected chat_template beside a tokenizer file",
+    ),
     ("[a, b]", "a", "replicas[1].models (line 14): 'a'; expected a list"),
     ("{kv_tokens: 100000}", "{kv_tokens: *x}", "the file (line 15): an alias; expected plain YAML without aliases"),
     ("{kv_tokens: 100000}", "{kv_tokens: [}", "the file (line 15): not YAML"),

@@ -363,6 +363,20 @@ async def region_of_the_proxy(rig: Rig) -> object:
     return (await rig.admin.get("/admin/fleet")).json()["region"]
 
 
+async def counts_tokens(rig: Rig) -> bool:
+    """Whether a prompt's tokens are counted, not estimated."""
+    await rig.ask()
+    name, counted = "gorgo_exact_prompts_total", {"result": "counted"}
+    return bool(rig.state.metrics.registry.get_sample_value(name, counted))
+
+
+async def prompt_tokens(rig: Rig) -> int:
+    request_id = (await rig.ask(messages=[{"role": "user", "content": "The replica"}])).headers["x-request-id"]
+    found = (await rig.admin.get(f"/admin/decisions/{request_id}")).json()
+    tokens: int = found["decisions"][0]["prompt_tokens"]
+    return tokens
+
+
 async def models(rig: Rig) -> list[str]:
     return [row["id"] for row in (await rig.client.get("/v1/models")).json()["data"]]
 

@@ -37,6 +37,7 @@ from tests.proxy.looks import (
     both_keys,
     common_name,
     connection_beside_another,
+    counts_tokens,
     cut_off_by_failures_a_minute_apart,
     first_load_of_a_newcomer,
     half_a_body,
@@ -54,6 +55,7 @@ from tests.proxy.looks import (
     predicted_to_take_minutes,
     probed,
     probed_by,
+    prompt_tokens,
     raw,
     ready,
     region_of_the_proxy,
@@ -70,6 +72,7 @@ from tests.proxy.looks import (
     two_requests,
 )
 from tests.proxy.silent import silent_port
+from tests.proxy.tokens.files import model_folder, needs_tokenizers
 
 #: A look that would wait for something that does not happen.
 NOT_TAKEN = None
@@ -103,6 +106,16 @@ class Effect:
 
 def one(key: str, value: object, look: Look, was: object, now: object, old: Edits | None = None) -> Effect:
     return Effect(key, {key: value}, look, was, now, old or {})
+
+
+#: The text of the look has two tokens.
+FIVE_TOKENS = "<s>{{ messages[0].content }}</s><s>"
+
+
+def template_file(ground: Ground, source: str) -> str:
+    path = ground.folder / "given.jinja"
+    path.write_text(source)
+    return str(path)
 
 
 PREDICTS: Edits = {"proxy.policy": "gorgo-ms"}
@@ -262,6 +275,7 @@ EFFECTS = [
     one(
         "models[].allowed_regions", ["there"], served_by(4), {"a", "b"}, {"b"}, second("there") | {"models[].name": "m"}
     ),
+    one("models[].tokenizer", "simulated", counts_tokens, False, True, {"models[].name": "m"}),
     one("limits.max_connections", 1, connection_beside_another, "200", ""),
     one("limits.max_header_bytes", 1024, raw(heads("x: " + "y" * 2000)), "200", "431"),
     one("limits.header_timeout_s", SHORT_S, raw(half_a_head), NOT_TAKEN, "408", {"limits.header_timeout_s": LONG_S}),
@@ -332,6 +346,19 @@ EFFECTS_OF_CERTIFICATES = [
         ASKS,
     ),
 ]
+EFFECTS_OF_TOKENIZERS = [
+    one(
+        "models[].chat_template",
+        lambda ground: template_file(ground, "<s>{{ messages[0].content }}</s>"),
+        prompt_tokens,
+        5,
+        4,
+        {
+            "models[].name": "m",
+            "models[].tokenizer": lambda ground: str(model_folder(ground.folder / "model", template=FIVE_TOKENS)),
+        },
+    ),
+]
 #: What the proxy has no use for.
 OF_OTHER_COMMANDS = {
     "replicas[].accelerator",
@@ -348,7 +375,9 @@ REFERENCE = (DOCS / "reference.md").read_text()
 
 def test_each_key_has_an_effect_shown_here_or_a_reason_to_have_none() -> None:
     keys = re.findall(r"^- `([^`]+)` \(", section(REFERENCE, "## regions.yaml"), re.MULTILINE)
-    shown = {key for effect in (*EFFECTS, *EFFECTS_OF_CERTIFICATES) for key in effect.keys.split()}
+    shown = {
+        key for effect in (*EFFECTS, *EFFECTS_OF_CERTIFICATES, *EFFECTS_OF_TOKENIZERS) for key in effect.keys.split()
+    }
     assert sorted([*shown, *OF_OTHER_COMMANDS, *OF_A_TRAINING, *NEED_A_NEW_START]) == sorted(keys)
 
 
@@ -383,6 +412,15 @@ async def test_changed_key_is_in_force_after_a_reload(
         if DEAF.items() <= effect.old.items():
             monkeypatch.setattr("gorgo.proxy.monitor.replica_monitor.FIRST_PROBE_TIMEOUT_S", SHORT_S)
         await check(effect, start, Ground(tmp_path, a, b, deaf))
+
+
+@needs_tokenizers
+@pytest.mark.parametrize("effect", EFFECTS_OF_TOKENIZERS, ids=lambda effect: effect.keys)
+async def test_changed_files_of_a_model_are_in_force_after_a_reload(
+    start: Start, tmp_path: Path, effect: Effect
+) -> None:
+    a, b = await start.replica(scripted("a", {})), await start.replica(scripted("b", {}))
+    await check(effect, start, Ground(tmp_path, a, b, 0))
 
 
 @pytest.fixture(scope="module")

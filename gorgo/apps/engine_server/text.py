@@ -11,7 +11,9 @@ from hashlib import blake2b
 from math import sqrt
 from zlib import crc32
 
-TOKEN_BYTES = 4
+from gorgo.core.prompt.simulated_tokens import TEXT_TOKEN_BYTES, simulated_tokens
+
+TOKEN_BYTES = TEXT_TOKEN_BYTES
 
 _CONSONANTS = b"bdfgklmnprstvz"
 _VOWELS = b"aeiou"
@@ -26,7 +28,7 @@ def token_count(text: bytes) -> int:
 
 def cache_key(text: bytes, adapter: str | None = None) -> bytes:
     """The text as whole tokens, the last one filled up; the first one differs for each adapter."""
-    key = text.ljust(token_count(text) * TOKEN_BYTES, b"\0")
+    key = simulated_tokens(text)
     if adapter is None:
         return key
     first = blake2b(key[:TOKEN_BYTES], key=adapter.encode("utf-8", "replace")[:64], digest_size=TOKEN_BYTES).digest()

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.prompt.affinity import head_of, prefix_hash
+from gorgo.core.prompt.boundaries import message_ends
 from gorgo.core.prompt.parse import Prompt
 from gorgo.core.record import record
 
@@ -55,11 +56,14 @@ class Fingerprint:
         64-bit hash of the first 1,024 bytes and the marks in them, under the fixed key of `affinity`.
     text_bytes:
         Length of the prompt's text.
+    boundaries:
+        Bytes of text at the end of each message, ascending.
     """
 
     blocks: bytes
     prefix_hash: int
     text_bytes: int
+    boundaries: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made for each request, and that takes three times as long
@@ -73,6 +77,7 @@ class PromptSketch:
     head: bytes
     head_marks: tuple[tuple[int, str], ...]
     text_bytes: int
+    message_ends: tuple[int, ...] = ()
 
 
 class Fingerprinter:
@@ -120,7 +125,8 @@ class Fingerprinter:
         else:
             self._add_few_marks(sums, marks)
         head, head_marks = head_of(prompt)
-        return PromptSketch(sums=sums, head=head, head_marks=head_marks, text_bytes=len(text))
+        ends = message_ends([start for start, _ in marks], len(text))
+        return PromptSketch(sums=sums, head=head, head_marks=head_marks, text_bytes=len(text), message_ends=ends)
 
     def hash_sketch(self, sketch: PromptSketch, *, adapter: str | None = None) -> Fingerprint:
         """Return the fingerprint of a sketch."""
@@ -132,6 +138,7 @@ class Fingerprinter:
             blocks=self._chain(sums) if len(sums) > _FEW else self._chain_few(sums.tolist()),
             prefix_hash=prefix_hash(sketch.head, sketch.head_marks, adapter=adapter),
             text_bytes=sketch.text_bytes,
+            boundaries=sketch.message_ends,
         )
 
     def _block_sums(self, text: bytes, count: int) -> Words:

@@ -21,6 +21,8 @@ from gorgo.errors import BadRequest
 
 #: Bytes that one token id takes in `Prompt.text`.
 TOKEN_ID_BYTES = 4
+#: Mark of each prompt after the first.
+_NEXT = "next"
 
 
 @record
@@ -40,6 +42,11 @@ class Prompt:
     text: bytes
     message_starts: tuple[tuple[int, str], ...]
     tokens: int | None = None
+
+    @property
+    def is_single(self) -> bool:
+        """Return whether the body has one prompt, not several."""
+        return all(role != _NEXT for _, role in self.message_starts)
 
 
 def read_prompt(route: str, body: object) -> Prompt:
@@ -193,7 +200,7 @@ def _read_sequences(body: Mapping[str, object], name: str, before: PromptText | 
     for number, sequence in enumerate(sequences):
         where = f"{name}[{number}]" if len(sequences) > 1 else name
         if number:
-            text.mark("next")
+            text.mark(_NEXT)
         if isinstance(sequence, list):
             text.add_bytes(_token_ids(sequence, where))
         else:

@@ -19,7 +19,7 @@ from gorgo.proxy.exchange.accounting import RequestRecord
 from gorgo.proxy.exchange.attempts import Attempts
 from gorgo.proxy.exchange.client_scope import unknown_model
 from gorgo.proxy.exchange.lease import Lease, NextStep, PendingDispatch
-from gorgo.proxy.exchange.parse import ParsedRequest, parse_request
+from gorgo.proxy.exchange.parse import ParsedRequest, count_tokens, parse_request
 from gorgo.proxy.exchange.response import ClientResponse
 from gorgo.proxy.http.body import ClientDisconnected, draining, read_body, take_whole_body
 from gorgo.proxy.http.errors import HttpError, Message, Receive, Send, error_of
@@ -193,6 +193,7 @@ class Exchange:
             fields = read_fields(self._route, body, state.fingerprinter)
         else:
             fields = await state.body_workers.read(self._route, body)
+        fields.exact = await count_tokens(state, self._route, fields)
         self._record.decision_s = perf_counter() - started
         request = self._parse_now(body, fields)
         model = request.route.model

@@ -12,6 +12,9 @@ from typing import Any
 
 from gorgo.config.constants import BLOCK_BYTES
 from gorgo.core.messages.request import RouteRequest
+from gorgo.core.prompt.boundaries import token_boundaries
+from gorgo.core.prompt.exact import ExactPrompt
+from gorgo.core.prompt.fingerprint import Fingerprint
 from gorgo.proxy.exchange.client_scope import refuse_engine_fields, require_known_model
 from gorgo.proxy.exchange.judgement import wants_more_than_one
 from gorgo.proxy.http.errors import HttpError
@@ -43,11 +46,23 @@ class ParsedRequest:
     may_be_short: bool = False
     #: Places of that name in `body` and `with_usage`; None if they are not known.
     spans: Spans | None = None
+    #: Compared with the engine's report; `None` if the tokens are estimated.
+    exact: ExactPrompt | None = None
 
     def body_for(self, name: str | None, *, with_usage: bool) -> bytes:
         """Return the body for a replica that knows the model as `name`."""
         body = request_usage(self.body) if with_usage and self.adds_usage else self.body
         return body if name is None or name == self.model else with_model(body, name, self.spans)
+
+
+async def count_tokens(state: RunningProxy, route: str, fields: BodyFields) -> ExactPrompt | None:
+    """Return the exact tokens of a prompt whose model has a tokenizer, or that a client sent as ids."""
+    tokens = state.prompt_tokens
+    if not tokens.models and fields.token_ids is None:
+        return None
+    model, adapter = _names(state, fields.values)
+    base = state.models.governing(model, tokens.models)
+    return await tokens.exact_prompt(route, fields, model=model, base=base, adapter=adapter)
 
 
 def parse_request(
@@ -62,22 +77,23 @@ def parse_request(
     client: str | None = None,
 ) -> ParsedRequest:
     """Return the request of a body and its `fields`. Raises `HttpError` if it cannot be routed."""
-    parsed, tokens = fields.values, fields.tokens
+    parsed, exact = fields.values, fields.exact
+    tokens = fields.tokens if exact is None else exact.tokens
     named = _model(parsed)
-    model = state.models.canonical(_adapter(state, parsed) or named)
+    model, adapter = _names(state, parsed)
     policies = state.client_policies
     refuse_engine_fields(state, client, parsed)
     require_known_model(state, model)
     governing = state.models.governing(model, policies.models)
     options = policies.request_options(headers, client=client, model=governing)
-    ratio = _BYTES_PER_ID if tokens is not None else state.router.token_ratios.ratio(model)
-    fingerprint = state.fingerprinter.hash_sketch(
-        fields.sketch, adapter=model if state.models.is_adapter(model) else None
-    )
+    are_ids = fields.tokens is not None
+    ratio = _BYTES_PER_ID if are_ids else state.router.token_ratios.ratio(model)
+    fingerprint = state.fingerprinter.hash_sketch(fields.sketch, adapter=adapter)
+    prompt_tokens = ceil(fingerprint.text_bytes / ratio) if tokens is None else tokens
     request = RouteRequest(
         request_id=request_id,
         received_s=received_s,
-        prompt_tokens=ceil(fingerprint.text_bytes / ratio) if tokens is None else tokens,
+        prompt_tokens=prompt_tokens,
         blocks=fingerprint.blocks,
         block_tokens=BLOCK_BYTES / ratio,
         prefix_hash=fingerprint.prefix_hash,
@@ -92,12 +108,27 @@ def parse_request(
         priority=options.priority,
         regions=options.regions,
         idempotent=_is_idempotent(route, parsed),
-        text_bytes=fingerprint.text_bytes if tokens is None else None,
+        text_bytes=None if are_ids else fingerprint.text_bytes,
         route=route,
+        kv_hashes={} if exact is None else exact.kv_hashes,
+        boundaries=_boundaries(fingerprint, exact, prompt_tokens),
     )
     may_be_short = route != "/v1/embeddings" and request.idempotent and wants_more_than_one(parsed)
     adds_usage = _adds_usage(route, body, parsed)
-    return ParsedRequest(body, fingerprint.text_bytes, request, adds_usage, named, may_be_short, fields.spans)
+    return ParsedRequest(body, fingerprint.text_bytes, request, adds_usage, named, may_be_short, fields.spans, exact)
+
+
+def _boundaries(fingerprint: Fingerprint, exact: ExactPrompt | None, tokens: int) -> Sequence[int]:
+    """Return the tokens at the end of each message: as counted, else in proportion to the text."""
+    if exact is not None and exact.boundaries:
+        return exact.boundaries
+    return token_boundaries(fingerprint.boundaries, text_bytes=fingerprint.text_bytes, tokens=tokens)
+
+
+def _names(state: RunningProxy, parsed: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the model of a request in the Router, and the same if it is an adapter."""
+    model = state.models.canonical(_adapter(state, parsed) or _model(parsed))
+    return model, model if state.models.is_adapter(model) else None
 
 
 def _model(parsed: Mapping[str, Any]) -> str | None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from gorgo.core.prompt.exact import ExactPrompt
 from gorgo.core.prompt.fingerprint import Fingerprinter, PromptSketch
-from gorgo.core.prompt.parse import read_prompt
+from gorgo.core.prompt.parse import Prompt, read_prompt
 from gorgo.errors import BadRequest
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.parsing.json_body import Spans, check_counts, model_spans, parse_body
@@ -28,11 +29,14 @@ ENGINE_FIELDS = frozenset(
 READ_FIELDS = ENGINE_FIELDS | {
     *("model", "lora_path", "stream", "store", "previous_response_id", "stream_options", "sampling_params"),
     *("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens"),
+    "cache_salt",
 }
 #: Characters of a field's text in a body that another process reads: names and ids are shorter.
 MAX_TEXT = 4096
 #: Members of a field's object in such a body; the rest is left out.
 MAX_MEMBERS = 64
+#: Bytes of token ids that another process sends with such a body: 262,144 ids.
+MAX_ID_BYTES = 1 << 20
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made for each request, and that takes three times as long
@@ -49,12 +53,24 @@ class BodyFields:
         Exact length of the prompt, where the client sent token ids.
     spans:
         Places of the model's name; `None` if they are not known.
+    prompt:
+        Its text; of a body that another process has read, only one prompt of token ids.
+    exact:
+        Its exact tokens, where they are counted after the parse.
     """
 
     values: Mapping[str, Any]
     sketch: PromptSketch
     tokens: int | None
     spans: Spans | None = None
+    prompt: Prompt | None = None
+    exact: ExactPrompt | None = None
+
+    @property
+    def token_ids(self) -> bytes | None:
+        """Return the packed ids of a prompt that the client sent as ids."""
+        prompt = self.prompt
+        return prompt.text if prompt is not None and prompt.tokens is not None and prompt.is_single else None
 
 
 def read_fields(route: str, body: bytes, fingerprinter: Fingerprinter) -> BodyFields:
@@ -64,7 +80,7 @@ def read_fields(route: str, body: bytes, fingerprinter: Fingerprinter) -> BodyFi
         prompt = read_prompt(route, parsed)
     except BadRequest as error:
         raise HttpError(400, "invalid_request", str(error)) from None
-    return BodyFields(parsed, fingerprinter.sketch(prompt), prompt.tokens)
+    return BodyFields(parsed, fingerprinter.sketch(prompt), prompt.tokens, prompt=prompt)
 
 
 def read_large_body(route: str, body: bytes, fingerprinter: Fingerprinter) -> BodyFields:
@@ -75,7 +91,9 @@ def read_large_body(route: str, body: bytes, fingerprinter: Fingerprinter) -> Bo
     check_counts(body)
     fields = read_fields(route, body, fingerprinter)
     values = {name: _small(name, fields.values[name]) for name in READ_FIELDS & fields.values.keys()}
-    return BodyFields(values, fields.sketch, fields.tokens, model_spans(body))
+    ids = fields.token_ids
+    sent = fields.prompt if ids is not None and len(ids) <= MAX_ID_BYTES else None
+    return BodyFields(values, fields.sketch, fields.tokens, model_spans(body), sent)
 
 
 def _small(name: str, value: object) -> object:

@@ -36,6 +36,7 @@ from gorgo.proxy.reload.file_watch import ConfigFile, Found
 from gorgo.proxy.reload.protection import refuse_loss
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.state import RunningProxy
+from gorgo.proxy.tokens.model_tokens import read_models
 from gorgo.proxy.upstream.target import Target, api_key, make_target
 
 #: Probes of new replicas take 5 s at most; operators' tools give up after ten.
@@ -143,6 +144,7 @@ class Reloader:
             client_keys = read_client_keys(config.clients)
             # Read before any change, because files can be wrong.
             tls_of = await asyncio.to_thread(_tls_of, config, self._state.tls)
+            tokenizers = await asyncio.to_thread(read_models, config.models, self._state.prompt_tokens.models)
             results = await self._probe_new(changes, config, keys)
             if self._state.served_tls is not None:
                 self._state.served_tls.renew(config.proxy.tls)
@@ -157,7 +159,7 @@ class Reloader:
         async with self._state.control.exclusive():
             self._state.control.fleet.drop_named(from_file)
             left, changes = self._change(changes, config, keys, policy, weights, shadow, results)
-            self._state.file_config = from_file
+            self._state.file_config, self._state.prompt_tokens.models = from_file, tokenizers
             self._state.client_keys = client_keys
             self._state.metrics.clients.retain(() if client_keys is None else client_keys.names)
             file.watch_also(config.clients.keys_file)

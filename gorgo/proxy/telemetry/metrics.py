@@ -115,6 +115,9 @@ class Metrics:
     def hedged(self, replica: str, region: str) -> None:
         self._count("gorgo_hedges_total", replica, region).inc()
 
+    def exact_prompt(self, result: str) -> None:
+        self._count("gorgo_exact_prompts_total", result).inc()
+
     def client_disconnected(self) -> None:
         self._count("gorgo_client_aborts_total").inc()
 

@@ -1,0 +1,39 @@
+"""Ends of the messages of a prompt: in bytes of its text, and from there in tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+#: Ends of a prompt that are stored, the first and the last half of them: a shared beginning has few messages, and the
+#: next turn of a long conversation adds two.
+MAX_BOUNDARIES = 128
+
+_T = TypeVar("_T")
+
+
+def message_ends(starts: Sequence[int], text_bytes: int) -> tuple[int, ...]:
+    """Return where messages end in a text, ascending, from where they start; an empty message has no end of its own.
+
+    >>> message_ends((0, 10, 10, 25), 40)
+    (10, 25, 40)
+    """
+    if not starts:
+        return ()
+    ends = sorted({*starts[1:], text_bytes} - {0})
+    return tuple(bounded(ends))
+
+
+def token_boundaries(ends: Sequence[int], *, text_bytes: int, tokens: int) -> tuple[int, ...]:
+    """Return the tokens before each end of a prompt with `tokens` tokens in `text_bytes` bytes, in proportion.
+
+    >>> token_boundaries((10, 25, 40), text_bytes=40, tokens=12)
+    (3, 7, 12)
+    """
+    return tuple(end * tokens // text_bytes for end in ends)
+
+
+def bounded(ends: Sequence[_T]) -> Sequence[_T]:
+    """Return the first and the last ends, at most `MAX_BOUNDARIES`."""
+    half = MAX_BOUNDARIES // 2
+    return ends if len(ends) <= MAX_BOUNDARIES else [*ends[:half], *ends[-half:]]

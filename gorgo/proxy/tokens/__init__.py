@@ -1,0 +1,1 @@
+"""Exact tokens of prompts: tokenizers, chat templates, and the hashes of token blocks."""

@@ -1,0 +1,120 @@
+"""The tokenizer of a model, from its `tokenizer.json`: extra `tokens`, imported only if the configuration names one.
+
+Owns the ids of a text and the special tokens at which a text may be cut. Leaves chat templates to `chat_template` and
+the cache to `segments`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gorgo.core.prefix.kv_chain import token_bytes
+from gorgo.errors import InvalidValueError, MissingExtra
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+
+#: Twice the largest file of a published model, whose vocabulary has 256,000 entries.
+MAX_FILE_BYTES = 64 << 20
+_EXPECTED = "a tokenizer.json, or the word simulated"
+
+
+def require_extra() -> None:
+    """Raise `MissingExtra` without the extra `tokens`."""
+    # Before the library reads it: a prompt is encoded by the thread that calls, and by no pool.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        import jinja2  # noqa: F401
+        import tokenizers  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"models[].tokenizer needs {error.name}, which is not installed: pip install 'gorgo-router[tokens]'"
+        ) from error
+
+
+def read_tokenizer(path: Path) -> FileTokenizer:
+    """Return the tokenizer of a file. Raises `InvalidValueError`, or `MissingExtra` without the extra `tokens`."""
+    require_extra()
+    from tokenizers import Tokenizer
+
+    data = read_file(path, limit=MAX_FILE_BYTES, place="models[].tokenizer", expected=_EXPECTED)
+    try:
+        tokenizer = Tokenizer.from_buffer(data)
+    except Exception as error:  # noqa: BLE001 - the library raises the base class for every fault of a file
+        reason = str(error)[:200]
+        raise InvalidValueError("models[].tokenizer", f"{str(path)!r}: {reason}", _EXPECTED) from None
+    return FileTokenizer(tokenizer)
+
+
+def read_file(path: Path, *, limit: int, place: str, expected: str) -> bytes:
+    """Return a file's content. Raises `InvalidValueError` for one that cannot be read or has over `limit` bytes."""
+    try:
+        if path.is_fifo():
+            raise InvalidValueError(place, f"{str(path)!r} is a pipe", expected)
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidValueError(place, f"{str(path)!r}: {reason}", expected) from None
+    if len(data) > limit:
+        raise InvalidValueError(place, f"{str(path)!r}: over {limit:,} bytes", expected)
+    return data
+
+
+class FileTokenizer:
+    """Encodes text as an engine with the same file does.
+
+    Parameters
+    ----------
+    tokenizer:
+        As read; truncation and padding of the file are switched off, since engines do so too.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._added: Mapping[int, AddedToken] = tokenizer.get_added_tokens_decoder()
+        #: Packed ids that the engine puts before and after a plain prompt, such as that of the beginning of a text.
+        self.prefix, self.suffix = self._affixes()
+
+    def encode(self, text: str) -> bytes:
+        """Return the packed ids of a text, without `prefix` and `suffix`. Other threads run meanwhile."""
+        # The batch call alone releases the interpreter, and the fast one leaves out offsets.
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return token_bytes(encoding.ids)
+
+    def separators(self, texts: Iterable[str]) -> list[str]:
+        """Return the special tokens within `texts` at which any text may be cut without a change of its ids.
+
+        The parts of a text between such tokens are encoded apart. A token that takes in blanks before it, is compared
+        after normalization, or overlaps with another one is none.
+        """
+        joined = "\n".join(texts)
+        exact = [token for token in self._added.values() if not token.normalized]
+        return [
+            token.content
+            for token in exact
+            if token.content in joined
+            and not (token.lstrip or token.single_word)
+            and not any(_overlap(token.content, other.content) for other in exact if other is not token)
+        ]
+
+    def _affixes(self) -> tuple[bytes, bytes]:
+        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+        whole = self._tokenizer.encode("a", add_special_tokens=True).ids
+        for start in range(len(whole) - len(plain) + 1):
+            if whole[start : start + len(plain)] == plain:
+                return token_bytes(whole[:start]), token_bytes(whole[start + len(plain) :])
+        return b"", b""
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether a text can have both with a common character."""
+    if not other or one in other or other in one:
+        return True
+    longest = min(len(one), len(other)) - 1
+    return any(one.endswith(other[:size]) or other.endswith(one[:size]) for size in range(1, longest + 1))

@@ -1,0 +1,119 @@
+"""Exact tokens in a running proxy: in decisions, beside events of an engine, and after a report that differs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from gorgo.config.model import ModelConfig
+from gorgo.core.messages.kv_events import BlocksStored, KvEventBatch, KvTier
+from gorgo.core.messages.request import RouteRequest
+from tests.proxy.conftest import QUIET, Running, Start, config_for, until
+from tests.proxy.fakes import DONE, chat, delta, event, stream
+
+CHAT = "/v1/chat/completions"
+#: 64 tokens of a simulated engine, in blocks of 16.
+TEXT = "abc " * 64
+
+
+async def served(start: Start, *, reported: int) -> Running:
+    usage = event({"choices": [], "usage": {"prompt_tokens": reported, "completion_tokens": 2}})
+    replica = await start.replica(stream(delta("a"), usage, DONE))
+    proxy = replace(QUIET, policy="gorgo-ms")
+    config = replace(config_for([replica], proxy), models=(ModelConfig(name="m", tokenizer="simulated"),))
+    return await start.proxy(config, [replica])
+
+
+async def post(fleet: Running, text: str = TEXT, **body: object) -> dict[str, Any]:
+    """Send a prompt; return its decision."""
+    messages = [{"role": "user", "content": text}]
+    answer = await fleet.client.post(CHAT, content=chat(stream=True, model="m", messages=messages, **body))
+    assert answer.status_code == 200, answer.text
+    return await decision(fleet, answer)
+
+
+async def decision(fleet: Running, answer: httpx.Response) -> dict[str, Any]:
+    found = (await fleet.admin.get(f"/admin/decisions/{answer.headers['x-request-id']}")).json()
+    row: dict[str, Any] = found["decisions"][0]
+    return row
+
+
+def stored(fleet: Running, text: str, *, salt: str | None = None) -> None:
+    """Report the blocks of a text as an engine that has cached them."""
+    tokens = text.encode()
+    blocks = BlocksStored(
+        hashes=tuple(range(len(tokens) // 64)),
+        parent=None,
+        tokens=tokens,
+        block_tokens=16,
+        tier=KvTier.GPU,
+        cache_salt=salt,
+    )
+    batch = KvEventBatch(sent_s=None, rank=0, events=(blocks,))
+    state = fleet.state
+    state.router.on_kv_events("r0", batch, model=None, block_tokens=16, complete=True, now=state.clock())
+
+
+def counted(fleet: Running, result: str) -> float:
+    value = fleet.state.metrics.registry.get_sample_value("gorgo_exact_prompts_total", {"result": result})
+    assert value is not None
+    return value
+
+
+async def test_events_of_an_engine_count_for_a_prompt_with_exact_tokens(start: Start) -> None:
+    fleet = await served(start, reported=64)
+    stored(fleet, TEXT[:128])
+    row = await post(fleet)
+    assert (row["prompt_tokens"], row["cache_source"], row["estimated_cached_tokens"]) == (64, "events", 32)
+    stored(fleet, TEXT, salt="tenant")
+    row = await post(fleet, cache_salt="tenant")
+    assert (row["cache_source"], row["estimated_cached_tokens"]) == ("events", 64)
+    assert counted(fleet, "counted") == 2
+
+
+async def test_a_differing_report_is_logged_once_and_the_text_index_counts_again(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = await served(start, reported=65)
+    stored(fleet, TEXT)
+    first = await post(fleet)
+    await until(lambda: counted(fleet, "different"))
+    second = await post(fleet)
+    assert (first["cache_source"], second["cache_source"]) == ("events", "history")
+    await post(fleet)
+    lines = [record for record in caplog.records if record.getMessage() == "prompt_tokens_differ"]
+    assert [(line.levelno, line.fields["model"]) for line in lines] == [(logging.WARNING, "m")]  # type: ignore[attr-defined]
+    assert (counted(fleet, "counted"), counted(fleet, "different")) == (1, 1)
+
+
+async def test_the_bytes_per_token_are_learned_beside_exact_tokens(start: Start) -> None:
+    fleet = await served(start, reported=64)
+    ratios = fleet.state.router.token_ratios
+    ratios.learn("m", text_bytes=80_000, prompt_tokens=40_000)
+    before = ratios.ratio("m")
+    await post(fleet)
+    await fleet.idle()
+    assert ratios.ratio("m") > before, "towards the four of this engine"
+
+
+async def test_boundaries_of_messages_reach_the_router(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = await served(start, reported=30)
+    asked: list[RouteRequest] = []
+    submit = fleet.state.router.submit
+
+    def recorded(request: RouteRequest, *, now: float) -> Any:
+        asked.append(request)
+        return submit(request, now=now)
+
+    monkeypatch.setattr(fleet.state.router, "submit", recorded)
+    messages = [{"role": role, "content": text} for role, text in (("system", "a" * 40), ("user", "b" * 80))]
+    for model in ("m", "another"):
+        body = json.dumps({"model": model, "messages": messages, "stream": True})
+        assert (await fleet.client.post(CHAT, content=body)).status_code == 200
+    assert [tuple(request.boundaries) for request in asked] == [(10, 30), (10, 30)]
+    assert [request.prompt_tokens for request in asked] == [30, 30]
