@@ -13,6 +13,7 @@ from tests.documents import ROOT
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.system
 async def test_a_replica_that_refuses_everything_costs_no_more_than_its_first_requests(tmp_path: Path) -> None:
     (row,) = await measure_all(
         [(FastFailure.NOT_FOUND.value, START)], lanes=1, tree=ROOT, folder=tmp_path, failing_s=5.0

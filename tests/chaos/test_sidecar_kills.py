@@ -83,6 +83,7 @@ def in_order(folder: Path, kills: int) -> None:
     assert len(re.findall(r"resumes campaign", said)) > kills / 3, "most were killed at work, not at their start"
 
 
+@pytest.mark.system
 async def test_ten_kills_at_any_moment_leave_a_history_that_goes_on(tmp_path: Path) -> None:
     await killed_at_random(tmp_path, KILLS, seed=3)
 

@@ -24,6 +24,8 @@ from tests.figures.marked import Cell, Table, View
 from tests.figures.relay import COMMANDS as RELAY_COMMANDS
 from tests.figures.relay import relay
 from tests.figures.stored import read_stored
+from tests.figures.tuning_algorithms import COMMAND as ALGORITHMS_COMMAND
+from tests.figures.tuning_algorithms import tuning_algorithms
 from tests.figures.tuning_fleets import COMMAND as FLEETS_COMMAND
 from tests.figures.tuning_fleets import tuning_fleets
 
@@ -392,6 +394,7 @@ FIGURES: Mapping[str, Figure] = {
     "fleet": Figure(["python -m gorgo.apps.fleet_fit --jobs 1 tables --seeds 3 --json"], _fleet),
     "tuning": Figure([f"{_TUNING} > /dev/null; cat runs/tuning/tuning-table.json"], _tuning),
     "tuning-fleets": Figure([FLEETS_COMMAND], tuning_fleets),
+    "tuning-algorithms": Figure([ALGORITHMS_COMMAND], tuning_algorithms),
     "decision": Figure(["python -m tests.bench router_submit"], _submit),
     "lateness": Figure(["python -m tests.bench overload_lateness"], _lateness),
     "chaos": Figure(["python -m tests.chaos --short --seed 2026"], _printed),

@@ -80,6 +80,7 @@ def test_a_trace_says_which_test_runs_which_line_and_which_shows_nothing(records
     assert records.without_verdict() == 1
 
 
+@pytest.mark.system
 def test_a_fault_dies_by_the_test_that_fails_and_the_source_is_put_right(copy: Copy, records: Records) -> None:
     test = next(test for test in records.tests() if "double" in test.id)
     tried = copy.attempt(fault(_SOURCE.replace("2 *", "3 *")), [[test]], time.monotonic)

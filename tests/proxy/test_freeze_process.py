@@ -77,6 +77,7 @@ async def killed_while_freezing(folder: Path, kills: int) -> None:
 
 
 @pytest.mark.timeout(180)  # six starts of a process, on a core that others share
+@pytest.mark.system
 async def test_kill_at_any_moment_leaves_what_was_acknowledged_or_in_flight(folder: Path) -> None:
     await killed_while_freezing(folder, KILLS)
 
@@ -110,6 +111,7 @@ async def test_a_freeze_by_command_is_said_shown_and_exported(folder: Path) -> N
     assert (file.policy, dict(file.weights), file.note) == ("gorgo", {"w_rtt": 0.7, "w_queue": 0.1}, "held-out")
 
 
+@pytest.mark.system
 async def test_frozen_weights_outlive_a_kill_and_another_policy_until_they_are_unfrozen(folder: Path) -> None:
     state = ("--state", str(folder / "state.json"))
     async with served(folder, *state) as proxy:

@@ -142,6 +142,7 @@ async def difference(proxy: Served, key: str) -> dict[str, Any]:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.system
 async def test_processes_apply_the_edit_at_unfreeze_before_and_after_a_restart(
     replica: FakeReplica, tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ async def ready_becomes(client: httpx.AsyncClient, status: int) -> httpx.Respons
     return response
 
 
+@pytest.mark.system
 async def test_processes_that_die_and_return_turn_ready_off_and_on(tmp_path: Path, unused_tcp_port: int) -> None:
     row = {"url": f"http://127.0.0.1:{unused_tcp_port}"}
     text = regions({"a": row}, proxy={"probe_interval_s": 0.2}, simulation={"rtt_ms": {"here": 1}})
@@ -138,6 +139,7 @@ async def test_processes_that_die_and_return_turn_ready_off_and_on(tmp_path: Pat
             await ready_becomes(proxy.client, 503)
 
 
+@pytest.mark.system
 async def test_death_shows_in_seconds_though_probes_are_half_a_minute_apart(
     tmp_path: Path, unused_tcp_port: int
 ) -> None:

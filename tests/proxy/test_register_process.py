@@ -6,6 +6,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.proxy.conftest import Start
 from tests.proxy.fakes import DONE, chat, delta, hang, stream
 from tests.proxy.followed import regions
@@ -19,6 +21,7 @@ async def fleet(proxy: Served) -> dict[str, bool]:
     return {row["name"]: row["registered"] for row in rows}
 
 
+@pytest.mark.system
 async def test_registered_replica_outlives_a_kill_and_a_removed_one_does_not_come_back(
     start: Start, tmp_path: Path
 ) -> None:

@@ -88,7 +88,14 @@ def of_sglang(profile: EngineProfile) -> EngineProfile:
 
 
 @pytest.mark.parametrize("engine", [of_sglang, as_vllm])
-@pytest.mark.parametrize(("every_s", "bursts"), [(0.4, False), (0.2, False), (0.5, True)])
+@pytest.mark.parametrize(
+    ("every_s", "bursts"),
+    [
+        pytest.param(0.4, False, marks=pytest.mark.system),
+        pytest.param(0.2, False, marks=pytest.mark.system),
+        (0.5, True),
+    ],
+)
 def test_decode_tokens_are_within_a_sixth_of_the_truth_at_any_load(
     engine: Callable[[EngineProfile], EngineProfile], every_s: float, bursts: bool
 ) -> None:

@@ -85,6 +85,7 @@ def test_it_learns_within_a_short_run_and_is_far_ahead_of_chance(name: str) -> N
 
 
 @pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.system
 def test_predictions_of_the_model_follow_measured_times(name: str) -> None:
     """Rank correlation over the late requests: predicted and measured time to first token."""
     result, decisions, _ = trained(learner(name))

@@ -16,6 +16,7 @@ from tests.soak.verdict import violations
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.system
 def test_after_short_requests_beside_slow_streams_nothing_is_left(tmp_path: Path) -> None:
     # The index is full after the warm-up; samples, about 1 kB each, are not, and their growth is within the bound.
     found = soak(Plan(shorts=600, streams=20, warm_up=600, connections=8, replicas=2, leave=5), tmp_path)

@@ -36,6 +36,7 @@ def test_the_demo_runs_each_policy_on_a_fleet_of_real_processes(tmp_path: Path) 
     assert (tmp_path / "gorgo" / "requests.jsonl").exists()
 
 
+@pytest.mark.system
 def test_a_demo_with_the_tuner_moves_weights_and_keeps_its_history(tmp_path: Path) -> None:
     told: list[str] = []
     filters = TraceFilters(limit=60, max_input=6000, max_output=2)

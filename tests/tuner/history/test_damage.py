@@ -212,7 +212,7 @@ for number in range(100_000):
 """
 
 
-@pytest.mark.parametrize("lines", [1, 3, 10, 40])
+@pytest.mark.parametrize("lines", [3, *(pytest.param(lines, marks=pytest.mark.system) for lines in (1, 10, 40))])
 def test_a_killed_writer_leaves_every_row_that_it_had_told(path: Path, lines: int) -> None:
     root = Path(__file__).parents[3]
     writer = subprocess.Popen(

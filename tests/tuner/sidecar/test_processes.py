@@ -15,6 +15,7 @@ from tuner.history import History
 pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.mark.system
 def test_clients_notice_nothing_when_the_tuner_is_killed_and_a_second_one_goes_on(rig: Rig) -> None:
     with Traffic(rig.url) as traffic:
         first = rig.tune()
