@@ -99,7 +99,10 @@ def test_keys_that_pages_name_exist() -> None:
         for page in DOCUMENTS
         if page.name != "CHANGELOG.md"  # it names former keys
         for word in code(page.read_text())
-        if re.fullmatch(r"(proxy|regions\[\]|replicas\[\]|clients|models|limits|overload|simulation)\.[\w.\[\]]+", word)
+        if re.fullmatch(
+            r"(proxy|regions\[\]|replicas\[\]|fleet_sources\[\]|clients|models|limits|overload|simulation)\.[\w.\[\]]+",
+            word,
+        )
     ]
     assert [
         row for row in named if not any(key == row[1] or key.startswith((row[1] + ".", row[1] + "[]")) for key in keys)

@@ -62,9 +62,12 @@ def check(
         replicas = [asdict(row) for row in reached]
         options.print_json({"config": str(config), "policy": name, "warnings": warnings, "replicas": replicas})
     else:
-        n_replicas, n_regions = (len(items(document.data, key)) for key in ("replicas", "regions"))
+        n_replicas, n_sources, n_regions = (
+            len(items(document.data, key)) for key in ("replicas", "fleet_sources", "regions")
+        )
         shown = "policy unknown without its variables" if name is None else f"policy {name}"
-        fleet = f"{counted(n_replicas, 'replica')} in {counted(n_regions, 'region')}"
+        found = f" and {counted(n_sources, 'fleet source')}" if n_sources else ""
+        fleet = f"{counted(n_replicas, 'replica')}{found} in {counted(n_regions, 'region')}"
         typer.echo(f"{config}: ok, {fleet}, {shown}")
         for warning in warnings:
             typer.echo(f"  warning: {warning}")

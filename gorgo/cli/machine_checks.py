@@ -12,10 +12,12 @@ from contextlib import suppress
 from functools import partial
 
 from gorgo.config.addresses import checked_bind
+from gorgo.config.fleet.source import KubernetesApiConfig
 from gorgo.config.load import inside, items
 from gorgo.config.model import ClientsConfig, ModelConfig, ProxyConfig, ReplicaConfig, TlsConfig
 from gorgo.config.parsing.document import Document, Path, Problem
-from gorgo.errors import InvalidValueError, MissingExtra
+from gorgo.errors import ConfigError, InvalidValueError, MissingExtra
+from gorgo.proxy.fleet_sources.api_client import api_url, own_namespace
 from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.sockets import check_bind
 from gorgo.proxy.http.tls import served_tls, upstream_tls
@@ -44,6 +46,7 @@ def machine_problems(
     yield from _tracing(document, proxy)
     yield from _replicas(document, environ)
     yield from _tokenizers(document)
+    yield from _fleet_sources(document, environ)
     for key, given in (binds or {}).items():
         yield from _address(document, key, given, proxy.get(key, getattr(_DEFAULT, key)))
 
@@ -98,13 +101,18 @@ def _replicas(document: Document, environ: Mapping[str, str]) -> Iterator[Proble
     #: Errors by files: a thousand replicas share a few.
     errors: dict[ReplicaConfig, InvalidValueError | None] = {}
     shared = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    for number, item in enumerate(items(document.data, "replicas")):
+    rows: list[tuple[Path, object]] = [
+        (("replicas", number), item) for number, item in enumerate(items(document.data, "replicas"))
+    ]
+    for number, item in enumerate(items(document.data, "fleet_sources")):
+        rows.append((("fleet_sources", number, "replica"), inside(item, "replica")))
+    for place, item in rows:
         if not isinstance(item, Mapping):
             continue
         variable = _texts(item, "api_key_env").get("api_key_env")
         if variable is not None and _VARIABLE.fullmatch(variable):
             entry = _replica(api_key_env=variable)
-            yield from _checked(document, ("replicas", number, "api_key_env"), partial(api_key, entry, environ))
+            yield from _checked(document, (*place, "api_key_env"), partial(api_key, entry, environ))
         pair = _texts(item, "client_cert", "client_key")
         for key, files in (("ca_file", _texts(item, "ca_file")), ("client_cert", pair if len(pair) == 2 else {})):
             if not files:
@@ -114,8 +122,28 @@ def _replicas(document: Document, environ: Mapping[str, str]) -> Iterator[Proble
                 errors[entry] = _error(partial(upstream_tls, entry, shared))
             error = errors[entry]
             if error is not None:
-                path = ("replicas", number, key)
+                path = (*place, key)
                 yield Problem(path, document.line(path), error.found, error.expected)
+
+
+def _fleet_sources(document: Document, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield sources in Kubernetes that need a cluster and have none."""
+    for number, item in enumerate(items(document.data, "fleet_sources")):
+        if not isinstance(item, Mapping) or item.get("kind") not in ("endpoint-slices", "pods", "inference-pool"):
+            continue
+        path: Path = ("fleet_sources", number)
+        if not inside(item, "api").get("url"):
+            yield from _in_cluster(document, (*path, "api", "url"), partial(api_url, KubernetesApiConfig(), environ))
+        if not item.get("namespace"):
+            yield from _in_cluster(document, (*path, "namespace"), partial(own_namespace, environ))
+
+
+def _in_cluster(document: Document, path: Path, check: Callable[[], object]) -> Iterator[Problem]:
+    try:
+        check()
+    except ConfigError as error:
+        found, _, expected = str(error).partition("; expected ")
+        yield Problem(path, document.line(path), found, expected)
 
 
 def _replica(**values: str) -> ReplicaConfig:

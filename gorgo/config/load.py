@@ -126,6 +126,8 @@ def _disagreements(document: Document) -> Iterator[Problem]:
     yield from _deadlines(document)
     yield from _repeated(_names(document.data, "replicas"), document)
     yield from _repeated(_names(document.data, "models"), document)
+    yield from _repeated(_names(document.data, "fleet_sources"), document)
+    yield from _some_replicas(document)
     yield from _repeated(_names(document.data, "rules", "clients"), document)
     yield from _aliases(document)
     yield from _profiled(document)
@@ -179,6 +181,10 @@ def _regions_used(data: object) -> Iterator[tuple[Path, str]]:
     for number, item in enumerate(items(data, "replicas")):
         if isinstance(item, Mapping) and isinstance(item.get("region"), str):
             yield ("replicas", number, "region"), item["region"]
+    for number, item in enumerate(items(data, "fleet_sources")):
+        region = inside(item, "replica").get("region")
+        if isinstance(region, str):
+            yield ("fleet_sources", number, "replica", "region"), region
     yield from _allowed(inside(data, "clients"), "rules", ("clients",))
     yield from _allowed(data, "models", ())
     rtt_ms = inside(inside(data, "simulation"), "rtt_ms")
@@ -233,6 +239,17 @@ def _too_long(document: Document, above: Path, limits: Mapping[str, object], tot
             yield Problem(path, document.line(path), f"{given:g}", f"at most request_timeout_s, which is {total:g}")
 
 
+def _some_replicas(document: Document) -> Iterator[Problem]:
+    """Yield the lack of replicas, unless a fleet source may have some."""
+    if not isinstance(document.data, Mapping) or items(document.data, "fleet_sources"):
+        return
+    path: Path = ("replicas",)
+    if "replicas" not in document.data:
+        yield Problem(path, document.line(path), "missing", "this key with a list")
+    elif document.data["replicas"] == []:
+        yield Problem(path, document.line(path), "an empty list", "at least one entry")
+
+
 def _allowed(data: object, key: str, above: Path) -> Iterator[tuple[Path, str]]:
     for number, item in enumerate(items(data, key)):
         for place, region in enumerate(items(item, "allowed_regions")):
@@ -250,7 +267,7 @@ def _same_address(document: Document) -> Iterator[Problem]:
 
 def _ready_replicas(document: Document) -> Iterator[Problem]:
     wanted, have = inside(document.data, "proxy").get("min_ready_replicas"), len(items(document.data, "replicas"))
-    if is_number(wanted) and wanted > max(have, 1):
+    if is_number(wanted) and wanted > max(have, 1) and not items(document.data, "fleet_sources"):
         path: Path = ("proxy", "min_ready_replicas")
         yield Problem(path, document.line(path), f"{wanted:g}", f"at most the number of replicas, which is {have}")
 

@@ -12,11 +12,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from gorgo.config.constants import CONNECTIONS_PER_REPLICA, FIRST_TOKEN_TIMEOUT_S, SIMULATED_TOKENIZER
+from gorgo.config.fleet.replica import CapacityConfig as CapacityConfig
+from gorgo.config.fleet.replica import ReplicaConfig as ReplicaConfig
+from gorgo.config.fleet.source import FleetSourceConfig, checked_source
 from gorgo.config.values import (
     Bind,
     Count,
-    EngineName,
-    EnvironmentName,
     FilePath,
     HeaderName,
     Name,
@@ -29,41 +30,6 @@ from gorgo.config.values import (
     some,
     strict,
 )
-
-
-@strict
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityConfig:
-    """Priors of a replica's size, which the engine's report replaces, and of its prefill speed, which is learned."""
-
-    kv_tokens: Count | None = None
-    max_running_requests: Count | None = None
-    prefill_tokens_per_s: Positive | None = None
-
-
-@strict
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaConfig:
-    """One engine process at a URL."""
-
-    name: Name
-    region: Name
-    url: Url
-    engine: EngineName = "sglang"
-    #: Models served; empty means any.
-    models: tuple[Text, ...] = ()
-    accelerator: Text | None = None
-    #: Environment variable with the API key; the key itself is never in the file.
-    api_key_env: EnvironmentName | None = None
-    #: Request `usage` in every stream and remove the extra chunk.
-    request_usage: bool = False
-    #: Trusted authorities instead of the system's, and the client certificate of the proxy.
-    ca_file: FilePath | None = None
-    client_cert: FilePath | None = None
-    client_key: FilePath | None = None
-    #: No new requests. A change of this key overrides the mark of an operator.
-    draining: bool = False
-    capacity: CapacityConfig = field(default_factory=CapacityConfig)
 
 
 def _paired(tls: TlsConfig) -> TlsConfig:
@@ -287,7 +253,11 @@ class Config:
 
     proxy: ProxyConfig
     regions: Annotated[tuple[RegionConfig, ...], AfterValidator(some)]
-    replicas: Annotated[tuple[ReplicaConfig, ...], AfterValidator(some)]
+    #: May be empty with a fleet source.
+    replicas: tuple[ReplicaConfig, ...] = ()
+    fleet_sources: Annotated[
+        tuple[Annotated[FleetSourceConfig, AfterValidator(checked_source)], ...], Field(max_length=16)
+    ] = ()
     clients: ClientsConfig = field(default_factory=ClientsConfig)
     models: tuple[Annotated[ModelConfig, AfterValidator(_with_tokenizer)], ...] = ()
     limits: LimitsConfig = field(default_factory=LimitsConfig)

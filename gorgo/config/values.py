@@ -31,6 +31,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=1, le=65_535)]
 #: Of a training; a sample takes 200 bytes in two processes.
 Samples = Annotated[int, Field(ge=1, le=200_000)]
 Text = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]

@@ -78,6 +78,9 @@ async def ready(state: RunningProxy, scope: Message, send: Send) -> None:  # noq
     """Return 200 if a load balancer should send requests here."""
     if state.stopping:
         raise HttpError(503, "stopping", "this proxy is stopping")
+    pending = state.found.pending(state.clock())
+    if pending:
+        raise HttpError(503, "fleet_source_pending", f"no result yet of the fleet source {pending[0]}")
     missing = state.why_not_ready(required=state.config.proxy.min_ready_replicas)
     if missing is not None:
         raise HttpError(503, missing.code, missing.message)

@@ -21,6 +21,7 @@ from gorgo.core.policy.weights import Weights
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
 from gorgo.errors import ConfigError
+from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.policies.registry import make_shadow
 from gorgo.proxy.clock import epoch_clock
 from gorgo.proxy.control.service import ControlService
@@ -87,7 +88,8 @@ def build_proxy(
     for name in sorted(start.draining):
         router.drain(name, now=clock())
     buffers = BufferBudget(max_buffered_bytes(config.limits))
-    metrics = Metrics(router, clock, buffers)
+    found = FoundFleet(config.fleet_sources, now=clock())
+    metrics = Metrics(router, clock, buffers, found)
     deadlines = deadlines_by_region(config)
     targets = {
         replica.name: make_target(
@@ -123,6 +125,7 @@ def build_proxy(
         buffers=buffers,
         started_s=clock(),
         model_lists=ModelLists(clock),
+        found=found,
         models=ServedModels(config),
         client_keys=client_keys,
         served_tls=served,

@@ -30,6 +30,7 @@ from gorgo.proxy.admin.bodies import BoundedBodies
 from gorgo.proxy.app import data_app
 from gorgo.proxy.build import build_proxy
 from gorgo.proxy.control.state_file import StateFile
+from gorgo.proxy.fleet_sources.service import FleetSources
 from gorgo.proxy.http.heads import HeadLimits
 from gorgo.proxy.http.hypercorn_server import ServerConfig
 from gorgo.proxy.http.listener import AcceptLimits, serve_app
@@ -39,6 +40,7 @@ from gorgo.proxy.monitor.fleet_monitor import FleetMonitor, probe_all, run_timer
 from gorgo.proxy.monitor.replica_monitor import ReplicaMonitor
 from gorgo.proxy.parsing.json_body import limit_digits
 from gorgo.proxy.reload.file_watch import ConfigFile
+from gorgo.proxy.reload.found_replicas import apply_found
 from gorgo.proxy.reload.registrar import Registrar
 from gorgo.proxy.reload.reloader import Reloader
 from gorgo.proxy.state import RunningProxy
@@ -178,7 +180,8 @@ async def _run(
             tasks.create_task(line_log.run())
         reloader = Reloader(state, follow.file, fleet_monitor, environ=follow.environ)
         registrar = Registrar(state, reloader, environ=follow.environ)
-        loops.append(tasks.create_task(reloader.run()))
+        sources = FleetSources(state, partial(apply_found, state, reloader), environ=follow.environ)
+        loops += [tasks.create_task(reloader.run()), tasks.create_task(sources.run())]
         tls = None if state.served_tls is None else state.served_tls.context
         data_limits = partial(_data_limits, state)
         tasks.create_task(_serve(data_app(state), data, closing, data_limits, tls))

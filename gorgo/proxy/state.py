@@ -12,6 +12,7 @@ from gorgo.config.model import Config, LimitsConfig
 from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
+from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.proxy.clock import Clock
 from gorgo.proxy.control.service import ControlService
 from gorgo.proxy.http.client_auth import ClientKeys
@@ -78,6 +79,8 @@ class RunningProxy:
     models: ServedModels
     #: Answers of replicas to `GET /v1/models`.
     model_lists: ModelLists
+    #: Replicas of fleet sources.
+    found: FoundFleet
     #: `None` while clients need no key.
     client_keys: ClientKeys | None = None
     #: `None` without TLS on the data listener.

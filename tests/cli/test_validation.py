@@ -46,6 +46,10 @@ def proxy(keys: str) -> str:
     return BASE.replace("policy: gorgo,", keys)
 
 
+def sources(rows: str) -> str:
+    return f"{BASE}fleet_sources: [{rows}]\n"
+
+
 def replica(keys: str) -> str:
     return BASE.replace(A, f"{A}, {keys}")
 
@@ -78,6 +82,25 @@ CASES = [
         "TLS files malformed",
         proxy("tls: {cert: nonsense, key: nonsense},"),
         ["proxy.tls.cert (line 1): 'nonsense' with 'nonsense': "],
+        machine=True,
+    ),
+    Case(
+        "fleet source without a cluster",
+        sources("{name: p, kind: pods, selector: {app: x}, port: 1}"),
+        [
+            "fleet_sources[0].api.url (line 5): no cluster: KUBERNETES_SERVICE_HOST is not set; "
+            "expected api.url in the source",
+            "fleet_sources[0].namespace (line 5): no pod: its namespace is not known; expected namespace in the source",
+        ],
+        machine=True,
+    ),
+    Case(
+        "key of a fleet source missing",
+        sources("{name: d, kind: dns, host: x, port: 1, replica: {api_key_env: NO_SUCH_KEY}}"),
+        [
+            "fleet_sources[0].replica.api_key_env (line 5): the environment variable NO_SUCH_KEY is not set; "
+            "expected it to hold the replica's API key"
+        ],
         machine=True,
     ),
     Case(

@@ -40,7 +40,8 @@ def fleet_of(config: Config, *, source: Path) -> SimFleet:
         profile = profile_of(simulation, replica.name)
         replicas.append(SimReplica(spec, profile, Link(rtt_s=rtt_ms / 1e3)))
     if not replicas:
-        raise ConfigError(f"{source}: replicas: all are draining; expected one to simulate")
+        lack = "all are draining" if config.replicas else "none"
+        raise ConfigError(f"{source}: replicas: {lack}; expected one to simulate")
     return SimFleet(tuple(replicas))
 
 

@@ -95,13 +95,18 @@ class Admin:
                 "in_flight": self._state.router.in_flight,
                 "stopping": self._state.stopping,
                 "routing": self._control.in_force(),
+                "fleet_sources": self._state.found.as_rows(self._state.clock()),
                 "replicas": [self._replica(view) for view in views],
             }
         )
 
     def _replica(self, view: ReplicaSnapshot) -> dict[str, Any]:
         target = self._state.targets[view.name]
-        more = {"registered": view.name in self._state.control.registered, "engine": target.engine}
+        more = {
+            "registered": view.name in self._state.control.registered,
+            "fleet_source": self._state.found.origin.get(view.name),
+            "engine": target.engine,
+        }
         return view.as_dict() | more | {"reports": target.reports.as_dict()}
 
     async def model(self, request: Request) -> Response:  # noqa: ARG002

@@ -66,7 +66,7 @@ def diff(old: Config, new: Config) -> ConfigDiff:
     stay = [(before[name], replica) for name, replica in after.items() if name in before]
     sections = ("proxy", "clients", "limits", "overload")
     settings = [key for name in sections for key in _differ(getattr(old, name), getattr(new, name), name)]
-    settings += [key for key in ("regions", "models") if getattr(old, key) != getattr(new, key)]
+    settings += [key for key in ("regions", "models", "fleet_sources") if getattr(old, key) != getattr(new, key)]
     restart = tuple(f"proxy.{key}" for key in (*_BOUND, *_tls_toggled(old, new)))
     return ConfigDiff(
         added=tuple(replica for name, replica in after.items() if name not in before),

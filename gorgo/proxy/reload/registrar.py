@@ -52,12 +52,12 @@ class Registrar:
             await asyncio.to_thread(upstream_tls, replica, state.tls)
             name = replica.name
             if name in state.targets and name not in registered:
-                raise ReplicaInFile(f"regions.yaml names {name!r}: change it there")
+                raise ReplicaInFile(f"{self._owner(name)} names {name!r}: change it there")
             running = next((row for row in state.config.replicas if row.name == name), None)
             if registered.entries.get(name) == replica == running:
                 return Registration(name, "none", self._warnings(name))
             await state.control.execute(partial(state.control.fleet.add, replica))
-            changes = await self._reloader.apply_registered()
+            changes = await self._reloader.apply_fleet(self._reloader.current_config())
         warnings = self._warnings(name)
         for warning in warnings:
             log("config_warning", level=logging.WARNING, replica=name, warning=warning)
@@ -65,6 +65,10 @@ class Registrar:
             return Registration(name, "added", warnings)
         replaced = any(row.name == name for row in changes.replaced)
         return Registration(name, "replaced" if replaced else "updated", warnings)
+
+    def _owner(self, name: str) -> str:
+        source = self._state.found.origin.get(name)
+        return "regions.yaml" if source is None else f"the fleet source {source}"
 
     def _warnings(self, name: str) -> tuple[str, ...]:
         """Return the warnings of `gorgo check` about one replica."""
@@ -79,7 +83,7 @@ class Registrar:
             if name not in state.targets:
                 raise UnknownReplica(f"no replica named {name!r}{closest(name, registered.entries)}")
             if name not in registered:
-                raise ReplicaInFile(f"regions.yaml names {name!r}: remove it there")
+                raise ReplicaInFile(f"{self._owner(name)} names {name!r}: remove it there")
             if name in registered.entries:
                 await state.control.execute(partial(state.control.fleet.leave, name))
                 log("replica_leaving", replica=name, in_flight=state.targets[name].active)
@@ -105,6 +109,6 @@ class Registrar:
                 return  # it registered again, or regions.yaml names it
             registered.remove(entry.name)
             try:
-                await self._reloader.apply_registered()
+                await self._reloader.apply_fleet(self._reloader.current_config())
             except GorgoError as error:  # a key of another replica: the next change of the fleet removes this one
                 log("replica_not_removed", level=logging.ERROR, replica=entry.name, error=str(error))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -24,7 +23,7 @@ from gorgo.config.router_settings import replica_specs, router_limits
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.errors import ConfigError, GorgoError, NoConfigFile
-from gorgo.policies.registry import make_policy, make_shadow
+from gorgo.policies.registry import make_shadow
 from gorgo.proxy.control.fleet_changes import AppliedReload
 from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.tls import upstream_tls
@@ -33,6 +32,7 @@ from gorgo.proxy.monitor.fleet_monitor import FleetMonitor
 from gorgo.proxy.monitor.replica_monitor import ProbeResult, ReplicaMonitor
 from gorgo.proxy.reload.config_diff import ConfigDiff, diff, keep_restart_only
 from gorgo.proxy.reload.file_watch import ConfigFile, Found
+from gorgo.proxy.reload.prepare import file_policy, tls_contexts
 from gorgo.proxy.reload.protection import refuse_loss
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.state import RunningProxy
@@ -112,13 +112,16 @@ class Reloader:
             else:
                 caller.set_result(result)
 
-    async def apply_registered(self) -> ConfigDiff:
-        """Bring the registered replicas into the fleet, and out of it. The caller holds `turn`.
+    def current_config(self) -> Config:
+        """Return the configuration in force with the replicas that are registered or found now."""
+        return self._whole(replace(self._state.config, replicas=self._state.file_config.replicas))
+
+    async def apply_fleet(self, config: Config) -> ConfigDiff:
+        """Bring the replicas of `config` into the fleet, and others out of it. The caller holds `turn`.
 
         Raises `ConfigError` for a missing key or file of a new one.
         """
-        state, registered = self._state, self._state.control.registered
-        config = registered.merged(replace(state.config, replicas=state.file_config.replicas))
+        state = self._state
         keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
         changes = diff(state.config, config)
         if not (changes.fleet or changes.drains):
@@ -131,19 +134,22 @@ class Reloader:
         self._drain(left)
         return changes
 
+    def _whole(self, file: Config) -> Config:
+        """Return the file's configuration with the registered replicas and those of fleet sources."""
+        return self._state.found.merged(self._state.control.registered.merged(file))
+
     async def _reload(self, file: ConfigFile, found: Found) -> AppliedReload | GorgoError:
-        registered = self._state.control.registered
         try:
             from_file = await file.parse(found)
-            config = registered.merged(from_file)
+            config = self._whole(from_file)
             keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
             refuse_loss(self._state.config, config)
-            policy, weights = _policy(config, self._state.config)
+            policy, weights = file_policy(config, self._state.config)
             shadow = make_shadow(config.proxy.shadow_policy, policy)
             changes = diff(self._state.config, config)
             client_keys = read_client_keys(config.clients)
             # Read before any change, because files can be wrong.
-            tls_of = await asyncio.to_thread(_tls_of, config, self._state.tls)
+            tls_of = await asyncio.to_thread(tls_contexts, config, self._state.tls)
             tokenizers = await asyncio.to_thread(read_models, config.models, self._state.prompt_tokens.models)
             results = await self._probe_new(changes, config, keys)
             if self._state.served_tls is not None:
@@ -160,6 +166,7 @@ class Reloader:
             self._state.control.fleet.drop_named(from_file)
             left, changes = self._change(changes, config, keys, policy, weights, shadow, results)
             self._state.file_config, self._state.prompt_tokens.models = from_file, tokenizers
+            self._state.found.configure(from_file.fleet_sources, now=self._state.clock())
             self._state.client_keys = client_keys
             self._state.metrics.clients.retain(() if client_keys is None else client_keys.names)
             file.watch_also(config.clients.keys_file)
@@ -285,16 +292,3 @@ class Reloader:
     def _retain_series(self) -> None:
         targets = (*self._state.targets.values(), *self._state.draining_targets)
         self._state.metrics.retain_replicas({(target.name, target.region) for target in targets})
-
-
-def _tls_of(config: Config, shared: ssl.SSLContext) -> dict[str, ssl.SSLContext]:
-    """Return the TLS context per replica. Reading authorities takes the time of a hundred stream events."""
-    return {row.name: upstream_tls(row, shared) for row in config.replicas}
-
-
-def _policy(config: Config, running: Config) -> tuple[Policy, Weights]:
-    """Return policy and complete weights of the file. Raises `UnknownPolicy` or `WeightsError`."""
-    policy = make_policy(config.proxy.policy)
-    # Weights of the start may come from a weights file with values out of range.
-    known = (config.proxy.policy, config.proxy.weights) == (running.proxy.policy, running.proxy.weights)
-    return policy, Weights.of(policy.weight_specs, config.proxy.weights, allow_out_of_range=known)

@@ -108,6 +108,12 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("gorgo_prefill_slowdown", "gauge", _REPLICA, "Learned prefill time over its prior."),
     MetricSpec("gorgo_replica_eligible", "gauge", _REPLICA, "1 if the replica is eligible."),
     MetricSpec("gorgo_region_unreachable", "gauge", ("region",), "1 while no replica of the region answers a probe."),
+    MetricSpec("gorgo_fleet_source_up", "gauge", ("source",), "1 if the last request to the fleet source succeeded."),
+    MetricSpec(
+        "gorgo_fleet_source_age_seconds", "gauge", ("source",), "Time since it succeeded; absent before the first."
+    ),
+    MetricSpec("gorgo_fleet_source_replicas", "gauge", ("source",), "Replicas of the fleet that the source found."),
+    MetricSpec("gorgo_fleet_source_problems", "gauge", ("source",), "Objects of the source that make no replica."),
     MetricSpec("gorgo_queue_requests", "gauge", (), "Queued requests."),
     MetricSpec("gorgo_buffered_bytes", "gauge", (), "Buffered bytes, reserved ones included."),
     MetricSpec("gorgo_index_blocks", "gauge", _REPLICA, "Prefix index blocks."),
@@ -229,6 +235,7 @@ LABELS: tuple[LabelSpec, ...] = (
     LabelSpec("result", ("gorgo_state_writes_total",), "of a write", ("written", "failed")),
     LabelSpec("result", ("gorgo_request_log_lines_total",), "of a line", ("written", "dropped", "failed")),
     LabelSpec("result", ("gorgo_outcome_log_lines_total",), "of a line", ("written", "dropped", "failed")),
+    LabelSpec("source", (), "names in `fleet_sources`", bound="16"),
     LabelSpec("rule", (), "word of the rule", bound="rules of the policies"),
     LabelSpec("target", (), "predicted time", ("ttft", "tpot")),
     LabelSpec("result", ("gorgo_model_writes_total",), "of a write", ("written", "failed")),

@@ -5,8 +5,9 @@ Labels are bounded as `metric_table` says. The series of a replica end when it l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -20,6 +21,7 @@ from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.request import Outcome
 from gorgo.core.metric_spec import MetricSpec
 from gorgo.core.router import Router
+from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.proxy.telemetry.client_usage import ClientUsage
 from gorgo.proxy.telemetry.counters import Counter, Histogram, Key, MetricStore, status_class
 from gorgo.proxy.telemetry.learning import LearningMetrics
@@ -40,7 +42,9 @@ class ActiveConfig:
 class Metrics:
     """The registry of one proxy. Each method records one event."""
 
-    def __init__(self, router: Router, clock: Callable[[], float], buffers: BufferBudget) -> None:
+    def __init__(
+        self, router: Router, clock: Callable[[], float], buffers: BufferBudget, found: FoundFleet | None = None
+    ) -> None:
         self.registry = CollectorRegistry()
         self._cells = MetricStore(METRICS)
         self._count, self._histogram = self._cells.count, self._cells.histogram
@@ -52,7 +56,7 @@ class Metrics:
         self._body_read = self._histogram("gorgo_body_read_seconds")
         self.config = ActiveConfig(taken_s=clock())
         self.registry.register(self._cells)
-        self.registry.register(_RouterGauges(router, clock, self.config, buffers, self.learning))
+        self.registry.register(_RouterGauges(router, clock, self.config, buffers, self.learning, found or FoundFleet()))
         ProcessCollector(namespace="gorgo", registry=self.registry)
 
     def request(self, route: str, policy: str, status: int) -> None:
@@ -193,7 +197,9 @@ class _RouterGauges(Collector):
         config: ActiveConfig,
         buffers: BufferBudget,
         learning: LearningMetrics,
+        found: FoundFleet,
     ) -> None:
+        self._found = found
         self._learning = learning
         self._buffers = buffers
         self._router = router
@@ -220,6 +226,9 @@ class _RouterGauges(Collector):
         families["gorgo_weights_frozen"].add_metric((), float(self._config.frozen))
         families["gorgo_config_reload_failed"].add_metric((), float(self._config.refused))
         families["gorgo_config_last_reload_timestamp_seconds"].add_metric((), self._config.taken_s)
+        for source in self._found.as_rows(self._clock()):
+            for name, value in _source_gauges(source):
+                families[name].add_metric((source["name"],), value)
         model = self._learning.model
         if model is not None:
             families["gorgo_model_version"].add_metric((), model.version)
@@ -243,6 +252,14 @@ def _replica_gauges(view: ReplicaSnapshot) -> Iterable[tuple[str, float]]:
     yield "gorgo_prefill_slowdown", view.prefill_slowdown
     yield "gorgo_replica_eligible", float(view.eligible)
     yield "gorgo_index_blocks", view.index_blocks
+
+
+def _source_gauges(source: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    yield "gorgo_fleet_source_up", float(source["up"])
+    yield "gorgo_fleet_source_replicas", source["replicas"]
+    yield "gorgo_fleet_source_problems", source["problem_count"]
+    if source["age_s"] is not None:
+        yield "gorgo_fleet_source_age_seconds", source["age_s"]
 
 
 def _gauge(spec: MetricSpec) -> GaugeMetricFamily:

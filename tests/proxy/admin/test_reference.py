@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import httpx
 
+from gorgo.config.fleet.source import FleetSourceConfig
+from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.proxy.admin.app import Admin
 from tests.documents import DOCS, code, rows_of, section
 from tests.proxy.conftest import Start
@@ -88,6 +90,7 @@ async def test_rows_have_the_keys_of_the_reference(start: Start, tmp_path: Path)
     proxy = await followed(start, tmp_path)
     rows = {code(row[0])[0]: code(row[1]) for row in rows_of(SECTION, "row of", "keys")}
     found = {
+        "fleet_sources": FoundFleet([FleetSourceConfig(name="dns", kind="dns")]).as_rows(0.0)[0],
         "replicas": (await _call(proxy, "GET", "/admin/fleet", None)).json()["replicas"][0],
         "decisions": (await _call(proxy, "GET", "/admin/decisions", None)).json()["decisions"][0],
         "samples": (await _call(proxy, "GET", "/admin/samples", None)).json()["samples"][0],

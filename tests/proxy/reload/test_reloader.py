@@ -344,7 +344,7 @@ async def test_files_of_authorities_are_read_while_streams_go_on(
         readers.append(threading.current_thread())
         return shared
 
-    monkeypatch.setattr("gorgo.proxy.reload.reloader.upstream_tls", read)
+    monkeypatch.setattr("gorgo.proxy.reload.prepare.upstream_tls", read)
     await followed.rewrite(regions({"a": a}, limits={"max_attempts": 2}))
     assert readers
     assert threading.main_thread() not in readers

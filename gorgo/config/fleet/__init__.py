@@ -1,0 +1,1 @@
+"""The replicas of regions.yaml, and the sources of others."""

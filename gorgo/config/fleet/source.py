@@ -1,0 +1,115 @@
+"""One entry of `fleet_sources`: where replicas come from that regions.yaml does not name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gorgo.config.fleet.replica import CapacityConfig
+from gorgo.config.values import EngineName, EnvironmentName, FilePath, Name, Port, Text, Url, strict
+
+#: A folder that Kubernetes mounts into each container of a pod.
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+#: Required keys by kind, and those that only this kind has.
+_REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "dns": ("host", "port"),
+    "endpoint-slices": ("service",),
+    "pods": ("selector",),
+    "inference-pool": ("pool",),
+}
+_ALLOWED: Mapping[str, frozenset[str]] = {
+    "dns": frozenset({"host", "port", "interval_s"}),
+    "endpoint-slices": frozenset({"service", "namespace", "port", "port_name", "node_regions"}),
+    "pods": frozenset({"selector", "namespace", "port", "port_name", "node_regions"}),
+    "inference-pool": frozenset({"pool", "namespace", "node_regions"}),
+}
+_CHECKED = ("host", "port", "port_name", "interval_s", "service", "namespace", "selector", "pool", "node_regions")
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceReplicaConfig:
+    """Keys that the replicas of a source share. Annotations and labels of an object take precedence."""
+
+    #: Where an object has no region.
+    region: Name | None = None
+    scheme: Literal["http", "https"] = "http"
+    engine: EngineName = "auto"
+    models: tuple[Text, ...] = ()
+    accelerator: Text | None = None
+    api_key_env: EnvironmentName | None = None
+    request_usage: bool = False
+    ca_file: FilePath | None = None
+    client_cert: FilePath | None = None
+    client_key: FilePath | None = None
+    capacity: CapacityConfig = field(default_factory=CapacityConfig)
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesApiConfig:
+    """The API server of Kubernetes; by default that of the cluster in which the proxy runs."""
+
+    url: Url | None = None
+    #: Read anew for each request, because Kubernetes replaces the token.
+    token_file: FilePath = f"{SERVICE_ACCOUNT}/token"
+    ca_file: FilePath = f"{SERVICE_ACCOUNT}/ca.crt"
+
+
+@strict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSourceConfig:
+    """One source. The keys that it needs depend on its kind."""
+
+    #: In names of replicas from DNS, in metrics and in the log.
+    name: Name
+    kind: Literal["dns", "endpoint-slices", "pods", "inference-pool"]
+    host: Text | None = None
+    #: Number or name of the port, where the object has several.
+    port: Port | None = None
+    port_name: Name | None = None
+    #: Interval of look-ups.
+    interval_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 10.0
+    #: Default: the namespace of the proxy.
+    namespace: Name | None = None
+    service: Name | None = None
+    #: Labels that a pod has.
+    selector: Mapping[Text, str] = field(default_factory=dict)
+    pool: Name | None = None
+    #: Read the region of a replica from its node; this needs a right to list nodes.
+    node_regions: bool = False
+    api: KubernetesApiConfig = field(default_factory=KubernetesApiConfig)
+    replica: SourceReplicaConfig = field(default_factory=SourceReplicaConfig)
+
+    @property
+    def watches(self) -> bool:
+        """Whether the source is an API server of Kubernetes."""
+        return self.kind != "dns"
+
+
+_DEFAULTS = {name: FleetSourceConfig.__dataclass_fields__[name].default for name in _CHECKED if name != "selector"}
+
+
+def checked_source(source: FleetSourceConfig) -> FleetSourceConfig:
+    """Return `source` if it has the keys of its kind and no other."""
+    missing = [key for key in _REQUIRED[source.kind] if not getattr(source, key)]
+    if missing:
+        raise ValueError(f"{' and '.join(missing)} with kind: {source.kind}")
+    if source.kind == "pods" and source.port is None and source.port_name is None:
+        raise ValueError("port or port_name with kind: pods")
+    if source.port is not None and source.port_name is not None:
+        raise ValueError("port or port_name, not both")
+    other = [key for key in _CHECKED if getattr(source, key) != _DEFAULTS.get(key, {})]
+    unused = [key for key in other if key not in _ALLOWED[source.kind]]
+    if unused:
+        raise ValueError(f"no {' and no '.join(unused)} with kind: {source.kind}")
+    tls = source.replica
+    if (tls.client_cert is None) != (tls.client_key is None):
+        raise ValueError("client_cert and client_key of its replicas, both or neither")
+    if tls.scheme == "http" and (tls.ca_file or tls.client_cert):
+        raise ValueError("scheme: https for its replicas beside their TLS files")
+    return source

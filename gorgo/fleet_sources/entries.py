@@ -1,0 +1,139 @@
+"""An object's labels and annotations to the entry of a replica, by the rules of `replicas` in regions.yaml.
+
+A label cannot have the slash of many names of models, so annotations of the same keys are read too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from gorgo.config.fleet.source import SourceReplicaConfig
+from gorgo.config.model import CapacityConfig, ReplicaConfig
+from gorgo.config.parsing.document import Document
+from gorgo.config.parsing.explain import explain
+from gorgo.errors import closest
+from gorgo.fleet_sources.documents import PREFIX, REGION_LABEL, Described
+from gorgo.fleet_sources.found import MAX_REPLICAS
+
+#: As `config.values.Name`.
+_MAX_NAME = 63
+_NOT_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+_ENTRY = TypeAdapter(ReplicaConfig)
+_CAPACITY = tuple(field.name for field in fields(CapacityConfig))
+_SHARED = tuple(
+    field.name for field in fields(SourceReplicaConfig) if field.name not in ("region", "scheme", "capacity")
+)
+
+
+def _whole(value: str) -> object:
+    return int(value) if re.fullmatch(r"[0-9]{1,15}", value) else value
+
+
+def _real(value: str) -> object:
+    return float(value) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,9})?", value) else value
+
+
+def _flag(value: str) -> object:
+    return {"true": True, "false": False}.get(value, value)
+
+
+def _names(value: str) -> object:
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def _same(value: str) -> object:
+    return value
+
+
+#: Key after the prefix: place in an entry of `replicas`, and how its text is read.
+KEYS: Mapping[str, tuple[tuple[str, ...], Callable[[str], object]]] = {
+    "models": (("models",), _names),
+    "engine": (("engine",), _same),
+    "accelerator": (("accelerator",), _same),
+    "region": (("region",), _same),
+    "request-usage": (("request_usage",), _flag),
+    "draining": (("draining",), _flag),
+    "kv-tokens": (("capacity", "kv_tokens"), _whole),
+    "max-running-requests": (("capacity", "max_running_requests"), _whole),
+    "prefill-tokens-per-s": (("capacity", "prefill_tokens_per_s"), _real),
+}
+_KEY_OF = {place: PREFIX + key for key, (place, _) in KEYS.items()}
+
+
+def replica_name(text: str) -> str:
+    """Return `text` as the name of a replica; a long one is shortened, and stays unique by a digest.
+
+    >>> replica_name("qwen-5d8f-x2kq")
+    'qwen-5d8f-x2kq'
+    """
+    name = _NOT_A_NAME.sub("-", text).lstrip("._-") or "replica"
+    if len(name) <= _MAX_NAME:
+        return name
+    digest = blake2b(text.encode(), digest_size=5).hexdigest()
+    return f"{name[: _MAX_NAME - len(digest) - 1]}-{digest}"
+
+
+def url_of(scheme: str, host: str, port: int) -> str:
+    """Return the URL of an address.
+
+    >>> url_of("http", "fd00::5", 30000)
+    'http://[fd00::5]:30000'
+    """
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+@lru_cache(maxsize=2 * MAX_REPLICAS)
+def make_entry(
+    name: str,
+    host: str,
+    port: int,
+    described: Described,
+    shared: SourceReplicaConfig,
+    node_region: str | None = None,
+) -> ReplicaConfig | str:
+    """Return the entry of a replica, or what is wrong with the labels and annotations of its object.
+
+    Cached: a change of one object makes the entries of all anew.
+
+    Parameters
+    ----------
+    described:
+        Labels and annotations of the object, as `documents.described` returns them.
+    shared:
+        Keys of the source; labels and annotations take precedence.
+    node_region:
+        Of its node; the object's own region takes precedence, the one of the source comes last.
+    """
+    values = dict(described)
+    region = values.pop(REGION_LABEL, None) or node_region or shared.region
+    data: dict[str, Any] = {key: getattr(shared, key) for key in _SHARED}
+    data |= {"name": name, "region": region, "url": url_of(shared.scheme, host, port)}
+    capacity = {key: getattr(shared.capacity, key) for key in _CAPACITY}
+    for label, value in values.items():
+        key = label.removeprefix(PREFIX)
+        if key not in KEYS:
+            return f"{label}: unknown key{closest(key, KEYS)}; expected one of {', '.join(KEYS)}"
+        place, read = KEYS[key]
+        (capacity if place[0] == "capacity" else data)[place[-1]] = read(value)
+    if data["region"] is None:
+        return f"no region; expected the label {REGION_LABEL}, {PREFIX}region, or replica.region of the source"
+    try:
+        return _ENTRY.validate_json(json.dumps({**data, "capacity": capacity}), strict=True)
+    except ValidationError as invalid:
+        return "; ".join(_explained(error, data) for error in invalid.errors(include_url=False))
+
+
+def _explained(error: ErrorDetails, data: Mapping[str, object]) -> str:
+    problem = explain(error, Document(data=data), ReplicaConfig)
+    place = tuple(part for part in problem.path if isinstance(part, str))
+    return f"{_KEY_OF.get(place, '.'.join(place))}: {problem.found}; expected {problem.expected}"

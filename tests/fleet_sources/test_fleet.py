@@ -1,0 +1,112 @@
+"""The sources of one proxy: results, failures, first sync, changes of the configuration, and what is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gorgo.config.fleet.source import FleetSourceConfig
+from gorgo.config.model import Config, ProxyConfig, RegionConfig, ReplicaConfig
+from gorgo.fleet_sources.fleet import FIRST_SYNC_S, MAX_SHOWN, FoundFleet
+from gorgo.fleet_sources.found import MAX_REPLICAS, Found, FoundReplica, ReplicaState
+
+ONE = FleetSourceConfig(name="one", kind="dns", host="one.llm", port=1)
+TWO = replace(ONE, name="two")
+A = ReplicaConfig(name="a", region="here", url="http://10.0.0.1:1")
+B = ReplicaConfig(name="b", region="here", url="http://10.0.0.2:1")
+
+
+def found(*entries: ReplicaConfig) -> Found:
+    return Found(tuple(FoundReplica(entry) for entry in entries))
+
+
+def config(*sources: FleetSourceConfig) -> Config:
+    return Config(proxy=ProxyConfig(region="here"), regions=(RegionConfig(name="here"),), fleet_sources=sources)
+
+
+def test_result_is_a_change_once() -> None:
+    fleet = FoundFleet([ONE])
+    changes: list[int] = []
+    fleet.on_change = lambda: changes.append(1)
+    assert fleet.apply_result("one", found(A), now=1.0) is not None
+    assert fleet.apply_result("one", found(A), now=2.0) is None
+    assert (len(changes), fleet.sources["one"].answered_s) == (1, 2.0)
+    assert fleet.merged(config(ONE)).replicas == (A,)
+    assert fleet.origin == {"a": "one"}
+
+
+def test_empty_first_result_is_one() -> None:
+    fleet = FoundFleet([ONE])
+    assert fleet.apply_result("one", Found(), now=1.0) is not None
+    assert fleet.sources["one"].synced
+
+
+def test_source_that_fails_is_down_until_it_succeeds_and_its_replicas_stay() -> None:
+    fleet = FoundFleet([ONE])
+    fleet.apply_result("one", found(A), now=1.0)
+    assert fleet.fail("one", "refused", now=2.0)
+    assert not fleet.fail("one", "refused", now=3.0)
+    assert fleet.merged(config(ONE)).replicas == (A,)
+    (row,) = fleet.as_rows(5.0)
+    assert (row["up"], row["error"], row["age_s"], row["replicas"]) == (False, "refused", 4.0, 1)
+    assert fleet.succeed("one", now=6.0)
+    assert not fleet.succeed("one", now=7.0)
+    assert fleet.sources["one"].up
+
+
+def test_first_result_is_waited_for_until_it_is_late() -> None:
+    fleet = FoundFleet([ONE, TWO], now=10.0)
+    fleet.apply_result("one", Found(), now=11.0)
+    assert fleet.pending(12.0) == ["two"]
+    assert fleet.pending(10.0 + FIRST_SYNC_S) == []
+
+
+def test_other_configuration_keeps_the_replicas_until_its_first_result() -> None:
+    fleet = FoundFleet([ONE, TWO])
+    fleet.apply_result("one", found(A), now=1.0)
+    fleet.apply_result("two", found(B), now=1.0)
+    changed = replace(ONE, port=2)
+    fleet.configure([changed], now=5.0)
+    assert fleet.merged(config(changed)).replicas == (A,)
+    assert not fleet.sources["one"].synced
+    assert fleet.apply_result("two", found(B), now=6.0) is None
+    assert not fleet.fail("two", "late", now=6.0)
+    assert not fleet.succeed("two", now=6.0)
+    fleet.apply_result("one", found(B), now=7.0)
+    assert fleet.merged(config(changed)).replicas == (B,)
+
+
+def test_same_configuration_changes_nothing() -> None:
+    fleet = FoundFleet([ONE])
+    fleet.apply_result("one", found(A), now=1.0)
+    fleet.configure([ONE, TWO], now=5.0)
+    assert fleet.sources["one"].synced
+    assert fleet.pending(6.0) == ["two"]
+
+
+def test_problems_are_listed_to_a_bound_and_counted() -> None:
+    fleet = FoundFleet([ONE])
+    bad = {f"p{n:03}": "bad" for n in range(MAX_SHOWN + 5)}
+    fleet.apply_result("one", Found((FoundReplica(replace(A, region="mars")),), bad), now=1.0)
+    fleet.merged(config(ONE))
+    (row,) = fleet.as_rows(1.0)
+    assert row["problem_count"] == MAX_SHOWN + 6
+    assert row["problems"][0] == "a: its region 'mars' is not one of `regions`"
+    assert len(row["problems"]) == MAX_SHOWN
+
+
+def test_too_many_replicas_are_a_failure() -> None:
+    fleet = FoundFleet([ONE])
+    fleet.apply_result("one", found(A), now=1.0)
+    many = found(*(replace(A, name=f"a{n}") for n in range(MAX_REPLICAS + 1)))
+    assert fleet.apply_result("one", many, now=2.0) is None
+    assert fleet.sources["one"].error == "10001 replicas; expected at most 10000"
+    assert list(fleet.sources["one"].entries) == ["a"]
+
+
+def test_replica_that_was_not_ready_joins_when_it_is() -> None:
+    fleet = FoundFleet([ONE])
+    fleet.apply_result("one", Found((FoundReplica(A, ReplicaState.NOT_READY),)), now=1.0)
+    assert fleet.merged(config(ONE)).replicas == ()
+    fleet.apply_result("one", found(A), now=2.0)
+    fleet.apply_result("one", Found((FoundReplica(A, ReplicaState.NOT_READY),)), now=3.0)
+    assert fleet.merged(config(ONE)).replicas == (replace(A, draining=True),)
