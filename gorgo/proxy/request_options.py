@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from gorgo.config.model import ClientRuleConfig, Config
+from gorgo.core.record import record
 from gorgo.proxy.http.errors import HttpError
 from gorgo.proxy.http.headers import Header
 
@@ -28,7 +29,7 @@ _MAX_WORD_BYTES = 32
 _EXPECTED = frozenset({*SLO_HEADERS, *SLO_TPOT_HEADERS, PRIORITY_HEADER})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RequestOptions:
     """Options of one request."""
 
@@ -99,8 +100,10 @@ def _read(headers: Iterable[Header]) -> tuple[float | None, float | None, int | 
 
 
 def _first_s(found: Mapping[bytes, bytes], names: tuple[bytes, ...]) -> float | None:
-    name = next((name for name in names if name in found), None)
-    return None if name is None else _milliseconds(name, found[name]) / 1e3
+    for name in names:
+        if name in found:
+            return _milliseconds(name, found[name]) / 1e3
+    return None
 
 
 def _milliseconds(name: bytes, value: bytes) -> float:

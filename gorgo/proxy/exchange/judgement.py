@@ -55,8 +55,12 @@ def wants_more_than_one(parsed: Mapping[str, Any]) -> bool:
 
 
 def _allows_more(fields: Mapping[str, Any]) -> bool:
-    limits = [fields[name] for name in _MAX_TOKENS if name in fields]
-    return not any(isinstance(limit, int) and limit < LEAST_TOKENS for limit in limits)
+    for name in _MAX_TOKENS:
+        if name in fields:
+            limit = fields[name]
+            if isinstance(limit, int) and limit < LEAST_TOKENS:
+                return False
+    return True
 
 
 def _retry_after_s(headers: Sequence[Header]) -> float | None:

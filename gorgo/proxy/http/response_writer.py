@@ -54,8 +54,13 @@ class ResponseWriter:
         self.status = 0
         self.try_write: TryWrite = no_direct_write
 
-    async def start(self, status: int, headers: Sequence[Header], *, names_events: bool = False) -> None:
-        """Send the head. Neither failover nor another status is possible afterwards."""
+    async def start(
+        self, status: int, headers: Sequence[Header], *, names_events: bool = False, body_follows: bool = False
+    ) -> None:
+        """Send the head. Neither failover nor another status is possible afterwards.
+
+        `body_follows`: bytes of the body are sent in the same step.
+        """
         self.started = True
         self.names_events = names_events
         self.status = status
@@ -63,7 +68,10 @@ class ResponseWriter:
             is_event_stream(headers) and not is_encoded(headers) and not find(headers, b"content-length")
         )
         self.sending = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        message: Message = {"type": "http.response.start", "status": status, "headers": headers}
+        if body_follows:
+            message["gorgo.body_follows"] = True
+        await self._send(message)
         self.sending = False
         # Event streams only: other bodies have few chunks, and a length or an encoding.
         if self.carries_events and status == 200:

@@ -50,7 +50,8 @@ class Metrics:
         self._count, self._histogram = self._cells.count, self._cells.histogram
         self.learning = LearningMetrics(self._cells)
         self.clients = ClientUsage(self._cells, router.lists, clock)
-        #: Series of the parts of TTFTs, by replica and region.
+        #: Series of the prompts' tokens, and of the parts of TTFTs, by replica and region.
+        self._dispatched: dict[tuple[str, str], tuple[Counter, Counter, Counter]] = {}
         self._parts: dict[tuple[str, str], list[tuple[Counter, Histogram]]] = {}
         self._decision = self._histogram("gorgo_decision_seconds")
         self._body_read = self._histogram("gorgo_body_read_seconds")
@@ -69,17 +70,26 @@ class Metrics:
         self._decision.observe(seconds)
 
     def dispatched(self, replica: str, region: str, decision: Decision) -> None:
-        self.learning.decided(decision.fallback)
-        self._count("gorgo_prompt_tokens_total", replica, region).inc(decision.prompt_tokens)
-        self._count("gorgo_estimated_cached_tokens_total", replica, region).inc(decision.estimated_cached_tokens)
-        self._count("gorgo_best_cached_tokens_total", replica, region).inc(decision.best_cached_tokens)
+        if decision.fallback is not None:
+            self.learning.decided(decision.fallback)
+        cells = self._dispatched.get((replica, region))
+        if cells is None:
+            cells = self._dispatched[replica, region] = (
+                self._count("gorgo_prompt_tokens_total", replica, region),
+                self._count("gorgo_estimated_cached_tokens_total", replica, region),
+                self._count("gorgo_best_cached_tokens_total", replica, region),
+            )
+        prompt, estimated, best = cells
+        prompt.value += decision.prompt_tokens
+        estimated.value += decision.estimated_cached_tokens
+        best.value += decision.best_cached_tokens
 
     def first_content(
         self, replica: str, region: str, ttft_s: float, *, predicted_s: float | None, parts: TtftParts
     ) -> None:
         self._histogram("gorgo_ttft_seconds", replica, region).observe(ttft_s)
         for (spent, histogram), seconds in zip(self._part_cells(replica, region), parts, strict=True):
-            spent.inc(seconds)
+            spent.value += seconds
             histogram.observe(seconds)
         if predicted_s is not None:
             error_s = abs(predicted_s - ttft_s)
@@ -168,6 +178,7 @@ class Metrics:
             return found.get("region") in {None, *regions}
 
         self._parts.clear()
+        self._dispatched.clear()
         self._cells.retain(wanted)
 
     def exposition(self) -> bytes:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, Protocol
-from weakref import WeakKeyDictionary
 
 from gorgo.config.constants import ASSUMED_RTT_S
 from gorgo.core.latency.tcp import Pacing, TcpWindows, windows_after_request
@@ -81,7 +80,8 @@ class ConnectionTracker:
         self._shrinks = idling_shrinks
         self._read_tcp_info = read_tcp_info
         self._clock = clock
-        self._last_use: WeakKeyDictionary[PooledConnection, _LastUse] = WeakKeyDictionary()
+        #: Of each connection that has carried a request, until it is lost.
+        self._last_use: dict[PooledConnection, _LastUse] = {}
         #: Release time of each idle one; the pool hands out the last.
         self._idle: OrderedDict[PooledConnection, float] = OrderedDict()
         self.on_change: OnChange | None = None
@@ -94,11 +94,19 @@ class ConnectionTracker:
         now = self._clock()
         self._idle.pop(connection, None)
         last = self._last_use.get(connection)
-        windows = TcpWindows() if last is None else last.windows
-        idle_s = now - last.last_s if last is not None and self._shrinks else 0.0
-        windows = windows_after_request(windows, body_bytes, idle_s=idle_s, rtt_s=ASSUMED_RTT_S)
-        self._last_use[connection] = _LastUse(windows, now, last is None or last.may_pace)
-        return last is not None
+        if last is None:
+            windows = windows_after_request(TcpWindows(), body_bytes, idle_s=0.0, rtt_s=ASSUMED_RTT_S)
+            self._last_use[connection] = _LastUse(windows, now)
+            return False
+        idle_s = now - last.last_s if self._shrinks else 0.0
+        last.windows = windows_after_request(last.windows, body_bytes, idle_s=idle_s, rtt_s=ASSUMED_RTT_S)
+        last.last_s, last.pacing = now, None
+        return True
+
+    def on_lost(self, connection: PooledConnection) -> None:
+        """Record that `connection` is closed for good."""
+        self._idle.pop(connection, None)
+        self._last_use.pop(connection, None)
 
     def on_release(self, connection: PooledConnection) -> None:
         """Record that `connection` is idle, or closed."""

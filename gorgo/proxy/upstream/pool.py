@@ -166,6 +166,7 @@ class UpstreamPool:
     def _on_lost(self, connection: ReplicaConnection) -> None:
         self._open.discard(connection)
         self._idle.pop(connection, None)
+        self.tracker.on_lost(connection)
         self.tracker.report()
 
     def _await_expiry(self, delay_s: float) -> None:

@@ -98,8 +98,8 @@ class Writer(ResponseWriter):
         super().__init__(client.send)
         self._client = client
 
-    async def start(self, status: int, headers: Any, *, names_events: bool = False) -> None:
-        await super().start(status, headers, names_events=names_events)
+    async def start(self, status: int, headers: Any, *, names_events: bool = False, body_follows: bool = False) -> None:
+        await super().start(status, headers, names_events=names_events, body_follows=body_follows)
         self.try_write = self._client.try_write
 
 

@@ -65,6 +65,14 @@ def test_a_connection_tells_whether_it_had_served_before() -> None:
     assert [pool.serve(link, 500), pool.serve(link, 500)] == [False, True]
 
 
+def test_a_lost_connection_is_forgotten() -> None:
+    pool, link = Pool(), FakeLink()
+    pool.serve(link, 500)
+    assert (pool.kept.next() is None, pool.kept.alive) == (False, 1)
+    pool.kept.on_lost(link)
+    assert (pool.kept.next(), pool.kept.alive) == (None, 0)
+
+
 def test_closed_and_expired_connections_are_passed_over() -> None:
     pool, closed, expired, kept = Pool(), FakeLink(), FakeLink(), FakeLink()
     pool.serve(expired, 500)

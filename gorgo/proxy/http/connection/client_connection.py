@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gorgo.proxy.http.connection.cycle import BODY_BYTES, RequestCycle
@@ -65,7 +66,7 @@ class ClientConnection(TransportOwner):
         self._cycle: RequestCycle | None = None
         self._requests = 0
         #: Calls of the application; the last one may still return while the next runs.
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: dict[RequestCycle, asyncio.Task[None]] = {}
         self._addresses: tuple[object, object] = (None, None)
         self._scheme = "http"
         self._deadline = Deadline(self.loop, self._on_deadline)
@@ -131,7 +132,8 @@ class ClientConnection(TransportOwner):
         except Refused as refused:
             self.refuse(refused.status)
         else:
-            self._count_head()
+            if self._counted_bytes or self._reader.buffered_bytes:
+                self._count_head()
             self._update_reading()
 
     def _run(self, head: Head) -> None:
@@ -143,7 +145,7 @@ class ClientConnection(TransportOwner):
         cycle.feed(self._reader.read_body(), complete=self._reader.complete)
         self._on_idle(self, False)
         scope = cycle.scope(self._addresses, self._scheme, self._settings.root_path, {"abort": self.abort_transport})
-        self._calls.add(self.loop.create_task(self._call(cycle, scope)))
+        self._calls[cycle] = self.loop.create_task(self._call(cycle, scope))
 
     async def _call(self, cycle: RequestCycle, scope: Any) -> None:
         try:
@@ -151,11 +153,9 @@ class ClientConnection(TransportOwner):
         except Exception:  # noqa: BLE001 - the border of one request
             await self._settings.log.exception("the application failed")
         finally:
-            call = asyncio.current_task(self.loop)
-            assert call is not None
             cycle.returned()
             self._end_call(cycle)
-            self._forget_call(call)
+            self._forget_call(cycle)
 
     def _end_call(self, cycle: RequestCycle) -> None:
         """End the connection if its application returned without a complete response."""
@@ -260,8 +260,8 @@ class ClientConnection(TransportOwner):
 
     def cancel_calls(self) -> None:
         """Cancel the application's calls."""
-        for call in tuple(self._calls):
-            call.add_done_callback(self._forget_call)  # one that has never run
+        for cycle, call in tuple(self._calls.items()):
+            call.add_done_callback(partial(self._forget_call, cycle))  # one that has never run
             call.cancel()
 
     def close(self) -> None:
@@ -280,8 +280,8 @@ class ClientConnection(TransportOwner):
         if self._cycle is not None:
             self._cycle.disconnect()
 
-    def _forget_call(self, call: asyncio.Task[None]) -> None:
-        self._calls.discard(call)
+    def _forget_call(self, cycle: RequestCycle, _: object = None) -> None:
+        self._calls.pop(cycle, None)
         self._end_if_done()
 
     def _end_if_done(self) -> None:

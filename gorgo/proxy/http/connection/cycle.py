@@ -8,6 +8,7 @@ The scope has three extensions, for what would cost an event or a request a coro
 - `gorgo.on_disconnect`: registers a function that is called once the client disconnects before it has its response.
 
 A response's head is written with the first bytes of its body, or in the loop's next turn if these are not there yet.
+The key `gorgo.body_follows` of `http.response.start` says that they come in the same step: no turn is needed then.
 """
 
 from __future__ import annotations
@@ -205,6 +206,8 @@ class RequestCycle:
         kind = message["type"]
         if kind == "http.response.start":
             self._start(message["status"], message.get("headers", ()))
+            if "gorgo.body_follows" not in message:
+                self._client.loop.call_soon(self.flush_head)
         elif kind == "http.response.body":
             await self._send_body(message.get("body", b""), more=message.get("more_body", False))
         else:
@@ -245,7 +248,6 @@ class RequestCycle:
         self.persistent = head.persistent
         self._writable, self._chunked, self._left = head.has_body, head.chunked, head.length
         self._unsent_head = head.text
-        self._client.loop.call_soon(self.flush_head)
 
     async def _send_body(self, body: bytes, *, more: bool) -> None:
         if self.ended:

@@ -272,6 +272,17 @@ async def test_first_chunk_goes_with_the_head_and_a_head_alone_does_not_wait_for
     assert client.written[1].endswith(b"\r\n\r\n")
 
 
+async def test_a_head_whose_body_follows_waits_for_it() -> None:
+    client = FakeClient()
+    cycle = RequestCycle(client, read_head(b"GET / HTTP/1.1\r\nhost: g\r\n\r\n", HeadLimits(1000, 1.0)))
+    start = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]}
+    await cycle.send_message({**start, "gorgo.body_follows": True})
+    await asyncio.sleep(0)
+    assert client.written == []
+    await cycle.send_message({"type": "http.response.body", "body": b"a"})
+    assert client.written == [b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na"]
+
+
 async def test_client_of_http_1_0_gets_bytes_alone() -> None:
     client = FakeClient()
     cycle = await answering(client, version=b"1.0")
