@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 WHEEL  := $(VENV)/wheel
 
-.PHONY: wheel demo claims tuning-table fit-fleet paper-tables learned-routers test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
+.PHONY: wheel demo claims tuning-table fit-fleet paper-tables learned-routers cache-sources test coverage check lint types bench chaos chaos-short mutants soak overload-live test-system test-postgres terraform-check lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -24,6 +24,9 @@ fit-fleet: $(READY) ## search for the simulated engine that fits the paper's tab
 
 learned-routers: $(READY) ## learned routers beside their published figures; hours for all, resumes in runs/learned-routers
 	@$(BIN)/python -m gorgo.apps.learned_routers $(ARGS)
+
+cache-sources: $(READY) ## what a router knows of caches, source by source; 10 minutes, resumes in runs/cache-sources
+	@$(BIN)/python -m gorgo.apps.cache_sources $(ARGS)
 
 paper-tables: $(READY) ## the paper's tables beside simulated ones; minutes, resumes in runs/fleet-fit
 	@$(BIN)/python -m gorgo.apps.fleet_fit tables $(ARGS)

@@ -27,7 +27,7 @@ class RadixNode:
         self.parent = parent
         self.children: dict[bytes, Self] = {}
 
-    def key(self) -> bytes:
+    def path_items(self) -> bytes:
         """Return the items from the root to the end of the edge."""
         edges, node = [self.edge], self
         while (parent := node.parent) is not None:

@@ -292,7 +292,7 @@ class KvCache:
         parent = node.parent
         assert parent is not None, "the root is never queued"
         if self._blocks is not None:
-            self._blocks.report_removed(node.key(), start=parent.end * self.item_bytes)
+            self._blocks.report_removed(node.path_items(), start=parent.end * self.item_bytes)
         self._tree.remove(node)
         self.cached_tokens -= self._tokens(node)
         self.evicted_tokens_total += self._tokens(node)

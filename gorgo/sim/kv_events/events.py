@@ -52,13 +52,15 @@ class EventFeed(CacheReporter):
         self._followed, self._expected, self._complete = self._publisher, 0, True
         #: Batches that wait for a replay; `None`: none is under way.
         self._queued: dict[int, KvEventBatch] | None = None
+        #: Batches applied for the first time; a router that restarts gets some again.
+        self._applied = 0
         self._requested_s = 0.0
 
     def attach(self, model: Engine[Any]) -> None:
         """Publish the events of an engine that starts."""
         if self._attached:
             self._publisher = Publisher(self._tokens, self._pending)
-        self._attached = True
+        self._attached, self._applied = True, 0
         model.cache.report_to(self._publisher)
 
     def started(self) -> None:
@@ -160,7 +162,8 @@ class EventFeed(CacheReporter):
             self._receive(self._followed, number, queued[number])
 
     def _apply(self, batch: KvEventBatch) -> None:
-        if batch.sent_s is not None:
+        if batch.sent_s is not None and self._expected > self._applied:
+            self._applied = self._expected
             delay_s = self.path.now - batch.sent_s
             removals = sum(isinstance(event, BlocksRemoved) for event in batch.events)
             self.path.totals.eviction_delays_s.extend([delay_s] * removals)

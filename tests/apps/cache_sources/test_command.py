@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gorgo.apps.cache_sources.command import main
+from tests.documents import tables
+
+
+def test_prints_targets_means_and_delays_and_keeps_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--only", "override", "--seeds", "2", "--scale", "0.05", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    (_, targets), (_, means) = tables(printed)[:2]
+    assert [row[1:4] for row in targets] == [
+        ["override on", "override off", "p99 TTFT"],
+        ["override on", "override off", "hit"],
+    ]
+    assert all("[" in row[5] for row in targets)
+    assert [row[1] for row in means] == ["round-robin", "override off", "override on", "gorgo-ms, events"]
+    assert [row[10] == "-" for row in means] == [True, True, True, False], "bytes of reports"
+    assert {row[2] for row in means} == {"2"}
+    assert "All simulated; 8 runs" in printed
+    assert len(list((tmp_path / "runs").glob("*.json"))) == 8
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == printed, "from the stored runs"
+
+
+def test_figures_over_time_have_a_column_for_each_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "faults", "--seeds", "1", "--scale", "0.1", "--out", str(tmp_path)]) == 0
+    (_, means), (header, times) = tables(capsys.readouterr().out)
+    assert header == ["from, s", "begins", "history and cached_tokens", "push", "events"]
+    assert len(means) == 3
+    assert all(len(cell.split(" / ")) == 3 for row in times for cell in row[2:])
+    assert [row[0] for row in times[:3]] == ["0", "5", "10"]
+
+
+def test_an_unknown_group_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--only", "source"])
+    assert "no such group; there are: sources, " in capsys.readouterr().err
