@@ -23,7 +23,7 @@ from gorgo.proxy.http.sockets import check_bind
 from gorgo.proxy.http.tls import served_tls, upstream_tls
 from gorgo.proxy.telemetry.tracing import require_extra
 from gorgo.proxy.tokens.model_tokens import read_models
-from gorgo.proxy.upstream.target import api_key
+from gorgo.proxy.upstream.target import replica_secrets
 
 #: As in the model: another value is an error already, and may be a key.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -109,10 +109,10 @@ def _replicas(document: Document, environ: Mapping[str, str]) -> Iterator[Proble
     for place, item in rows:
         if not isinstance(item, Mapping):
             continue
-        variable = _texts(item, "api_key_env").get("api_key_env")
-        if variable is not None and _VARIABLE.fullmatch(variable):
-            entry = _replica(api_key_env=variable)
-            yield from _checked(document, (*place, "api_key_env"), partial(api_key, entry, environ))
+        for key, variable in _texts(item, "api_key_env", "push_token_env").items():
+            if _VARIABLE.fullmatch(variable):
+                entry = _replica(**{key: variable})
+                yield from _checked(document, (*place, key), partial(replica_secrets, entry, environ))
         pair = _texts(item, "client_cert", "client_key")
         for key, files in (("ca_file", _texts(item, "ca_file")), ("client_cert", pair if len(pair) == 2 else {})):
             if not files:

@@ -15,6 +15,7 @@ from typing import Any
 from gorgo.apps.profile_file import is_profile_file, read_profile
 from gorgo.cli.machine_checks import machine_problems
 from gorgo.cli.policy_setup import compose_policy
+from gorgo.config.constants import MIN_TOKEN_CHARS
 from gorgo.config.load import check_text, inside, items, problems_error
 from gorgo.config.model import Config, ProxyConfig, SimulationConfig
 from gorgo.config.parsing.document import Document, Problem
@@ -25,7 +26,6 @@ from gorgo.core.policy.weights import Weights
 from gorgo.engines.registry import dialect
 from gorgo.errors import ConfigError, GorgoError, UnknownPolicy, closest
 from gorgo.policies.registry import make_policy, make_shadow, policy_names
-from gorgo.proxy.admin.token_check import MIN_TOKEN_CHARS
 from gorgo.sim.engine.profiles import PROFILES
 
 _DEFAULTS: Mapping[str, Any] = {one.name: one.default for one in (*fields(ProxyConfig), *fields(SimulationConfig))}

@@ -23,3 +23,5 @@ ASSUMED_RTT_S = 0.1
 #: Defaults of `limits.connections_per_replica` and `limits.first_token_timeout_s`; a simulation knows no other values.
 CONNECTIONS_PER_REPLICA = 1024
 FIRST_TOKEN_TIMEOUT_S = 120.0
+#: Shortest token of the admin listener: 16 letters and digits at random are 95 bits; a word is guessed.
+MIN_TOKEN_CHARS = 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action
 from gorgo.core.messages.cache_source import CacheSourceStats
-from gorgo.core.messages.kv_events import CacheEvictions, CacheSnapshot, KvEventBatch
+from gorgo.core.messages.kv_events import CacheChanges, CacheEvictions, CacheSnapshot, KvEventBatch, PushedFeed
 from gorgo.core.router_state import RouterState
 from gorgo.core.wiring import RouterParts
 
@@ -62,6 +62,28 @@ class RouterCaches(RouterState):
         if member is not None:
             self._parts.feeds.evict(member.slot, evictions, now=now)
         return []
+
+    def on_cache_changes(self, replica: str, changes: CacheChanges, *, now: float) -> list[Action]:
+        """Apply a part of the difference to the last snapshot of a replica; ignored without one."""
+        member = self._fleet.replicas.get(replica)
+        if member is not None:
+            self._parts.feeds.change(member.slot, changes, now=now)
+        return []
+
+    def on_push_lost(self, replica: str, *, now: float) -> list[Action]:
+        """Forget a replica's pushes: they have ended. The history counts until it pushes again."""
+        member = self._fleet.replicas.get(replica)
+        if member is not None:
+            self._parts.feeds.drop(member.slot, "push")
+        return []
+
+    def pushed_feed(self, replica: str, model: str | None, block_tokens: int) -> PushedFeed | None:
+        """Return what a replica has pushed of a model; `None` if it has not, or its events count instead."""
+        member = self._fleet.replicas.get(replica)
+        feed = None if member is None else self._parts.feeds.pushed(member.slot, model, block_tokens)
+        if member is None or feed is None:
+            return None
+        return PushedFeed(feed.number, feed.index.pushed.reported(member.slot))
 
     def cache_sources(self, *, now: float) -> dict[str, CacheSourceStats]:
         """Return the source of each replica's cached tokens, and how right it was."""

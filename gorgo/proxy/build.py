@@ -23,6 +23,7 @@ from gorgo.core.router import Router
 from gorgo.errors import ConfigError
 from gorgo.fleet_sources.fleet import FoundFleet
 from gorgo.policies.registry import make_shadow
+from gorgo.proxy.cache_push.service import PushService
 from gorgo.proxy.clock import epoch_clock
 from gorgo.proxy.control.service import ControlService
 from gorgo.proxy.control.startup import initial_state
@@ -44,7 +45,7 @@ from gorgo.proxy.tokens.prompt_tokens import PromptTokens
 from gorgo.proxy.training.model_store import ModelStore
 from gorgo.proxy.training.service import TrainingService
 from gorgo.proxy.uploads import UploadCounter
-from gorgo.proxy.upstream.target import api_key, make_target
+from gorgo.proxy.upstream.target import make_target, replica_secrets
 
 
 def build_proxy(
@@ -68,7 +69,7 @@ def build_proxy(
     file_config, config = config, registered.merged(config)
     start = initial_state(persisted, config, policy, weights, source="" if state_file is None else str(state_file.path))
     # Before anything is opened, because this can fail.
-    keys = {replica.name: api_key(replica, environ) for replica in config.replicas}
+    secrets = {replica.name: replica_secrets(replica, environ) for replica in config.replicas}
     client_keys = read_client_keys(config.clients)
     served = served_tls(config.proxy.tls)
     tokens_of = read_models(config.models)
@@ -93,10 +94,11 @@ def build_proxy(
     deadlines = deadlines_by_region(config)
     targets = {
         replica.name: make_target(
-            replica, config.limits, deadlines[replica.region], keys[replica.name], tls_of[replica.name], buffers
+            replica, config.limits, deadlines[replica.region], secrets[replica.name], tls_of[replica.name], buffers
         )
         for replica in config.replicas
     }
+    gateway = RouterGateway(router, clock, HealthLog(metrics))
     return RunningProxy(
         config=config,
         file_config=file_config,
@@ -104,7 +106,7 @@ def build_proxy(
         router=router,
         clock=clock,
         metrics=metrics,
-        gateway=RouterGateway(router, clock, HealthLog(metrics)),
+        gateway=gateway,
         client_policies=ClientPolicies.for_client(config),
         control=ControlService(router, clock, metrics, start, state_file, registered),
         training=TrainingService(
@@ -127,6 +129,7 @@ def build_proxy(
         model_lists=ModelLists(clock),
         found=found,
         models=ServedModels(config),
+        pushes=PushService(router, gateway, clock),
         client_keys=client_keys,
         served_tls=served,
         tracing=make_tracing(config.proxy.tracing, region=config.proxy.region, count=metrics.trace_spans),

@@ -176,6 +176,7 @@ async def _run(
             fleet_monitor.start(monitors.pop())
         state.models.read_all = fleet_monitor.read_models
         loops = [tasks.create_task(run_timers(state)), tasks.create_task(state.training.run())]
+        loops.append(tasks.create_task(state.pushes.run(state.push_sources)))
         for line_log in state.line_logs:
             tasks.create_task(line_log.run())
         reloader = Reloader(state, follow.file, fleet_monitor, environ=follow.environ)

@@ -13,6 +13,8 @@ from gorgo.core.buffer_budget import BufferBudget
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.router import Router
 from gorgo.fleet_sources.fleet import FoundFleet
+from gorgo.proxy.cache_push.service import PushService
+from gorgo.proxy.cache_push.source import PushSource
 from gorgo.proxy.clock import Clock
 from gorgo.proxy.control.service import ControlService
 from gorgo.proxy.http.client_auth import ClientKeys
@@ -81,6 +83,8 @@ class RunningProxy:
     model_lists: ModelLists
     #: Replicas of fleet sources.
     found: FoundFleet
+    #: What engines push of their caches.
+    pushes: PushService
     #: `None` while clients need no key.
     client_keys: ClientKeys | None = None
     #: `None` without TLS on the data listener.
@@ -107,6 +111,10 @@ class RunningProxy:
     def line_logs(self) -> list[LineLog]:
         """Return the logs that are written."""
         return [each for each in (self.request_log, self.outcome_log) if each is not None]
+
+    def push_sources(self) -> dict[str, PushSource]:
+        """Return the pushes of each replica."""
+        return {name: target.pushes for name, target in self.targets.items()}
 
     def why_not_ready(self, *, required: int = 1) -> NotReady | None:
         """Return why fewer than `required` replicas could serve a request now; `None` if so many could."""

@@ -11,12 +11,14 @@ from gorgo.core.messages.decision import Decision
 from gorgo.core.messages.kv_events import (
     BlocksRemoved,
     BlocksStored,
+    CacheChanges,
     CacheCleared,
     CacheEvictions,
     CacheSnapshot,
     KvEvent,
     KvEventBatch,
     KvTier,
+    PushedFeed,
 )
 from gorgo.core.messages.request import AttemptResult, EngineSample, Outcome, RouteRequest
 from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
@@ -128,6 +130,48 @@ def test_a_snapshot_replaces_what_was_pushed_before() -> None:
     assert cached(router, "a") == (32, "push")
     router.on_cache_evictions("a", CacheEvictions(None, 16, [HASHES[1], 99]), now=0.0)
     assert cached(router, "a") == (16, "push")
+
+
+def change(router: Router, added: list[int], removed: list[int], *, whole: bool = True, now: float = 0.0) -> None:
+    changes = CacheChanges(None, 16, added, removed, whole=whole)
+    assert router.on_cache_changes("a", changes, now=now) == []
+    router.check()
+
+
+def test_changes_of_a_snapshot_have_the_effect_of_the_next_one() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    change(router, HASHES, [])
+    assert router.pushed_feed("a", None, 16) is None, "there is no snapshot to change"
+    push(router, "a", HASHES[:1])
+    change(router, HASHES[1:3], [77])
+    assert cached(router, "a") == (48, "push")
+    change(router, [], HASHES[1:2], whole=False)
+    assert cached(router, "a") == (16, "push")
+    assert router.pushed_feed("a", None, 16) == PushedFeed(number=0, reported_blocks=2)
+
+
+def test_feed_of_pushes_that_was_dropped_and_made_again_has_another_number() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    push(router, "a", HASHES)
+    before = router.pushed_feed("a", None, 16)
+    router.flush("a", now=0.0)
+    assert router.pushed_feed("a", None, 16) is None
+    push(router, "a", HASHES)
+    after = router.pushed_feed("a", None, 16)
+    assert before is not None
+    assert after is not None
+    assert before.number != after.number
+    assert router.pushed_feed("a", None, 32) is router.pushed_feed("a", "m", 16) is router.pushed_feed("z", None, 16)
+
+
+def test_pushes_that_have_ended_leave_the_history() -> None:
+    router = make_router("a", policy="gorgo-ms")
+    serve(router, "a")
+    push(router, "a", HASHES[:1])
+    router.on_kv_lost("a", now=1.0)
+    assert cached(router, "a") == (16, "push"), "events are not pushes"
+    assert router.on_push_lost("a", now=1.0) == router.on_push_lost("z", now=1.0) == []
+    assert cached(router, "a") == (64, "history")
 
 
 def test_pushes_are_ignored_while_a_replica_sends_events() -> None:

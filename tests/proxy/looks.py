@@ -25,7 +25,7 @@ from tests.proxy.raw import RawClient, connected
 CHAT = "/v1/chat/completions"
 #: Of clients.
 KEY, OTHER_KEY = "sk-team", "sk-other"
-ENVIRON = {"REPLICA_KEY": "sk-replica"}
+ENVIRON = {"REPLICA_KEY": "sk-replica", "PUSH_TOKEN": "token-of-a-replica"}
 SHORT_S, LONG_S = 0.05, 1000.0
 #: A prompt of more than a few blocks of the prefix index.
 LONG_PROMPT = "word " * 1000
@@ -222,6 +222,12 @@ def sent(what: Callable[[Any], object]) -> Look:
         return what(rig.ground.a.seen[-1])
 
     return look
+
+
+async def pushed(rig: Rig) -> str:
+    """What an engine gets for a push that is no JSON, by its token."""
+    headers = {"authorization": f"Bearer {ENVIRON['PUSH_TOKEN']}"}
+    return said(await rig.admin.post("/internal/sync", content=b"-", headers=headers))
 
 
 async def tenant_at_the_replica(rig: Rig) -> list[str]:

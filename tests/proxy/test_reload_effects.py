@@ -56,6 +56,7 @@ from tests.proxy.looks import (
     probed,
     probed_by,
     prompt_tokens,
+    pushed,
     raw,
     ready,
     region_of_the_proxy,
@@ -202,6 +203,7 @@ EFFECTS = [
         [],
         ["Bearer sk-replica"],
     ),
+    one("replicas[].push_token_env", "PUSH_TOKEN", pushed, "401 push_off", "400 invalid_json"),
     one(
         "replicas[].request_usage",
         True,

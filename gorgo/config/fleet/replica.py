@@ -31,6 +31,8 @@ class ReplicaConfig:
     accelerator: Text | None = None
     #: Environment variable with the API key; the key itself is never in the file.
     api_key_env: EnvironmentName | None = None
+    #: That of the token by which its engine may push what is cached.
+    push_token_env: EnvironmentName | None = None
     #: Request `usage` in every stream and remove the extra chunk.
     request_usage: bool = False
     #: Trusted authorities instead of the system's, and the client certificate of the proxy.

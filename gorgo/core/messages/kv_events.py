@@ -117,6 +117,41 @@ class CacheSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheChanges:
+    """A part of the difference between a snapshot and the one before; as in `CacheSnapshot`.
+
+    Parameters
+    ----------
+    added, removed:
+        Own hashes that only the new one has, and only the old one.
+    whole:
+        Whether this is the last part.
+    """
+
+    model: str | None
+    block_tokens: int
+    added: Sequence[int]
+    removed: Sequence[int]
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PushedFeed:
+    """The blocks that a replica has pushed of one model.
+
+    Parameters
+    ----------
+    number:
+        Names the feed: a feed that was dropped and made again has another one.
+    reported_blocks:
+        Without those that first tokens confirmed since the snapshot.
+    """
+
+    number: int
+    reported_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class CacheEvictions:
     """Blocks that a cache evicted since its last push; as in `CacheSnapshot`."""
 

@@ -26,8 +26,8 @@ FeedKey = tuple[str | None, int]
 class Feed:
     """What one replica reports of one model.
 
-    `cleared`: it reported an empty cache since the last scrape. `flushed`: the operator emptied it, so that it lacks
-    blocks until the cache is cleared.
+    `number`: another one for each feed. `cleared`: it reported an empty cache since the last scrape. `flushed`: the
+    operator emptied it, so that it lacks blocks until the cache is cleared.
     """
 
     source: CacheSource
@@ -35,6 +35,7 @@ class Feed:
     index: KvEventIndex
     complete: bool
     newest_s: float
+    number: int
     cleared: bool = False
     flushed: bool = False
 

@@ -17,13 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gorgo.core.messages.cache_source import CacheSource, KvEventStats
-from gorgo.core.messages.kv_events import CacheCleared, CacheEvictions, CacheSnapshot, KvEventBatch
+from gorgo.core.messages.kv_events import CacheChanges, CacheCleared, CacheEvictions, CacheSnapshot, KvEventBatch
 from gorgo.core.messages.request import RouteRequest
 from gorgo.core.prefix.kv_feed import HISTORY, Feed, FeedKey, FeedRows, serves
 from gorgo.core.prefix.kv_index import KvEventIndex
 
 #: Models of one replica with a feed each: names come from the wire. One more replaces the feed silent for longest.
 MAX_MODELS = 8
+#: Age of a snapshot at its arrival, with room: a trip and its body. Blocks confirmed later are not in it.
+SNAPSHOT_AGE_S = 1.0
 
 
 class KvFeeds:
@@ -114,14 +116,26 @@ class KvFeeds:
         feed = self._feed(slot, "push", snapshot.model, snapshot.block_tokens, now)
         stats = self._stats_of(slot)
         stats.evicted += feed.index.pushed.replace(slot, snapshot.hashes, limit=feed.index.max_blocks_per_replica)
+        feed.index.pushed.expire_confirmed(slot, before_s=now - SNAPSHOT_AGE_S)
 
     def evict(self, slot: int, evictions: CacheEvictions, *, now: float) -> None:
         """Remove pushed blocks of a replica; ignored without a snapshot that had them."""
-        feed = self._feeds.get(slot, {}).get(evictions.model)
-        if feed is None or feed.source != "push" or feed.index.block_tokens != evictions.block_tokens:
+        feed = self.pushed(slot, evictions.model, evictions.block_tokens)
+        if feed is not None:
+            feed.newest_s = now
+            feed.index.pushed.remove(slot, evictions.hashes)
+
+    def change(self, slot: int, changes: CacheChanges, *, now: float) -> None:
+        """Apply a part of the difference to the last snapshot of a replica; ignored without one."""
+        feed = self.pushed(slot, changes.model, changes.block_tokens)
+        if feed is None:
             return
         feed.newest_s = now
-        feed.index.pushed.remove(slot, evictions.hashes)
+        pushed, stats = feed.index.pushed, self._stats_of(slot)
+        pushed.remove(slot, changes.removed)
+        stats.evicted += pushed.add(slot, changes.added, limit=feed.index.max_blocks_per_replica)
+        if changes.whole:
+            pushed.expire_confirmed(slot, before_s=now - SNAPSHOT_AGE_S)
 
     def drop(self, slot: int, source: CacheSource | None = None) -> None:
         """Drop the feeds of a replica, or those of one source."""
@@ -179,6 +193,13 @@ class KvFeeds:
             if feed.serves(model)
         )
 
+    def pushed(self, slot: int, model: str | None, block_tokens: int) -> Feed | None:
+        """Return the feed of a replica's pushes."""
+        feed = self._feeds.get(slot, {}).get(model)
+        if feed is None or feed.source != "push" or feed.index.block_tokens != block_tokens:
+            return None
+        return feed
+
     def newest(self, slot: int) -> Feed | None:
         """Return the feed of a replica with the newest report."""
         return max(self._feeds.get(slot, {}).values(), key=lambda feed: feed.newest_s, default=None)
@@ -226,7 +247,8 @@ class KvFeeds:
         if feed is None:
             if len(feeds) >= MAX_MODELS:
                 self._drop(slot, min(feeds.values(), key=lambda other: other.newest_s))
-            feed = feeds[model] = Feed(source, model, self._index(model, block_tokens), complete=True, newest_s=now)
+            index = self._index(model, block_tokens)
+            feed = feeds[model] = Feed(source, model, index, complete=True, newest_s=now, number=self.changes)
             feed.index.stats[slot] = self._stats_of(slot)
             self._on_change()
         feed.newest_s = now

@@ -1,4 +1,4 @@
-"""The admin listener: routes, authentication, errors and the read-only calls. Every call needs the token."""
+"""The admin listener: routes, authentication, errors and the read-only calls. Every call needs a token."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from gorgo.proxy.admin.control_routes import ControlRoutes
 from gorgo.proxy.admin.decision_routes import DecisionRoutes
 from gorgo.proxy.admin.fleet_routes import FleetRoutes
 from gorgo.proxy.admin.page.routes import Page
+from gorgo.proxy.admin.push_routes import PushRoutes
 from gorgo.proxy.admin.self_check import self_check
-from gorgo.proxy.admin.token_check import TokenCheck
+from gorgo.proxy.admin.token_check import CHALLENGE, TokenCheck, bearer
 from gorgo.proxy.control.fleet_changes import FleetChanges
 from gorgo.proxy.http.errors import HttpError, error_json
 from gorgo.proxy.http.unknown_route import unknown_route
@@ -58,6 +59,7 @@ class Admin:
         self._control = ControlRoutes(state)
         self._decisions = DecisionRoutes(state)
         self._fleet = FleetRoutes(state, changes)
+        self._pushes = PushRoutes(state, self._token)
         self._page = Page(state, self._token, self._check, closing)
 
     def routes(self) -> list[Route]:
@@ -84,7 +86,11 @@ class Admin:
             ("GET", "/metrics", self.metrics),
         ]
         calls = [Route(path, self._guarded(handler), methods=[method]) for method, path, handler in table]
-        return calls + self._page.routes()
+        pushes = [
+            Route("/internal/eviction", self._pushes.eviction, methods=["POST"]),
+            Route("/internal/sync", self._pushes.sync, methods=["POST"]),
+        ]
+        return calls + pushes + self._page.routes()
 
     async def fleet(self, request: Request) -> Response:  # noqa: ARG002 - a handler's signature
         views = self._state.router.fleet_view(now=self._state.clock())
@@ -151,16 +157,13 @@ class Admin:
         """Check the token before the rest of the request. Raises `HttpError` (401)."""
         if self._token.token is None:
             message = f"the admin API is off: start the proxy with a token in {TOKEN_VARIABLE}"
-            raise HttpError(401, "admin_off", message, headers=_CHALLENGE)
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not self._token.is_right(given.strip().encode()):
-            if scheme:
+            raise HttpError(401, "admin_off", message, headers=CHALLENGE)
+        given = bearer(request.headers)
+        if given is None or not self._token.is_right(given):
+            if given is not None:
                 await self._token.refuse()
             message = f"expected Authorization: Bearer and the token in {TOKEN_VARIABLE}"
-            raise HttpError(401, "unauthorized", message, headers=_CHALLENGE)
-
-
-_CHALLENGE = ((b"www-authenticate", b"Bearer"),)
+            raise HttpError(401, "unauthorized", message, headers=CHALLENGE)
 
 
 def admin_app(state: RunningProxy, changes: FleetChanges, token: str | None, closing: asyncio.Event) -> Starlette:

@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gorgo.proxy.clock import Clock
 from gorgo.proxy.logs import log
@@ -23,8 +23,18 @@ DELAY_S = 1.0
 WAITING = 32
 #: Between two lines in the log.
 LOG_S = 10.0
-#: 16 letters and digits at random are 95 bits; a word is guessed.
-MIN_TOKEN_CHARS = 16
+
+
+#: Header of a 401.
+CHALLENGE = ((b"www-authenticate", b"Bearer"),)
+
+
+def bearer(headers: Mapping[str, str]) -> bytes | None:
+    """Return the token of a request; empty for another scheme, `None` without one."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if not scheme:
+        return None
+    return given.strip().encode() if scheme.lower() == "bearer" else b""
 
 
 class TokenCheck:

@@ -22,7 +22,7 @@ from gorgo.proxy.http.tls import upstream_tls
 from gorgo.proxy.logs import log
 from gorgo.proxy.reload.reloader import Reloader
 from gorgo.proxy.state import RunningProxy
-from gorgo.proxy.upstream.target import api_key
+from gorgo.proxy.upstream.target import replica_secrets
 
 
 class Registrar:
@@ -31,7 +31,7 @@ class Registrar:
     Parameters
     ----------
     environ:
-        Holds the API keys of replicas.
+        Holds the secrets of replicas.
     """
 
     def __init__(self, state: RunningProxy, reloader: Reloader, *, environ: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ class Registrar:
         state, registered = self._state, self._state.control.registered
         async with self._reloader.turn:
             replica = parse_entry(entry, state.config)
-            api_key(replica, self._environ)
+            replica_secrets(replica, self._environ)
             await asyncio.to_thread(upstream_tls, replica, state.tls)
             name = replica.name
             if name in state.targets and name not in registered:

@@ -37,12 +37,12 @@ from gorgo.proxy.reload.protection import refuse_loss
 from gorgo.proxy.request_options import ClientPolicies
 from gorgo.proxy.state import RunningProxy
 from gorgo.proxy.tokens.model_tokens import read_models
-from gorgo.proxy.upstream.target import Target, api_key, make_target
+from gorgo.proxy.upstream.target import ReplicaSecrets, Target, make_target, replica_secrets
 
-#: Probes of new replicas take 5 s at most; operators' tools give up after ten.
-RELOAD_S = 8.0
+RELOAD_S = 8.0  # probes take 5 s at most; operators' tools give up after ten
 
 ProbeResults = Sequence[tuple[ReplicaMonitor, ProbeResult]]
+_Secrets = Mapping[str, ReplicaSecrets]
 
 
 class Reloader:
@@ -53,9 +53,9 @@ class Reloader:
     file:
         The followed file, `None` without one.
     monitors:
-        The running monitors of the fleet in `state`.
+        The running monitors.
     environ:
-        Holds the API keys of replicas.
+        Holds the secrets of replicas.
     """
 
     def __init__(
@@ -122,14 +122,14 @@ class Reloader:
         Raises `ConfigError` for a missing key or file of a new one.
         """
         state = self._state
-        keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
+        secrets = {replica.name: replica_secrets(replica, self._environ) for replica in config.replicas}
         changes = diff(state.config, config)
         if not (changes.fleet or changes.drains):
             return changes
-        results = await self._probe_new(changes, config, keys)
+        results = await self._probe_new(changes, config, secrets)
         async with state.control.exclusive():
             policy, weights = state.router.policy, state.router.weights
-            left, changes = self._change(changes, config, keys, policy, weights, None, results)
+            left, changes = self._change(changes, config, secrets, policy, weights, None, results)
         log("fleet_changed", replicas=len(state.targets), **changes.as_log())
         self._drain(left)
         return changes
@@ -142,7 +142,7 @@ class Reloader:
         try:
             from_file = await file.parse(found)
             config = self._whole(from_file)
-            keys = {replica.name: api_key(replica, self._environ) for replica in config.replicas}
+            secrets = {replica.name: replica_secrets(replica, self._environ) for replica in config.replicas}
             refuse_loss(self._state.config, config)
             policy, weights = file_policy(config, self._state.config)
             shadow = make_shadow(config.proxy.shadow_policy, policy)
@@ -151,7 +151,7 @@ class Reloader:
             # Read before any change, because files can be wrong.
             tls_of = await asyncio.to_thread(tls_contexts, config, self._state.tls)
             tokenizers = await asyncio.to_thread(read_models, config.models, self._state.prompt_tokens.models)
-            results = await self._probe_new(changes, config, keys)
+            results = await self._probe_new(changes, config, secrets)
             if self._state.served_tls is not None:
                 self._state.served_tls.renew(config.proxy.tls)
         except GorgoError as refusal:
@@ -164,7 +164,7 @@ class Reloader:
             return ConfigError(f"the reload failed: {type(failure).__name__}; the log has the traceback")
         async with self._state.control.exclusive():
             self._state.control.fleet.drop_named(from_file)
-            left, changes = self._change(changes, config, keys, policy, weights, shadow, results)
+            left, changes = self._change(changes, config, secrets, policy, weights, shadow, results)
             self._state.file_config, self._state.prompt_tokens.models = from_file, tokenizers
             self._state.found.configure(from_file.fleet_sources, now=self._state.clock())
             self._state.client_keys = client_keys
@@ -181,7 +181,7 @@ class Reloader:
 
     # -- with an await
 
-    async def _probe_new(self, changes: ConfigDiff, config: Config, keys: Mapping[str, str | None]) -> ProbeResults:
+    async def _probe_new(self, changes: ConfigDiff, config: Config, secrets: _Secrets) -> ProbeResults:
         """Probe new replicas before they take traffic. One without an answer joins all the same, as at the start."""
         async with AsyncExitStack() as undo:
             monitors = []
@@ -189,7 +189,7 @@ class Reloader:
             for replica in (*changes.added, *changes.replaced):
                 tls = upstream_tls(replica, self._state.tls)
                 limits, buffers = config.limits, self._state.buffers
-                target = make_target(replica, limits, deadlines[replica.region], keys[replica.name], tls, buffers)
+                target = make_target(replica, limits, deadlines[replica.region], secrets[replica.name], tls, buffers)
                 undo.push_async_callback(target.upstream.aclose)
                 monitors.append(ReplicaMonitor(self._state, target))
             results = await asyncio.gather(*(monitor.probe_once() for monitor in monitors))
@@ -210,7 +210,7 @@ class Reloader:
         self,
         changes: ConfigDiff,
         config: Config,
-        keys: Mapping[str, str | None],
+        secrets: _Secrets,
         policy: Policy,
         weights: Weights,
         shadow: Policy | None,
@@ -235,7 +235,7 @@ class Reloader:
         state.targets = {row.name: joined.get(row.name) or state.targets[row.name] for row in config.replicas}
         deadlines = deadlines_by_region(config)
         for row in config.replicas:
-            state.targets[row.name].update(row, config.limits, deadlines[row.region], keys[row.name])
+            state.targets[row.name].update(row, config.limits, deadlines[row.region], secrets[row.name])
         state.client_policies = ClientPolicies.for_client(config)
         state.passed_headers = frozenset(name.encode() for name in config.proxy.pass_headers)
         state.models.configure(config, restarted={target.name for target in removed})

@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gorgo.config.constants import WARM_CONNECTIONS
+from gorgo.config.constants import MIN_TOKEN_CHARS, WARM_CONNECTIONS
 from gorgo.config.deadlines import Deadlines
 from gorgo.config.engine_names import AUTO
 from gorgo.config.model import LimitsConfig, ReplicaConfig
@@ -20,15 +20,26 @@ from gorgo.engines.discovery import FoundEngine
 from gorgo.engines.registry import dialect
 from gorgo.engines.reports import ReportWatch
 from gorgo.errors import InvalidValueError
+from gorgo.proxy.cache_push.source import PushSource
 from gorgo.proxy.upstream.client import UpstreamClient
 
 #: Two rounds of pings on warm connections: one that is refused may be an engine that restarts.
 UNREACHABLE_PINGS = 2 * WARM_CONNECTIONS
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaSecrets:
+    """What a replica and the proxy prove themselves with. `repr` omits both, so that no log can show them."""
+
+    #: Sent with each request.
+    api_key: str | None = field(default=None, repr=False)
+    #: Of the engine's pushes.
+    push_token: str | None = field(default=None, repr=False)
+
+
 @dataclass(slots=True, eq=False)
 class Target:
-    """One replica as the proxy reaches it. `repr` omits the key, so that no log can show it."""
+    """One replica as the proxy reaches it."""
 
     name: str
     region: str
@@ -39,7 +50,9 @@ class Target:
     #: For attempts from now on; those in progress have theirs.
     deadlines: Deadlines
     request_usage: bool = False
-    api_key: str | None = field(default=None, repr=False)
+    secrets: ReplicaSecrets = field(default_factory=ReplicaSecrets)
+    #: What its engine pushes of its cache.
+    pushes: PushSource = field(default_factory=PushSource, init=False, repr=False)
     #: Whether the kind of engine is found by asking.
     detects_engine: bool = False
     found_engine: FoundEngine | None = field(default=None, init=False)
@@ -73,6 +86,11 @@ class Target:
             await self._drained.wait()
 
     @property
+    def api_key(self) -> str | None:
+        """The replica's own key."""
+        return self.secrets.api_key
+
+    @property
     def engine(self) -> Mapping[str, object]:
         """The kind of engine in use, its version if known, and whether both were found by asking."""
         found = self.found_engine
@@ -90,9 +108,11 @@ class Target:
             self.reports = ReportWatch(self.dialect)
         self.found_engine = engine
 
-    def update(self, replica: ReplicaConfig, limits: LimitsConfig, deadlines: Deadlines, key: str | None) -> None:
+    def update(
+        self, replica: ReplicaConfig, limits: LimitsConfig, deadlines: Deadlines, secrets: ReplicaSecrets
+    ) -> None:
         """Update the settings of the same process; streams in progress go on."""
-        self.region, self.request_usage, self.api_key = replica.region, replica.request_usage, key
+        self.region, self.request_usage, self.secrets = replica.region, replica.request_usage, secrets
         self.deadlines = deadlines
         self.upstream.set_limits(connections=limits.connections_per_replica, connect_timeout_s=deadlines.connect_s)
 
@@ -101,7 +121,7 @@ def make_target(
     replica: ReplicaConfig,
     limits: LimitsConfig,
     deadlines: Deadlines,
-    key: str | None,
+    secrets: ReplicaSecrets,
     tls: ssl.SSLContext,
     buffers: BufferBudget,
 ) -> Target:
@@ -121,18 +141,36 @@ def make_target(
         reports=ReportWatch(engine),
         deadlines=deadlines,
         request_usage=replica.request_usage,
-        api_key=key,
+        secrets=secrets,
         detects_engine=replica.engine == AUTO,
     )
 
 
+def replica_secrets(replica: ReplicaConfig, environ: Mapping[str, str]) -> ReplicaSecrets:
+    """Return what the environment has for the replica. Raises `ConfigError` if a variable is not set."""
+    return ReplicaSecrets(api_key(replica, environ), push_token(replica, environ))
+
+
 def api_key(replica: ReplicaConfig, environ: Mapping[str, str]) -> str | None:
     """Return the replica's own key. Raises `ConfigError` if its variable is not set."""
-    if replica.api_key_env is None:
+    return _secret(replica, replica.api_key_env, environ, "the replica's API key")
+
+
+def push_token(replica: ReplicaConfig, environ: Mapping[str, str]) -> str | None:
+    """Return the token of the engine's pushes. Raises `ConfigError` if its variable is not set, or can be guessed."""
+    token = _secret(replica, replica.push_token_env, environ, "the token of the replica's pushes")
+    if token is not None and len(token) < MIN_TOKEN_CHARS:
+        found = f"the environment variable {replica.push_token_env} has {len(token)} characters"
+        raise InvalidValueError(f"replica {replica.name!r}", found, f"at least {MIN_TOKEN_CHARS}")
+    return token
+
+
+def _secret(replica: ReplicaConfig, variable: str | None, environ: Mapping[str, str], content: str) -> str | None:
+    if variable is None:
         return None
-    key = environ.get(replica.api_key_env, "").strip()
-    if not key or not key.isascii() or not key.isprintable():
-        lacking = "is not set" if not key else "holds what no header can"
-        found = f"the environment variable {replica.api_key_env} {lacking}"
-        raise InvalidValueError(f"replica {replica.name!r}", found, "it to hold the replica's API key")
-    return key
+    secret = environ.get(variable, "").strip()
+    if not secret or not secret.isascii() or not secret.isprintable():
+        lacking = "is not set" if not secret else "holds what no header can"
+        found = f"the environment variable {variable} {lacking}"
+        raise InvalidValueError(f"replica {replica.name!r}", found, f"it to hold {content}")
+    return secret

@@ -22,6 +22,9 @@ ROUTES = {code(row[0])[0]: (code(row[1]), code(row[2])) for row in rows_of(SECTI
 LEFT_OUT = {"GET /", "GET /metrics", "GET /admin/check", "GET /admin/openapi.json"}
 ENTRY = {"name": "w", "region": "here", "url": "http://127.0.0.1:1"}
 
+PUSH: dict[str, Any] = {"worker_id": "a", "block_tokens": 16, "epoch": 1, "sequence": 0, "hashes": [1]}
+PUSH_TOKEN = "token-of-a-replica"
+
 #: Route, path and body of a call that succeeds, in order.
 CALLS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("GET /admin/fleet", "/admin/fleet", None),
@@ -41,13 +44,15 @@ CALLS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("DELETE /admin/replicas/{name}", "/admin/replicas/w", {}),
     ("POST /admin/flush", "/admin/flush", {}),
     ("POST /admin/reload", "/admin/reload", {}),
+    ("POST /internal/sync", "/internal/sync", PUSH),
+    ("POST /internal/eviction", "/internal/eviction", PUSH | {"sequence": 1}),
 ]
 
 
 async def followed(start: Start, folder: Path) -> Followed:
     replica = await start.replica(stream(delta("x"), USAGE, DONE))
-    text = regions({"a": replica}, proxy={"policy": "gorgo-ms"})
-    fleet = await follow(start, folder, text, [replica])
+    text = regions({"a": {"url": replica.url, "push_token_env": "PUSH"}}, proxy={"policy": "gorgo-ms"})
+    fleet = await follow(start, folder, text, [replica], environ={"PUSH": PUSH_TOKEN})
     await fleet.fleet.client.post("/v1/chat/completions", content=chat(stream=True), headers={"x-request-id": "one"})
     await fleet.fleet.idle()
     return fleet
@@ -103,4 +108,6 @@ async def test_rows_have_the_keys_of_the_reference(start: Start, tmp_path: Path)
 
 async def _call(proxy: Followed, route: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
     more: dict[str, Any] = {} if body is None else {"json": body}
+    if "/internal/" in route:
+        more["headers"] = {"authorization": f"Bearer {PUSH_TOKEN}"}
     return await proxy.fleet.admin.request(route.split()[0], path, **more)

@@ -69,7 +69,7 @@ def test_references_lead_somewhere_and_everything_is_named_once(document: dict[s
 
 def test_headers_that_answers_carry_and_requests_may_have_are_described() -> None:
     root = Path(__file__).parents[3] / "gorgo/proxy"
-    sent = set(re.findall(r'b"(x-[a-z-]+)"', (root / "exchange" / "attempts.py").read_text()))
+    sent = set(re.findall(r'b"(x-[a-z-]+)"', (root / "exchange" / "relay_options.py").read_text()))
     assert set(CLIENT["components"]["responses"]["Completed"]["headers"]) == sent
     read = set(re.findall(r'b"(x-[a-z-]+)"', (root / "request_options.py").read_text()))
     named = {parameter["name"] for parameter in CLIENT["components"]["parameters"].values()}
@@ -166,6 +166,8 @@ CALLS: list[tuple[str, str, str, dict[str, Any] | None, int]] = [
     ("POST", "/admin/replicas/{name}/drain", "", {"drain": True}, 404),
     ("POST", "/admin/flush", "", None, 200),
     ("POST", "/admin/reload", "", None, 409),
+    ("POST", "/internal/sync", "", {}, 401),
+    ("POST", "/internal/eviction", "", {}, 401),
     ("GET", "/admin/check", "", None, 404),
     ("GET", "/admin/openapi.json", "", None, 200),
     ("GET", "/", "", None, 303),

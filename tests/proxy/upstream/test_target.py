@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from gorgo.proxy.upstream.target import Target
+from gorgo.proxy.upstream.target import ReplicaSecrets, Target
 
 
 def test_the_key_is_in_no_log_and_counts_are_the_target_s_own() -> None:
     assert [field.name for field in fields(Target) if not field.init] == [
+        "pushes",
         "found_engine",
         "connection_lost",
         "last_failure",
@@ -16,10 +17,10 @@ def test_the_key_is_in_no_log_and_counts_are_the_target_s_own() -> None:
         "active",
         "_drained",
     ]
-    assert [field.name for field in fields(Target) if not field.repr] == ["api_key", "connection_lost", "_drained"]
+    assert [field.name for field in fields(Target) if not field.repr] == ["pushes", "connection_lost", "_drained"]
+    assert [field.name for field in fields(ReplicaSecrets) if field.repr] == []
     assert {field.name: field.default for field in fields(Target) if isinstance(field.default, int | None)} == {
         "request_usage": False,
-        "api_key": None,
         "detects_engine": False,
         "found_engine": None,
         "last_failure": None,
