@@ -99,6 +99,10 @@ class OpenRequests:
         record.status, record.error = outcome.status, outcome.error
         record.cached_tokens, record.output_tokens = outcome.cached_tokens, outcome.output_tokens
 
+    def broken(self, request_id: str, error: str, *, now: float) -> None:
+        """Its router has died."""
+        self._close(request_id, now).error = error
+
     def _close(self, request_id: str, now: float) -> SimRecord:
         record = self._open.pop(request_id)[1]
         record.e2e_s = now - record.scheduled_s

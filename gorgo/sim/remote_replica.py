@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from gorgo.config.constants import CONNECTIONS_PER_REPLICA
-from gorgo.core.messages.request import COMPLETED, AttemptResult, OpenConnection, Outcome
+from gorgo.core.messages.request import AttemptResult, Outcome
 from gorgo.errors import BadRequest
 from gorgo.sim.engine.driver import EngineDriver, SimAttempt
 from gorgo.sim.engine.engines import CacheReporter, Engine, make_engine
@@ -23,20 +22,10 @@ from gorgo.sim.engine.itl import ItlHistogram, p95_s
 from gorgo.sim.engine.request import EngineRequest, Stage
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.fleet import SimReplica
-from gorgo.sim.monitor import Monitor, MonitorSink, background_trips, out_s
 from gorgo.sim.network.answers import error_outcome
 from gorgo.sim.network.links import Link, RandomTable, TripDelays
-from gorgo.sim.network.pool import ConnectionPool
-
-
-class Callbacks(MonitorSink, Protocol):
-    """Receiver of the events of attempts."""
-
-    def on_connection(self, replica: str, connection: OpenConnection | None) -> None: ...
-
-    def on_first_token(self, sending: SimAttempt) -> None: ...
-
-    def on_end(self, sending: SimAttempt, outcome: Outcome) -> None: ...
+from gorgo.sim.port.monitor import background_trips, out_s
+from gorgo.sim.port.port import Callbacks, ReplicaPort, completed_outcome
 
 
 class RemoteReplica:
@@ -46,10 +35,8 @@ class RemoteReplica:
     ----------
     kernel, shell:
         The event queue, and the receiver of events.
-    replica:
-        Its spec, profile and link.
-    number:
-        Its place in the fleet.
+    replica, number:
+        Its spec, profile and link; its place in the fleet.
     draws:
         Random numbers of the run.
     block_tokens:
@@ -76,24 +63,17 @@ class RemoteReplica:
         ahead: bool = True,
     ) -> None:
         self._kernel = kernel
-        self._shell = shell
         self.replica = replica
         self.name = replica.name
-        self.link: Link = replica.link
         self._block_tokens = block_tokens
-        self._gaps = gaps
-        self._has_samples = has_samples
-        self._ahead = ahead
+        self._gaps, self._has_samples, self._ahead = gaps, has_samples, ahead
         self._slowdown = 1.0
         self._reporter: CacheReporter | None = None
         self._engine = self._new_engine()
         #: Preemptions of engines that died.
         self._preempted_before = 0
-        self._pool = ConnectionPool(self, partial(shell.on_connection, self.name))
-        #: What the proxy asks beside requests.
-        self.background = Monitor(
-            kernel, shell, self, self._pool, name=self.name, trips=background_trips(draws, number)
-        )
+        #: The ways of routers to it; the first is that of `shell`.
+        self.ports = [ReplicaPort(kernel, self, shell, replica.link, background_trips(draws, number))]
         self._open: dict[SimAttempt, None] = {}
         self._in_transit: dict[SimAttempt, None] = {}
         self._dead = self._unreachable = False
@@ -114,9 +94,14 @@ class RemoteReplica:
         return [(sending.arrives_s, sending) for sending in self._in_transit]
 
     @property
+    def link(self) -> Link:
+        """Present link of the first router."""
+        return self.ports[0].link
+
+    @property
     def rtt_s(self) -> float:
-        """Present mean round trip."""
-        return self.link.rtt_s
+        """Present mean round trip of the first router."""
+        return self.ports[0].rtt_s
 
     @property
     def preemptions(self) -> int:
@@ -128,9 +113,15 @@ class RemoteReplica:
         return not (self._dead or self._unreachable)
 
     def probe_first(self) -> None:
-        """Run the probes before the start."""
-        self._shell.on_connection(self.name, None)
-        self.background.probe_first()
+        """Run the probes of all routers before the start."""
+        for port in self.ports:
+            port.probe_first()
+
+    def add_port(self, shell: Callbacks, link: Link, trips: TripDelays) -> ReplicaPort:
+        """Add the way of one more router."""
+        port = ReplicaPort(self._kernel, self, shell, link, trips)
+        self.ports.append(port)
+        return port
 
     def report_to(self, reporter: CacheReporter) -> None:
         """Report the cache of the engine, and of each that follows it."""
@@ -139,20 +130,22 @@ class RemoteReplica:
 
     # -- requests
 
-    def send(self, sending: SimAttempt) -> None:
-        """A request leaves for the engine now."""
+    def send(self, sending: SimAttempt, port: ReplicaPort | None = None) -> None:
+        """A request leaves for the engine now, by default from the first router."""
         now = self._kernel.now
+        sending.port = port = self.ports[0] if port is None else port
         self._open[sending] = None
-        if len(self._open) > CONNECTIONS_PER_REPLICA:
+        port.open_attempts += 1
+        if port.open_attempts > CONNECTIONS_PER_REPLICA:
             outcome = Outcome(AttemptResult.BUSY, error="connections_exhausted")
             self._kernel.at(now, partial(self._end, sending, outcome))
             return
-        sending.pooled, waits = self._pool.acquire(sending.body_bytes, now=now)
+        sending.pooled, waits = port.pool.acquire(sending.body_bytes, now=now)
         if not self.alive:
-            refused_s = now + sending.trips.round_trip_s(self.link)
+            refused_s = now + sending.trips.round_trip_s(port.link)
             self._kernel.at(refused_s, partial(self._fail, sending, "connect_failed"))
             return
-        sending.arrives_s = now + out_s(sending.trips, self.link, waits) + self._delayed_s(sending.trips)
+        sending.arrives_s = now + out_s(sending.trips, port.link, waits) + self._delayed_s(sending.trips)
         self._in_transit[sending] = None
         self._kernel.at(sending.arrives_s, partial(self._arrive, sending))
 
@@ -169,8 +162,8 @@ class RemoteReplica:
         if sending.done:
             return
         if sending.pooled is not None:
-            self._pool.close(sending.pooled)
-        heard_s = self._kernel.now + sending.trips.one_way_s(self.link)
+            sending.port.pool.close(sending.pooled)
+        heard_s = self._kernel.now + sending.trips.one_way_s(sending.port.link)
         self._kernel.at(heard_s, partial(self._drop, self._engine, sending))
         self._end(sending, outcome)
 
@@ -181,7 +174,11 @@ class RemoteReplica:
         self._engine.set_slowdown(factor)
 
     def set_rtt(self, rtt_s: float) -> None:
-        self.link = replace(self.link, rtt_s=rtt_s)
+        """Replace the round trip of the first router; those of others change alike."""
+        factor = rtt_s / self.rtt_s if self.rtt_s else 1.0
+        for port in self.ports[1:]:
+            port.link = replace(port.link, rtt_s=port.link.rtt_s * factor)
+        self.ports[0].link = replace(self.ports[0].link, rtt_s=rtt_s)
 
     def set_path_delay(self, share: float, low_s: float, high_s: float) -> None:
         self._delay = (share, low_s, high_s)
@@ -237,30 +234,25 @@ class RemoteReplica:
             self._refuse(sending, Outcome(AttemptResult.UPSTREAM_4XX, status=400, error=str(refusal), unsent=True))
 
     def _refuse(self, sending: SimAttempt, outcome: Outcome) -> None:
-        self._kernel.at(self._kernel.now + sending.trips.one_way_s(self.link), partial(self._end, sending, outcome))
+        self._kernel.at(
+            self._kernel.now + sending.trips.one_way_s(sending.port.link), partial(self._end, sending, outcome)
+        )
 
     def _first_token(self, sending: SimAttempt, at_s: float) -> None:
-        sending.first_token_arrival_s = at_s + sending.trips.one_way_s(self.link)
+        sending.first_token_arrival_s = at_s + sending.trips.one_way_s(sending.port.link)
         self._kernel.at(sending.first_token_arrival_s, partial(self._receive_first_token, sending))
 
     def _receive_first_token(self, sending: SimAttempt) -> None:
         if not sending.done:
             sending.has_first_token = True
-            self._shell.on_first_token(sending)
+            sending.port.shell.on_first_token(sending)
 
     def _finished(self, sending: SimAttempt, at_s: float) -> None:
         assert sending.first_token_arrival_s is not None, "the first token comes first"
         pairs = self._engine.gaps(sending)
         self._gaps.add(pairs)
-        outcome = Outcome(
-            COMPLETED,
-            status=200,
-            prompt_tokens=sending.prompt_tokens,
-            cached_tokens=sending.cached_tokens,
-            output_tokens=sending.output_tokens,
-            itl_s_p95=p95_s(pairs) if self._has_samples else None,
-        )
-        end_arrival_s = max(sending.first_token_arrival_s, at_s + sending.trips.one_way_s(self.link))
+        outcome = completed_outcome(sending, itl_s_p95=p95_s(pairs) if self._has_samples else None)
+        end_arrival_s = max(sending.first_token_arrival_s, at_s + sending.trips.one_way_s(sending.port.link))
         self._kernel.at(end_arrival_s, partial(self._end, sending, outcome))
 
     def _end(self, sending: SimAttempt, outcome: Outcome) -> None:
@@ -268,14 +260,15 @@ class RemoteReplica:
             return
         sending.done = True
         del self._open[sending]
+        sending.port.open_attempts -= 1
         # Before the report, as in the proxy: a queued request may take the connection.
         if sending.pooled is not None:
-            self._pool.release(sending.pooled, now=self._kernel.now)
-        self._shell.on_end(sending, outcome)
+            sending.port.pool.release(sending.pooled, now=self._kernel.now)
+        sending.port.shell.on_end(sending, outcome)
 
     def _fail(self, sending: SimAttempt, reason: str) -> None:
         if sending.pooled is not None:
-            self._pool.close(sending.pooled)
+            sending.port.pool.close(sending.pooled)
         if sending.has_first_token:
             self._end(sending, Outcome(AttemptResult.FAILED_AFTER_CONTENT, status=200, error=reason))
         else:
@@ -295,11 +288,12 @@ class RemoteReplica:
             if sending.stage is Stage.FINISHED or sending.done:
                 continue
             self._engine.abort(sending)
-            heard_s = max(sending.first_token_arrival_s or 0.0, now + sending.trips.one_way_s(self.link))
+            heard_s = max(sending.first_token_arrival_s or 0.0, now + sending.trips.one_way_s(sending.port.link))
             reason = "disconnected"
             if sending.first_token_arrival_s is None and sending.pooled is not None and sending.pooled.used:
                 # A pooled connection that breaks before any answer is no failure: retried on a new one, and refused.
-                heard_s += sending.trips.round_trip_s(self.link)
+                heard_s += sending.trips.round_trip_s(sending.port.link)
                 reason = "connect_failed"
             self._kernel.at(heard_s, partial(self._fail, sending, reason))
-        self._pool.lose_all()
+        for port in self.ports:
+            port.pool.lose_all()

@@ -1,8 +1,8 @@
 """One run in virtual time: the proxy's own Router and policy, simulated replicas, one workload of requests.
 
-Owns the shell around the Router: it carries out the Router's actions and reports events to it, as the proxy does.
-Engines and network are in `network.remote_replica`, faults act through `faults.injector`, `open_requests` records each
-request and `event_queue` orders events.
+Owns how a run is made of its parts, the feed, and events beside those of requests. `routers.shell` is the shell around
+a Router. Engines and network are in `remote_replica`, faults act through `faults.injector`, `open_requests` records
+each request and `event_queue` orders events.
 
 Theory of operation. A run begins with a probe of every replica; requests follow. Probes, scrapes,
 pings that keep connections warm, faults and controllers are events beside those of requests. The run ends when the
@@ -16,6 +16,7 @@ goes on), jitter of the intervals, and CPU time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from sys import maxsize
 
@@ -23,12 +24,10 @@ import numpy as np
 
 from gorgo.config.constants import STALE_INTERVALS, WARM_INTERVAL_S
 from gorgo.core.limits import RouterLimits
-from gorgo.core.messages.actions import Action, Cancel, Dispatch, Forward, Hedge, Reject
-from gorgo.core.messages.request import EngineSample, OpenConnection, Outcome
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.router import Router
-from gorgo.sim.engine.driver import SimAttempt
+from gorgo.errors import ConfigError
 from gorgo.sim.engine.itl import ItlHistogram
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.extensions import Controller, Startable
@@ -36,16 +35,18 @@ from gorgo.sim.faults.api import EngineObserver
 from gorgo.sim.faults.injector import FaultInjector
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.kv_events.reports import CacheReporting, CacheReports
-from gorgo.sim.monitor import Monitor
-from gorgo.sim.network.links import TripDelays, random_table
+from gorgo.sim.network.links import Link, RandomTable, random_table
 from gorgo.sim.open_requests import OpenRequests
+from gorgo.sim.port.monitor import Monitor, background_trips
 from gorgo.sim.records import SimResult
 from gorgo.sim.remote_replica import RemoteReplica
-from gorgo.sim.timeouts import FirstTokenTimeouts, RouterTimer
+from gorgo.sim.routers.group import RouterGroup
+from gorgo.sim.routers.shell import RouterShell, RunParts
+from gorgo.sim.routers.store import PeerStore
 from gorgo.sim.workload import BLOCK_TOKENS, SimRequest
 
-#: Keys of trips per request: more than the attempts that any limit allows in practice.
-KEYS_PER_REQUEST = 8
+#: A run of one router.
+ONE_ROUTER = RouterGroup()
 
 
 class Simulation:
@@ -115,27 +116,38 @@ class Simulation:
         client_concurrency: int | None = None,
         ahead: bool = True,
         cache_reports: CacheReports = "usage",
+        routers: RouterGroup = ONE_ROUTER,
     ) -> None:
+        if routers.shells > 1 and cache_reports not in ("none", "usage"):
+            raise ConfigError(f"{routers.shells} routers and cache reports {cache_reports!r}; expected none or usage")
         stale_after_s = STALE_INTERVALS * max(probe_interval_s, scrape_interval_s)
         self.kernel = EventQueue()
-        self.router = Router(
-            [replica.spec for replica in fleet.replicas],
-            policy,
-            rng=np.random.default_rng(seed),
-            boot_id=f"simulated-{seed}",
-            weights=weights,
-            limits=limits or RouterLimits(block_tokens=float(block_tokens), stale_after_s=stale_after_s),
-            shadow=shadow,
-        )
+        self._specs = [replica.spec for replica in fleet.replicas]
+        self._limits = limits or RouterLimits(block_tokens=float(block_tokens), stale_after_s=stale_after_s)
+        self._seed, self._weights, self._group = seed, weights, routers
+        #: The store that carries the routers' reports; `None` if they share nothing.
+        self.store = PeerStore(self.kernel, routers, seed=seed) if routers.sharing == "store" else None
+        #: A policy as it was given: routers beyond the first have copies, as has one that is replaced.
+        self._policy, self._fresh, self._made = policy, deepcopy(policy), 0
         self.gaps = ItlHistogram()
-        self._draws = random_table(seed)
+        draws = random_table(seed)
+        self._served = OpenRequests(
+            block_tokens=float(block_tokens), slo_ttft_s=slo_ttft_s, kv_hashes=lambda blocks: self.caches.hashes(blocks)
+        )
+        run = RunParts(
+            self.kernel, draws, self._served, self._stop_if_done, lambda outcome: self.caches.reported(outcome)
+        )
+        publish = None if self.store is None else self.store.publish
+        #: One per router.
+        self.shells = [RouterShell(self._new_router(shadow), run, publish=publish) for _ in range(routers.shells)]
+        first = self.shells[0]
         self.engines: Mapping[str, RemoteReplica] = {
             replica.name: RemoteReplica(
                 self.kernel,
-                self,
+                first,
                 replica,
                 number=number,
-                draws=self._draws,
+                draws=draws,
                 block_tokens=block_tokens,
                 gaps=self.gaps,
                 has_samples=self.router.samples.capacity > 0,
@@ -144,27 +156,24 @@ class Simulation:
             for number, replica in enumerate(fleet.replicas)
         }
         sites = list(self.engines.values())
+        for number, shell in enumerate(self.shells):
+            _connect(shell, sites, routers.links(fleet, number), draws, number)
         self.caches = CacheReporting(
-            cache_reports, self.kernel, self.router, self._carry_out, sites, draws=self._draws, item_tokens=block_tokens
+            cache_reports, self.kernel, self.router, first.carry_out, sites, draws=draws, item_tokens=block_tokens
         )
         #: What can go wrong.
         self.injector = FaultInjector(self.kernel, fleet, self.engines, self.caches)
-        self._policy = policy
         self._faults = faults
         self._intervals = (probe_interval_s, scrape_interval_s)
         self._controllers = controllers
         self._feed: Sequence[SimRequest] = ()
         self._next = 0
         self._client_concurrency, self._client_waits = client_concurrency or maxsize, False
-        self._served = OpenRequests(
-            block_tokens=float(block_tokens), slo_ttft_s=slo_ttft_s, kv_hashes=self.caches.hashes
-        )
-        #: Attempts that have not ended, by id.
-        self._attempts: dict[str, tuple[SimAttempt, RemoteReplica]] = {}
-        self._deadlines = FirstTokenTimeouts(self.kernel)
-        self._timer = RouterTimer(self.kernel, self.router.next_timer, self._wake)
-        #: The next connections as of the Router's next event.
-        self._connections: dict[str, OpenConnection | None] = {}
+
+    @property
+    def router(self) -> Router:
+        """The first Router."""
+        return self.shells[0].router
 
     def run(self, feed: Sequence[SimRequest]) -> SimResult:
         """Serve every request of `feed`, which is in the order of arrival."""
@@ -178,59 +187,66 @@ class Simulation:
         preemptions = sum(site.preemptions for site in self.engines.values())
         return SimResult(self._served.records, self.gaps, self.kernel.now, self.kernel.handled, preemptions)
 
-    # -- events of replicas
-
-    def on_connection(self, replica: str, connection: OpenConnection | None) -> None:
-        self._connections[replica] = connection
-
-    def on_probe(self, replica: str, rtt_s: float | None) -> None:
-        self._carry_out(self._informed().on_probe(replica, rtt_s, now=self.kernel.now))
-
-    def on_sample(self, replica: str, sample: EngineSample | None) -> None:
-        self._carry_out(self.router.on_engine_sample(replica, sample, now=self.kernel.now))
-
-    def on_first_token(self, sending: SimAttempt) -> None:
-        now = self.kernel.now
-        self._served.first_token(sending.request_id, self._attempts[sending.attempt_id][1], now=now)
-        self._carry_out(self._informed().on_first_token(sending.attempt_id, now=now))
-
-    def on_end(self, sending: SimAttempt, outcome: Outcome) -> None:
-        del self._attempts[sending.attempt_id]
-        reported = self.caches.reported(outcome)
-        own, others = self._informed().on_finish(sending.attempt_id, reported, now=self.kernel.now)
-        # A refusal ends its request if the Router forwards it.
-        if isinstance(own, Forward) if outcome.unsent else outcome.result.final:
-            self._served.on_result(sending.request_id, outcome, now=self.kernel.now)
-            self._stop_if_done()
-        self._carry_out(others if own is None or isinstance(own, Forward) else [own, *others])
+    def replace_router(self, number: int) -> None:
+        """Kill a router, with its requests, and put a new one in its place, which knows what the store has."""
+        shell = self.shells[number]
+        shell.replace_router(self._new_router())
+        self._show_engines(shell)
+        if self.store is not None:
+            self.store.replay(shell)
+        shell.arm()
 
     # -- the run
 
+    def _new_router(self, shadow: Policy | None = None) -> Router:
+        """Return the first Router with the given policy, and others with a copy as it was."""
+        number, self._made = self._made, self._made + 1
+        router = Router(
+            self._specs,
+            deepcopy(self._fresh) if number else self._policy,
+            rng=np.random.default_rng([self._seed, number] if number else self._seed),
+            boot_id=f"simulated-{self._seed}-{number}" if number else f"simulated-{self._seed}",
+            weights=self._weights,
+            limits=self._limits,
+            shadow=None if number else shadow,
+        )
+        if self.store is not None:
+            router.join_peers(router.boot_id, key_id="one key")
+        return router
+
     def _prepare(self) -> None:
-        if isinstance(self._policy, EngineObserver):
-            self._policy.observe(self.engines)
+        for shell in self.shells:
+            self._show_engines(shell)
         for site in self.engines.values():
             site.probe_first()
         probe_s, scrape_s = self._intervals
         self.kernel.every(probe_s, partial(self._submit, Monitor.probe))
         self.kernel.every(scrape_s, partial(self._submit, Monitor.scrape))
         self.kernel.every(WARM_INTERVAL_S, partial(self._submit, Monitor.warm))
+        if self.store is not None:
+            self.store.start(self.shells)
         for controller in self._controllers:
             self._enqueue(controller)
         for fault in self._faults:
             fault.start(self.injector)
 
+    def _show_engines(self, shell: RouterShell) -> None:
+        policy = shell.router.policy
+        if isinstance(policy, EngineObserver):
+            policy.observe({name: port for name, (_, port) in shell.ports.items()})
+
     def _submit(self, action: Callable[[Monitor], None]) -> None:
         for site in self.engines.values():
-            action(site.background)
+            for port in site.ports:
+                action(port.background)
 
     def _enqueue(self, controller: Controller) -> None:
         if controller.next_s is not None:
             self.kernel.at(max(controller.next_s, self.kernel.now), partial(self._control, controller))
 
     def _control(self, controller: Controller) -> None:
-        controller.act(self._informed(), self.kernel.now)
-        self._timer.arm()
+        controller.act(self.shells[0].informed(), self.kernel.now)
+        self.shells[0].arm()
         self._enqueue(controller)
 
     def _receive(self) -> None:
@@ -240,53 +256,9 @@ class Simulation:
             return
         request = self._feed[self._next]
         self._next += 1
-        now = self.kernel.now
-        route_request = self._served.received(request, now=now)
         if self._next < len(self._feed):
-            self.kernel.at(max(now, self._feed[self._next].arrival_s), self._receive)
-        own, others = self._informed().submit(route_request, now=now)
-        self._carry_out([*others, own])
-
-    def _informed(self) -> Router:
-        """Return the Router for its next event, with the connections of now."""
-        if self._connections:
-            for replica, connection in self._connections.items():
-                self.router.on_connection(replica, connection, now=self.kernel.now)
-            self._connections.clear()
-        return self.router
-
-    def _carry_out(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            match action:
-                case Dispatch():
-                    self._dispatch(action)
-                case Hedge():
-                    self._served.hedged(action.request_id)
-                    self._dispatch(action.dispatch)
-                case Cancel():
-                    sending, site = self._attempts[action.attempt_id]
-                    site.cancel(sending)
-                case Reject():
-                    self._served.rejected(action, now=self.kernel.now)
-                    self._stop_if_done()
-        self._timer.arm()
-
-    def _dispatch(self, dispatch: Dispatch) -> None:
-        request = self._served.dispatched(dispatch, now=self.kernel.now)
-        sending = SimAttempt(
-            dispatch.request_id,
-            dispatch.attempt_id,
-            request.blocks,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=request.output_tokens,
-            body_bytes=request.body_bytes,
-            output_key=request.output_blocks,
-            trips=TripDelays(self._draws, request.index * KEYS_PER_REQUEST + dispatch.attempt),
-        )
-        site = self.engines[dispatch.replica]
-        self._attempts[dispatch.attempt_id] = sending, site
-        self._deadlines.watch(sending, site)
-        site.send(sending)
+            self.kernel.at(max(self.kernel.now, self._feed[self._next].arrival_s), self._receive)
+        self.shells[self._group.router_of(request, seed=self._seed)].submit(request)
 
     def _stop_if_done(self) -> None:
         if not self._served and self._next == len(self._feed):
@@ -295,5 +267,15 @@ class Simulation:
             self._client_waits = False
             self.kernel.at(self.kernel.now, self._receive)
 
-    def _wake(self) -> None:
-        self._carry_out(self._informed().handle_timer(now=self.kernel.now))
+
+def _connect(
+    shell: RouterShell, sites: Sequence[RemoteReplica], links: Sequence[Link], draws: RandomTable, number: int
+) -> None:
+    """Give a shell its ports; the first has those that replicas are made with."""
+    for place, (site, link) in enumerate(zip(sites, links, strict=True)):
+        if number:
+            port = site.add_port(shell, link, background_trips(draws, number * len(sites) + place))
+        else:
+            port = site.ports[0]
+            port.link = link
+        shell.ports[site.name] = site, port

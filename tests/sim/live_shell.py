@@ -24,10 +24,10 @@ from gorgo.sim.engine.driver import SimAttempt
 from gorgo.sim.engine.itl import ItlHistogram
 from gorgo.sim.event_queue import EventQueue, Handler
 from gorgo.sim.fleet import SimFleet
-from gorgo.sim.monitor import Monitor
 from gorgo.sim.network.links import RandomTable, TripDelays
+from gorgo.sim.port.monitor import Monitor
 from gorgo.sim.remote_replica import RemoteReplica
-from gorgo.sim.simulation import KEYS_PER_REQUEST
+from gorgo.sim.routers.shell import KEYS_PER_REQUEST
 from gorgo.sim.workload import SimRequest
 from tests.proxy.fakes import DONE, ROLE, delta, event
 from tests.proxy.iterated import IteratedSource
@@ -181,7 +181,7 @@ class LiveShell:
     def _every(self, at_s: float, interval_s: float, ask: Callable[[Monitor], None]) -> None:
         def ask_all() -> None:
             for site in self.engines.values():
-                ask(site.background)
+                ask(site.ports[0].background)
             self._every(at_s + interval_s, interval_s, ask)
 
         self.kernel.at(at_s, ask_all)

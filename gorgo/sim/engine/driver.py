@@ -8,14 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
+from gorgo.core.messages.request import Outcome
 from gorgo.sim.engine.engines import Engine
 from gorgo.sim.engine.itl import DecodeTimeline
 from gorgo.sim.engine.request import EngineRequest
 from gorgo.sim.engine.steps import Step
 from gorgo.sim.event_queue import EventQueue
-from gorgo.sim.network.links import TripDelays
-from gorgo.sim.network.pool import PooledSimConnection
+from gorgo.sim.network.links import Link, TripDelays
+from gorgo.sim.network.pool import ConnectionPool, PooledSimConnection
+
+
+class AttemptEvents(Protocol):
+    """Receiver of the events of attempts."""
+
+    def on_first_token(self, sending: SimAttempt) -> None: ...
+
+    def on_end(self, sending: SimAttempt, outcome: Outcome) -> None: ...
+
+
+class SendingPort(Protocol):
+    """The way of one router to one replica."""
+
+    @property
+    def shell(self) -> AttemptEvents: ...
+
+    @property
+    def link(self) -> Link: ...
+
+    @property
+    def pool(self) -> ConnectionPool: ...
+
+    #: Attempts that have not ended.
+    open_attempts: int
 
 
 class SimAttempt(EngineRequest):
@@ -32,6 +58,7 @@ class SimAttempt(EngineRequest):
         "mark",
         "paused_s",
         "pooled",
+        "port",
         "request_id",
         "resumed_s",
         "trips",
@@ -55,6 +82,8 @@ class SimAttempt(EngineRequest):
         self.body_bytes = body_bytes
         self.trips = trips
         self.pooled: PooledSimConnection | None = None
+        #: By which it is sent.
+        self.port: SendingPort
         self.arrives_s = 0.0
         #: When its first token reaches the proxy, and whether it has.
         self.first_token_arrival_s: float | None = None

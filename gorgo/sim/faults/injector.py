@@ -57,11 +57,13 @@ class FaultInjector:
 
     def set_metrics(self, replica: str, reported: bool) -> None:
         """Whether scrapes succeed."""
-        self._site(replica).background.reports_metrics = reported
+        for port in self._site(replica).ports:
+            port.background.reports_metrics = reported
 
     def set_probes(self, replica: str, reported: bool) -> None:
         """Whether probes are answered."""
-        self._site(replica).background.reports_probes = reported
+        for port in self._site(replica).ports:
+            port.background.reports_probes = reported
 
     def set_failing(self, replica: str, status: int | None) -> None:
         """Answer each request with an error status at once."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gorgo.sim.event_queue import EventQueue
-from gorgo.sim.monitor import Reachable
 from gorgo.sim.network.links import TripDelays
+from gorgo.sim.port.monitor import Reachable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

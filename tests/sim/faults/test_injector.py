@@ -41,8 +41,8 @@ def test_a_named_lever_moves_one_replica() -> None:
     assert all(site.alive for site in sites.values())
     injector.set_metrics("us-ashburn-0", False)
     injector.set_probes("us-ashburn-1", False)
-    assert [name for name, site in sites.items() if not site.background.reports_metrics] == ["us-ashburn-0"]
-    assert [name for name, site in sites.items() if not site.background.reports_probes] == ["us-ashburn-1"]
+    assert [name for name, site in sites.items() if not site.ports[0].background.reports_metrics] == ["us-ashburn-0"]
+    assert [name for name, site in sites.items() if not site.ports[0].background.reports_probes] == ["us-ashburn-1"]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from gorgo.core.messages.request import EngineSample
 from gorgo.sim.engine.model import EngineModel
 from gorgo.sim.engine.request import EngineRequest
 from gorgo.sim.event_queue import EventQueue
-from gorgo.sim.monitor import Monitor, background_trips, out_s
 from gorgo.sim.network.links import Link, RandomTable, TripDelays
 from gorgo.sim.network.pool import ConnectionPool
+from gorgo.sim.port.monitor import Monitor, background_trips, out_s
 from tests.sim.profiles import round_profile
 
 DRAWS = RandomTable(0)

@@ -1,0 +1,1 @@
+"""The way of one router to one replica: connections, probes and scrapes."""

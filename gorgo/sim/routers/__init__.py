@@ -1,0 +1,1 @@
+"""Routers of one run: their shells, and what carries their reports."""

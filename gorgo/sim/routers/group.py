@@ -1,0 +1,89 @@
+"""The routers of a run: how many, which requests go to which, and what they know of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Literal
+
+from gorgo.errors import ConfigError
+from gorgo.sim.fleet import SimFleet
+from gorgo.sim.network.links import Link
+from gorgo.sim.workload import SimRequest
+
+#: Which router gets a request: `random`, as a load balancer without keys; `session`, as one with session affinity;
+#: `region`: by session, and each router is in a region of the fleet.
+Split = Literal["random", "session", "region"]
+#: `none`: each router learns alone; `store`: they report to each other; `all`: one router sees and decides all.
+Sharing = Literal["none", "store", "all"]
+#: Within one region.
+_LOCAL_RTT_S = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterGroup:
+    """Routers of one fleet.
+
+    Parameters
+    ----------
+    count:
+        Routers.
+    split, sharing:
+        As the types say.
+    delay_s:
+        From a report to its receipt by the others: a store in the same region takes some milliseconds.
+    loss:
+        Share of reports that a receiver never gets.
+    interval_s:
+        Between two reports of a router.
+    """
+
+    count: int = 1
+    split: Split = "random"
+    sharing: Sharing = "none"
+    delay_s: float = 0.005
+    loss: float = 0.0
+    interval_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"{self.count} routers; expected at least 1")
+        if self.split == "region" and self.sharing == "all":
+            raise ConfigError("one router that sees all is in one region; expected the split 'random' or 'session'")
+        if not (self.delay_s >= 0.0 and 0.0 <= self.loss <= 1.0 and self.interval_s > 0.0):
+            raise ConfigError("reports take a time that is not negative and are lost with a share of 0 to 1")
+
+    @property
+    def shells(self) -> int:
+        """Return the routers that decide."""
+        return 1 if self.sharing == "all" else self.count
+
+    def router_of(self, request: SimRequest, *, seed: int) -> int:
+        """Return the router of a request."""
+        if self.shells == 1:
+            return 0
+        if self.split == "random":
+            key = f"{seed} {request.index}"
+        else:
+            key = f"{request.prefix_hash if request.session_id is None else request.session_id}"
+        return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") % self.count
+
+    def links(self, fleet: SimFleet, number: int) -> Sequence[Link]:
+        """Return the links of a router to the replicas.
+
+        The fleet's are those of its proxy. A router elsewhere has its own region near, and others by the way over the
+        proxy's region, which is the longest that they can be.
+        """
+        links = [each.link for each in fleet.replicas]
+        if self.split != "region":
+            return links
+        regions = list(dict.fromkeys(each.region for each in fleet.replicas))
+        home = regions[number % len(regions)]
+        away_s = min(each.link.rtt_s for each in fleet.replicas if each.region == home)
+        if away_s <= _LOCAL_RTT_S:
+            return links
+        return [
+            replace(each.link, rtt_s=_LOCAL_RTT_S if each.region == home else away_s + each.link.rtt_s)
+            for each in fleet.replicas
+        ]
