@@ -40,13 +40,10 @@ from gorgo.sim.open_requests import OpenRequests
 from gorgo.sim.port.monitor import Monitor, background_trips
 from gorgo.sim.records import SimResult
 from gorgo.sim.remote_replica import RemoteReplica
-from gorgo.sim.routers.group import RouterGroup
+from gorgo.sim.routers.group import ONE_ROUTER, RouterGroup
 from gorgo.sim.routers.shell import RouterShell, RunParts
 from gorgo.sim.routers.store import PeerStore
 from gorgo.sim.workload import BLOCK_TOKENS, SimRequest
-
-#: A run of one router.
-ONE_ROUTER = RouterGroup()
 
 
 class Simulation:

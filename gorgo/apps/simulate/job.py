@@ -14,6 +14,7 @@ from gorgo.apps.traces import TraceFilters
 from gorgo.core.limits import RouterLimits
 from gorgo.sim.fleet import SimFleet
 from gorgo.sim.records import SimRecord
+from gorgo.sim.routers.group import ONE_ROUTER, RouterGroup
 from gorgo.sim.workload import SimRequest
 
 #: Rows of every comparison that no proxy can run: the rule of `gorgo-ms` with full knowledge, and a lower bound.
@@ -54,6 +55,8 @@ class SimJob:
         A policy that scores each decision without a say; its rank of the replica chosen is in the requests.
     block_tokens:
         Tokens per block of a prompt's prefix; None: those of the shape, and 512 for files and feeds.
+    routers:
+        As in `Simulation`.
     """
 
     trace: str
@@ -73,6 +76,7 @@ class SimJob:
     keep_requests: bool = False
     shadow: str | None = None
     block_tokens: int | None = None
+    routers: RouterGroup = ONE_ROUTER
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from gorgo.core.limits import RouterLimits
 from gorgo.core.policy.interface import Policy
 from gorgo.core.policy.weights import Weights
 from gorgo.core.training.learner import find_learner
-from gorgo.errors import TraceError
+from gorgo.errors import ConfigError, TraceError
 from gorgo.learning.trainer import Trainer
 from gorgo.policies.registry import make_policy, make_shadow
 from gorgo.sim.extensions import Controller
@@ -104,6 +104,8 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
         if job.weights is None
         else Weights.of(policy.weight_specs, job.weights, version=1, allow_out_of_range=True)
     )
+    if job.routers.shells > 1 and find_learner(policy, shadow) is not None:
+        raise ConfigError(f"{job.routers.shells} routers with a policy that learns; expected one router, or all in one")
     simulation = Simulation(
         fleet,
         policy,
@@ -117,6 +119,7 @@ def _run(job: SimJob, controllers: Sequence[Controller]) -> SimulatedRun:
         client_concurrency=job.client_concurrency,
         slo_ttft_s=None if job.slo_ttft_ms is None else job.slo_ttft_ms / 1e3,
         shadow=shadow,
+        routers=job.routers,
         controllers=[*controllers, *_training(policy, shadow, job.seed)],
     )
     result = simulation.run(feed)

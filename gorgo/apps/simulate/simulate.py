@@ -27,6 +27,7 @@ from gorgo.core.policy.weights import Weights
 from gorgo.policies.registry import make_shadow
 from gorgo.sim.faults.scenarios import find_scenario
 from gorgo.sim.fleet import SimFleet
+from gorgo.sim.routers.group import ONE_ROUTER, RouterGroup
 
 #: This project's, the published one, the paper's four baselines, and chance.
 DEFAULT_POLICIES = ("gorgo-ms", *PUBLISHED)
@@ -38,7 +39,7 @@ class SimulateOptions:
 
     Parameters
     ----------
-    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, shadow:
+    trace, filters, fleet, limits, scenario, probe_interval_s, scrape_interval_s, shadow, routers:
         As in `SimJob`.
     policies:
         In the order of the table; oracle and floor come behind them.
@@ -66,6 +67,7 @@ class SimulateOptions:
     probe_interval_s: float = 30.0
     scrape_interval_s: float = 30.0
     shadow: str | None = None
+    routers: RouterGroup = ONE_ROUTER
     out: Path | None = None
     n_jobs: int = -1
     show_progress: bool = True
@@ -125,6 +127,7 @@ def _jobs(options: SimulateOptions) -> Iterator[SimJob]:
                     limits=options.limits,
                     probe_interval_s=options.probe_interval_s,
                     scrape_interval_s=options.scrape_interval_s,
+                    routers=options.routers,
                     shadow=None if policy in BASELINES else options.shadow,
                     keep_requests=options.out is not None,
                 )

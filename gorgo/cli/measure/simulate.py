@@ -14,6 +14,7 @@ from gorgo.cli.tables import wide_console
 
 if TYPE_CHECKING:
     from gorgo.config.model import Config
+    from gorgo.sim.routers.group import RouterGroup
 
 #: Width of a row with its name, ten statistics and three ratios.
 TABLE_WIDTH = 100
@@ -41,6 +42,13 @@ def simulate(
             help="Shadow policy that ranks each choice, for `gorgo rank`; use with random.",
         ),
     ] = None,
+    routers: Annotated[
+        int, typer.Option(min=1, max=1000, help="Routers over the fleet; each gets a random share.")
+    ] = 1,
+    sharing: Annotated[
+        str,
+        typer.Option(metavar="none|store|all", help="Shared by routers: nothing, reports, or one that sees all."),
+    ] = "none",
     weights: Annotated[
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Weights file; its policy runs with these weights."),
@@ -94,6 +102,7 @@ def simulate(
         probe_interval_s=loaded.proxy.probe_interval_s,
         scrape_interval_s=loaded.proxy.scrape_interval_s,
         shadow=shadow,
+        routers=_group(routers, sharing),
         out=out,
         n_jobs=-1 if jobs is None else jobs,
     )
@@ -107,6 +116,16 @@ def simulate(
 
         show_rows(rows, wanted.names, wide_console(TABLE_WIDTH), columns=columns)
     raise typer.Exit(FAILED if any(row.errors for row in rows) else 0)
+
+
+def _group(count: int, sharing: str) -> RouterGroup:
+    """Return the routers, or raise a usage error for an unknown kind of sharing."""
+    from gorgo.sim.routers.group import SHARINGS, RouterGroup
+
+    for known in SHARINGS:
+        if sharing == known:
+            return RouterGroup(count=count, sharing=known)
+    raise typer.BadParameter(f"--sharing {sharing}: expected one of: {', '.join(SHARINGS)}")
 
 
 def _columns(named: list[str] | None) -> Sequence[str]:

@@ -17,6 +17,7 @@ from gorgo.sim.workload import SimRequest
 Split = Literal["random", "session", "region"]
 #: `none`: each router learns alone; `store`: they report to each other; `all`: one router sees and decides all.
 Sharing = Literal["none", "store", "all"]
+SHARINGS: tuple[Sharing, ...] = ("none", "store", "all")
 #: Within one region.
 _LOCAL_RTT_S = 0.002
 
@@ -87,3 +88,7 @@ class RouterGroup:
             replace(each.link, rtt_s=_LOCAL_RTT_S if each.region == home else away_s + each.link.rtt_s)
             for each in fleet.replicas
         ]
+
+
+#: A run of one router.
+ONE_ROUTER = RouterGroup()

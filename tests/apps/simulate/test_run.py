@@ -11,8 +11,9 @@ from joblib import Parallel
 
 from gorgo.apps.simulate import SimJob, run, run_many, run_once
 from gorgo.apps.traces import TraceFilters
-from gorgo.errors import TraceError, UnknownPolicy, UnknownScenario, WeightsError
+from gorgo.errors import ConfigError, TraceError, UnknownPolicy, UnknownScenario, WeightsError
 from gorgo.sim.named_fleets import NamedFleet
+from gorgo.sim.routers.group import RouterGroup
 from tests.sim.feeds import conversations
 from tests.sim.fleets import three_regions
 
@@ -142,3 +143,14 @@ def test_a_policy_that_learns_trains_within_its_run_and_the_same_seed_trains_the
     cold = run_once(learns).requests
     assert once is not None
     assert once == again != cold
+
+
+def test_several_routers_run_as_one_job() -> None:
+    group = RouterGroup(count=3, sharing="store")
+    run = run_once(job(routers=group, keep_requests=True))
+    assert (run.row.n, run.row.errors, run.job.routers) == (60, 0, group)
+
+
+def test_a_policy_that_learns_is_refused_on_several_routers() -> None:
+    with pytest.raises(ConfigError, match="expected one router"):
+        run_once(job("gorgo-residual", routers=RouterGroup(count=2)))

@@ -16,6 +16,7 @@ from gorgo.cli import app
 from gorgo.config.load import load_config
 from gorgo.core.limits import RouterLimits
 from gorgo.errors import ConfigError, UnknownPolicy
+from gorgo.sim.routers.group import RouterGroup
 from tests.sim.fleets import three_regions
 
 REGIONS = Path(__file__).parents[3] / "regions.yaml"
@@ -233,3 +234,17 @@ def test_what_is_misspelt_is_bad_usage(words: list[str], said: str) -> None:
     result = CliRunner().invoke(app, [*RUN, *words])
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_routers_and_what_they_share_reach_every_job() -> None:
+    group = RouterGroup(count=4, sharing="store")
+    assert {each.routers for each in jobs_of(asked(routers=group))} == {group}
+
+
+def test_the_command_runs_several_routers(tmp_path: Path) -> None:
+    words = ["simulate", "chat-small", "--limit", "20", "--policy", "random", "--jobs", "1", "--config", str(REGIONS)]
+    shared = CliRunner().invoke(app, [*words, "--routers", "2", "--sharing", "store", "--json"])
+    assert shared.exit_code == 0, shared.output
+    wrong = CliRunner().invoke(app, [*words, "--routers", "2", "--sharing", "gossip"])
+    assert wrong.exit_code == 2
+    assert "none, store, all" in wrong.output
