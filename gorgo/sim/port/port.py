@@ -16,7 +16,7 @@ from gorgo.sim.engine.request import EngineRequest
 from gorgo.sim.event_queue import EventQueue
 from gorgo.sim.network.links import Link, TripDelays
 from gorgo.sim.network.pool import ConnectionPool
-from gorgo.sim.port.monitor import Monitor, MonitorSink
+from gorgo.sim.port.monitor import Monitor, MonitoredReplica, MonitorSink
 
 
 class Callbacks(MonitorSink, Protocol):
@@ -29,22 +29,16 @@ class Callbacks(MonitorSink, Protocol):
     def on_end(self, sending: SimAttempt, outcome: Outcome) -> None: ...
 
 
-class SharedReplica(Protocol):
+class SharedReplica(MonitoredReplica, Protocol):
     """The replica behind ports."""
 
     name: str
 
     @property
-    def model(self) -> Engine[Any]: ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
     def in_transit(self) -> Sequence[tuple[float, EngineRequest]]: ...
 
 
-class ReplicaPort:
+class ReplicaPort(MonitoredReplica):
     """The way of one router; to an observer that router's view of the engine.
 
     Parameters
@@ -61,13 +55,21 @@ class ReplicaPort:
         self, kernel: EventQueue, site: SharedReplica, shell: Callbacks, link: Link, trips: TripDelays
     ) -> None:
         self.shell = shell
-        self.link = link
+        self._link = link
         self._site = site
         self.pool = ConnectionPool(self, partial(shell.on_connection, site.name))
         #: What the router asks beside requests.
         self.background = Monitor(kernel, shell, self, self.pool, name=site.name, trips=trips)
         #: Attempts that have not ended.
         self.open_attempts = 0
+
+    @property
+    def link(self) -> Link:
+        return self._link
+
+    @link.setter
+    def link(self, link: Link) -> None:
+        self._link = link
 
     @property
     def model(self) -> Engine[Any]:
@@ -86,7 +88,7 @@ class ReplicaPort:
     @property
     def rtt_s(self) -> float:
         """Present mean round trip."""
-        return self.link.rtt_s
+        return self._link.rtt_s
 
     def probe_first(self) -> None:
         """Run the probes before the start."""
