@@ -92,6 +92,7 @@ def read_request_log(path: Path) -> RequestLogTrace:
             input_tokens=row.input_tokens,
             output_tokens=outputs[row.model] if row.output_tokens is None else max(1, row.output_tokens),
             hash_ids=hash_ids(row.hashes, row.input_tokens, hash_tokens=row.block_bytes / ratios[row.model]),
+            boundaries=row.boundaries,
         )
         for index, row in enumerate(rows)
     ]

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from gorgo.apps.traces.load import SPAN_S_MAX
 from gorgo.apps.traces.rows import MAX_TOKENS
+from gorgo.core.prompt.boundaries import MAX_BOUNDARIES
 from gorgo.errors import TraceError
 from gorgo.proxy.telemetry.request_log_file import SCHEMA
 
@@ -41,6 +42,7 @@ class LoggedRequest:
     queued_s: float | None = None
     ttft_s: float | None = None
     e2e_s: float | None = None
+    boundaries: tuple[int, ...] = ()
 
 
 class LogReader:
@@ -111,6 +113,7 @@ class LogReader:
             queued_s=_seconds(entry, "queued_s", where),
             ttft_s=_seconds(entry, "ttft_s", where),
             e2e_s=_seconds(entry, "e2e_s", where),
+            boundaries=_boundaries(entry.get("boundaries"), where),
         )
         if status in _REFUSED and status not in _LOAD:
             self.skipped += 1
@@ -168,6 +171,18 @@ def _hashes(value: object, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(isinstance(text, str) and _HASH.fullmatch(text) for text in value):
         _fail(where, "block_hashes", value, "a list of hashes of 16 hexadecimal digits")
     return tuple(int(text, 16) for text in value)
+
+
+def _boundaries(value: object, where: str) -> tuple[int, ...]:
+    """Return the ends of messages; older logs have none."""
+    if value is None:
+        return ()
+    expected = f"at most {MAX_BOUNDARIES} ascending numbers of tokens"
+    if not isinstance(value, list) or len(value) > MAX_BOUNDARIES:
+        _fail(where, "boundaries", value, expected)
+    if not all(type(end) is int and 0 <= end <= MAX_TOKENS for end in value) or value != sorted(value):
+        _fail(where, "boundaries", value, expected)
+    return tuple(value)
 
 
 def _fail(where: str, key: str, value: object, expected: str) -> NoReturn:

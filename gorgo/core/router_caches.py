@@ -10,6 +10,7 @@ from gorgo.core.limits import RouterLimits
 from gorgo.core.messages.actions import Action
 from gorgo.core.messages.cache_source import CacheSourceStats
 from gorgo.core.messages.kv_events import CacheChanges, CacheEvictions, CacheSnapshot, KvEventBatch, PushedFeed
+from gorgo.core.policy.interface import hashed_block_sizes
 from gorgo.core.router_state import RouterState
 from gorgo.core.wiring import RouterParts
 
@@ -94,14 +95,15 @@ class RouterCaches(RouterState):
         }
 
     def cache_block_sizes(self, model: str | None) -> frozenset[int]:
-        """Return the block sizes for which a request for `model` needs hashes; empty without a feed."""
+        """Return the block sizes for which a request for `model` needs hashes: of feeds and of policies."""
         feeds, eligibility = self._parts.feeds, self._fleet.eligibility
+        own = hashed_block_sizes(self.policy, self.shadow)
         if not feeds:
-            return frozenset()
+            return own
         changes = feeds.changes, eligibility.models_changes
         if changes != self._sizes_changes or len(self._sizes) >= _MAX_MODELS:
             self._sizes, self._sizes_changes = {}, changes
         sizes = self._sizes.get(model)
         if sizes is None:
             sizes = self._sizes[model] = feeds.block_sizes(eligibility.slots_serving(model), model)
-        return sizes
+        return sizes | own if own else sizes

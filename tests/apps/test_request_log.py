@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gorgo.apps import request_log_lines
 from gorgo.apps.request_log import hash_ids, is_request_log, load_request_log, read_request_log
+from gorgo.apps.simulate.feed import feed_of
 from gorgo.apps.traces import BLOCK_TOKENS, TraceFilters
 from gorgo.errors import TraceError
 from gorgo.proxy.telemetry.request_log_file import RequestLogFile
@@ -50,6 +51,19 @@ def test_requests_are_read_over_rotated_files_in_order_of_time(tmp_path: Path) -
     assert len({request.hash_ids for request in trace.requests}) == 1
     kept = load_request_log(tmp_path / "log", TraceFilters(start_s=3.0, end_s=6.0))
     assert [request.timestamp_s for request in kept] == [0.0, 1.0, 2.0]
+
+
+def test_ends_of_messages_are_read_and_older_logs_have_none(tmp_path: Path) -> None:
+    rows = [ROW | {"boundaries": [100, 100, 1100]}, ROW]
+    trace = read_request_log(written(tmp_path / "log", HEADER, *rows))
+    assert [request.boundaries for request in trace.requests] == [(100, 100, 1100), ()]
+    assert [request.boundaries for request in feed_of(trace.requests)] == [(100, 100, 1100), ()]
+
+
+@pytest.mark.parametrize("value", ["x", [1.5], [True], [-1], [2, 1], [1] * 129, {}])
+def test_wrong_ends_of_messages_are_named(tmp_path: Path, value: object) -> None:
+    with pytest.raises(TraceError, match=r"line 2: boundaries is .*expected at most 128 ascending numbers of tokens"):
+        read_request_log(written(tmp_path / "log", HEADER, ROW | {"boundaries": value}))
 
 
 def test_log_is_told_from_other_traces(tmp_path: Path) -> None:

@@ -279,3 +279,12 @@ def test_the_source_of_each_replica_is_stated_with_estimated_and_reported_tokens
     assert (found.requests, found.reported_tokens, found.events.stored) == (2, 100, 3)
     assert found.estimated_tokens - found.reported_tokens == found.phantom_tokens - found.missed_tokens
     assert (sources["b"].source, sources["b"].age_s, sources["b"].requests) == ("history", None, 0)
+
+
+def test_a_policy_that_reads_token_hashes_has_them_without_a_feed() -> None:
+    router = make_router("a", policy="multi-depth")
+    assert router.cache_block_sizes(None) == {16}
+    batch = KvEventBatch(sent_s=None, rank=0, events=(BlocksStored((1,), None, TOKENS[:128], 32, KvTier.GPU),))
+    router.on_kv_events("a", batch, model=None, block_tokens=32, complete=True, now=0.0)
+    assert router.cache_block_sizes(None) == {16, 32}
+    assert make_router("a", policy="least-request").cache_block_sizes(None) == frozenset()

@@ -21,6 +21,7 @@ from gorgo.apps.traces import BLOCK_TOKENS, TraceRequest, scheduled_s
 from gorgo.apps.traces.text import BYTES_PER_TOKEN, head_text
 from gorgo.core.prefix.residency import BLOCK_HASH_BYTES
 from gorgo.core.prompt.affinity import head_of, prefix_hash
+from gorgo.core.prompt.boundaries import message_ends, token_boundaries
 from gorgo.core.prompt.fingerprint import Fingerprinter
 from gorgo.core.prompt.parse import read_prompt
 from gorgo.sim.workload import SimRequest
@@ -60,15 +61,17 @@ def fingerprinted(
     for request in requests:
         body = body_of(request, model)
         fingerprint = fingerprinter(read_prompt(_CHAT, json.loads(body)))
+        tokens = ceil(fingerprint.text_bytes / BYTES_PER_TOKEN)
         feed.append(
             SimRequest(
                 index=request.index,
                 arrival_s=scheduled_s(request, time_scale),
-                prompt_tokens=ceil(fingerprint.text_bytes / BYTES_PER_TOKEN),
+                prompt_tokens=tokens,
                 output_tokens=request.output_tokens,
                 blocks=fingerprint.blocks,
                 prefix_hash=fingerprint.prefix_hash,
                 body_bytes=len(body),
+                boundaries=token_boundaries(fingerprint.boundaries, size=fingerprint.text_bytes, tokens=tokens),
             )
         )
     return feed
@@ -85,6 +88,7 @@ def _by_ids(request: TraceRequest, time_scale: float, block_tokens: int) -> SimR
         blocks=np.array([number & _MASK for number in ids[:full]], dtype="<u8").tobytes(),
         prefix_hash=_prefix_hash(request, block_tokens),
         body_bytes=request.input_tokens * BYTES_PER_TOKEN + _envelope_bytes(),
+        boundaries=_boundaries(request),
     )
 
 
@@ -124,7 +128,17 @@ def _by_text(request: TraceRequest, time_scale: float) -> SimRequest:
         blocks=blocks,
         prefix_hash=_prefix_hash(request),
         body_bytes=body_bytes,
+        boundaries=_boundaries(request),
     )
+
+
+def _boundaries(request: TraceRequest) -> tuple[int, ...]:
+    """Return the tokens at the end of each message: those of the trace, else those of the body."""
+    if request.boundaries or request.body is None:
+        return request.boundaries
+    prompt = read_prompt(_CHAT, request.body)
+    ends = message_ends([start for start, _ in prompt.message_starts], len(prompt.text))
+    return token_boundaries(ends, size=len(prompt.text), tokens=request.input_tokens)
 
 
 def _prefix_hash(request: TraceRequest, block_tokens: int = BLOCK_TOKENS) -> int:

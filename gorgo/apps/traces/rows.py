@@ -55,6 +55,8 @@ class TraceRequest:
         The chat completion body, where the trace has it.
     user:
         User by the name in the trace; None if unknown.
+    boundaries:
+        Tokens at the end of each message, ascending; empty: unknown, or those of the body.
     turns:
         Questions in the prompt, the new one included: 1 is a first question, more are a conversation. None: unknown.
     """
@@ -67,6 +69,7 @@ class TraceRequest:
     body: Mapping[str, Any] | None = None
     user: str | None = None
     turns: int | None = None
+    boundaries: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

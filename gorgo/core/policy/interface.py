@@ -37,3 +37,15 @@ class Policy(Protocol):
     def choose(
         self, request: RouteRequest, candidates: Candidates, weights: Weights, rng: np.random.Generator
     ) -> Choice: ...
+
+
+@runtime_checkable
+class HashesBlocks(Protocol):
+    """A policy that reads `RouteRequest.kv_hashes` of one block size, also where no engine reports its cache."""
+
+    hashed_block_tokens: ClassVar[int]
+
+
+def hashed_block_sizes(*policies: object) -> frozenset[int]:
+    """Return the block sizes that policies read."""
+    return frozenset(policy.hashed_block_tokens for policy in policies if isinstance(policy, HashesBlocks))

@@ -24,13 +24,13 @@ def message_ends(starts: Sequence[int], text_bytes: int) -> tuple[int, ...]:
     return tuple(bounded(ends))
 
 
-def token_boundaries(ends: Sequence[int], *, text_bytes: int, tokens: int) -> tuple[int, ...]:
-    """Return the tokens before each end of a prompt with `tokens` tokens in `text_bytes` bytes, in proportion.
+def token_boundaries(ends: Sequence[int], *, size: int, tokens: int) -> tuple[int, ...]:
+    """Return the tokens before each end, in proportion: `size` is that of a prompt with `tokens` tokens.
 
-    >>> token_boundaries((10, 25, 40), text_bytes=40, tokens=12)
+    >>> token_boundaries((10, 25, 40), size=40, tokens=12)
     (3, 7, 12)
     """
-    return tuple(end * tokens // text_bytes for end in ends)
+    return tuple(end * tokens // size for end in ends)
 
 
 def bounded(ends: Sequence[_T]) -> Sequence[_T]:

@@ -12,22 +12,20 @@ from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.interface import IndexKind
 from gorgo.core.policy.weights import Weights, WeightSpec
-from gorgo.core.prompt.depths import depths_of
 from gorgo.policies.base import least_loaded
 from gorgo.policies.sticky.placement import bounded_load, jump_hash, two_choices
-from gorgo.policies.sticky.routes import Origin, RouteKey, RouteTable
-
-_HASH_BYTES = 8
+from gorgo.policies.sticky.prefixes import ALIGNED_TOKENS, Prefix, even_prefixes, prefixes_of
+from gorgo.policies.sticky.routes import Origin, RouteTable
 
 
 class MultiDepth:
     """The longest match among routes learned from answers; a hash of the prompt's beginning without one.
 
-    Theory of operation. A completed attempt leaves a route at each depth of its prompt, so a later prompt that shares
-    only the beginning finds its replica. If that replica has far more requests than the median, the least loaded
+    Theory of operation. A completed attempt leaves a route at the end of each message of its prompt, so a later prompt
+    that shares only the beginning finds its replica. A prompt without messages has one every 128 tokens, and so have
+    the routes of other routers. If that replica has far more requests than the median, the least loaded
     serves. The route still names the replica of the match or of the hash: a diversion is temporary, and learning it
-    would move prefixes to and fro. The published system has a route per message boundary, or at 128 tokens where it
-    finds none; a request here has no boundaries, and the depths are 128 tokens apart.
+    would move prefixes to and fro.
 
     References
     ----------
@@ -41,8 +39,16 @@ class MultiDepth:
     )
     unit: ClassVar[str] = ""
     index: ClassVar[IndexKind] = "any"
+    hashed_block_tokens: ClassVar[int] = ALIGNED_TOKENS
     weight_specs: ClassVar[tuple[WeightSpec, ...]] = (
-        WeightSpec("depths", 1.0, 0.0, 1.0, "1: a route every 128 tokens; 0: at the deepest alone", tunable="no"),
+        WeightSpec(
+            "depths",
+            1.0,
+            0.0,
+            1.0,
+            "1: a route at the end of each message, else every 128 tokens; 0: at the deepest alone",
+            tunable="no",
+        ),
         WeightSpec(
             "miss",
             0.0,
@@ -70,49 +76,50 @@ class MultiDepth:
         rng: np.random.Generator,
     ) -> Choice:
         load = candidates.in_flight_requests
-        depths = depths_of(len(request.blocks) // _HASH_BYTES, request.block_tokens)
-        keys = [_key(request, depth) for depth in depths]
+        prefixes = prefixes_of(request)
         matched = np.zeros(len(candidates))
         fallback = None
-        found = self._longest(keys, candidates)
+        found = self._longest(self._with_remote(request, prefixes), candidates)
         if found is None:
-            row, fallback = _place(_prompt_hash(request, depths), candidates, weights), "no_match"
+            row, fallback = _place(_prompt_hash(request), candidates, weights), "no_match"
         else:
-            row, place = found
-            matched[row] = depths[place] * request.block_tokens
+            row, matched[found[0]] = found
         first_chosen = candidates.names[row]
-        learned = keys if weights["depths"] >= 1.0 else keys[-1:]
+        learned = prefixes if weights["depths"] >= 1.0 else prefixes[-1:]
         if _is_overloaded(row, load, weights):
             row, fallback = least_loaded(candidates, rng), "overloaded"
 
         def learn(now: float) -> None:
-            for key in learned:
-                self.routes.set_route(key, first_chosen, Origin.LOCAL, now=now)
+            for prefix in learned:
+                self.routes.set_route(prefix.key, first_chosen, Origin.LOCAL, now=now)
 
         terms = {"route_tokens": matched, "in_flight": load.copy()}
-        return Choice(row, terms, fallback=fallback, learn=learn if keys else None)
+        return Choice(row, terms, fallback=fallback, learn=learn if prefixes else None)
 
     def add_remote_route(self, model: str | None, prefix: bytes, replica: str, *, now: float) -> None:
         """Add the route of a prefix that another router had answered."""
         self.routes.set_route((model, prefix), replica, Origin.REMOTE, now=now)
 
-    def _longest(self, keys: list[RouteKey], candidates: Candidates) -> tuple[int, int] | None:
-        """Return the row and the place in `keys` of the longest prefix whose replica is a candidate."""
+    def _with_remote(self, request: RouteRequest, prefixes: list[Prefix]) -> list[Prefix]:
+        """Return the prefixes of a prompt, with those that other routers name while there are any."""
+        if not request.boundaries or not self.routes.routes_of(Origin.REMOTE):
+            return prefixes
+        return sorted([*prefixes, *even_prefixes(request)], key=lambda prefix: prefix.tokens)
+
+    def _longest(self, prefixes: list[Prefix], candidates: Candidates) -> tuple[int, float] | None:
+        """Return the row and the tokens of the longest prefix whose replica is a candidate."""
         names, now = candidates.names, candidates.now
-        for place in range(len(keys) - 1, -1, -1):
-            replica = self.routes.replica_of(keys[place], now=now)
+        for prefix in reversed(prefixes):
+            replica = self.routes.replica_of(prefix.key, now=now)
             if replica is not None and replica in names:
-                return names.index(replica), place
+                return names.index(replica), prefix.tokens
         return None
 
 
-def _key(request: RouteRequest, depth: int) -> RouteKey:
-    return request.recorded_model, request.blocks[(depth - 1) * _HASH_BYTES : depth * _HASH_BYTES]
-
-
-def _prompt_hash(request: RouteRequest, depths: tuple[int, ...]) -> int:
+def _prompt_hash(request: RouteRequest) -> int:
     """Return the hash of the first 128 tokens; of the first 256 for a shorter prompt."""
-    return int.from_bytes(_key(request, depths[0])[1], "little") if depths else request.prefix_hash
+    prefixes = even_prefixes(request)
+    return int.from_bytes(prefixes[0].key[1], "little") if prefixes else request.prefix_hash
 
 
 def _place(key: int, candidates: Candidates, weights: Weights) -> int:

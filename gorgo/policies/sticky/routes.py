@@ -60,6 +60,10 @@ class RouteTable:
     def __len__(self) -> int:
         return sum(map(len, self._by_origin))
 
+    def routes_of(self, origin: Origin) -> int:
+        """Return the routes of one origin."""
+        return len(self._by_origin[origin])
+
     def replica_of(self, key: RouteKey, *, now: float) -> str | None:
         """Return the replica of a prefix and count the use; `None` without a valid route."""
         for routes in reversed(self._by_origin):

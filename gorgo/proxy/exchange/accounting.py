@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gorgo.core.messages.actions import Dispatch
 from gorgo.core.messages.request import AttemptResult, Outcome
+from gorgo.core.prompt.boundaries import token_boundaries
 from gorgo.proxy.exchange.parse import ParsedRequest
 from gorgo.proxy.logs import log_request
 from gorgo.proxy.state import RunningProxy
@@ -142,22 +143,25 @@ class RequestRecord:
         """Write a line for a replay of this traffic, also for a request that failed."""
         assert state.request_log is not None
         outcome = self.outcome or Outcome(AttemptResult.CLIENT_DISCONNECTED)
+        route = request.route
+        tokens = route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens
         state.request_log.add(
             Finished(
                 received_s=self.received_s,
                 client=self.client,
-                model=request.route.recorded_model,
-                input_tokens=request.route.prompt_tokens if outcome.prompt_tokens is None else outcome.prompt_tokens,
+                model=route.recorded_model,
+                input_tokens=tokens,
                 # An incomplete response would have been longer.
                 output_tokens=outcome.output_tokens if outcome.result is AttemptResult.COMPLETED else None,
                 text_bytes=request.text_bytes,
                 status=status,
-                hashes=logged_hashes(request.route.blocks),
+                hashes=logged_hashes(route.blocks),
                 replica=self.replica,
                 cached_tokens=outcome.cached_tokens,
                 attempts=self.attempts,
                 queued_s=self.queued_s,
                 ttft_s=self.ttft_s,
                 e2e_s=state.clock() - self.received_s,
+                boundaries=token_boundaries(route.boundaries, size=route.prompt_tokens, tokens=tokens),
             )
         )

@@ -122,7 +122,7 @@ def _boundaries(fingerprint: Fingerprint, exact: ExactPrompt | None, tokens: int
     """Return the tokens at the end of each message: as counted, else in proportion to the text."""
     if exact is not None and exact.boundaries:
         return exact.boundaries
-    return token_boundaries(fingerprint.boundaries, text_bytes=fingerprint.text_bytes, tokens=tokens)
+    return token_boundaries(fingerprint.boundaries, size=fingerprint.text_bytes, tokens=tokens)
 
 
 def _names(state: RunningProxy, parsed: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -10,7 +10,7 @@ the run's `boot_id`. A truncated line (`kill -9`, full disk) is followed by a he
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 
@@ -51,6 +51,8 @@ class Finished:
         Name of its key; `None` while clients need none.
     replica, cached_tokens, attempts:
         Of the last attempt; `None` where unknown. One attempt is a request without retry and hedge.
+    boundaries:
+        Tokens at the end of each message, of the `input_tokens`.
     queued_s, ttft_s, e2e_s:
         From `received_s` to the dispatch, the first token, the end; `None` without.
     """
@@ -69,6 +71,7 @@ class Finished:
     queued_s: float | None = None
     ttft_s: float | None = None
     e2e_s: float | None = None
+    boundaries: Sequence[int] = ()
 
     def as_line(self) -> str:
         """Return the JSON line."""
@@ -81,7 +84,7 @@ class Finished:
             f' "text_bytes": {self.text_bytes}, "status": {self.status}, "replica": {_text(self.replica)},'
             f' "cached_tokens": {_number(self.cached_tokens)}, "attempts": {self.attempts},'
             f' "queued_s": {_seconds(self.queued_s)}, "ttft_s": {_seconds(self.ttft_s)},'
-            f' "e2e_s": {_seconds(self.e2e_s)}, "block_hashes": {hashes}}}\n'
+            f' "e2e_s": {_seconds(self.e2e_s)}, "boundaries": {list(self.boundaries)}, "block_hashes": {hashes}}}\n'
         )
 
 

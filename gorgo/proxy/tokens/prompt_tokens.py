@@ -22,7 +22,7 @@ from gorgo.core.prompt.exact import ExactPrompt
 from gorgo.core.prompt.simulated_tokens import simulated_tokens
 from gorgo.proxy.logs import log
 from gorgo.proxy.parsing.fields import BodyFields
-from gorgo.proxy.tokens.block_hashes import BlockHashes
+from gorgo.proxy.tokens.block_hashes import PAGE_TOKENS, BlockHashes
 from gorgo.proxy.tokens.chat_template import TemplateFailedError
 from gorgo.proxy.tokens.chat_text import CHAT_ROUTE, chat_messages, plain_text, template_options
 from gorgo.proxy.tokens.model_tokens import FileTokens, ModelTokens
@@ -31,8 +31,8 @@ from gorgo.proxy.tokens.model_tokens import FileTokens, ModelTokens
 QUICK_CHARS = 4096
 #: Prompts that wait for the thread, the one in progress included; more are estimated.
 MAX_WAITING = 32
-#: Pages hashed in one turn of the event loop: about 3 ms.
-_PAGES_PER_TURN = 64
+#: Blocks hashed in one turn of the event loop: about 3 ms.
+_BLOCKS_PER_TURN = 2048
 
 
 class PromptTokens:
@@ -124,7 +124,7 @@ class PromptTokens:
         packed = simulated_tokens(prompt.text)
         tokens = len(packed) // TOKEN_BYTES
         sketch = fields.sketch
-        return packed, token_boundaries(sketch.message_ends, text_bytes=sketch.text_bytes, tokens=tokens)
+        return packed, token_boundaries(sketch.message_ends, size=sketch.text_bytes, tokens=tokens)
 
     async def _by_files(
         self, known: ModelTokens, files: FileTokens, route: str, fields: BodyFields
@@ -167,15 +167,17 @@ class PromptTokens:
 
     async def _hashed(self, packed: bytes, block_tokens: int, root: int) -> list[int]:
         steps = self._hashes.steps(packed, block_tokens=block_tokens, root=root)
-        pages = 0
+        page_blocks = max(1, PAGE_TOKENS // block_tokens)
+        blocks = 0
         while True:
             try:
                 next(steps)
             except StopIteration as end:
                 hashes: list[int] = end.value
                 return hashes
-            pages += 1
-            if not pages % _PAGES_PER_TURN:
+            blocks += page_blocks
+            if blocks >= _BLOCKS_PER_TURN:
+                blocks = 0
                 await asyncio.sleep(0)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 
 from gorgo.proxy.tokens.tokenizer import FileTokenizer
 
@@ -18,7 +18,6 @@ from gorgo.proxy.tokens.tokenizer import FileTokenizer
 MAX_CACHED_BYTES = 32 << 20
 #: Memory of an entry beside its ids.
 _ENTRY_BYTES = 200
-_DIGEST_BYTES = 16
 
 
 @dataclass(slots=True)
@@ -109,4 +108,6 @@ class SegmentCache:
 
 def _key(first: bool, part: str) -> bytes:
     """Return the key of a segment. The first one may be encoded in another way: it begins the text."""
-    return blake2b(part.encode(), digest_size=_DIGEST_BYTES, person=b"first" if first else b"").digest()
+    # Processors compute SHA-256 in half the time of BLAKE2.
+    key = sha256(part.encode()).digest()
+    return b"first" + key if first else key

@@ -93,6 +93,14 @@ def test_a_request_keeps_its_place_time_and_lengths(changes: dict[str, Any]) -> 
     assert (len(seen.blocks), seen.body_bytes) == (8 * 1024 // 64, len(body_of(request, "model")))
 
 
+@pytest.mark.parametrize("ids", [(), (5, 6)], ids=["text", "text and ids"])
+def test_ends_of_messages_come_from_the_body_in_proportion_to_its_text(ids: tuple[int, ...]) -> None:
+    messages = [{"role": "system", "content": "a" * 100}, {"role": "user", "content": "b" * 300}]
+    request = TraceRequest(0, 0.0, 1024, 1, ids, {"messages": messages})
+    assert [simulated.boundaries for simulated in feed_of([request])] == [(256, 1024)]
+    assert [seen.boundaries for seen in fingerprinted([request], model="m", key=7, block_bytes=256)] == [(25, 100)]
+
+
 def test_the_last_block_counts_once_it_is_full() -> None:
     rows = [row(n, tokens, tuple(range(9))) for n, tokens in enumerate((511, 512, 1023, 1024))]
     assert [len(request.blocks) // 8 for request in feed_of(rows)] == [0, 1, 1, 2]

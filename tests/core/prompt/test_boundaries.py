@@ -28,7 +28,7 @@ def test_boundaries_ascend_and_end_with_the_prompt(sizes: list[int], last: int, 
     assert list(ends) == sorted(set(ends))
     assert len(ends) <= MAX_BOUNDARIES
     assert not ends or ends[-1] == starts[-1] + last
-    found = token_boundaries(ends, text_bytes=starts[-1] + last, tokens=tokens)
+    found = token_boundaries(ends, size=starts[-1] + last, tokens=tokens)
     assert list(found) == sorted(found)
     assert not found or found[-1] == tokens
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from gorgo.core.messages.request import Outcome, RouteRequest
 from gorgo.core.policy.candidates import Candidates
 from gorgo.core.policy.choice import Choice
 from gorgo.core.policy.weights import Weights, WeightSpec
+from gorgo.core.prefix.kv_chain import chain_hashes, token_bytes
 from gorgo.core.router import Router
 from gorgo.policies.base import rendezvous_scores
 from gorgo.policies.sticky.multi_depth import MultiDepth
 from gorgo.policies.sticky.placement import jump_hash
+from gorgo.policies.sticky.prefixes import prefixes_of
 from gorgo.policies.sticky.routes import Origin
 from tests.core.routers import (
     BROKEN,
@@ -134,6 +137,92 @@ def test_a_prompt_below_128_tokens_has_no_route_and_goes_by_its_hash() -> None:
     choice = choose(policy, four(), asked=prompt(1))
     assert (choice.learn, choice.fallback) == (None, "no_match")
     assert choice.row == int(rendezvous_scores(four().salt, 1).argmax())
+
+
+# -- ends of messages
+
+
+def conversation(*words: int, ends: Sequence[int], name: str = "r") -> RouteRequest:
+    """Return a prompt of blocks of 64 tokens whose messages end after so many tokens."""
+    return replace(prompt(*words, name=name), boundaries=tuple(ends))
+
+
+def exact(*words: int, ends: Sequence[int], block_tokens: int = 16) -> RouteRequest:
+    """Return a prompt with exact tokens, a word for each 16 of them, and no block of text."""
+    ids = token_bytes([word for word in words for _ in range(16)])
+    hashes = chain_hashes(ids, block_tokens=block_tokens)
+    asked = a_request("r", prompt_tokens=16 * len(words))
+    return replace(asked, kv_hashes={block_tokens: hashes}, boundaries=tuple(ends))
+
+
+@pytest.mark.parametrize(
+    ("ends", "depths"),
+    [
+        ((64, 192, 256), [64, 192, 256]),
+        ((63, 65, 127, 200), [64, 192]),
+        ((3, 64), [64]),
+        ((330,), []),
+        ((), [128, 256]),
+    ],
+)
+def test_a_prompt_has_a_route_at_the_end_of_each_message_else_every_128_tokens(
+    ends: Sequence[int], depths: Sequence[int]
+) -> None:
+    found = prefixes_of(conversation(1, 2, 3, 4, ends=ends))
+    assert [prefix.tokens for prefix in found] == depths
+    assert [prefix.key[1] for prefix in found] == [
+        prompt(1, 2, 3, 4).blocks[8 * (depth // 64 - 1) :][:8] for depth in depths
+    ]
+
+
+@pytest.mark.parametrize("block_tokens", [1, 8, 16])
+def test_with_exact_tokens_ends_are_aligned_down_to_16(block_tokens: int) -> None:
+    found = prefixes_of(exact(1, 2, 3, 4, ends=(3, 15, 17, 31, 40, 64), block_tokens=block_tokens))
+    assert [prefix.tokens for prefix in found] == [16.0, 32.0, 64.0]
+    branch = prefixes_of(exact(1, 2, 9, 9, ends=(3, 15, 17, 31, 40, 64), block_tokens=block_tokens))
+    assert [one.key == other.key for one, other in zip(found, branch, strict=True)] == [True, True, False]
+
+
+def test_blocks_that_no_16_tokens_end_are_not_read() -> None:
+    asked = replace(conversation(1, 2, ends=(64,)), kv_hashes={32: [1, 2, 3, 4], 3: [1] * 40})
+    assert prefixes_of(asked) == prefixes_of(conversation(1, 2, ends=(64,)))
+
+
+def test_a_shorter_branch_finds_the_replica_of_the_shared_system_prompt() -> None:
+    policy = MultiDepth()
+    route(policy, conversation(1, 2, 3, 4, ends=(64, 256)), 2)
+    assert rows(policy, [conversation(1, 8, 8, 8, ends=(64, 256))]) == [2]
+    assert choose(policy, four(), asked=prompt(1, 8, 8, 8)).fallback == "no_match", "it has no end of a message"
+
+
+def test_a_later_turn_goes_to_the_replica_of_the_longest_turn_before() -> None:
+    policy = MultiDepth()
+    route(policy, exact(1, ends=(16,)), 0)
+    route(policy, exact(1, 2, 3, ends=(16, 40)), 3)
+    assert rows(policy, [exact(1, 2, 3, 4, ends=(16, 40, 60)), exact(1, 5, ends=(16, 32))]) == [3, 3]
+
+
+def test_a_route_of_another_router_is_found_beside_ends_of_messages() -> None:
+    policy = MultiDepth()
+    asked = conversation(1, 2, 3, 4, ends=(64, 192, 256))
+    assert choose(policy, four(), asked=asked).fallback == "no_match"
+    policy.add_remote_route(None, asked.blocks[8:16], NAMES[3], now=0.0)
+    choice = choose(policy, four(), asked=asked)
+    assert (choice.row, choice.terms["route_tokens"].max()) == (3, 128.0)
+
+
+def test_single_is_the_end_of_the_last_message() -> None:
+    policy = MultiDepth()
+    asked = conversation(1, 2, 3, 4, ends=(64, 192))
+    choice = choose(policy, table(1, names=NAMES[:1]), asked=asked, depths=0.0)
+    assert choice.learn is not None
+    choice.learn(0.0)
+    [key] = [prefix.key for prefix in prefixes_of(asked) if policy.routes.replica_of(prefix.key, now=0.0)]
+    assert key == prefixes_of(asked)[-1].key
+
+
+def test_without_a_route_ends_of_messages_do_not_move_a_prompt() -> None:
+    assert rows(MultiDepth(), PROMPTS) == rows(MultiDepth(), [replace(each, boundaries=(64, 192)) for each in PROMPTS])
 
 
 # -- miss

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gorgo.apps.request_log import read_logged_requests
 from gorgo.config.model import ModelConfig
 from gorgo.core.messages.kv_events import BlocksStored, KvEventBatch, KvTier
 from gorgo.core.messages.request import RouteRequest
@@ -21,17 +23,18 @@ CHAT = "/v1/chat/completions"
 TEXT = "abc " * 64
 
 
-async def served(start: Start, *, reported: int) -> Running:
+async def served(start: Start, *, reported: int, policy: str = "gorgo-ms", request_log: Path | None = None) -> Running:
+    """Start a proxy beside a replica that reports so many tokens for each prompt; 0: none."""
     usage = event({"choices": [], "usage": {"prompt_tokens": reported, "completion_tokens": 2}})
-    replica = await start.replica(stream(delta("a"), usage, DONE))
-    proxy = replace(QUIET, policy="gorgo-ms")
+    replica = await start.replica(stream(delta("a"), *([usage] if reported else []), DONE))
+    proxy = replace(QUIET, policy=policy)
     config = replace(config_for([replica], proxy), models=(ModelConfig(name="m", tokenizer="simulated"),))
-    return await start.proxy(config, [replica])
+    return await start.proxy(config, [replica], request_log=request_log)
 
 
-async def post(fleet: Running, text: str = TEXT, **body: object) -> dict[str, Any]:
-    """Send a prompt; return its decision."""
-    messages = [{"role": "user", "content": text}]
+async def post(fleet: Running, *texts: str, **body: object) -> dict[str, Any]:
+    """Send a prompt of a message for each text; return its decision."""
+    messages = [{"role": "user", "content": text} for text in texts or (TEXT,)]
     answer = await fleet.client.post(CHAT, content=chat(stream=True, model="m", messages=messages, **body))
     assert answer.status_code == 200, answer.text
     return await decision(fleet, answer)
@@ -99,6 +102,30 @@ async def test_the_bytes_per_token_are_learned_beside_exact_tokens(start: Start)
     await post(fleet)
     await fleet.idle()
     assert ratios.ratio("m") > before, "towards the four of this engine"
+
+
+async def test_the_request_log_has_the_ends_of_messages_in_reported_tokens(start: Start, tmp_path: Path) -> None:
+    fleet = await served(start, reported=60, request_log=tmp_path / "log")
+    messages = [{"role": role, "content": text} for role, text in (("system", "a" * 40), ("user", "b" * 80))]
+    body = json.dumps({"model": "another", "messages": messages, "stream": True})
+    assert (await fleet.client.post(CHAT, content=body)).status_code == 200
+    await until(lambda: len((tmp_path / "log").read_text().splitlines()) == 2)
+    [request] = read_logged_requests(tmp_path / "log")
+    assert (request.input_tokens, request.boundaries) == (60, (20, 60))
+
+
+async def test_multi_depth_has_routes_of_16_tokens_where_tokens_are_exact(start: Start) -> None:
+    fleet = await served(start, reported=0, policy="multi-depth")
+    await post(fleet, "a" * 40, "b" * 80)
+    await fleet.idle()
+    again = await post(fleet, "a" * 40, "c" * 80)
+    other = await post(fleet, "d" * 40, "b" * 80)
+    assert (again["fallback"], other["fallback"]) == ("no_match", "no_match"), "ten tokens are no block"
+    await post(fleet, "a" * 80, "b" * 80)
+    await fleet.idle()
+    branch = await post(fleet, "a" * 80, "c" * 80)
+    assert branch["fallback"] is None
+    assert branch["candidates"][0]["terms"]["route_tokens"] == 16.0
 
 
 async def test_boundaries_of_messages_reach_the_router(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
