@@ -21,6 +21,7 @@ from gorgo.proxy.fleet_sources.api_client import api_url, own_namespace
 from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.sockets import check_bind
 from gorgo.proxy.http.tls import served_tls, upstream_tls
+from gorgo.proxy.kv_events import extra as kv_extra
 from gorgo.proxy.telemetry.tracing import require_extra
 from gorgo.proxy.tokens.model_tokens import read_models
 from gorgo.proxy.upstream.target import replica_secrets
@@ -113,6 +114,9 @@ def _replicas(document: Document, environ: Mapping[str, str]) -> Iterator[Proble
             if _VARIABLE.fullmatch(variable):
                 entry = _replica(**{key: variable})
                 yield from _checked(document, (*place, key), partial(replica_secrets, entry, environ))
+        if item.get("kv_events") is not None and not kv_extra.available():
+            path = (*place, "kv_events")
+            yield Problem(path, document.line(path), kv_extra.MISSING, kv_extra.EXPECTED)
         pair = _texts(item, "client_cert", "client_key")
         for key, files in (("ca_file", _texts(item, "ca_file")), ("client_cert", pair if len(pair) == 2 else {})):
             if not files:

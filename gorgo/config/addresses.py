@@ -12,9 +12,13 @@ from urllib.parse import urlsplit
 
 URL_EXPECTED = "an http:// or https:// URL with a host and no user, query or fragment, such as http://10.0.0.5:30000"
 ORIGIN_EXPECTED = "'*', or an origin in lower case without a path, such as https://chat.example.com"
+KV_ENDPOINT_EXPECTED = "tcp://host:port or ipc://path, such as tcp://10.0.0.5:5557 or, with mode: bind, tcp://*:5557"
 BIND_EXPECTED = "host:port with a port of 0 to 65535, such as 127.0.0.1:8080 or [::1]:8080"
 
 _BIND = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})", re.ASCII)
+_KV_ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>\*|[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})", re.ASCII)
+#: Of a Unix socket.
+_MAX_IPC_PATH = 100
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+", re.ASCII)
 
 
@@ -56,6 +60,24 @@ def split_bind(text: str) -> tuple[str, int]:
     if match is None or int(match["port"]) > 65535:
         raise ValueError(BIND_EXPECTED)
     return match["six"] or match["host"], int(match["port"])
+
+
+def checked_kv_endpoint(text: str) -> str:
+    """Return `text` if it is an address of ZeroMQ between two processes.
+
+    >>> checked_kv_endpoint("tcp://[::1]:5557")
+    'tcp://[::1]:5557'
+    """
+    scheme, _, address = text.partition("://")
+    if scheme == "ipc" and address.startswith("/") and address.isprintable() and len(address) <= _MAX_IPC_PATH:
+        return text
+    match = _KV_ADDRESS.fullmatch(address) if scheme == "tcp" else None
+    if match is None or not 0 < int(match["port"]) <= 65535:
+        raise ValueError(KV_ENDPOINT_EXPECTED)
+    host = match["six"] or match["host"]
+    if host != "*" and not _is_host(host):
+        raise ValueError(KV_ENDPOINT_EXPECTED)
+    return text
 
 
 def _is_url(text: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from gorgo.config.constants import CONNECTIONS_PER_REPLICA, FIRST_TOKEN_TIMEOUT_S, SIMULATED_TOKENIZER
+from gorgo.config.fleet.kv_events import KvEventsConfig as KvEventsConfig
 from gorgo.config.fleet.replica import CapacityConfig as CapacityConfig
 from gorgo.config.fleet.replica import ReplicaConfig as ReplicaConfig
 from gorgo.config.fleet.source import FleetSourceConfig, checked_source

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, with_config
+from pydantic import AfterValidator, ConfigDict, Field, ValidatorFunctionWrapHandler, with_config
 
-from gorgo.config.addresses import checked_bind, checked_origin, checked_url
+from gorgo.config.addresses import checked_bind, checked_kv_endpoint, checked_origin, checked_url
 from gorgo.config.engine_names import checked_engine
 from gorgo.config.header_names import checked_header
 
@@ -27,6 +28,19 @@ def some(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
     return entries
 
 
+def auto_or(found: object) -> Callable[[Any, ValidatorFunctionWrapHandler], Any]:
+    """Accept `auto` for the mapping `found`."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        if value == "auto":
+            return handler(found)
+        if not isinstance(value, Mapping):
+            raise ValueError("auto, or a mapping")
+        return handler(value)
+
+    return check
+
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -38,6 +52,7 @@ Text = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_print
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Url = Annotated[str, AfterValidator(checked_url)]
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
+KvEndpoint = Annotated[str, AfterValidator(checked_kv_endpoint)]
 Origin = Annotated[str, AfterValidator(checked_origin)]
 Bind = Annotated[str, AfterValidator(checked_bind)]
 EngineName = Annotated[str, AfterValidator(checked_engine)]

@@ -30,6 +30,7 @@ from gorgo.proxy.control.startup import initial_state
 from gorgo.proxy.control.state_file import PersistedState, StateFile
 from gorgo.proxy.http.client_auth import read_client_keys
 from gorgo.proxy.http.tls import served_tls, upstream_tls
+from gorgo.proxy.kv_events.extra import check_extra
 from gorgo.proxy.logs import log
 from gorgo.proxy.model_lists import ModelLists
 from gorgo.proxy.parsing.workers import BodyWorkers
@@ -70,6 +71,7 @@ def build_proxy(
     start = initial_state(persisted, config, policy, weights, source="" if state_file is None else str(state_file.path))
     # Before anything is opened, because this can fail.
     secrets = {replica.name: replica_secrets(replica, environ) for replica in config.replicas}
+    check_extra(config.replicas)
     client_keys = read_client_keys(config.clients)
     served = served_tls(config.proxy.tls)
     tokens_of = read_models(config.models)

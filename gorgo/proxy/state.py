@@ -19,6 +19,7 @@ from gorgo.proxy.clock import Clock
 from gorgo.proxy.control.service import ControlService
 from gorgo.proxy.http.client_auth import ClientKeys
 from gorgo.proxy.http.tls import ServedTls
+from gorgo.proxy.kv_events.feeds import KvSubscriptions
 from gorgo.proxy.model_lists import ModelLists
 from gorgo.proxy.parsing.workers import BodyWorkers
 from gorgo.proxy.readiness import NotReady, why_not_ready
@@ -89,6 +90,8 @@ class RunningProxy:
     client_keys: ClientKeys | None = None
     #: `None` without TLS on the data listener.
     served_tls: ServedTls | None = None
+    #: Subscriptions to the KV events of replicas.
+    kv_feeds: KvSubscriptions = field(default_factory=KvSubscriptions)
     stored_responses: StoredResponses = field(default_factory=StoredResponses)
     #: The last probes of each replica, for the status page.
     probe_history: ProbeHistory = field(default_factory=ProbeHistory)
@@ -127,6 +130,7 @@ class RunningProxy:
 
     async def aclose(self) -> None:
         self.gateway.close()
+        self.kv_feeds.close()
         await self.control.aclose()
         await self.training.aclose()
         await self.body_workers.aclose()

@@ -365,6 +365,11 @@ async def scraped(rig: Rig) -> bool:
     return True
 
 
+async def events_from(rig: Rig) -> str:
+    await until(lambda: any(feeds.endpoints for feeds in rig.state.kv_feeds.stats.values()))
+    return rig.state.kv_feeds.stats["a"].endpoints[0]
+
+
 async def region_of_the_proxy(rig: Rig) -> object:
     return (await rig.admin.get("/admin/fleet")).json()["region"]
 

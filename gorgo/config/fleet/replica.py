@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gorgo.config.fleet.kv_events import KvEvents
 from gorgo.config.values import Count, EngineName, EnvironmentName, FilePath, Name, Positive, Text, Url, strict
 
 
@@ -42,3 +43,5 @@ class ReplicaConfig:
     #: No new requests. A change of this key overrides the mark of an operator.
     draining: bool = False
     capacity: CapacityConfig = field(default_factory=CapacityConfig)
+    #: Off by default; needs the extra `events`.
+    kv_events: KvEvents | None = None

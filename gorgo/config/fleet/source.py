@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from gorgo.config.fleet.kv_events import KvEvents
 from gorgo.config.fleet.replica import CapacityConfig
 from gorgo.config.values import EngineName, EnvironmentName, FilePath, Name, Port, Text, Url, strict
 
@@ -47,6 +48,8 @@ class SourceReplicaConfig:
     client_cert: FilePath | None = None
     client_key: FilePath | None = None
     capacity: CapacityConfig = field(default_factory=CapacityConfig)
+    #: Off by default; needs the extra `events`.
+    kv_events: KvEvents | None = None
 
 
 @strict

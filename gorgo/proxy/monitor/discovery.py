@@ -85,7 +85,7 @@ class Discovery:
 
     async def request(self) -> Discovered:
         """Ask for the models, and for the kind of engine where it is not known."""
-        return await discover(self._answer, identify=self._identify, known=self._target.found_engine)
+        return await discover(self.answer, identify=self._identify, known=self._target.found_engine)
 
     def publish(self, found: Discovered) -> bool:
         """Use what was found, unless another process has this name now. Return whether the kind of engine changed."""
@@ -123,7 +123,7 @@ class Discovery:
         log("models_found", replica=name, added=added[:NAMES_LOGGED], removed=removed[:NAMES_LOGGED])
         state.gateway.apply(state.router.on_models(name, now_listed, now=state.clock()))
 
-    async def _answer(self, path: str) -> object:
+    async def answer(self, path: str) -> object:
         """Return the JSON of a route, `None` without one."""
         try:
             status, body = await self._fetch(path, DISCOVERY_TIMEOUT_S)

@@ -14,6 +14,7 @@ from gorgo.config.constants import PROBE_TIMEOUT_S, WARM_CONNECTIONS, WARM_INTER
 from gorgo.core.messages.request import REFUSALS, EngineSample, OpenConnection
 from gorgo.engines.probe import is_well, probe_paths
 from gorgo.proxy.http.headers import Header
+from gorgo.proxy.kv_events.subscriber import KvSubscriber
 from gorgo.proxy.logs import log
 from gorgo.proxy.monitor.discovery import Discovered, Discovery
 from gorgo.proxy.monitor.scraper import Scraper
@@ -67,6 +68,15 @@ class ReplicaMonitor:
         self._reports_metrics = True
         self._discovery = Discovery(state, target, self._fetch)
         self._scraper = Scraper(target, self._fetch, state.clock)
+        self._kv_events = KvSubscriber(
+            state.kv_feeds,
+            target,
+            state.router,
+            state.clock,
+            answer=self._discovery.answer,
+            is_current=lambda: state.targets.get(target.name) is target,
+            deliver=state.gateway.apply,
+        )
         target.upstream.on_connection_change(self._report_connection)
 
     @property
@@ -82,6 +92,7 @@ class ReplicaMonitor:
             loops.create_task(self._every(max(proxy.scrape_interval_s, DISCOVERY_INTERVAL_S), self.discover))
             loops.create_task(self._every(WARM_INTERVAL_S, self.warm))
             loops.create_task(self._probe_after_breaks())
+            loops.create_task(self._kv_events.run())
 
     async def _probe_after_breaks(self) -> None:
         """Scrape after a broken connection: the engine may have restarted with an empty cache."""

@@ -19,6 +19,7 @@ from gorgo.config.replica_advice import url_warnings
 from gorgo.errors import GorgoError, ReplicaInFile, UnknownReplica, closest
 from gorgo.proxy.control.fleet_changes import AppliedReload, Registration
 from gorgo.proxy.http.tls import upstream_tls
+from gorgo.proxy.kv_events.extra import check_extra
 from gorgo.proxy.logs import log
 from gorgo.proxy.reload.reloader import Reloader
 from gorgo.proxy.state import RunningProxy
@@ -49,6 +50,7 @@ class Registrar:
         async with self._reloader.turn:
             replica = parse_entry(entry, state.config)
             replica_secrets(replica, self._environ)
+            check_extra([replica])
             await asyncio.to_thread(upstream_tls, replica, state.tls)
             name = replica.name
             if name in state.targets and name not in registered:

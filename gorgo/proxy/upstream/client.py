@@ -171,6 +171,11 @@ class UpstreamClient:
         self.open_responses = 0
 
     @property
+    def host(self) -> str:
+        """Return the name or address of the replica's machine."""
+        return httpx.URL(self._base).host
+
+    @property
     def connections(self) -> int:
         """Pooled connections that are open, in use or not."""
         return self._pool.tracker.alive

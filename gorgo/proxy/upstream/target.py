@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gorgo.config.constants import MIN_TOKEN_CHARS, WARM_CONNECTIONS
 from gorgo.config.deadlines import Deadlines
 from gorgo.config.engine_names import AUTO
-from gorgo.config.model import LimitsConfig, ReplicaConfig
+from gorgo.config.model import KvEventsConfig, LimitsConfig, ReplicaConfig
 from gorgo.core.buffer_budget import BufferBudget
 from gorgo.engines.base import EngineDialect
 from gorgo.engines.discovery import FoundEngine
@@ -53,6 +53,9 @@ class Target:
     secrets: ReplicaSecrets = field(default_factory=ReplicaSecrets)
     #: What its engine pushes of its cache.
     pushes: PushSource = field(default_factory=PushSource, init=False, repr=False)
+    #: Where its KV events come from, and whether that has changed.
+    kv_events: KvEventsConfig | None = None
+    kv_events_changed: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
     #: Whether the kind of engine is found by asking.
     detects_engine: bool = False
     found_engine: FoundEngine | None = field(default=None, init=False)
@@ -64,6 +67,8 @@ class Target:
     unconnected_pings: int = field(default=0, init=False)
     #: Attempts in progress, counted by `acquire` and `release`.
     active: int = field(default=0, init=False)
+    #: Attempts since the start.
+    attempts: int = field(default=0, init=False)
     _drained: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
 
     @property
@@ -73,6 +78,7 @@ class Target:
 
     def acquire(self) -> None:
         self.active += 1
+        self.attempts += 1
 
     def release(self) -> None:
         self.active -= 1
@@ -114,6 +120,9 @@ class Target:
         """Update the settings of the same process; streams in progress go on."""
         self.region, self.request_usage, self.secrets = replica.region, replica.request_usage, secrets
         self.deadlines = deadlines
+        if replica.kv_events != self.kv_events:
+            self.kv_events = replica.kv_events
+            self.kv_events_changed.set()
         self.upstream.set_limits(connections=limits.connections_per_replica, connect_timeout_s=deadlines.connect_s)
 
 
@@ -142,6 +151,7 @@ def make_target(
         deadlines=deadlines,
         request_usage=replica.request_usage,
         secrets=secrets,
+        kv_events=replica.kv_events,
         detects_engine=replica.engine == AUTO,
     )
 

@@ -11,6 +11,7 @@ from gorgo.config.model import (
     CapacityConfig,
     ClientsConfig,
     Config,
+    KvEventsConfig,
     LimitsConfig,
     OverloadConfig,
     ProxyConfig,
@@ -71,6 +72,7 @@ def test_slash_at_the_end_of_a_url_is_no_other_process() -> None:
         {"capacity": CapacityConfig(kv_tokens=5)},
         {"api_key_env": "KEY"},
         {"request_usage": True},
+        {"kv_events": KvEventsConfig()},
     ],
 )
 def test_other_words_about_a_replica_leave_it_the_same_process(change: dict[str, Any]) -> None:

@@ -1,0 +1,147 @@
+"""KV cache events of a simulated engine over ZeroMQ, in the form of SGLang or vLLM, with replays.
+
+Owns the wire form, the numbers of the messages and the buffer of replays. The cache calls `KvEventLog`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from time import time
+from types import ModuleType
+from typing import Any
+
+from msgspec import msgpack
+
+from gorgo.sim.engine.kv_observer import KvObserver
+
+#: Messages retained for replays, as in SGLang and vLLM.
+BUFFERED = 10_000
+_NUMBER_BYTES = 8
+_END = b"\xff" * _NUMBER_BYTES
+TOPIC = "kv-events"
+_ITEM_BYTES = 4
+
+
+class KvEventLog(KvObserver):
+    """Events of a cache since the last message, in the engine's form. An observer of the cache (`sim.engine`).
+
+    Parameters
+    ----------
+    block_tokens:
+        Tokens of a block.
+    vllm:
+        Whether hashes are unsigned, as vLLM's are, or signed.
+    """
+
+    def __init__(self, *, block_tokens: int, vllm: bool) -> None:
+        self._block_tokens = block_tokens
+        self._vllm = vllm
+        #: Set while there are events.
+        self.changed = asyncio.Event()
+        self._events: list[dict[str, Any]] = []
+
+    def stored(self, hashes: Sequence[int], parent: int | None, items: bytes) -> None:
+        event: dict[str, Any] = {
+            "type": "BlockStored",
+            "block_hashes": self._hashes(hashes),
+            "parent_block_hash": None if parent is None else self._hashes([parent])[0],
+            "token_ids": list(memoryview(items).cast("I")),
+            "block_size": self._block_tokens,
+            "lora_id": None,
+            "medium": "GPU",
+        }
+        if self._vllm:
+            event |= {"lora_name": None, "extra_keys": [None] * len(hashes), "group_idx": 0}
+        self._add(event)
+
+    def removed(self, hashes: Sequence[int]) -> None:
+        event: dict[str, Any] = {"type": "BlockRemoved", "block_hashes": self._hashes(hashes), "medium": "GPU"}
+        self._add(event | ({"group_idx": 0} if self._vllm else {}))
+
+    def cleared(self) -> None:
+        self._add({"type": "AllBlocksCleared"})
+
+    def take_message(self) -> bytes | None:
+        """Return the message of all events since the last one; `None` without any."""
+        if not self._events:
+            return None
+        events, self._events = self._events, []
+        self.changed.clear()
+        return msgpack.encode([time(), events, 0])
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self._events.append(event)
+        self.changed.set()
+
+    def _hashes(self, hashes: Sequence[int]) -> list[int]:
+        return [value & (1 << 64) - 1 for value in hashes] if self._vllm else list(hashes)
+
+
+class KvEventPublisher:
+    """The two sockets of an engine: events, and replays of the last ones.
+
+    Parameters
+    ----------
+    zmq:
+        The package.
+    endpoint, replay:
+        Addresses to bind; a port of 0 takes a free one.
+    topic_in_replays:
+        Whether replies have the frame of the topic, as those of newer engines do.
+    """
+
+    def __init__(
+        self, zmq: ModuleType, endpoint: str, replay: str | None, *, topic_in_replays: bool, buffered: int = BUFFERED
+    ) -> None:
+        self._context = zmq.asyncio.Context()
+        self._zmq = zmq
+        self._events = self._bound(zmq.PUB, endpoint)
+        self._replays = None if replay is None else self._bound(zmq.ROUTER, replay)
+        self.endpoint: str = self._events.get_string(zmq.LAST_ENDPOINT)
+        self.replay: str | None = None if self._replays is None else self._replays.get_string(zmq.LAST_ENDPOINT)
+        self._topic_in_replays = topic_in_replays
+        self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=buffered)
+        self.next_number = 0
+
+    async def publish(self, payload: bytes) -> None:
+        """Send a message and retain it."""
+        number = self.next_number.to_bytes(_NUMBER_BYTES, "big")
+        self.next_number += 1
+        self._buffer.append((number, payload))
+        await self._events.send_multipart([TOPIC.encode(), number, payload])
+
+    async def send_all(self, log: KvEventLog) -> None:
+        """Publish the events of a cache, a message per step of the engine, and answer requests, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.serve_replays())
+            while True:
+                # Set within a step of the engine, which ends before this task goes on.
+                await log.changed.wait()
+                payload = log.take_message()
+                assert payload is not None
+                await self.publish(payload)
+
+    async def serve_replays(self) -> None:
+        """Answer requests for replays until cancelled."""
+        if self._replays is None:
+            return
+        while True:
+            client, *_, start = await self._replays.recv_multipart()
+            topic = [TOPIC.encode()] if self._topic_in_replays else []
+            for number, payload in list(self._buffer):
+                if number >= start:
+                    await self._replays.send_multipart([client, b"", *topic, number, payload])
+            await self._replays.send_multipart([client, b"", *([b""] if topic else []), _END, b""])
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    def _bound(self, kind: int, endpoint: str) -> Any:
+        socket = self._context.socket(kind)
+        socket.setsockopt(self._zmq.LINGER, 0)
+        socket.setsockopt(self._zmq.IPV6, 1 if "[" in endpoint else 0)
+        socket.setsockopt(self._zmq.SNDHWM, 100_000)
+        socket.bind(endpoint)
+        return socket

@@ -1,0 +1,32 @@
+"""What the subscribers of one proxy share."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gorgo.proxy.kv_events.extra import import_zmq
+from gorgo.proxy.kv_events.sockets import KvSockets
+from gorgo.proxy.kv_events.stats import KvFeedStats
+
+#: Replays of all replicas that run at once: after a restart of the proxy each replica has one.
+MAX_REPLAYS_AT_ONCE = 8
+
+
+class KvSubscriptions:
+    """Sockets, slots of replays, and the published states by replica."""
+
+    def __init__(self) -> None:
+        self.stats: dict[str, KvFeedStats] = {}
+        self.replay_slots = asyncio.Semaphore(MAX_REPLAYS_AT_ONCE)
+        self._sockets: KvSockets | None = None
+
+    @property
+    def sockets(self) -> KvSockets:
+        """Return the sockets. Raises `MissingExtra`."""
+        if self._sockets is None:
+            self._sockets = KvSockets(import_zmq())
+        return self._sockets
+
+    def close(self) -> None:
+        if self._sockets is not None:
+            self._sockets.close()

@@ -1,0 +1,52 @@
+"""Batches of events in pieces that each take little time to apply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gorgo.core.messages.kv_events import BlocksRemoved, BlocksStored, KvEvent, KvEventBatch
+
+#: Blocks applied in one turn of the event loop: about 2 ms. An event without blocks counts as one.
+PIECE_BLOCKS = 512
+
+
+def pieces(batch: KvEventBatch) -> Iterator[KvEventBatch]:
+    """Yield the events of `batch` in their order, at most `PIECE_BLOCKS` blocks at a time; once at least.
+
+    >>> removed = BlocksRemoved(tuple(range(PIECE_BLOCKS + 1)), tier=None)
+    >>> [len(piece.events[0].hashes) for piece in pieces(KvEventBatch(None, 0, (removed,), rejected=1))]
+    [512, 1]
+    """
+    events: list[KvEvent] = []
+    blocks = 0
+    first = batch
+    for event in batch.events:
+        for part in _parts(event):
+            size = _blocks(part)
+            if events and blocks + size > PIECE_BLOCKS:
+                yield replace(first, events=tuple(events))
+                first, events, blocks = KvEventBatch(batch.sent_s, batch.rank, ()), [], 0
+            events.append(part)
+            blocks += size
+    yield replace(first, events=tuple(events))
+
+
+def _blocks(event: KvEvent) -> int:
+    return max(1, len(event.hashes)) if isinstance(event, BlocksStored | BlocksRemoved) else 1
+
+
+def _parts(event: KvEvent) -> Iterator[KvEvent]:
+    if not isinstance(event, BlocksStored | BlocksRemoved) or len(event.hashes) <= PIECE_BLOCKS:
+        yield event
+        return
+    block_bytes = len(event.tokens) // len(event.hashes) if isinstance(event, BlocksStored) else 0
+    for start in range(0, len(event.hashes), PIECE_BLOCKS):
+        end = start + PIECE_BLOCKS
+        if isinstance(event, BlocksRemoved):
+            yield replace(event, hashes=event.hashes[start:end])
+            continue
+        extra = {place - start: keys for place, keys in event.extra.items() if start <= place < end}
+        parent = event.hashes[start - 1] if start else event.parent
+        tokens = event.tokens[start * block_bytes : end * block_bytes]
+        yield replace(event, hashes=event.hashes[start:end], parent=parent, tokens=tokens, extra=extra)

@@ -1,0 +1,1 @@
+"""KV events: feeds, subscriptions over real sockets, configuration."""
