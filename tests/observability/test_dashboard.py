@@ -99,6 +99,11 @@ def test_every_metric_has_a_panel_an_alert_or_a_reason_not_to() -> None:
     # Few policies learn; docs/observability.md has the questions to these.
     beside |= {metric.name for metric in METRICS if metric.name.startswith(("gorgo_model_", "gorgo_training_"))}
     beside |= {"gorgo_fallbacks_total", "gorgo_outcome_log_lines_total"}
+    # Exact prompts matter to models with a tokenizer alone.
+    beside |= {"gorgo_exact_prompts_total"}
+    # `GET /admin/fleet` has the problems by name, and an autoscaler reads the saturation.
+    beside |= {f"gorgo_fleet_source_{word}" for word in ("age_seconds", "replicas", "problems")}
+    beside |= {"gorgo_saturation_ratio"}
     queried = {re.sub(r"_(bucket|sum|count)$", "", name) for target in TARGETS for name in target.names}
     assert {metric.name for metric in METRICS} - queried == beside
 

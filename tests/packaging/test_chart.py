@@ -1,0 +1,191 @@
+"""The chart: rendered by Helm's library with many values, each object checked by the schemas of Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gorgo.config.load import parse_config
+from tests.packaging.chart import (
+    MANIFESTS,
+    NO_DIGEST,
+    ChartError,
+    documents,
+    plain,
+    render,
+    schema_errors,
+    with_values,
+)
+from tests.system.environments import Environment, InstallError, cloud_environment, kubernetes_environment
+
+pytestmark = pytest.mark.system
+
+#: From the oldest that the chart admits to the newest that the schemas have.
+VERSIONS = ("1.27", "1.31", "1.35", "1.37")
+POD_SOURCE = {"name": "p", "kind": "pods", "selector": {"app": "x"}, "port": 1, "namespace": "engines"}
+SLICES = {"name": "s", "kind": "endpoint-slices", "service": "engines", "node_regions": True}
+POOL = {"name": "i", "kind": "inference-pool", "pool": "qwen"}
+DNS = {"name": "d", "kind": "dns", "host": "engines", "port": 1}
+OUTSIDE = {**POD_SOURCE, "name": "o", "api": {"url": "https://elsewhere.example.org"}}
+
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "defaults": {},
+    "everything": {
+        "config": {
+            "proxy": {"region": "eu", "policy": "gorgo-ms", "metrics_listener": "data"},
+            "regions": [{"name": "eu"}],
+            "fleet_sources": [POD_SOURCE, SLICES, POOL, DNS],
+            "limits": {"shutdown_grace_s": 300.5, "max_body_bytes": 33554432, "prefix_index_blocks": 4000000},
+            "clients": {"keys_file": "/etc/gorgo-keys/clients.keys"},
+        },
+        "autoscaling": {"enabled": True},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "clientKeys": {"secret": "keys"},
+        "engineKeys": {"secret": "engines"},
+        "service": {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}},
+        "networkPolicy": {
+            "clients": [{"namespaceSelector": {"matchLabels": {"app": "gateway"}}}],
+            "operators": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
+            "egress": [{"ports": [{"port": 53, "protocol": "UDP"}]}],
+        },
+        "serviceAccount": {"annotations": {"a": "b"}},
+        "podAnnotations": {"a": "b"},
+        "imagePullSecrets": [{"name": "pull"}],
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        "priorityClassName": "system-cluster-critical",
+    },
+    "nothing": {
+        "replicas": 1,
+        "config": {
+            "fleet_sources": None,
+            "replicas": [{"name": "a", "region": "local", "url": "http://engine:30000"}],
+        },
+        "networkPolicy": {"enabled": False},
+        "rbac": {"create": False},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def helm() -> Environment:
+    try:
+        return kubernetes_environment()
+    except InstallError as error:
+        pytest.skip(f"CHART SKIPPED: {error}")
+
+
+def rendered(helm: Environment, case: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    found = documents(*render(helm, with_values(case)).values())
+    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_object_is_one_by_the_schemas_of_kubernetes(helm: Environment, name: str) -> None:
+    found = rendered(helm, CASES[name])
+    # The operator's own kind is no part of Kubernetes.
+    own = [each for (kind, _), each in found.items() if kind != "ServiceMonitor"]
+    assert len(own) >= 5
+    for version in VERSIONS:
+        assert schema_errors(helm, version, own) == [], version
+    found["Deployment", "gorgo"]["spec"]["template"]["spec"]["containers"][0]["redOnly"] = True
+    (error,) = schema_errors(helm, VERSIONS[-1], own)
+    assert "redOnly" in error
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_configuration_in_the_map_is_one_of_gorgo(helm: Environment, name: str) -> None:
+    found = rendered(helm, CASES[name])
+    config = parse_config(found["ConfigMap", "gorgo"]["data"]["regions.yaml"].encode(), environ={})
+    assert (config.proxy.bind, config.proxy.admin_bind) == ("0.0.0.0:8080", "0.0.0.0:9090")
+    if name == "everything":
+        assert (config.limits.max_body_bytes, config.limits.prefix_index_blocks) == (33554432, 4000000)
+
+
+def test_plain_manifests_are_what_the_chart_makes(helm: Environment) -> None:
+    for name, text in plain(helm).items():
+        assert (MANIFESTS / name).read_text() == text, f"{name}: python -m tests.packaging.chart"
+
+
+#: Findings that are meant.
+MEANT = {
+    "CKV_K8S_11": "a processor limit stalls all streams of an event loop at once",
+    "CKV_K8S_38": "the fleet sources of the configuration use the token",
+}
+
+
+def test_policy_scanner_finds_in_the_manifests_what_is_meant_and_nothing_else() -> None:
+    try:
+        scanner = cloud_environment()
+    except InstallError as error:
+        pytest.skip(f"POLICY SCAN SKIPPED: {error}")
+    command = [str(scanner.folder / "bin/checkov"), "--directory", str(MANIFESTS), "--framework", "kubernetes"]
+    done = subprocess.run(
+        [*command, "--skip-download", "--compact", "--output", "json"], capture_output=True, text=True, check=False
+    )
+    report = json.loads(done.stdout)
+    assert {one["check_id"] for one in report["results"]["failed_checks"]} == set(MEANT)
+    assert report["summary"]["passed"] > 80, "it read them"
+
+
+def test_rights_are_those_of_the_sources_and_no_other(helm: Environment) -> None:
+    found = rendered(helm, CASES["everything"])
+    rules = {
+        name: [(rule["resources"], rule.get("resourceNames"), rule["verbs"]) for rule in each["rules"]]
+        for (kind, name), each in found.items()
+        if kind in ("Role", "ClusterRole")
+    }
+    follow = ["list", "watch"]
+    assert rules == {
+        "gorgo-p": [(["pods"], None, follow)],
+        "gorgo-s": [(["endpointslices"], None, follow)],
+        "gorgo-i": [(["pods"], None, follow), (["inferencepools"], ["qwen"], follow)],
+        "llm-gorgo-nodes": [(["nodes"], None, follow)],
+    }
+    assert found["Role", "gorgo-p"]["metadata"]["namespace"] == "engines"
+    bound = {name for kind, name in found if kind in ("RoleBinding", "ClusterRoleBinding")}
+    assert bound == set(rules)
+
+
+@pytest.mark.parametrize("sources", [[DNS], [OUTSIDE], None])
+def test_proxy_without_a_source_in_the_cluster_has_neither_token_nor_rights(
+    helm: Environment, sources: list[Any] | None
+) -> None:
+    replicas = [{"name": "a", "region": "local", "url": "http://engine:30000"}]
+    found = rendered(helm, {"config": {"fleet_sources": sources, "replicas": replicas}})
+    assert not [kind for kind, _ in found if "Role" in kind]
+    assert found["Deployment", "gorgo"]["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+def test_time_to_drain_follows_the_configuration(helm: Environment) -> None:
+    found = rendered(helm, {**CASES["everything"], "preStopSeconds": 25})
+    pod = found["Deployment", "gorgo"]["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 25 + 301 + 10
+    assert "replicas" not in found["Deployment", "gorgo"]["spec"], "the autoscaler has the number"
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ({"image": {"digest": ""}}, "/image/digest"),
+        ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"admin": {"secret": ""}}, "/admin/secret"),
+        ({"config": {"proxy": {"bind": "0.0.0.0:1"}}}, "/config/proxy/bind"),
+        ({"replicas": 0}, "/replicas"),
+        ({"imgae": {}}, "imgae"),
+    ],
+)
+def test_wrong_value_is_refused_with_its_place(helm: Environment, values: Mapping[str, Any], place: str) -> None:
+    with pytest.raises(ChartError, match=place):
+        render(helm, with_values(values))
+
+
+def test_image_has_the_digest_that_was_given(helm: Environment) -> None:
+    found = rendered(helm, {"image": {"repository": "registry.example.org/gorgo"}})
+    (container,) = found["Deployment", "gorgo"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"registry.example.org/gorgo@{NO_DIGEST}"
